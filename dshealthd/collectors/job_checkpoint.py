@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
-    Fault,
-    Reason,
     Sample,
     Worker,
     gauge,
 )
 from dshealthd.core.options import Duration, option
-from dshealthd.core.result import os_reason
+from dshealthd.core.result import fault_of
 from dshealthd.jobs import shares
 from dshealthd.jobs.checkpoint_watch import CheckpointWatch
 from dshealthd.jobs.heartbeats.sender import find_page
@@ -33,7 +31,7 @@ from dshealthd.training.page import decode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.core.collector import Context
+    from dshealthd.core.collector import Context, Fault
     from dshealthd.jobs.processes import TrainingProcess
     from dshealthd.training.page import Saved
 
@@ -177,12 +175,9 @@ class JobCheckpoint(Collector):
                 followed.watch.look(root, saved, clock(), lambda: clock() < until)
         except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
             followed.watch = CheckpointWatch()  # it has ended, or its directory was removed
-        except OSError as error:
+        except (OSError, ValueError) as error:
             followed.watch = CheckpointWatch()
-            return Fault(part, os_reason(error), str(error))
-        except ValueError as error:
-            followed.watch = CheckpointWatch()
-            return Fault(part, Reason.MALFORMED, str(error))
+            return fault_of(part, error)
         return None
 
 

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
-    Fault,
     NotAvailable,
-    Reason,
     Worker,
     gauge,
 )
 from dshealthd.core.options import Duration, option
-from dshealthd.core.result import os_reason
+from dshealthd.core.result import fault_of
 from dshealthd.jobs import shares
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.process import OutsideNamespace, tasks
@@ -27,7 +25,7 @@ from dshealthd.linux.process import OutsideNamespace, tasks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from dshealthd.core.collector import Sample
+    from dshealthd.core.collector import Fault, Sample
     from dshealthd.jobs.processes import TrainingProcess
     from dshealthd.linux.process import Tasks
 
@@ -80,11 +78,8 @@ class JobThreads(Collector):
                     "start its container with the host's (docker run --cgroupns=host)"
                 )
                 raise NotAvailable(message) from error
-            except OSError as error:
-                yield Fault(f"job {job}", os_reason(error), str(error))
-                continue
-            except ValueError as error:
-                yield Fault(f"job {job}", Reason.MALFORMED, str(error))
+            except (OSError, ValueError) as error:
+                yield fault_of(f"job {job}", error)
                 continue
             if found is not None:
                 yield THREADS(found.current, job)

@@ -10,11 +10,11 @@ import errno
 import os
 import select
 import socket
-import struct
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dshealthd.core.address import reset_on_close
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
@@ -64,7 +64,6 @@ OUTCOMES = {
 _OTHER, _OK = "other", "ok"
 _LABELS = tuple(sorted({*OUTCOMES.values(), _OTHER, _OK}))
 _OWN_LIMITS = (errno.EMFILE, errno.ENFILE)
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +127,7 @@ class Loopback(Collector):
             while True:
                 self._wait(listener, select.POLLIN, end)
                 accepted, address = listener.accept()
-                _reset_on_close(stack.enter_context(accepted))
+                reset_on_close(stack.enter_context(accepted))
                 # No other process knows this port, but any may try it.
                 if address == client.getsockname():
                     return self.context.monotonic() - started
@@ -144,13 +143,8 @@ def _socket() -> socket.socket:
     made = socket.socket(
         socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
     )
-    _reset_on_close(made)
+    reset_on_close(made)
     return made
-
-
-def _reset_on_close(connection: socket.socket) -> None:
-    """Make close(2) reset the loopback connection, so that neither end stays in TIME_WAIT."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
 
 
 def _bind(listener: socket.socket) -> None:

@@ -11,8 +11,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, NotAvailable, Reason, SourceError, Worker, gauge
-from dshealthd.core.host import read
+from dshealthd.core.collector import Collector, NotAvailable, SourceError, Worker, gauge
+from dshealthd.core.result import parsed
 from dshealthd.core.text import printable
 
 if TYPE_CHECKING:
@@ -97,15 +97,11 @@ class MaintenanceCollector(Collector):
         active: dict[str, Maintenance] = {}
         problem: SourceError | OSError | None = None
         for source, name in FILES.items():
-            place = directory / name
             try:
-                found = parse(read(str(place), LIMIT))
+                found = parsed(str(directory / name), parse)
             except FileNotFoundError:
                 continue
-            except ValueError as error:
-                problem = SourceError(Reason.MALFORMED, f"{place}: {error}")
-                problem.__cause__ = error
-            except OSError as error:
+            except (OSError, SourceError) as error:
                 problem = error
             else:
                 if found.end > now:

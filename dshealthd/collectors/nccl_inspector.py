@@ -30,6 +30,7 @@ from dshealthd.core.result import fault_of
 from dshealthd.jobs.nccl import inspector
 from dshealthd.jobs.nccl.inspector import Directories, FileRefused, InspectorFileState, parse
 from dshealthd.jobs.processes import ProcessTable
+from dshealthd.linux.pci import driver_absent
 from dshealthd.linux.process_files import Root
 
 if TYPE_CHECKING:
@@ -104,8 +105,7 @@ class NcclInspector(Collector):
     @classmethod
     def absent(cls, options: NcclInspectorOptions, host: Host) -> str | None:  # noqa: ARG003 - as every collector
         """Return why the collector is absent if there is no driver that NCCL could use."""
-        places = (host.device("nvidiactl"), host.device("dxg"), host.sys("module/nvidia"))
-        return None if any(map(os.path.exists, places)) else "no NVIDIA driver, and so no NCCL"
+        return driver_absent(host)
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the numbers in the Inspector's files; a dropped file is counted, an unreadable

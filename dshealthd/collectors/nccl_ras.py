@@ -31,6 +31,7 @@ from dshealthd.jobs.ras.protocol import NoListener, RasAnswer, Stranger, Unanswe
 from dshealthd.jobs.ras.question import JobProcess
 from dshealthd.jobs.ras.status import ImpossibleAnswer, MalformedAnswer
 from dshealthd.jobs.ras.watched import WatchedJob, own_pid
+from dshealthd.linux.pci import driver_absent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,8 +115,7 @@ class NcclRas(Collector):
     @classmethod
     def absent(cls, options: NcclRasOptions, host: Host) -> str | None:  # noqa: ARG003 - as every collector
         """Return why the collector is absent if there is no driver that NCCL could use."""
-        places = (host.device("nvidiactl"), host.device("dxg"), host.sys("module/nvidia"))
-        return None if any(map(os.path.exists, places)) else "no NVIDIA driver, and so no NCCL"
+        return driver_absent(host)
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Query the RAS of each job whose rank 0 is on this node.

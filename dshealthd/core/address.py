@@ -1,4 +1,4 @@
-"""Addresses: those to listen on, the meaning of a failed name lookup, paths of Unix sockets."""
+"""Addresses and sockets: where to listen, what a failed name lookup means, how to close a connection."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import ipaddress
 import os
 import socket
 import stat
+import struct
 
 MAX_PORT = 65535
+_RESET = struct.pack("ii", 1, 0)
 _NO_SUCH_NAME = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))
 
 
@@ -61,3 +63,12 @@ def clear(path: str, kind: socket.SocketKind) -> None:
         except BlockingIOError:
             pass  # a full backlog: somebody listens
     raise OSError(errno.EADDRINUSE, "another agent listens there", path)
+
+
+def reset_on_close(connection: socket.socket) -> None:
+    """Make a socket reset its connection when it is closed.
+
+    After an orderly close, one of its ends would stay in TIME_WAIT on this machine for a minute, and
+    the kernel would keep unsent data for a client that reads nothing.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

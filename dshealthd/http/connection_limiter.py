@@ -9,8 +9,6 @@ import ipaddress
 import logging
 import os
 import resource
-import socket
-import struct
 import time
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, ClassVar, Protocol
@@ -55,7 +53,6 @@ MOMENT = 0.25
 """Seconds for a new connection's request to arrive before it is evicted ahead of idle ones."""
 SLOW = 1.0
 """Seconds that an answer may take before its connection can be evicted."""
-_RESET = struct.pack("ii", 1, 0)
 
 
 class CloseReason(enum.StrEnum):
@@ -309,12 +306,3 @@ class ConnectionLimiter:
         yield LIMIT(float(self.limit))
         for reason, count in self.refused.items():
             yield REFUSED(float(count), reason)
-
-
-def reset_on_close(connection: socket.socket) -> None:
-    """Make a refused socket reset its connection when it is closed.
-
-    After an orderly close, every refused connection would stay in TIME_WAIT on this machine for a
-    minute, and the kernel would keep unsent data for a client that reads nothing.
-    """
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

@@ -16,13 +16,13 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import background
+from dshealthd.core.address import reset_on_close
 from dshealthd.core.garbage import free_frames
 from dshealthd.http.connection_limiter import (
     RESERVE,
     CloseReason,
     Reserve,
     client_of,
-    reset_on_close,
 )
 
 if TYPE_CHECKING:

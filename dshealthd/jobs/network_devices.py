@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.host import integer, read
-from dshealthd.core.result import os_reason
+from dshealthd.core.result import fault_of
 from dshealthd.linux.infiniband import parse_state, read_attribute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dshealthd.core.collector import Context
+    from dshealthd.core.collector import Context, Fault
 
 Interfaces = dict[str, "bool | None"]
 """Whether each interface runs, in the sense of IFF_RUNNING, by name; None if unknown."""
@@ -106,8 +105,6 @@ class NetworkDevices:
                 }
             else:
                 self.faults.append(fault)
-        except OSError as error:
-            self.faults.append(Fault(f"adapter {name}", os_reason(error), str(error)))
-        except ValueError as error:
-            self.faults.append(Fault(f"adapter {name}", Reason.MALFORMED, f"{place}: {error}"))
+        except (OSError, ValueError) as error:
+            self.faults.append(fault_of(f"adapter {name}", error))
         return found

@@ -85,6 +85,12 @@ def bus(host: Host) -> Bus:
     return Bus(host)
 
 
+def driver_absent(host: Host) -> str | None:
+    """Return why no process of this machine can use NCCL, or None; for `Collector.absent`."""
+    places = (host.device("nvidiactl"), host.device("dxg"), host.sys("module/nvidia"))
+    return None if any(map(os.path.exists, places)) else "no NVIDIA driver, and so no NCCL"
+
+
 def gpus_absent(release_file: Path, host: Host) -> str | None:
     """Return why NVML has nothing to do on this machine, or None.
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.config.config import Web
+from dshealthd.core.address import reset_on_close
 from dshealthd.http.connection import Connection
-from dshealthd.http.connection_limiter import reset_on_close
 from tests.leftovers import without_search
 from tests.stopwatch import Stopwatch
 from tests.web.serving import Served, closed_after, eventually, serving

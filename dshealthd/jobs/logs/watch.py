@@ -15,8 +15,7 @@ from datetime import UTC, datetime
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Fault, Reason
-from dshealthd.core.result import os_reason
+from dshealthd.core.result import fault_of
 from dshealthd.explain.causality import Finding, decide
 from dshealthd.explain.recognition import Recognizer
 from dshealthd.explain.tail import Tail
@@ -30,6 +29,7 @@ from dshealthd.linux.process_files import Root
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from dshealthd.core.collector import Fault
     from dshealthd.core.host import Host
     from dshealthd.jobs.logs.files import JobLogsOptions
 
@@ -158,10 +158,8 @@ class LogWatch:
             own_until = self._spent() + max(0.0, until - self._spent()) * share
             try:
                 self._follow(job, len(jobs), bytes_left * share, own_until)
-            except OSError as error:
-                yield Fault(part, os_reason(error), str(error))
-            except ValueError as error:
-                yield Fault(part, Reason.MALFORMED, str(error))
+            except (OSError, ValueError) as error:
+                yield fault_of(part, error)
             bytes_left -= self.read - before
 
     def findings(self) -> Iterator[tuple[str, Finding, frozenset[int]]]:
