@@ -73,8 +73,6 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
     for name, function, strategy in (
         ("collectors.disk", "parse_diskstats", LINES),
         ("collectors.job_writes", "parse_io", BYTES),
-        ("collectors.kernel", "parse_choice", LINES),
-        ("collectors.kernel", "parse_command_line", LINES),
         ("collectors.kernel", "parse_cpus", LINES),
         ("collectors.kernel", "parse_loadavg", LINES),
         ("collectors.memory", "parse_meminfo", LINES),

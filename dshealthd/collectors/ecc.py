@@ -54,13 +54,6 @@ ROWS_FAILED = gauge(
     "1 once a row could not be remapped because no spare is left: replace the GPU.",
     *_ID,
 )
-ROWS_INACTIVE = gauge(
-    "dshealthd_gpu_remapped_rows_inactive",
-    "Row remappings that are recorded but not in effect, by the type of error that caused them "
-    "(NVML fields 301, 302); Blackwell, with recent drivers.",
-    *_ID,
-    "type",
-)
 REPAIR_PENDING = gauge(
     "dshealthd_gpu_repair_pending",
     "1 while a memory channel or a TPC is waiting for the next GPU reset to be repaired; Hopper "
@@ -72,13 +65,6 @@ UNREPAIRABLE = gauge(
     "1 once the driver reports that the GPU's memory cannot be repaired: replace the GPU. Recent "
     "drivers only.",
     *_ID,
-)
-SRAM_UNITS = counter(
-    "dshealthd_gpu_sram_unit_errors_total",
-    "Uncorrected SRAM errors over the GPU's lifetime, by unit: l2, sm, pcie, mcu "
-    "(microcontrollers), other; only units with errors.",
-    *_ID,
-    "unit",
 )
 INFOROM = gauge(
     "dshealthd_gpu_inforom_valid",
@@ -121,19 +107,10 @@ _REST: tuple[tuple[str, Metric, tuple[str, ...]], ...] = (
     ("NVML_FI_DEV_REMAPPED_UNC", ROWS, ("uncorrected",)),
     ("NVML_FI_DEV_REMAPPED_PENDING", ROWS_PENDING, ()),
     ("NVML_FI_DEV_REMAPPED_FAILURE", ROWS_FAILED, ()),
-    ("NVML_FI_DEV_REMAPPED_ROWS_COR_INACTIVE", ROWS_INACTIVE, ("corrected",)),
-    ("NVML_FI_DEV_REMAPPED_ROWS_UNC_INACTIVE", ROWS_INACTIVE, ("uncorrected",)),
     ("NVML_FI_DEV_RETIRED_SBE", PAGES, ("corrected",)),
     ("NVML_FI_DEV_RETIRED_DBE", PAGES, ("uncorrected",)),
     ("NVML_FI_DEV_RETIRED_PENDING", PAGES_PENDING, ()),
 )
-_UNITS = {
-    "l2": "aggregateUncBucketL2",
-    "sm": "aggregateUncBucketSm",
-    "pcie": "aggregateUncBucketPcie",
-    "mcu": "aggregateUncBucketMcu",
-    "other": "aggregateUncBucketOther",
-}
 _ASKED = Fields(*_COUNTS.values(), *(field for field, _, _ in _REST))
 
 
@@ -170,9 +147,6 @@ class Ecc(GpuCollector):
                 gpu, ("uncorrected", "aggregate"), sram.aggregateUncParity, sram.aggregateUncSecDed
             )
             yield from told(THRESHOLD, number(sram.bThresholdExceeded), *gpu.labels)
-            for unit, name in _UNITS.items():
-                if count := number(getattr(sram, name)):
-                    yield SRAM_UNITS(count, *gpu.labels, unit)
             return
         for kind in _TYPES:
             for span in _SPANS:

@@ -2,18 +2,16 @@
 
 Uptime, load, threads and their limit, and the settings that training depends on.
 
-From `/proc/uptime`, `/proc/loadavg`, `/proc/sys`, `/proc/cmdline` and `/sys`.
+From `/proc/uptime`, `/proc/loadavg`, `/proc/sys` and `/sys`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from dshealthd.core.collector import Collector, CollectorOptions, Reason, SourceError, every, gauge
-from dshealthd.core.host import integer, read_existing
+from dshealthd.core.collector import Collector, CollectorOptions, SourceError, every, gauge
 from dshealthd.core.result import parsed, read_parts
 from dshealthd.linux.process import uptime
 
@@ -52,17 +50,6 @@ SYSCTL = gauge(
     "Kernel settings that training or its diagnosis depends on, named as in sysctl(8).",
     "sysctl",
 )
-PARAMETER = gauge(
-    "dshealthd_kernel_parameter_info",
-    '1; value of a kernel command line parameter that training depends on, "" if it has none.',
-    *("parameter", "value"),
-)
-HUGE = gauge(
-    "dshealthd_transparent_huge_pages_info",
-    "1; mode is the current setting: always, madvise or never.",
-    "mode",
-)
-
 SYSCTLS = (
     "kernel.numa_balancing",  # migrates pages of pinned workloads
     "kernel.pid_max",
@@ -80,14 +67,6 @@ SYSCTLS = (
 """Settings that are a single number."""
 _THREAD_LIMITS = frozenset({"kernel.pid_max", "kernel.threads-max"})
 
-PARAMETERS = frozenset((
-    "amd_iommu", "default_hugepagesz", "hugepages", "hugepagesz", "idle", "init_on_alloc",
-    "intel_idle.max_cstate", "intel_iommu", "iommu", "iommu.passthrough", "iommu.strict",
-    "mitigations", "nosmt", "numa_balancing", "nvidia-drm.modeset", "pci", "pcie_acs_override",
-    "pcie_aspm", "pcie_port_pm", "processor.max_cstate", "psi", "transparent_hugepage",
-))  # fmt: skip
-"""Parameters that affect access to GPUs, their peers and memory, or CPU latency."""
-_VALUE = re.compile(r"[A-Za-z0-9_.,:=@*+-]{0,64}")
 _SETTINGS_REFRESH = 60.0
 
 
@@ -113,29 +92,6 @@ def parse_cpus(text: str) -> int:
     return count
 
 
-def parse_command_line(text: str) -> dict[str, str]:
-    """Return the parameters of the kernel's command line that are in `PARAMETERS`.
-
-    The values of a repeated parameter are joined by commas.
-
-    A long value, or one with unusual characters, is "other". Words after `--` belong to init.
-    """
-    found: dict[str, str] = {}
-    for word in text.split():
-        if word == "--":
-            break
-        name, _, value = word.partition("=")
-        if name in PARAMETERS:
-            found[name] = f"{found[name]},{value}" if name in found else value
-    return {name: value if _VALUE.fullmatch(value) else "other" for name, value in found.items()}
-
-
-def parse_choice(text: str) -> str | None:
-    """Return the kernel's bracketed choice: `madvise` in `always [madvise] never`."""
-    _, bracket, rest = text.partition("[")
-    return rest.partition("]")[0] if bracket else None
-
-
 class Kernel(Collector):
     """Reads a few files; cannot hang. Settings are read once a minute."""
 
@@ -147,7 +103,7 @@ class Kernel(Collector):
         self._settings_read = float("-inf")
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the kernel's load, parameters and settings, leaving out those that it lacks.
+        """Yield the kernel's load and settings, leaving out those that it lacks.
 
         A file that cannot be read is a fault; the others are still read.
         """
@@ -157,8 +113,6 @@ class Kernel(Collector):
             self._settings_read = now
         settings: dict[str, Callable[[], Iterator[Sample]]] = {
             "cpu/online": self._cpus,
-            "cmdline": self._parameters,
-            "transparent_hugepage": self._huge_pages,
             **{_path(name): partial(self._sysctl, name, SYSCTL, name) for name in SYSCTLS},
             "threads limit": self._threads_limit,
             "sys/fs/aio-max-nr": lambda: self._sysctl("fs.aio-max-nr", AIO_LIMIT),
@@ -197,15 +151,6 @@ class Kernel(Collector):
         with contextlib.suppress(FileNotFoundError):
             yield CPUS(parsed(self.host.sys("devices/system/cpu/online"), parse_cpus))
 
-    def _parameters(self) -> Iterator[Sample]:
-        for parameter, value in parsed(self.host.proc("cmdline"), parse_command_line).items():
-            yield PARAMETER(1, parameter, value)
-
-    def _huge_pages(self) -> Iterator[Sample]:
-        choices = read_existing(self.host.sys("kernel/mm/transparent_hugepage/enabled"))
-        if choices is not None and (mode := parse_choice(choices)) is not None:
-            yield HUGE(1, mode)
-
     def _threads_limit(self) -> Iterator[Sample]:
         limits = [_number(self.host, name) for name in _THREAD_LIMITS]
         known = [limit for limit in limits if limit is not None]
@@ -223,9 +168,7 @@ def _path(sysctl: str) -> str:
 
 def _number(host: Host, sysctl: str) -> int | None:
     """Return a numeric kernel setting; None if this kernel lacks it."""
-    path = host.proc(_path(sysctl))
-    text = read_existing(path)
     try:
-        return None if text is None else integer(path, text)
-    except ValueError as error:
-        raise SourceError(Reason.MALFORMED, str(error)) from error
+        return parsed(host.proc(_path(sysctl)), int)
+    except FileNotFoundError:
+        return None

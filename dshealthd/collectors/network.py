@@ -20,7 +20,6 @@ from dshealthd.core.collector import (
     CollectorOptions,
     Fault,
     NotAvailable,
-    Sample,
     SourceError,
     Worker,
     counter,
@@ -33,7 +32,7 @@ from dshealthd.core.result import fault_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dshealthd.core.collector import Context
+    from dshealthd.core.collector import Context, Sample
     from dshealthd.core.host import Host
 
 UP = gauge(
@@ -91,12 +90,6 @@ TRANSMIT_ERRORS = counter(
 TRANSMIT_DROPS = counter(
     "dshealthd_network_transmit_drops_total", "Packets dropped before they were sent.", "device"
 )
-INFO = gauge(
-    "dshealthd_network_info",
-    '1; driver ("bonding" for a bond) and PCI or bus address of the interface.',
-    *("device", "bus", "driver"),
-)
-
 _CLASS = "class/net"
 _COLUMNS = {
     RECEIVE_BYTES: 0,
@@ -166,9 +159,8 @@ class NetworkOptions(CollectorOptions):
 
 @dataclass(slots=True)
 class _Interface:
-    """Cached facts about an interface."""
+    """An interface's speed, and when it was read."""
 
-    info: Sample
     changes: int = -1
     """Carrier changes when its speed was read."""
     asked: float = 0.0
@@ -234,17 +226,14 @@ class Network(Collector):
             raise NotAvailable(message)
 
     def _known(self, name: str) -> _Interface | None:
-        """Return the cached facts about a network interface; None if it is left out."""
+        """Return the speed kept of a network interface; None if it is left out."""
         if name not in self._interfaces:
             path = self.host.sys(f"{_CLASS}/{name}")
-            self._interfaces[name] = (
-                _Interface(_info(name, path)) if self.options.wants(name, path) else None
-            )
+            self._interfaces[name] = _Interface() if self.options.wants(name, path) else None
         return self._interfaces[name]
 
     def _interface(self, name: str, interface: _Interface) -> Iterator[Sample | Fault]:
         path = self.host.sys(f"{_CLASS}/{name}")
-        yield interface.info
         state = self._reader(f"{path}/operstate").strip()
         if state not in _STATES:
             message = f"{path}/operstate: {state[:40]!r} is not a known state"
@@ -276,16 +265,3 @@ class Network(Collector):
 
     def _number(self, path: str) -> int:
         return integer(path, self._reader(path))
-
-
-def _info(name: str, path: str) -> Sample:
-    """Return the description of a network interface, from the targets of its links."""
-    device = f"{path}/device"
-    if not os.path.lexists(device):
-        return INFO(1, name, "", "bonding" if os.path.lexists(f"{path}/bonding") else "")
-    driver = f"{device}/driver"
-    return INFO(1, name, _name(device), _name(driver) if os.path.lexists(driver) else "")
-
-
-def _name(link: str) -> str:
-    return os.path.basename(os.path.realpath(link))

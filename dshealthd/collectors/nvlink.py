@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import News, counter, gauge
-from dshealthd.core.options import option
-from dshealthd.nvml.collector import GpuCollector, SlowGpuCollectorOptions
+from dshealthd.nvml.collector import GpuCollector
 from dshealthd.nvml.signs import LINK_COUNT, LINK_STATE, LINK_UP
 from dshealthd.nvml.values import ALL_LINKS, MAX_LINKS, Fields, told
 
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from dshealthd.core.collector import Context, Sample
+    from dshealthd.nvml.collector import SlowGpuCollectorOptions
     from dshealthd.nvml.device import Device, Gpu
 
 _ID = ("gpu", "uuid")
@@ -32,7 +31,7 @@ UP = gauge(
 ERRORS = counter(
     "dshealthd_nvlink_errors_total",
     "Errors of a link by type, summed over links in dshealthd_gpu_nvlink_errors_total; only links "
-    "with errors, unless collectors.nvlink.links is set.",
+    "with errors.",
     *_ID,
     *("link", "type"),
 )
@@ -122,17 +121,6 @@ def bit_error_ratio(code: float) -> float:
     return (int(code) >> 8 & 0xF) * 10.0 ** -(int(code) & 0xFF)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NvlinkOptions(SlowGpuCollectorOptions):
-    """Options of this collector."""
-
-    links: bool = option(
-        False,
-        "Whether to export the errors of every link, three series each, besides the sums of each "
-        "GPU. Otherwise only of links with errors.",
-    )
-
-
 class ErrorSums:
     """Sums of errors over a GPU's links that grow only by new errors, whichever links answer.
 
@@ -179,10 +167,9 @@ class ErrorSums:
 class Nvlink(GpuCollector):
     """Reads all links of a GPU in one or two calls."""
 
-    Options = NvlinkOptions
     wakes_on = frozenset({News.GPU_ERROR, News.NVLINK})
 
-    def __init__(self, options: NvlinkOptions, context: Context) -> None:
+    def __init__(self, options: SlowGpuCollectorOptions, context: Context) -> None:
         super().__init__(options, context)
         self._counted = ErrorSums(context.memory.setdefault("nvlink_errors", {}))
 
@@ -233,7 +220,7 @@ class Nvlink(GpuCollector):
         for kind, counts in errors.items():
             yield from told(SUMS, self._counted.add(gpu.uuid, kind, counts), *gpu.labels, kind)
         for label, of_link in zip(labels, zip(*errors.values(), strict=True), strict=True):
-            if self.options.links or any(of_link):
+            if any(of_link):
                 for kind, count in zip(errors, of_link, strict=True):
                     yield from told(ERRORS, count, *label, kind)
 

@@ -41,12 +41,6 @@ PROBLEM = gauge(
     *_ID,
     "problem",
 )
-CLIQUE = gauge(
-    "dshealthd_gpu_fabric_clique",
-    "Clique of GPUs that reach each other over NVLink; only in a fabric of several nodes, which "
-    "has a cluster UUID.",
-    *_ID,
-)
 DOMAIN = gauge(
     "dshealthd_nvlink_domain_info",
     "1; the cluster UUID of the multi-node NVLink fabric that the GPU is registered with, and its "
@@ -133,7 +127,6 @@ class NvlinkDomain(GpuCollector):
             import uuid  # 0.2 MiB that only GPUs with a fabric need
 
             domain = str(uuid.UUID(bytes=bytes(fabric.clusterUuid)))
-            yield CLIQUE(fabric.cliqueId, *gpu.labels)
             yield DOMAIN(1.0, *gpu.labels, domain, str(fabric.cliqueId))
 
     def _imex(self) -> Iterator[Sample | Fault]:

@@ -15,13 +15,12 @@ from dshealthd.core.collector import (
     Fault,
     Reason,
     Sample,
-    SourceError,
     Worker,
     gauge,
 )
-from dshealthd.core.host import read, read_bytes
+from dshealthd.core.host import read_bytes
 from dshealthd.core.options import Duration, option
-from dshealthd.core.result import os_reason
+from dshealthd.core.result import fault_of, parsed
 from dshealthd.jobs import shares
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.process import Descriptors, ProcessLimits, Usage, parse_locked
@@ -97,11 +96,6 @@ class OpenFilesOptions(CollectorOptions):
         minimum=1,
         maximum=1000,
     )
-    all_processes: bool = option(
-        True,
-        "Whether to watch the process closest to its limit among all processes. Needs Linux 6.2, "
-        "where counting is cheap.",
-    )
     full_interval: Duration = option(
         "1m", "Scan interval for all processes and their limits.", minimum="1s"
     )
@@ -133,12 +127,7 @@ class OpenFiles(Collector):
 
         A job's process that may not be read is a fault, never 0.
         """
-        try:
-            allocated, most = parse_file_nr(read(self.host.proc("sys/fs/file-nr")))
-        except ValueError as error:
-            raise SourceError(
-                Reason.MALFORMED, f"{self.host.proc('sys/fs/file-nr')}: {error}"
-            ) from error
+        allocated, most = parsed(self.host.proc("sys/fs/file-nr"), parse_file_nr)
         yield OPEN(allocated, "system", "")
         yield LIMIT(most, "system", "")
         table = self.context.shared(ProcessTable)
@@ -154,7 +143,7 @@ class OpenFiles(Collector):
         if self._descriptors is None:
             self._descriptors = Descriptors(self.host)
         yield from self._jobs(self._descriptors, processes)
-        if self.options.all_processes and self._descriptors.direct:
+        if self._descriptors.direct:
             yield from self._all(self._descriptors, table.pids)
 
     def _jobs(
@@ -189,15 +178,9 @@ class OpenFiles(Collector):
                 )
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended
-            except OSError as error:
-                faults[os_reason(error)] = Fault(
-                    f"job {job}", os_reason(error), f"process {process.pid}: {error}"
-                )
-                continue
-            except ValueError as error:
-                faults[Reason.MALFORMED] = Fault(
-                    f"job {job}", Reason.MALFORMED, f"process {process.pid}: {error}"
-                )
+            except (OSError, ValueError) as error:
+                fault = fault_of(f"job {job}", error)
+                faults[fault.reason] = fault._replace(detail=f"process {process.pid}: {error}")
                 continue
             self._slow[key] = slow
             files.append(Usage(count, slow.limits.files))

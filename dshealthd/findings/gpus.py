@@ -57,7 +57,7 @@ DRAIN_AND_RESET = 4
 
 NVIDIA, GPU memory error management, "Error recovery and response flags"; nvmlDeviceGpuRecoveryAction_t.
 """
-NVML = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "mig", "gpu_processes", "gpm")
+NVML = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "mig", "gpu_processes")
 """Collectors that call NVML."""
 TWO_DEADLINES = 20.0
 """Seconds for which a call must not return: one missed deadline is no hang."""

@@ -125,32 +125,6 @@ def test_repairs(tmp_path: Path) -> None:
         assert not seen.values("gpu_memory_unrepairable", gpu="1")
 
 
-def test_sram_by_unit(tmp_path: Path) -> None:
-    """Units with uncorrected SRAM errors are named; the others are series without news."""
-    with Node(tmp_path, gpus=2) as node:
-        node.simulator.set(1, "sram_bucket_l2", 3)
-        node.simulator.set(1, "sram_bucket_other", 1)
-        seen = node.collect("ecc")
-        assert seen.values("gpu_sram_unit_errors_total", gpu="1", uuid=node.uuid(1)) == {
-            ("l2",): 3,
-            ("other",): 1,
-        }
-        assert not seen.values("gpu_sram_unit_errors_total", gpu="0")
-
-
-def test_inactive_rows(tmp_path: Path) -> None:
-    """Rows whose replacement is recorded and not in force are told where the part knows of them."""
-    with Node(tmp_path, gpus=1, profile="b200") as node:
-        node.simulator.set(0, "remapped_uncorrectable_inactive", 2)
-        seen = node.collect("ecc")
-        assert seen.values("gpu_remapped_rows_inactive", gpu="0", uuid=node.uuid(0)) == {
-            ("corrected",): 0,
-            ("uncorrected",): 2,
-        }
-    with Node(tmp_path / "h100", gpus=1) as node:
-        assert not node.collect("ecc").values("gpu_remapped_rows_inactive")
-
-
 def test_inforom(tmp_path: Path) -> None:
     """A corrupted infoROM is 0 and no failing call; one that is not told of is absent."""
     with Node(tmp_path, gpus=3) as node:

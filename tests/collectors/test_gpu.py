@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FIXTURES = Path(__file__).parent / "fixtures"
-SERIES = {"h100": 787, "a100": 683, "v100": 675, "b200": 811}
+SERIES = {"h100": 787, "a100": 683, "v100": 675, "b200": 795}
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def test_errors_of_a_link(node: Node) -> None:
 def test_errors_of_all_links(node: Node) -> None:
     """Each GPU has the sums of its links' errors from the first look on, also where there is none.
 
-    Links are named once they have had one, or as an option.
+    Links are named once they have had one.
     """
     seen = node.collect("nvlink")
     none = {("replay",): 0, ("recovery",): 0, ("crc",): 0}
@@ -114,13 +114,6 @@ def test_sums_outlive_the_worker() -> None:
     assert after.add("GPU-0", "replay", [3, None, 1001]) == 6
     assert after.add("GPU-0", "crc", [None, None, None]) is None
     assert ErrorSums({}).add("GPU-0", "replay", [3, None, 1001]) == 1004
-
-
-def test_every_link_as_an_option(tmp_path: Path) -> None:
-    """With the option `links` those without errors are there as well."""
-    with Node(tmp_path, gpus=2, options={"nvlink": {"links": True}}) as node:
-        seen = node.collect("nvlink")
-        assert len(seen.values("nvlink_errors_total")) == 2 * 18 * 3
 
 
 def test_drivers_without_fields(node: Node) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Metric, Sample
     from dshealthd.core.result import Result
 
-ON_GPUS = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes", "mig", "gpm")
+ON_GPUS = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes", "mig")
 """Collectors that call NVML."""
 NO_RAS = {"collectors": {"nccl_ras": {"enabled": False}}}
 

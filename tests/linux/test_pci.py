@@ -102,7 +102,6 @@ def test_released(host: Host, tmp_path: Path) -> None:
         "pcie",
         "gpu_processes",
         "mig",
-        "gpm",
     }
     assert {kind.absent(kind.Options(), host) for kind in kinds} == {f"released by {RELEASE}"}
     assert all(issubclass(kind.Options, GpuCollectorOptions) for kind in kinds)

@@ -134,10 +134,6 @@ enum { RETURNS(AS_ENUM) };
     D(numa_node, "", "", "", "") \
     D(vbios_version, "96.00.74.00.01", "92.00.45.00.03", "88.00.48.00.02", "97.00.5E.00.02") \
     D(inforom_checksum, "0x1d0c", "0x1d0b", "0x1d0a", "0x1d0d") \
-    D(gpm_sm_util, "61+2", NO, NO, "61+2") \
-    D(gpm_sm_occupancy, "23+2", NO, NO, "23+2") \
-    D(gpm_tensor_util, "41+2", NO, NO, "41+2") \
-    D(gpm_dram_util, "33+2", NO, NO, "33+2") \
     D(driver_version, "570.133.20", "570.133.20", "570.133.20", "570.133.20") \
     D(library_version, "", "", "", "") \
     D(cuda_version, "12080", "12080", "12080", "12080") \
@@ -1646,77 +1642,6 @@ API int nvmlDeviceGetFieldValues(const struct device *device, int count, struct 
         values[i].timestamp = (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
         values[i].latency = 1 + i;
         answer_field(device, &values[i]);
-    }
-    return leave(rc);
-}
-
-/* ---------------------------------------------------------------- GPM: averages between two samples */
-
-struct gpm_support {
-    uint version, supported;
-};
-struct gpm_sample {
-    const struct device *device;
-    double taken;
-};
-struct gpm_metric {
-    uint id, rc;
-    double value;
-    const char *names[3];
-};
-struct gpm_metrics {
-    uint version, count;
-    struct gpm_sample *samples[2];
-    struct gpm_metric metrics[];
-};
-static const struct {
-    uint id;
-    const char *key;
-} GPM_METRICS[] = {{2, "gpm_sm_util"}, {3, "gpm_sm_occupancy"}, {5, "gpm_tensor_util"}, {10, "gpm_dram_util"}};
-enum { GPM_V1 = 1 };
-
-API int nvmlGpmQueryDeviceSupport(const struct device *device, struct gpm_support *io)
-{
-    ull value;
-    int rc = enter_device(__func__, device, io);
-    if (rc == OK)
-        rc = check_version(&io->version, GPM_V1);
-    if (rc == OK)
-        io->supported = get_ull(device, "gpm_sm_util", &value) == OK;
-    return leave(rc);
-}
-
-API int nvmlGpmSampleAlloc(struct gpm_sample **out)
-{
-    int rc = enter_initialized(__func__, -1);
-    if (rc == OK)
-        *out = calloc(1, sizeof **out);
-    return leave(rc == OK && !*out ? MEMORY : rc);
-}
-
-API int nvmlGpmSampleGet(const struct device *device, struct gpm_sample *out)
-{
-    int rc = enter_device(__func__, device, out);
-    if (rc == OK)
-        *out = (struct gpm_sample){device, uptime(device->gpu)};
-    return leave(rc);
-}
-
-API int nvmlGpmMetricsGet(struct gpm_metrics *io)
-{
-    int rc = enter_initialized(__func__, io->samples[1] && io->samples[1]->device ? io->samples[1]->device->gpu : -1);
-    if (rc == OK)
-        rc = check_version(&io->version, GPM_V1);
-    if (rc == OK && (!io->samples[0] || !io->samples[1] || !io->samples[0]->device ||
-                     io->samples[0]->device != io->samples[1]->device || io->samples[0] == io->samples[1]))
-        rc = INVALID_ARGUMENT;
-    for (uint i = 0; rc == OK && i < io->count; i++) {
-        ull value = 0;
-        io->metrics[i].rc = NOT_SUPPORTED;
-        for (size_t k = 0; k < COUNT(GPM_METRICS); k++)
-            if (GPM_METRICS[k].id == io->metrics[i].id)
-                io->metrics[i].rc = (uint)get_ull(io->samples[1]->device, GPM_METRICS[k].key, &value);
-        io->metrics[i].value = value == UINT64_MAX ? NAN : (double)value;
     }
     return leave(rc);
 }

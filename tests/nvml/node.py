@@ -27,8 +27,6 @@ from dshealthd.core.result import Result, attempt
 from tests.nvml.simulator import Simulator
 
 GPU_COLLECTORS = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes", "mig")
-"""Those that run as shipped."""
-ALL_GPU_COLLECTORS = (*GPU_COLLECTORS, "gpm")
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class Node:
         if pci:
             self.simulator.pci_sysfs(self.sysfs)
         self._decoder = wire.Decoder(
-            {name: registry.metrics(registry.load(name)) for name in ALL_GPU_COLLECTORS}
+            {name: registry.metrics(registry.load(name)) for name in GPU_COLLECTORS}
         )
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.nvml.node", str(directory), json.dumps(options)],
@@ -170,7 +168,7 @@ def main(directory: Path, options: Mapping[str, Mapping[str, object]]) -> None:
     context = Context(host=host, monotonic=monotonic, entering=entering, tell=news.append)
     collectors: dict[str, Any] = {}
     encoder = wire.Encoder()
-    for name in ALL_GPU_COLLECTORS:
+    for name in GPU_COLLECTORS:
         kind = registry.load(name)
         chosen = {"enabled": True, **options.get(name, {})}
         collectors[name] = kind(decode(kind.Options, chosen, "", Errors()), context)

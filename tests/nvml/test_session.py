@@ -13,7 +13,7 @@ from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.nvml import codes
 from dshealthd.nvml.session import REFRESH
-from tests.nvml.node import ALL_GPU_COLLECTORS, GPU_COLLECTORS, Node
+from tests.nvml.node import GPU_COLLECTORS, Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -268,18 +268,17 @@ def test_failure_names_its_gpu(node: Node) -> None:
         "gpu_processes": "nvmlDeviceGetComputeRunningProcesses",
         "nvlink_domain": "nvmlDeviceGetGpuFabricInfoV",
         "nvlink": "nvmlDeviceGetNvLinkState",
-        "gpm": "nvmlGpmSampleGet",
     }.items():
         node.simulator.fault("fail", 999, gpu=3, function=function)
-        node.collect(*ALL_GPU_COLLECTORS, advance=61.0)  # nothing is kept from the turn before
-        seen = node.collect(*ALL_GPU_COLLECTORS)
+        node.collect(*GPU_COLLECTORS, advance=61.0)  # nothing is kept from the turn before
+        seen = node.collect(*GPU_COLLECTORS)
         labels = {"gpu": "3", "uuid": node.uuid(3), "collector": name}
         assert seen.value("gpu_collector_fault", **labels, reason="unknown_error") == 1
         assert {gpu for gpu, *_ in seen.values("gpu_collector_fault")} == {"3"}
         assert seen.value("gpu_up", gpu="3") == 1
         node.simulator.clear_faults()
-        node.collect(*ALL_GPU_COLLECTORS)
-        assert not node.collect(*ALL_GPU_COLLECTORS).values("gpu_collector_fault")
+        node.collect(*GPU_COLLECTORS)
+        assert not node.collect(*GPU_COLLECTORS).values("gpu_collector_fault")
 
 
 def test_energy_call_that_fails(node: Node) -> None:
