@@ -9,73 +9,42 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collectors.clock import Clock, Timex, adjtimex
-from dshealthd.core.collector import Context, Reason
-from dshealthd.core.host import Host
-from dshealthd.core.result import CollectionOutcome, Result, attempt
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from dshealthd.collectors import clock
+from dshealthd.collectors.clock import Timex, adjtimex
+from dshealthd.core.collector import Reason
+from dshealthd.core.result import CollectionOutcome
+from tests.collectors.bench import Bench, named
 
 STA_PLL, STA_UNSYNC, STA_NANO = 0x0001, 0x0040, 0x2000
 TIME_OK, TIME_ERROR = 0, 5
 SYNCHRONIZED = Timex(TIME_OK, STA_PLL | STA_NANO, offset=-1_250_000, maximum_error=53500)
-KERNEL_DEFAULT = Timex(TIME_ERROR, STA_UNSYNC, offset=0, maximum_error=16_000_000)
-
-
-def collect(source: Callable[[], Timex]) -> Result:
-    """Collect once from a source."""
-    return attempt(
-        Clock(Clock.Options(), Context(host=Host()), source),
-        time.monotonic,
-    )
-
-
-def values(timex: Timex) -> dict[str, float]:
-    """Return the values by the middle of their names."""
-    result = collect(lambda: timex)
-    assert result.outcome is CollectionOutcome.OK
-    return {
-        sample.metric.name.removeprefix("dshealthd_clock_"): sample.value
-        for sample in result.samples
-    }
-
-
-def test_synchronized() -> None:
-    """Times are in seconds."""
-    assert values(SYNCHRONIZED) == {
-        "synchronized": 1,
-        "offset_seconds": -0.00125,
-        "maximum_error_seconds": 0.0535,
-    }
-
-
-def test_offset_in_microseconds() -> None:
-    """Without STA_NANO the offset is in microseconds."""
-    assert values(SYNCHRONIZED._replace(status=STA_PLL, offset=1250))["offset_seconds"] == 0.00125
 
 
 @pytest.mark.parametrize(
-    "timex",
+    ("timex", "values"),
     [
-        KERNEL_DEFAULT,
-        SYNCHRONIZED._replace(state=TIME_ERROR),
-        SYNCHRONIZED._replace(status=STA_UNSYNC),
+        (SYNCHRONIZED, (1, -0.00125, 0.0535)),
+        (SYNCHRONIZED._replace(status=STA_PLL, offset=1250), (1, 0.00125, 0.0535)),
+        # A leap second that is announced, runs or is over.
+        *((SYNCHRONIZED._replace(state=state), (1, -0.00125, 0.0535)) for state in (1, 2, 3, 4)),
+        (Timex(TIME_ERROR, STA_UNSYNC, offset=0, maximum_error=16_000_000), (0,)),
+        (SYNCHRONIZED._replace(state=TIME_ERROR), (0,)),
+        (SYNCHRONIZED._replace(status=STA_UNSYNC), (0,)),
     ],
 )
-def test_not_synchronized(timex: Timex) -> None:
-    """Without synchronization, offset and error mean nothing and are left out."""
-    assert values(timex) == {"synchronized": 0}
-
-
-@pytest.mark.parametrize("state", [1, 2, 3, 4])
-def test_leap_seconds(state: int) -> None:
-    """A leap second that is announced, runs or is over does not make a clock unsynchronized."""
-    assert values(SYNCHRONIZED._replace(state=state))["synchronized"] == 1
+def test_what_the_kernel_says(timex: Timex, values: tuple[float, ...]) -> None:
+    """Times are in seconds, of nanoseconds with STA_NANO, else of microseconds; without
+    synchronization, offset and error mean nothing and are left out.
+    """
+    result = Bench("clock", None, lambda: timex).collect()
+    metrics = (clock.SYNCHRONIZED, clock.OFFSET, clock.MAXIMUM_ERROR)
+    assert named(result) == {
+        (metric.name.removeprefix("dshealthd_"),): value
+        for metric, value in zip(metrics, values, strict=False)
+    }
 
 
 def test_refused() -> None:
@@ -86,7 +55,7 @@ def test_refused() -> None:
     def refuse() -> Timex:
         raise PermissionError(errno.EPERM, "adjtimex: Operation not permitted")
 
-    result = collect(refuse)
+    result = Bench("clock", None, refuse).collect()
     assert (result.outcome, result.reason, result.samples) == (
         CollectionOutcome.ERROR,
         Reason.PERMISSION_DENIED,

@@ -18,45 +18,22 @@ import pytest
 from dshealthd.collection.supervisor import Supervisor
 from dshealthd.collectors import filesystem
 from dshealthd.config import registry
-from dshealthd.core.collector import Context, Fault, Metric, Reason
+from dshealthd.core.collector import Reason
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration, Errors, decode, encode
-from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.timing import Backoff
 from tests import frozen
-from tests.jobs.machines import Clock
+from tests.collectors.bench import Bench, reasons, value, values, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 
-def collector(
-    options: filesystem.FilesystemOptions,
-    clock: Callable[[], float] = time.monotonic,
-    host: Host | None = None,
-    hung: dict[str, Fault] | None = None,
-) -> filesystem.Filesystem:
-    """Return a collector; the parts in `hung` are under quarantine."""
-    context = Context(host=host or Host(), monotonic=clock, entering=(hung or {}).get)
-    return filesystem.Filesystem(options, context)
-
-
-def collect(subject: filesystem.Filesystem) -> Result:
-    """Collect once."""
-    return attempt(subject)
-
-
-def value(result: Result, metric: Metric, *labels: str) -> float | None:
-    """Return the value of a series, None if it is not there."""
-    return {
-        sample.labels: sample.value for sample in result.samples if sample.metric is metric
-    }.get(labels)
-
-
-def reasons(result: Result) -> set[tuple[str, ...]]:
+def failing(result: Result) -> set[tuple[str, ...]]:
     """Return the paths that fail and why."""
-    return {sample.labels for sample in result.samples if sample.metric is filesystem.FAILING}
+    return set(values(result, filesystem.FAILING))
 
 
 @contextlib.contextmanager
@@ -74,9 +51,19 @@ def tmpfs(directory: Path, options: str) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", directory], check=True)
 
 
+def mounts(proc: Path, *lines: str) -> None:
+    """Have these mounts, each "POINT KIND OPTIONS", in a made-up /proc."""
+    rows = enumerate(map(str.split, lines), 20)
+    text = "\n".join(
+        f"{number} 1 0:{number} / {point} {options} - {kind} none {options}"
+        for number, (point, kind, options) in rows
+    )
+    write(proc, {"1/mountinfo": text})
+
+
 def test_this_machine() -> None:
     """Sizes and inodes are those that df(1) shows in the same moment."""
-    result = collect(collector(filesystem.FilesystemOptions()))
+    result = Bench("filesystem").collect()
     assert result.outcome is CollectionOutcome.OK
     for path in ("/", "/dev/shm"):
         columns = ["df", "-B1", "--output=size,avail,itotal,fstype,target", path]
@@ -96,17 +83,17 @@ def test_this_machine() -> None:
 def test_missing_path(tmp_path: Path) -> None:
     """A path that is not there is a fault that names it; the others are told all the same."""
     missing = str(tmp_path / "missing")
-    result = collect(collector(filesystem.FilesystemOptions(paths=(missing, "/"))))
+    result = Bench("filesystem", paths=(missing, "/")).collect()
     assert result.outcome is CollectionOutcome.OK
-    assert [(fault.part, fault.reason) for fault in result.faults] == [(missing, Reason.NOT_FOUND)]
-    assert reasons(result) == {(missing, "not_found")}
+    assert reasons(result) == {missing: Reason.NOT_FOUND}
+    assert failing(result) == {(missing, "not_found")}
     assert value(result, filesystem.SIZE, missing) is None
     assert value(result, filesystem.SIZE, "/") is not None
 
 
 def test_all_paths_missing(tmp_path: Path) -> None:
     """When no path can be looked at, the collection has failed."""
-    result = collect(collector(filesystem.FilesystemOptions(paths=(str(tmp_path / "missing"),))))
+    result = Bench("filesystem", paths=(str(tmp_path / "missing"),)).collect()
     assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.NOT_FOUND)
 
 
@@ -117,27 +104,13 @@ def test_paths_of_a_host_below_a_root(tmp_path: Path) -> None:
     """
     with tmpfs(tmp_path / "host", "size=1m,nr_inodes=100"):
         (tmp_path / "host" / "data").mkdir()
-        (tmp_path / "proc" / "1").mkdir(parents=True)
-        (tmp_path / "proc" / "1" / "mountinfo").write_text(
-            "22 1 254:0 / / rw - ext4 /dev/vda rw\n23 22 0:41 / /data ro - nfs4 filer:/x rw\n"
-        )
+        mounts(tmp_path / "proc", "/ ext4 rw", "/data nfs4 ro")
         host = Host(procfs=tmp_path / "proc", rootfs=tmp_path / "host")
-        result = collect(collector(filesystem.FilesystemOptions(paths=("/data",)), host=host))
+        result = Bench("filesystem", host, paths=("/data",)).collect()
     assert value(result, filesystem.SIZE, "/data") == 1 << 20
     assert value(result, filesystem.FILES, "/data") == 100
     assert value(result, filesystem.INFO, "/data", "/data", "nfs4") == 1
     assert value(result, filesystem.READ_ONLY, "/data") == 1
-
-
-def mounts(proc: Path, *lines: str) -> None:
-    """Have these mounts, each "POINT KIND OPTIONS", in a made-up /proc."""
-    (proc / "1").mkdir(parents=True, exist_ok=True)
-    (proc / "1" / "mountinfo").write_text(
-        "".join(
-            f"{number} 1 0:{number} / {point} {options} - {kind} none {options}\n"
-            for number, (point, kind, options) in enumerate(map(str.split, lines), 20)
-        )
-    )
 
 
 def test_mount_of_a_path_is_looked_up_again(tmp_path: Path) -> None:
@@ -146,54 +119,43 @@ def test_mount_of_a_path_is_looked_up_again(tmp_path: Path) -> None:
     a.mkdir()
     b.mkdir()
     os.symlink(a, link)
-    clock = Clock()
-    options = filesystem.FilesystemOptions(paths=(link,))
-    subject = collector(options, clock, Host(procfs=tmp_path / "proc"))
+    subject = Bench("filesystem", Host(procfs=tmp_path / "proc"), paths=(link,))
     mounts(tmp_path / "proc", "/ ext4 rw", f"{a} xfs rw", f"{b} nfs4 rw")
-    result = collect(subject)
+    result = subject.collect()
     assert value(result, filesystem.INFO, link, str(a), "xfs") == 1
     assert value(result, filesystem.READ_ONLY, link) == 0
     mounts(tmp_path / "proc", "/ ext4 rw", f"{a} xfs ro", f"{b} nfs4 rw")
-    assert value(collect(subject), filesystem.READ_ONLY, link) == 1
+    assert value(subject.collect(), filesystem.READ_ONLY, link) == 1
     os.unlink(link)
     os.symlink(b, link)
-    clock.now += filesystem.LOCATE
-    result = collect(subject)
+    result = subject.collect(filesystem.LOCATE)
     assert value(result, filesystem.INFO, link, str(b), "nfs4") == 1
     assert value(result, filesystem.READ_ONLY, link) == 0
 
 
 def test_malformed_mounts(tmp_path: Path) -> None:
     """Mounts that cannot be understood are a fault of their own; space is told all the same."""
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "mountinfo").write_text("nonsense\n")
-    result = collect(
-        collector(filesystem.FilesystemOptions(paths=("/",)), host=Host(procfs=tmp_path))
-    )
-    assert [(fault.part, fault.reason) for fault in result.faults] == [("mounts", Reason.MALFORMED)]
+    write(tmp_path, {"1/mountinfo": "nonsense"})
+    result = Bench("filesystem", Host(procfs=tmp_path), paths=("/",)).collect()
+    assert reasons(result) == {"mounts": Reason.MALFORMED}
     assert value(result, filesystem.SIZE, "/") is not None
     assert value(result, filesystem.READ_ONLY, "/") is None
 
 
 def test_write(tmp_path: Path) -> None:
     """A directory that can be written to is timed, and nothing is left there."""
-    clock = Clock()
     path = str(tmp_path)
-    subject = collector(
-        filesystem.FilesystemOptions(write_test=(path,), write_interval=Duration(60)), clock
-    )
+    subject = Bench("filesystem", write_test=(path,), write_interval=Duration(60))
     leftover = tmp_path / f".dshealthd-write-test-{os.uname().nodename}"
     leftover.write_text("of a worker that was killed")
-    result = collect(subject)
+    result = subject.collect()
     assert value(result, filesystem.WRITABLE, path) == 1
     assert value(result, filesystem.WRITE_SECONDS, path) == 0
     assert not list(tmp_path.iterdir())
     changed = tmp_path.stat().st_mtime_ns
-    clock.now += 59
-    assert collect(subject).samples[-2:] == result.samples[-2:]
+    assert subject.collect(59).samples[-2:] == result.samples[-2:]
     assert tmp_path.stat().st_mtime_ns == changed
-    clock.now += 1
-    collect(subject)
+    subject.collect(1)
     assert tmp_path.stat().st_mtime_ns > changed
 
 
@@ -206,7 +168,7 @@ def test_write_does_not_follow_links(tmp_path: Path) -> None:
     place = directory / f".dshealthd-write-test-{os.uname().nodename}"
     for put in (place.symlink_to, place.hardlink_to):
         put(victim)
-        result = collect(collector(filesystem.FilesystemOptions(write_test=(str(directory),))))
+        result = Bench("filesystem", write_test=(str(directory),)).collect()
         assert value(result, filesystem.WRITABLE, str(directory)) == 1
         assert victim.read_text() == "precious"
 
@@ -217,14 +179,12 @@ def test_full(tmp_path: Path) -> None:
         with contextlib.suppress(OSError), (full / "ballast").open("wb", buffering=0) as ballast:
             while ballast.write(b"x" * 4096):
                 pass
-        result = collect(
-            collector(filesystem.FilesystemOptions(paths=(str(full),), write_test=(str(full),)))
-        )
+        result = Bench("filesystem", paths=(str(full),), write_test=(str(full),)).collect()
         assert os.listdir(full) == ["ballast"]
     assert value(result, filesystem.FREE, str(full)) == 0
     assert value(result, filesystem.WRITABLE, str(full)) == 0
     assert value(result, filesystem.WRITE_SECONDS, str(full)) is None
-    assert reasons(result) == {(str(full), "no_space")}
+    assert failing(result) == {(str(full), "no_space")}
     assert result.outcome is CollectionOutcome.OK
 
 
@@ -232,56 +192,48 @@ def test_no_inodes(tmp_path: Path) -> None:
     """A file system without free inodes has space and is not writable all the same."""
     with tmpfs(tmp_path / "full", "size=64k,nr_inodes=2") as full:
         (full / "one").touch()
-        result = collect(
-            collector(filesystem.FilesystemOptions(paths=(str(full),), write_test=(str(full),)))
-        )
+        result = Bench("filesystem", paths=(str(full),), write_test=(str(full),)).collect()
     assert value(result, filesystem.FILES_FREE, str(full)) == 0
     assert value(result, filesystem.FREE, str(full)) == 64 << 10
-    assert reasons(result) == {(str(full), "no_space")}
+    assert failing(result) == {(str(full), "no_space")}
 
 
 def test_read_only(tmp_path: Path) -> None:
     """A file system mounted read-only is told from a full one."""
     with tmpfs(tmp_path / "ro", "size=64k,ro") as read_only:
-        result = collect(
-            collector(
-                filesystem.FilesystemOptions(paths=(str(read_only),), write_test=(str(read_only),))
-            )
-        )
+        result = Bench(
+            "filesystem", paths=(str(read_only),), write_test=(str(read_only),)
+        ).collect()
     assert value(result, filesystem.READ_ONLY, str(read_only)) == 1
-    assert reasons(result) == {(str(read_only), "read_only")}
+    assert failing(result) == {(str(read_only), "read_only")}
 
 
 def test_permission(tmp_path: Path) -> None:
     """A directory that may not be written to is told from a missing one."""
     shutil.copymode("/tmp", tmp_path)
     missing = tmp_path / "missing"
-    result = collect(collector(filesystem.FilesystemOptions(write_test=(str(missing), "/proc"))))
-    assert reasons(result) == {(str(missing), "not_found"), ("/proc", "not_found")}
+    result = Bench("filesystem", write_test=(str(missing), "/proc")).collect()
+    assert failing(result) == {(str(missing), "not_found"), ("/proc", "not_found")}
     if os.geteuid() == 0:
         os.seteuid(65534)
     try:
-        result = collect(collector(filesystem.FilesystemOptions(write_test=("/usr",))))
+        result = Bench("filesystem", write_test=("/usr",)).collect()
     finally:
         if os.getuid() == 0:
             os.seteuid(0)
-    assert reasons(result) == {("/usr", "permission_denied")}
+    assert failing(result) == {("/usr", "permission_denied")}
     assert value(result, filesystem.WRITABLE, "/usr") == 0
 
 
 def test_quarantined(tmp_path: Path) -> None:
     """A path that hung is left alone and reported."""
     path = str(tmp_path)
-    hung = {
-        "/": Fault("/", Reason.TIMEOUT, "hung"),
-        f"write {path}": Fault(f"write {path}", Reason.STUCK, "hung"),
-    }
-    result = collect(
-        collector(filesystem.FilesystemOptions(paths=("/", path), write_test=(path,)), hung=hung)
-    )
+    bench = Bench("filesystem", paths=("/", path), write_test=(path,))
+    bench.hung = {"/": Reason.TIMEOUT, f"write {path}": Reason.STUCK}
+    result = bench.collect()
     assert result.outcome is CollectionOutcome.OK
-    assert list(result.faults) == list(hung.values())
-    assert reasons(result) == {("/", "timeout"), (path, "stuck")}
+    assert reasons(result) == bench.hung
+    assert failing(result) == {("/", "timeout"), (path, "stuck")}
     assert value(result, filesystem.SIZE, "/") is None
     assert value(result, filesystem.SIZE, path) is not None
     assert value(result, filesystem.WRITABLE, path) == 0
@@ -339,10 +291,8 @@ def test_frozen_mount(tmp_path: Path) -> None:
             for _ in range(5):
                 result = await sweep()
                 assert result.outcome is CollectionOutcome.OK
-                assert reasons(result) == {(path, "stuck")}
-                assert [(fault.part, fault.reason) for fault in result.faults] == [
-                    (f"write {path}", Reason.STUCK)
-                ]
+                assert failing(result) == {(path, "stuck")}
+                assert reasons(result) == {f"write {path}": Reason.STUCK}
                 assert value(result, filesystem.WRITABLE, path) == 0
                 assert value(result, filesystem.WRITE_SECONDS, path) is None
                 assert value(result, filesystem.WRITABLE, "/dev/shm") == 1

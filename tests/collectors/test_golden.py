@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
-from dshealthd.config import registry
-from dshealthd.core.collector import Context
 from dshealthd.core.exposition import render
-from dshealthd.core.host import Host
-from dshealthd.core.result import CollectionOutcome, attempt
+from dshealthd.core.result import CollectionOutcome
+from tests.collectors.bench import FIXTURES, Bench
 
-FIXTURES = Path(__file__).parent / "fixtures"
 FILES = {"tcp_limits": "tcp"}
 """Fixtures of which another collector's files are read."""
 
@@ -21,11 +18,13 @@ FILES = {"tcp_limits": "tcp"}
 @pytest.mark.parametrize(
     ("name", "options"),
     [
+        ("disk", {}),
         ("infiniband", {}),
         ("job_environment", {}),
         ("kernel", {}),
         ("memory", {}),
         ("network", {}),
+        ("open_files", {}),
         ("pressure", {}),
         ("software", {"environments": (Path("/opt/venv"),)}),
         ("tcp", {}),
@@ -34,9 +33,6 @@ FILES = {"tcp_limits": "tcp"}
 )
 def test_golden(name: str, options: dict[str, Any]) -> None:
     """The fixture gives exactly the expected exposition, without a fault."""
-    base = FIXTURES / FILES.get(name, name)
-    host = Host(procfs=base / "proc", sysfs=base / "sys", rootfs=base / "root")
-    kind = registry.load(name)
-    result = attempt(kind(kind.Options(**options), Context(host=host, sweep=1)))
+    result = Bench(name, FIXTURES / FILES.get(name, name), **options).collect()
     assert (result.outcome, result.faults) == (CollectionOutcome.OK, ())
     assert render(result.samples) == (FIXTURES / name / "expected.prom").read_text()

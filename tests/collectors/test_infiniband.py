@@ -5,20 +5,15 @@ Two ConnectX-7, a RoCE port, a port that is down, an adapter without counters.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import shutil
 import subprocess
-import time
 import urllib.request
-from collections import Counter
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.collection.supervisor import Supervisor
 from dshealthd.collectors.infiniband import (
     ERRORS,
     FLAPS,
@@ -32,76 +27,29 @@ from dshealthd.collectors.infiniband import (
     Infiniband,
     InfinibandOptions,
 )
-from dshealthd.config import registry
-from dshealthd.core.collector import Context, Fault, Metric, Reason
-from dshealthd.core.host import Host
-from dshealthd.core.options import encode
-from dshealthd.core.result import CollectionOutcome, Result, attempt
-from dshealthd.core.timing import Backoff
+from dshealthd.core.collector import Reason
+from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.linux.infiniband import PortHistory, parse_rate, read_attribute
+from tests.collectors.bench import Bench, Reader, copied, host, reasons, values, write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
-FIXTURES = Path(__file__).parent / "fixtures" / "infiniband"
 DEVICES = {"irdma0", "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"}
 PORT_1 = "class/infiniband/mlx5_1/ports/1"
 
 
-class Reads:
-    """Reads files, notes which, and refuses those that it is told to."""
-
-    def __init__(self) -> None:
-        """Refuse nothing yet."""
-        self.refused: dict[str, int] = {}
-        self.answers: dict[str, bytes] = {}
-        self.seen: Counter[str] = Counter()
-
-    def __call__(self, place: str) -> bytes:
-        """Return the content of a file; OSError with the number that stands for the end of its
-        path.
-        """
-        self.seen[place] += 1
-        for end, number in self.refused.items():
-            if place.endswith(end):
-                raise OSError(number, os.strerror(number), place)
-        return next(
-            (text for end, text in self.answers.items() if place.endswith(end)), None
-        ) or read_attribute(place)
-
-    def count(self, end: str) -> int:
-        """Return how often files with this end were read."""
-        return sum(count for place, count in self.seen.items() if place.endswith(end))
-
-
-class Bench:
+class Adapters(Bench):
     """A collector on a copy of the fixture that a test can change."""
 
-    def __init__(self, sysfs: Path, **options: object) -> None:
-        """Make the collector; `options` are its own."""
-        self.sysfs = sysfs
-        self.now = 0.0
-        self.reads = Reads()
-        self.approached: list[str] = []
-        self.blocked: dict[str, Fault] = {}
-        context = Context(
-            host=Host(sysfs=sysfs),
-            monotonic=lambda: self.now,
-            entering=self._approach,
-        )
-        self.collector = Infiniband(InfinibandOptions(**options), context, self.reads)  # type: ignore[arg-type] # checked where the config is decoded
-
-    def _approach(self, part: str) -> Fault | None:
-        self.approached.append(part)
-        return self.blocked.get(part)
-
-    def collect(self) -> Result:
-        """Collect once."""
-        return attempt(self.collector)
+    def __init__(self, base: Path, **options: Any) -> None:
+        self.reads, self.sysfs = Reader(read_attribute), base / "sys"
+        super().__init__("infiniband", base, self.reads, **options)
 
     def write(self, path: str, text: str) -> None:
         """Change a file."""
-        (self.sysfs / path).write_text(text + "\n")
+        write(self.sysfs, {path: text})
 
     def remove(self, device: str) -> Path:
         """Take a device away; returns where its link led."""
@@ -120,20 +68,15 @@ class Bench:
 
 
 @pytest.fixture
-def sysfs(tmp_path: Path) -> Path:
-    """Return a copy of the fixture's /sys."""
-    return Path(shutil.copytree(FIXTURES / "sys", tmp_path / "sys", symlinks=True))
+def base(tmp_path: Path) -> Path:
+    """Return a copy of the fixture."""
+    return copied("infiniband", tmp_path)
 
 
 @pytest.fixture
-def bench(sysfs: Path) -> Bench:
+def bench(base: Path) -> Adapters:
     """Return a collector on a copy of the fixture."""
-    return Bench(sysfs)
-
-
-def values(result: Result, metric: Metric) -> Mapping[tuple[str, ...], float]:
-    """Return the values of a metric by its labels."""
-    return {sample.labels: sample.value for sample in result.samples if sample.metric is metric}
+    return Adapters(base)
 
 
 def up(result: Result) -> Mapping[str, float]:
@@ -141,7 +84,7 @@ def up(result: Result) -> Mapping[str, float]:
     return {device: value for (device, _port), value in values(result, UP).items()}
 
 
-def test_as_node_exporter_reads_it(bench: Bench) -> None:
+def test_as_node_exporter_reads_it(bench: Adapters) -> None:
     """What node_exporter reports of the same tree is what this collector reports, where both have a
     value.
     """
@@ -198,9 +141,9 @@ def _node_exporter(program: str, sysfs: Path) -> Mapping[str, float]:
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, 524])
-def test_refused_files_are_asked_for_once(bench: Bench, number: int) -> None:
-    """A counter or sensor that the driver refuses is no fault, has no series, and is not read
-    again.
+def test_refused_files_are_asked_for_once(bench: Adapters, number: int) -> None:
+    """A counter or sensor that the driver refuses is no fault, has no series, and is not read again
+    before the device is registered anew, which may support it then.
     """
     bench.reads.refused = {"/out_of_buffer": number, "/temp2_input": number}
     for _ in range(3):
@@ -211,15 +154,8 @@ def test_refused_files_are_asked_for_once(bench: Bench, number: int) -> None:
         assert ("mlx5_0", "asic") in values(result, TEMPERATURE)
     assert bench.reads.count("/out_of_buffer") == 4  # the devices that have it
     assert bench.reads.count("/temp2_input") == 1
-    bench.now = 3600
-    bench.collect()
+    bench.collect(3600)
     assert bench.reads.count("/out_of_buffer") == 4
-
-
-def test_refused_files_are_asked_for_again_after_a_return(bench: Bench) -> None:
-    """A device that is registered anew may support what it refused before."""
-    bench.reads.refused = {"/out_of_buffer": errno.EINVAL}
-    bench.collect()
     bench.reads.refused = {}
     bench.register("mlx5_1", bench.remove("mlx5_1"))
     result = bench.collect()
@@ -227,7 +163,7 @@ def test_refused_files_are_asked_for_again_after_a_return(bench: Bench) -> None:
     assert ("mlx5_0", "1", "out_of_buffer") not in values(result, ERRORS)
 
 
-def test_not_available_text_is_no_number(bench: Bench) -> None:
+def test_not_available_text_is_no_number(bench: Adapters) -> None:
     """Counters that read "N/A (no PMA)" give neither zeros nor faults, are read once, and the port
     is reported all the same.
     """
@@ -243,7 +179,7 @@ def test_not_available_text_is_no_number(bench: Bench) -> None:
     assert bench.reads.count("irdma0/ports/1/counters/symbol_error") == 1
 
 
-def test_odd_device_leaves_the_others_alone(bench: Bench) -> None:
+def test_odd_device_leaves_the_others_alone(bench: Adapters) -> None:
     """A device whose files fail is one fault for its counters and one for its state."""
     bench.reads.refused = {
         f"mlx5_1/ports/1/{file}": errno.EIO
@@ -261,7 +197,7 @@ def test_odd_device_leaves_the_others_alone(bench: Bench) -> None:
     assert not bench.collect().faults
 
 
-def test_malformed_files(bench: Bench) -> None:
+def test_malformed_files(bench: Adapters) -> None:
     """A number, a state or a rate that cannot be read is a fault that names the file, and no value."""
     bench.reads.answers = {
         "mlx5_0/ports/1/counters/symbol_error": b"many\n",
@@ -269,7 +205,7 @@ def test_malformed_files(bench: Bench) -> None:
         "mlx5_2/ports/1/rate": b"100 furlongs/fortnight\n",
     }
     result = bench.collect()
-    assert {fault.part: fault.reason for fault in result.faults} == {
+    assert reasons(result) == {
         f"infiniband mlx5_{number} port 1": Reason.MALFORMED for number in range(3)
     }
     assert "symbol_error" in result.faults[0].detail
@@ -279,7 +215,7 @@ def test_malformed_files(bench: Bench) -> None:
     assert ("mlx5_2", "1") not in values(result, RATE)
 
 
-def test_nothing_can_be_read(bench: Bench) -> None:
+def test_nothing_can_be_read(bench: Adapters) -> None:
     """When no port of any device can be read, the attempt fails."""
     bench.reads.refused = {"/state": errno.ENODEV}
     result = bench.collect()
@@ -288,7 +224,7 @@ def test_nothing_can_be_read(bench: Bench) -> None:
     assert not up(result)
 
 
-def test_unknown_states(bench: Bench) -> None:
+def test_unknown_states(bench: Adapters) -> None:
     """A state that a later kernel may know is shown as unknown, and the port does not count as up."""
     bench.write(f"{PORT_1}/phys_state", "0: <unknown>")
     bench.write("class/infiniband/mlx5_0/ports/1/state", "9: RESTING")
@@ -321,7 +257,7 @@ def test_flaps(samples: list[tuple[bool, int | None]], flaps: int) -> None:
     assert history.flaps == flaps
 
 
-def test_flaps_are_counted_from_the_files(bench: Bench) -> None:
+def test_flaps_are_counted_from_the_files(bench: Adapters) -> None:
     """The state and `link_downed` of a port are what its flaps are counted from."""
     assert values(bench.collect(), FLAPS)["mlx5_1", "1"] == 0
     bench.write(f"{PORT_1}/state", "1: DOWN")
@@ -336,7 +272,7 @@ def test_flaps_are_counted_from_the_files(bench: Bench) -> None:
     }
 
 
-def test_device_vanishes_and_returns(bench: Bench) -> None:
+def test_device_vanishes_and_returns(bench: Adapters) -> None:
     """A device that is gone has port_up 0, state gone and one flap more, and nothing else."""
     before = bench.collect()
     place = bench.remove("mlx5_1")
@@ -359,7 +295,7 @@ def test_device_vanishes_and_returns(bench: Bench) -> None:
     assert {sample[:2] for sample in after.samples} == {sample[:2] for sample in before.samples}
 
 
-def test_port_vanishes(bench: Bench) -> None:
+def test_port_vanishes(bench: Adapters) -> None:
     """A device that comes back with fewer ports has the missing one down."""
     shutil.copytree(bench.sysfs / PORT_1, bench.sysfs / PORT_1.replace("ports/1", "ports/2"))
     assert values(bench.collect(), UP)["mlx5_1", "2"] == 1
@@ -371,7 +307,7 @@ def test_port_vanishes(bench: Bench) -> None:
     assert values(result, UP)["mlx5_1", "2"] == 0
 
 
-def test_driver_unloaded(bench: Bench) -> None:
+def test_driver_unloaded(bench: Adapters) -> None:
     """With all devices gone, and the directory too, every port that was seen is down."""
     bench.collect()
     shutil.rmtree(bench.sysfs / "class/infiniband")
@@ -382,40 +318,35 @@ def test_driver_unloaded(bench: Bench) -> None:
 
 def test_machine_without_infiniband(tmp_path: Path) -> None:
     """No directory: absent. An empty one in which no device was ever seen: not available."""
-    host = Host(sysfs=tmp_path)
-    assert (
-        Infiniband.absent(InfinibandOptions(), host)
-        == f"{tmp_path}/class/infiniband does not exist"
-    )
-    (tmp_path / "class/infiniband").mkdir(parents=True)
-    assert Infiniband.absent(InfinibandOptions(), host) is None
-    assert Bench(tmp_path).collect().outcome is CollectionOutcome.NOT_AVAILABLE
+    assert "does not exist" in str(Infiniband.absent(InfinibandOptions(), host(tmp_path)))
+    (tmp_path / "sys/class/infiniband").mkdir(parents=True)
+    assert Infiniband.absent(InfinibandOptions(), host(tmp_path)) is None
+    assert Adapters(tmp_path).collect().outcome is CollectionOutcome.NOT_AVAILABLE
 
 
-def test_excluded_devices(sysfs: Path) -> None:
+def test_excluded_devices(base: Path) -> None:
     """A device that the options exclude is not even approached."""
-    bench = Bench(sysfs, exclude=("irdma*", "mlx5_3"))
+    bench = Adapters(base, exclude=("irdma*", "mlx5_3"))
     assert set(up(bench.collect())) == {"mlx5_0", "mlx5_1", "mlx5_2"}
-    assert bench.approached == [f"infiniband mlx5_{number}" for number in range(3)]
+    assert bench.entered == [f"infiniband mlx5_{number}" for number in range(3)]
     assert not bench.reads.count("irdma0/fw_ver")
 
 
-def test_quarantined_device_is_not_touched(bench: Bench) -> None:
+def test_quarantined_device_is_not_touched(bench: Adapters) -> None:
     """A device under quarantine gives its fault, no file of it is read, and if it vanishes it is
     known to be gone.
     """
-    fault = Fault("infiniband mlx5_1", Reason.STUCK, "hangs")
-    bench.blocked = {fault.part: fault}
+    bench.hung = {"infiniband mlx5_1": Reason.STUCK}
     result = bench.collect()
     assert result.outcome is CollectionOutcome.OK
-    assert result.faults == (fault,)
+    assert reasons(result) == bench.hung
     assert set(up(result)) == DEVICES - {"mlx5_1"}
     assert not any("mlx5_1/" in place for place in bench.reads.seen)
     bench.remove("mlx5_1")
     assert up(bench.collect())["mlx5_1"] == 0
 
 
-def test_description_is_refreshed(bench: Bench) -> None:
+def test_description_is_refreshed(bench: Adapters) -> None:
     """A network interface that was renamed is shown by its new name after five minutes, without
     being asked for each time.
     """
@@ -425,77 +356,35 @@ def test_description_is_refreshed(bench: Bench) -> None:
     reads = bench.reads.count("/fw_ver")
     bench.collect()
     assert bench.reads.count("/fw_ver") == reads
-    bench.now = 301
-    assert ("mlx5_0", "1", "fabric0", "InfiniBand") in values(bench.collect(), PORT_INFO)
+    assert ("mlx5_0", "1", "fabric0", "InfiniBand") in values(bench.collect(301), PORT_INFO)
 
 
 def test_efa(tmp_path: Path) -> None:
     """An AWS adapter has its traffic, in bytes, and its errors in hw_counters alone."""
-    port = tmp_path / "class/infiniband/rdmap0s6/ports/1"
-    (port / "hw_counters").mkdir(parents=True)
-    files = {
-        "state": "4: ACTIVE",
-        "phys_state": "5: LinkUp",
-        "rate": "100 Gb/sec (4X EDR)",
-        "link_layer": "Unspecified",
-    }
-    counts = {
-        "tx_bytes": "4000",
-        "rx_bytes": "5000",
-        "tx_pkts": "4",
-        "rx_drops": "7",
-        "rdma_read_bytes": "1",
-    }
-    for name, text in {
-        **files,
-        **{f"hw_counters/{name}": text for name, text in counts.items()},
-    }.items():
-        (port / name).write_text(text + "\n")
-    result = Bench(tmp_path).collect()
+    port = tmp_path / "sys/class/infiniband/rdmap0s6/ports/1"
+    write(
+        port,
+        {
+            "state": "4: ACTIVE",
+            "phys_state": "5: LinkUp",
+            "rate": "100 Gb/sec (4X EDR)",
+            "link_layer": "Unspecified",
+        },
+    )
+    counts = {"tx_bytes": 4000, "rx_bytes": 5000, "tx_pkts": 4, "rx_drops": 7, "rdma_read_bytes": 1}
+    write(port / "hw_counters", {name: str(count) for name, count in counts.items()})
+    result = Adapters(tmp_path).collect()
     assert not result.faults
     assert values(result, TRANSMIT_BYTES) == {("rdmap0s6", "1"): 4000}
     assert values(result, RECEIVE_BYTES) == {("rdmap0s6", "1"): 5000}
     assert values(result, ERRORS) == {("rdmap0s6", "1", "rx_drops"): 7}
 
 
-def test_holds_no_file_open(bench: Bench) -> None:
+def test_holds_no_file_open(bench: Adapters) -> None:
     """Between two sweeps nothing of the driver is held, so that it can be unloaded."""
     before = set(os.listdir("/proc/self/fd"))
     bench.collect()
     assert set(os.listdir("/proc/self/fd")) == before
-
-
-async def test_device_that_hangs(sysfs: Path) -> None:
-    """In a real worker, a device whose file never answers costs its deadline once."""
-    state = sysfs / PORT_1 / "state"
-    state.unlink()
-    os.mkfifo(state)  # an open of it waits for a writer, which never comes
-    hello = {
-        "worker": "fabric",
-        "host": encode(Host(sysfs=sysfs)),
-        "collectors": {"infiniband": encode(InfinibandOptions())},
-        "log_level": 50,
-    }
-    metrics = {"infiniband": registry.metrics(Infiniband)}
-    supervisor = Supervisor(
-        "fabric", hello, {"infiniband": 2.0}, metrics, time.monotonic, Backoff(0.3, 0.3)
-    )
-    results: list[Result] = []
-    try:
-        await supervisor.collect(["infiniband"], lambda _name, result: results.append(result))
-        state.unlink()
-        state.write_text("4: ACTIVE\n")
-        await asyncio.sleep(0.4)
-        await supervisor.collect(["infiniband"], lambda _name, result: results.append(result))
-    finally:
-        await supervisor.close()
-    hung, well = results
-    assert [(fault.part, fault.reason) for fault in hung.faults] == [
-        ("infiniband mlx5_1", Reason.TIMEOUT)
-    ]
-    assert set(up(hung)) == DEVICES - {"mlx5_1"}
-    assert set(up(well)) == DEVICES
-    assert not well.faults
 
 
 @pytest.mark.parametrize(

@@ -8,56 +8,44 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.collectors.job_environment import MAX_PROBLEMS, JobEnvironment
-from dshealthd.core.collector import Context, Fault, Reason
-from dshealthd.core.host import Host
-from dshealthd.core.result import Result, attempt
+from dshealthd.collectors.job_environment import MAX_PROBLEMS
+from dshealthd.core.collector import Reason
 from dshealthd.jobs.environment import MAX_NAMES
+from tests.collectors.bench import Bench, Values, named, reasons, write
 from tests.jobs.elf import library
 from tests.jobs.machines import Machine, environ
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
-FIXTURES = Path(__file__).parent / "fixtures" / "job_environment"
+    from dshealthd.core.result import Result
+
 JOB = f"slurm-{os.getpid()}"
 RUN = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}
-Values = dict[tuple[str, ...], float]
 
 
-def values(result: Result, name: str, job: str = "") -> Values:
+def of_job(result: Result, name: str, job: str = "") -> Values:
     """Return the samples of one metric, of one job or all, by their labels without job and run."""
     return {
-        sample.labels[2:]: sample.value
-        for sample in result.samples
-        if sample.metric.name == f"dshealthd_job_{name}" and job in {"", sample.labels[0]}
+        key[3:]: value
+        for key, value in named(result, "job_").items()
+        if key[0] == name and job in {"", *key[1:2]}
     }
 
 
-class Node:
+class Node(Bench):
     """A small machine with interfaces, adapters and GPUs, and the collector on it."""
 
-    def __init__(self, root: Path, **options: object) -> None:
+    def __init__(self, root: Path, **options: Any) -> None:
+        super().__init__("job_environment", root, **options)
         self.root = root
         self.machine = Machine(root / "proc")
         (self.machine.process(40) / "comm").write_text("bash\n")
-        self.blocked: set[str] = set()
-        host = Host(procfs=root / "proc", sysfs=root / "sys", rootfs=root)
-        self.context = Context(
-            host=host,
-            monotonic=self.machine.clock,
-            wall=self.machine.clock,
-            entering=self._approach,
-        )
-        self.collector = JobEnvironment(JobEnvironment.Options(**options), self.context)  # type: ignore[arg-type] # of several types
-
-    def _approach(self, part: str) -> Fault | None:
-        return Fault(part, Reason.STUCK, "hung") if part in self.blocked else None
 
     def rank(
         self,
@@ -75,52 +63,33 @@ class Node:
             parent=parent,
             start=pid,
         )
-        net = self.machine.root / str(pid) / "net"
-        net.mkdir(exist_ok=True)
-        names = (
-            os.listdir(self.root / "sys/class/net")
-            if (self.root / "sys/class/net").exists()
-            else []
-        )
-        (net / "dev").write_text(
-            "Inter-|\n face |\n" + "".join(f"{name:>6}: 0 0\n" for name in names)
-        )
+        names = [place.name for place in self.root.glob("sys/class/net/*")]
+        lines = "".join(f"{name:>6}: 0 0\n" for name in names)
+        write(self.machine.root, {f"{pid}/net/dev": f"Inter-|\n face |\n{lines}"})
         return pid
 
     def interfaces(self, **states: str) -> None:
         """Give the machine interfaces in these states."""
         for name, state in states.items():
-            place = self.root / "sys/class/net" / name
-            place.mkdir(parents=True)
-            (place / "flags").write_text("0x1003\n" if state != "disabled" else "0x1002\n")
-            (place / "operstate").write_text("unknown\n" if name == "lo" else f"{state}\n")
+            flags = "0x1003" if state != "disabled" else "0x1002"
+            operstate = "unknown" if name == "lo" else state
+            write(self.root / "sys/class/net" / name, {"flags": flags, "operstate": operstate})
 
     def adapter(self, name: str, *states: str) -> None:
         """Give the machine an adapter whose ports are in these states."""
-        for port, state in enumerate(states, 1):
-            place = self.root / "sys/class/infiniband" / name / "ports" / str(port)
-            place.mkdir(parents=True)
-            (place / "state").write_text(f"{state}\n")
+        place = self.root / "sys/class/infiniband" / name / "ports"
+        write(place, {f"{port}/state": state for port, state in enumerate(states, 1)})
 
     def gpus(self, count: int, *models: str) -> None:
         """Give the machine GPUs, of these models in turn."""
         for index in range(count):
+            model = models[index % len(models)] if models else "0x2330"
             place = self.root / f"sys/bus/pci/devices/0000:{index:02x}:00.0"
-            place.mkdir(parents=True)
-            (place / "vendor").write_text("0x10de\n")
-            (place / "class").write_text("0x030200\n")
-            (place / "device").write_text(
-                f"{models[index % len(models)] if models else '0x2330'}\n"
-            )
-
-    def sweep(self) -> Result:
-        """Collect in a new sweep."""
-        self.context.sweep += 1
-        return attempt(self.collector, self.context.monotonic)
+            write(place, {"vendor": "0x10de", "class": "0x030200", "device": model})
 
     def problems(self) -> Values:
         """Return the problems by rank, variable and problem."""
-        return values(self.sweep(), "environment_problems")
+        return of_job(self.collect(), "environment_problems")
 
 
 @pytest.fixture
@@ -131,7 +100,7 @@ def node(tmp_path: Path) -> Node:
 
 def test_no_job(node: Node) -> None:
     """Without training there are no series, and none that say 0, but for the runs left out."""
-    result = node.sweep()
+    result = node.collect()
     assert [(sample.metric.name, sample.value) for sample in result.samples] == [
         ("dshealthd_job_runs_left_out", 0)
     ]
@@ -146,7 +115,7 @@ def test_daemon_of_a_rank_is_no_rank(node: Node) -> None:
         (node.rank(1, pid=200, parent=1), "sccache"),
     ):
         (node.machine.root / str(pid) / "exe").symlink_to(f"/usr/bin/{program}")
-    assert values(node.sweep(), "processes") == {("1",): 1}
+    assert of_job(node.collect(), "processes") == {("1",): 1}
 
 
 def test_orphans(node: Node) -> None:
@@ -154,16 +123,16 @@ def test_orphans(node: Node) -> None:
     node.rank(0)
     node.rank(1, {"SYSTEMD_EXEC_PID": "101"}, parent=1)
     (node.machine.root / "1/comm").write_text("systemd\n")
-    assert values(node.sweep(), "orphaned_ranks") == {(): 0}
+    assert of_job(node.collect(), "orphaned_ranks") == {(): 0}
     node.rank(0, parent=1)  # taken in by process 1: the same process, with another parent
-    assert values(node.sweep(), "orphaned_ranks") == {(): 1}
+    assert of_job(node.collect(), "orphaned_ranks") == {(): 1}
 
 
 def test_orphans_unknown(node: Node) -> None:
     """Below the first process of a container it is not known who started a rank."""
     node.rank(0, parent=1)
     (node.machine.root / "1/comm").write_text("tini\n")
-    assert values(node.sweep(), "orphaned_ranks") == {}
+    assert of_job(node.collect(), "orphaned_ranks") == {}
 
 
 @pytest.mark.parametrize(("changed", "problem"), [
@@ -284,11 +253,11 @@ def test_adapter_that_does_not_answer(node: Node) -> None:
     """An adapter that hung is a fault; it is there, and whether it works is not known."""
     node.adapter("mlx5_0", "4: ACTIVE")
     node.adapter("mlx5_1", "gibberish")
-    node.blocked.add("adapter mlx5_0")
+    node.hung["adapter mlx5_0"] = Reason.STUCK
     node.rank(0, {"NCCL_IB_HCA": "=mlx5_0,mlx5_1"})
-    result = node.sweep()
-    assert values(result, "environment_problems") == {}
-    assert {fault.part: fault.reason for fault in result.faults} == {
+    result = node.collect()
+    assert of_job(result, "environment_problems") == {}
+    assert reasons(result) == {
         "adapter mlx5_0": Reason.STUCK,
         "adapter mlx5_1": Reason.MALFORMED,
     }
@@ -323,7 +292,7 @@ def test_names_that_the_library_reads(
     assert node.problems() == problems
 
 
-def test_names_and_values(node: Node) -> None:
+def test_names_and_of_job(node: Node) -> None:
     """Names that nothing reads, values out of range and transports that are off are told once, with
     how many ranks and the lowest.
     """
@@ -370,18 +339,18 @@ def test_settings_that_differ(node: Node) -> None:
     for number in range(3):
         node.rank(number, {"NCCL_ALGO": "Ring"})
     node.rank(3)
-    result = node.sweep()
-    assert values(result, "environment_problems") == {("3", "NCCL_ALGO", "differs"): 1}
-    mixed = values(result, "setting_fingerprint")
+    result = node.collect()
+    assert of_job(result, "environment_problems") == {("3", "NCCL_ALGO", "differs"): 1}
+    mixed = of_job(result, "setting_fingerprint")
     node.rank(3, {"NCCL_ALGO": "Ring"}, pid=104)
     node.machine.end(103)
-    result = node.sweep()
-    assert values(result, "environment_problems") == {}
-    alike = values(result, "setting_fingerprint")
+    result = node.collect()
+    assert of_job(result, "environment_problems") == {}
+    alike = of_job(result, "setting_fingerprint")
     assert alike.keys() == mixed.keys() == {("NCCL_ALGO",)}
     assert alike != mixed
     assert all(0 <= value < 1 << 48 for value in (*alike.values(), *mixed.values()))
-    assert values(node.sweep(), "setting_fingerprint") == alike
+    assert of_job(node.collect(), "setting_fingerprint") == alike
 
 
 def test_configuration_file(node: Node) -> None:
@@ -404,20 +373,18 @@ def test_configuration_file_that_cannot_be_read(node: Node) -> None:
     place = node.machine.root / str(node.rank(0, {"NCCL_P2P_DISABLE": "1"})) / "root/etc/nccl.conf"
     place.mkdir(parents=True)  # a directory: EISDIR
     for _ in range(2):
-        result = node.sweep()
-        assert [(fault.part, fault.reason) for fault in result.faults] == [
-            ("process 100", Reason.IO_ERROR)
-        ]
-        assert values(result, "environment_problems") == {("0", "NCCL_P2P_DISABLE", "disabled"): 1}
+        result = node.collect()
+        assert reasons(result) == {"process 100": Reason.IO_ERROR}
+        assert of_job(result, "environment_problems") == {("0", "NCCL_P2P_DISABLE", "disabled"): 1}
     place.rmdir()
-    assert node.sweep().faults == ()
+    assert node.collect().faults == ()
 
 
 def test_process_that_hangs(node: Node) -> None:
     """What was read of a process before it hung goes on being told."""
     node.rank(0, {"NCCL_P2P_DISABLE": "1"})
     before = node.problems()
-    node.blocked.add("process 100")
+    node.hung["process 100"] = Reason.STUCK
     assert node.problems() == before != {}
 
 
@@ -436,10 +403,10 @@ def test_vanishing_process(node: Node) -> None:
             shutil.rmtree(node.machine.root / "100")
 
     node.context.entering = entering
-    result = node.sweep()
+    result = node.collect()
     assert looks.count("process 100") >= 2
     assert result.faults == ()
-    assert values(result, "environment_problems") == {("1", "NCCL_SOCKET_IFNAME", "absent"): 1}
+    assert of_job(result, "environment_problems") == {("1", "NCCL_SOCKET_IFNAME", "absent"): 1}
 
 
 def test_huge_and_odd_environments(node: Node) -> None:
@@ -454,9 +421,9 @@ def test_huge_and_odd_environments(node: Node) -> None:
         + b"x" * (2 << 20)
     )
     node.machine.process(100, data)
-    result = node.sweep()
+    result = node.collect()
     assert result.faults == ()
-    assert values(result, "environment_problems") == {("0", "NCCL_P2P_DISABLE", "disabled"): 1}
+    assert of_job(result, "environment_problems") == {("0", "NCCL_P2P_DISABLE", "disabled"): 1}
     assert not [sample for sample in result.samples if "hush" in str(sample.labels)]
 
 
@@ -474,13 +441,13 @@ def test_many_processes_with_many_variables(node: Node) -> None:
             {**wrong, **{f"OTHER_{index}": "x" for index in range(40)}, "WORLD_SIZE": "200"},
             pid=1000 + number,
         )
-    result = node.sweep()
-    assert values(result, "ranks") == {(): 200}
-    assert len(values(result, "processes")) == 64
-    assert 0 < len(values(result, "environment_problems")) <= MAX_PROBLEMS
+    result = node.collect()
+    assert of_job(result, "ranks") == {(): 200}
+    assert len(of_job(result, "processes")) == 64
+    assert 0 < len(of_job(result, "environment_problems")) <= MAX_PROBLEMS
     assert len(result.samples) < 200
     started = time.process_time()
-    node.sweep()
+    node.collect()
     assert time.process_time() - started < 0.25
 
 
@@ -489,7 +456,7 @@ def test_runs_left_out(tmp_path: Path) -> None:
     node = Node(tmp_path, max_runs=2)
     for number in range(5):
         node.rank(0, {"MASTER_PORT": str(29500 + number)}, pid=100 + number)
-    told = [(sample.metric.name, sample.value) for sample in node.sweep().samples]
+    told = [(sample.metric.name, sample.value) for sample in node.collect().samples]
     ports = {value for name, value in told if name == "dshealthd_job_master_port"}
     assert ports == {29500, 29501}
     assert ("dshealthd_job_runs_left_out", 3) in told
@@ -498,14 +465,7 @@ def test_runs_left_out(tmp_path: Path) -> None:
 @pytest.fixture
 def sweep() -> Callable[[], Result]:
     """Return a function that collects on this machine."""
-    context = Context(host=Host())
-    collector = JobEnvironment(JobEnvironment.Options(), context)
-
-    def swept() -> Result:
-        context.sweep += 1
-        return attempt(collector, context.monotonic)
-
-    return swept
+    return Bench("job_environment").collect
 
 
 HOLD = "print(flush=True); input()"
@@ -552,20 +512,20 @@ def test_real_processes(
         )
     ]
     result = sweep()
-    assert values(result, "processes", JOB) == {("0",): 1, ("1",): 2, ("2",): 1}
-    assert values(result, "environment_problems", JOB) == {
+    assert of_job(result, "processes", JOB) == {("0",): 1, ("1",): 2, ("2",): 1}
+    assert of_job(result, "environment_problems", JOB) == {
         ("1", "NCCL_SOCKET_IFNAME", "absent"): 1,
         ("1", "NCCL_SOCKET_IFNAME", "loopback"): 1,
         ("1", "NCCL_P2P_DISABLE", "disabled"): 1,
         ("1", "NCCL_TIMEOUT", "unread"): 1,
     }
     kin = [
-        labels for labels in values(result, "rendezvous_kin_info", JOB) if labels[0] == "WORLD_SIZE"
+        labels for labels in of_job(result, "rendezvous_kin_info", JOB) if labels[0] == "WORLD_SIZE"
     ]
     assert len(kin) == 1, "both runs differ in WORLD_SIZE alone, so that they have one kin"
     for rank in ranks:
         rank.communicate(timeout=60)
-    assert values(sweep(), "ranks", JOB) == {}
+    assert of_job(sweep(), "ranks", JOB) == {}
 
 
 def test_real_orphan(
@@ -577,10 +537,10 @@ def test_real_orphan(
         "env={**os.environ, 'RANK': '0'})"
     )
     launcher = start("-c", program, **RUN)
-    assert values(sweep(), "orphaned_ranks", JOB) == {(): 0}
+    assert of_job(sweep(), "orphaned_ranks", JOB) == {(): 0}
     launcher.kill()
     launcher.wait(timeout=60)
-    assert values(sweep(), "orphaned_ranks", JOB) == {(): 1}
+    assert of_job(sweep(), "orphaned_ranks", JOB) == {(): 1}
 
 
 def test_real_torchrun(
@@ -593,10 +553,10 @@ def test_real_torchrun(
     launcher = start(*torchrun, sys.executable, "-c", program, says=2, OMP_NUM_THREADS="1")
     result = sweep()
     launcher.communicate(timeout=60)
-    assert values(result, "run_info", JOB) == {("torchrun",): 1}
-    assert values(result, "processes", JOB) == {("0",): 1, ("1",): 1}
-    assert values(result, "world_size", JOB) == {(): 2}
-    assert values(result, "orphaned_ranks", JOB) == {(): 0}
+    assert of_job(result, "run_info", JOB) == {("torchrun",): 1}
+    assert of_job(result, "processes", JOB) == {("0",): 1, ("1",): 1}
+    assert of_job(result, "world_size", JOB) == {(): 2}
+    assert of_job(result, "orphaned_ranks", JOB) == {(): 0}
 
 
 def test_gpus_of_two_models_need_an_order(node: Node) -> None:

@@ -9,7 +9,6 @@ import contextlib
 import os
 import socket
 import subprocess
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -17,10 +16,8 @@ import pytest
 
 from dshealthd.collectors import job_master
 from dshealthd.collectors.job_master import ConnectionOutcome, JobMaster, connect
-from dshealthd.core.collector import Context
-from dshealthd.core.host import Host
-from dshealthd.core.result import CollectionOutcome as Collected
-from dshealthd.core.result import attempt
+from dshealthd.core.result import CollectionOutcome
+from tests.collectors.bench import Bench, values
 from tests.environments import wait_for_environment
 from tests.netns import connection, listener, network_namespace
 
@@ -65,21 +62,17 @@ def rank(number: int, port: int, address: str = HERE) -> Iterator[None]:
         process.wait()
 
 
-class Agent:
-    """The collector, round by round."""
+class Agent(Bench):
+    """The collector, round by round, on a node with one run."""
 
     def __init__(self) -> None:
-        self.context = Context(host=Host())
-        self.collector = JobMaster(JobMaster.Options(), self.context)
+        super().__init__("job_master")
 
-    def collect(self, port: int) -> list[str]:
-        """Return the outcomes of a round; there is one run with this port."""
-        self.context.sweep += 1
-        result = attempt(self.collector)
-        assert result.outcome is Collected.OK, result.detail
-        assert result.faults == ()
-        assert port
-        return [sample.labels[2] for sample in result.samples]
+    def outcomes(self) -> list[str]:
+        """Return the outcomes of a round."""
+        result = self.collect()
+        assert (result.outcome, result.faults) == (CollectionOutcome.OK, ())
+        return [outcome for _, _, outcome in values(result, job_master.CONNECTION)]
 
 
 def free_port() -> int:
@@ -114,10 +107,8 @@ def test_name_server_that_does_not_answer(network: None) -> None:  # noqa: ARG00
     """
     with pytest.raises(OSError, match="no name server could resolve master\\.invalid"):
         connect("master.invalid", 29500, 1.0)
-    agent = Agent()
     with rank(1, 29500, "master.invalid"):
-        agent.context.sweep += 1
-        result = attempt(agent.collector)
+        result = Agent().collect()
     assert result.samples == ()
     (fault,) = result.faults
     assert "no name server could resolve" in fault.detail
@@ -127,26 +118,26 @@ def test_a_run_is_asked_for_until_it_has_met(network: None) -> None:  # noqa: AR
     """Refused, then answered and not asked again, then connected, and never touched from then on."""
     port, agent = free_port(), Agent()
     with rank(1, port):
-        assert agent.collect(port) == ["refused"]
+        assert agent.outcomes() == ["refused"]
         with listener(HERE, port) as made:
             made.settimeout(60)
-            assert agent.collect(port) == ["ok"]
+            assert agent.outcomes() == ["ok"]
             with made.accept()[0] as seen:
                 seen.settimeout(60)
                 assert seen.recv(1) == b""  # it carried nothing, and is closed
-            assert agent.collect(port) == ["ok"]
+            assert agent.outcomes() == ["ok"]
             made.settimeout(0)
             with pytest.raises(BlockingIOError):
                 made.accept()
             client, server = connection(made)  # as a rank's own
-            assert agent.collect(port) == ["connected"]
+            assert agent.outcomes() == ["connected"]
             client.close()
             server.close()
-            agent.context.monotonic = lambda: time.monotonic() + 10 * job_master.AGAIN
-            assert agent.collect(port) == ["connected"]
+            agent.now += 10 * job_master.AGAIN
+            assert agent.outcomes() == ["connected"]
             with pytest.raises(BlockingIOError):
                 made.accept()
-        assert agent.collect(port) == ["connected"]
+        assert agent.outcomes() == ["connected"]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +152,7 @@ def test_what_is_not_asked_for(
 ) -> None:
     """Rank 0's own node, the loopback, and ports that no run meets at are left alone."""
     with rank(number, port, address):
-        assert Agent().collect(port or 1) == []
+        assert Agent().outcomes() == []
 
 
 def test_an_old_run_is_left_alone(network: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
@@ -169,7 +160,7 @@ def test_an_old_run_is_left_alone(network: None, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(job_master, "YOUNG", -1.0)
     port = free_port()
     with rank(1, port):
-        assert Agent().collect(port) == []
+        assert Agent().outcomes() == []
 
 
 def test_off_by_default() -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collectors.job_threads import JobThreads, JobThreadsOptions
 from dshealthd.core.collector import Reason
 from dshealthd.core.host import Host
-from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.linux.process import OutsideNamespace, Tasks, parse_pids_path, tasks
+from tests.collectors.bench import Bench, Values, named
 from tests.jobs.machines import TORCH, Machine
 
 if TYPE_CHECKING:
@@ -41,18 +40,12 @@ def group(machine: Machine, path: str, current: object, limit: object) -> None:
 
 def look(machine: Machine, max_jobs: int = 16) -> Result:
     """Collect once."""
-    context = machine.context()
-    context.host = Host(procfs=machine.root, sysfs=machine.root.parent / "sys")
-    collector = JobThreads(JobThreadsOptions(max_jobs=max_jobs), context)
-    return attempt(collector, time.monotonic)
+    return Bench("job_threads", machine.root.parent, max_jobs=max_jobs).collect()
 
 
-def values(result: Result) -> dict[tuple[str, ...], float]:
+def threads(result: Result) -> Values:
     """Return the samples, by name without prefix, and labels."""
-    return {
-        (sample.metric.name.removeprefix("dshealthd_job_threads"), *sample.labels): sample.value
-        for sample in result.samples
-    }
+    return named(result, "job_threads")
 
 
 def test_nearest_limit(machine: Machine) -> None:
@@ -60,7 +53,7 @@ def test_nearest_limit(machine: Machine) -> None:
     group(machine, GROUP, 100, "max")
     group(machine, "system.slice/slurmstepd.scope/job_7", 900, 1000)
     group(machine, "system.slice", 2000, 30000)
-    assert values(look(machine)) == {
+    assert threads(look(machine)) == {
         ("_jobs_left_out",): 0,
         ("", "slurm-7"): 900,
         ("_limit", "slurm-7"): 1000,
@@ -70,7 +63,7 @@ def test_nearest_limit(machine: Machine) -> None:
 def test_no_limit(machine: Machine) -> None:
     """Where nothing is limited, the limit is infinite, and not absent or 0."""
     group(machine, GROUP, 100, "max")
-    found = values(look(machine))
+    found = threads(look(machine))
     assert (found["", "slurm-7"], found["_limit", "slurm-7"]) == (100, math.inf)
 
 
@@ -79,25 +72,25 @@ def test_version_1(machine: Machine) -> None:
     (machine.root / "10/cgroup").write_text("8:pids:/job\n4:cpu,cpuacct:/other\n0::/user.slice\n")
     group(machine, "pids/job", 63, 64)
     group(machine, "user.slice", 1, 2)
-    assert values(look(machine))["_limit", "slurm-7"] == 64
+    assert threads(look(machine))["_limit", "slurm-7"] == 64
 
 
 def test_what_cannot_be_known(machine: Machine) -> None:
     """No count of tasks is no sample; a file of nonsense is a fault that names it."""
-    assert values(look(machine)) == {("_jobs_left_out",): 0}
+    assert threads(look(machine)) == {("_jobs_left_out",): 0}
     group(machine, GROUP, "many", "max")
     result = look(machine)
     (fault,) = result.faults
     assert (fault.part, fault.reason) == ("job slurm-7", Reason.MALFORMED)
     assert "pids.current" in fault.detail
-    assert values(result) == {("_jobs_left_out",): 0}
+    assert threads(result) == {("_jobs_left_out",): 0}
 
 
 def test_rank_that_has_ended(machine: Machine) -> None:
     """A process that ended since it was listed is passed by; the others of its job count."""
     group(machine, GROUP, 5, 10)
     machine.process(11, {**TORCH, "SLURM_JOB_ID": "7"})  # it has no cgroup any more
-    assert values(look(machine))["", "slurm-7"] == 5
+    assert threads(look(machine))["", "slurm-7"] == 5
 
 
 def test_agent_in_a_container(machine: Machine) -> None:
@@ -113,7 +106,7 @@ def test_more_jobs_than_places(machine: Machine) -> None:
     group(machine, GROUP, 5, 10)
     other = machine.process(20, {**TORCH, "SLURM_JOB_ID": "8"}, start=200)
     (other / "cgroup").write_text(f"0::/{GROUP}\n")
-    found = values(look(machine, max_jobs=1))
+    found = threads(look(machine, max_jobs=1))
     assert found["_jobs_left_out",] == 1
     assert {key[1] for key in found if len(key) > 1} == {"slurm-7"}
 

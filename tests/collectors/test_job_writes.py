@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collectors.job_writes import JobWrites, parse_io
-from dshealthd.core.collector import CollectorOptions, Reason
-from dshealthd.core.result import Result, attempt
+from dshealthd.collectors.job_writes import WRITES, parse_io
+from dshealthd.core.collector import Reason
+from tests.collectors.bench import Bench, Values, reasons, values
 from tests.jobs.machines import TORCH, Machine
 
 if TYPE_CHECKING:
@@ -20,60 +20,55 @@ if TYPE_CHECKING:
 IO = "rchar: 5\nwchar: 7\nread_bytes: 9\nwrite_bytes: {}\ncancelled_write_bytes: 4\n"
 
 
-class Scene:
+class Scene(Bench):
     """A rank and its data loader, of one job, and the collector."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__("job_writes", path)
         self.machine = Machine(path / "proc")
         for pid in (10, 11):
             self.machine.process(pid, {**TORCH, "SLURM_JOB_ID": "7"})
             self.writes(pid, 1000)
-        self.collector = JobWrites(CollectorOptions(), self.machine.context())
 
     def writes(self, pid: int, count: int) -> None:
         """Have a process have written so many bytes."""
         (self.machine.root / str(pid) / "io").write_text(IO.format(count))
 
-    def look(self, seconds: float = 10.0) -> Result:
-        """Collect, so many seconds later."""
-        self.machine.clock.now += seconds
-        self.collector.context.sweep += 1
-        return attempt(self.collector, self.machine.clock)
+    def look(self) -> tuple[Values, dict[str, Reason]]:
+        """Return the rate of each job, ten seconds later, and the faults."""
+        result = self.collect(10.0)
+        return values(result, WRITES), reasons(result)
 
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     """A job whose processes have been looked at once."""
     made = Scene(tmp_path)
-    assert not made.look().samples
+    assert made.look() == ({}, {})
     return made
-
-
-def rates(result: Result) -> dict[str, float]:
-    """Return the rate of each job."""
-    return {sample.labels[0]: sample.value for sample in result.samples}
 
 
 def test_a_job_that_writes(scene: Scene) -> None:
     """All its processes count, since the look before."""
     scene.writes(10, 1000 + 2 * 10**7)
     scene.writes(11, 1500)
-    assert rates(scene.look()) == {"slurm-7": pytest.approx(2e6 + 50)}
-    assert rates(scene.look()) == {"slurm-7": 0.0}
+    assert scene.look() == ({("slurm-7",): pytest.approx(2e6 + 50)}, {})
+    assert scene.look() == ({("slurm-7",): 0.0}, {})
 
 
 def test_a_process_that_cannot_be_read_is_no_zero(scene: Scene) -> None:
-    """It is a fault, and without another process of the job nothing is told of the job."""
-    for pid in (10, 11):
-        (scene.machine.root / str(pid) / "io").unlink()
-        (scene.machine.root / str(pid) / "io").mkdir()
-    result = scene.look()
-    assert not result.samples
-    assert {fault.part for fault in result.faults} == {"process 10", "process 11"}
-    assert {fault.reason for fault in result.faults} <= {*Reason}
-    (scene.machine.root / "10" / "io").rmdir()
-    (scene.machine.root / "11" / "io").rmdir()
-    assert not scene.look().samples  # they have ended
+    """It is a fault; its job's other processes count, and without any nothing is told of the job."""
+    first, other = (scene.machine.root / str(pid) / "io" for pid in (10, 11))
+    first.write_text("")
+    scene.writes(11, 1500)
+    assert scene.look() == ({("slurm-7",): 50.0}, {"process 10": Reason.MALFORMED})
+    for place in (first, other):
+        place.unlink()
+        place.mkdir()
+    assert scene.look() == ({}, dict.fromkeys(("process 10", "process 11"), Reason.IO_ERROR))
+    for place in (first, other):
+        place.rmdir()
+    assert scene.look() == ({}, {})  # they have ended
 
 
 def test_what_the_kernel_does_not_tell() -> None:
@@ -108,14 +103,3 @@ def test_this_kernel_counts_a_save(writer: subprocess.Popen[bytes]) -> None:
     writer.stdout.readline()
     with open(f"/proc/{writer.pid}/io", "rb") as file:
         assert parse_io(file.read()) - before >= 8 << 20
-
-
-def test_a_malformed_counter_is_a_fault_of_its_process(scene: Scene) -> None:
-    """The job's other processes still count, and other jobs too."""
-    (scene.machine.root / "10" / "io").write_text("")
-    scene.writes(11, 1500)
-    result = scene.look()
-    assert rates(result) == {"slurm-7": 50.0}
-    assert [(fault.part, fault.reason) for fault in result.faults] == [
-        ("process 10", Reason.MALFORMED)
-    ]

@@ -14,37 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.collectors.loopback import Loopback
-from dshealthd.core.collector import Context
-from dshealthd.core.host import Host
-from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.collectors.loopback import CONNECTIONS, DURATION, UP
+from dshealthd.core.result import CollectionOutcome, Result
+from tests.collectors.bench import Bench, value, values
 from tests.netns import network_namespace, ss
 from tests.stopwatch import Stopwatch
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-def collector() -> Loopback:
-    """Return the collector as it is configured by default."""
-    return Loopback(Loopback.Options(), Context(host=Host()))
-
-
 def outcomes(result: Result) -> dict[str, float]:
     """Return the counts of attempts that are not 0, by outcome."""
-    return {
-        labels[0]: value
-        for metric, labels, value in result.samples
-        if metric.name.endswith("_total") and value
-    }
-
-
-def gauges(result: Result) -> dict[str, float]:
-    """Return the other values by name."""
-    return {
-        metric.name: value
-        for metric, _, value in result.samples
-        if not metric.name.endswith("_total")
-    }
+    found = values(result, CONNECTIONS)
+    return {outcome: count for (outcome,), count in found.items() if count}
 
 
 def reject(rule: str) -> None:
@@ -58,24 +40,16 @@ def reject(rule: str) -> None:
 def test_a_working_loopback_is_up() -> None:
     """The connection is made in less than its deadline."""
     with network_namespace():
-        result = attempt(collector())
+        agent = Bench("loopback")
+        agent.context.monotonic = time.monotonic
+        result = agent.collect()
     assert result.outcome is CollectionOutcome.OK
     assert outcomes(result) == {"ok": 1}
-    assert gauges(result)["dshealthd_loopback_up"] == 1
-    assert 0 < gauges(result)["dshealthd_loopback_connect_seconds"] < 0.1
-    assert {labels[0] for _, labels, _ in result.samples if labels} == {
-        *(
-            "ok",
-            "refused",
-            "aborted",
-            "reset",
-            "timed_out",
-            "unreachable",
-            "no_port",
-            "denied",
-            "no_memory",
-            "other",
-        )
+    assert value(result, UP) == 1
+    assert 0 < (value(result, DURATION) or 0) < 0.1
+    assert {outcome for (outcome,) in values(result, CONNECTIONS)} == {
+        *("ok", "refused", "aborted", "reset", "timed_out", "unreachable", "no_port"),
+        *("denied", "no_memory", "other"),
     }
 
 
@@ -84,10 +58,10 @@ def test_nothing_is_left_behind() -> None:
     descriptor more than before.
     """
     with network_namespace():
-        agent = collector()
+        agent = Bench("loopback")
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(100):
-            result = attempt(agent)
+            result = agent.collect()
         assert outcomes(result) == {"ok": 100}
         assert len(os.listdir("/proc/self/fd")) == before
         assert not ss()
@@ -97,11 +71,11 @@ def test_refused() -> None:
     """A reset in answer to the connection is told as refused."""
     with network_namespace():
         reject("reject with tcp reset")
-        result = attempt(collector())
+        result = Bench("loopback").collect()
         assert not ss()
     assert result.outcome is CollectionOutcome.OK
     assert outcomes(result) == {"refused": 1}
-    assert gauges(result) == {"dshealthd_loopback_up": 0}
+    assert (value(result, UP), value(result, DURATION)) == (0, None)
 
 
 def test_timed_out() -> None:
@@ -109,7 +83,7 @@ def test_timed_out() -> None:
     with network_namespace():
         reject("drop")
         before, watch = time.monotonic(), Stopwatch()
-        result = attempt(collector())
+        result = Bench("loopback").collect()
         took, held_up = time.monotonic() - before, watch.seconds()
         assert not ss()
     assert outcomes(result) == {"timed_out": 1}
@@ -120,19 +94,19 @@ def test_timed_out() -> None:
 def test_unreachable() -> None:
     """A loopback interface that is down is told as unreachable."""
     with network_namespace(loopback=False):
-        assert outcomes(attempt(collector())) == {"unreachable": 1}
+        assert outcomes(Bench("loopback").collect()) == {"unreachable": 1}
 
 
 def test_no_port() -> None:
     """A range of ephemeral ports that is used up is told as no_port."""
     with network_namespace():
         RANGE.write_text("40000 40000")
-        assert outcomes(attempt(collector())) == {"no_port": 1}
+        assert outcomes(Bench("loopback").collect()) == {"no_port": 1}
 
 
 def test_the_agent_s_own_limit_is_no_finding() -> None:
     """Without descriptors nothing is known of the loopback."""
-    agent = collector()
+    agent = Bench("loopback")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(map(int, os.listdir("/proc/self/fd")))
     spare = [
@@ -140,11 +114,11 @@ def test_the_agent_s_own_limit_is_no_finding() -> None:
     ]  # no number below the limit stays free
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(spare), limits[1]))
-        result = attempt(agent)
+        result = agent.collect()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         for descriptor in spare:
             os.close(descriptor)
     assert result.outcome is CollectionOutcome.ERROR
     assert "Too many open files" in result.detail
-    assert outcomes(attempt(agent)) == {"ok": 1}
+    assert outcomes(agent.collect()) == {"ok": 1}

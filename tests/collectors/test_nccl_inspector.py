@@ -8,47 +8,35 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
 from dshealthd.collectors import nccl_inspector
 from dshealthd.collectors.nccl_inspector import NcclInspector, NcclInspectorOptions
-from dshealthd.core.collector import Context, Fault, Reason
+from dshealthd.core.collector import Reason
 from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
-from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result
+from tests.collectors.bench import Bench, Values, reasons, value, values
 from tests.jobs.machines import TORCH, Machine
 from tests.jobs.nccl.inspector_plugin import UUID, file_name, line
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 OTHER = "00000000-0000-0000-0000-00000000000b"
 NOBODY = 65534
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
 
 
-class Node:
+class Node(Bench):
     """A node with a rank whose file system is a directory, in which it has /dump for the Inspector."""
 
-    def __init__(self, root: Path, **options: object) -> None:
+    def __init__(self, root: Path, **options: Any) -> None:
+        super().__init__("nccl_inspector", root, **options)
         self.machine = Machine(root / "proc")
         self.inside = root / "container"
         self.dump = self.inside / "dump"
         self.dump.mkdir(parents=True)
-        self.hung: set[str] = set()
-        (root / "dev").mkdir()
-        (root / "dev/nvidiactl").touch()
-        host = Host(
-            procfs=root / "proc", sysfs=root / "sys", dev=root / "dev", rootfs=root / "host"
-        )
-        self.context = Context(host=host, entering=self._approach)
-        self.collector = NcclInspector(NcclInspectorOptions(**options), self.context)  # type: ignore[arg-type] # of several types
-
-    def _approach(self, part: str) -> Fault | None:
-        return Fault(part, Reason.TIMEOUT, "hung") if part in self.hung else None
 
     def rank(self, pid: int = 50, path: str = "/dump", **variables: str) -> None:
         """Start a rank that names a directory."""
@@ -74,11 +62,6 @@ class Node:
         os.utime(place, (time.time() - age,) * 2)
         return place
 
-    def sweep(self) -> Result:
-        """Collect in a new sweep."""
-        self.context.sweep += 1
-        return attempt(self.collector)
-
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
@@ -86,22 +69,16 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def files(result: Result) -> Mapping[str, float]:
+def files(result: Result) -> dict[str, float]:
     """Return what became of files, without what there is none of."""
-    return {
-        sample.labels[0]: sample.value
-        for sample in result.samples
-        if sample.metric is nccl_inspector.FILES and sample.value
-    }
+    found = values(result, nccl_inspector.FILES)
+    return {state: count for (state,), count in found.items() if count}
 
 
-def bandwidths(result: Result) -> Mapping[tuple[str, ...], float]:
+def bandwidths(result: Result) -> Values:
     """Return the bandwidths in GB/s."""
-    return {
-        sample.labels: sample.value / 1e9
-        for sample in result.samples
-        if sample.metric is nccl_inspector.BANDWIDTH
-    }
+    found = values(result, nccl_inspector.BANDWIDTH)
+    return {labels: speed / 1e9 for labels, speed in found.items()}
 
 
 def test_exposition(node: Node) -> None:
@@ -114,7 +91,7 @@ def test_exposition(node: Node) -> None:
         + line(20, 50, operation="Send", ranks="8", nodes="1", message="1-2MB")
     )
     os.utime(place, (1000, int(time.time())))
-    result = node.sweep()
+    result = node.collect()
     text = render(result.samples)
     prefix = "dshealthd_job_nccl_"
     large = f'{{message="256MiB-",nodes="2",operation="AllReduce",size="16",training_job="slurm-12",uuid="GPU-{UUID}"}}'
@@ -128,10 +105,10 @@ def test_stale(node: Node) -> None:
     node.rank()
     place = node.write(line(400, 1000), age=121)
     node.write(line(400, 1000), OTHER, age=-3600)
-    result = node.sweep()
+    result = node.collect()
     assert (bandwidths(result), files(result)) == ({}, {"stale": 2})
     os.utime(place)
-    assert files(node.sweep()) == {"taken": 1, "stale": 1}
+    assert files(node.collect()) == {"taken": 1, "stale": 1}
 
 
 def test_directory_named_twice(node: Node) -> None:
@@ -140,7 +117,7 @@ def test_directory_named_twice(node: Node) -> None:
     node.rank(51)
     node.rank(52, path="./dump/")
     node.write(line(400, 1000))
-    result = node.sweep()
+    result = node.collect()
     assert files(result) == {"taken": 1}
     assert {labels[0][:4] for labels in bandwidths(result)} == {"run-"}
 
@@ -151,7 +128,7 @@ def test_job_of_another_owner(node: Node) -> None:
     """
     node.rank(SLURM_JOB_ID="12")
     node.write(line(400, 1000, job="99"))
-    assert {labels[0] for labels in bandwidths(node.sweep())} == {"slurm-12"}
+    assert {labels[0] for labels in bandwidths(node.collect())} == {"slurm-12"}
 
 
 def test_shared_directory(node: Node) -> None:
@@ -162,7 +139,7 @@ def test_shared_directory(node: Node) -> None:
     node.rank()
     node.write(line(400, 1000, node="container-7"))
     node.write(line(300, 1000), OTHER)
-    result = node.sweep()
+    result = node.collect()
     assert files(result) == {"taken": 1, "elsewhere": 1}
     assert {labels[1] for labels in bandwidths(result)} == {f"GPU-{UUID}"}
 
@@ -171,7 +148,7 @@ def test_shared_directory_without_driver(node: Node) -> None:
     """Where the driver tells nothing, the host's name in the file does."""
     node.rank()
     node.write(line(400, 1000, node="elsewhere"))
-    result = node.sweep()
+    result = node.collect()
     assert (bandwidths(result), files(result)) == ({}, {"elsewhere": 1})
 
 
@@ -184,7 +161,7 @@ def test_not_regular(node: Node, tmp_path: Path) -> None:
     os.mkfifo(node.dump / file_name(OTHER))
     (node.dump / file_name(OTHER.replace("b", "c"))).mkdir()
     watch = Stopwatch()
-    result = node.sweep()
+    result = node.collect()
     assert watch.seconds() < 1
     assert (bandwidths(result), files(result)) == ({}, {"irregular": 3})
 
@@ -194,7 +171,7 @@ def test_foreign(node: Node) -> None:
     """A file of a user other than the rank's is not taken, whoever may write into the directory."""
     node.rank()
     os.chown(node.write(line(400, 1000)), NOBODY, NOBODY)
-    result = node.sweep()
+    result = node.collect()
     assert (bandwidths(result), files(result)) == ({}, {"foreign": 1})
 
 
@@ -204,7 +181,7 @@ def test_owner_of_the_rank(node: Node) -> None:
     node.rank()
     os.chown(node.machine.root / "50", NOBODY, NOBODY)
     os.chown(node.write(line(400, 1000)), NOBODY, NOBODY)
-    assert files(node.sweep()) == {"taken": 1}
+    assert files(node.collect()) == {"taken": 1}
 
 
 @pytest.mark.parametrize(
@@ -217,7 +194,7 @@ def test_links_and_parents_stay_inside(node: Node, path: str) -> None:
     (node.inside / "away").mkdir()
     node.rank(path=path)
     node.write(line(400, 1000))
-    assert files(node.sweep()) == {"taken": 1}
+    assert files(node.collect()) == {"taken": 1}
 
 
 def test_a_link_does_not_leave_the_container(node: Node, tmp_path: Path) -> None:
@@ -229,7 +206,7 @@ def test_a_link_does_not_leave_the_container(node: Node, tmp_path: Path) -> None
     (node.inside / "up").symlink_to("../outside")
     node.rank(path="/link")
     node.rank(51, path="/up")
-    assert node.sweep().outcome is CollectionOutcome.NOT_AVAILABLE
+    assert node.collect().outcome is CollectionOutcome.NOT_AVAILABLE
 
 
 def test_bounds(tmp_path: Path) -> None:
@@ -243,7 +220,7 @@ def test_bounds(tmp_path: Path) -> None:
             line(400, 1000, ranks=str(number + 2)), f"{number:08x}-0000-0000-0000-000000000000"
         )
     node.write(line(400, 1000) * 20, "00000000-0000-0000-0000-000000000000")
-    result = node.sweep()
+    result = node.collect()
     assert files(result) == {"taken": 2, "too_large": 1, "left_out": 2}
     node.write("", "00000000-0000-0000-0000-000000000000")
     node.write(
@@ -251,17 +228,15 @@ def test_bounds(tmp_path: Path) -> None:
         "00000001-0000-0000-0000-000000000000",
     )
     node.write("", "00000002-0000-0000-0000-000000000000")
-    result = node.sweep()
+    result = node.collect()
     assert {labels[3] for labels in bandwidths(result)} == {"64", "8"}
-    assert [
-        sample.value for sample in result.samples if sample.metric is nccl_inspector.LEFT_OUT
-    ] == [1]
+    assert value(result, nccl_inspector.LEFT_OUT) == 1
 
 
 def test_not_there_yet(node: Node) -> None:
     """A directory that the plugin has not made yet is no fault."""
     node.rank(path="/not/yet")
-    result = node.sweep()
+    result = node.collect()
     assert (result.outcome, result.faults, result.samples) == (
         CollectionOutcome.NOT_AVAILABLE,
         (),
@@ -275,12 +250,10 @@ def test_hung_directory(node: Node) -> None:
     node.write(line(400, 1000))
     (node.inside / "nfs").mkdir()
     node.rank(60, path="/nfs", SLURM_JOB_ID="9")
-    node.hung.add("inspector /nfs")
-    result = node.sweep()
+    node.hung["inspector /nfs"] = Reason.TIMEOUT
+    result = node.collect()
     assert files(result) == {"taken": 1}
-    assert [(fault.part, fault.reason) for fault in result.faults] == [
-        ("inspector /nfs", Reason.TIMEOUT)
-    ]
+    assert reasons(result) == node.hung
 
 
 def test_no_descriptor_is_left(node: Node) -> None:
@@ -291,7 +264,7 @@ def test_no_descriptor_is_left(node: Node) -> None:
     node.rank(52, path="/not/yet")
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        node.sweep()
+        node.collect()
     samples = node.collector.collect()
     next(samples)
     del samples

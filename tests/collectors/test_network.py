@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import shutil
 import subprocess
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,83 +24,62 @@ from dshealthd.collectors.network import (
     NetworkOptions,
     speed_of,
 )
-from dshealthd.core.collector import Context, Fault, Metric, Reason
+from dshealthd.core.collector import Metric, Reason
 from dshealthd.core.host import Host, read
-from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result
+from tests.collectors.bench import Bench, Reader, copied, reasons, values, write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
-FIXTURES = Path(__file__).parent / "fixtures" / "network"
 WITH_HARDWARE = {"eno1", "eno2", "ens3f0np0", "ibp24s0", "eth0", "usb0"}
 ASKED = {"eno1", "bond0", "ens3f0np0", "ibp24s0", "eth0"}
 """Those that are up, so that their speed can be known."""
 
 
-class Bench:
-    """A collector on a copy of the fixture.
+class Interfaces(Bench):
+    """A collector on a copy of the fixture; files are read, and parts entered, into one list."""
 
-    Notes what is read and approached, and refuses files that it is told to.
-    """
-
-    def __init__(self, root: Path, **options: object) -> None:
-        """Make the collector; `options` are its own."""
-        self.root = root
-        self.now = 0.0
-        self.refused: dict[str, int] = {}
-        self.touched: list[str] = []
-        self.blocked: dict[str, Fault] = {}
-        host = Host(procfs=root / "proc", sysfs=root / "sys")
-        context = Context(host=host, monotonic=lambda: self.now, entering=self._approach)
-        self.collector = Network(NetworkOptions(**options), context, self._read)  # type: ignore[arg-type] # checked where the config is decoded
-
-    def _approach(self, part: str) -> Fault | None:
-        self.touched.append(part)
-        return self.blocked.get(part)
-
-    def _read(self, place: str) -> str:
-        name = "/".join(place.split("/")[-2:])
-        self.touched.append(name)
-        if name in self.refused:
-            raise OSError(self.refused[name], os.strerror(self.refused[name]), place)
-        return read(place)
-
-    def collect(self) -> Result:
-        """Collect once; `touched` is of this time only."""
-        self.touched.clear()
-        return attempt(self.collector)
+    def __init__(self, root: Path, **options: Any) -> None:
+        self.root, self.reader = root, Reader(read)
+        super().__init__("network", root, self.reader, **options)
+        self.reader.seen = self.entered
 
     def write(self, path: str, text: str) -> None:
         """Change a file of /sys/class/net."""
-        (self.root / "sys/class/net" / path).write_text(text + "\n")
+        write(self.root / "sys/class/net", {path: text})
+
+    def look(self, seconds: float = 0.0) -> tuple[Result, set[str]]:
+        """Collect, and return the interfaces whose speed was asked for as well."""
+        self.entered.clear()
+        result = self.collect(seconds)
+        return result, {place.split("/")[-2] for place in self.entered if place.endswith("/speed")}
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Return a copy of the fixture."""
-    return Path(shutil.copytree(FIXTURES, tmp_path / "root", symlinks=True))
+    return copied("network", tmp_path)
 
 
 @pytest.fixture
-def bench(root: Path) -> Bench:
+def bench(root: Path) -> Interfaces:
     """Return a collector on a copy of the fixture."""
-    return Bench(root)
+    return Interfaces(root)
 
 
-def values(result: Result, metric: Metric) -> Mapping[str, float]:
+def by_name(result: Result, metric: Metric) -> dict[str, float]:
     """Return the values of a metric by interface."""
-    return {sample.labels[0]: sample.value for sample in result.samples if sample.metric is metric}
-
-
-def asked(bench: Bench) -> set[str]:
-    """Return the interfaces whose speed was asked for at the last collection."""
-    return {name.removesuffix("/speed") for name in bench.touched if name.endswith("/speed")}
+    return {name: value for (name, *_), value in values(result, metric).items()}
 
 
 def test_include_and_exclude(root: Path) -> None:
     """Patterns add interfaces and take them away."""
-    result = Bench(root, include=("veth*", "ens3f0v*", "lo"), exclude=("eno*", "lo")).collect()
-    assert set(values(result, MTU)) == {
+    result = Bench(
+        "network", root, include=("veth*", "ens3f0v*", "lo"), exclude=("eno*", "lo")
+    ).collect()
+    assert set(by_name(result, MTU)) == {
         "bond0",
         "ens3f0np0",
         "ens3f0v0",
@@ -120,92 +99,93 @@ def test_absent(root: Path, tmp_path: Path) -> None:
     nothing = NetworkOptions(exclude=("*",))
     assert Network.absent(nothing, host) == f"{root}/sys/class/net has no interface with hardware"
     assert Network.absent(NetworkOptions(), Host(sysfs=tmp_path)) is not None
-    assert Bench(root, exclude=("*",)).collect().outcome is CollectionOutcome.NOT_AVAILABLE
+    assert (
+        Bench("network", root, exclude=("*",)).collect().outcome is CollectionOutcome.NOT_AVAILABLE
+    )
 
 
-def test_speed_is_read_when_the_carrier_changes(bench: Bench) -> None:
+def test_speed_is_read_when_the_carrier_changes(bench: Interfaces) -> None:
     """The speed of an interface that is up is read at first, when its carrier has changed, and once
     a minute; the value stays between.
     """
-    assert values(bench.collect(), SPEED)["eno1"] == 25e9 / 8
-    assert asked(bench) == ASKED
-    bench.now = 59
-    assert values(bench.collect(), SPEED)["eno1"] == 25e9 / 8
-    assert not asked(bench)
-    bench.write("eno1/carrier_changes", "5")
-    bench.write("eno1/speed", "10000")
-    assert values(bench.collect(), SPEED)["eno1"] == 10e9 / 8
-    assert asked(bench) == {"eno1"}
-    bench.now = 60
-    bench.collect()
-    assert asked(bench) == ASKED - {"eno1"}
+    for seconds, changes, speed, asked in (
+        (0, "4", 25e9, ASKED),
+        (59, "4", 25e9, set()),
+        (0, "5", 10e9, {"eno1"}),
+        (1, "5", 10e9, ASKED - {"eno1"}),
+    ):
+        bench.write("eno1/carrier_changes", changes)
+        bench.write("eno1/speed", f"{speed / 1e6:.0f}")
+        result, found = bench.look(seconds)
+        assert (by_name(result, SPEED)["eno1"], found) == (speed / 8, asked)
 
 
-def test_speed_is_unknown_without_a_link(bench: Bench) -> None:
+def test_speed_is_unknown_without_a_link(bench: Interfaces) -> None:
     """A driver that answers EINVAL has no speed and is no fault."""
-    bench.refused = {"eno1/speed": errno.EINVAL, "bond0/speed": errno.EOPNOTSUPP}
+    bench.reader.refused = {"eno1/speed": errno.EINVAL, "bond0/speed": errno.EOPNOTSUPP}
     bench.write("ibp24s0/operstate", "down")
-    result = bench.collect()
+    result, asked = bench.look()
     assert not result.faults
-    assert set(values(result, SPEED)) == {"ens3f0np0"}
-    assert "ibp24s0" not in asked(bench)
-    assert values(result, UP)["ibp24s0"] == 0
+    assert set(by_name(result, SPEED)) == {"ens3f0np0"}
+    assert "ibp24s0" not in asked
+    assert by_name(result, UP)["ibp24s0"] == 0
 
 
-def test_only_speed_is_approached(bench: Bench) -> None:
+def test_only_speed_is_approached(bench: Interfaces) -> None:
     """What can hang, and nothing else, is approached, just before it is read."""
-    bench.collect()
-    approached = [index for index, name in enumerate(bench.touched) if name.startswith("network ")]
-    assert {bench.touched[index + 1] for index in approached} == {f"{name}/speed" for name in ASKED}
-    bench.collect()
-    assert not any(name.startswith("network ") for name in bench.touched)
+    bench.look()
+    after = [next for part, next in itertools.pairwise(bench.entered) if "network " in part[:8]]
+    assert {"/".join(place.split("/")[-2:]) for place in after} == {
+        f"{name}/speed" for name in ASKED
+    }
+    bench.look()
+    assert not any(part.startswith("network ") for part in bench.entered)
 
 
-def test_speed_under_quarantine(bench: Bench) -> None:
+def test_speed_under_quarantine(bench: Interfaces) -> None:
     """An interface whose driver hung has all but its speed, which is not asked for, and a fault."""
-    fault = Fault("network eno1", Reason.TIMEOUT, "hangs")
-    bench.blocked = {fault.part: fault}
+    bench.hung = {"network eno1": Reason.TIMEOUT}
     for _ in range(2):
-        result = bench.collect()
+        result, asked = bench.look()
         assert result.outcome is CollectionOutcome.OK
-        assert result.faults == (fault,)
-        assert "eno1" not in asked(bench)
-        assert set(values(result, SPEED)) == {"bond0", "ens3f0np0", "ibp24s0"}
-        assert values(result, UP)["eno1"] == 1
-        assert values(result, TRANSMIT_DROPS)["eno1"] == 7
-    bench.blocked = {}
-    assert values(bench.collect(), SPEED)["eno1"] == 25e9 / 8
+        assert reasons(result) == bench.hung
+        assert "eno1" not in asked
+        assert set(by_name(result, SPEED)) == {"bond0", "ens3f0np0", "ibp24s0"}
+        assert by_name(result, UP)["eno1"] == 1
+        assert by_name(result, TRANSMIT_DROPS)["eno1"] == 7
+    bench.hung = {}
+    assert by_name(bench.collect(), SPEED)["eno1"] == 25e9 / 8
 
 
-def test_odd_interface_leaves_the_others_alone(bench: Bench) -> None:
+def test_odd_interface_leaves_the_others_alone(bench: Interfaces) -> None:
     """Files that fail or make no sense are one fault an interface."""
-    bench.refused = {"eno1/mtu": errno.EIO, "eth0/speed": errno.EIO}
+    bench.reader.refused = {"eno1/mtu": errno.EIO, "eth0/speed": errno.EIO}
     bench.write("bond0/operstate", "sideways")
     bench.write("ibp24s0/carrier_changes", "few")
     result = bench.collect()
     assert result.outcome is CollectionOutcome.OK
-    assert {fault.part: fault.reason for fault in result.faults} == {
+    assert reasons(result) == {
         "network eno1": Reason.IO_ERROR,
         "network eth0": Reason.IO_ERROR,
         "network bond0": Reason.MALFORMED,
         "network ibp24s0": Reason.MALFORMED,
     }
     assert all(fault.part.split()[1] in fault.detail for fault in result.faults)
-    assert values(result, RECEIVE_BYTES)["eno1"] == 99182736455
-    assert set(values(result, CARRIER_CHANGES)) == {"eno2", "ens3f0np0", "usb0", "eth0"}
+    assert by_name(result, RECEIVE_BYTES)["eno1"] == 99182736455
+    assert set(by_name(result, CARRIER_CHANGES)) == {"eno2", "ens3f0np0", "usb0", "eth0"}
 
 
-def test_nothing_can_be_read(bench: Bench) -> None:
+def test_nothing_can_be_read(bench: Interfaces) -> None:
     """When every interface fails, the attempt fails."""
-    bench.refused = {f"{name}/operstate": errno.EACCES for name in (*WITH_HARDWARE, "bond0")}
+    bench.reader.refused = {f"{name}/operstate": errno.EACCES for name in (*WITH_HARDWARE, "bond0")}
     result = bench.collect()
     assert result.outcome is CollectionOutcome.ERROR
     assert result.reason is Reason.PERMISSION_DENIED
-    assert len(values(result, RECEIVE_BYTES)) == 7
-    assert not values(result, UP)
+    assert len(by_name(result, RECEIVE_BYTES)) == 7
+    assert not by_name(result, UP)
 
 
-def test_malformed_traffic(bench: Bench) -> None:
+def test_malformed_traffic(bench: Interfaces) -> None:
     """A line of /proc/net/dev that is too short is a fault of its interface."""
     place = bench.root / "proc/net/dev"
     lines = place.read_text().splitlines()
@@ -214,14 +194,12 @@ def test_malformed_traffic(bench: Bench) -> None:
         + "\n"
     )
     result = bench.collect()
-    assert [(fault.part, fault.reason) for fault in result.faults] == [
-        ("network eno1", Reason.MALFORMED)
-    ]
-    assert "eno1" not in values(result, RECEIVE_BYTES)
-    assert len(values(result, RECEIVE_BYTES)) == 6
+    assert reasons(result) == {"network eno1": Reason.MALFORMED}
+    assert "eno1" not in by_name(result, RECEIVE_BYTES)
+    assert len(by_name(result, RECEIVE_BYTES)) == 6
 
 
-def test_interface_vanishes_and_returns(bench: Bench) -> None:
+def test_interface_vanishes_and_returns(bench: Interfaces) -> None:
     """An interface that is gone has no series."""
     bench.collect()
     link, proc = bench.root / "sys/class/net/ibp24s0", bench.root / "proc/net/dev"
@@ -232,11 +210,11 @@ def test_interface_vanishes_and_returns(bench: Bench) -> None:
     )
     result = bench.collect()
     assert not result.faults
-    assert "ibp24s0" not in values(result, RECEIVE_BYTES)
+    assert "ibp24s0" not in by_name(result, RECEIVE_BYTES)
     link.symlink_to(target)
     bench.write("ibp24s0/speed", "200000")
     proc.write_text(text)
-    assert values(bench.collect(), SPEED)["ibp24s0"] == 25e9
+    assert by_name(bench.collect(), SPEED)["ibp24s0"] == 25e9
 
 
 def test_against_ip() -> None:
@@ -246,19 +224,18 @@ def test_against_ip() -> None:
     host = Host()
     if Network.absent(NetworkOptions(), host) is not None or shutil.which("ip") is None:
         pytest.skip("no interface with hardware, or no ip")
-    collector = Network(NetworkOptions(), Context(host=host))
-    before = _ip()
-    result = attempt(collector)
-    after = _ip()
+    before, result, after = _ip(), Bench("network").collect(), _ip()
     assert result.outcome is CollectionOutcome.OK
-    assert values(result, MTU)
-    for name, mtu in values(result, MTU).items():
+    assert by_name(result, MTU)
+    for name, mtu in by_name(result, MTU).items():
         assert mtu == after[name]["mtu"]
         for metric, path in ((RECEIVE_BYTES, "rx bytes"), (TRANSMIT_BYTES, "tx bytes")):
-            assert int(before[name][path]) <= values(result, metric)[name] <= int(after[name][path])
+            assert (
+                int(before[name][path]) <= by_name(result, metric)[name] <= int(after[name][path])
+            )
         state = before[name]["operstate"]
         if state == after[name]["operstate"] and state != "UNKNOWN":
-            assert values(result, UP)[name] == (state == "UP")
+            assert by_name(result, UP)[name] == (state == "UP")
 
 
 def _ip() -> Mapping[str, dict[str, int | str]]:

@@ -8,12 +8,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dshealthd.collectors import software
 from dshealthd.collectors.software import (
     Software,
     fingerprint,
@@ -21,69 +21,40 @@ from dshealthd.collectors.software import (
     parse_configuration,
     parse_os_release,
 )
-from dshealthd.core.collector import Context, Fault, Reason
-from dshealthd.core.host import Host
+from dshealthd.core.collector import Reason
 from dshealthd.core.options import Errors, decode
-from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result
+from tests.collectors.bench import FIXTURES, Bench, Values, copied, reasons, values
 from tests.jobs.machines import TORCH
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-FIXTURES = Path(__file__).parent / "fixtures" / "software"
-
-
-class Node:
-    """A collector on a tree of files, asked sweep by sweep."""
-
-    def __init__(
-        self,
-        base: Path,
-        *environments: str,
-        entering: Callable[[str], Fault | None] = lambda _part: None,
-    ) -> None:
-        host = Host(procfs=base / "proc", sysfs=base / "sys", rootfs=base / "root")
-        self.context = Context(host=host, entering=entering)
-        self.collector = Software(
-            Software.Options(environments=tuple(map(Path, environments))), self.context
-        )
-
-    def sweep(self) -> Result:
-        """Collect in a new sweep."""
-        self.context.sweep += 1
-        return attempt(self.collector, self.context.monotonic)
 
 
 def versions(result: Result) -> dict[tuple[str, str, str], str]:
     """Return versions by component, environment and job."""
-    samples = [
-        sample for sample in result.samples if sample.metric.name == "dshealthd_software_info"
-    ]
     return {
         (component, environment, job): version
-        for _, (component, version, environment, job), _ in samples
+        for component, version, environment, job in values(result, software.INFO)
     }
 
 
-def fingerprints(result: Result) -> dict[tuple[str, ...], float]:
+def fingerprints(result: Result) -> Values:
     """Return fingerprints by component, environment and job."""
-    return {
-        sample.labels: sample.value
-        for sample in result.samples
-        if sample.metric.name == "dshealthd_software_fingerprint"
-    }
+    return values(result, software.FINGERPRINT)
+
+
+def sweep(base: Path, *environments: str) -> Result:
+    """Collect once."""
+    return Bench("software", base, environments=tuple(map(Path, environments))).collect()
 
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     """A copy of the fixture, to change."""
-    return shutil.copytree(FIXTURES, tmp_path / "machine", symlinks=True)
+    return copied("software", tmp_path)
 
 
 def test_this_node() -> None:
     """Kernel, system and this interpreter's environment are those of this machine."""
-    context = Context(host=Host())
-    result = attempt(Software(Software.Options(environments=(Path(sys.prefix),)), context))
+    result = Bench("software", environments=(Path(sys.prefix),)).collect()
     found = versions(result)
     assert result.outcome is CollectionOutcome.OK
     assert found["kernel", "", ""] == os.uname().release
@@ -95,12 +66,11 @@ def test_real_job() -> None:
     """A real process with a launcher's environment is asked what it runs with, through its own
     root.
     """
-    context = Context(host=Host())
     variables = {**os.environ, **TORCH, "SLURM_JOB_ID": str(os.getpid())}
     with subprocess.Popen(
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=variables
     ) as child:
-        result = attempt(Software(Software.Options(), context))
+        result = Bench("software").collect()
         child.communicate(b"\n", timeout=60)
     assert versions(result)["python", "", f"slurm-{os.getpid()}"] == platform.python_version()
 
@@ -111,9 +81,8 @@ def test_same_software_has_the_same_fingerprint(base: Path) -> None:
         "root=/dev/nvme0n1p2 BOOT_IMAGE=x hugepages=1024 quiet iommu=pt ro\n"
     )
     (base / "root/etc/nccl.conf").write_text("NCCL_SOCKET_IFNAME=bond0\n\nNCCL_IB_HCA=mlx5\n")
-    assert fingerprints(Node(base, "/opt/venv").sweep()) == fingerprints(
-        Node(FIXTURES, "/opt/venv").sweep()
-    )
+    whole = FIXTURES / "software"
+    assert fingerprints(sweep(base, "/opt/venv")) == fingerprints(sweep(whole, "/opt/venv"))
 
 
 @pytest.mark.parametrize(
@@ -134,20 +103,20 @@ def test_same_software_has_the_same_fingerprint(base: Path) -> None:
 def test_drift(base: Path, file: str, text: str, component: str) -> None:
     """What differs between nodes changes the fingerprint of its component, and no other."""
     (base / file).write_text(text)
-    before, after = fingerprints(Node(FIXTURES).sweep()), fingerprints(Node(base).sweep())
+    before, after = fingerprints(sweep(FIXTURES / "software")), fingerprints(sweep(base))
     assert {key[0] for key, value in after.items() if before[key] != value} == {component}
 
 
 def test_upgrade_is_noticed(base: Path) -> None:
     """Packages and environments that change while the agent runs show their new versions."""
-    node = Node(base, "/opt/venv")
-    node.sweep()
+    node = Bench("software", base, environments=(Path("/opt/venv"),))
+    node.collect()
     site = base / "root/opt/venv/lib/python3.10/site-packages"
     (site / "deepspeed-0.14.4.dist-info").rename(site / "deepspeed-0.15.0.dist-info")
     link = base / "root/usr/lib64/libibverbs.so.1"
     link.unlink()
     link.symlink_to("libibverbs.so.1.14.59.0")
-    found = versions(node.sweep())
+    found = versions(node.collect())
     assert found["deepspeed", "/opt/venv", ""] == "0.15.0"
     assert found["rdma_core", "", ""] == "59.0"
 
@@ -156,7 +125,7 @@ def test_without_driver_and_fabric(base: Path) -> None:
     """On a machine without GPU and InfiniBand their components are left out, without an error."""
     for path in ("proc/driver", "sys", "root/usr", "root/etc"):
         shutil.rmtree(base / path)
-    result = Node(base).sweep()
+    result = sweep(base)
     assert (result.outcome, result.faults) == (CollectionOutcome.OK, ())
     assert {component for component, _, job in versions(result) if not job} == {"kernel"}
     assert fingerprints(result)["nccl_configuration", "", ""] == fingerprint("")
@@ -171,47 +140,37 @@ def test_selinux(base: Path, content: str | None, told: str) -> None:
     place.mkdir(parents=True)
     if content is not None:
         (place / "enforce").write_text(content, encoding="utf-8")
-    assert versions(Node(base).sweep())["selinux", "", ""] == told
+    assert versions(sweep(base))["selinux", "", ""] == told
 
 
 def test_other_sources(base: Path) -> None:
     """Without its first source, the driver's version comes from its module."""
     shutil.rmtree(base / "proc/driver")
-    assert versions(Node(base).sweep())["driver", "", ""] == "550.54.15"
+    assert versions(sweep(base))["driver", "", ""] == "550.54.15"
 
 
 def test_configured_environment_that_is_not_there() -> None:
     """A configured environment without a Python is a fault; the others are told."""
-    result = Node(FIXTURES, "/missing", "/opt/venv").sweep()
-    assert [(fault.part, fault.reason) for fault in result.faults] == [
-        ("environment /missing", Reason.NOT_FOUND)
-    ]
+    result = sweep(FIXTURES / "software", "/missing", "/opt/venv")
+    assert reasons(result) == {"environment /missing": Reason.NOT_FOUND}
     assert ("torch", "/opt/venv", "") in versions(result)
 
 
 def test_hung_environment() -> None:
     """An environment on a file system that hung is left out, with its fault."""
-    announced = []
-
-    def entering(part: str) -> Fault | None:
-        announced.append(part)
-        return Fault(part, Reason.TIMEOUT, "hung") if part == "environment /opt/venv" else None
-
-    result = Node(FIXTURES, "/opt/venv", entering=entering).sweep()
-    assert [(fault.part, fault.reason) for fault in result.faults] == [
-        ("environment /opt/venv", Reason.TIMEOUT)
-    ]
+    node = Bench("software", FIXTURES / "software", environments=(Path("/opt/venv"),))
+    node.hung = {"environment /opt/venv": Reason.TIMEOUT}
+    result = node.collect()
+    assert reasons(result) == node.hung
     assert {environment for _, environment, _ in versions(result)} == {""}
-    assert {"environment /opt/venv", "job slurm-123", "driver", "rdma_core", "process 5100"} <= set(
-        announced
-    )
+    assert {"job slurm-123", "driver", "rdma_core", "process 5100"} <= set(node.entered)
 
 
 def test_damaged_driver_file(base: Path) -> None:
     """A driver whose file says no version is a fault: there is one, and it is unknown."""
     (base / "proc/driver/nvidia/version").write_text("NVRM version: \n")
-    result = Node(base).sweep()
-    assert [(fault.part, fault.reason) for fault in result.faults] == [("driver", Reason.MALFORMED)]
+    result = sweep(base)
+    assert reasons(result) == {"driver": Reason.MALFORMED}
     assert "driver" not in {component for component, _, _ in versions(result)}
 
 
@@ -219,25 +178,23 @@ def test_library_replaced_under_a_job(base: Path) -> None:
     """A job whose NCCL was upgraded on disk is a fault."""
     maps = base / "proc/5100/maps"
     maps.write_text(maps.read_text().replace("libnccl.so.2", "libnccl.so.2 (deleted)"))
-    result = Node(base).sweep()
-    assert [(fault.part, fault.reason) for fault in result.faults] == [
-        ("job slurm-123", Reason.NOT_FOUND)
-    ]
+    result = sweep(base)
+    assert reasons(result) == {"job slurm-123": Reason.NOT_FOUND}
     assert not [job for _, _, job in versions(result) if job]
 
 
 def test_loaded_libraries_are_asked_for_once(base: Path) -> None:
     """Mappings are read until torch is there, and then no more in the life of the process."""
-    node = Node(base)
-    first = versions(node.sweep())
+    node = Bench("software", base)
+    first = versions(node.collect())
     (base / "proc/5100/maps").write_text("")
-    assert versions(node.sweep()) == first
+    assert versions(node.collect()) == first
 
 
 def test_ended_job(base: Path) -> None:
     """A job whose process vanishes while it is looked at has no versions, and is no fault."""
     (base / "proc/5100/maps").unlink()
-    result = Node(base).sweep()
+    result = sweep(base)
     assert result.faults == ()
     assert not [job for _, _, job in versions(result) if job]
 
@@ -249,7 +206,7 @@ def test_nothing_can_be_read(tmp_path: Path) -> None:
         (tmp_path / path).symlink_to(Path(path).name)  # ELOOP
     (tmp_path / "root").symlink_to("root")
     (tmp_path / "sys").symlink_to("sys")
-    result = Node(tmp_path).sweep()
+    result = sweep(tmp_path)
     assert (result.outcome, result.samples) == (CollectionOutcome.ERROR, ())
 
 

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collectors.software import Software
-from dshealthd.core.collector import Context
-from dshealthd.core.host import Host
-from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.jobs.installation import MAX_VERSIONS
 from tests.agents import running
+from tests.collectors.bench import Bench
 from tests.jobs.machines import TORCH
 from tests.stopwatch import Stopwatch
 
@@ -42,12 +40,11 @@ def prefix(public_path: Path) -> Path:
 
 def run(prefix: Path) -> tuple[Result, float]:
     """Return what is told of a job of the user in the environment, and the seconds it took, less other work."""
-    context = Context(host=Host())
     variables = {**TORCH, "VIRTUAL_ENV": str(prefix), "SLURM_JOB_ID": str(os.getpid())}
     command = ["/bin/sleep", "600"]
     with subprocess.Popen(command, env=variables, user=USER, group=USER, extra_groups=[]) as child:
         watch = Stopwatch()
-        result = attempt(Software(Software.Options(), context))
+        result = Bench("software").collect()
         seconds = watch.seconds()
         child.kill()
     return result, seconds

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.collectors import stuck_processes
-from dshealthd.core.collector import Context, Reason
+from dshealthd.core.collector import Reason
 from dshealthd.core.host import Host
-from dshealthd.core.result import CollectionOutcome, attempt
+from dshealthd.core.result import CollectionOutcome
 from dshealthd.doctor.node import kernel as check
 from dshealthd.linux.process import sleeping
 from tests import frozen
+from tests.collectors.bench import Bench
 from tests.doctor.looks import look, outcomes
 
 if TYPE_CHECKING:
@@ -32,20 +33,19 @@ def mount(tmp_path: Path) -> Iterator[frozen.Mount]:
         yield mounted
 
 
-def collector(host: Host) -> stuck_processes.StuckProcesses:
+def collector(host: Host) -> Bench:
     """Return a collector that has looked at nothing yet."""
-    context = Context(host=host)
-    return stuck_processes.StuckProcesses(stuck_processes.StuckProcesses.Options(), context)
+    return Bench("stuck_processes", host)
 
 
-def collected(one: stuck_processes.StuckProcesses) -> dict[str, float]:
+def collected(one: Bench) -> dict[str, float]:
     """Collect once, by metric; it must succeed."""
-    result = attempt(one)
+    result = one.collect()
     assert result.outcome is CollectionOutcome.OK, result.detail
     return {sample.metric.name: sample.value for sample in result.samples}
 
 
-def values(one: stuck_processes.StuckProcesses) -> list[float]:
+def values(one: Bench) -> list[float]:
     """Collect once, and return how many processes are stuck, if that is known."""
     return [value for name, value in collected(one).items() if name == STUCK]
 
@@ -130,7 +130,7 @@ def test_hidden_processes_are_unknown(procfs: Path) -> None:
     put(procfs, 10, "D")
     one = collector(Host(procfs=procfs))
     for _ in range(2):
-        result = attempt(one)
+        result = one.collect()
         assert (result.outcome, result.reason) == (
             CollectionOutcome.ERROR,
             Reason.PERMISSION_DENIED,
@@ -160,7 +160,7 @@ def test_malformed(procfs: Path) -> None:
     """A line that is no process status is an error, and no process that is well."""
     put(procfs, 10, "D")
     (procfs / "10" / "stat").write_text("10 (x\n")
-    result = attempt(collector(Host(procfs=procfs)))
+    result = collector(Host(procfs=procfs)).collect()
     assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.MALFORMED)
 
 

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import socket
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collectors.tcp import Tcp
-from dshealthd.core.collector import Context
-from dshealthd.core.host import Host
-from dshealthd.core.result import CollectionOutcome, attempt
 from dshealthd.linux.netlink import TcpState
 from dshealthd.linux.sockets import FEW
+from tests.collectors.bench import Bench
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-FIXTURE = Path(__file__).parent / "fixtures/tcp"
-
-
-def collector(procfs: Path = Path("/proc")) -> Tcp:
-    """Return the collector for a `/proc`."""
-    return Tcp(Tcp.Options(), Context(host=Host(procfs=procfs)))
 
 
 @pytest.fixture
@@ -59,7 +48,7 @@ def test_every_state_agrees_with_ss() -> None:
     """With few sockets in TIME_WAIT, every state of both families is what `ss` says in the same
     moment.
     """
-    ours = {labels[0]: value for _, labels, value in attempt(collector()).samples}
+    ours = {labels[0]: value for _, labels, value in Bench("tcp").collect().samples}
     truth = ss()
     assert ours == {state.label: truth[state.label] for state in TcpState}
     assert (truth["listen"], truth["time_wait"], truth["established"]) == (4, 10, 12)
@@ -76,7 +65,7 @@ def test_many_in_time_wait_agree_with_ss() -> None:
         port = listener(address)
         leave_time_wait(port, FEW // 2 + 50, server=True)
         port.close()
-    ours = {labels[0]: value for _, labels, value in attempt(collector()).samples}
+    ours = {labels[0]: value for _, labels, value in Bench("tcp").collect().samples}
     truth = ss()
     assert ours == {state.label: truth[state.label] for state in TcpState}
     assert truth["time_wait"] > FEW
@@ -86,13 +75,6 @@ def test_many_in_time_wait_agree_with_ss() -> None:
 def test_an_empty_namespace_has_no_sockets() -> None:
     """Where the kernel says that there are none, every state is 0."""
     with network_namespace():
-        result = attempt(collector())
+        result = Bench("tcp").collect()
     assert {value for _, _, value in result.samples} == {0}
     assert len(result.samples) == len(TcpState)
-
-
-def test_no_source_is_an_error(tmp_path: Path) -> None:
-    """Without any source nothing is exported: unknown is not 0."""
-    result = attempt(collector(tmp_path))
-    assert result.outcome is CollectionOutcome.ERROR
-    assert result.samples == ()

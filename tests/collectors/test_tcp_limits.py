@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collectors.tcp_limits import TcpLimits
-from dshealthd.core.collector import Context, Reason
-from dshealthd.core.host import Host
-from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.core.collector import Reason
+from dshealthd.core.result import CollectionOutcome
 from dshealthd.linux.local_network import parse_range, parse_reserved
 from dshealthd.linux.sockets import FEW
+from tests.collectors.bench import Bench, copied, named, write
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace
 
 if TYPE_CHECKING:
     import socket
-
-FIXTURES = Path(__file__).parent / "fixtures"
-PREFIX = "dshealthd_tcp_"
-
-
-def collect(procfs: Path = Path("/proc")) -> Result:
-    """Collect once from a `/proc`."""
-    context = Context(host=Host(procfs=procfs))
-    return attempt(TcpLimits(TcpLimits.Options(), context))
-
-
-def values(result: Result) -> dict[str, float]:
-    """Return the values by what follows the prefix of their names."""
-    return {metric.name.removeprefix(PREFIX): value for metric, _, value in result.samples}
 
 
 def ports_of_ss() -> set[int]:
@@ -47,14 +31,13 @@ def test_reserved_ports_are_not_in_use(tmp_path: Path) -> None:
     """A socket on a reserved port takes nothing from what the kernel gives out, so that in use
     never exceeds the total.
     """
-    shutil.copytree(FIXTURES / "tcp/proc", tmp_path, dirs_exist_ok=True)
-    before = values(collect(tmp_path))
-    (tmp_path / "sys/net/ipv4/ip_local_reserved_ports").write_text(
-        "36192\n"
-    )  # 0x8d60, an established client of the fixture
-    after = values(collect(tmp_path))
-    assert after["ephemeral_ports_used"] == before["ephemeral_ports_used"] - 1
-    assert after["ephemeral_ports"] == 60999 - 32768
+    base = copied("tcp", tmp_path)
+    before = named(Bench("tcp_limits", base).collect(), "tcp_")
+    # 0x8d60, an established client of the fixture
+    write(base, {"proc/sys/net/ipv4/ip_local_reserved_ports": "36192"})
+    after = named(Bench("tcp_limits", base).collect(), "tcp_")
+    assert after["ephemeral_ports_used",] == before["ephemeral_ports_used",] - 1
+    assert after["ephemeral_ports",] == 60999 - 32768
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
@@ -67,44 +50,15 @@ def test_ports_in_use_agree_with_ss(*, many: bool) -> None:
             ends += [port, *connection(port)]
             leave_time_wait(port, FEW // 2 + 10 if many else 5, server=False)
             leave_time_wait(port, 5, server=True)
-        ours, truth = values(collect()), ports_of_ss()
+        ours, truth = named(Bench("tcp_limits").collect(), "tcp_"), ports_of_ss()
         for end in ends:
             end.close()
         limit = int(Path("/proc/sys/net/ipv4/tcp_max_tw_buckets").read_text())
-    first, last = int(ours["ephemeral_port_first"]), int(ours["ephemeral_port_last"])
+    first, last = int(ours["ephemeral_port_first",]), int(ours["ephemeral_port_last",])
     assert (first, last) == (32768, 60999)
-    assert ours["ephemeral_ports_used"] == len([port for port in truth if first <= port <= last])
-    assert ours["ephemeral_ports_used"] > (FEW / 2 if many else 5)
-    assert ours["time_wait_limit"] == limit
-
-
-def test_one_unreadable_setting_leaves_the_others(tmp_path: Path) -> None:
-    """A malformed sysctl is a fault of its own; a missing one is left out, without a fault."""
-    shutil.copytree(FIXTURES / "tcp/proc", tmp_path, dirs_exist_ok=True)
-    (tmp_path / "sys/net/ipv4/tcp_max_tw_buckets").write_text("many\n")
-    (tmp_path / "sys/net/netfilter/nf_conntrack_max").unlink(missing_ok=True)
-    result = collect(tmp_path)
-    assert result.outcome is CollectionOutcome.OK
-    assert [(fault.part, fault.reason) for fault in result.faults] == [
-        ("net/ipv4/tcp_max_tw_buckets", Reason.MALFORMED)
-    ]
-    assert values(result).keys() == {
-        *("ephemeral_port_first", "ephemeral_port_last"),
-        *("ephemeral_ports", "ephemeral_ports_used"),
-    }
-
-
-def test_nothing_is_not_available(tmp_path: Path) -> None:
-    """A machine without these sysctls is an ordinary machine; one where none can be read is not."""
-    assert collect(tmp_path).outcome is CollectionOutcome.NOT_AVAILABLE
-    (tmp_path / "sys/net/ipv4").mkdir(parents=True)
-    (tmp_path / "sys/net/ipv4/tcp_max_tw_buckets").write_text("")
-    result = collect(tmp_path)
-    assert (result.outcome, result.reason, len(result.faults)) == (
-        CollectionOutcome.ERROR,
-        Reason.MALFORMED,
-        1,
-    )
+    assert ours["ephemeral_ports_used",] == len([port for port in truth if first <= port <= last])
+    assert ours["ephemeral_ports_used",] > (FEW / 2 if many else 5)
+    assert ours["time_wait_limit",] == limit
 
 
 def test_ranges() -> None:
@@ -119,19 +73,20 @@ def test_ranges() -> None:
 
 def test_connections_of_the_firewall(tmp_path: Path) -> None:
     """A kernel that follows connections tells how many and of how many; another tells neither."""
-    place = tmp_path / "sys/net/netfilter"
-    place.mkdir(parents=True)
-    (tmp_path / "sys/net/ipv4").mkdir()
-    (tmp_path / "sys/net/ipv4/tcp_max_tw_buckets").write_text("4096\n")
-
-    def told() -> dict[str, float]:
-        found = {sample.metric.name: sample.value for sample in collect(tmp_path).samples}
-        return {name: value for name, value in found.items() if "conntrack" in name}
-
-    assert told() == {}
-    (place / "nf_conntrack_count").write_text("260000\n")
-    (place / "nf_conntrack_max").write_text("262144\n")
-    assert told() == {
-        "dshealthd_conntrack_entries": 260000,
-        "dshealthd_conntrack_entries_limit": 262144,
+    net = tmp_path / "proc/sys/net"
+    write(net, {"ipv4/tcp_max_tw_buckets": "4096"})
+    assert named(Bench("tcp_limits", tmp_path).collect()) == {("tcp_time_wait_limit",): 4096}
+    write(net / "netfilter", {"nf_conntrack_count": "260000", "nf_conntrack_max": "262144"})
+    assert named(Bench("tcp_limits", tmp_path).collect()) == {
+        ("tcp_time_wait_limit",): 4096,
+        ("conntrack_entries",): 260000,
+        ("conntrack_entries_limit",): 262144,
     }
+
+
+def test_no_setting_can_be_read(tmp_path: Path) -> None:
+    """A machine on which every setting that there is fails is an error, not one without them."""
+    write(tmp_path, {"proc/sys/net/ipv4/tcp_max_tw_buckets": ""})
+    result = Bench("tcp_limits", tmp_path).collect()
+    assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.MALFORMED)
+    assert len(result.faults) == 1

@@ -1,0 +1,117 @@
+"""A collector on a machine of a test's own making, collected sweep by sweep."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.config import registry
+from dshealthd.core.collector import Context, Fault, Metric, Reason
+from dshealthd.core.host import Host
+from dshealthd.core.result import Result, attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+FIXTURES = Path(__file__).parent / "fixtures"
+Values = dict[tuple[str, ...], float]
+
+
+def host(base: Path) -> Host:
+    """Return a host whose trees are below a directory."""
+    return Host(procfs=base / "proc", sysfs=base / "sys", dev=base / "dev", rootfs=base / "root")
+
+
+def copied(name: str, directory: Path) -> Path:
+    """Return a copy of a collector's fixture, to change."""
+    return Path(shutil.copytree(FIXTURES / name, directory / name, symlinks=True))
+
+
+def write(base: Path, files: Mapping[str, str]) -> None:
+    """Write files, each on a line of its own, and the directories above them."""
+    for path, text in files.items():
+        (base / path).parent.mkdir(parents=True, exist_ok=True)
+        (base / path).write_text(f"{text}\n")
+
+
+class Bench:
+    """A collector by its name; its clock stands still until it is moved."""
+
+    def __init__(
+        self, name: str, where: Host | Path | None = None, *arguments: object, **options: Any
+    ) -> None:
+        """`where` is a host, or a directory as `host` takes it; this machine by default."""
+        self.now = 1000.0
+        self.entered: list[str] = []
+        self.hung: dict[str, Reason] = {}
+        """Parts under quarantine, and why."""
+        kind: Any = registry.load(name)
+        self.context = Context(
+            host=host(where) if isinstance(where, Path) else where or Host(),
+            monotonic=lambda: self.now,
+            wall=time.time,
+            entering=self._enter,
+        )
+        self.collector = kind(kind.Options(**options), self.context, *arguments)
+
+    def _enter(self, part: str) -> Fault | None:
+        self.entered.append(part)
+        return Fault(part, self.hung[part], "it hung") if part in self.hung else None
+
+    def collect(self, seconds: float = 0.0) -> Result:
+        """Collect in a new sweep, so many seconds later."""
+        self.now += seconds
+        self.context.sweep += 1
+        return attempt(self.collector, self.context.monotonic)
+
+
+class Reader:
+    """Reads files, notes which, and refuses those that it is told to, by the end of their path."""
+
+    def __init__(self, read: Callable[[str], Any]) -> None:
+        self._read = read
+        self.refused: dict[str, int] = {}
+        """The error number of each."""
+        self.answers: dict[str, Any] = {}
+        """What to say in place of a file's content."""
+        self.seen: list[str] = []
+
+    def __call__(self, place: str) -> Any:
+        """Return the content of a file; OSError."""
+        self.seen.append(place)
+        for end, number in self.refused.items():
+            if place.endswith(end):
+                raise OSError(number, os.strerror(number), place)
+        return next(
+            (text for end, text in self.answers.items() if place.endswith(end)), None
+        ) or self._read(place)
+
+    def count(self, end: str) -> int:
+        """Return how often files with this end were read."""
+        return sum(place.endswith(end) for place in self.seen)
+
+
+def values(result: Result, metric: Metric) -> Values:
+    """Return the values of a metric by its labels."""
+    return {sample.labels: sample.value for sample in result.samples if sample.metric is metric}
+
+
+def value(result: Result, metric: Metric, *labels: str) -> float | None:
+    """Return the value of one series; None if it is absent."""
+    return values(result, metric).get(labels)
+
+
+def named(result: Result, prefix: str = "") -> Values:
+    """Return all values by the rest of their metric's name, and their labels."""
+    return {
+        (sample.metric.name.removeprefix(f"dshealthd_{prefix}"), *sample.labels): sample.value
+        for sample in result.samples
+    }
+
+
+def reasons(result: Result) -> dict[str, Reason]:
+    """Return why each part could not be read."""
+    return {fault.part: fault.reason for fault in result.faults}
