@@ -110,6 +110,10 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
     ended: dict[str, list[tuple[float, Mapping[str, str]]]] = {}
     for labels, at in series("job_rank_ended_timestamp_seconds"):
         ended.setdefault(labels["training_job"], []).append((at, labels))
+    # The kernel's log names no job.
+    ranks_before = list(series.highest("job_ranks", BEFORE_END))
+    here = {labels["training_job"] for labels, _ in ranks_before}
+    alone = len(here | ended.keys()) == 1
     for job, ranks in ended.items():
         at, labels = _first(ranks)
         if (how := labels["how"]) not in ENDS:
@@ -117,7 +121,7 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
         said = ENDS[how]
         if how == "killed" and killed:
             said = "was killed, and the kernel reports an OOM kill here"
-        elif how == "crashed" and where:
+        elif how == "crashed" and where and alone:
             said = f"crashed in {where}, by the kernel's log"
         elif (
             how == "failed"
@@ -133,11 +137,9 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
             since=at,
         )
     # Without heartbeats nobody knows which process it was, unless ranks of the only job here are gone.
-    ranks_before = list(series.highest("job_ranks", BEFORE_END))
-    here = {labels["training_job"] for labels, _ in ranks_before}
     gone = any((series.value("job_ranks", **labels) or 0.0) < most for labels, most in ranks_before)
     heard = ended.keys() | {labels["training_job"] for labels, _ in series("job_step")}
-    if where and gone and len(here) == 1 and here.isdisjoint(heard):
+    if where and gone and alone and here.isdisjoint(heard):
         (job,) = here
         yield Sign(
             "DshealthdJobFailed",
