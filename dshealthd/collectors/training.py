@@ -64,7 +64,7 @@ STAGE = gauge(
 INPUT_SECONDS = gauge(
     "dshealthd_job_input_seconds",
     "Time that a step of the rank waits for its input: moving average over ten steps, without "
-    "those with a marked pause. With CUDA, the device's wait rather than the host's, and only for "
+    "those with a marked pause, nor waits for other ranks between steps. With CUDA, the device's wait rather than the host's, and only for "
     "input between steps.",
     *_RANK,
 )

@@ -74,6 +74,15 @@ class Spans:
         else:
             self._marks.append((begin, end))
 
+    def extend(self, more: Spans) -> None:
+        """Add all spans of another sum."""
+        self.count += more.count
+        if self._seconds is None or more._seconds is None:
+            self.drop()
+            return
+        self._seconds += more._seconds
+        self._marks += more._marks
+
     def drop(self) -> None:
         """Make the sum of this step unknown."""
         self._seconds = None
@@ -99,12 +108,14 @@ class Spans:
 class Lap:
     """The spans of one step."""
 
-    __slots__ = ("began", "forwards", "inputs", "waits", "whole")
+    __slots__ = ("began", "forwards", "input_waits", "inputs", "waits", "whole")
 
     def __init__(self, began: Any) -> None:
         self.began = began
         """The mark of the end of the step before."""
         self.inputs = Spans()
+        self.input_waits = Spans()
+        """Waits for other ranks within the inputs."""
         self.forwards = Spans()
         self.waits = Spans()
         self.whole = Spans()
@@ -118,6 +129,9 @@ class StepTimer:
     later step, when the device has reached it. So the input time is the time for which the device
     had nothing to do, and the host's waits for results do not count as input. Nothing is known for
     other devices, nor while a CUDA graph is captured.
+
+    A wait for other ranks between two steps, such as in a barrier, is no input. It may be that for
+    one of them.
 
     A step is what this rank did itself and what it waited for other ranks. A step in which no wait
     was seen has neither: a job whose waits cannot be seen has unknown ones, not none.
@@ -135,6 +149,8 @@ class StepTimer:
         self._cuda: Any = None
         self._ended: Any = None
         self._began: Any = None
+        self._input_waits = Spans()
+        """Waits since the beginning of an input span that has not ended."""
 
     def on(self, device: str, cuda: Any) -> None:
         """Set the model's device type and start measuring; `cuda` is `torch.cuda`."""
@@ -144,7 +160,8 @@ class StepTimer:
         """End an input span: a forward pass is about to begin."""
         if self._ended is not None:
             self._lap.inputs.add(self._ended, self.mark(now))
-        self._ended = None
+            self._lap.input_waits.extend(self._input_waits)
+        self.input_dropped()
 
     def forward_began(self, now: float) -> None:
         """Begin a forward span: the model itself begins to compute."""
@@ -158,7 +175,10 @@ class StepTimer:
 
     def waited(self, begin: Any, now: float) -> None:
         """End a wait for other ranks that began at a mark."""
-        self._lap.waits.add(begin, self.mark(now))
+        end = self.mark(now)
+        self._lap.waits.add(begin, end)
+        if self._ended is not None:
+            self._input_waits.add(begin, end)
 
     def interrupted(self) -> None:
         """Drop this step's input and the step itself: the pause is neither a wait nor work."""
@@ -169,9 +189,12 @@ class StepTimer:
     def input_dropped(self) -> None:
         """Forget the beginning of an input span: something else than input comes next."""
         self._ended = None
+        if self._input_waits.count:
+            self._input_waits = Spans()
 
     def micro_step_ended(self, now: float) -> None:
         """Begin an input span within the same step."""
+        self.input_dropped()
         self._ended = self.mark(now)
 
     def step_ended(self, now: float) -> None:
@@ -179,6 +202,7 @@ class StepTimer:
         mark, lap = self.mark(now), self._lap
         if lap.began is not None:
             lap.whole.add(lap.began, mark)
+        self.input_dropped()
         self._ended, self._lap = mark, Lap(mark)
         if self.device == "cpu":
             self._settle(lap)
@@ -207,10 +231,13 @@ class StepTimer:
         )
 
     def _settle(self, lap: Lap) -> None:
-        for average, spans in ((self.input, lap.inputs), (self.forward, lap.forwards)):
-            seconds = spans.seconds()
-            if seconds is not None:
-                average.add(seconds)
+        inputs, waited, forwards = (
+            spans.seconds() for spans in (lap.inputs, lap.input_waits, lap.forwards)
+        )
+        if inputs is not None and (waited is not None or not lap.input_waits.count):
+            self.input.add(max(inputs - (waited or 0.0), 0.0))
+        if forwards is not None:
+            self.forward.add(forwards)
         wait, whole = lap.waits.seconds(), lap.whole.seconds()
         if wait is not None and whole is not None:
             self.wait.add(min(wait, whole))

@@ -92,6 +92,25 @@ def test_device_that_is_behind(device: Device, step_timer: StepTimer) -> None:
     assert step_timer.input.value == pytest.approx(0.007)
 
 
+def test_a_wait_for_others_is_no_input(device: Device, step_timer: StepTimer) -> None:
+    """Who waits in a barrier after a step, for a rank that logs, does not wait for data."""
+    make_step(step_timer)
+    device.comes_to(0.0, 50.0, 100.0)
+    step_timer.waited(step_timer.mark(0.0), 0.0)
+    make_step(step_timer)
+    device.comes_to(101.0, 141.0, 144.0, 145.0, 150.0, 160.0)
+    make_step(step_timer)
+    assert step_timer.input.value == pytest.approx(0.004)  # of 44 ms, of which 40 in the barrier
+    host = StepTimer()
+    host.on("cpu", None)
+    for began in (0.0, 10.0):
+        host.input_ended(began + 6.0)
+        host.waited(began + 7.0, began + 9.0)
+        host.step_ended(began + 10.0)
+        host.waited(began + 11.0, began + 15.0)
+    assert host.input.value == pytest.approx(2.0)
+
+
 def test_micro_steps(device: Device, step_timer: StepTimer) -> None:
     """All inputs and forward passes of a step count together."""
     make_step(step_timer)
