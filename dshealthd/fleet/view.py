@@ -64,6 +64,8 @@ def merged(
     for name, job in jobs.items():
         job["slowest"] = _slowest(work[name])
         job["state"] = state_of_all(parts[name])
+        if job["state"] != "hung":
+            job["culprits"] = []  # nobody waits for a rank while another node shows why they wait
         if job["state"] != "paused":
             job["pause"] = None
         if job["state"] != "training":

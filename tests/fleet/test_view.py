@@ -397,11 +397,12 @@ def test_nodes_together_know_better(told: tuple[tuple[str, str], ...], state: st
     """
     for order in (told, told[::-1]):
         answers = [
-            (name, WELL | {"jobs": (PART | {"state": state, "cause": cause},)})
-            for name, (state, cause) in zip("ab", order, strict=True)
+            (name, WELL | {"jobs": (PART | {"state": told, "cause": cause, "culprits": (9,)},)})
+            for name, (told, cause) in zip("ab", order, strict=True)
         ]
         (job,) = merged(answers, ())
         assert job["state"] == state
+        assert bool(job["culprits"]) is (state == "hung")
         assert job["pause"] == ("checkpoint" if state == "paused" else None)
 
 

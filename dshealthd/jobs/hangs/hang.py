@@ -162,8 +162,8 @@ def explain(cause: str, *, named: bool, whole: bool) -> str:
             return "between two steps"
         case HangClass.COLLECTIVE:
             return (
-                "in collectives between two steps: hung unless a rank on another node is at work, "
-                "which is not seen from this node"
+                "hung unless a rank on another node is at work, which this node does not see: in "
+                "collectives between two steps"
             )
         case HangClass.WORKING:
             return "no step, but its processes are at work"
