@@ -21,7 +21,7 @@ SECONDS = 120.0
 EXPORTED = """\
 dshealthd_finding{finding="GpuLost",symptom="gpu-lost",component="gpu",part="GPU 3",severity="critical",training_job="run"} 1
 dshealthd_node_gpus_up 7
-dshealthd_gpu_fan_speed_ratio{gpu="0",uuid="GPU-0"} 0.5
+dshealthd_gpu_memory_used_bytes{gpu="0",uuid="GPU-0"} 5e8
 dshealthd_collector_up{collector="gpu"} 1
 """
 LABELS = {"node": "n1", "leaf": "l1"}
@@ -50,7 +50,7 @@ def test_the_tier_reaches_the_receiver(tmp_path: Path) -> None:
         threading.Thread(target=served.serve_forever, daemon=True).start()
         names, found = passed_on(tmp_path, served.server_address[1])
         served.shutdown()
-    assert "dshealthd_gpu_fan_speed_ratio" in names
+    assert "dshealthd_gpu_memory_used_bytes" in names
     assert {series["__name__"] for series in found} == {
         *("up", "scrape_samples_scraped", "dshealthd_finding", "dshealthd_node_gpus_up")
     }

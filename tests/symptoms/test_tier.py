@@ -83,4 +83,4 @@ def test_what_is_passed_on_is_the_tier() -> None:
         *families - plain,
         *tier.OF_SCRAPES,
     }
-    assert not re.fullmatch(keep["regex"], "dshealthd_gpu_fan_speed_ratio")
+    assert not re.fullmatch(keep["regex"], "dshealthd_gpu_memory_used_bytes")
