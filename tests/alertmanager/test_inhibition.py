@@ -247,7 +247,7 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
         ],
         [SHORT(node="a", reason=KILL)],
     ),
-    "a node whose rounds hang, over that it is slow; a ticket about an application's Xid is none": (
+    "a node whose rounds hang, over that it is slow; a ticket about a GPU is none": (
         [
             alert("nccl-timeout", node="a"),
             alert("straggler", "warning", node="b"),
@@ -255,7 +255,7 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
                 "nccl-all-reduce-failed",
                 "warning",
                 "gpu",
-                alertname="DshealthdApplicationXids",
+                alertname="DshealthdGpuRepairDue",
                 node="b",
                 part="GPU 3",
             ),
