@@ -317,7 +317,7 @@ class Server:
             self._status, self._packed = (now, body), b""
         return body
 
-    def packed_status(self) -> bytes:
+    def _packed_status(self) -> bytes:
         """Return the status document, gzip-compressed."""
         body = self.status()
         if not self._packed:
@@ -325,7 +325,7 @@ class Server:
         return self._packed
 
     def _api_status(self, request: BaseRequest) -> Response:
-        return _document(request, self.status, self.packed_status)
+        return _document(request, self.status, self._packed_status)
 
     def _api_targets(self, _request: BaseRequest) -> Response:
         """Answer Prometheus' HTTP service discovery.
