@@ -14,6 +14,8 @@ from tests.doctor.looks import look, outcomes, results
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dshealthd.doctor.node_context import NodeContext
+
 
 def installed(prefix: Path, *distributions: str, torch: str, cuda: str = "") -> None:
     """Make an environment with these packages' metadata."""
@@ -23,6 +25,24 @@ def installed(prefix: Path, *distributions: str, torch: str, cuda: str = "") -> 
         (site / f"{name}.dist-info").mkdir()
     lines = [f"__version__ = '{torch}'"] + ([f"cuda: Optional[str] = '{cuda}'"] if cuda else [])
     (site / "torch/version.py").write_text("\n".join(lines))
+
+
+def node(python: str, cuda: str, gpu: str = "NVIDIA H100") -> NodeContext:
+    """Return a node with eight GPUs, whose driver serves this CUDA, and a training environment."""
+    figures = {
+        "gpus_expected": ({}, 8),
+        "gpu_driver_info": ({"driver": "570.1", "cuda": cuda, "nvml": "12"}, 1),
+        "gpu_info": ({"name": gpu}, 1),
+    }
+    document = {
+        "findings": [],
+        "collectors": [{"name": "gpu", "state": "ok", "reason": None, "detail": "", "faults": []}],
+        "metrics": {
+            f"dshealthd_{name}": {"samples": [{"labels": labels, "value": value}]}
+            for name, (labels, value) in figures.items()
+        },
+    }
+    return dataclasses.replace(look(), document=document, python=(python,))
 
 
 @pytest.mark.parametrize(
@@ -46,20 +66,7 @@ def test_software(
 ) -> None:
     """Versions that do not go together are found by an environment's files; fitting ones pass."""
     installed(tmp_path, *packages, torch=torch, cuda=cuda)
-    document = {
-        "findings": [],
-        "collectors": [{"name": "gpu", "state": "ok", "reason": None, "detail": "", "faults": []}],
-        "metrics": {
-            "dshealthd_gpus_expected": {"samples": [{"labels": {}, "value": 8}]},
-            "dshealthd_gpu_driver_info": {
-                "samples": [
-                    {"labels": {"driver": "570.1", "cuda": driver, "nvml": "12"}, "value": 1}
-                ]
-            },
-        },
-    }
-    interpreter = str(tmp_path / "bin/python3")
-    context = dataclasses.replace(look(), document=document, python=(interpreter,))
+    context = node(str(tmp_path / "bin/python3"), driver)
     found = results(software.VERSIONS, context)
     assert [one.outcome.value for one in found] == (["warning"] if words else ["ok"])
     assert all(word in found[0].text for word in words)
@@ -86,17 +93,7 @@ def test_software(
 def test_blackwell_needs_kernels_of_its_own(tmp_path: Path, name: str, outcome: str) -> None:
     """CUDA and NCCL from before Blackwell fail on it with "no kernel image", and run elsewhere."""
     installed(tmp_path, "torch-2.6.0", "nvidia_nccl_cu12-2.22.3", torch="2.6.0", cuda="12.4")
-    labels = {"driver": "570.1", "cuda": "12.8", "nvml": "12"}
-    document = {
-        "findings": [],
-        "collectors": [{"name": "gpu", "state": "ok", "reason": None, "detail": "", "faults": []}],
-        "metrics": {
-            "dshealthd_gpus_expected": {"samples": [{"labels": {}, "value": 8}]},
-            "dshealthd_gpu_driver_info": {"samples": [{"labels": labels, "value": 1}]},
-            "dshealthd_gpu_info": {"samples": [{"labels": {"name": name}, "value": 1}]},
-        },
-    }
-    context = dataclasses.replace(look(), document=document, python=(str(tmp_path),))
+    context = node(str(tmp_path), "12.8", name)
     found = results(software.VERSIONS, context)
     assert {one.outcome.value for one in found} == {outcome}
     if outcome == "warning":

@@ -38,12 +38,12 @@ def _checkpoint(context: JobContext, source: Source[Checkpoint]) -> Iterator[Res
         ranks = max((len(one) for one in checkpoint.shards().values()), default=0)
         saved = f", from {plural(ranks, 'data-parallel rank')}" if ranks else ""
         yield ok(
-            f"{_place(checkpoint)}: {plural(len(checkpoint.files), 'file is', 'files are')}"
+            f"{_path(checkpoint)}: {plural(len(checkpoint.files), 'file is', 'files are')}"
             f" complete, {kind}{saved}"
         )
 
 
-def _place(checkpoint: Checkpoint) -> str:
+def _path(checkpoint: Checkpoint) -> str:
     return f"{checkpoint.directory}/{checkpoint.tag}"
 
 
@@ -70,26 +70,26 @@ def _tag(checkpoint: Checkpoint) -> Iterator[Result]:
     elif not checkpoint.tag_exists:
         origin = f"named in `{pointer}`, " if checkpoint.tag == checkpoint.latest else ""
         yield critical(
-            f"{_place(checkpoint)}, {origin}does not exist{tags}",
+            f"{_path(checkpoint)}, {origin}does not exist{tags}",
             remedy=show(directory),
             source=f"{ENGINE}, load_checkpoint",
-            component=_place(checkpoint),
+            component=_path(checkpoint),
         )
     elif not checkpoint.files:
         yield critical(
-            f"{_place(checkpoint)} has no files",
-            remedy=show(_place(checkpoint)),
-            component=_place(checkpoint),
+            f"{_path(checkpoint)} has no files",
+            remedy=show(_path(checkpoint)),
+            component=_path(checkpoint),
         )
 
 
 def _files(checkpoint: Checkpoint) -> Iterator[Result]:
-    place = _place(checkpoint)
+    path = _path(checkpoint)
     empty = [name for name, size in checkpoint.files.items() if not size and name.endswith(".pt")]
     for names, what in ((empty, "is empty"), (checkpoint.truncated, "is truncated")):
         for name in names[:MAX_NAMED]:
             yield critical(
-                f"{place}/{name} {what}: it was not written completely",
+                f"{path}/{name} {what}: it was not written completely",
                 remedy=paste("df", "-h", "--", checkpoint.directory),
                 value=plural(checkpoint.files[name], "byte"),
                 component=name,
@@ -99,23 +99,23 @@ def _files(checkpoint: Checkpoint) -> Iterator[Result]:
     if checkpoint.is_universal:
         return
     for gap in checkpoint.gaps():
-        yield _absent(place, gap)
+        yield _absent(path, gap)
     shards, models = checkpoint.shards(), checkpoint.model_shards()
     if models and shards:
         saved, optimizers = _most(models), _most(shards)
         if saved != optimizers:
             yield critical(
-                f"{place} has the parameters of {plural(saved, 'rank')} but the optimizer"
+                f"{path} has the parameters of {plural(saved, 'rank')} but the optimizer"
                 f" states of {optimizers}",
-                remedy=show(place),
-                component=place,
+                remedy=show(path),
+                component=path,
             )
     if not models and not checkpoint.models():
         yield critical(
-            f"{place} has no model: mp_rank_00_model_states.pt is missing",
-            remedy=show(place),
+            f"{path} has no model: mp_rank_00_model_states.pt is missing",
+            remedy=show(path),
             source=f"{ENGINE}, _get_ckpt_name",
-            component=place,
+            component=path,
         )
 
 
@@ -123,14 +123,14 @@ def _most(groups: dict[int, set[int]]) -> int:
     return max(len(ranks) for ranks in groups.values())
 
 
-def _absent(place: str, gap: Gap) -> Result:
+def _absent(path: str, gap: Gap) -> Result:
     kind, absent, whole = gap.kind, gap.absent, gap.whole
     shown = ", ".join(map(str, absent[:MAX_NAMED])) + (", ..." if len(absent) > MAX_NAMED else "")
     file = f"zero_pp_rank_{absent[0]}_mp_rank_{gap.model_rank:02d}_{kind}_states.pt"
     return critical(
-        f"{place}: {len(absent)} of {whole} {kind}_states files are missing: data-parallel"
+        f"{path}: {len(absent)} of {whole} {kind}_states files are missing: data-parallel"
         f" ranks {shown}",
-        remedy=show(place),
+        remedy=show(path),
         value=str(whole - len(absent)),
         limit=str(whole),
         source=f"{ENGINE}, _get_all_zero_checkpoint_names",
@@ -145,14 +145,14 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
     universal = settings.get(
         "load_universal", isinstance(block, dict) and block.get("load_universal") is True
     )
-    place = _place(checkpoint)
+    path = _path(checkpoint)
     program = ("python", "-m", "deepspeed.checkpoint.ds_to_universal")
-    target = f"{place}_universal"
-    convert = paste(*program, "--input_folder", place, "--output_folder", target)
+    target = f"{path}_universal"
+    convert = paste(*program, "--input_folder", path, "--output_folder", target)
     if checkpoint.is_universal != universal and (context.config is not None or universal):
         have = "a universal checkpoint" if checkpoint.is_universal else "not a universal checkpoint"
         yield critical(
-            f"{place} is {have}, but the configuration has checkpoint.load_universal"
+            f"{path} is {have}, but the configuration has checkpoint.load_universal"
             f" {'true' if universal else 'off'}",
             remedy=convert
             if universal
@@ -165,7 +165,7 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
     stage = _configured_stage(context)
     if stage is not None and (stage == PARTITIONED) != (checkpoint.stage == PARTITIONED):
         yield critical(
-            f"{place} was saved with ZeRO stage {_stage(checkpoint)}, but the configuration"
+            f"{path} was saved with ZeRO stage {_stage(checkpoint)}, but the configuration"
             f" has stage {stage}: DeepSpeed ends with an AssertionError without a message",
             remedy=convert,
             value=str(stage),
@@ -177,7 +177,7 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
     copies = context.data_parallel
     if saved is not None and copies is not None and saved != copies and not checkpoint.has_experts:
         yield critical(
-            f"{place} was saved by {plural(saved, 'data-parallel rank')}, but the job has"
+            f"{path} was saved by {plural(saved, 'data-parallel rank')}, but the job has"
             f" {copies} ({context.layout.source})",
             remedy=convert,
             value=str(copies),

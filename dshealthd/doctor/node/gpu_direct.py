@@ -107,10 +107,12 @@ def _bridges(host: Host) -> list[str]:
     devices += [host.sys(f"class/infiniband/{name}/device") for name in _adapters(host)]
     found: set[str] = set()
     for device in devices:
-        place = os.path.dirname(os.path.realpath(device))
-        while os.path.exists(f"{place}/class") and read(f"{place}/class").startswith(_BRIDGE_CLASS):
-            found.add(place)
-            place = os.path.dirname(place)
+        bridge = os.path.dirname(os.path.realpath(device))
+        while os.path.exists(f"{bridge}/class") and read(f"{bridge}/class").startswith(
+            _BRIDGE_CLASS
+        ):
+            found.add(bridge)
+            bridge = os.path.dirname(bridge)
     return sorted(found)
 
 
@@ -120,12 +122,12 @@ def _acs(context: NodeContext) -> Iterator[Result]:
         yield ok(f"not applicable: {why}")
         return
     redirecting, unread = [], 0
-    for place in _bridges(host):
-        config = read_bytes(f"{place}/config", CONFIG_SIZE)
+    for bridge in _bridges(host):
+        config = read_bytes(f"{bridge}/config", CONFIG_SIZE)
         if len(config) < CONFIG_SIZE:
             unread += 1
         elif (parse_acs(config) or 0) & _REDIRECTS:
-            redirecting.append(os.path.basename(place))
+            redirecting.append(os.path.basename(bridge))
     if redirecting:
         yield warning(
             f"ACS is on in {plural(len(redirecting), 'PCIe switch port')} above GPUs or adapters "

@@ -47,11 +47,11 @@ SERIOUS = {
 
 
 def _run(context: NodeContext) -> Iterator[Result]:
-    place = context.host.device("kmsg")
-    if not os.path.exists(place):
-        yield ok(f"not applicable: there is no {place}")
+    device = context.host.device("kmsg")
+    if not os.path.exists(device):
+        yield ok(f"not applicable: there is no {device}")
         return
-    reader = KernelLogReader(place, time.monotonic)
+    reader = KernelLogReader(device, time.monotonic)
     now = time.clock_gettime(time.CLOCK_MONOTONIC)
     last: dict[str, str] = {}
     counts: Counter[str] = Counter()

@@ -63,8 +63,8 @@ def _run(context: NodeContext) -> Iterator[Result]:
     for setting in SETTINGS:
         path = f"sys/{setting.name.replace('.', '/')}"
         try:
-            place = context.host.proc(path)
-            value = integer(place, read(place).strip(), 0)
+            file = context.host.proc(path)
+            value = integer(file, read(file).strip(), 0)
         except OSError as error:
             yield unknown(f"{setting.name}: {error.strerror}", component=setting.name)
             continue

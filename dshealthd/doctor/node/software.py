@@ -119,26 +119,26 @@ def _problems(context: NodeContext) -> Iterator[Result]:
     is_blackwell = any(
         BLACKWELL.search(point.labels["name"]) for point in context.series("gpu_info")
     )
-    for place in _environments(context):
+    for environment in _environments(context):
         try:
-            with Root.of_owner(context.host.rootfs, place) as root:
-                versions = installations.environment(root, place)
+            with Root.of_owner(context.host.rootfs, environment) as root:
+                versions = installations.environment(root, environment)
         except OSError as error:
-            yield unknown(f"{place}: {error.strerror or error}", component=place)
+            yield unknown(f"{environment}: {error.strerror or error}", component=environment)
             continue
-        pip = f"{paste(f'{place}/bin/python')} -m pip "
+        pip = f"{paste(f'{environment}/bin/python')} -m pip "
         for text, given, source in judge(
             versions, driver_cuda, gpus=context.has_gpus, blackwell=is_blackwell
         ):
             remedy = given.replace("pip ", pip)
-            yield warning(f"{place}: {text}", remedy, source=source, component=place)
+            yield warning(f"{environment}: {text}", remedy, source=source, component=environment)
 
 
 def _summary(context: NodeContext) -> str:
-    places = _environments(context)
-    if not places:
+    environments = _environments(context)
+    if not environments:
         return "no training environment is given: set --python or doctor.python"
-    return f"driver and packages are compatible in {', '.join(places)}"
+    return f"driver and packages are compatible in {', '.join(environments)}"
 
 
 VERSIONS = snapshot_check(
@@ -266,37 +266,37 @@ def _library(offload: str) -> Result:
     return warning(text, remedy=INSTALL, component="libaio")
 
 
-def _operator(context: NodeContext, place: str, offload: str) -> Result | None:
+def _operator(context: NodeContext, environment: str, offload: str) -> Result | None:
     """Return the result for an environment's async_io; None if it has no DeepSpeed."""
     try:
-        with Root.of_owner(context.host.rootfs, place) as root:
-            built = operators(root, place)
+        with Root.of_owner(context.host.rootfs, environment) as root:
+            built = operators(root, environment)
             header = root.look(HEADER) is not None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        return unknown(f"{place}: {why}", component=place)
+        return unknown(f"{environment}: {why}", component=environment)
     if built is None:
         return None
     count = f"{sum(built.values())} of {plural(len(built), 'DeepSpeed operator')} built"
     if built.get(OPERATOR):
-        return ok(f"{place}: {count}, including {OPERATOR}", component=place)
+        return ok(f"{environment}: {count}, including {OPERATOR}", component=environment)
     if header or not offload:
-        text = f"{place}: {count}; {OPERATOR} is compiled on first use"
-        return ok(text, component=place)
+        text = f"{environment}: {count}; {OPERATOR} is compiled on first use"
+        return ok(text, component=environment)
     return warning(
-        f"{place}: {OPERATOR} is not built and cannot be built because {HEADER} is missing; "
+        f"{environment}: {OPERATOR} is not built and cannot be built because {HEADER} is missing; "
         f"DeepSpeed needs it to offload to {offload}",
         remedy=INSTALL,
         source="deepspeed/ops/op_builder/async_io.py",
-        component=place,
+        component=environment,
     )
 
 
 def _run(context: NodeContext) -> Iterator[Result]:
     offload = _offload(context)
     yield _library(offload)
-    for place in _environments(context):
-        if (found := _operator(context, place, offload)) is not None:
+    for environment in _environments(context):
+        if (found := _operator(context, environment, offload)) is not None:
             yield found
 
 

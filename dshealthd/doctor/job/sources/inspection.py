@@ -120,8 +120,8 @@ def _owner(python: str) -> pwd.struct_passwd | None:
     """Return the owner of the interpreter's environment; None unless root runs another's program."""
     if os.geteuid() != 0:
         return None
-    place = os.path.abspath(python)
-    for path in (place, os.path.dirname(os.path.dirname(place))):
+    absolute = os.path.abspath(python)
+    for path in (absolute, os.path.dirname(os.path.dirname(absolute))):
         try:
             uid = os.lstat(path).st_uid
         except OSError:

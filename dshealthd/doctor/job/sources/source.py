@@ -64,9 +64,9 @@ def read_owned(path: str, limit: int) -> bytes:
     OSError; ValueError if it holds more than `limit` bytes. Anything but a regular file is refused
     without being opened.
     """
-    place = os.path.abspath(path)
-    with Root.of_owner(Path("/"), place) as root:
-        content = root.read(place, limit + 1)
+    absolute = os.path.abspath(path)
+    with Root.of_owner(Path("/"), absolute) as root:
+        content = root.read(absolute, limit + 1)
     if len(content) > limit:
         message = f"{path} is larger than {limit >> 10} KiB, the limit"
         raise ValueError(message)
