@@ -21,7 +21,7 @@ from blockbuster import BlockBuster
 from dshealthd.core.options import Duration
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.link import Head, parse_head
+from dshealthd.probe.peers.link import UnverifiedAnswer, parse_head
 from dshealthd.probe.peers.protocol import (
     ABSENT,
     ANSWER,
@@ -154,7 +154,7 @@ async def until_closed(reader: asyncio.StreamReader, patience: float) -> bytes:
     return data
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = PATIENT) -> None:
+async def until(condition: Callable[[], object], seconds: float = PATIENT) -> None:
     """Wait until a condition holds."""
     async with asyncio.timeout(seconds):
         while not condition():
@@ -270,7 +270,7 @@ class Raw:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
-    async def ask(self, data: bytes) -> tuple[Head, bytes]:
+    async def ask(self, data: bytes) -> tuple[UnverifiedAnswer, bytes]:
         """Return the answer to one request."""
         self._writer.write(data)
         head = parse_head((await self._reader.readuntil(b"\r\n\r\n"))[:-4])

@@ -21,7 +21,7 @@ from dshealthd.core.result import CollectionOutcome, Result, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.probe.options import MembershipOptions, PeerOptions, PolicyOptions, ProbeOptions
 from tests.probe.company import give_time
-from tests.probe.peering import KEY, PATIENT, secret
+from tests.probe.peering import KEY, secret
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -172,13 +172,6 @@ async def agents(
             yield started
         finally:
             await asyncio.gather(*(agent.service.close() for agent in started))
-
-
-async def until(condition: Callable[[], object], seconds: float = PATIENT) -> None:
-    """Wait until a condition holds."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def set_maintenance(shot: Snapshot, end: float) -> None:

@@ -19,8 +19,8 @@ from dshealthd.core.options import ConfigError
 from dshealthd.probe.cli import local, pairs, report
 from dshealthd.probe.observation import Kind, Outcome, Timing
 from dshealthd.probe.options import MembershipOptions
-from tests.probe.peering import PATIENT, fails, may_block
-from tests.probe.services import NAMES, Agent, agents, until
+from tests.probe.peering import PATIENT, fails, may_block, until
+from tests.probe.services import NAMES, Agent, agents
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,8 +18,8 @@ from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.protocol import PeerError
 from tests.jobs import rank
 from tests.jobs.service import configured, jobs
-from tests.probe.peering import PATIENT
-from tests.probe.services import NAMES, agents, snapshot, until
+from tests.probe.peering import PATIENT, until
+from tests.probe.services import NAMES, agents, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

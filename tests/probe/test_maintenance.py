@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.probe.services import BEGIN, NAMES, PERIOD, agents, set_maintenance, snapshot, until
+from tests.probe.peering import until
+from tests.probe.services import BEGIN, NAMES, PERIOD, agents, set_maintenance, snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,8 +18,8 @@ from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.policy import DUTY, SAVED
 from dshealthd.probe.rounds.active_round import Decline
 from dshealthd.probe.rounds.plan import ON_DEMAND, WARM_UP, RoundPlan
-from tests.probe.peering import PATIENT
-from tests.probe.services import NAMES, agents, snapshot, until
+from tests.probe.peering import PATIENT, until
+from tests.probe.services import NAMES, agents, snapshot
 
 if TYPE_CHECKING:
     import contextlib

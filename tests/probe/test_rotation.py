@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dshealthd.cli import main as cli
-from tests.probe.services import NAMES, agents, until
+from tests.probe.peering import until
+from tests.probe.services import NAMES, agents
 from tests.web import certificates
 
 if TYPE_CHECKING:

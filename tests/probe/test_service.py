@@ -27,8 +27,8 @@ from dshealthd.probe.options import MembershipOptions, PeerOptions, ProbeOptions
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.slots import JITTER, jitter
 from tests.agents import running
-from tests.probe.peering import KEY, OTHER_KEY, PATIENT, may_block, secret
-from tests.probe.services import NAMES, PERIOD, agents, snapshot, until
+from tests.probe.peering import KEY, OTHER_KEY, PATIENT, may_block, secret, until
+from tests.probe.services import NAMES, PERIOD, agents, snapshot
 from tests.threads import running_threads
 
 if TYPE_CHECKING:

@@ -136,35 +136,31 @@ def read(options: PeerOptions) -> Secrets:
     """Return what the secret files hold. Raises CredentialError with all problems. Blocks."""
     errors: list[str] = []
     keys: tuple[bytes, ...] = ()
-    if options.key_file is not None:
-        try:
-            keys = parse_keys(_content(options.key_file))
-        except (OSError, ValueError) as error:
-            errors.append(f"key_file: {options.key_file} {_reason(error)}")
     server = client = own = None
-    if options.tls:
-        try:
+    try:
+        if options.key_file is not None:
+            with _using(f"key_file: {options.key_file}"):
+                keys = parse_keys(_content(options.key_file))
+    except CredentialError as error:
+        errors += error.errors
+    try:
+        if options.tls:
             server = _context(options, ssl.PROTOCOL_TLS_SERVER)
             client = _context(options, ssl.PROTOCOL_TLS_CLIENT)
             own = own_certificate(server, _context(options, ssl.PROTOCOL_TLS_CLIENT))
-        except _TlsFileError as error:
-            errors.append(str(error))
+    except CredentialError as error:
+        errors += error.errors
     if errors:
         raise CredentialError(errors)
     return Secrets(keys, server, client, own)
-
-
-class _TlsFileError(Exception):
-    """A TLS file that cannot be used."""
 
 
 @contextlib.contextmanager
 def _using(what: str) -> Iterator[None]:
     try:
         yield
-    except OSError as error:  # what ssl raises is one too
-        message = f"{what} {_reason(error)}"
-        raise _TlsFileError(message) from error
+    except (OSError, ValueError) as error:  # what ssl raises is an OSError too
+        raise CredentialError([f"{what} {_reason(error)}"]) from error
 
 
 def _content(path: Path) -> bytes:

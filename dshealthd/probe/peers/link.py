@@ -12,7 +12,7 @@ import select
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dshealthd.core.garbage import free_transport
 from dshealthd.probe.peers.protocol import MAX_BODY
@@ -31,28 +31,21 @@ class BadAnswer(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """An answer's status and headers, names in lower case."""
-
-    status: int
-    headers: Mapping[str, str]
-    length: int
-    """Bytes of the body that follows."""
-    last: bool
-    """Whether the server closes the connection after this answer."""
-
-
-@dataclass(frozen=True, slots=True)
 class UnverifiedAnswer:
     """An answer as received, not yet verified."""
 
     status: int
     headers: Mapping[str, str]
-    body: bytes
+    """Names are in lower case."""
+    length: int
+    """Bytes of the body."""
+    last: bool
+    """Whether the server closes the connection after this answer."""
+    body: bytes = b""
 
 
-def parse_head(head: bytes) -> Head:
-    """Return the parsed head of an answer; BadAnswer for anything ambiguous."""
+def parse_head(head: bytes) -> UnverifiedAnswer:
+    """Return an answer without its body; BadAnswer for anything ambiguous."""
     try:
         status, *lines = head.decode("ascii").split("\r\n")
     except UnicodeDecodeError as error:
@@ -80,7 +73,7 @@ def parse_head(head: bytes) -> Head:
         raise BadAnswer
     if int(length[0]) > MAX_BODY:
         raise BadAnswer
-    return Head(
+    return UnverifiedAnswer(
         int(match[1]), headers, int(length[0]), headers.get("connection", "").lower() == "close"
     )
 
@@ -99,7 +92,7 @@ class Link(asyncio.Protocol):
         """Whether no further request can be sent."""
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
-        self._head: Head | None = None
+        self._head: UnverifiedAnswer | None = None
         self._waiter: asyncio.Future[UnverifiedAnswer] | None = None
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -214,7 +207,7 @@ class Link(asyncio.Protocol):
         self._head = None
         self.answered = True
         self.broken = self.broken or head.last
-        return UnverifiedAnswer(head.status, head.headers, body)
+        return replace(head, body=body)
 
     def _finish(self, result: UnverifiedAnswer | Exception) -> None:
         waiter, self._waiter = self._waiter, None

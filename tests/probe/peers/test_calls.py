@@ -33,7 +33,6 @@ from tests.probe.peering import (
     calling,
     connected,
     echo,
-    eventually,
     fails,
     impersonating,
     keyed,
@@ -44,6 +43,7 @@ from tests.probe.peering import (
     secret,
     signed,
     talking,
+    until,
 )
 
 if TYPE_CHECKING:
@@ -468,7 +468,7 @@ async def test_calls_at_once_are_bounded(key: Path) -> None:
 
     async with talking(keyed(key), handlers={"echo": slow}) as (_, client):
         waiting = [asyncio.create_task(ping(client)) for _ in range(4)]
-        await eventually(lambda: len(held) == 4)
+        await until(lambda: len(held) == 4)
         await fails(ping(client, 0.1), Outcome.FAILED, "too_many_calls")
         release.set()
         await asyncio.gather(*waiting)

@@ -26,7 +26,6 @@ from tests.probe.peering import (
     PATIENT,
     Time,
     calling,
-    eventually,
     fails,
     keyed,
     metric,
@@ -34,6 +33,7 @@ from tests.probe.peering import (
     secret,
     talking,
     tls,
+    until,
 )
 from tests.stopwatch import Stopwatch
 
@@ -233,7 +233,7 @@ async def test_key_that_is_being_written_is_waited_for(
     secret(tmp_path, "key", OTHER_KEY[:40])
     monkeypatch.setattr(module, "signatures", signatures)
     looking = asyncio.create_task(looked(credentials, clock))
-    await eventually(lambda: bool(looks))
+    await until(lambda: bool(looks))
     secret(tmp_path, "key", OTHER_KEY)
     assert (await looking).keys == (KEY.encode(),)
     assert (await looked(credentials, clock)).keys == (OTHER_KEY.encode(),)
@@ -263,7 +263,7 @@ async def test_file_system_that_hangs_is_waited_for_once(
         assert (await looked(credentials, clock)).keys == (KEY.encode(),)
     assert watch.seconds() < 3 * module.CHECK_PATIENCE
     hanging.set()
-    await eventually(lambda: credentials.secrets.keys == (OTHER_KEY.encode(),))
+    await until(lambda: credentials.secrets.keys == (OTHER_KEY.encode(),))
 
 
 @pytest.mark.usefixtures("patient")

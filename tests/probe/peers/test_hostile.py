@@ -24,7 +24,6 @@ from tests.probe.peering import (
     PATIENT,
     calling,
     connected,
-    eventually,
     keyed,
     listener_process,
     listening,
@@ -37,6 +36,7 @@ from tests.probe.peering import (
     signed,
     talking,
     tls,
+    until,
     until_closed,
 )
 from tests.probe.peers.test_calls import BODY
@@ -153,10 +153,10 @@ async def test_strangers_make_room_while_credentials_are_read(tmp_path: Path) ->
     async with talking(theirs, tls(tmp_path, "a"), credentials=credentials) as (node, client):
         await ping(client)
         client.forget("b")
-        await eventually(lambda: node.metric("connections") == 0)
+        await until(lambda: node.metric("connections") == 0)
         with contextlib.ExitStack() as strangers:
             early = asyncio.create_task(ping(client))
-            await eventually(lambda: node.metric("connections") == 1)
+            await until(lambda: node.metric("connections") == 1)
             credentials.answers.clear()
             for number in range(1, 9):
                 source = (f"127.0.1.{number}", 0)
@@ -176,14 +176,14 @@ async def test_strangers_who_come_at_once_make_room_themselves(key: Path) -> Non
     async with talking(keyed(key, max_connections=3), keyed(key)) as (node, client):
         await ping(client)
         async with connected(node) as early:
-            await eventually(lambda: node.metric("connections") == 2)
+            await until(lambda: node.metric("connections") == 2)
             with contextlib.ExitStack() as strangers:
                 for number in range(1, 9):
                     source = (f"127.0.1.{number}", 0)
                     strangers.enter_context(
                         socket.create_connection(("127.0.0.1", node.port), PATIENT, source)
                     )
-                await eventually(lambda: node.metric("connections_refused_total", "replaced") == 7)
+                await until(lambda: node.metric("connections_refused_total", "replaced") == 7)
                 assert await early.nonce()
 
 
@@ -239,7 +239,7 @@ async def test_slow_headers(key: Path, start: bytes) -> None:
         assert watch.seconds() < 1.0
         task.cancel()
         writer.transport.abort()
-        await eventually(lambda: node.metric("connections_refused_total", "header_timeout") == 1)
+        await until(lambda: node.metric("connections_refused_total", "header_timeout") == 1)
 
 
 async def test_slow_body(key: Path) -> None:
@@ -259,7 +259,7 @@ async def test_stranger_is_not_kept_idle(key: Path) -> None:
         watch = Stopwatch()
         assert await raw.closed()
         assert watch.seconds() < 2.2
-        await eventually(lambda: node.metric("connections") == 0)
+        await until(lambda: node.metric("connections") == 0)
 
 
 async def test_strangers_do_not_make_memory_grow(key: Path) -> None:
@@ -289,4 +289,4 @@ async def test_answers_that_nobody_reads(key: Path) -> None:
             async with asyncio.timeout(PATIENT):
                 await asyncio.get_running_loop().sock_sendall(raw_socket, many)
         raw_socket.close()
-        await eventually(lambda: node.metric("connections") == 0)
+        await until(lambda: node.metric("connections") == 0)

@@ -6,13 +6,11 @@ Each is told from the others, and none takes longer than its deadline.
 from __future__ import annotations
 
 import asyncio
-import glob
 import os
 import shutil
 import signal
 import socket
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,7 +23,6 @@ from tests.probe.peering import (
     PATIENT,
     PING,
     calling,
-    eventually,
     fails,
     keyed,
     listener_process,
@@ -33,6 +30,7 @@ from tests.probe.peering import (
     metric,
     ping,
     talking,
+    until,
 )
 from tests.stopwatch import Stopwatch
 
@@ -179,25 +177,6 @@ async def test_calls_come_from_the_listen_address(key: Path) -> None:
         assert set(node.server._gate._open) == {"127.0.0.9"}
 
 
-async def test_clocks_that_differ(key: Path) -> None:
-    """With a shared key clocks do not matter: nonces are aged by one monotonic clock."""
-    found = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
-    if not found:
-        pytest.skip("libfaketime is not installed")
-    fake = {
-        **os.environ,
-        "LD_PRELOAD": found[0],
-        "FAKETIME": "+10y",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        "DONT_FAKE_MONOTONIC": "1",
-    }
-    with listener_process({"key_file": str(key)}, fake) as (port, _, _metrics):
-        async with calling(keyed(key), port) as client:
-            answer = await ping(client)
-            assert abs(answer["clock"] - time.time()) > 250
-            await ping(client)
-
-
 async def test_connections_do_not_pile_up(key: Path) -> None:
     """One connection is kept for each peer in use, a bounded number in all, none if forgotten."""
     names = [f"node-{number}" for number in range(40)]
@@ -211,7 +190,7 @@ async def test_connections_do_not_pile_up(key: Path) -> None:
                 client.call(name, "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "wrong_receiver"
             )
         assert metric(client, "client_connections") == 16
-        await eventually(lambda: node.metric("connections") == 16)
+        await until(lambda: node.metric("connections") == 16)
         client.forget(names[-1])
         assert metric(client, "client_connections") == 15
 
@@ -232,6 +211,6 @@ async def test_cancelled_call(key: Path) -> None:
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        await eventually(lambda: node.metric("connections") == 0)
+        await until(lambda: node.metric("connections") == 0)
         assert metric(client, "client_connections") == 0
         assert not client._turns

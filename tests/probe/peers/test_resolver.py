@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dshealthd.probe.peers.resolver import LookupFailed, Resolver, UnknownName
-from tests.probe.peering import PATIENT, Time, eventually
+from tests.probe.peering import PATIENT, Time, until
 from tests.stopwatch import Stopwatch
 
 
@@ -106,7 +106,7 @@ async def test_silent_name_servers() -> None:
         socket.AF_INET,
         "192.0.2.1",
     )
-    await eventually(lambda: len(names.asked) == 52)
+    await until(lambda: len(names.asked) == 52)
 
 
 def test_look_up_that_hangs_does_not_hold_the_process_up() -> None:

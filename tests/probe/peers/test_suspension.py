@@ -10,13 +10,13 @@ from dshealthd.probe.peers.protocol import RequestClaim
 from dshealthd.probe.peers.server import HANDLER_TIMEOUT
 from tests.probe.peering import (
     PING,
-    eventually,
     keyed,
     listening,
     may_block,
     ping,
     request,
     talking,
+    until,
 )
 from tests.suspension import Suspension, turns
 
@@ -38,7 +38,7 @@ async def test_headers_that_came_while_the_agent_was_stopped_are_read(
         with socket.socket() as raw:
             raw.settimeout(0)
             await loop.sock_connect(raw, ("127.0.0.1", node.port))
-            await eventually(lambda: node.metric("connections") == 1)
+            await until(lambda: node.metric("connections") == 1)
             await turns()
             raw.send(request(RequestClaim("a", "b"), b"", "/peer/v1/nonce"))
             suspension.resume(HEADER_TIMEOUT + 1.0)

@@ -23,7 +23,6 @@ from tests.probe.peering import (
     OTHER_KEY,
     PATIENT,
     calling,
-    eventually,
     fails,
     impersonating,
     listening,
@@ -33,6 +32,7 @@ from tests.probe.peering import (
     secret,
     talking,
     tls,
+    until,
     until_closed,
 )
 from tests.probe.peers.test_calls import BODY
@@ -77,8 +77,8 @@ async def test_wrong_certificates(
         if counted == "certificate":
             assert node.refused("certificate") == 3
         elif counted is not None:
-            await eventually(lambda: node.metric("connections_refused_total", counted) == 3)
-        await eventually(lambda: node.metric("connections") == 0)
+            await until(lambda: node.metric("connections_refused_total", counted) == 3)
+        await until(lambda: node.metric("connections") == 0)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ async def test_nothing_is_left_of_failed_handshakes(issued: Path, server: str, c
             for _ in range(3):
                 with contextlib.suppress(PeerError):
                     await ping(caller)
-            await eventually(gone)
+            await until(gone)
 
 
 async def test_other_authorities(issued: Path, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ async def test_tls_1_2_client(issued: Path) -> None:
     async with listening(tls(issued, "b")) as node:
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await asyncio.open_connection("127.0.0.1", node.port, ssl=context)
-        await eventually(lambda: node.metric("connections_refused_total", "tls_handshake") == 1)
+        await until(lambda: node.metric("connections_refused_total", "tls_handshake") == 1)
 
 
 async def test_no_certificate(issued: Path) -> None:
@@ -134,7 +134,7 @@ async def test_no_certificate(issued: Path) -> None:
         writer.write(request(RequestClaim("a", "b"), BODY))
         assert await until_closed(reader, PATIENT) == b""
         writer.transport.abort()
-        await eventually(lambda: node.metric("connections_refused_total", "tls_handshake") == 1)
+        await until(lambda: node.metric("connections_refused_total", "tls_handshake") == 1)
 
 
 async def test_client_that_speaks_no_tls(issued: Path, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ async def test_handshake_that_stalls(issued: Path) -> None:
         assert await until_closed(reader, PATIENT) == b""
         assert watch.seconds() < 1.0
         writer.transport.abort()
-        await eventually(lambda: node.metric("connections_refused_total", "tls_handshake") == 1)
+        await until(lambda: node.metric("connections_refused_total", "tls_handshake") == 1)
 
     async def silent(_requests: AsyncIterator[bytes], _writer: asyncio.StreamWriter) -> None:
         await asyncio.Event().wait()
@@ -262,5 +262,5 @@ async def test_lost_link_is_not_used_again(issued: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(SSLProtocol, "connection_lost", lost_and_asked)
         gate = node.server._gate
         gate.evict(gate._longest_idle("127.0.0.1"))  # with a reset
-        await eventually(lambda: bool(usable))
+        await until(lambda: bool(usable))
         assert usable == [False]

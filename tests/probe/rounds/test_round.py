@@ -25,7 +25,7 @@ from dshealthd.probe.rounds import leader
 from dshealthd.probe.rounds.plan import ON_DEMAND
 from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests.probe.company import EPOCH, NAMES, Companion, all_have, company, ended, same
-from tests.probe.peering import PATIENT, eventually, may_block
+from tests.probe.peering import PATIENT, may_block, until
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ async def test_one_test_at_a_time(tmp_path: Path) -> None:
     async with company(tmp_path, 3) as (one, two, three):
         two.fake.silent = True
         first = asyncio.create_task(one.rounds.lead(one.plan(two.name)))
-        await eventually(lambda: one.fake.runs > 0)
+        await until(lambda: one.fake.runs > 0)
         observation = (await led(three, one)).observation
         ended(observation, Outcome.DECLINED, reason="already_testing")
         assert await one.rounds.lead(one.plan(three.name)) is None
@@ -280,7 +280,7 @@ async def test_an_agent_without_a_cpu_accuses_nobody(tmp_path: Path, *, blocked:
             patch.setattr(starvation, "LAG", blocked / 2 or PATIENT)
             patch.setattr(leader, "SHARE", 1.0)
             task = asyncio.create_task(led(root, member))
-            await eventually(lambda: member.fake.runs > 0)
+            await until(lambda: member.fake.runs > 0)
             asyncio.get_running_loop().call_soon(time.sleep, blocked)
             observation = (await task).observation
         assert (observation.outcome, observation.late, observation.reason) == (
@@ -301,7 +301,7 @@ async def test_agent_dies(tmp_path: Path, *, met: bool) -> None:
         root.fake.silent = member.fake.silent = met
         member.fake.absent = not met
         task = asyncio.create_task(led(root, member))
-        await eventually(lambda: root.fake.runs > 0 and member.fake.runs > 0)
+        await until(lambda: root.fake.runs > 0 and member.fake.runs > 0)
         await member.close()
         watch = Stopwatch()
         observation = (await task).observation
@@ -314,7 +314,7 @@ async def test_root_dies(tmp_path: Path) -> None:
     async with company(tmp_path, 2) as (root, member):
         root.fake.silent = True
         task = asyncio.create_task(root.rounds.lead(root.plan(member.name)))
-        await eventually(lambda: member.fake.runs > 0)
+        await until(lambda: member.fake.runs > 0)
         await root.server.close()  # first: the kernel of a dead agent's node refuses at once
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -422,7 +422,7 @@ async def test_messages_of_strangers(tmp_path: Path) -> None:
         root.fake.silent = True
         plan = root.plan(member.name)
         task = asyncio.create_task(root.rounds.lead(plan))
-        await eventually(lambda: root.fake.runs > 0)
+        await until(lambda: root.fake.runs > 0)
         bodies: dict[str, dict[str, object]] = {
             "store": {
                 "round": plan.round,

@@ -35,6 +35,7 @@ from dshealthd.probe.workers.job import DeviceSteps, RankResult, RankSpec, Worke
 from dshealthd.probe.workers.store import LocalStore
 from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests import frozen
+from tests.probe.peering import until
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -208,13 +209,6 @@ def listeners(pids: list[int]) -> list[str]:
     command = ["ss", "-Hltunp"]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     return [line.split()[4] for line in lines if any(f"pid={pid}," in line for pid in pids)]
-
-
-async def until(condition: Callable[[], object], seconds: float = 150.0) -> None:
-    """Wait for something to become true."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def test_healthy(scene: Scene) -> None:
