@@ -327,7 +327,7 @@ def slurm(given: Invocation, hook: str) -> int:
 APART = {
     "doctor": "Check whether this node, or others, are fit to start a training job.",
     "explain": "Name the cause of a job's failure from its logs.",
-    "free-port": "Print a free port for a rendezvous, and hold it.",
+    "free-port": "Print a free port for a rendezvous.",
 }
 """Commands with a parser of their own."""
 

@@ -18,7 +18,7 @@ from dshealthd.config.config import SECTIONS
 from dshealthd.core.options import Bytes, Duration
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 EXIT_USAGE = 2
 EXIT_UNKNOWN = 3
@@ -38,7 +38,7 @@ FORMS = {
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Parses a command line, and suggests the nearest valid flag or command for a misspelt one."""
+    """Parses a command line; what it does not know is an error of the command that it was given to."""
 
     exit_usage = EXIT_USAGE
     """Exit status for bad usage."""
@@ -54,45 +54,15 @@ class FlagParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override] # argparse's overloads are of its own types
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Refuse unknown flags, and name the nearest known one."""
+        """Refuse unknown flags here, with this command's exit status for bad usage."""
         found, extra = super().parse_known_args(args, namespace)
         if extra:
-            options = [text for text in extra if text.startswith("-")]  # the rest: their values
-            self.error("; ".join(map(self._unknown, options or extra)))
+            self.error(f"unknown arguments: {' '.join(extra)}")
         return found, extra
-
-    def _unknown(self, text: str) -> str:
-        if not text.startswith("-"):
-            return f"unexpected argument {text}"
-        name = text.partition("=")[0]
-        known = [flag for action in self._actions for flag in action.option_strings]
-        return f"unknown option {name}{_meant(name, known)}"
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Name the nearest choice for a flag's value instead of all choices."""
-        if action.choices is not None and value not in action.choices:
-            known = [str(choice) for choice in action.choices]
-            what = str(action.metavar or "value").lower()
-            text = f"unknown {what} {value}{_meant(str(value), known)}"
-            raise argparse.ArgumentError(
-                None if isinstance(action.metavar, str) else action,
-                text if _close(str(value), known) else f"{text}; known are {', '.join(known)}",
-            )
 
     def error(self, message: str) -> NoReturn:
         """Print the error and where to find help; the whole usage would bury it."""
         self.exit(self.exit_usage, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
-
-
-def _close(name: str, known: Iterable[str]) -> str:
-    import difflib  # only for mistakes; the agent would keep it loaded
-
-    return next(iter(difflib.get_close_matches(name, list(known), n=1)), "")
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    close = _close(name, known)
-    return f"; did you mean {close}?" if close else ""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
