@@ -169,8 +169,6 @@ class Symptom:
     row: int | None = None
     """Row in the symptom table; None for the monitor's own problems."""
     means: tuple[str, ...] = ()
-    waits_for: str = ""
-    """Signals that do not exist yet, without which the alert is missing or incomplete."""
     covered_by: tuple[str, ...] = ()
     """Slugs of the symptoms whose alerts also cover this one."""
     findings: tuple[FindingType, ...] = ()

@@ -211,14 +211,12 @@ def test_every_row_has_its_symptom() -> None:
 
 @pytest.mark.parametrize("slug", all_symptoms())
 def test_means_are_kept(slug: str) -> None:
-    """A symptom that is to be alerted has an alert of its own or another's, or says what it waits
-    for; one that is not has none.
-    """
+    """A symptom that is to be alerted has an alert of its own or another's; one that is not has none."""
     symptom = all_symptoms()[slug]
     assert set(symptom.covered_by) <= all_symptoms().keys()
     covered = any(all_symptoms()[other].entries for other in symptom.covered_by)
     if "alert" in symptom.means:
-        assert symptom.entries or covered or symptom.waits_for
+        assert symptom.entries or covered
     else:
         assert not symptom.entries
 
