@@ -33,6 +33,46 @@ def node(tmp_path: Path) -> Iterator[Node]:
         yield made
 
 
+SCENES: dict[str, dict[str, object]] = {
+    "h100": {
+        # Modes: MIG is one that the part does not have.
+        "persistence_mode": 0, "compute_mode": 3, "ecc_pending": 0, "mig_mode": "unsupported",
+        # Of the two active throttle reasons, the part knows only that of temperature.
+        "throttle_supported": 0x1 | 0x20 | 0x40,
+        # SRAM errors are those of parity and of SEC-DED together.
+        "ecc_volatile_uncorrected_dram": 2, "ecc_volatile_uncorrected_sram": 5,
+        "sram_volatile_unc_parity": 1, "sram_volatile_unc_secded": 4, "sram_threshold_exceeded": 1,
+        "remapped_correctable": 6, "remapped_uncorrectable": 1,
+        "remapped_pending": 1, "remapped_failure": 1,
+        "repair_channel_pending": 1, "unrepairable_memory": 1,
+        "pcie_width": 8, "pcie_generation": 1, "pcie_replay": 300, "pcie_tx_bytes": 4096,
+        # Errors of PCIe: the third kind is one that the part does not count.
+        "field.173": 11, "field.179": 12, "field_fail.180": 3,
+        "nvlink4_replay": 3, "nvlink4_recovery": 1, "nvlink4_crc_flit": 250,
+        "nvlink_data_tx": 1000, "nvlink3_remote_type": 0, "nvlink5_remote_type": 255,
+        # Down, asleep to save power, and with its traffic disabled.
+        "nvlink7_state": 0, "nvlink8_state": 2, "nvlink9_state": 3,
+    },
+    # Without the SRAM status, each of four counts is asked for; a memory of 0 degrees has no sensor.
+    "a100": {"ecc_aggregate_uncorrected_sram": 3, "memory_temperature": 0},
+    # Replays come from the function that is older than the field.
+    "v100": {"retired_dbe": 2, "retired_pending": 1, "field_fail.94": 3, "pcie_replay": 5},
+    "b200": {
+        "repair_tpc_pending": 1,
+        "nvlink17_rcv_errors": 2, "nvlink17_recovery_events": 1,
+        "nvlink17_plr_xmit_retry_blocks": 70, "nvlink3_rcv_errors": 40,
+        "nvlink17_effective_ber": 0x30B,
+        # Without absolute limits, all four are told as margins, as NVML signs them.
+        "tlimit_shutdown": -8, "tlimit_slowdown": -2, "tlimit_memory_max": 5, "tlimit_gpu_max": 1,
+        **{
+            f"threshold_{limit}": "unsupported"
+            for limit in ("shutdown", "slowdown", "memory_max", "gpu_max")
+        },
+    },
+}  # fmt: skip
+"""What the second of two GPUs has beside the defaults of its part."""
+
+
 @pytest.mark.parametrize("profile", SERIES)
 def test_exposition(tmp_path: Path, profile: str) -> None:
     """What two GPUs of each generation export is what the fixture says, series by series."""
@@ -40,6 +80,8 @@ def test_exposition(tmp_path: Path, profile: str) -> None:
         node.simulator.set(None, "frozen", 1)
         node.simulator.set(None, "throttle_reasons", "0x48")
         node.simulator.set(1, "processes", "4194305:1048576, 4194306:2097152")
+        for key, value in SCENES[profile].items():
+            node.simulator.set(1, key, value)
         seen = node.collect()
     for name in ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes"):
         result = seen.results[name]
@@ -56,22 +98,6 @@ def test_either_name_of_the_temperature(node: Node, absent: str) -> None:
     assert not seen.reasons()
 
 
-def test_margin_limits(node: Node) -> None:
-    """Where a part gives no absolute limits, all four are told as margins, as NVML signs them."""
-    name = "gpu_temperature_margin_limit_celsius"
-    assert node.collect("gpu").values(name, gpu="1", uuid=node.uuid(1)) == {("slowdown",): -2}
-    for key, value in {"shutdown": -8, "slowdown": -2, "memory_max": 5, "gpu_max": 1}.items():
-        node.simulator.set(1, f"tlimit_{key}", value)
-        node.simulator.set(1, f"threshold_{key}", "unsupported")
-    seen = node.collect("gpu", advance=60)
-    assert seen.values(name, gpu="1", uuid=node.uuid(1)) == {
-        ("shutdown",): -8,
-        ("slowdown",): -2,
-        ("memory_max",): 5,
-        ("max_operating",): 1,
-    }
-
-
 @pytest.mark.parametrize("profile", SERIES)
 def test_series_are_few(tmp_path: Path, profile: str) -> None:
     """Eight GPUs leave room for the rest of the agent below 1,500 series."""
@@ -80,48 +106,12 @@ def test_series_are_few(tmp_path: Path, profile: str) -> None:
     assert sum(len(result.samples) for result in results) == SERIES[profile] < 900
 
 
-def test_throttle_reasons(node: Node) -> None:
-    """Each bit of the mask is its own series, and only those that the part knows are shown."""
-    node.simulator.set(0, "throttle_reasons", 0x8 | 0x40)
-    node.simulator.set(1, "throttle_supported", 0x1 | 0x20)
-    node.simulator.set(1, "throttle_reasons", 0x20)
-    seen = node.collect("gpu")
-    active = {
-        reason
-        for reason, value in (
-            (labels[1], value)
-            for labels, value in seen.values("gpu_throttle_active", gpu="0").items()
-        )
-        if value
-    }
-    assert active == {"hw_slowdown", "hw_thermal_slowdown"}
-    assert len(seen.values("gpu_throttle_active", gpu="0")) == len(THROTTLE_REASONS)
-    assert {
-        labels[1]: value for labels, value in seen.values("gpu_throttle_active", gpu="1").items()
-    } == {"gpu_idle": 0, "sw_thermal_slowdown": 1}
-
-
 def test_throttle_bits_are_those_of_pynvml() -> None:
     """The bits that the declaration writes out are pynvml's, each under its own name."""
     import pynvml
 
     for name, bit in THROTTLE_REASONS.items():
         assert getattr(pynvml, "nvmlClocksEventReason" + name.title().replace("_", "")) == bit
-
-
-def test_modes(node: Node) -> None:
-    """Persistence, compute, ECC and MIG mode are told in words, the pending ones too."""
-    node.simulator.set(0, "persistence_mode", 0)
-    node.simulator.set(0, "compute_mode", 3)
-    node.simulator.set(0, "ecc_pending", 0)
-    node.simulator.set(1, "mig_mode", "unsupported")
-    seen = node.collect("gpu")
-    assert set(seen.values("gpu_mode_info", gpu="0", uuid=node.uuid(0))) == {
-        ("off", "exclusive_process", "on", "off", "off", "off")
-    }
-    assert set(seen.values("gpu_mode_info", gpu="1", uuid=node.uuid(1))) == {
-        ("on", "default", "on", "on", "", "")
-    }
 
 
 def test_modes_that_change(node: Node) -> None:
@@ -155,15 +145,6 @@ def test_constant_that_cannot_be_read_at_first(
         (node.uuid(0), "memory"),
     }
     assert seen.reasons() == {}
-
-
-def test_memory_without_a_sensor(node: Node) -> None:
-    """A memory temperature of 0 is no temperature."""
-    node.simulator.set(0, "memory_temperature", 0)
-    assert {
-        labels[0]
-        for labels in node.collect("gpu").values("gpu_temperature_celsius", sensor="memory")
-    } == {"1"}
 
 
 def test_memory_of_older_drivers(node: Node) -> None:

@@ -15,23 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_count(tmp_path: Path) -> None:
-    """Processes are counted, with no label that tells which they are."""
-    with Node(tmp_path, gpus=3) as node:
-        node.simulator.set(1, "processes", "4194305:1048576, 4194306:2097152")
-        node.simulator.set(2, "processes", "4194305:1048576, 4194307:na")
-        seen = node.collect("gpu_processes")
-    assert {labels[0]: value for labels, value in seen.values("gpu_compute_processes").items()} == {
-        "0": 0,
-        "1": 2,
-        "2": 2,
-    }
-    assert {sample.metric.labels for sample in seen.results["gpu_processes"].samples} == {
-        ("gpu", "uuid"),
-        (),
-    }
-
-
 def test_older_drivers(tmp_path: Path) -> None:
     """Where the driver lacks the newest version of the call, the one before it is used."""
     with Node(tmp_path, gpus=1) as node:

@@ -41,26 +41,29 @@ def rack(tmp_path: Path) -> Iterator[Node]:
         yield made
 
 
-@pytest.mark.parametrize(
-    ("state", "status", "summary", "mask", "healthy"),
-    [
-        (3, 0, 1, 0x0, 1),
-        (3, 0, 2, 0x0, 0),
-        (3, 0, 3, 0x0, 0),
-        (3, 999, 1, 0x0, 0),
-        (3, 0, 0, 0x1, 0),
-        (3, 0, 0, 0x2000, 0),
-        (3, 0, 0, 0x51AA, 1),
-        (3, 0, 0, 0xAA, 1),
-        (3, 0, 0, 0x300, 0),
-        (2, 0, 1, 0x0, None),
-        (0, 0, 1, 0x0, None),
-    ],
-)
+@pytest.mark.parametrize(("state", "status", "summary", "mask", "healthy", "problems"), [
+    (3, 0, 1, 0x0, 1, set()),
+    (3, 0, 1, 0x51AA, 1, set()),
+    (3, 0, 0, 0x51AA, 1, set()),
+    (3, 0, 0, 0xAA, 1, set()),
+    (3, 0, 2, 0x0, 0, set()),
+    (3, 0, 3, 0x51AA, 0, {"limited_capacity"}),
+    (3, 999, 1, 0x0, 0, {"registration_failed"}),
+    (3, 0, 0, 0x1, 0, {"degraded_bandwidth"}),
+    (3, 0, 2, 0x55, 0, {"degraded_bandwidth", "route_recovery", "route_unhealthy", "access_timeout_recovery"}),
+    (3, 0, 0, 0x2000, 0, {"no_partition_assigned"}),
+    (3, 0, 2, 0xA4AA, 0, {"no_partition_assigned", "manager_disconnected", "no_partition"}),
+    (3, 0, 0, 0x300, 0, {"incorrect_chassis_serial"}),
+    (3, 0, 2, 0x0F00, 0, {"incorrect_configuration"}),
+    (2, 0, 1, 0x0, None, set()),
+    (0, 0, 1, 0x0, None, set()),
+])  # fmt: skip
 def test_fabric(
-    node: Node, state: int, status: int, summary: int, mask: int, healthy: int | None
-) -> None:
-    """The fabric is healthy by its own summary, or by its mask where there is none."""
+    node: Node, state: int, status: int, summary: int, mask: int, healthy: int | None, problems: set[str],
+) -> None:  # fmt: skip
+    """The fabric is healthy by its own summary, or by its mask where there is none; what is wrong has
+    a name of its own, and what it does not tell has none.
+    """
     for key, value in {
         "state": state,
         "status": status,
@@ -68,28 +71,10 @@ def test_fabric(
         "health_mask": mask,
     }.items():
         node.simulator.set(0, f"fabric_{key}", value)
-    seen = node.collect("nvlink_domain")
+    seen, labels = node.collect("nvlink_domain"), {"gpu": "0", "uuid": node.uuid(0)}
     assert seen.value("gpu_fabric_state", gpu="0") == state
-    assert seen.values("gpu_fabric_healthy", gpu="0", uuid=node.uuid(0)) == (
-        {} if healthy is None else {(): healthy}
-    )
-
-
-@pytest.mark.parametrize(("status", "summary", "mask", "problems"), [
-    (0, 1, 0x51AA, set()),
-    (0, 0, 0x0, set()),
-    (0, 3, 0x51AA, {"limited_capacity"}),
-    (999, 2, 0x51AA, {"registration_failed"}),
-    (0, 2, 0x55, {"degraded_bandwidth", "route_recovery", "route_unhealthy", "access_timeout_recovery"}),
-    (0, 2, 0xA4AA, {"no_partition_assigned", "manager_disconnected", "no_partition"}),
-    (0, 2, 0x0F00, {"incorrect_configuration"}),
-])  # fmt: skip
-def test_problems(node: Node, status: int, summary: int, mask: int, problems: set[str]) -> None:
-    """What the fabric says is wrong has a name of its own; what it does not tell has none."""
-    for key, value in {"status": status, "health_summary": summary, "health_mask": mask}.items():
-        node.simulator.set(0, f"fabric_{key}", value)
-    seen = node.collect("nvlink_domain").values("gpu_fabric_problem", gpu="0", uuid=node.uuid(0))
-    assert {problem for (problem,) in seen} == problems
+    assert seen.values("gpu_fabric_healthy", **labels) == ({} if healthy is None else {(): healthy})
+    assert {problem for (problem,) in seen.values("gpu_fabric_problem", **labels)} == problems
 
 
 def test_driver_without_a_fabric(node: Node) -> None:

@@ -409,6 +409,8 @@ def test_sentinels(node: Node) -> None:
         "pcie_replay",
         "pcie_width",
         "nvlink_replay",
+        "repair_channel_pending",
+        "unrepairable_memory",
     ):
         node.simulator.set(1, key, "na")
     node.simulator.set(1, "processes", "77:na, 78:4096")
@@ -438,6 +440,8 @@ def test_sentinels(node: Node) -> None:
         "pcie_replays_total": {},
         "pcie_link_width": {},
         "gpu_nvlink_errors_total": {"type": "replay"},
+        "gpu_repair_pending": {},
+        "gpu_memory_unrepairable": {},
     }.items():
         assert not seen.values(metric, gpu="1", **labels), metric
         assert seen.values(metric, gpu="0", **labels), metric
