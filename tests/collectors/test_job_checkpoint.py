@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,16 +13,17 @@ import pytest
 
 import dshealthd
 from dshealthd.collectors import job_checkpoint
-from dshealthd.collectors.job_checkpoint import JobCheckpoint
-from dshealthd.core.collector import Context, Reason
-from dshealthd.core.host import Host
-from dshealthd.core.result import Result, attempt
+from dshealthd.core.collector import Reason
 from dshealthd.jobs import checkpoint_watch
+from tests.collectors.bench import Bench, named
+from tests.collectors.bench import values as values_of
 from tests.jobs.heartbeats.senders import interpreter
 from tests.jobs.machines import TORCH, Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from dshealthd.core.result import Result
 
 USER = 4321
 SOURCE = Path(dshealthd.__file__).parent
@@ -45,15 +45,13 @@ for line in sys.stdin:
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="runs processes of another user")
 
 
-class Rank:
+class Rank(Bench):
     """A rank that does as it is told, and a collector that looks at it."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self.now = 1000.0
-        self.context = Context(host=Host(), monotonic=lambda: self.now, wall=time.time)
         # Other tests on the machine have jobs too, and older ones have their turn first.
-        self.collector = JobCheckpoint(JobCheckpoint.Options(max_jobs=100), self.context)
+        super().__init__("job_checkpoint", max_jobs=100)
+        self._process = process
 
     def do(self, line: str = "pass") -> None:
         """Have it run a line, and wait until it has."""
@@ -65,9 +63,7 @@ class Rank:
 
     def look(self, seconds: float = 30.0) -> Result:
         """Collect after so many seconds."""
-        self.now += seconds
-        self.context.sweep += 1
-        return attempt(self.collector, time.monotonic)
+        return self.collect(seconds)
 
 
 @contextlib.contextmanager
@@ -116,20 +112,14 @@ def save(directory: Path, tag: str, ranks: int = 2) -> Path:
 
 def values(result: Result) -> dict[str, float]:
     """Return the values of the test's job by metric, without the prefix they share."""
-    return {
-        metric.name.removeprefix("dshealthd_job_checkpoint_"): value
-        for metric, labels, value in result.samples
-        if labels == (JOB,)
-    }
+    found = named(result, "job_checkpoint_")
+    return {name: value for (name, *labels), value in found.items() if labels == [JOB]}
 
 
 def problems(result: Result) -> dict[str, float]:
     """Return how many files have each problem."""
-    return {
-        labels[1]: value
-        for metric, labels, value in result.samples
-        if metric is job_checkpoint.PROBLEMS and labels[0] == JOB
-    }
+    found = values_of(result, job_checkpoint.PROBLEMS)
+    return {problem: count for (job, problem), count in found.items() if job == JOB}
 
 
 def faults(result: Result) -> list[Reason]:
@@ -271,12 +261,11 @@ def test_only_the_node_of_rank_0_looks(tmp_path: Path) -> None:
 
 def test_more_jobs_than_places(tmp_path: Path) -> None:
     """A job beyond `max_jobs` is counted, so that its absence is seen."""
-    machine = Machine(tmp_path)
+    machine = Machine(tmp_path / "proc")
     for number in range(3):
         machine.process(10 + number, {**TORCH, "RANK": "0", "SLURM_JOB_ID": str(number)})
-    collector = JobCheckpoint(JobCheckpoint.Options(max_jobs=1), machine.context())
-    (sample,) = attempt(collector, time.monotonic).samples
-    assert (sample.metric, sample.value) == (job_checkpoint.LEFT_OUT, 2)
+    result = Bench("job_checkpoint", tmp_path, max_jobs=1).collect()
+    assert named(result, "job_checkpoint_") == {("jobs_left_out",): 2}
 
 
 @root_only

@@ -12,20 +12,25 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collectors.job_hang import JobHang
+from dshealthd.collectors.job_hang import MAX_RANKS, JobHang
+from dshealthd.collectors.job_hang import shown as ranks_shown
 from dshealthd.config.config import Config
 from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, attempt
-from dshealthd.jobs.hangs.hang import PATIENCE, Culprit, HangClass
+from dshealthd.jobs.hangs.activity import ThreadState
+from dshealthd.jobs.hangs.exits import ExitKind
+from dshealthd.jobs.hangs.hang import PATIENCE, Culprit, HangClass, RankState
 from dshealthd.jobs.hangs.silence import UNKNOWN
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
+from dshealthd.training.message import Phase, StepStage
 from tests.jobs import rank
 from tests.jobs.service import configured, jobs
 
@@ -363,3 +368,31 @@ def test_without_heartbeats() -> None:
         CollectionOutcome.NOT_AVAILABLE,
         "no heartbeats come in",
     )
+
+
+LIVING = RankState(
+    rank=0,
+    pid=100,
+    start=1000,
+    step=50,
+    phase=Phase.TRAINING,
+    stage=StepStage.BACKWARD,
+    silence=1.0,
+    bound=30.0,
+    state=ThreadState.SLEEPING,
+    user=0,
+)
+ENDED = replace(LIVING, ended=ExitKind.KILLED, ended_at=1.0)
+
+
+def test_ended_ranks_take_no_place_of_the_living() -> None:
+    """Jobs that failed within ten minutes leave the ranks of the one that runs their series."""
+    failed = {
+        f"failed-{number}": [replace(ENDED, rank=rank, start=number) for rank in (0, 1)]
+        for number in range(MAX_RANKS)
+    }
+    running = {"running": [replace(LIVING, rank=rank) for rank in range(8)]}
+    found = ranks_shown({**failed, **running})
+    assert [rank.rank for job, rank in found if job == "running"] == list(range(8))
+    assert len(found) == MAX_RANKS
+    assert {job for job, _ in ranks_shown(failed)} == set(failed)

@@ -163,18 +163,6 @@ def test_every_process_has_its_turn(machine: Machine) -> None:
     assert found[-1] == 400
 
 
-def test_environment_too_long_to_read(machine: Machine) -> None:
-    """A process whose environment was read in part only, without a launcher in it, is unseen and
-    not "no training".
-    """
-    machine.process(50, b"X=" + b"x" * ENVIRON_LIMIT + b"\0" + environ(TORCH))
-    table = Table(machine)
-    assert table.sweep() == []
-    assert table.unseen[Unseen.UNREADABLE] == 1
-    table.sweep()
-    assert table.looks == []
-
-
 def test_reading_is_bounded_in_a_sweep(machine: Machine) -> None:
     """Of huge environments, what is too much for one sweep waits for its turn (fault 22)."""
     crowd = SWEEP_LIMIT // ENVIRON_LIMIT + 4
@@ -204,19 +192,6 @@ def test_many_variables_are_bounded_in_a_sweep(machine: Machine) -> None:
     assert len(found) == 5
 
 
-def test_vanishing_process(machine: Machine) -> None:
-    """A process that ends between the listing and any of the reads is gone, and no error (fault
-    22).
-    """
-    machine.process(50, TORCH)
-    (machine.root / "60").mkdir()  # listed, and nothing in it
-    machine.process(70, TORCH)
-    (machine.root / "70" / "environ").unlink()
-    table = Table(machine)
-    assert table.sweep() == [50]
-    assert table.unseen == dict.fromkeys(Unseen, 0)
-
-
 def test_replaced_while_it_is_read(machine: Machine) -> None:
     """If another process took the pid between the reads, nothing is told of either until the next
     sweep.
@@ -234,27 +209,6 @@ def test_replaced_while_it_is_read(machine: Machine) -> None:
     assert table.sweep() == [50]
 
 
-def test_kernel_threads_and_the_dead_are_not_read(machine: Machine) -> None:
-    """Neither a kernel thread nor a zombie has an environment to look at."""
-    machine.process(50, TORCH, flags=0x00208040)
-    machine.process(60, TORCH, state="Z")
-    table = Table(machine)
-    assert table.sweep() == []
-    assert table.looks == ["1"]
-
-
-def test_uninterruptible_process_is_not_touched(machine: Machine) -> None:
-    """Reading the environment of a process that hangs in a driver may hang as well."""
-    machine.process(50, TORCH, state="D")
-    table = Table(machine)
-    assert table.sweep() == []
-    assert table.unseen[Unseen.BLOCKED] == 1
-    assert "50" not in table.looks
-    machine.process(50, TORCH, state="S")
-    assert table.sweep() == [50]
-    assert table.unseen[Unseen.BLOCKED] == 0
-
-
 def test_known_process_stays_known_while_it_hangs(machine: Machine) -> None:
     """A training process that comes to hang is still told: nothing of it needs to be read."""
     machine.process(50, TORCH)
@@ -264,6 +218,45 @@ def test_known_process_stays_known_while_it_hangs(machine: Machine) -> None:
     assert table.sweep() == [50]
 
 
+@pytest.mark.parametrize(
+    ("content", "stat", "unseen"),
+    [
+        # A kernel thread and a zombie have no environment.
+        ({}, {"flags": 0x00208040}, None),
+        ({}, {"state": "Z"}, None),
+        # To read that of a process that hangs in a driver may hang as well.
+        ({}, {"state": "D"}, Unseen.BLOCKED),
+        # Read in part only, without a launcher in it.
+        ({"environ": b"X=" + b"x" * ENVIRON_LIMIT + b"\0" + environ(TORCH)}, {}, Unseen.UNREADABLE),
+        ({"stat": b"50 (python) S 1\n"}, {}, Unseen.UNREADABLE),
+        # It ends between the listing and any of the reads (fault 22).
+        ({"environ": None}, {}, None),
+        ({"environ": None, "stat": None}, {}, None),
+    ],
+)
+def test_process_without_a_readable_environment(
+    machine: Machine,
+    content: dict[str, bytes | None],
+    stat: dict[str, object],
+    unseen: Unseen | None,
+) -> None:
+    """It is unseen where it may train, with the reason, and otherwise no training; the others are
+    told. It is not looked at again in vain, and found once it can be read.
+    """
+    machine.process(60, TORCH)
+    directory = machine.process(50, TORCH, **stat)
+    for name, data in content.items():
+        (directory / name).write_bytes(data) if data else (directory / name).unlink()
+    table = Table(machine)
+    assert table.sweep() == [60]
+    assert {reason for reason, count in table.unseen.items() if count} == {unseen} - {None}
+    assert ("50" in table.looks) == ("environ" in content and "stat" not in content)
+    table.sweep()
+    assert table.looks == ["50"] * (content == {"environ": None})
+    machine.process(50, TORCH, start=300)
+    assert sorted(table.sweep()) == [50, 60]
+
+
 def test_quarantined_process(machine: Machine) -> None:
     """In a worker, a process at which it hung is left out and unseen; the others are told."""
     machine.process(50, TORCH)
@@ -271,15 +264,6 @@ def test_quarantined_process(machine: Machine) -> None:
     table = Table(machine, blocked="process 50")
     assert table.sweep() == [60]
     assert table.unseen[Unseen.BLOCKED] == 1
-
-
-def test_malformed_stat(machine: Machine) -> None:
-    """A status that is not understood makes a process unseen, not absent."""
-    directory = machine.process(50, TORCH)
-    (directory / "stat").write_bytes(b"50 (python) S 1\n")
-    table = Table(machine)
-    assert table.sweep() == []
-    assert table.unseen[Unseen.UNREADABLE] == 1
 
 
 def test_hidepid(machine: Machine) -> None:

@@ -4,6 +4,7 @@ harm.
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -11,38 +12,37 @@ import pytest
 from dshealthd.jobs.nccl.inspector import MAX_LINE, MAX_MALFORMED, Operation, message_class, parse
 from tests.jobs.nccl.inspector_plugin import line, line_229
 
+NODE = os.uname().nodename
 ALL_REDUCE = {"name": "AllReduce", "ranks": "16", "nodes": "2", "message": "256MiB-"}
 
 
-def test_units() -> None:
-    """GB/s are 10^9 bytes a second, times are seconds; what names no Slurm job has none."""
-    content = parse(line(678.263, 9498.47, node="n1"))
+@pytest.mark.parametrize(
+    ("text", "job", "node", "bandwidth", "seconds"),
+    [
+        # GB/s are 10^9 bytes a second; what names no Slurm job has none.
+        (line(678.263, 9498.47, node="n1"), None, "n1", 678.263e9, 9498.47e-6),
+        # Of NCCL 2.29; what tells single operations apart is not kept.
+        (line_229(400, 1000, number=1) + line_229(100, 3000, number=2), "77", NODE, 200e9, 2e-3),
+        # Bandwidths of one class have their geometric mean, times their arithmetic one.
+        (
+            line(100, 10, communicator="DP 0", algorithm="Ring_simple")
+            + line(400, 30, communicator="DP 1", message="3-4GB"),
+            *(None, NODE, 200e9, 20e-6),
+        ),
+        # The plugin writes 0 where it has measured nothing: no number is made of it.
+        (line(0, 12), None, NODE, None, 12e-6),
+    ],
+)
+def test_figures(
+    text: str, job: str | None, node: str, bandwidth: float | None, seconds: float
+) -> None:
+    """Each form of the file gives bytes per second and seconds of one operation."""
+    content = parse(text)
     ((operation, figures),) = content.operations.items()
-    assert operation == Operation(job=None, node="n1", **ALL_REDUCE)
-    assert figures.bandwidth == pytest.approx(678.263e9)
-    assert figures.seconds == pytest.approx(9498.47e-6)
+    assert operation == Operation(job=job, node=node, **ALL_REDUCE)
+    assert figures.bandwidth == (bandwidth and pytest.approx(bandwidth))
+    assert figures.seconds == pytest.approx(seconds)
     assert content.malformed == 0
-
-
-def test_forerunner() -> None:
-    """The files of NCCL 2.29 are read too; what tells single operations apart is not kept."""
-    ((operation, figures),) = parse(
-        line_229(400, 1000, number=1) + line_229(100, 3000, number=2)
-    ).operations.items()
-    assert (operation.job, operation.ranks, operation.message) == ("77", "16", "256MiB-")
-    assert figures.bandwidth == pytest.approx(200e9)
-    assert figures.seconds == pytest.approx(2e-3)
-
-
-def test_means() -> None:
-    """Bandwidths of one class have their geometric mean, times their arithmetic one."""
-    text = line(100, 10, communicator="DP 0", algorithm="Ring_simple") + line(
-        400, 30, communicator="DP 1", message="3-4GB"
-    )
-    ((operation, figures),) = parse(text).operations.items()
-    assert operation.message == "256MiB-"
-    assert figures.bandwidth == pytest.approx(200e9)
-    assert figures.seconds == pytest.approx(20e-6)
 
 
 def test_kept_apart() -> None:
@@ -62,14 +62,6 @@ def test_kept_apart() -> None:
         ("AllReduce", "16", "64KiB-1MiB"): pytest.approx(3e9),
         ("Send", "16", "256MiB-"): pytest.approx(4e9),
     }
-
-
-def test_nothing_measured() -> None:
-    """The plugin writes 0 where it has measured nothing: no number is made of it."""
-    ((_, figures),) = parse(line(0, 12)).operations.items()
-    assert figures.bandwidth is None
-    assert figures.seconds == pytest.approx(12e-6)
-    assert parse(line(0, 0)).operations == {}
 
 
 @pytest.mark.parametrize("kept", [1, 40, 300, 477])

@@ -64,29 +64,24 @@ def test_maps() -> None:
     )
 
 
-def test_version_of_the_constants(start: Callable[..., int], tmp_path: Path) -> None:
-    """What the build wrote into the library counts, not what the file is called."""
-    place = tmp_path / "libnccl.so.2.30.7"
-    library(place, BANNER)
-    assert MappedReleases().of(Host(), start(place)) == {"2.27.7"}
-
-
-def test_suffix_of_a_build(start: Callable[..., int], tmp_path: Path) -> None:
-    """A build of somebody's own says so, and its suffix is kept."""
-    library(tmp_path / "libnccl.so.2", b"NCCL version 2.29.3-own+cuda13.0")
-    assert MappedReleases().of(Host(), start(tmp_path / "libnccl.so.2")) == {"2.29.3-own"}
-
-
-def test_version_across_pieces(start: Callable[..., int], tmp_path: Path) -> None:
-    """A text that lies across two pieces of reading is found."""
-    library(tmp_path / "libtorch_cuda.so", b"\0" * (CHUNK - 20) + BANNER)
-    assert MappedReleases().of(Host(), start(tmp_path / "libtorch_cuda.so")) == {"2.27.7"}
-
-
-def test_name_of_the_file(start: Callable[..., int], tmp_path: Path) -> None:
-    """Where the constants say nothing, the name of the file does."""
-    library(tmp_path / "libnccl.so.2.26.2", b"nothing")
-    assert MappedReleases().of(Host(), start(tmp_path / "libnccl.so.2.26.2")) == {"2.26.2"}
+@pytest.mark.parametrize(
+    ("name", "text", "version"),
+    [
+        # What the build wrote into the library counts, not what the file is called.
+        ("libnccl.so.2.30.7", BANNER, "2.27.7"),
+        ("libnccl.so.2", b"NCCL version 2.29.3-own+cuda13.0", "2.29.3-own"),
+        # Across two pieces of reading.
+        ("libtorch_cuda.so", b"\0" * (CHUNK - 20) + BANNER, "2.27.7"),
+        # Where the constants say nothing, the name of the file does.
+        ("libnccl.so.2.26.2", b"nothing", "2.26.2"),
+    ],
+)
+def test_version(
+    start: Callable[..., int], tmp_path: Path, name: str, text: bytes, version: str
+) -> None:
+    """The release is found among the constants of the library, or in its name."""
+    library(tmp_path / name, text)
+    assert MappedReleases().of(Host(), start(tmp_path / name)) == {version}
 
 
 def test_two_libraries(start: Callable[..., int], tmp_path: Path) -> None:
