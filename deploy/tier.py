@@ -19,7 +19,7 @@ import yaml
 from dshealthd.core import exposition
 from dshealthd.core.collector import MetricKind
 from dshealthd.core.exposition import Matcher, Selector
-from dshealthd.findings import service as findings
+from dshealthd.findings import judge as findings
 from generate import files
 from generate.reference import all_metrics
 from grafana.__main__ import DIRECTORY

@@ -27,7 +27,7 @@ from dshealthd.doctor import node
 from dshealthd.doctor.job import checks as job
 from dshealthd.doctor.snapshot_check import SnapshotCheck
 from dshealthd.evidence import service as evidence
-from dshealthd.findings import service as findings
+from dshealthd.findings import judge as findings
 from dshealthd.findings import stalls
 from dshealthd.http import connection_limiter
 from dshealthd.nvrx import service as nvrx

@@ -28,7 +28,7 @@ COMMANDS = ("doctor/", "explain/", "cli/free_port.py", "slurm/", "status/")
 """What never runs in the agent: a thread or a child there ends with its command."""
 BROAD = {
     "core/result.py": "a defect in one collector must not end the agent",
-    "findings/judge.py": "a defect in one rule must not hide what the others see",
+    "findings/judgement.py": "a defect in one rule must not hide what the others see",
     "training/heartbeat.py": "no defect of ours may end a training",
     "linux/forked.py": "whatever fails in a function becomes its reason, in a process of its own",
     "doctor/job/sources/inspect_deepspeed.py": "DeepSpeed raises what it likes, and runs apart",

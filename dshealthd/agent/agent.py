@@ -26,10 +26,10 @@ from dshealthd.core.text import first_of
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import Evidence
 from dshealthd.findings.hangs import work
-from dshealthd.findings.judge import series_of
+from dshealthd.findings.judge import Judge
+from dshealthd.findings.judgement import series_of
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.findings.overview import overview
-from dshealthd.findings.service import Judge
 from dshealthd.jobs.service import Jobs
 from dshealthd.nvrx.fitness import fitness
 from dshealthd.nvrx.options import NvrxOptions

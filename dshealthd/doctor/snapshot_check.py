@@ -13,7 +13,7 @@ from dshealthd.core.collector import is_of_job
 from dshealthd.doctor.check import Check, Result, ok, unknown
 from dshealthd.doctor.node_context import NodeContext
 from dshealthd.findings.finding import State
-from dshealthd.findings.judge import words
+from dshealthd.findings.judgement import words
 from dshealthd.probe.options import ProbeOptions
 
 if TYPE_CHECKING:

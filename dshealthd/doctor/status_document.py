@@ -15,7 +15,7 @@ from dshealthd.collection.supervisor import PATIENCE
 from dshealthd.core.options import Duration
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.core.timing import time_limit
-from dshealthd.findings.judge import judge, series_of
+from dshealthd.findings.judgement import judge, series_of
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.http.client import local
 from dshealthd.http.exchange import Unreachable

@@ -1,216 +1,289 @@
-"""Turns the last samples into the findings of this moment."""
+"""The judge: turns each new sample into findings, and is the only one that does.
+
+The node's page, `dshealthd status`, Slurm, Kubernetes, NVRx, evidence and the alerts show its
+findings.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import asyncio
 import functools
-import itertools
-import traceback
-from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+import json
+import logging
+from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.collector import Reason
+from dshealthd.config import registry
+from dshealthd.core import background, state_file, state_writer
+from dshealthd.core.child import StartError
+from dshealthd.core.collector import Reason, gauge
 from dshealthd.core.result import CollectionOutcome
-from dshealthd.findings import (
-    agent,
-    catalogue,
-    fabric,
-    gpus,
-    heat,
-    host,
-    jobs,
-    links,
-    settings,
-    slowness,
-    stalls,
-    storage,
-)
-from dshealthd.findings.catalogue import starting, unread
+from dshealthd.core.state_writer import LatestWriter
+from dshealthd.findings import fabric, stalls
+from dshealthd.findings.catalogue import catalogue, unread
+from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State, Verdict
-from dshealthd.findings.series import DEFAULTS, Series
+from dshealthd.findings.history import GpuHistory
+from dshealthd.findings.judgement import judgement_of, series_of
+from dshealthd.findings.limits import Limits
+from dshealthd.findings.options import FindingsOptions
+from dshealthd.findings.past import Past
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
+    from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
-    from dshealthd.core.snapshot import Latest, Snapshot
-    from dshealthd.findings.finding import Finding, Sign
-    from dshealthd.findings.limits import Limits
-    from dshealthd.findings.past import Past
+    from dshealthd.core.snapshot import Snapshot
+    from dshealthd.findings.finding import Finding
 
-    Key = tuple[str, str, str, str]
+log = logging.getLogger(__name__)
 
-RULES = (
-    *gpus.RULES,
-    *heat.RULES,
-    *links.RULES,
-    *fabric.RULES,
-    *host.RULES,
-    *storage.RULES,
-    *stalls.RULES,
-    *jobs.RULES,
-    *slowness.RULES,
-    *settings.RULES,
-    *agent.RULES,
+FINDING = gauge(
+    "dshealthd_finding",
+    "1 while the node has this finding, judged here with its hold; no series where all is well. "
+    "`training_job` is the job that it struck, empty where none used the part. A critical finding "
+    "with a job is a page, one without is a ticket.",
+    *("finding", "symptom", "component", "part", "reason", "severity", "training_job"),
 )
-_OF_NVML = frozenset(("DshealthdNvmlBroken", "DshealthdGpusUnwatched"))
-"""Findings that cover what collectors could not read from NVML."""
+VALUE = gauge(
+    "dshealthd_finding_value",
+    "What a finding measured, in the unit of its sentence; absent for findings without a figure.",
+    *FINDING.dimensions,
+)
+JUDGED = gauge(
+    "dshealthd_findings_judged_timestamp_seconds",
+    "Unix time of the last judgement; the findings are those of this moment.",
+)
+LEFT_OUT = gauge(
+    "dshealthd_findings_left_out", "Findings beyond those exported, which are the worst ones."
+)
+
+DELAY = 0.3
+"""Seconds from a result that changed to the judgement: collectors that are due together end
+within them, and are judged at once.
+"""
+AT_LEAST_EVERY = 10.0
+"""Seconds after which the node is judged without new samples: Xids and certificates age."""
+SAVE_EVERY = 60.0
+"""Seconds between two writes of the past; a finding that begins or ends is written at once."""
+MAX_EXPORTED = 100
+"""Most findings exported; a node has as many only if something is wrong with the judge."""
+FILE = "findings.json"
+MAX_FILE = 8 << 20
+"""Most bytes of the state file; it has some 100 KiB."""
+LOAD_DEADLINE = 2.0
+"""Seconds to read the state file; a hung disk must not keep the node from being judged."""
+SAVE_DEADLINE = 2.0
+"""Seconds for the last write at shutdown."""
+VERSION = 1
 
 
-class Judgement(NamedTuple):
-    """What one look at a node shows."""
+class Judge:
+    """The service that judges this node."""
 
-    found: dict[Key, Finding]
-    """By key."""
-    failed: Mapping[str, str]
-    """The rules that ended by a defect, and the traceback of each."""
+    name = "findings"
 
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        own: Callable[[], Iterable[Sample]],
+        names: Callable[[], tuple[str, str]],
+        state: Path | None,
+        monotonic: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        """Prepare; `apply` starts it.
 
-def seen(series: Series, *, node: str, name: str, wall: float) -> Judgement:
-    """Return what `series` shows to be wrong, whichever rules fail.
-
-    `node` is the host's name, `name` the probes' name for it (empty where they do not run), `wall`
-    the Unix time in seconds.
-    """
-    users = Users(series)
-    found: dict[Key, Finding] = {}
-    failed = {}
-    for rule in (*RULES, functools.partial(agent.accused, name=name)):
-        try:
-            signs = list(rule(series, wall))
-        except Exception:  # noqa: BLE001 - a defect in one rule must not hide what others see
-            failed[_label(rule)] = traceback.format_exc()
-            continue
-        for sign in signs:
-            finding = catalogue.found(sign, node, series.limits, _label(rule))
-            if finding.severity is State.CRITICAL and not finding.training_job:
-                finding = dataclasses.replace(finding, training_job=users.of(sign))
-            found.setdefault(finding.key, finding)
-    return Judgement(found, failed)
-
-
-def _label(rule: Callable[..., Iterator[Sign]]) -> str:
-    """Return the name of a rule, as its failure is told: `jobs.hangs`."""
-    own = getattr(rule, "func", rule)
-    return f"{own.__module__.rpartition('.')[2]}.{own.__name__}"
-
-
-def judgement_of(
-    snapshot: Snapshot,
-    series: Series,
-    *,
-    node: str,
-    name: str,
-    monotonic: float,
-    wall: float,
-    shown: Callable[[Finding], bool] = lambda _finding: True,
-) -> Judgement:
-    """Return what is wrong with this node at this moment, and what cannot be checked.
-
-    `series` has all samples; `monotonic` is the snapshot's clock in seconds; `shown` says whether a
-    sign is a finding by now, and not held back any more: until then it does not stand for what
-    could not be read. The others are as `seen` takes them.
-    """
-    found, failed = seen(series, node=node, name=name, wall=wall)
-    parts = {finding.part.lower() for finding in found.values() if shown(finding)}
-    alerts = {finding.alert for finding in found.values() if shown(finding)}
-    for rule in failed:
-        why = "a defect has ended this rule, whose findings stay as they were; the log has it"
-        broken = unread("findings", f"the rule {rule}", Reason.INTERNAL, why, node)
-        found[broken.key] = broken
-    if pending := tuple(latest.name for latest in snapshot if latest.sampled is None):
-        late = starting(pending, node)
-        found[late.key] = late
-    for latest in snapshot:
-        for finding in _unread(latest, monotonic, node, parts, alerts):
-            found.setdefault(finding.key, finding)
-    return Judgement(found, failed)
-
-
-def series_of(
-    snapshot: Snapshot,
-    own: Iterable[Sample],
-    limits: Limits = DEFAULTS,
-    past: Past | None = None,
-    now: float = 0.0,
-) -> Series:
-    """Return all samples of this moment for judgement.
-
-    `own` are the agent's own samples, including those of the probes; `limits`, `past` and `now` as
-    `Series` takes them.
-    """
-    return Series(
-        itertools.chain(*(snapshot.samples(latest) for latest in snapshot), snapshot.health(), own),
-        limits,
-        past,
-        now,
-    )
-
-
-class Users:
-    """The training jobs that use this node's parts."""
-
-    def __init__(self, series: Series) -> None:
-        """Read them from `series`."""
-        self._by_gpu: dict[str, Counter[str]] = {}
-        for point in series("job_gpu_info"):
-            self._by_gpu.setdefault(point.labels["gpu"], Counter())[
-                point.labels["training_job"]
-            ] += 1
-        self._here: Counter[str] = Counter()
-        for name in ("job_ranks", "job_step"):
-            for point in series(name):
-                self._here[point.labels["training_job"]] += (
-                    max(1, int(point.value)) if name == "job_ranks" else 1
-                )
-
-    def of(self, sign: Sign) -> str:
-        """Return the job with most ranks on the sign's GPU, or on the node; empty if there is none.
-
-        Where a GPU's processes are not known, those of the node count: a page too many is better
-        than one too few.
+        `own` returns the agent's own samples, without these; `names` the host's name and the
+        probes' name for this node. `state` is the directory of the file that outlives the agent.
         """
-        jobs = self._by_gpu.get(sign.labels.get("gpu", "")) or self._here
-        return min(jobs, key=lambda job: (-jobs[job], job), default="")
+        catalogue()  # reads files, which the loop must not
+        self._snapshot, self._own, self._names = snapshot, own, names
+        self._monotonic, self._wall = monotonic, wall
+        self._limits = Limits()
+        self._episodes, self._past, self._gpus = Episodes(), Past(), GpuHistory()
+        self._judged: float | None = None
+        """Monotonic time of the last judgement."""
+        self._saved = 0.0
+        self._problem = ""
+        self._file = None if state is None else str(state / FILE)
+        self._writer: LatestWriter | None = None
+        if self._file is not None:
+            write = functools.partial(state_file.replace_in_child, self._file)
+            self._writer = LatestWriter(write, self.name)
+        self._running = self._failed = False
+        self._broken: frozenset[str] = frozenset()
+        """Names of the rules that failed in the last judgement."""
+        self._derived: tuple[Sample, ...] = ()
+        """What the last judgement derived for rules that compare nodes."""
+        self._timer: asyncio.TimerHandle | None = None
 
+    async def apply(self, config: Config) -> None:
+        """Judge with the configuration's limits from now on."""
+        self._limits = config.section(FindingsOptions).limits
+        if not self._running:
+            await self._load()
+            self._running = True
+            self._snapshot.on_change = functools.partial(self._judge_within, DELAY)
+        self._judge_within(DELAY)
 
-def judge(
-    snapshot: Snapshot, series: Series, *, node: str, name: str, monotonic: float, wall: float
-) -> Verdict:
-    """Return what a single look at this node shows, without a memory: holds do not count."""
-    return Verdict.of(
-        judgement_of(
-            snapshot, series, node=node, name=name, monotonic=monotonic, wall=wall
-        ).found.values()
-    )
+    @property
+    def verdict(self) -> Verdict:
+        """The findings of the last judgement; unknown beside them where a defect has ended it."""
+        if self._judged is None and not self._failed:
+            self.judge()
+        verdict = self._episodes.verdict()
+        if not self._failed:
+            return verdict
+        node, _ = self._names()
+        why = "the last judgement failed by a defect; the log has it"
+        failed = unread(self.name, "", Reason.INTERNAL, why, node)
+        return Verdict.of((*verdict.findings, failed))
 
-
-def _unread(
-    latest: Latest, now: float, node: str, parts: set[str], alerts: set[str]
-) -> Iterator[Finding]:
-    """Yield findings for what a collector could not read, unless a finding covers it already."""
-    if latest.sampled is None:
-        return
-    result = latest.result
-    if latest.expired(now):
-        yield unread(
-            latest.name, "", Reason.EXPIRED, f"no sample for {now - latest.sampled:.0f} s", node
+    def judge(self) -> None:
+        """Judge the samples of this moment."""
+        self._failed = True
+        now, wall = self._monotonic(), self._wall()
+        series = series_of(self._snapshot, self._own(), self._limits, self._past, now)
+        self._gpus.settle(series, wall)
+        node, name = self._names()
+        found, failed = judgement_of(
+            self._snapshot,
+            series,
+            node=node,
+            name=name,
+            monotonic=now,
+            wall=wall,
+            shown=lambda finding: self._episodes.open_at(finding, now),
         )
-    elif result.outcome is CollectionOutcome.ERROR and result.reason is not None:
-        told = latest.name in gpus.NVML and not _OF_NVML.isdisjoint(alerts)
-        # Every path that a source reads may have a finding of its own.
-        told |= bool(result.faults) and all(each.part.lower() in parts for each in result.faults)
-        if not told:
-            detail = f"{words(result.reason)}: {result.detail}"
-            yield unread(latest.name, "", result.reason, detail, node)
-    for fault in result.faults:
-        hung = fault.reason in gpus.HUNG and latest.name in gpus.NVML
-        told = hung and "DshealthdNvmlBroken" in alerts
-        if not told and not fault.of_job and fault.part.lower() not in parts:
-            detail = f"{words(fault.reason)}: {fault.detail}"
-            yield unread(latest.name, fault.part, fault.reason, detail, node)
+        for rule in failed.keys() - self._broken:
+            log.error("findings: the rule %s failed:\n%s", rule, failed[rule])
+        self._broken = frozenset(failed)
+        self._episodes.update(found.values(), now, wall, self._readable)
+        self._derived = tuple(series.samples(stalls.EXPORTED))
+        self._judged, self._failed = now, False
+        # A request may come before `apply` has read the file, which must not be lost to it.
+        if self._running and (self._episodes.changed or now - self._saved >= SAVE_EVERY):
+            self._save(now, wall)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the findings, and when they were judged."""
+        if self._judged is None:
+            return
+        now = self._monotonic()
+        yield from exported(self._episodes.firing(now))
+        yield from self._derived
+        yield JUDGED(self._wall() - (now - self._judged))
+
+    def status(self) -> Mapping[str, Any]:
+        """Return whether the judge runs and remembers."""
+        if not self._running:
+            return {"state": "off"}
+        if self._failed:
+            return {"state": "failing", "detail": "the last judgement failed"}
+        if self._broken:
+            return {
+                "state": "failing",
+                "detail": f"rules failed: {', '.join(sorted(self._broken))}",
+            }
+        return {"state": "ok", **({"detail": self._problem} if self._problem else {})}
+
+    async def close(self) -> None:
+        """Stop judging, and write what outlives the agent."""
+        if not self._running:
+            return
+        self._running = False
+        self._snapshot.on_change = lambda: None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._save(self._monotonic(), self._wall())
+        await state_writer.settled(SAVE_DEADLINE)
+
+    def _judge_within(self, seconds: float) -> None:
+        """Judge within so many seconds, unless that is due sooner anyway."""
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._timer.when() > loop.time() + seconds:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(seconds, self._turn)
+
+    def _turn(self) -> None:
+        # The next turn first, so that a defect, which the loop logs, costs only one judgement.
+        self._timer = None
+        self._judge_within(AT_LEAST_EVERY)
+        self.judge()
+        self._judge_within(self._episodes.due(self._monotonic()) + DELAY)
+
+    def _readable(self, finding: Finding) -> bool:
+        """Return whether a finding was judged and its source read, so that its absence means health."""
+        if finding.rule in self._broken:
+            return False
+        collector = registry.collectors_by_metric().get(finding.source)
+        latest = None if collector is None else self._snapshot.get(collector)
+        if latest is None or finding.severity is State.UNKNOWN:
+            return True
+        failed = latest.sampled is None or latest.result.outcome is CollectionOutcome.ERROR
+        names = {finding.part.lower(), *fabric.names_in_faults(finding.part)}
+        return not failed and all(fault.part.lower() not in names for fault in latest.result.faults)
+
+    async def _load(self) -> None:
+        """Restore what an earlier agent of this node left."""
+        if self._file is None:
+            return
+        read = functools.partial(state_file.read_in_child, self._file, MAX_FILE)
+        try:
+            content = await background.call(read, f"state of {self.name}", LOAD_DEADLINE, OSError)
+            self._restore(json.loads(content))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            why = str(error) or f"the disk does not answer within {LOAD_DEADLINE:g} s"
+            self._problem = f"begins without a past: {self._file}: {why}"
+            log.warning("findings: %s", self._problem)
+
+    def _restore(self, document: Any) -> None:
+        if document["version"] != VERSION:
+            message = f"version {document['version']!r} is not {VERSION}"
+            raise ValueError(message)
+        age = max(0.0, self._wall() - float(document["time"]))
+        then = self._monotonic() - age
+        past = Past()
+        past.restore(document["past"], then)
+        self._episodes.restore(document["findings"], then, catalogue().__contains__)
+        self._past = past
+        self._gpus.restore(document["gpus"])
+
+    def _save(self, now: float, wall: float) -> None:
+        self._saved = now
+        document = {
+            "version": VERSION,
+            "time": wall,
+            "findings": self._episodes.document(now),
+            "past": self._past.document(now),
+            "gpus": self._gpus.document(),
+        }
+        if self._writer is None:
+            return
+        try:
+            self._writer.put(json.dumps(document, separators=(",", ":")).encode())
+        except StartError as error:
+            log.warning("findings: not written: %s", error)
 
 
-def words(reason: Reason | str) -> str:
-    """Return a reason's slug as words."""
-    return str(reason).replace("_", " ")
+def exported(findings: Sequence[Finding]) -> Iterator[Sample]:
+    """Yield the samples of findings, worst first."""
+    for finding in findings[:MAX_EXPORTED]:
+        labels = (
+            finding.name,
+            finding.slug,
+            finding.component,
+            finding.part,
+            finding.reason,
+            str(finding.severity),
+            finding.training_job,
+        )
+        yield FINDING(1.0, *labels)
+        if finding.value is not None:
+            yield VALUE(finding.value, *labels)
+    yield LEFT_OUT(float(max(0, len(findings) - MAX_EXPORTED)))

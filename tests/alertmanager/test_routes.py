@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from dshealthd.findings.service import FINDING
+from dshealthd.findings.judge import FINDING
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.entry import RULESET
 from tests import yaml_files

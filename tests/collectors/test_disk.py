@@ -27,7 +27,9 @@ def test_disks_that_change(tmp_path: Path) -> None:
     nvme = ("nvme0n1", "SAMSUNG MZQL23T8HCLS-00A07", "0")
     text, sda = statistics.read_text(), machine / "sys/block/sda"
     assert set(values(bench.collect(), disk.INFO)) == {nvme, ("sda", "ST4000NM0035", "1")}
-    statistics.write_text("".join(line for line in text.splitlines(keepends=True) if "sda" not in line))
+    statistics.write_text(
+        "".join(line for line in text.splitlines(keepends=True) if "sda" not in line)
+    )
     assert set(values(bench.collect(), disk.INFO)) == {nvme}
     (sda / "device/model").unlink()
     (sda / "queue/rotational").unlink()

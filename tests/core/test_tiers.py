@@ -8,7 +8,7 @@ from dshealthd.core.collector import Buckets, gauge, histogram
 from dshealthd.core.exposition import Matcher, Selector, Tier, chooser, parsed
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.findings.service import JUDGED
+from dshealthd.findings.judge import JUDGED
 
 CLOCK = gauge("dshealthd_x_clock_hertz", "Clock.", "gpu", "domain")
 OTHER = gauge("dshealthd_x_other", "Other.")

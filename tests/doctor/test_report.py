@@ -26,7 +26,7 @@ from dshealthd.doctor.options import DoctorOptions, parse_accepted
 from dshealthd.doctor.report import NodeReport, Report, parse_node, text
 from dshealthd.doctor.snapshot_check import SnapshotCheck
 from dshealthd.findings.finding import State
-from dshealthd.findings.judge import RULES
+from dshealthd.findings.judgement import RULES
 from dshealthd.status.paint import EXIT, Paint
 from dshealthd.symptoms import all_symptoms
 

@@ -12,8 +12,8 @@ from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.result import Result as Collected
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.doctor.node import agent, gpus, kernel, rendezvous, resources, running_jobs
-from dshealthd.findings.judge import judge, series_of
-from dshealthd.findings.judge import seen as all_signs
+from dshealthd.findings.judgement import judge, series_of
+from dshealthd.findings.judgement import seen as all_signs
 from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
 from dshealthd.web.status import document

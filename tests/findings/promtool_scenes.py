@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.findings.service import exported
+from dshealthd.findings.judge import exported
 from dshealthd.findings.stalls import EXPORTED
 from tests.findings.player import METRICS, MISSING, STALE, Scene, identity, seconds
 

@@ -12,8 +12,8 @@ from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.kernel_log import LAST_XID
 from dshealthd.core.collector import Fault, Reason, Sample
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
-from dshealthd.findings.judge import judge as findings
-from dshealthd.findings.judge import series_of
+from dshealthd.findings.judgement import judge as findings
+from dshealthd.findings.judgement import series_of
 from dshealthd.findings.limits import Limits
 from dshealthd.nvrx.fitness import Fitness, FitnessCheck, fitness
 from dshealthd.probe.metrics import SUSPECT

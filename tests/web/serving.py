@@ -26,7 +26,7 @@ from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.self_metrics import SelfMetrics
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.findings.judge import judge, series_of
+from dshealthd.findings.judgement import judge, series_of
 from dshealthd.findings.overview import overview
 from dshealthd.web.server import Server
 from tests.stopwatch import Stopwatch

@@ -17,10 +17,10 @@ from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.options import ConfigError
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.findings import judge
+from dshealthd.findings import judgement
 from dshealthd.findings.finding import Sign, State
+from dshealthd.findings.judge import DELAY, FINDING, JUDGED, MAX_EXPORTED, Judge, exported
 from dshealthd.findings.limits import Limits
-from dshealthd.findings.service import DELAY, FINDING, JUDGED, MAX_EXPORTED, Judge, exported
 from tests.findings.test_episodes import sign
 
 if TYPE_CHECKING:
@@ -368,10 +368,10 @@ def test_a_rule_that_fails_hides_nothing_else(
     node = Node()
     node.over(0.9)
     assert node.found() == ["HostLimitNear"]
-    place = next(place for place, rule in enumerate(judge.RULES) if rule.__name__ == "files")
+    place = next(place for place, rule in enumerate(judgement.RULES) if rule.__name__ == "files")
     broken.__module__, broken.__name__ = "dshealthd.findings.host", "files"
-    rules = [*judge.RULES[:place], broken, *judge.RULES[place + 1 :], seen]
-    monkeypatch.setattr(judge, "RULES", tuple(rules))
+    rules = [*judgement.RULES[:place], broken, *judgement.RULES[place + 1 :], seen]
+    monkeypatch.setattr(judgement, "RULES", tuple(rules))
     node.over(0.1, 400.0)
     assert sorted(node.found()) == ["AdapterTrouble", "CollectorFailing", "HostLimitNear"]
     assert node.judge.verdict.state is State.UNKNOWN
