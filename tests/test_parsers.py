@@ -91,7 +91,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("evidence.bundle", "parse_name", TEXT),
         ("evidence.summary", "parse", LINES),
         ("evidence.stacks", "parse", BYTES),
-        ("jobs.hangs.activity", "parse_activity", BYTES),
+        ("linux.activity", "parse_activity", BYTES),
         ("linux.mounts", "parse_served_by_users", BYTES),
         ("linux.starvation", "parse_run_queue", BYTES),
         (

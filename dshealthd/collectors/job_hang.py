@@ -9,11 +9,11 @@ import math
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, gauge
-from dshealthd.jobs.hangs.activity import ThreadState
 from dshealthd.jobs.hangs.hang import HangClass, position
 from dshealthd.jobs.options import HangOptions
 from dshealthd.jobs.service import Jobs
 from dshealthd.jobs.shares import shared
+from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.host import read
 from dshealthd.core.text import printable
 from dshealthd.evidence.findings import file_of
-from dshealthd.jobs.hangs.activity import parse_activity
+from dshealthd.linux.activity import parse_activity
 from dshealthd.linux.forked import Missing
 from dshealthd.linux.kmsg import KERNEL, KernelLogReader
 

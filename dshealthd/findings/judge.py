@@ -22,7 +22,7 @@ from dshealthd.findings import fabric, stalls
 from dshealthd.findings.catalogue import catalogue, unread
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State, Verdict
-from dshealthd.findings.history import GpuHistory
+from dshealthd.findings.gpu_history import GpuHistory
 from dshealthd.findings.judgement import judgement_of, series_of
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.options import FindingsOptions

@@ -25,11 +25,11 @@ from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, attempt
-from dshealthd.jobs.hangs.activity import ThreadState
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.hang import PATIENCE, Culprit, HangClass, RankState
 from dshealthd.jobs.hangs.silence import UNKNOWN
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
+from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
 from tests.jobs import rank
 from tests.jobs.service import configured, jobs

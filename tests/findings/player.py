@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State
-from dshealthd.findings.history import GpuHistory
+from dshealthd.findings.gpu_history import GpuHistory
 from dshealthd.findings.judgement import seen
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.past import Past

@@ -17,7 +17,7 @@ from dshealthd.collectors.training import STEP, WAIT_SECONDS, WORK_SECONDS
 from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.findings.episodes import Episodes
-from dshealthd.findings.history import GpuHistory
+from dshealthd.findings.gpu_history import GpuHistory
 from dshealthd.findings.judgement import judge, series_of
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.overview import overview

@@ -14,7 +14,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.jobs.hangs.activity import ThreadState, activity
+from dshealthd.linux.activity import ThreadState, activity
 from dshealthd.linux.process import exit_status
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.jobs.hangs.activity import ThreadState
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
+from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.jobs.hangs.activity import ThreadState, activity
 from dshealthd.jobs.hangs.exits import End
 from dshealthd.jobs.hangs.hang import STOPPED, RankState, operation
 from dshealthd.jobs.hangs.silence import FLOOR, SilenceBaseline
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.shares import shared
+from dshealthd.linux.activity import ThreadState, activity
 from dshealthd.training.message import Message, Phase, StepStage
 
 if TYPE_CHECKING:

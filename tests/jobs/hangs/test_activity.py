@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.jobs.hangs.activity import ThreadState, activity
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
+from dshealthd.linux.activity import ThreadState, activity
 from dshealthd.linux.process import exit_status
 
 if TYPE_CHECKING:

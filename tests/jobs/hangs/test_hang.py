@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from dshealthd.jobs.hangs.activity import ThreadState
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.hang import (
     PATIENCE,
@@ -21,6 +20,7 @@ from dshealthd.jobs.hangs.hang import (
     position,
 )
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
+from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
 from tests.symptoms.promtool import rule_groups
 

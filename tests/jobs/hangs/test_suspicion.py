@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from dshealthd.jobs.hangs.activity import ThreadState
 from dshealthd.jobs.hangs.detector import AGAIN_AFTER, SHARE, Suspicions, suspicious
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.hang import RankState
+from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
 
 BOUND = 30.0

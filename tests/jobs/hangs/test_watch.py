@@ -11,12 +11,12 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
-from dshealthd.jobs.hangs.activity import ThreadState
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
 from dshealthd.jobs.hangs.silence import FLOOR
 from dshealthd.jobs.hangs.watch import GRACE, KEPT, MAX_ENDED, RankWatch
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.processes import TrainingProcess
+from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import DeviceMemory, Message, Phase
 from tests.jobs.machines import TORCH
 
