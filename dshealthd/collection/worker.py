@@ -32,6 +32,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.collection.progress_page import ProgressPage
 from dshealthd.config import registry
 from dshealthd.core import garbage, wire
 from dshealthd.core.collector import Context, Fault, News, Reason, read_by, shared_part
@@ -57,7 +58,7 @@ def main(page: int, descriptor: int) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # Its end is the request to stop: a program started by a collector must not keep it open.
     os.set_inheritable(descriptor, False)  # noqa: FBT003 - positional only
-    progress = wire.ProgressPage(page)
+    progress = ProgressPage(page)
     os.close(page)
     encoder = wire.Encoder()
     channel = socket.socket(fileno=descriptor)

@@ -9,6 +9,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from dshealthd.collection.progress_page import ProgressPage
 from dshealthd.core import child, wire
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import News, Reason
@@ -167,7 +168,7 @@ class WorkerProcess:
     def __init__(
         self,
         name: str,
-        started: tuple[child.Child, Channel, wire.ProgressPage],
+        started: tuple[child.Child, Channel, ProgressPage],
         deadlines: Mapping[str, float],
         metrics: Mapping[str, Mapping[str, Metric]],
         monotonic: Callable[[], float],
@@ -321,14 +322,12 @@ class WorkerProcess:
         return "closed its channel" if code is None else child.how_ended(code)
 
 
-async def start(
-    name: str, command: Sequence[str]
-) -> tuple[child.Child, Channel, wire.ProgressPage]:
+async def start(name: str, command: Sequence[str]) -> tuple[child.Child, Channel, ProgressPage]:
     """Start a worker; return its process, channel and progress page, or raise StartError."""
     what = f"worker {name}"
     with child.channel(what) as (ours, theirs):
         try:
-            progress, page = wire.ProgressPage.create()
+            progress, page = ProgressPage.create()
         except OSError as error:
             raise StartError(what, error) from error
         try:

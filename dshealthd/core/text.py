@@ -1,8 +1,14 @@
-"""Text for people: plurals, and untrusted text made safe to show."""
+"""Text for people: plurals, durations, and untrusted text made safe to show."""
 
 from __future__ import annotations
 
 import json
+
+_LONG = ((172800, 86400, "d"), (7200, 3600, "h"), (120, 60, "min"))
+"""Units: seconds from which each is used, its length in seconds, its name.
+
+Each starts at two units, as rounding a smaller value would lose too much.
+"""
 
 
 def plural(number: float, one: str, several: str = "") -> str:
@@ -12,6 +18,14 @@ def plural(number: float, one: str, several: str = "") -> str:
     """
     figure = f"{number:,.0f}" if float(number).is_integer() else f"{number:g}"
     return f"{figure} {one if number == 1 else several or one + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in words."""
+    for least, unit, name in _LONG:
+        if seconds >= least:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.3g} s"
 
 
 def first_of(error: str) -> str:

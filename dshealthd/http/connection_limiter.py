@@ -83,38 +83,6 @@ def client_of(host: str) -> str:
     return str(ipaddress.IPv6Address(int(address) >> 64 << 64))
 
 
-class Reserve:
-    """Reserved descriptors, so that accept(2) works when all others are used.
-
-    One is released for each connection accepted while none are free, and taken back when some are
-    free again.
-    """
-
-    def __init__(self, size: int) -> None:
-        """Hold none yet; `refill` takes up to `size`."""
-        self._size = size
-        self._held: list[int] = []
-
-    def refill(self) -> None:
-        """Take back released descriptors, as far as some are free."""
-        with contextlib.suppress(OSError):
-            while len(self._held) < self._size:
-                # an eventfd is always available and costs nothing; /proc/self/fd may be missing
-                self._held.append(os.eventfd(0, os.EFD_CLOEXEC))
-
-    def release(self) -> bool:
-        """Release one reserved descriptor; False if none is left."""
-        if not self._held:
-            return False
-        os.close(self._held.pop())
-        return True
-
-    def close(self) -> None:
-        """Release all reserved descriptors."""
-        while self.release():
-            pass
-
-
 class Evictable(Protocol):
     """A connection that can be evicted."""
 

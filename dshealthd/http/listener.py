@@ -8,10 +8,12 @@ up to a backlog's length first and only then calls its protocol.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import ipaddress
 import logging
+import os
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,6 @@ from dshealthd.core.garbage import free_frames
 from dshealthd.http.connection_limiter import (
     RESERVE,
     CloseReason,
-    Reserve,
     client_of,
 )
 
@@ -50,6 +51,38 @@ SHUTDOWN_TIMEOUT = 1.0
 """Seconds that closing a TLS connection may take."""
 IPV4 = 4
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Reserve:
+    """Reserved descriptors, so that accept(2) works when all others are used.
+
+    One is released for each connection accepted while none are free, and taken back when some are
+    free again.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Hold none yet; `refill` takes up to `size`."""
+        self._size = size
+        self._held: list[int] = []
+
+    def refill(self) -> None:
+        """Take back released descriptors, as far as some are free."""
+        with contextlib.suppress(OSError):
+            while len(self._held) < self._size:
+                # an eventfd is always available and costs nothing; /proc/self/fd may be missing
+                self._held.append(os.eventfd(0, os.EFD_CLOEXEC))
+
+    def release(self) -> bool:
+        """Release one reserved descriptor; False if none is left."""
+        if not self._held:
+            return False
+        os.close(self._held.pop())
+        return True
+
+    def close(self) -> None:
+        """Release all reserved descriptors."""
+        while self.release():
+            pass
 
 
 class Listener:

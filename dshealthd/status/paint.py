@@ -24,18 +24,3 @@ class Paint:
 def safe(text: object) -> str:
     """Return untrusted text without characters that a terminal would interpret."""
     return "".join(char if char.isprintable() else "\ufffd" for char in str(text))
-
-
-_LONG = ((172800, 86400, "d"), (7200, 3600, "h"), (120, 60, "min"))
-"""Units: seconds from which each is used, its length in seconds, its name.
-
-Each starts at two units, as rounding a smaller value would lose too much.
-"""
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in words."""
-    for least, unit, name in _LONG:
-        if seconds >= least:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds:.3g} s"

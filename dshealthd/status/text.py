@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.text import plural
+from dshealthd.core.text import duration, plural
 from dshealthd.findings.finding import State
 from dshealthd.status.jobs import job_lines
-from dshealthd.status.paint import duration, safe
+from dshealthd.status.paint import safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from typing import Any
 
 import pytest
@@ -105,18 +103,3 @@ def test_nonsense_is_refused(nonsense: dict[str, Any]) -> None:
     message = sent(wire.Encoder(), Result(CollectionOutcome.OK, (B(1.0),)))
     with pytest.raises(wire.type_error):
         wire.Decoder(METRICS).unpack({**message, **nonsense})
-
-
-def test_progress_page() -> None:
-    """What a worker writes about its whereabouts is what the agent reads through its own mapping. A
-    long part is cut, not refused.
-    """
-    writer, descriptor = wire.ProgressPage.create()
-    reader = wire.ProgressPage(descriptor)
-    os.close(descriptor)
-    assert reader.read() == (0.0, "", "")
-    now = time.monotonic()
-    writer.write(now, "gpu", "gpu 3")
-    assert reader.read() == (now, "gpu", "gpu 3")
-    writer.write(now, "filesystem", "/" + "x" * 5000)
-    assert reader.read()[2].startswith("/xxx")
