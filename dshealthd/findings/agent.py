@@ -12,7 +12,7 @@ from dshealthd.findings.series import short_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.findings.series import Point, Series
+    from dshealthd.findings.series import Series
 
 TROUBLE, PROBES = "DshealthdAgentTrouble", "DshealthdProbesTrouble"
 STARTED = gauge("dshealthd_agent_started", "1; when this agent or an earlier one started.", "at")
@@ -155,28 +155,6 @@ def accused(series: Series, _wall: float, *, name: str) -> Iterator[Sign]:
         yield Sign(alert, reason, part=component, hold=hold, source="suspect")
 
 
-def checksums(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield the one GPU whose matrix products differ from those of this node's other GPUs.
-
-    With two GPUs, or several that differ, this node cannot tell which is right.
-    """
-    numbers: dict[str, list[Point]] = {}
-    for point in series("probe_checksum"):
-        numbers.setdefault(point.labels["library"], []).append(point)
-    for points in numbers.values():
-        usual, agree = Counter(value for _, value in points).most_common(1)[0]
-        if len(points) > 2 and len(points) - agree == 1:  # noqa: PLR2004 - of two, either
-            odd = next(point for point in points if point.value != usual)
-            # A ticket until identical bits have been seen on real GPUs of each kind.
-            yield Sign(
-                "DshealthdComputesWrong",
-                "its bits differ from those of this node's other GPUs",
-                odd.labels,
-                source="probe_checksum",
-                mild=True,
-            )
-
-
 def maintenance(series: Series, wall: float) -> Iterator[Sign]:
     """Yield the finding that the node is in maintenance, with the seconds left."""
     name = "maintenance_end_timestamp_seconds"
@@ -195,4 +173,4 @@ def maintenance(series: Series, wall: float) -> Iterator[Sign]:
         )
 
 
-RULES = (workings, probes, checksums, maintenance)
+RULES = (workings, probes, maintenance)

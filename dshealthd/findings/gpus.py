@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.host import each, logged
 from dshealthd.findings.limits import source as limit_source
+from dshealthd.findings.series import each, logged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -438,4 +439,26 @@ def driver(series: Series, wall: float) -> Iterator[Sign]:
         yield Sign(unwatched, "no metrics, and no error", value=expected, source="gpus_expected")
 
 
-RULES = (lost, errors, driver)
+def checksums(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield the one GPU whose matrix products differ from those of this node's other GPUs.
+
+    With two GPUs, or several that differ, this node cannot tell which is right.
+    """
+    numbers: dict[str, list[Point]] = {}
+    for point in series("probe_checksum"):
+        numbers.setdefault(point.labels["library"], []).append(point)
+    for points in numbers.values():
+        usual, agree = Counter(value for _, value in points).most_common(1)[0]
+        if len(points) > 2 and len(points) - agree == 1:  # noqa: PLR2004 - of two, either
+            odd = next(point for point in points if point.value != usual)
+            # A ticket until identical bits have been seen on real GPUs of each kind.
+            yield Sign(
+                "DshealthdComputesWrong",
+                "its bits differ from those of this node's other GPUs",
+                odd.labels,
+                source="probe_checksum",
+                mild=True,
+            )
+
+
+RULES = (lost, errors, driver, checksums)

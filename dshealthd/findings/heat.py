@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.host import each
 from dshealthd.findings.limits import source as limit_source
+from dshealthd.findings.series import each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

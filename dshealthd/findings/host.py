@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.series import RECENT, each, logged, over, share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator
 
     from dshealthd.findings.series import Point, Series
 
-RECENT = 600.0
-"""Seconds for which a line of the kernel log counts as current."""
 REFUSED = (
     "its MASTER_ADDR answers and refuses connections to MASTER_PORT: rank 0 has not started, has "
     "ended, or is on another node"
@@ -67,21 +65,6 @@ REACHED = (
 """Events that say that a limit was reached: of what, and whose."""
 
 
-def over(
-    series: Series,
-    alert: str,
-    value: float | None,
-    limit: str,
-    source: str,
-    reason: str = "",
-    labels: Mapping[str, str] | None = None,
-    **more: Any,
-) -> Iterator[Sign]:
-    """Yield a sign if `value` is above the limit of this name; `more` are fields of it."""
-    if value is not None and value > series.limit(limit):
-        yield Sign(alert, reason, labels or {}, value=value, limit=limit, source=source, **more)
-
-
 def _near(
     series: Series,
     what: str,
@@ -93,32 +76,6 @@ def _near(
 ) -> Iterator[Sign]:
     """Yield a sign if this share of the limit of `what` is too much."""
     return over(series, NEAR, value, limit, source, what, part=part, job=job, apart=what)
-
-
-def share(part: float | None, whole: float | None) -> float | None:
-    """Return `part` as a share of `whole`; None if either is unknown or the whole is 0."""
-    return part / whole if part is not None and whole else None
-
-
-def logged(
-    series: Series,
-    alert: str,
-    *events: str,
-    at_least: float = 1.0,
-    seconds: float = RECENT,
-    **more: Any,
-) -> Iterator[Sign]:
-    """Yield a sign if the kernel logged such events within `seconds`, with their number."""
-    name = "kernel_events_total"
-    lines = sum(value for _, value in series.rise(name, seconds, event=events))
-    if lines >= at_least:
-        yield Sign(alert, value=lines, source=name, **more)
-
-
-def each(signs: Iterable[Sign], **changes: Any) -> Iterator[Sign]:
-    """Yield signs with some of their fields changed."""
-    for sign in signs:
-        yield dataclasses.replace(sign, **changes)
 
 
 def memory(series: Series, _wall: float) -> Iterator[Sign]:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.hangs import problem, silent
-from dshealthd.findings.host import over
 from dshealthd.findings.limits import source as limit_source
-from dshealthd.findings.series import short_name
+from dshealthd.findings.series import over, short_name
 from dshealthd.findings.settings import ranks_named
 from dshealthd.jobs.hangs.hang import HangClass
 

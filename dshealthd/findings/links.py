@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.host import RECENT, each, logged, over
+from dshealthd.findings.series import RECENT, each, logged, over
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

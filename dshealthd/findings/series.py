@@ -1,12 +1,16 @@
-"""Series: samples that the rules of findings look up by metric and label values."""
+"""Series: samples that the rules of findings look up by metric and label values, and the signs that
+they give.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.past import Measure
 
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     """A label's value, or a set of values of which any will do."""
 
 DEFAULTS = Limits()
+RECENT = 600.0
+"""Seconds for which a line of the kernel log counts as current."""
 
 
 def short_name(metric: Metric) -> str:
@@ -240,3 +246,44 @@ class _Names:
 
 
 _names = _Names()
+
+
+def over(
+    series: Series,
+    alert: str,
+    value: float | None,
+    limit: str,
+    source: str,
+    reason: str = "",
+    labels: Mapping[str, str] | None = None,
+    **more: Any,
+) -> Iterator[Sign]:
+    """Yield a sign if `value` is above the limit of this name; `more` are fields of it."""
+    if value is not None and value > series.limit(limit):
+        yield Sign(alert, reason, labels or {}, value=value, limit=limit, source=source, **more)
+
+
+def share(part: float | None, whole: float | None) -> float | None:
+    """Return `part` as a share of `whole`; None if either is unknown or the whole is 0."""
+    return part / whole if part is not None and whole else None
+
+
+def logged(
+    series: Series,
+    alert: str,
+    *events: str,
+    at_least: float = 1.0,
+    seconds: float = RECENT,
+    **more: Any,
+) -> Iterator[Sign]:
+    """Yield a sign if the kernel logged such events within `seconds`, with their number."""
+    name = "kernel_events_total"
+    lines = sum(value for _, value in series.rise(name, seconds, event=events))
+    if lines >= at_least:
+        yield Sign(alert, value=lines, source=name, **more)
+
+
+def each(signs: Iterable[Sign], **changes: Any) -> Iterator[Sign]:
+    """Yield signs with some of their fields changed."""
+    for sign in signs:
+        yield dataclasses.replace(sign, **changes)

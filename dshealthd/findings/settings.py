@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.findings.fabric import fabric_up
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.host import each
+from dshealthd.findings.series import each
 from dshealthd.jobs.ras.policy import AskReason, decide
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.gpus import HUNG
-from dshealthd.findings.host import RECENT, logged, over, share
-from dshealthd.findings.series import short_name
+from dshealthd.findings.series import RECENT, logged, over, share, short_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

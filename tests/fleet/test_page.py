@@ -15,7 +15,7 @@ import pytest
 from tests.agents import RunningAgent, running
 from tests.web.accessible import SPECIFICATION, violations
 from tests.web.browser import CHROMIUM, PHONE, Visit, chromium
-from tests.web.serving import until
+from tests.web.serving import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,7 +117,7 @@ def test_members_are_asked(tmp_path: Path, request: pytest.FixtureRequest) -> No
     """A member that answers has a verdict of its own, one that is down is unreachable."""
     verdicts = {"ok", "warning", "unknown", "critical"}
     with cluster(tmp_path, 2) as (agent, other):
-        until(
+        eventually(
             lambda: (
                 set(states(agent).values()) & {"unreachable"} != set()
                 and states(agent)[NODES[1]] in verdicts

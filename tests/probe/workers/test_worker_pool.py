@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.timing import Backoff
-from dshealthd.findings import agent
+from dshealthd.findings import gpus
 from dshealthd.findings.series import Series
 from dshealthd.linux import starvation
 from dshealthd.probe.metrics import RoundMetrics
@@ -269,9 +269,9 @@ def test_flipped_bit(scene: Scene) -> None:
     metrics = RoundMetrics()
     metrics.take_checksums(replace(result, part=str(gpu)) for gpu, result in enumerate(results))
     series = Series(metrics.samples(()))
-    assert [sign.labels["gpu"] for sign in agent.checksums(series, 0.0)] == ["1"]
+    assert [sign.labels["gpu"] for sign in gpus.checksums(series, 0.0)] == ["1"]
     metrics.take_checksums(replace(result, part=str(result.rank)) for result in results[:2])
-    assert not list(agent.checksums(Series(metrics.samples(())), 0.0))
+    assert not list(gpus.checksums(Series(metrics.samples(())), 0.0))
 
 
 def test_bit_that_flips_now_and_then(scene: Scene) -> None:
