@@ -182,7 +182,7 @@ def launch(environment: Mapping[str, str]) -> Launch | None:
     return None
 
 
-def job(environment: Mapping[str, str], machine: str) -> str:
+def job_name(environment: Mapping[str, str], machine: str) -> str:
     """Return the job's name, which all its nodes derive alike from the environment.
 
     It is bounded, and safe as a label.

@@ -20,7 +20,7 @@ from dshealthd.core.collector import Reason, SourceError
 from dshealthd.core.host import read, read_bytes
 from dshealthd.core.result import os_reason
 from dshealthd.jobs import ownership
-from dshealthd.jobs.environment import Launch, job, launch, nccl_variables, parse_environ
+from dshealthd.jobs.environment import Launch, job_name, launch, nccl_variables, parse_environ
 from dshealthd.linux.credentials import parse_real_user
 from dshealthd.linux.process import TICKS, Stat, parse_stat, uptime
 
@@ -167,7 +167,7 @@ def training_process(
     if place is None:
         return None
     network = namespace(host, pid)
-    name = job(environment, machine + network)
+    name = job_name(environment, machine + network)
     user, confirmed = standing(host.proc(str(pid)), name)
     return TrainingProcess(
         pid, stat.start, stat.parent, name, place, environment, nccl, user, confirmed, network

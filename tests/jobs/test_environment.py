@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.jobs.environment import ALLOWED, MAX_VALUE, Launcher, job, launch, parse_environ
+from dshealthd.jobs.environment import ALLOWED, MAX_VALUE, Launcher, job_name, launch, parse_environ
 from tests.jobs import machines
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ def test_no_training_process(environment: dict[str, str]) -> None:
 
 def test_scheduler_names_the_job() -> None:
     """With a scheduler, its number is the job, whatever the rendezvous."""
-    assert job({**TORCH, "SLURM_JOB_ID": "123"}, "a") == "slurm-123"
-    assert job({"PBS_JOBID": "77[3].head"}, "a") == "pbs-77"
+    assert job_name({**TORCH, "SLURM_JOB_ID": "123"}, "a") == "slurm-123"
+    assert job_name({"PBS_JOBID": "77[3].head"}, "a") == "pbs-77"
 
 
 def test_job_is_equal_on_all_nodes() -> None:
@@ -101,7 +101,7 @@ def test_job_is_equal_on_all_nodes() -> None:
         "VIRTUAL_ENV": "/x",
         "MASTER_ADDR": " NODE1",
     }
-    assert job(TORCH, "machine one") == job(other, "machine two")
+    assert job_name(TORCH, "machine one") == job_name(other, "machine two")
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,14 @@ def test_job_is_equal_on_all_nodes() -> None:
 )
 def test_rendezvous_tells_jobs_apart(name: str) -> None:
     """Another address, port, size or run id is another job."""
-    assert job(TORCH, "") != job({**TORCH, name: "8"}, "")
+    assert job_name(TORCH, "") != job_name({**TORCH, name: "8"}, "")
 
 
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "127.1.2.3", "::1", ""])
 def test_loopback_job_is_this_machines_own(address: str) -> None:
     """Equal single-node jobs of two machines, on the default address and port, are not one job."""
     environment = {**TORCH, "MASTER_ADDR": address}
-    assert job(environment, "machine one") != job(environment, "machine two")
+    assert job_name(environment, "machine one") != job_name(environment, "machine two")
 
 
 def test_mpi_names_the_job() -> None:
@@ -126,7 +126,7 @@ def test_mpi_names_the_job() -> None:
         "OMPI_COMM_WORLD_SIZE": "4",
         "PMIX_NAMESPACE": "prterun-node1-4711@1",
     }
-    assert job(environment, "machine one") == job(
+    assert job_name(environment, "machine one") == job_name(
         {**environment, "OMPI_COMM_WORLD_RANK": "0"}, "machine two"
     )
 
@@ -134,7 +134,7 @@ def test_mpi_names_the_job() -> None:
 @given(st.dictionaries(st.sampled_from(sorted(ALLOWED)), st.text()), st.text())
 def test_job_is_safe_as_a_label(environment: dict[str, str], machine: str) -> None:
     """Whatever a user writes into an environment, the name is short and plain."""
-    name = job(environment, machine)
+    name = job_name(environment, machine)
     assert len(name) <= 20
     assert name.replace("-", "").isalnum()
     assert name.isascii()

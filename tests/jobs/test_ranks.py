@@ -11,7 +11,7 @@ import pytest
 
 from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
-from dshealthd.jobs.environment import job, launch, launched_by
+from dshealthd.jobs.environment import job_name, launch, launched_by
 from dshealthd.jobs.heartbeats.identity import Identity, identify
 from dshealthd.jobs.processes import ProcessTable, TrainingProcess
 from dshealthd.jobs.ranks import Ranks, Run
@@ -30,7 +30,9 @@ def process(
     """Return a process as the table tells it."""
     place = launch(environment)
     assert place is not None
-    return TrainingProcess(pid, start or pid, parent, job(environment, "m"), place, environment)
+    return TrainingProcess(
+        pid, start or pid, parent, job_name(environment, "m"), place, environment
+    )
 
 
 def rank(

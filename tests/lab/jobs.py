@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dshealthd.jobs.environment import job as job_name
-from dshealthd.jobs.environment import parse_environ
+from dshealthd.jobs.environment import job_name, parse_environ
 from tests.lab.mishaps import DIRECTORY
 from tests.lab.station import start_time
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MAPS_LIMIT = 16 << 20
 """Bytes; a process that has loaded torch and CUDA has one or two MiB."""
+_RELEASE = re.compile(r"[0-9]+\.[0-9]+[0-9A-Za-z.+-]{0,32}")
 _LIBRARY = re.compile(rb"/libnccl\.so[0-9.]*$|/libtorch_cuda\.so$")
 _FILE_NAME = re.compile(r"libnccl\.so\.([0-9]+\.[0-9]+\.[0-9]+)")
 _BANNER = re.compile(
@@ -67,6 +68,16 @@ class UnknownRelease(Exception):
 def release_numbers(release: str) -> tuple[int, ...]:
     """Return the first three numbers of an NCCL release, without a vendor's suffix."""
     return tuple(int(number) for number in re.findall(r"\d+", release)[:3])
+
+
+def release(text: str) -> str:
+    """Return `text` if it is a version of NCCL; otherwise empty."""
+    return text if _RELEASE.fullmatch(text) else ""
+
+
+def without_build(version: str) -> str:
+    """Return a version of NCCL without a build's suffix."""
+    return version.partition("+")[0].partition("-")[0]
 
 
 def parse_maps(data: bytes) -> tuple[Mapping, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from dshealthd.jobs.nccl.release import without_build
 from dshealthd.jobs.ras import policy
 from dshealthd.jobs.ras.status import MAX_NAMED, ImpossibleAnswer, severity
 
@@ -166,7 +167,8 @@ def check(status: Status, versions: Iterable[str | None], world_size: int | None
     if (
         status.version
         and None not in mapped
-        and _number(status.version) not in {_number(version or "") for version in mapped}
+        and without_build(status.version)
+        not in {without_build(version or "") for version in mapped}
     ):
         _refuse(f"NCCL {status.version} answers, but {', '.join(map(str, mapped))} is mapped")
     if status.version and policy.decide(status.version).reason is policy.AskReason.UNSAFE:
@@ -187,11 +189,6 @@ def check_change(before: Status, after: Status, world_size: int | None) -> None:
     )
     if had and not has:
         _refuse(f"the communicator of all {world_size} ranks has vanished")
-
-
-def _number(version: str) -> str:
-    """Return a version of NCCL without a build's suffix."""
-    return version.partition("+")[0].partition("-")[0]
 
 
 def _refuse(message: str) -> None:

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from typing import Any, TypeVar
 
+from dshealthd.jobs.nccl.release import release
 from dshealthd.jobs.ras.status import (
     OPERATIONS,
     OTHER,
@@ -25,7 +26,6 @@ from dshealthd.jobs.ras.status import (
     error_name,
     first_lags,
     first_troubles,
-    version,
 )
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ def parse_json(data: bytes) -> Status:
         for index, entry in enumerate(_field(document, "communicators", list, "the answer"))
     ]
     return Status(
-        version=version(_field(document, "nccl_version", str, "the answer")),
+        version=release(_field(document, "nccl_version", str, "the answer")),
         communicators=tuple(communicators),
         ranks=_numbers(document),
     )

@@ -14,7 +14,6 @@ import enum
 import functools
 import heapq
 import ipaddress
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -41,9 +40,6 @@ ERRORS = {
     8: "timeout",
 }
 """NCCL results that are errors, by number (`nccl.h`); 0 is success and 7 is "in progress"."""
-
-
-_VERSION = re.compile(r"[0-9]+\.[0-9]+[0-9A-Za-z.+-]{0,32}")
 
 
 class MalformedAnswer(ValueError):
@@ -136,11 +132,6 @@ def address(text: str) -> str:
         return str(ipaddress.ip_address(text))
     except ValueError:
         return ""
-
-
-def version(text: str) -> str:
-    """Return `text` if it is a version of NCCL; otherwise empty."""
-    return text if _VERSION.fullmatch(text) else ""
 
 
 def error_name(code: int) -> str | None:

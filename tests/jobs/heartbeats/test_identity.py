@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.jobs.environment import job
+from dshealthd.jobs.environment import job_name
 from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender, identify, same
 from tests.jobs.heartbeats.senders import STRANGER, interpreter
 from tests.jobs.machines import TORCH, Machine
@@ -44,7 +44,7 @@ def test_rank(machine: Machine) -> None:
     found = identify(host(machine), 50, 1000)
     assert isinstance(found, Identity)
     assert (found.process.job, found.process.launch.rank, found.process.start) == (
-        job(TORCH, BOOT),
+        job_name(TORCH, BOOT),
         3,
         100,
     )
