@@ -12,11 +12,11 @@ import re
 import stat
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import signature
+from dshealthd.core.host import read_bytes, signature
 from dshealthd.jobs.nccl.release import read_library
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from dshealthd.core.host import Signature
     from dshealthd.linux.process_files import Root
@@ -275,3 +275,29 @@ def operators(root: Root, prefix: str) -> dict[str, bool] | None:
             continue
         return parse_operators(text)
     return None
+
+
+def prefixes(place: str, environment: Mapping[str, str], site: str | None) -> Iterator[str]:
+    """Yield possible prefixes of a running process's Python environment, most reliable first.
+
+    `place` is its directory in `/proc`, `site` the package directory that torch was loaded from.
+    Raises OSError.
+    """
+    program = os.fsdecode(read_bytes(f"{place}/cmdline", 4096).partition(b"\0")[0])
+    # A virtual environment's interpreter is a link, which only this name shows.
+    yield from _prefix(program)
+    yield from (
+        value
+        for name in ("VIRTUAL_ENV", "CONDA_PREFIX")
+        if (value := environment.get(name, "")).startswith("/")
+    )
+    if site is not None and "/lib/python3" in site:
+        yield site.partition("/lib/python3")[0]
+    yield from _prefix(os.readlink(f"{place}/exe").removesuffix(" (deleted)"))
+
+
+def _prefix(program: str) -> Iterator[str]:
+    """Yield the prefix of a Python program's path, if it is one."""
+    directory, _, name = program.rpartition("/")
+    if directory.startswith("/") and directory.endswith("/bin") and name.startswith("python"):
+        yield directory.removesuffix("/bin")

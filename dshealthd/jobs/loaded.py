@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read_bytes
+from dshealthd.jobs.installation import prefixes
 from dshealthd.jobs.nccl.release import MAPS_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dshealthd.jobs.installation import Installations, Versions
     from dshealthd.jobs.processes import TrainingProcess
     from dshealthd.linux.process_files import Root
@@ -86,31 +85,10 @@ def versions(
             ) or installations.library(root, loaded.nccl)
             found |= nccl
     decided |= {component for component, _ in found}
-    for prefix in _prefixes(place, process, loaded):
+    for prefix in prefixes(place, process.environment, loaded.site):
         try:
             installed = installations.environment(root, prefix)
         except FileNotFoundError:
             continue
         return found | {pair for pair in installed if pair[0] not in decided}
     return found
-
-
-def _prefixes(place: str, process: TrainingProcess, loaded: Libraries) -> Iterator[str]:
-    """Yield possible prefixes of a running process's Python environment, most reliable first."""
-    program = os.fsdecode(read_bytes(f"{place}/cmdline", 4096).partition(b"\0")[0])
-    # A virtual environment's interpreter is a link, which only this name shows.
-    yield from _prefix(program)
-    yield from (
-        value
-        for name in ("VIRTUAL_ENV", "CONDA_PREFIX")
-        if (value := process.environment.get(name, "")).startswith("/")
-    )
-    if loaded.site is not None and "/lib/python3" in loaded.site:
-        yield loaded.site.partition("/lib/python3")[0]
-    yield from _prefix(os.readlink(f"{place}/exe").removesuffix(" (deleted)"))
-
-
-def _prefix(program: str) -> Iterator[str]:
-    directory, _, name = program.rpartition("/")
-    if directory.startswith("/") and directory.endswith("/bin") and name.startswith("python"):
-        yield directory.removesuffix("/bin")
