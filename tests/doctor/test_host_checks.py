@@ -105,67 +105,6 @@ def test_limits_of_slurmd(
     assert all(one.remedy.startswith("systemctl edit slurmd") for one in found.values())
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
-def test_small_shared_memory(make_machine: Callable[..., Machine], tmp_path: Path) -> None:
-    """The 64 MiB of /dev/shm that containers have by default are found on a node with GPUs."""
-    machine = make_machine()
-    root = tmp_path / "root"
-    shm = root / "dev/shm"
-    shm.mkdir(parents=True)
-    host = Host(sysfs=machine.sys, dev=machine.dev, rootfs=root)
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(shm)], check=False, timeout=60
-    )
-    if done.returncode:
-        pytest.skip("mounting is not permitted here")
-    try:
-        (found,) = results(resources.SHARED_MEMORY, look("gpu_bus", "filesystem", host=host))
-        assert (found.outcome.value, found.value) == ("warning", "6.71089e+07")
-        assert found.remedy
-        subprocess.run(["mount", "-o", "remount,size=2g", str(shm)], check=True, timeout=60)
-        assert outcomes(resources.SHARED_MEMORY, look("gpu_bus", "filesystem", host=host)) == ["ok"]
-    finally:
-        subprocess.run(["umount", str(shm)], check=True, timeout=60)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
-def test_file_system_that_fills_up(tmp_path: Path) -> None:
-    """A full directory is critical, a filling one a warning; with checkpoints deleted it passes."""
-    root = tmp_path / "root"
-    place = root / "checkpoints"
-    place.mkdir(parents=True)
-    made = look()
-    options = dataclasses.replace(made.config.collectors["filesystem"], paths=("/checkpoints",))  # type: ignore[call-arg] # the filesystem collector's
-    config = dataclasses.replace(
-        made.config, collectors={**made.config.collectors, "filesystem": options}
-    )
-
-    def judged() -> Result:
-        (found,) = results(
-            resources.DISK_SPACE, look("filesystem", host=Host(rootfs=root), config=config)
-        )
-        return found
-
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "none", str(place)]
-    if subprocess.run(mount, check=False, timeout=60).returncode:
-        pytest.skip("mounting is not permitted here")
-    try:
-        for step, mebibytes in (("global_step1", 12), ("global_step2", 3)):
-            (place / step).write_bytes(bytes(mebibytes << 20))
-        filling = judged()
-        assert (resources.DISK_SPACE.slug, filling.outcome.value) == ("disk-full", "warning")
-        assert filling.component == "/checkpoints"
-        assert "df -h /checkpoints" in filling.remedy
-        (place / "global_step3").write_bytes(bytes(1 << 20))
-        full = judged()
-        assert (full.outcome.value, full.component) == ("critical", "/checkpoints")
-        assert "delete old checkpoints" in full.remedy
-        (place / "global_step1").unlink()
-        assert judged().outcome.value == "ok"
-    finally:
-        subprocess.run(["umount", str(place)], check=True, timeout=60)
-
-
 def test_kernel_settings(tmp_path: Path) -> None:
     """A setting out of bounds is named with the right value; an unreadable one is unknown."""
     for name, value in (

@@ -6,6 +6,7 @@ from dshealthd.doctor import node
 from dshealthd.doctor.job import checks
 from dshealthd.doctor.node import settings
 from tests.doctor.looks import apply, look, results
+from tests.findings.player import FILES
 from tests.netns import network_namespace
 from tests.test_fault_table import exists
 
@@ -13,20 +14,22 @@ PASTED = "pasted"
 """The remedy is run as it is printed, and the check passes."""
 STATE = "state"
 """What the remedy leads to is put in place, and the check passes."""
+SCENES = "scenes"
+"""The check shows findings of its symptom, whose scenes in tests/findings/scenes begin and end them."""
 
 CHECKS = {
     "agent": (STATE, "test_agent::test_file_that_is_refused"),
     "async-io": (STATE, "test_host_checks::test_deepspeed_operators"),
     "batch-sizes": (STATE, "job/test_config::test_batch_offers"),
     "checkpoint": (PASTED, "job/test_checkpoint::test_remedy_of_latest"),
-    "clock": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
-    "collectives": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
+    "clock": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
+    "collectives": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "config-conflicts": (STATE, "job/test_config::test_mended_key"),
     "config-deprecated": (STATE, "job/test_config::test_mended_key"),
     "config-file": (STATE, "job/test_config::test_mended_form"),
     "config-keys": (STATE, "job/test_config::test_mended_key"),
     "cuda-devices": (STATE, "test_fabric::test_torch_that_does_not_see_the_gpus"),
-    "disk-space": (STATE, "test_host_checks::test_file_system_that_fills_up"),
+    "disk-space": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "fabric-manager": (STATE, "test_gpu_direct::test_fabric_manager"),
     "gpu-memory": (STATE, "test_gpu_faults::test_each_fault_is_found_and_passes_once_mended"),
     "gpu-metrics": (STATE, "test_gpu_faults::test_gpus_that_are_released"),
@@ -38,27 +41,27 @@ CHECKS = {
     "hostfile-names": (STATE, "job/test_hosts::test_names"),
     "imex": (STATE, "test_fabric::test_imex"),
     "iommu": (STATE, "test_gpu_direct::test_iommu"),
-    "host-errors": (STATE, "test_snapshot_checks::test_a_host_with_errors"),
+    "host-errors": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "infiniband": (STATE, "test_network_checks::test_infiniband_ports_of_one_board"),
-    "job-arrivals": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
-    "job-ends": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
-    "job-ports": (STATE, "test_snapshot_checks::test_job_that_continues_on_fewer_ports"),
+    "job-arrivals": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
+    "job-ends": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
+    "job-ports": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "job-devices": (STATE, "test_running_jobs::test_ranks_devices_and_variables"),
-    "job-hangs": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
-    "job-cpus": (STATE, "test_snapshot_checks::test_gpus_that_wait_for_the_cpus"),
-    "job-losses": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
+    "job-hangs": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
+    "job-cpus": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
+    "job-losses": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "job-nccl-settings": (STATE, "test_running_jobs::test_ranks_devices_and_variables"),
     "job-ranks": (STATE, "test_running_jobs::test_ranks_devices_and_variables"),
     "kernel-log": (STATE, "test_host_checks::test_kernel_log"),
     "kernel-settings": (PASTED, "test_remedies::test_queue_of_connections"),
     "launcher": (STATE, "job/test_launcher::test_command_faults"),
-    "link-suspects": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
+    "link-suspects": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "listeners": (STATE, "test_network_checks::test_rendezvous_ports_in_time_wait"),
     "loopback": (STATE, "test_network_checks::test_loopback_that_is_down"),
     "maintenance": (PASTED, "test_agent::test_maintenance_that_is_over"),
     "master-address": (STATE, "job/test_hosts::test_master_address"),
     "master-port": (PASTED, "job/test_master_port::test_ports_that_are_none"),
-    "job-steps": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
+    "job-steps": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "member-connections": (STATE, "test_network_checks::test_members_that_cannot_be_reached"),
     "nccl-releases": (STATE, "test_running_jobs::test_nccl_release_with_a_defect"),
     "nccl-variables": (PASTED, "job/test_nccl::test_variables"),
@@ -71,15 +74,15 @@ CHECKS = {
     "peer-memory": (STATE, "test_gpu_direct::test_peer_memory"),
     "pcie": (STATE, "test_gpu_faults::test_each_fault_is_found_and_passes_once_mended"),
     "ports": (PASTED, "test_network_checks::test_rendezvous_ports_inside_the_ephemeral_range"),
-    "probe-failures": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
-    "probe-rounds": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
+    "probe-failures": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
+    "probe-rounds": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "process-limits": (STATE, "test_host_checks::test_limits_of_open_files_and_locked_memory"),
     "ranks-and-gpus": (PASTED, "job/test_launcher::test_ranks_and_gpus"),
     "rendezvous-connections": (STATE, "test_network_checks::test_master_that_does_not_answer"),
-    "shared-memory": (STATE, "test_host_checks::test_small_shared_memory"),
+    "shared-memory": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "software": (STATE, "test_software::test_software"),
     "ssh": (PASTED, "job/test_hosts::test_new_host_key"),
-    "straggler": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
+    "straggler": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "stuck-processes": (STATE, "test_host_checks::test_process_stuck_with_a_gpu_open"),
     "transports": (PASTED, "job/test_nccl::test_transports"),
 }
@@ -90,9 +93,11 @@ def test_every_check_has_its_line() -> None:
     names = {check.name for check in node.CHECKS} | {check.name for check in checks.CHECKS}
     assert set(CHECKS) == names
     for name, (level, test) in CHECKS.items():
-        assert level in {PASTED, STATE}, name
+        assert level in {PASTED, STATE, SCENES}, name
         file, _, function = test.partition("::")
         assert exists(f"tests/doctor/{file}.py::{function}"), name
+    slugs = {check.slug for check in node.CHECKS if CHECKS[check.name][0] == SCENES}
+    assert slugs <= {file.stem for file in FILES}
 
 
 def test_queue_of_connections() -> None:

@@ -1,4 +1,4 @@
-"""Checks that show the findings of an agent: each on the samples of a fault and on those after it."""
+"""Checks that show the findings of an agent, which tests/findings/scenes cause and end."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from dshealthd.findings.series import Series
 from dshealthd.web.status import document
 from generate import reference
 from tests.doctor.looks import look, outcomes, results
+from tests.status_documents import finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,194 +70,43 @@ def seen(
 
 
 ROUNDS = ("probe_up", 1), ("probe_rounds_total", 40, "pair", "ok")
+WELL: dict[SnapshotCheck, Scene] = {
+    agent.AGENT: (("worker_stuck", 0, "filesystem"),),
+    agent.LINK_SUSPECTS: ROUNDS,
+    agent.PROBE_FAILURES: ROUNDS,
+    agent.PROBE_ROUNDS: ROUNDS,
+    agent.STRAGGLER: ROUNDS,
+    kernel.HOST_ERRORS: (),
+    resources.CLOCK: (("clock_synchronized", 1), ("clock_offset_seconds", 0.01)),
+    resources.DISK_SPACE: (("filesystem_size_bytes", 1e12, "/ckpt"),),
+    resources.SHARED_MEMORY: (
+        ("filesystem_size_bytes", 1e12, "/dev/shm"),
+        ("filesystem_free_bytes", 1e12, "/dev/shm"),
+    ),
+    running_jobs.ARRIVALS: (),
+    running_jobs.COLLECTIVES: (),
+    running_jobs.JOB_CPUS: (("gpu_compute_processes", 1, "0", "GPU-0"),),
+    running_jobs.JOB_ENDS: (),
+    running_jobs.JOB_HANGS: (("job_ranks", 1, JOB, "run"),),
+    running_jobs.JOB_LOSSES: (("job_loss_finite", 1, JOB, "0"),),
+    running_jobs.JOB_PORTS: (),
+    running_jobs.JOB_STEPS: (("job_loss_scale", 65536, JOB, "0"),),
+}
+"""Checks that add nothing to the findings of their symptom, and what is read where all is well."""
 
 
-def suspect(kind: str, component: str, reason: str, value: float) -> Scene:
-    """Return what probes say after rounds over this node."""
-    return (("suspect", value, kind, component, reason), *ROUNDS)
-
-
-MEMBERS = ("members", 4), ("probe_up", 1)
-ROUND = "probe_last_round_timestamp_seconds"
-LOST = ("job_step", 100, JOB, "0")
-
-
-@pytest.mark.parametrize(
-    ("check", "slug", "outcome", "component", "step", "ill", "well"),
-    [
-        pytest.param(
-            *(agent.AGENT, "collector-failing", "warning", "filesystem", "ps -eo"),
-            (("worker_stuck", 1, "filesystem"),),
-            (("worker_stuck", 0, "filesystem"),),
-            id="a worker in the kernel, which comes back",
-        ),
-        pytest.param(
-            *(resources.CLOCK, "clock-unsynchronized", "warning", "", "chronyc tracking"),
-            (("clock_synchronized", 0),),
-            (("clock_synchronized", 1),),
-            id="no time daemon, which is started",
-        ),
-        pytest.param(
-            *(resources.CLOCK, "clock-unsynchronized", "warning", "", "chronyc tracking"),
-            (("clock_synchronized", 1), ("probe_clock_offset_seconds", -3, "median")),
-            (("clock_synchronized", 1), ("probe_clock_offset_seconds", 0.01, "median")),
-            id="a clock that is wrong, which is set",
-        ),
-        pytest.param(
-            *(running_jobs.COLLECTIVES, "nccl-timeout", "critical", JOB, "py-spy dump"),
-            (
-                ("job_nccl_answers_without_progress", 9, JOB),
-                ("job_nccl_rank_operations_behind", 1, JOB, "3", NODE, "3", "AllReduce"),
-            ),
-            (("job_nccl_answers_without_progress", 0, JOB),),
-            id="a collective without progress, whose job is started again",
-        ),
-        pytest.param(
-            *(running_jobs.JOB_HANGS, "training-hang", "critical", JOB, "dshealthd jobs"),
-            (("job_hang", 1, JOB, "collective"), ("job_overdue_seconds", 500, JOB, "0")),
-            (("job_hang", 0, JOB, "collective"), ("job_overdue_seconds", 0, JOB, "0")),
-            id="a hung job, which is started again",
-        ),
-        pytest.param(
-            *(running_jobs.JOB_ENDS, "child-failed", "warning", JOB, "dshealthd explain"),
-            (("job_rank_ended_timestamp_seconds", WALL - 60, JOB, "3", "failed"),),
-            (("job_rank_ended_timestamp_seconds", WALL - 60, JOB, "3", "ended"),),
-            id="a rank that failed, whose job is started again and ends well",
-        ),
-        pytest.param(
-            *(running_jobs.ARRIVALS, "ranks-stuck-at-init", "warning", JOB, "on each node"),
-            (("job_nccl_ranks", 7, JOB, "8", "init"),),
-            (("job_nccl_ranks", 8, JOB, "8", "running"),),
-            id="ranks that wait for one that has died, which are started again",
-        ),
-        pytest.param(
-            *(
-                running_jobs.JOB_LOSSES,
-                "loss-nan",
-                "warning",
-                JOB,
-                "restart it from the last good checkpoint",
-            ),
-            (LOST, ("job_loss_finite", 0, JOB, "0"), ("job_nonfinite_losses_total", 9, JOB, "0")),
-            (LOST, ("job_loss_finite", 1, JOB, "0"), ("job_nonfinite_losses_total", 0, JOB, "0")),
-            id="a loss that is NaN, from the last good checkpoint",
-        ),
-        pytest.param(
-            *(running_jobs.JOB_STEPS, "loss-scale-collapse", "warning", JOB, "bf16"),
-            (LOST, ("job_loss_scale", 0, JOB, "0")),
-            (LOST, ("job_loss_scale", 65536, JOB, "0")),
-            id="a loss scale that has collapsed, with bf16",
-        ),
-        pytest.param(
-            *(agent.PROBE_ROUNDS, "probes-missing", "warning", "members", "names the peers"),
-            (("probe_peer_disagrees", 1, "node-3", "members"), *MEMBERS),
-            MEMBERS,
-            id="a peer with another list of members, which is given the same",
-        ),
-        pytest.param(
-            *(agent.LINK_SUSPECTS, "bad-link", "warning", f"{NODE}--node-18", "mlxlink"),
-            suspect("link", f"{NODE}--node-18", "slow", 1),
-            suspect("link", f"{NODE}--node-18", "slow", 0),
-            id="a slow link, whose cable is exchanged",
-        ),
-        pytest.param(
-            *(agent.PROBE_FAILURES, "nccl-remote-error", "critical", NODE, "dshealthd probe"),
-            suspect("node", NODE, "unreachable", 1),
-            suspect("node", NODE, "unreachable", 0),
-            id="a node that probes do not reach, which they do again",
-        ),
-        pytest.param(
-            *(agent.PROBE_ROUNDS, "probes-missing", "warning", "", "journalctl -u dshealthd"),
-            (("members", 4), ("probe_up", 0)),
-            MEMBERS,
-            id="probes that do not run, with a key that does",
-        ),
-        pytest.param(
-            *(agent.PROBE_ROUNDS, "probes-missing", "warning", "", "the peer API"),
-            (*MEMBERS, (ROUND, WALL - 900, "pair")),
-            (*MEMBERS, (ROUND, WALL - 9, "pair")),
-            id="no round for long, peers that are reached again",
-        ),
-        pytest.param(
-            *(agent.STRAGGLER, "straggler", "warning", NODE, "nvidia-smi -q -d PERFORMANCE"),
-            suspect("node", NODE, "slow", 1),
-            suspect("node", NODE, "slow", 0),
-            id="a slow node, which is as fast as the others again",
-        ),
-    ],
-)
-def test_findings_of_an_agent(
-    check: SnapshotCheck,
-    slug: str,
-    outcome: str,
-    component: str,
-    step: str,
-    ill: Scene,
-    well: Scene,
-) -> None:
-    """A fault is found with its remedy; in the state that the remedy leads to, the check is ok."""
-    (found,) = results(check, seen(check, ill))
-    assert (check.slug, found.outcome.value, found.component) == (slug, outcome, component)
-    assert step in found.remedy
-    assert outcomes(check, seen(check, well)) == ["ok"]
-
-
-def test_gpus_that_wait_for_the_cpus() -> None:
-    """GPUs that hardly compute while tasks queue for the CPUs are found; with CPUs to spare not."""
-
-    def scene(computes: float, stalled: float) -> Scene:
-        return (
-            ("gpu_compute_processes", 1, "0", "GPU-0"),
-            ("gpu_utilization_ratio", computes, "0", "GPU-0"),
-            ("pressure_stalled_ratio", stalled, "cpu", "some"),
-        )
-
-    def after(what: Scene) -> NodeContext:
-        check = running_jobs.JOB_CPUS
-        return seen(check, what, [(float(ago), what) for ago in range(600, 0, -20)])
-
-    (found,) = results(running_jobs.JOB_CPUS, after(scene(0.05, 0.9)))
-    assert (running_jobs.JOB_CPUS.slug, found.outcome.value) == ("training-slow", "warning")
-    assert found.remedy
-    assert outcomes(running_jobs.JOB_CPUS, after(scene(0.95, 0.1))) == ["ok"]
-
-
-def test_a_host_with_errors() -> None:
-    """Memory that had an error which ECC did not correct is found; without a new one it is not."""
-
-    def after(errors: float) -> NodeContext:
-        def scene(count: float) -> Scene:
-            return (("kernel_events_total", count, "memory_error_uncorrected"),)
-
-        return seen(kernel.HOST_ERRORS, scene(errors), [(float(ago), scene(0)) for ago in (60, 30)])
-
-    (found,) = results(kernel.HOST_ERRORS, after(1))
-    assert (kernel.HOST_ERRORS.slug, found.outcome.value) == ("host-errors", "warning")
-    assert "journalctl -k" in found.remedy
-    assert outcomes(kernel.HOST_ERRORS, after(0)) == ["ok"]
-
-
-def test_job_that_continues_on_fewer_ports() -> None:
-    """A job on a node with a fabric port down and traffic on the other is found; with both up not."""
-
-    def after(up: int) -> NodeContext:
-        def scene(ago: float, up: int) -> Scene:
-            ports = (("mlx5_0", "1"), ("mlx5_1", "1"))
-            return (
-                *(("infiniband_port_info", 1, *port, "x", "InfiniBand") for port in ports),
-                ("infiniband_port_up", up, *ports[0]),
-                ("infiniband_port_up", 1, *ports[1]),
-                ("infiniband_port_transmit_bytes_total", 1e12 - 1e9 * ago, *ports[1]),
-                ("job_run_info", 1, JOB, "run", "torchrun"),
-            )
-
-        earlier = [(float(ago), scene(ago, int(ago > 300) or up)) for ago in range(600, 0, -20)]
-        return seen(running_jobs.JOB_PORTS, scene(0, up), earlier)
-
-    (found,) = results(running_jobs.JOB_PORTS, after(0))
-    assert (running_jobs.JOB_PORTS.slug, found.outcome.value) == ("slow-communication", "warning")
-    assert found.remedy
-    assert outcomes(running_jobs.JOB_PORTS, after(1)) == ["ok"]
+@pytest.mark.parametrize("check", WELL, ids=lambda check: check.name)
+def test_findings_of_an_agent(check: SnapshotCheck) -> None:
+    """A check shows the findings of its symptom with their first steps, and no others."""
+    context = seen(check, WELL[check])
+    assert outcomes(check, context) == ["ok"]
+    prefix = check.alerts if isinstance(check.alerts, str) else check.alerts[0]
+    shown = finding(slug=check.slug, alert=f"{prefix}Something")
+    others = [finding(), finding(slug=check.slug, alert=f"{prefix}Else", severity="unknown")]
+    document = {**context.document, "findings": [shown, *others]}
+    (found,) = results(check, dataclasses.replace(context, document=document))
+    assert (found.outcome.value, found.component) == ("critical", "gpu 3")
+    assert found.remedy == "drain n1 and reboot it"
 
 
 @pytest.mark.parametrize(
