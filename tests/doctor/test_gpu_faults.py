@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.core.host import Host
 from dshealthd.doctor import status_document
-from dshealthd.doctor.node.gpus import NVLINK
 from dshealthd.doctor.status_document import DEADLINE
-from tests.doctor.looks import look, outcomes, results
-from tests.doctor.machine import FIXTURES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,24 +125,3 @@ def test_gpus_that_are_released(make_machine: Callable[..., Machine]) -> None:
     assert "disables the GPU collectors" in answer.results("gpu-metrics")[0]["remedy"]
     machine.config.write_text("[collectors.gpu]\nenabled = true\n", encoding="utf-8")
     assert machine.examine().found == {}
-
-
-def test_nvlinks_and_their_fabric(make_machine: Callable[..., Machine]) -> None:
-    """A link that is down and GPUs without a fabric are found, and ok once both are up."""
-    machine = make_machine()
-    gpus = machine.simulator
-    host = Host(procfs=FIXTURES / "kernel/proc", sysfs=machine.sys, dev=machine.dev)
-    sources = ("kernel", "gpu", "nvlink", "nvlink_domain")
-    gpus.set(3, "nvlink7_state", 0)
-    gpus.set(None, "fabric_state", 2)
-    found = {one.component: one for one in results(NVLINK, look(*sources, host=host))}
-    assert NVLINK.slug == "bad-link"
-    assert {name: one.outcome.value for name, one in found.items()} == {
-        "gpu 3": "critical",
-        "": "critical",
-    }
-    assert "reset all its GPUs" in found["gpu 3"].remedy
-    assert "nvidia-fabricmanager" in found[""].remedy
-    gpus.unset(3, "nvlink7_state")
-    gpus.set(None, "fabric_state", 3)
-    assert outcomes(NVLINK, look(*sources, host=host)) == ["ok"]

@@ -1,13 +1,9 @@
-"""Trainings that run on this node: ranks, devices and variables of real processes, and the
-versions of their environment.
-"""
+"""Trainings that run on this node: ranks, devices and variables of real processes."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
-import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -15,14 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.doctor.node import running_jobs, software
+from dshealthd.doctor.node import running_jobs
 from tests.doctor.looks import look, results
 from tests.doctor.test_snapshot_checks import seen
-from tests.doctor.test_software import installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from dshealthd.doctor.check import Check, Result
     from dshealthd.doctor.node_context import NodeContext
@@ -121,25 +115,3 @@ def test_problems_that_are_no_findings(
     assert f"{variable} of job {JOB} {words}" in found.text
     assert "(2 ranks, first rank 3)" in found.text
     assert found.remedy
-
-
-def test_nccl_release_with_a_defect(tmp_path: Path) -> None:
-    """An environment with NCCL 2.29.2 is found; with the next release it is not."""
-
-    def context(prefix: Path) -> NodeContext:
-        made = look()
-        options = made.config.collectors["software"]
-        configured = dataclasses.replace(options, enabled=True, environments=(prefix,))  # type: ignore[call-arg] # the software collector's
-        collectors = {**made.config.collectors, "software": configured}
-        return look("software", config=dataclasses.replace(made.config, collectors=collectors))
-
-    prefix = tmp_path / "environment"
-    for release, outcome in (("2.29.2", "warning"), ("2.29.3", "")):
-        shutil.rmtree(prefix, ignore_errors=True)
-        installed(prefix, f"nvidia_nccl_cu12-{release}", torch="2.9.0", cuda="12.8")
-        seen = context(prefix)
-        (nccl,) = seen.series("software_info", component="nccl", environment=str(prefix))
-        assert nccl.labels["version"] == release
-        found = [one for one in results(software.NCCL_RELEASES, seen) if str(prefix) in one.text]
-        assert [one.outcome.value for one in found] == ([outcome] if outcome else [])
-        assert all("pip install" in one.remedy for one in found)

@@ -11,7 +11,7 @@ import pytest
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.result import Result as Collected
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.doctor.node import agent, gpus, kernel, rendezvous, resources, running_jobs
+from dshealthd.doctor.node import agent, gpus, kernel, rendezvous, resources, running_jobs, software
 from dshealthd.findings.judgement import judge, series_of
 from dshealthd.findings.judgement import seen as all_signs
 from dshealthd.findings.past import Past
@@ -76,6 +76,10 @@ WELL: dict[SnapshotCheck, Scene] = {
     agent.PROBE_FAILURES: ROUNDS,
     agent.PROBE_ROUNDS: ROUNDS,
     agent.STRAGGLER: ROUNDS,
+    gpus.NVLINK: (
+        ("nvlinks_up", 18, "0", "GPU-0"),
+        ("gpu_fabric_state", 3, "0", "GPU-0"),
+    ),
     kernel.HOST_ERRORS: (),
     resources.CLOCK: (("clock_synchronized", 1), ("clock_offset_seconds", 0.01)),
     resources.DISK_SPACE: (("filesystem_size_bytes", 1e12, "/ckpt"),),
@@ -91,6 +95,7 @@ WELL: dict[SnapshotCheck, Scene] = {
     running_jobs.JOB_LOSSES: (("job_loss_finite", 1, JOB, "0"),),
     running_jobs.JOB_PORTS: (),
     running_jobs.JOB_STEPS: (("job_loss_scale", 65536, JOB, "0"),),
+    software.NCCL_RELEASES: (),
 }
 """Checks that add nothing to the findings of their symptom, and what is read where all is well."""
 
