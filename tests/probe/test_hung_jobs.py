@@ -18,7 +18,7 @@ from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.protocol import PeerError
 from tests.jobs import rank
 from tests.jobs.service import configured, jobs
-from tests.probe.peering import PATIENT, until
+from tests.probe.peering import PATIENT, Time, until
 from tests.probe.services import NAMES, agents, snapshot
 
 if TYPE_CHECKING:
@@ -120,26 +120,6 @@ async def test_a_node_of_the_job_that_is_out_of_reach_is_met(tmp_path: Path) -> 
         await until(lambda: sorted(led(other)) == [(one.name, "refused"), (third.name, "ok")])
 
 
-async def test_the_link_between_two_nodes_of_the_job_becomes_a_suspect(tmp_path: Path) -> None:
-    """The results of a hang's rounds go to the verdicts like those of any other round."""
-    async with agents(tmp_path, 4) as members:
-        await until(lambda: all(agent.value("probe_up") for agent in members))
-        one, other = members[:2]
-        give_job(members, "run-1")
-        cut(one, other.name)
-        cut(other, one.name)
-        for agent in members:
-            agent.service.see([hang("run-1")])
-        link = "link", f"{one.name}--{other.name}"
-        await until(
-            lambda: all(
-                link in {(found["kind"], found["component"]) for found in agent.suspects}
-                for agent in (one, other)
-            ),
-            150.0,  # some epochs, whose length depends on how busy the machine is
-        )
-
-
 def cut(agent: Agent, peer: str) -> None:
     """Redirect an agent's calls to a peer to a port on which nobody listens."""
     running = agent.service._running
@@ -196,16 +176,6 @@ def trained(service: Any) -> list[Any]:
     return [states for states in service.hangs().jobs.values() if states]
 
 
-class Clock:
-    """A monotonic clock that is set by hand."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
-
-
 class Company:
     """Members that answer as configured, and record who is asked and met."""
 
@@ -250,9 +220,9 @@ def played(company: Company, watch: HungJobs, me: str, *, turns: int = 50) -> No
 MANY = tuple(f"n{number:03d}" for number in range(100))
 
 
-def watching(own: Iterable[dict[str, Any]] = (), clock: Clock | None = None) -> HungJobs:
+def watching(own: Iterable[dict[str, Any]] = (), clock: Time | None = None) -> HungJobs:
     """Return the `HungJobs` of a node that has these jobs."""
-    return HungJobs(lambda: {"jobs": list(own)}, clock or Clock())
+    return HungJobs(lambda: {"jobs": list(own)}, clock or Time())
 
 
 def test_few_are_asked_and_fewer_are_met() -> None:
@@ -290,7 +260,7 @@ def test_hangs_that_need_no_rounds() -> None:
 
 def test_a_job_that_hangs_again_and_again_is_looked_into_once_a_minute() -> None:
     """The rate of hangs that users cause is bounded; another job's hang gets its turn."""
-    company, clock = Company(MANY), Clock()
+    company, clock = Company(MANY), Time()
     watch = watching(clock=clock)
     watch.see([hang("run-1")])
     played(company, watch, "n000")

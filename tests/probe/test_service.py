@@ -9,7 +9,6 @@ import asyncio
 import json
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,6 @@ from dshealthd.core.host import signatures
 from dshealthd.core.options import Duration
 from dshealthd.probe import service
 from dshealthd.probe.members import local_membership, membership
-from dshealthd.probe.members.membership import load
 from dshealthd.probe.options import MembershipOptions, PeerOptions, ProbeOptions
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.slots import JITTER, jitter
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from dshealthd.core.host import Signature
-    from dshealthd.probe.members.membership import Membership
     from tests.probe.services import Agent
 
 
@@ -200,25 +197,6 @@ async def test_hostfile_is_read_again(tmp_path: Path) -> None:
         one.service.reload()
         two.service.reload()
         await until(lambda: one.value("members_hash") == before == two.value("members_hash"))
-
-
-async def test_slow_reload_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reload that lasts into the next epoch is applied nevertheless."""
-    hostfile = tmp_path / "hostfile"
-    write(hostfile, *NAMES[:2])
-    async with agents(tmp_path, 1, change=reads(hostfile)) as (one,):
-        await until(lambda: one.value("members") == 2)
-
-        def slow_load(options: MembershipOptions) -> Membership:
-            limit, end = time.monotonic() + PATIENT, one.wall() + 1.5 * PERIOD
-            while one.wall() < end and time.monotonic() < limit:
-                time.sleep(0.01)
-            return load(options)
-
-        monkeypatch.setattr(local_membership, "load", slow_load)
-        write(hostfile, *NAMES[:3])
-        one.service.reload()
-        await until(lambda: one.value("members") == 3)
 
 
 async def test_hung_hostfile_does_not_stop_the_rounds(

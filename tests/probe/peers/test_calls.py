@@ -24,7 +24,6 @@ from dshealthd.probe.peers.protocol import (
 )
 from tests.probe.peering import (
     ECHO,
-    KEY,
     OTHER_KEY,
     PATIENT,
     PING,
@@ -424,17 +423,6 @@ async def test_nonces_are_not_handed_out_for_ever(key: Path) -> None:
         head, _ = await raw.ask(request(RequestClaim("a", "b"), b"", "/peer/v1/nonce"))
         assert head.status == 400
         assert await raw.closed()
-
-
-async def test_rotation_of_the_key(tmp_path: Path) -> None:
-    """With a second key in the file both are accepted; without it, it is refused again."""
-    both, new = secret(tmp_path, "both", KEY, OTHER_KEY), secret(tmp_path, "new", OTHER_KEY)
-    async with talking(keyed(both), keyed(new)) as (_, client):
-        await ping(client)
-    async with talking(keyed(both), keyed(secret(tmp_path, "old", KEY))) as (_, client):
-        await ping(client)
-    async with talking(keyed(new), keyed(both)) as (_, client):
-        await fails(ping(client), Outcome.UNAUTHORIZED, "rejected")
 
 
 async def test_rate_limit(key: Path) -> None:

@@ -174,17 +174,6 @@ async def looked(credentials: Credentials, clock: Time) -> Any:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_changed_key_is_read(tmp_path: Path) -> None:
-    """A file that changes is read once it stays as it is; between two looks it is left alone."""
-    path, clock = secret(tmp_path, "key", KEY), Time()
-    credentials = Credentials(keyed(path), clock)
-    secret(tmp_path, "key", OTHER_KEY, KEY)
-    assert (await credentials.current()).keys == (KEY.encode(),)
-    assert (await looked(credentials, clock)).keys == (OTHER_KEY.encode(), KEY.encode())
-    assert metric(credentials, "credentials_last_reload_successful") == 1
-
-
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     "content",
     ["", KEY[:20], f"{KEY}\n{OTHER_KEY[:9]}"],

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dshealthd.probe.peers.resolver import LookupFailed, Resolver, UnknownName
+from dshealthd.probe.peers.resolver import Resolver, UnknownName
 from tests.probe.peering import PATIENT, Time, until
 from tests.stopwatch import Stopwatch
 
@@ -73,17 +73,6 @@ async def test_unknown_name() -> None:
     with pytest.raises(UnknownName):
         await resolver.addresses("unknown")
     assert names.asked == ["unknown"] * 2
-
-
-async def test_name_server_that_fails() -> None:
-    """Where no name server can tell, the name is not called unknown."""
-    names, clock = Names(), Time()
-    resolver = Resolver(names, clock)
-    for _ in range(2):
-        with pytest.raises(LookupFailed) as caught:
-            await resolver.addresses("temporary")
-        assert not isinstance(caught.value, UnknownName)
-    assert names.asked == ["temporary"]
 
 
 async def test_silent_name_servers() -> None:
