@@ -218,13 +218,10 @@ class SlotRunner:
             await asyncio.sleep(BUSY_WAIT * (0.5 + _spread(self._me) / 2**32))
         return False
 
-    def _company(self) -> tuple[str, ...]:
-        """Return the members among which this node's rounds take place now, including itself."""
-        epoch = self.node.epoch()
-        return self._state.local_membership.timetable.company(self._me, epoch)
-
     def _others(self) -> list[str]:
-        return [name for name in self._company() if name != self._me]
+        """Return the other members among which this node's rounds take place now."""
+        timetable = self._state.local_membership.timetable
+        return [name for name in timetable.company(self._me, self.node.epoch()) if name != self._me]
 
     async def _epoch(self, epoch: int) -> None:
         if self._state.absences.own_end():
@@ -291,6 +288,8 @@ class SlotRunner:
         schedule's. Return None if this node is in another round.
         """
         gpus = self._state.gpus.count()
+        # The same for two epochs, as one is inside leaves and one between them.
+        kind = kind or (Kind.RAIL if gpus > 1 and epoch // 2 % 2 else Kind.PAIR)
         if steps is not None:
             planned = steps
         elif gpus:
@@ -300,7 +299,7 @@ class SlotRunner:
             kind = kind if planned else Kind.LIGHT
         plan = RoundPlan(
             epoch=epoch,
-            kind=kind or _kind(epoch, gpus),
+            kind=kind,
             backend=Backend.NCCL if gpus else Backend.GLOO,
             members=members,
             digest=self._state.local_membership.membership.digest,
@@ -396,11 +395,6 @@ def jitter(epoch: int, pair: Iterable[str], period: float) -> float:
 def _spread(text: str) -> int:
     """Return a number below 2^32 that is the same on every node."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
-
-
-def _kind(epoch: int, gpus: int) -> Kind:
-    """Return an epoch's kind, the same for two, as one is inside leaves and one between them."""
-    return Kind.RAIL if gpus > 1 and epoch // 2 % 2 else Kind.PAIR
 
 
 def _words(observation: Observation) -> str:
