@@ -138,14 +138,12 @@ class Ecc(GpuCollector):
         yield from told(INFOROM, None if inforom is None else float(inforom), *gpu.labels)
         sram = device.fill("nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t")
         if sram is not None:
-            yield from _sram(gpu, ("corrected", "volatile"), sram.volatileCor)
-            yield from _sram(gpu, ("corrected", "aggregate"), sram.aggregateCor)
-            yield from _sram(
-                gpu, ("uncorrected", "volatile"), sram.volatileUncParity, sram.volatileUncSecDed
-            )
-            yield from _sram(
-                gpu, ("uncorrected", "aggregate"), sram.aggregateUncParity, sram.aggregateUncSecDed
-            )
+            for span in _SPANS:
+                corrected, *uncorrected = (
+                    getattr(sram, f"{span}{count}") for count in ("Cor", "UncParity", "UncSecDed")
+                )
+                yield from _sram(gpu, ("corrected", span), corrected)
+                yield from _sram(gpu, ("uncorrected", span), *uncorrected)
             yield from told(THRESHOLD, number(sram.bThresholdExceeded), *gpu.labels)
             return
         for kind in _TYPES:

@@ -79,12 +79,7 @@ class JobCheckpointOptions(CollectorOptions):
     deadline: Duration = option(
         "5s", "How long checking one job's checkpoints may take.", minimum="10ms"
     )
-    max_jobs: int = option(
-        8,
-        "Training jobs whose checkpoints are checked: users take turns, oldest job first.",
-        minimum=0,
-        maximum=100,
-    )
+    max_jobs: int = shares.max_jobs(8, "have their checkpoints checked", least=0)
 
 
 class _Followed:

@@ -57,15 +57,15 @@ MAX_ADDRESSES = 4
 
 
 class ConnectionOutcome(enum.StrEnum):
-    """Whether the master of a run can be reached."""
+    """Whether the master of a run can be reached; of several addresses, the first of these counts."""
 
     CONNECTED = "connected"
     OK = "ok"
     REFUSED = "refused"
     TIMED_OUT = "timed_out"
     UNREACHABLE = "unreachable"
-    NAME_UNKNOWN = "name_unknown"
     FAILED = "failed"
+    NAME_UNKNOWN = "name_unknown"
 
 
 _MEANING = {
@@ -75,14 +75,6 @@ _MEANING = {
     errno.ENETUNREACH: ConnectionOutcome.UNREACHABLE,
     errno.EHOSTDOWN: ConnectionOutcome.UNREACHABLE,
 }
-_BEST = (
-    ConnectionOutcome.OK,
-    ConnectionOutcome.REFUSED,
-    ConnectionOutcome.TIMED_OUT,
-    ConnectionOutcome.UNREACHABLE,
-    ConnectionOutcome.FAILED,
-)
-"""Order of preference over several addresses: the attempt that got furthest counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +200,7 @@ def connect(host: str, port: int, timeout: float) -> ConnectionOutcome:
     found = [
         _attempt(family, address, timeout) for family, _, _, _, address in addresses[:MAX_ADDRESSES]
     ]
-    return min(found, key=_BEST.index, default=ConnectionOutcome.NAME_UNKNOWN)
+    return min(found, key=[*ConnectionOutcome].index, default=ConnectionOutcome.NAME_UNKNOWN)
 
 
 def _attempt(family: int, address: tuple[Any, ...], timeout: float) -> ConnectionOutcome:

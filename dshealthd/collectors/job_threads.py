@@ -48,12 +48,7 @@ class JobThreadsOptions(CollectorOptions):
     """How many jobs get series."""
 
     interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
-    max_jobs: int = option(
-        16,
-        "Training jobs that get their own series: users take turns, oldest job first.",
-        minimum=1,
-        maximum=1000,
-    )
+    max_jobs: int = shares.max_jobs(16)
 
 
 class JobThreads(Collector):

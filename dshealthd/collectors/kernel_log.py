@@ -37,7 +37,7 @@ from dshealthd.linux.kmsg import KERNEL, KernelLogReader
 from dshealthd.linux.pci import bus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from dshealthd.core.collector import Context, Sample
     from dshealthd.core.host import Host
@@ -325,21 +325,9 @@ class KernelLog(Collector):
         self._ledger = CounterFile(self.context.state, self.name, boot_id, self.context.read_state)
         try:
             document = self._ledger.load()
-            if document is None:
-                return
-            if document.get("journal", False) is not self.options.journal:
-                return  # the numbers of another log
-            position, lost = document.get("position"), document.get("lost")
-            if (
-                document.get("version") != _VERSION
-                or type(position) is not int
-                or type(lost) is not int
-                or min(position, lost) < 0
-            ):
-                self._troubled(
-                    Reason.MALFORMED, "the saved position is invalid; counting restarts", None
-                )
-                return
+            if document is None or document.get("journal", False) is not self.options.journal:
+                return  # nothing of this boot, or the numbers of another log
+            position, lost = _saved(document)
             self._tally.restore(document.get("counts"))
         except OSError as error:
             self._troubled(
@@ -400,3 +388,17 @@ class KernelLog(Collector):
         if self._fault is None or self._fault.detail != detail:
             log.warning("kernel_log: %s", detail)
         self._fault = Fault("state", reason, detail)
+
+
+def _saved(document: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the position and the lost records in a saved document. ValueError."""
+    position, lost = document.get("position"), document.get("lost")
+    if (
+        document.get("version") != _VERSION
+        or type(position) is not int
+        or type(lost) is not int
+        or min(position, lost) < 0
+    ):
+        message = f"version {document.get('version')}, position {position}, lost {lost}"
+        raise ValueError(message)
+    return position, lost

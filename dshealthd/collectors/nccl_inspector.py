@@ -234,20 +234,13 @@ class NcclInspector(Collector):
 
     def _samples(self, taken: list[tuple[str, File, Content]]) -> Iterator[Sample]:
         """Yield the Inspector's numbers, the most recently written for each operation."""
-        shown: dict[tuple[str, str, str, str, str, str], Figures] = {}
+        shown: dict[tuple[str, ...], Figures] = {}
         for job, file, content in sorted(taken, key=lambda entry: entry[1].written, reverse=True):
             for operation, figures in sorted(
                 content.operations.items(), key=lambda entry: _rank(entry[0])
             ):
-                labels = (
-                    job,
-                    file.uuid,
-                    operation.name,
-                    operation.ranks,
-                    operation.nodes,
-                    operation.message,
-                )
-                shown.setdefault(labels, figures)
+                _, _, *kept = operation  # without the job and the host, as its container has them
+                shown.setdefault((job, file.uuid, *kept), figures)
         yield LEFT_OUT(max(0, len(shown) - self.options.max_operations))
         for labels, figures in list(shown.items())[: self.options.max_operations]:
             if figures.bandwidth is not None:

@@ -90,12 +90,7 @@ class OpenFilesOptions(CollectorOptions):
     """Options of open files."""
 
     interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
-    max_jobs: int = option(
-        16,
-        "Training jobs that get their own series: users take turns, oldest job first.",
-        minimum=1,
-        maximum=1000,
-    )
+    max_jobs: int = shares.max_jobs(16)
     full_interval: Duration = option(
         "1m", "Scan interval for all processes and their limits.", minimum="1s"
     )

@@ -133,12 +133,7 @@ class SoftwareOptions(CollectorOptions):
     environments: tuple[Path, ...] = option(
         [], "Prefixes of Python environments to check, such as /opt/venv."
     )
-    max_jobs: int = option(
-        8,
-        "Training jobs whose environments are checked: users take turns, oldest job first.",
-        minimum=0,
-        maximum=100,
-    )
+    max_jobs: int = shares.max_jobs(8, "have their environments checked", least=0)
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield each invalid option of software versions, and why."""

@@ -6,9 +6,10 @@ By age alone, one user's idle processes would keep everybody's new jobs out as l
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dshealthd.core.collector import gauge
+from dshealthd.core.options import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -53,6 +54,12 @@ def jobs(
         lambda entry: min(process.start for process in entry[1]),
     )
     return dict(chosen), len(found) - len(chosen)
+
+
+def max_jobs(places: int, gain: str = "get their own series", *, least: int = 1) -> Any:
+    """Declare the option of how many jobs `jobs` lets in; `gain` says what they get."""
+    description = f"Training jobs that {gain}: users take turns, oldest job first."
+    return option(places, description, minimum=least, maximum=1000)
 
 
 def jobs_left_out(name: str, loss: str) -> Metric:

@@ -115,13 +115,7 @@ class Descriptors:
 
         Raises as `count` and `limits`.
         """
-        count = self.count(pid)
-        if self._own_pids:
-            try:
-                return Usage(count, _soft(int(pid), resource.RLIMIT_NOFILE))
-            except PermissionError:
-                pass
-        return Usage(count, self.limits(pid).files)
+        return Usage(self.count(pid), self.limits(pid).files)
 
     def worst(self, pids: Iterable[str]) -> tuple[str, Usage] | None:
         """Return the process closest to its limit of open files; None if none could be read.

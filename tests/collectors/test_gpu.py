@@ -33,7 +33,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
         yield made
 
 
-SCENES: dict[str, dict[str, object]] = {
+SCENES: dict[str, dict[str, int | str]] = {
     "h100": {
         # Modes: MIG is one that the part does not have.
         "persistence_mode": 0, "compute_mode": 3, "ecc_pending": 0, "mig_mode": "unsupported",

@@ -244,7 +244,7 @@ def test_process_without_a_readable_environment(
     told. It is not looked at again in vain, and found once it can be read.
     """
     machine.process(60, TORCH)
-    directory = machine.process(50, TORCH, **stat)
+    directory = machine.process(50, TORCH, **stat)  # type: ignore[arg-type] # handed through
     for name, data in content.items():
         (directory / name).write_bytes(data) if data else (directory / name).unlink()
     table = Table(machine)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import CollectorOptions
 from dshealthd.core.options import Bytes, Duration, option
+from dshealthd.jobs import shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,12 +45,7 @@ class NcclRasOptions(CollectorOptions):
         "Answer timeout of a job; NCCL needs up to 10 s if processes are stopped.",
         minimum="1s",
     )
-    max_jobs: int = option(
-        8,
-        "Most training jobs that are queried: users take turns, the oldest first.",
-        minimum=1,
-        maximum=100,
-    )
+    max_jobs: int = shares.max_jobs(8, "are queried")
     max_bytes: Bytes = option(
         Bytes(16 << 20),
         "Largest answer that is accepted. A rank takes some 600 bytes for each communicator.",
