@@ -284,21 +284,6 @@ def test_flood(machine: Machine) -> None:
     close(collector)
 
 
-def test_flood_through_a_fifo(machine: Machine) -> None:
-    """FAULT 16 through a descriptor: what one collection may not read any more is read by the next,
-    and nothing is lost.
-    """
-    machine.options = kernel_log.KernelLogOptions(read_records=70)
-    collector = machine.collector()
-    for start in range(0, 2000, 100):
-        machine.log(xid(number, CODES[number % len(CODES)]) for number in range(start, start + 100))
-        machine.collect(collector)
-        result = machine.collect(collector)
-    assert total(result) == 2000
-    assert lost(result) == 0
-    close(collector)
-
-
 def test_series_limit(machine: Machine) -> None:
     """Addresses and numbers without end make no series without end."""
     machine.options = kernel_log.KernelLogOptions(series_limit=20)

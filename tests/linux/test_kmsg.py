@@ -5,7 +5,6 @@ on the real device.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import time
 from pathlib import Path
@@ -104,37 +103,6 @@ def test_reads_until_empty() -> None:
     assert numbers(log.read(100, 1.0)) == []
 
 
-def test_gap_is_lost() -> None:
-    """FAULT 17: a gap in the numbers is counted as that many lost records, whether EPIPE announced
-    it or not.
-    """
-    log = reader(line(0), errno.EPIPE, line(7), line(8), line(11))
-    assert numbers(log.read(100, 1.0)) == [0, 7, 8, 11]
-    assert log.lost == 6 + 2
-
-
-def test_overwritten_before_the_first_read() -> None:
-    """What was overwritten before anybody read it is lost as well."""
-    log = reader(line(5000))
-    assert numbers(log.read(100, 1.0)) == [5000]
-    assert log.lost == 5000
-
-
-def test_resumes_at_position() -> None:
-    """A log that begins again from its oldest record gives only what lies behind the position."""
-    log = reader(*(line(number) for number in range(10)), position=8)
-    assert numbers(log.read(100, 1.0)) == [8, 9]
-    assert log.lost == 0
-    assert not log.behind()
-
-
-def test_position_of_another_log() -> None:
-    """A position beyond the end of the whole log is told, as waiting for it would be for ever."""
-    log = reader(line(0), line(1), position=900)
-    assert numbers(log.read(100, 1.0)) == []
-    assert log.behind()
-
-
 def test_malformed_is_counted() -> None:
     """A record that makes no sense is counted and passed over; its number is a lost one."""
     log = reader(line(0), b"nonsense", line(2))
@@ -182,26 +150,6 @@ def test_closing_again_and_again(end: bytes | int) -> None:
     clock.now += 1.0
     script.steps = [line(1)]
     assert numbers(log.read(100, 1.0)) == [1], "the back-off starts afresh"
-
-
-def test_fifo_in_packet_mode(tmp_path: Path) -> None:
-    """A FIFO in packet mode, one record a write, stands for the device."""
-    place = tmp_path / "kmsg"
-    os.mkfifo(place)
-    log = KernelLogReader(str(place), time.monotonic)
-    keep = os.open(place, os.O_RDWR | os.O_NONBLOCK)
-    try:
-        writer = os.open(place, os.O_WRONLY)
-        fcntl.fcntl(writer, fcntl.F_SETFL, os.O_DIRECT)
-        for number in range(3):
-            os.write(writer, line(number))
-        assert numbers(log.read(100, 1.0)) == [0, 1, 2]
-    finally:
-        os.close(keep)
-    os.close(writer)
-    with pytest.raises(OSError, match="closed"):
-        list(log.read(100, 1.0))
-    log.close()
 
 
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="no /dev/kmsg here")

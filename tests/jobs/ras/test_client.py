@@ -25,7 +25,6 @@ from dshealthd.jobs.ras.peer import holder
 from dshealthd.jobs.ras.protocol import (
     MAY_BE_SENT,
     Conversation,
-    NoListener,
     RasAnswer,
     Stranger,
     Unanswered,
@@ -149,39 +148,11 @@ def test_trickle_wakes_nobody(serve: Callable[..., Process]) -> None:
     assert looks < 20
 
 
-def test_nobody_listens(serve: Callable[..., Process]) -> None:
-    """Where all addresses refuse, there is no RAS, and that is no failure."""
-    process = serve("json")
-    process.close()
-    endpoints = [Endpoint("127.0.0.1", process.port), Endpoint("::1", process.port)]
-    assert isinstance(outcome(Query(endpoints, lambda _connection: True, LIMIT)), NoListener)
-
-
 def test_second_address(serve: Callable[..., Process]) -> None:
     """Where localhost is two addresses, and NCCL has bound the second, it is found there."""
     process = serve("json", address="::1")
     endpoints = [Endpoint("127.0.0.1", process.port), Endpoint("::1", process.port)]
     assert isinstance(outcome(Query(endpoints, lambda _connection: True, LIMIT)), RasAnswer)
-
-
-def test_stopped_process_is_passed_by(
-    serve: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of processes that share the port, a stopped one is left for another."""
-    first = serve("json")
-    others = [serve("json", port=first.port) for _ in range(5)]
-    os.kill(first.popen.pid, signal.SIGSTOP)
-    # That one of forty meets the stopped one six times has a chance of 1 in 1,200, that none of
-    # them meets it one of 1 in 1,500.
-    monkeypatch.setattr(ras_client, "ATTEMPTS", 20)
-    clock = Stopwatch(*(process.popen.pid for process in others)).seconds
-    for _ in range(10):
-        asked = [query(others[0]) for _ in range(40)]
-        ask(asked, 20, clock)
-        assert all(isinstance(one.outcome, RasAnswer) for one in asked)
-        if sum(one.connections for one in asked) > len(asked):
-            return
-    pytest.fail("none of 400 connections met the stopped one")
 
 
 @pytest.mark.parametrize(("stopped", "answered"), [(5, True), (6, False)])
@@ -212,28 +183,6 @@ def test_mute_process_alone(serve: Callable[..., Process]) -> None:
     result = outcome(asked, 2.5, Stopwatch().seconds)
     assert isinstance(result, Unanswered)
     assert (result.reason, asked.connections) == (Reason.TIMEOUT, 3)
-
-
-def test_hung_ones_do_not_delay_others(serve: Callable[..., Process]) -> None:
-    """Beside one of each misbehavior, a job that is well gets its whole answer, within the same
-    time.
-    """
-    bad = [query(serve(behavior)) for behavior in BEHAVIORS if behavior not in {"json", "text"}]
-    process = serve("json")
-    good = query(process)
-    waiting: list[int] = []
-
-    watch = Stopwatch(process.popen.pid)
-
-    def clock() -> float:
-        if good.outcome is not None:
-            waiting.append(sum(one.outcome is None for one in bad))
-        return watch.seconds()
-
-    ask([*bad, good], 3, clock)
-    assert good.outcome == RasAnswer(ANSWER)
-    assert waiting[0] >= 3  # mute, stall and trickle
-    assert not any(isinstance(one.outcome, RasAnswer) and one.outcome.data == ANSWER for one in bad)
 
 
 def test_stranger_is_not_asked(serve: Callable[..., Process], tmp_path: Path) -> None:

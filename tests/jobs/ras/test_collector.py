@@ -11,22 +11,23 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from bench.processes import free_port
 from dshealthd.collectors.nccl_ras import IMPLAUSIBLE, STATE, NcclRas
 from dshealthd.config.registry import all_collectors
-from dshealthd.core.collector import Context, Fault, News, Reason
+from dshealthd.core.collector import Fault, News, Reason
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
-from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.evidence.nccl_ras import PAUSE
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.jobs.hangs.detector import AGAIN_AFTER, SHARE
 from dshealthd.jobs.ras.options import NcclRasOptions
 from dshealthd.jobs.ras.watched import CLOSELY, HURRIES, HURRY_WINDOW
+from tests.collectors.bench import Bench, reasons
 from tests.environments import wait_for_environment
 from tests.jobs.machines import Clock, Machine
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
@@ -42,19 +43,15 @@ GROWN = document(
 )
 
 
-class Node:
+class Node(Bench):
     """A node with jobs, and the collector on it."""
 
-    def __init__(self, root: Path, **options: object) -> None:
+    def __init__(self, root: Path, **options: Any) -> None:
+        chosen = {"timeout": Duration(2), "healthy_interval": Duration(0), **options}
+        super().__init__("nccl_ras", Host(procfs=root / "proc", sysfs=root, dev=root), **chosen)
         self.root = root
         self.machine = Machine(root / "proc")
-        self.context = Context(
-            host=Host(procfs=root / "proc", sysfs=root, dev=root),
-            monotonic=time.monotonic,
-            wall=lambda: 1000.0,
-        )
-        chosen = {"timeout": Duration(2), "healthy_interval": Duration(0), **options}
-        self.collector = NcclRas(NcclRasOptions(**chosen), self.context)  # type: ignore[arg-type] # options of several types
+        self.context.monotonic = time.monotonic
         self._stack = contextlib.ExitStack()
         self._files = 0
         self.record = root / "record"
@@ -102,11 +99,6 @@ class Node:
         (self.root / "proc" / str(process.popen.pid)).symlink_to(f"/proc/{process.popen.pid}")
         return process
 
-    def sweep(self) -> Result:
-        """Collect in a new sweep."""
-        self.context.sweep += 1
-        return attempt(self.collector, self.context.monotonic)
-
     def close(self) -> None:
         """End all processes."""
         self._stack.close()
@@ -138,7 +130,7 @@ def test_a_job_that_stops(node: Node) -> None:
     which rank is behind.
     """
     node.process("json", FIRST, GROWN, GROWN, job=1)
-    first, grown, still = (values(node.sweep()) for _ in range(3))
+    first, grown, still = (values(node.collect()) for _ in range(3))
     assert first == {
         ("ras_state", "answered"): 1,
         ("communicators", "3"): 1,
@@ -155,19 +147,19 @@ def test_a_job_that_stops(node: Node) -> None:
 def test_only_the_node_of_rank_0_asks(node: Node) -> None:
     """A node without rank 0 says that it does not ask, and does not."""
     process = node.process("json", FIRST, b"asked a second time", job=1, rank=1)
-    assert values(node.sweep()) == {("ras_state", "elsewhere"): 1}
+    assert values(node.collect()) == {("ras_state", "elsewhere"): 1}
     node.process("json", FIRST, job=1, rank=0, port=process.port)
-    assert values(node.sweep())["ras_state", "answered"] == 1
+    assert values(node.collect())["ras_state", "answered"] == 1
 
 
 def test_node_keeps_asking_when_rank_0_is_gone(node: Node) -> None:
     """When rank 0 dies, the node that has asked goes on asking the processes that are left."""
     first = node.process("json", FIRST, job=1, rank=0)
     node.process("json", GROWN, job=1, rank=1, port=first.port)
-    node.sweep()
+    node.collect()
     first.close()
     (node.root / "proc" / str(first.popen.pid)).unlink()
-    assert values(node.sweep())["ras_state", "answered"] == 1
+    assert values(node.collect())["ras_state", "answered"] == 1
 
 
 def test_jobs_that_share_the_port(node: Node) -> None:
@@ -175,7 +167,7 @@ def test_jobs_that_share_the_port(node: Node) -> None:
     one = node.process("json", document(Communicator([Rank(0)])), job=1)
     node.process("json", document(Communicator([Rank(0), Rank(1)])), job=2, port=one.port)
     for _ in range(3):
-        result = node.sweep()
+        result = node.collect()
         for job, size in ((1, "1"), (2, "2")):
             found = values(result, job)
             assert (
@@ -188,7 +180,7 @@ def test_job_without_nccl_beside_one_with(node: Node) -> None:
     """A job whose address another job's process has is shown without numbers, and that is no fault."""
     one = node.process("json", FIRST, job=1)
     node.process("mute", job=2, ras=f"127.0.0.1:{one.port}")
-    result = node.sweep()
+    result = node.collect()
     assert values(result, 2) == {("ras_state", "stranger"): 1}
     assert values(result, 1)["ras_state", "answered"] == 1
     assert result.faults == ()
@@ -199,7 +191,7 @@ def test_hostile_job_beside_a_good_one(node: Node) -> None:
     for job, behavior in enumerate(("flood", "garbage", "stall", "cut", "trickle"), 2):
         node.process(behavior, FIRST, job=job)
     node.process("json", FIRST, job=1)
-    result = node.sweep()
+    result = node.collect()
     assert values(result)["ras_state", "answered"] == 1
     assert all(values(result, job) == {("ras_state", "failed"): 1} for job in range(2, 7))
     assert {(fault.part, fault.reason) for fault in result.faults} == {
@@ -216,9 +208,9 @@ def test_hostile_job_beside_a_good_one(node: Node) -> None:
 def test_failure_keeps_what_was_known(node: Node) -> None:
     """An answer that fails leaves the count of answers without progress, and no other numbers."""
     node.process("json", FIRST, GROWN, b"{", job=1)
-    node.sweep()
-    node.sweep()
-    result = node.sweep()
+    node.collect()
+    node.collect()
+    result = node.collect()
     assert values(result) == {("ras_state", "failed"): 1, ("answers_without_progress",): 0}
     assert result.faults[0].detail.startswith("not JSON: ")
 
@@ -231,7 +223,7 @@ def test_states_without_a_query(node: Node) -> None:
     (node.root / "proc" / str(off.popen.pid)).unlink()
     environment = {"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": "3", "NCCL_RAS_ENABLE": "0"}
     node.machine.process(99, environment)
-    result = node.sweep()
+    result = node.collect()
     assert [values(result, job) for job in (1, 2, 3)] == [
         {("ras_state", "no_listener"): 1},
         {("ras_state", "failed"): 1},
@@ -264,7 +256,7 @@ def test_network_namespace_of_its_own(node: Node) -> None:
                 assert time.monotonic() < end
                 time.sleep(0.01)
             assert os.readlink(proc / "ns/net") != os.readlink("/proc/self/ns/net")
-            assert values(node.sweep()) == {("ras_state", "namespace"): 1}
+            assert values(node.collect()) == {("ras_state", "namespace"): 1}
         finally:
             child.kill()
 
@@ -276,7 +268,7 @@ def test_stopped_rank_does_not_hide_the_job(node: Node) -> None:
         node.process("json", FIRST, job=1, rank=rank, port=first.port)
     os.kill(first.popen.pid, signal.SIGSTOP)
     node.collector = NcclRas(NcclRasOptions(timeout=Duration(7)), node.context)
-    found = values(node.sweep())
+    found = values(node.collect())
     assert found["ras_state", "answered"] == 1
 
 
@@ -291,7 +283,7 @@ def test_more_jobs_than_are_asked(tmp_path: Path) -> None:
             "NCCL_RAS_ADDR": f"127.0.0.1:{free_port()}",
         }
         small.machine.process(100 + number, job, start=1000 - number)
-    result = small.sweep()
+    result = small.collect()
     assert [sample.labels[0] for sample in result.samples if sample.metric is STATE] == [
         "slurm-4",
         "slurm-3",
@@ -303,10 +295,9 @@ def test_quarantined_job_is_left_out(node: Node) -> None:
     """A job whose answer broke the worker before is not asked again until its time is over."""
     node.process("json", FIRST, job=1)
     node.process("json", FIRST, job=2)
-    fault = Fault("job slurm-1", Reason.CRASHED, "the worker ended")
-    node.context.entering = lambda part: fault if part == fault.part else None
-    result = node.sweep()
-    assert (values(result, 1), result.faults) == ({("ras_state", "failed"): 1}, (fault,))
+    node.hung = {"job slurm-1": Reason.CRASHED}
+    result = node.collect()
+    assert (values(result, 1), reasons(result)) == ({("ras_state", "failed"): 1}, node.hung)
     assert values(result, 2)["ras_state", "answered"] == 1
 
 
@@ -348,7 +339,7 @@ def test_release_that_is_not_asked(node: Node, version: str, state: str) -> None
     """A job whose NCCL may crash on a query hears not one byte, however often it is looked at."""
     node.process("text", FIRST, job=1, version=version)
     for _ in range(3):
-        assert values(node.sweep()) == {("ras_state", state): 1}
+        assert values(node.collect()) == {("ras_state", state): 1}
     assert not node.record.exists()
 
 
@@ -356,7 +347,7 @@ def test_one_unsafe_rank_of_many(node: Node) -> None:
     """One rank with an unsafe release is enough: RAS collects from all."""
     first = node.process("json", FIRST, job=1, version="2.28.9")
     node.process("json", FIRST, job=1, rank=1, port=first.port, version="2.27.7")
-    assert values(node.sweep()) == {("ras_state", "unsafe_release"): 1}
+    assert values(node.collect()) == {("ras_state", "unsafe_release"): 1}
     assert not node.record.exists()
 
 
@@ -366,7 +357,7 @@ def test_unknown_release_with_the_operators_word(node: Node) -> None:
         NcclRasOptions(timeout=Duration(2), ask_unknown_releases=True), node.context
     )
     node.process("text", FIRST, job=1, version="")
-    assert values(node.sweep()) == {("ras_state", "failed"): 1}
+    assert values(node.collect()) == {("ras_state", "failed"): 1}
     assert b"STATUS" not in node.record.read_bytes()
 
 
@@ -378,7 +369,7 @@ def test_job_without_nccl(node: Node) -> None:
     try:
         wait_for_environment(process.pid)
         (node.root / "proc" / str(process.pid)).symlink_to(f"/proc/{process.pid}")
-        assert values(node.sweep()) == {("ras_state", "not_loaded"): 1}
+        assert values(node.collect()) == {("ras_state", "not_loaded"): 1}
     finally:
         process.kill()
         process.wait()
@@ -402,7 +393,7 @@ def test_impossible_answer_ends_the_queries(node: Node, content: bytes) -> None:
     """An answer that cannot be true gives no numbers, is counted, and the job is asked no more."""
     node.process("json", content, FIRST, job=1, version="2.28.9")
     for _ in range(3):
-        result = node.sweep()
+        result = node.collect()
         assert values(result) == {
             ("ras_state", "implausible"): 1,
             ("ras_implausible_answers_total",): 1,
@@ -415,18 +406,18 @@ def test_communicator_of_all_ranks_vanishes(node: Node) -> None:
     """It goes last where a job ends: gone while a smaller one remains, the answer is corrupt."""
     pair = document(Communicator([Rank(0), LAGGING[1]], name="aa"), version="2.28.9")
     node.process("json", FIRST, pair, job=1)
-    assert values(node.sweep())["ras_state", "answered"] == 1
-    assert values(node.sweep())["ras_state", "implausible"] == 1
+    assert values(node.collect())["ras_state", "answered"] == 1
+    assert values(node.collect())["ras_state", "implausible"] == 1
 
 
 def test_restarted_job_is_asked_again(node: Node) -> None:
     """What one run answered is not held against the next."""
     first = node.process("json", IMPOSSIBLE["size 0"], job=1)
-    node.sweep()
+    node.collect()
     first.close()
     (node.root / "proc" / str(first.popen.pid)).unlink()
     node.process("json", FIRST, job=1)
-    assert values(node.sweep())["ras_state", "answered"] == 1
+    assert values(node.collect())["ras_state", "answered"] == 1
 
 
 @pytest.mark.parametrize("interval", [15, 14.99])
@@ -444,7 +435,7 @@ def test_job_that_is_well_is_asked_rarely(node: Node, interval: float) -> None:
     second = node.process("json", answers[8], job=1, rank=1)
     asked = []
     for _ in range(6):
-        found = values(node.sweep())
+        found = values(node.collect())
         assert found["ras_state", "answered"] == 1
         asked.append(node.record.read_bytes().count(b"VERBOSE STATUS\n"))
         clock.now += interval
@@ -452,7 +443,7 @@ def test_job_that_is_well_is_asked_rarely(node: Node, interval: float) -> None:
     os.kill(second.popen.pid, signal.SIGSTOP)
     assert os.WIFSTOPPED(os.waitpid(second.popen.pid, os.WUNTRACED)[1])
     clock.now -= 14
-    assert values(node.sweep())["ras_state", "answered"] == 1
+    assert values(node.collect())["ras_state", "answered"] == 1
     assert node.record.read_bytes().count(b"VERBOSE STATUS\n") == 5
     assert job.popen.poll() is None
 
@@ -475,7 +466,7 @@ def test_suspicion_brings_a_query_forward(node: Node) -> None:
     def asked(*heard: tuple[News, str], after: float) -> tuple[int, int]:
         clock.now += after
         node.context.heard = frozenset(heard)
-        found = node.sweep()
+        found = node.collect()
         assert [values(found, job)["ras_state", "answered"] for job in (1, 2)] == [1, 1]
         records = (node.root / "record", node.record)
         first, second = (place.read_bytes().count(b"VERBOSE STATUS\n") for place in records)
