@@ -41,19 +41,26 @@ class Bench:
     """A collector by its name; its clock stands still until it is moved."""
 
     def __init__(
-        self, name: str, where: Host | Path | None = None, *arguments: object, **options: Any
+        self,
+        name: str,
+        where: Host | Path | None = None,
+        *arguments: object,
+        services: tuple[object, ...] = (),
+        **options: Any,
     ) -> None:
         """`where` is a host, or a directory as `host` takes it; this machine by default."""
         self.now = 1000.0
+        self.clock: Callable[[], float] = lambda: self.now
         self.entered: list[str] = []
         self.hung: dict[str, Reason] = {}
         """Parts under quarantine, and why."""
         kind: Any = registry.load(name)
         self.context = Context(
             host=host(where) if isinstance(where, Path) else where or Host(),
-            monotonic=lambda: self.now,
+            monotonic=lambda: self.clock(),  # noqa: PLW0108 - a test may set another
             wall=time.time,
             entering=self._enter,
+            services=services,
         )
         self.collector = kind(kind.Options(**options), self.context, *arguments)
 
@@ -65,7 +72,7 @@ class Bench:
         """Collect in a new sweep, so many seconds later."""
         self.now += seconds
         self.context.sweep += 1
-        return attempt(self.collector, self.context.monotonic)
+        return attempt(self.collector, self.clock)
 
 
 class Reader:

@@ -479,6 +479,7 @@ def test_position_of_another_log(machine: Machine) -> None:
     """A saved position that the log never reached is given up, not waited for."""
     ledger = CounterFile(machine.state, "kernel_log", machine.boot_id.read_text().strip())
     ledger.save({"version": 1, "position": 900, "lost": 3, "counts": []})
+    assert ledger.writer.wait(60.0)
     collector = machine.collector()
     machine.log([xid(0)])
     result = machine.collect(collector)

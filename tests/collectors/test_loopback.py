@@ -41,7 +41,7 @@ def test_a_working_loopback_is_up() -> None:
     """The connection is made in less than its deadline."""
     with network_namespace():
         agent = Bench("loopback")
-        agent.context.monotonic = time.monotonic
+        agent.clock = time.monotonic
         result = agent.collect()
     assert result.outcome is CollectionOutcome.OK
     assert outcomes(result) == {"ok": 1}

@@ -18,52 +18,39 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.collectors.rendezvous import RendezvousPorts, parse_ports
-from dshealthd.core.collector import Context
 from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
-from dshealthd.core.result import CollectionOutcome, attempt
+from dshealthd.core.result import CollectionOutcome
 from dshealthd.linux.netlink import TcpState
 from dshealthd.linux.sockets import FEW
+from tests.collectors.bench import FIXTURES, Bench, Values, named
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
-FIXTURES = Path(__file__).parent / "fixtures"
 LISTENER = "import socket, sys, time; s = socket.create_server(('127.0.0.1', {port})); print(flush=True); time.sleep(60)"
 LAUNCHER = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', sys.argv[1]]); print(p.pid, flush=True); p.wait()"
 
 
-class Agent:
+class Agent(Bench):
     """The collector, round by round."""
 
-    def __init__(
-        self,
-        procfs: Path = Path("/proc"),
-        monotonic: Callable[[], float] = time.monotonic,
-        ports: str = "29500-29600",
-        services: tuple[object, ...] = (),
-    ) -> None:
+    def __init__(self, procfs: Path = Path("/proc"), services: tuple[object, ...] = ()) -> None:
         """Without `services` it is a command that collects once."""
-        self.context = Context(host=Host(procfs=procfs), monotonic=monotonic, services=services)
-        self.collector = RendezvousPorts(RendezvousPorts.Options(ports=ports), self.context)
+        super().__init__("rendezvous", Host(procfs=procfs), services=services)
 
-    def collect(self) -> dict[tuple[str, ...], float]:
+    def look(self, seconds: float = 0.0) -> Values:
         """Return the values of a round, by the last part of their name and their labels."""
-        self.context.sweep += 1
-        result = attempt(self.collector)
+        result = self.collect(seconds)
         assert result.outcome is CollectionOutcome.OK, result.detail
-        return {
-            (metric.name.removeprefix("dshealthd_rendezvous_"), *labels): value
-            for metric, labels, value in result.samples
-        }
+        return named(result, "rendezvous_")
 
-    def until(self, key: tuple[str, ...]) -> dict[tuple[str, ...], float]:
+    def until(self, key: tuple[str, ...]) -> Values:
         """Collect until this value is not 0, for at most a minute."""
         end = time.monotonic() + 60
-        while not (values := self.collect()).get(key) and time.monotonic() < end:
+        while not (values := self.look()).get(key) and time.monotonic() < end:
             time.sleep(0.01)
         return values
 
@@ -109,7 +96,7 @@ def test_fixture(proc: Path) -> None:
     process(proc, 5000, 1, "torchrun")
     process(proc, 5001, 5000, "pt_main (x) y", (595073,), started=86000_00)
     agent = Agent(proc)
-    result = attempt(agent.collector)
+    result = agent.collect()
     assert result.outcome is CollectionOutcome.OK
     text = "".join(
         line
@@ -117,12 +104,12 @@ def test_fixture(proc: Path) -> None:
         if 'age_seconds{orphaned="unk' not in line
     )
     assert text == (FIXTURES / "rendezvous/expected.prom").read_text()
-    assert agent.collect()["listener_age_seconds", "unknown"] < 5
+    assert agent.look()["listener_age_seconds", "unknown"] < 5
 
 
 def orphaned(proc: Path) -> str:
     """Return how the only listener that has an owner is called by an agent that has just started."""
-    values = Agent(proc).collect()
+    values = Agent(proc).look()
     labels = [label for label in ("true", "false", "unknown") if values["listeners", label] == 1]
     return labels[0] if labels else "unknown"
 
@@ -159,9 +146,9 @@ def test_a_parent_lost_under_our_eyes_makes_an_orphan(proc: Path) -> None:
     process(proc, 901, 1, "subreaper")
     process(proc, 4000, 900, "python3", (595058,))
     agent = Agent(proc)
-    assert agent.collect()["listeners", "false"] == 1
+    assert agent.look()["listeners", "false"] == 1
     process(proc, 4000, 901, "python3", (595058,))
-    assert agent.collect()["listeners", "true"] == 1
+    assert agent.look()["listeners", "true"] == 1
 
 
 def test_a_socket_that_changes_hands_is_followed(proc: Path) -> None:
@@ -171,12 +158,12 @@ def test_a_socket_that_changes_hands_is_followed(proc: Path) -> None:
     process(proc, 900, 1, "launcher")
     process(proc, 4000, 900, "python3", (595058,))
     agent = Agent(proc)
-    assert agent.collect()["listeners", "false"] == 1
+    assert agent.look()["listeners", "false"] == 1
     shutil.rmtree(proc / "4000")
     process(proc, 4001, 1, "python3", (595058,))
-    assert agent.collect()["listeners", "true"] == 1
+    assert agent.look()["listeners", "true"] == 1
     process(proc, 4001, 1, "python3", (7,))
-    values = agent.collect()
+    values = agent.look()
     assert (values["listeners", "true"], values["listeners", "unknown"]) == (0, 3)
 
 
@@ -187,7 +174,7 @@ def test_an_owner_that_cannot_be_seen_is_unknown(proc: Path) -> None:
     process(proc, 4000, 900, "python3")
     shutil.rmtree(proc / "4000/fd")
     (proc / "4000/fd").write_text("no directory: it cannot be listed")
-    values = Agent(proc).collect()
+    values = Agent(proc).look()
     assert [values["listeners", label] for label in ("true", "false", "unknown")] == [0, 0, 3]
     assert values["listener_age_seconds", "unknown"] < 5
     assert ("listener_age_seconds", "false") not in values
@@ -200,14 +187,11 @@ def test_the_age_of_a_new_listener_begins_when_it_appears(proc: Path) -> None:
     (proc / "net/tcp6").unlink()
     process(proc, 900, 1, "jupyter")
     process(proc, 4000, 900, "python3", (595058,), started=0)
-    clock = [0.0]
-    agent = Agent(proc, lambda: clock[0])
-    assert ("listener_age_seconds", "false") not in agent.collect()
+    agent = Agent(proc)
+    assert ("listener_age_seconds", "false") not in agent.look()
     (proc / "net/tcp").write_text(tcp)
-    clock[0] = 10.0
-    assert agent.collect()["listener_age_seconds", "false"] == 0
-    clock[0] = 25.0
-    assert agent.collect()["listener_age_seconds", "false"] == 15
+    assert agent.look(10.0)["listener_age_seconds", "false"] == 0
+    assert agent.look(15.0)["listener_age_seconds", "false"] == 15
 
 
 def test_a_search_goes_on_from_round_to_round(proc: Path) -> None:
@@ -219,38 +203,36 @@ def test_a_search_goes_on_from_round_to_round(proc: Path) -> None:
         process(proc, pid, 900, "other", (pid,))
     process(proc, 4000, 900, "python3", (595058,))
     ticks = itertools.count()
-    agent = Agent(proc, lambda: next(ticks) / 1000, services=("jobs",))
+    agent = Agent(proc, services=("jobs",))
+    agent.clock = lambda: next(ticks) / 1000
     rounds = 0
-    while not agent.collect()["listeners", "false"]:
+    while not agent.look()["listeners", "false"]:
         rounds += 1
         assert rounds < 100
     assert rounds > 1
     agent.collector.close()
-    alone = Agent(proc, lambda: next(ticks) / 1000)
-    assert alone.collect()["listeners", "false"] == 1
+    alone = Agent(proc)
+    alone.clock = agent.clock
+    assert alone.look()["listeners", "false"] == 1
 
 
 def test_a_search_in_vain_rests(proc: Path) -> None:
     """A listener whose owner was not found is searched for again after a minute, not in each round;
     a new one at once.
     """
-    clock = [0.0]
-    agent = Agent(proc, lambda: clock[0])
-    assert agent.collect()["listeners", "unknown"] == 3
+    agent = Agent(proc)
+    assert agent.look()["listeners", "unknown"] == 3
     process(proc, 900, 1, "launcher")
     process(proc, 4000, 900, "python3", (595058,))
-    clock[0] = 59.0
-    assert agent.collect()["listeners", "unknown"] == 3
-    clock[0] = 61.0
-    assert agent.collect()["listeners", "false"] == 1
+    assert agent.look(59.0)["listeners", "unknown"] == 3
+    assert agent.look(2.0)["listeners", "false"] == 1
     process(proc, 4001, 900, "python3", (600000,))
     lines = (proc / "net/tcp").read_text()
     (proc / "net/tcp").write_text(
         lines
         + lines.splitlines(keepends=True)[1].replace("595058", "600000").replace("733C", "733E")
     )
-    clock[0] = 62.0
-    assert agent.collect()["listeners", "false"] == 2
+    assert agent.look(1.0)["listeners", "false"] == 2
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
@@ -266,7 +248,7 @@ def test_states_agree_with_ss(*, many: bool) -> None:
                 leave_time_wait(at, 2, server=False)
             if many:
                 leave_time_wait(ends[0], FEW // 2, server=False)
-        ours = Agent().collect()
+        ours = Agent().look()
         truth = ss("( sport >= 29500 and sport <= 29600 )")
         clients = ss("( dport >= 29500 and dport <= 29600 )")
         for end in ends:
@@ -294,7 +276,7 @@ def test_an_orphan_is_found() -> None:
                 assert 0 <= values["listener_age_seconds", "false"] < 60
                 launcher.kill()
                 launcher.wait()
-                values = agent.collect()
+                values = agent.look()
             finally:
                 os.kill(pid, 9)
         assert Counter(
@@ -308,8 +290,8 @@ def test_without_privileges_the_owner_is_unknown() -> None:
     whose the listener is.
     """
     program = (
-        "from tests.collectors.test_rendezvous import Agent; a = Agent(); a.collect(); v = "
-        "a.collect();"
+        "from tests.collectors.test_rendezvous import Agent; a = Agent(); a.look(); v = "
+        "a.look();"
         "print(v['sockets', 'listen'], v['listeners', 'unknown'], v['listeners', 'false'])"
     )
     with network_namespace():
@@ -406,4 +388,4 @@ def test_connections_are_counted_by_the_orphans_port(proc: Path) -> None:
     assert values["orphan_connections", other] == 0
     assert values["orphan_age_seconds", other] > 0
     process(proc, 4001, 4000, "python3", (700001,), environ="A=1")
-    assert ("orphan_age_seconds", other) not in Agent(proc).collect()
+    assert ("orphan_age_seconds", other) not in Agent(proc).look()

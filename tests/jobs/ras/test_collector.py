@@ -51,7 +51,7 @@ class Node(Bench):
         super().__init__("nccl_ras", Host(procfs=root / "proc", sysfs=root, dev=root), **chosen)
         self.root = root
         self.machine = Machine(root / "proc")
-        self.context.monotonic = time.monotonic
+        self.clock = time.monotonic
         self._stack = contextlib.ExitStack()
         self._files = 0
         self.record = root / "record"
@@ -423,8 +423,7 @@ def test_restarted_job_is_asked_again(node: Node) -> None:
 @pytest.mark.parametrize("interval", [15, 14.99])
 def test_job_that_is_well_is_asked_rarely(node: Node, interval: float) -> None:
     """Between two queries its last answer is shown; a rank that stops makes the next one due."""
-    clock = Clock()
-    node.context.monotonic = clock
+    node.clock = clock = Clock()
     node.collector = NcclRas(NcclRasOptions(timeout=Duration(2)), node.context)
     well = [Rank(0), Rank(1, pid=4001), Rank(2, pid=4002)]
     answers = [
@@ -450,8 +449,7 @@ def test_job_that_is_well_is_asked_rarely(node: Node, interval: float) -> None:
 
 def test_suspicion_brings_a_query_forward(node: Node) -> None:
     """Only of the job that it is about, and no more than `HURRIES` in `HURRY_WINDOW`."""
-    clock = Clock()
-    node.context.monotonic = clock
+    node.clock = clock = Clock()
     node.collector = NcclRas(NcclRasOptions(timeout=Duration(2)), node.context)
     answers = [
         document(
