@@ -184,19 +184,6 @@ async def test_a_part_that_hangs_is_told_once(tmp_path: Path) -> None:
         assert bench.hung == ["obstinate"]
 
 
-async def test_hung_part_is_left_out(tmp_path: Path) -> None:
-    """A part that hangs costs its deadline once. In the same sweep the others are read by a new
-    worker.
-    """
-    async with on_bench(tmp_path) as bench:
-        bench.script.write_text("a value 1\nb hang\nc value 3\n")
-        result = await bench.sweep()
-        assert values(result) == {"a": 1.0, "c": 3.0}
-        assert reasons(result) == {"b": Reason.TIMEOUT}
-        assert bench.metric(STARTS) == 2
-        assert bench.metric(REPLACED, "timeout") == 1
-
-
 @pytest.mark.parametrize("hung", [2, 8])
 async def test_a_sweep_costs_at_most_one_deadline(tmp_path: Path, hung: int) -> None:
     """With k of 8 parts known to hang and all back-offs over, a sweep tries one; others are read.
@@ -245,33 +232,33 @@ async def test_no_respawn_storm(tmp_path: Path) -> None:
         assert bench.metric(STARTS) == 4
 
 
-async def test_crash_is_told_from_hang(tmp_path: Path) -> None:
-    """A segmentation fault at a part is `crashed`, names the signal, and leaves the others
-    readable.
+@pytest.mark.parametrize(
+    ("action", "reason", "starts", "said"),
+    [
+        ("hang", Reason.TIMEOUT, 2, "no answer within"),
+        ("crash", Reason.CRASHED, 2, "SIGSEGV"),
+        ("exit", Reason.CRASHED, 2, "status 3"),
+        (f"hog {2 * child.MEMORY}", Reason.OUT_OF_MEMORY, 2, "memory"),
+        # The kernel's OOM killer: the second time it is called a crash at the part.
+        ("kill", Reason.CRASHED, 3, "SIGKILL"),
+    ],
+)
+async def test_27_a_part_that_ends_a_worker_is_left_out(
+    tmp_path: Path, action: str, reason: Reason, starts: int, said: str
+) -> None:
+    """A part that hangs, crashes or takes more memory than a worker may have is left out with that
+    reason. The others are read in the same sweep, and no worker starts for it before its back-off.
     """
-    async with on_bench(tmp_path, hangs=False) as bench:
-        bench.script.write_text("a value 1\nb crash\n")
-        result = await bench.sweep()
-        assert values(result) == {"a": 1.0}
-        assert reasons(result) == {"b": Reason.CRASHED}
-        assert "SIGSEGV" in result.faults[0].detail
-        bench.script.write_text("a value 1\nc exit\n")
-        result = await bench.sweep()
-        assert "status 3" in next(f.detail for f in result.faults if f.part == "c")
-
-
-async def test_27_memory_of_a_worker_is_bounded(tmp_path: Path) -> None:
-    """A part that takes more memory than a worker may have is left out with that reason. The others
-    are read in the same sweep, and no worker is started for it before its back-off.
-    """
-    async with on_bench(tmp_path, backoff=LONG, hangs=False) as bench:
-        bench.script.write_text(f"a value 1\nb hog {2 * child.MEMORY}\nc value 3\n")
+    async with on_bench(tmp_path, backoff=LONG, hangs=action == "hang") as bench:
+        bench.script.write_text(f"a value 1\nb {action}\nc value 3\n")
         for _ in range(20):
             result = await bench.sweep()
             assert values(result) == {"a": 1.0, "c": 3.0}
-            assert reasons(result) == {"b": Reason.OUT_OF_MEMORY}
-        assert bench.metric(STARTS) == 2
-        assert bench.metric(REPLACED, "out_of_memory") == 1
+            assert reasons(result) == {"b": reason}
+            assert said in result.faults[0].detail
+        assert bench.metric(STARTS) == starts
+        assert bench.metric(REPLACED, reason) == starts - 1
+        assert bench.hung == ["obstinate"]
 
 
 async def test_a_collector_that_fails_beside_others_is_left_out(tmp_path: Path) -> None:
@@ -324,34 +311,6 @@ def test_no_second_worker_where_one_is_stuck() -> None:
     assert shared_part("gpu 3") == ""
 
 
-async def test_27_memory_without_a_part(tmp_path: Path) -> None:
-    """A collector that runs out of memory before it has named a part is down until its back-off
-    is over, and returns when it needs less.
-    """
-    async with on_bench(tmp_path, backoff=LONG, hangs=False) as bench:
-        bench.script.write_text(f"- hog {2 * child.MEMORY}\n")
-        assert (await bench.sweep()).reason is Reason.OUT_OF_MEMORY
-        assert (await bench.sweep()).reason is Reason.OUT_OF_MEMORY
-        assert bench.metric(STARTS) == 1
-        bench.script.write_text("a value 1\n")
-        bench.end_back_off()
-        assert values(await bench.sweep()) == {"a": 1.0}
-
-
-async def test_27_worker_killed_for_its_memory(tmp_path: Path) -> None:
-    """The kernel's OOM killer ends each worker at a part by SIGKILL: the second time the part has
-    crashed, with the others read.
-    """
-    async with on_bench(tmp_path, hangs=False) as bench:
-        bench.script.write_text("a value 1\nb kill\n")
-        result = await bench.sweep()
-        assert values(result) == {"a": 1.0}
-        assert reasons(result) == {"b": Reason.CRASHED}
-        assert "SIGKILL" in result.faults[0].detail
-        assert bench.metric(STARTS) == 3
-        assert bench.hung == ["obstinate"]
-
-
 @pytest.mark.parametrize(("part", "number"), [("b", signal.SIGKILL), ("-", signal.SIGTERM)])
 async def test_27_worker_ended_by_somebody_else(tmp_path: Path, number: int, part: str) -> None:
     """One that is killed once says nothing of the part at which it was, nor of its collector: the
@@ -382,34 +341,28 @@ async def test_27_worker_killed_between_two_sweeps(tmp_path: Path) -> None:
             assert values(result)["a"] != worker
 
 
-async def test_failure_without_a_part(tmp_path: Path) -> None:
-    """A worker that hangs before it has named a part takes its collector down until the back-off is
-    over, then returns.
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        ("hang", Reason.TIMEOUT),
+        (f"hog {2 * child.MEMORY}", Reason.OUT_OF_MEMORY),
+        # Its library must be loaded afresh.
+        ("replace", Reason.VERSION_MISMATCH),
+    ],
+)
+async def test_27_failure_without_a_part(tmp_path: Path, action: str, reason: Reason) -> None:
+    """A collector that ends its worker before it has named a part is down until the back-off is
+    over, without being run, and then returns with a new worker.
     """
-    async with on_bench(tmp_path, backoff=LONG) as bench:
-        bench.script.write_text("- hang\n")
+    async with on_bench(tmp_path, backoff=LONG, hangs=action == "hang") as bench:
+        bench.script.write_text(f"- {action}\n")
         result = await bench.sweep()
-        assert (result.outcome, result.reason, result.samples) == (
-            CollectionOutcome.ERROR,
-            Reason.TIMEOUT,
-            (),
-        )
+        assert (result.outcome, result.samples) == (CollectionOutcome.ERROR, ())
         bench.script.write_text("a value 1\n")
         watch = Stopwatch()
-        assert (await bench.sweep()).reason is Reason.TIMEOUT
+        assert result.reason is (await bench.sweep()).reason is reason
         assert watch.seconds() < 0.1
-        bench.end_back_off()
-        assert values(await bench.sweep()) == {"a": 1.0}
-
-
-async def test_replacement_on_request(tmp_path: Path) -> None:
-    """A collector whose library must be loaded afresh gets a new process, after the back-off."""
-    async with on_bench(tmp_path, backoff=LONG, hangs=False) as bench:
-        bench.script.write_text("- replace\n")
-        assert (await bench.sweep()).reason is Reason.VERSION_MISMATCH
-        assert bench.metric(UP) == 0
-        bench.script.write_text("a value 1\n")
-        assert (await bench.sweep()).reason is Reason.VERSION_MISMATCH
+        assert (bench.metric(UP), bench.metric(STARTS)) == (0, 1)
         bench.end_back_off()
         assert values(await bench.sweep()) == {"a": 1.0}
         assert bench.metric(STARTS) == 2
