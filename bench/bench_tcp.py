@@ -31,7 +31,7 @@ from dshealthd.collectors.tcp_limits import TcpLimits
 from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, attempt
-from dshealthd.linux.sockets import HOLD
+from dshealthd.linux.tcp_sockets import HOLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ import pytest
 
 from dshealthd.config import config, registry
 from dshealthd.config.config import Config
-from dshealthd.core.address import listen_address
 from dshealthd.core.options import Bytes, ConfigError, Duration, Errors, decode, encode
+from dshealthd.core.sockets import listen_address
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.slurm.options import SlurmOptions
 from generate import reference

@@ -127,8 +127,8 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("linux.process", "parse_limits", BYTES),
         ("linux.process", "parse_locked", BYTES),
         ("linux.socket_owners", "parse_inode", TEXT),
-        ("linux.sockets", "parse_sockstat", LINES),
-        ("linux.sockets", "parse_tcp", LINES),
+        ("linux.tcp_sockets", "parse_sockstat", LINES),
+        ("linux.tcp_sockets", "parse_tcp", LINES),
         ("probe.members.local_membership", "parse_fib_trie", LINES),
         ("probe.members.local_membership", "parse_if_inet6", LINES),
         ("probe.members.membership", "parse_nodes", st.lists(TEXT)),
@@ -165,8 +165,8 @@ HERE |= {
         ),
         LINES,
     ),
-    ("linux.netlink", "parse"): (
-        lambda data: list(module("linux.netlink").parse(data, 1)),
+    ("linux.sock_diag", "parse"): (
+        lambda data: list(module("linux.sock_diag").parse(data, 1)),
         st.binary(max_size=200),
     ),
     ("probe.members.topology", "parse"): (

@@ -24,7 +24,7 @@ from dshealthd.jobs import shares
 from dshealthd.jobs.checkpoint_watch import CheckpointWatch
 from dshealthd.jobs.heartbeats.sender import find_page
 from dshealthd.jobs.processes import ProcessTable
-from dshealthd.linux.process_files import Root
+from dshealthd.linux.process_root import Root
 from dshealthd.training.message import PAGE, Phase, newest
 from dshealthd.training.page import decode
 

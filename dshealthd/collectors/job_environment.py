@@ -40,7 +40,7 @@ from dshealthd.jobs.ranks import Ranks, digest
 from dshealthd.jobs.shares import shared
 from dshealthd.linux.pci import bus
 from dshealthd.linux.process import parse_stat
-from dshealthd.linux.process_files import Root
+from dshealthd.linux.process_root import Root
 from dshealthd.linux.socket_owners import started_by
 
 if TYPE_CHECKING:

@@ -14,19 +14,19 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.address import name_is_unknown
 from dshealthd.core.collector import Collector, CollectorOptions, Worker, gauge
 from dshealthd.core.host import read_bytes
 from dshealthd.core.options import Duration, option
 from dshealthd.core.result import fault_of
+from dshealthd.core.sockets import name_is_unknown
 from dshealthd.core.text import printable
 from dshealthd.jobs.environment import Launcher, is_loopback, natural
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ranks import Ranks
 from dshealthd.linux.credentials import assumed, parse_user
-from dshealthd.linux.netlink import TcpState
 from dshealthd.linux.process import uptime
-from dshealthd.linux.sockets import Sockets
+from dshealthd.linux.sock_diag import TcpState
+from dshealthd.linux.tcp_sockets import Sockets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

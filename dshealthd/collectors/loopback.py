@@ -14,7 +14,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.address import reset_on_close
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
@@ -24,6 +23,7 @@ from dshealthd.core.collector import (
     gauge,
 )
 from dshealthd.core.options import Duration, option
+from dshealthd.core.sockets import reset_on_close
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -31,7 +31,7 @@ from dshealthd.jobs.nccl import inspector
 from dshealthd.jobs.nccl.inspector import Directories, FileRefused, InspectorFileState, parse
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.pci import driver_absent
-from dshealthd.linux.process_files import Root
+from dshealthd.linux.process_root import Root
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, CollectorOptions, gauge
 from dshealthd.core.options import Duration, option
-from dshealthd.linux.netlink import TcpState
 from dshealthd.linux.process import uptime
+from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.socket_owners import BUDGET, BUDGET_ALONE, Search
-from dshealthd.linux.sockets import Sockets
+from dshealthd.linux.tcp_sockets import Sockets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.core.collector import Context, Fault, Sample
-    from dshealthd.linux.netlink import TcpSocket
+    from dshealthd.linux.sock_diag import TcpSocket
 
 SOCKETS = gauge(
     "dshealthd_rendezvous_sockets",

@@ -32,7 +32,7 @@ from dshealthd.jobs.loaded import libraries
 from dshealthd.jobs.loaded import versions as running
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux import pci, security
-from dshealthd.linux.process_files import Root
+from dshealthd.linux.process_root import Root
 from dshealthd.linux.security import firewall_configuration
 
 try:

@@ -6,14 +6,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, every, gauge
-from dshealthd.linux.netlink import TIME_WAIT_TIMER, TcpState
-from dshealthd.linux.sockets import Sockets
+from dshealthd.linux.sock_diag import TIME_WAIT_TIMER, TcpState
+from dshealthd.linux.tcp_sockets import Sockets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.core.collector import Fault, Sample
-    from dshealthd.linux.netlink import TcpSocket
+    from dshealthd.linux.sock_diag import TcpSocket
 
 SOCKETS = gauge(
     "dshealthd_tcp_sockets",

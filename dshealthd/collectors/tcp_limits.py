@@ -14,7 +14,7 @@ from dshealthd.core.collector import (
 )
 from dshealthd.core.result import fault_of, parsed
 from dshealthd.linux.local_network import RANGE, RESERVED, parse_range, parse_reserved
-from dshealthd.linux.sockets import Sockets
+from dshealthd.linux.tcp_sockets import Sockets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dshealthd.config import registry
-from dshealthd.core.address import listen_address
 from dshealthd.core.collector import CollectorOptions
 from dshealthd.core.host import Host
 from dshealthd.core.options import (
@@ -28,6 +27,7 @@ from dshealthd.core.options import (
     option,
     unknown,
 )
+from dshealthd.core.sockets import listen_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

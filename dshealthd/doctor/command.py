@@ -17,7 +17,6 @@ from dshealthd.doctor import node
 from dshealthd.doctor import report as callers
 from dshealthd.doctor.choice import chosen, of_the_job
 from dshealthd.doctor.examination import Progress, examine, mark_accepted
-from dshealthd.doctor.hosts import HostsError, ask, names
 from dshealthd.doctor.job.arguments import add_arguments as add_job_arguments
 from dshealthd.doctor.node_context import NodeContext, facts
 from dshealthd.doctor.options import DoctorOptions
@@ -25,6 +24,7 @@ from dshealthd.doctor.path_check import path_check
 from dshealthd.doctor.report import NodeReport, Report, text
 from dshealthd.doctor.several_nodes import compare
 from dshealthd.doctor.snapshot_check import SnapshotCheck
+from dshealthd.doctor.ssh import HostsError, ask, names
 from dshealthd.doctor.status_document import collect, status_document
 from dshealthd.findings.finding import State
 from dshealthd.http.client import Access

@@ -15,7 +15,7 @@ from dshealthd.findings import limits
 from dshealthd.findings.finding import State
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.linux.credentials import assumed
-from dshealthd.linux.process_files import Root
+from dshealthd.linux.process_root import Root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

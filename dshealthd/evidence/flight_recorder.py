@@ -21,7 +21,7 @@ from dshealthd.explain.dumps import MAX_DUMP
 from dshealthd.linux import privileges
 from dshealthd.linux.forked import Missing
 from dshealthd.linux.process import parse_stat
-from dshealthd.linux.process_files import Root
+from dshealthd.linux.process_root import Root
 from dshealthd.linux.regular_files import Irregular, read
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from dshealthd.explain.recognition import Recognizer
 from dshealthd.jobs.logs import files
 from dshealthd.linux import privileges
 from dshealthd.linux.forked import Missing
-from dshealthd.linux.process_files import Root
+from dshealthd.linux.process_root import Root
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

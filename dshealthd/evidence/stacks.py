@@ -16,7 +16,7 @@ from dshealthd.evidence.findings import file_of
 from dshealthd.explain.flight_recorder import is_library
 from dshealthd.linux import privileges
 from dshealthd.linux.forked import Missing
-from dshealthd.linux.process_files import user_of
+from dshealthd.linux.process_root import user_of
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host

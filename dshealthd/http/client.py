@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from dshealthd.core.address import listen_address
+from dshealthd.core.sockets import listen_address
 from dshealthd.http import document
 from dshealthd.http.document import MAX_DOCUMENT, DocumentError
 from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange, verifying

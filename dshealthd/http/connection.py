@@ -12,8 +12,8 @@ from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_response import Response
 
 from dshealthd.core import timing
-from dshealthd.core.address import reset_on_close
 from dshealthd.core.garbage import free_frames, free_transport
+from dshealthd.core.sockets import reset_on_close
 from dshealthd.http.connection_limiter import CloseReason
 
 if TYPE_CHECKING:

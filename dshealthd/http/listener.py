@@ -18,8 +18,8 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import background
-from dshealthd.core.address import reset_on_close
 from dshealthd.core.garbage import free_frames
+from dshealthd.core.sockets import reset_on_close
 from dshealthd.http.connection_limiter import (
     RESERVE,
     CloseReason,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dshealthd.linux.process_files import Root
+from dshealthd.linux.process_root import Root
 
 MAX_FILES = 20_000
 """Most files of one tag; with ZeRO 3 each rank writes two, so 8,192 ranks fit."""

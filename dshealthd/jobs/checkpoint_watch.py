@@ -15,7 +15,7 @@ from dshealthd.jobs.checkpoint_files import Checkpoint, Scan, check_tag, pointed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dshealthd.linux.process_files import Root
+    from dshealthd.linux.process_root import Root
     from dshealthd.training.page import Saved
 
 POINTER = "latest"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from dshealthd.core.host import Signature
-    from dshealthd.linux.process_files import Root
+    from dshealthd.linux.process_root import Root
 
 Versions = frozenset[tuple[str, str]]
 """Pairs of component and version; a component that is installed twice has two."""

@@ -13,7 +13,7 @@ from dshealthd.jobs.nccl.release import MAPS_LIMIT
 if TYPE_CHECKING:
     from dshealthd.jobs.installation import Installations, Versions
     from dshealthd.jobs.processes import TrainingProcess
-    from dshealthd.linux.process_files import Root
+    from dshealthd.linux.process_root import Root
 
 _TORCH = b"/torch/lib/libtorch"
 _NCCL = b"/libnccl.so"

@@ -11,8 +11,8 @@ import os
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read, read_existing
-from dshealthd.linux.netlink import TcpState
-from dshealthd.linux.sockets import parse_tcp
+from dshealthd.linux.sock_diag import TcpState
+from dshealthd.linux.tcp_sockets import parse_tcp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

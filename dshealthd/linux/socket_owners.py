@@ -11,9 +11,9 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.host import read, read_bytes
-from dshealthd.linux import netlink
-from dshealthd.linux.netlink import SocketEnd, TcpState
+from dshealthd.linux import sock_diag
 from dshealthd.linux.process import TICKS, parse_stat
+from dshealthd.linux.sock_diag import SocketEnd, TcpState
 
 if TYPE_CHECKING:
     import socket
@@ -203,15 +203,15 @@ def peer_uid(connection: socket.socket, procfs: str = "/proc") -> int | None:
     here, there = _end(connection.getsockname()), _end(connection.getpeername())
     try:
         return _from_kernel(here, there)
-    except (OSError, netlink.MalformedReply, netlink.Interrupted):
+    except (OSError, sock_diag.MalformedReply, sock_diag.Interrupted):
         return _from_files(here, there, procfs)
 
 
 def _from_kernel(here: SocketEnd, there: SocketEnd) -> int | None:
     try:
-        found = netlink.lookup(there, here)
+        found = sock_diag.lookup(there, here)
     except FileNotFoundError:
-        netlink.lookup(here, there)  # which exists: refused too where the kernel has no tcp_diag
+        sock_diag.lookup(here, there)  # which exists: refused too where the kernel has no tcp_diag
         return None
     if found is None or found.state != TcpState.ESTABLISHED or not found.inode:
         return None

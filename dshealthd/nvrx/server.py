@@ -21,7 +21,7 @@ from concurrent import futures
 
 import grpc
 
-from dshealthd.core.address import clear
+from dshealthd.core.sockets import clear
 from dshealthd.nvrx.frames import ANSWER, LENGTH, MAX_FRAME, QUESTION, READY
 
 NAME = "nvhcd.HealthCheckService"

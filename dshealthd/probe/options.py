@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dshealthd.core.address import listen_address
 from dshealthd.core.options import Bytes, Duration, Section, option
+from dshealthd.core.sockets import listen_address
 from dshealthd.probe.members.hostlist import is_name, quote
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dshealthd import __version__
 from dshealthd.core import background, state_file, state_writer
-from dshealthd.core.address import listen_address
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import counter, gauge
+from dshealthd.core.sockets import listen_address
 from dshealthd.core.state_writer import LatestWriter
 from dshealthd.linux import starvation
 from dshealthd.linux.local_network import interface_of

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dshealthd.core.address import listen_address
+from dshealthd.core.sockets import listen_address
 from dshealthd.probe.hung_jobs import ANSWER, Neighborhood
 from dshealthd.probe.members.absences import MAINTENANCE
 from dshealthd.probe.members.schedule import epoch_at, root_order

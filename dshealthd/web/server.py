@@ -24,9 +24,9 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response
 from aiohttp.web_server import Server as Connections
 
-from dshealthd.core.address import listen_address
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.exposition import CONTENT_TYPE, Tier
+from dshealthd.core.sockets import listen_address
 from dshealthd.findings.catalogue import RUNBOOKS
 from dshealthd.http.connection import Connection, connection_of, plain
 from dshealthd.http.connection_limiter import ConnectionLimiter, client_of

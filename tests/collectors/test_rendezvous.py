@@ -22,8 +22,8 @@ from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import CollectionOutcome
-from dshealthd.linux.netlink import TcpState
-from dshealthd.linux.sockets import FEW
+from dshealthd.linux.sock_diag import TcpState
+from dshealthd.linux.tcp_sockets import FEW
 from tests.collectors.bench import FIXTURES, Bench, Values, named
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
 

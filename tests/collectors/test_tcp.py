@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.linux.netlink import TcpState
-from dshealthd.linux.sockets import FEW
+from dshealthd.linux.sock_diag import TcpState
+from dshealthd.linux.tcp_sockets import FEW
 from tests.collectors.bench import Bench
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
 

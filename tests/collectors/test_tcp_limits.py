@@ -11,7 +11,7 @@ import pytest
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.linux.local_network import parse_range, parse_reserved
-from dshealthd.linux.sockets import FEW
+from dshealthd.linux.tcp_sockets import FEW
 from tests.collectors.bench import Bench, copied, named, write
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace
 

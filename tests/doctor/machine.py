@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.cli import main as cli
-from dshealthd.doctor.node import settings
+from dshealthd.doctor.node import limits
 from tests.nvml.simulator import Simulator
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Machine:
         for name, value in self.simulator.environment().items():
             monkeypatch.setenv(name, value)
         # A slurmd of the machine that the tests run on has that one's limits.
-        monkeypatch.setattr(settings, "LAUNCHERS", frozenset())
+        monkeypatch.setattr(limits, "LAUNCHERS", frozenset())
         self._capsys = capsys
         self.config = directory / "dshealthd.toml"
         self.config.write_text("", encoding="utf-8")

@@ -19,8 +19,8 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.core.options import Bytes
 from dshealthd.doctor import path_check as path_checks
-from dshealthd.doctor.node import kernel, resources, settings, software
-from dshealthd.doctor.node.settings import LAUNCHERS
+from dshealthd.doctor.node import kernel, limits, resources, software
+from dshealthd.doctor.node.limits import LAUNCHERS
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.path_check import path_check
 from dshealthd.findings.options import FindingsOptions
@@ -64,10 +64,10 @@ def test_limits_of_open_files_and_locked_memory(
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[resource.RLIMIT_NOFILE][1]))
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (8 << 20, before[resource.RLIMIT_MEMLOCK][1]))
-        low = {one.component: one for one in results(settings.PROCESS_LIMITS, context)}
+        low = {one.component: one for one in results(limits.PROCESS_LIMITS, context)}
     finally:
-        for which, limits in before.items():
-            resource.setrlimit(which, limits)
+        for which, old in before.items():
+            resource.setrlimit(which, old)
     assert {one.outcome.value for one in low.values()} == {"warning"}
     assert low["nofile of this shell"].remedy == "ulimit -n $(ulimit -Hn)"
     assert low["nofile of this shell"].value == "1024"
@@ -76,7 +76,7 @@ def test_limits_of_open_files_and_locked_memory(
         context.config.section(DoctorOptions), open_files=16, locked_memory_bytes=Bytes(0)
     )
     config = context.config.with_section(lifted)
-    assert outcomes(settings.PROCESS_LIMITS, dataclasses.replace(context, config=config)) == ["ok"]
+    assert outcomes(limits.PROCESS_LIMITS, dataclasses.replace(context, config=config)) == ["ok"]
 
 
 def test_limits_of_slurmd(
@@ -85,17 +85,17 @@ def test_limits_of_slurmd(
     """Jobs inherit the limits of slurmd, which are judged whatever those of root's shell are."""
     machine = make_machine()
     machine.add_infiniband("irdma0", "mlx5_2", "mlx5_3")
-    monkeypatch.setattr(settings, "LAUNCHERS", LAUNCHERS)
+    monkeypatch.setattr(limits, "LAUNCHERS", LAUNCHERS)
     limited = ["bash", "-c", "ulimit -S -l 64 -n 1024; cat /proc/self/limits"]
-    limits = subprocess.run(limited, check=True, capture_output=True, timeout=60).stdout
+    shown = subprocess.run(limited, check=True, capture_output=True, timeout=60).stdout
     for pid, name in ((4711, "slurmd"), (4712, "slurmdbd")):
         (tmp_path / f"proc/{pid}").mkdir(parents=True)
         (tmp_path / f"proc/{pid}/comm").write_text(f"{name}\n", encoding="ascii")
-        (tmp_path / f"proc/{pid}/limits").write_bytes(limits)
+        (tmp_path / f"proc/{pid}/limits").write_bytes(shown)
     host = Host(sysfs=machine.sys, dev=machine.dev, procfs=tmp_path / "proc")
     found = {
         one.component: one
-        for one in results(settings.PROCESS_LIMITS, look("gpu_bus", "infiniband", host=host))
+        for one in results(limits.PROCESS_LIMITS, look("gpu_bus", "infiniband", host=host))
         if not one.component.endswith(" of this shell")
     }
     assert {name: one.value for name, one in found.items()} == {
@@ -116,7 +116,7 @@ def test_kernel_settings(tmp_path: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{value}\n")
     context = look(host=Host(procfs=tmp_path))
-    found = {one.component: one for one in results(settings.KERNEL_SETTINGS, context)}
+    found = {one.component: one for one in results(limits.KERNEL_SETTINGS, context)}
     assert found["vm.max_map_count"].remedy == "sudo sysctl -w vm.max_map_count=262144"
     assert found["vm.overcommit_memory"].outcome.value == "warning"
     assert found["net.core.somaxconn"].outcome.value == "unknown"

@@ -16,9 +16,9 @@ import pytest
 
 from bench.processes import free_port
 from dshealthd.cli import main as cli
-from dshealthd.doctor.hosts import HostsError, ask, names
 from dshealthd.doctor.report import NodeReport
 from dshealthd.doctor.several_nodes import compare
+from dshealthd.doctor.ssh import HostsError, ask, names
 from tests.doctor.job.sshd import sshd
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dshealthd.doctor import node
 from dshealthd.doctor.job import checks
-from dshealthd.doctor.node import settings
+from dshealthd.doctor.node import limits
 from tests.doctor.looks import apply, look, results
 from tests.findings.player import FILES
 from tests.netns import network_namespace
@@ -104,14 +104,14 @@ def test_queue_of_connections() -> None:
     """A short queue of connections passes once the remedy is pasted, in a network of its own."""
 
     def found() -> dict[str, str]:
-        return {one.component: one.remedy for one in results(settings.KERNEL_SETTINGS, look())}
+        return {one.component: one.remedy for one in results(limits.KERNEL_SETTINGS, look())}
 
     with network_namespace():
         with open("/proc/sys/net/core/somaxconn", "w", encoding="ascii") as file:
             file.write("64")
         (short,) = (
             one
-            for one in results(settings.KERNEL_SETTINGS, look())
+            for one in results(limits.KERNEL_SETTINGS, look())
             if one.component == "net.core.somaxconn"
         )
         assert short.outcome.value == "warning"

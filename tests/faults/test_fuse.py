@@ -32,7 +32,7 @@ LOOK = """
 import os, sys
 from pathlib import Path
 from dshealthd.core.host import Host
-from dshealthd.linux.process_files import Root
+from dshealthd.linux.process_root import Root
 try:
     with Root.of_process(Host(), int(sys.argv[1])) as root:
         print(root.read(sys.argv[2]))

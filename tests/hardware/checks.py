@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.collectors import infiniband, nvlink
-from dshealthd.doctor.hosts import command as over_ssh
+from dshealthd.doctor.ssh import command as over_ssh
 from dshealthd.http.client import Access, local
 from dshealthd.http.exchange import Unreachable
 from tests.agents import Scrape

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor import hosts
+from dshealthd.doctor import ssh
 from dshealthd.linux.forked import run as run_forked
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def run(arguments: Sequence[str], seconds: float = SECONDS) -> Ran:
     """Run a program to its end, or kill it and all that it has started at its deadline."""
     if shutil.which(arguments[0]) is None:
         return Ran(problem=f"{arguments[0]} is not in the PATH")
-    program = functools.partial(hosts.run, arguments=list(arguments))
+    program = functools.partial(ssh.run, arguments=list(arguments))
     ended = run_forked(arguments[0], program, seconds)
     if ended.problem:
         return Ran(problem=ended.problem, hung=ended.hung)
     status, output, errors = ended.value
-    return Ran(status, output, hosts.last_line(errors) if errors.strip() else "no message")
+    return Ran(status, output, ssh.last_line(errors) if errors.strip() else "no message")

@@ -16,7 +16,7 @@ from dshealthd.jobs.installation import (
     parse_assignments,
     parse_distributions,
 )
-from dshealthd.linux.process_files import Root
+from dshealthd.linux.process_root import Root
 from tests.jobs.elf import library
 
 TORCH = """from typing import Optional

@@ -12,7 +12,7 @@ from dshealthd.jobs.environment import launch
 from dshealthd.jobs.installation import Installations
 from dshealthd.jobs.loaded import libraries, parse_maps, versions
 from dshealthd.jobs.processes import TrainingProcess
-from dshealthd.linux.process_files import Root
+from dshealthd.linux.process_root import Root
 from tests.jobs.elf import library
 from tests.jobs.machines import TORCH
 from tests.jobs.test_installation import environment

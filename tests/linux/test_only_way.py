@@ -2,7 +2,7 @@
 
 Of the calls that open or look at a path, those of the rooms that know users' environments must take
 a path that is spelt out here as the kernel's or the agent's own. Whoever adds one answers first who
-chose the path: if a user did, it is opened by `dshealthd.linux.process_files`, which stands on `regular_files`.
+chose the path: if a user did, it is opened by `dshealthd.linux.process_root`, which stands on `regular_files`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 import dshealthd
 
 SOURCE = Path(dshealthd.__file__).parent
-HOMES = {SOURCE / "linux" / name for name in ("process_files.py", "regular_files.py")}
+HOMES = {SOURCE / "linux" / name for name in ("process_root.py", "regular_files.py")}
 ROOMS = ("jobs", "evidence", "collectors", "linux", "nvrx")
 OPENERS = {
     *("open", "listdir", "scandir", "stat", "lstat", "readlink", "walk", "statvfs", "exists"),
@@ -97,7 +97,7 @@ SINGLE = {
     ("linux/socket_owners.py", "entry.name"): "descriptors of a process in procfs",
     ("linux/socket_owners.py", "self._descriptor"): "a descriptor of a process in procfs",
     ("linux/socket_owners.py", "f'{procfs}/self/net/{table}'"): "procfs",
-    ("linux/sockets.py", "namespace"): "procfs",
+    ("linux/tcp_sockets.py", "namespace"): "procfs",
     ("collectors/disk.py", "place"): "procfs and sysfs",
     ("linux/security.py", "host.root(directory)"): "of the node, a fixed list",
     ("linux/security.py", "place"): "of the node, below the fixed list",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from dshealthd.linux import netlink, socket_owners
+from dshealthd.linux import sock_diag, socket_owners
 from dshealthd.linux.socket_owners import peer_uid
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         raise AssertionError(message)
 
     if request.param == "files":
-        monkeypatch.setattr(netlink, "lookup", refused)
+        monkeypatch.setattr(sock_diag, "lookup", refused)
     else:
         monkeypatch.setattr(socket_owners, "read", unread)
     return str(request.param)
@@ -123,8 +123,8 @@ def test_a_mapped_address() -> None:
     "error",
     [
         FileNotFoundError(errno.ENOENT, "netlink: No such file or directory"),
-        netlink.Interrupted("replies were lost"),
-        netlink.MalformedReply("no socket"),
+        sock_diag.Interrupted("replies were lost"),
+        sock_diag.MalformedReply("no socket"),
     ],
 )
 def test_a_kernel_that_cannot_tell(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_a_kernel_that_cannot_tell(error: Exception, monkeypatch: pytest.MonkeyP
     def fail(*_: object) -> NoReturn:
         raise error
 
-    monkeypatch.setattr(netlink, "lookup", fail)
+    monkeypatch.setattr(sock_diag, "lookup", fail)
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as client,
@@ -173,13 +173,13 @@ def test_one_lookup_costs_the_same_among_many_sockets(monkeypatch: pytest.Monkey
     walked or read.
     """
     sizes = []
-    receive = netlink._datagram
+    receive = sock_diag._datagram
 
     def measured(diag: socket.socket) -> bytes:
         sizes.append(len(data := receive(diag)))
         return data
 
-    monkeypatch.setattr(netlink, "_datagram", measured)
+    monkeypatch.setattr(sock_diag, "_datagram", measured)
     with socket.create_server(("127.0.0.1", 0), backlog=200) as server:
         crowd = [socket.create_connection(server.getsockname()) for _ in range(150)]
         held = [server.accept()[0] for _ in crowd]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.config.config import Web
-from dshealthd.core.address import reset_on_close
+from dshealthd.core.sockets import reset_on_close
 from dshealthd.http.connection import Connection
 from tests.leftovers import without_search
 from tests.stopwatch import Stopwatch

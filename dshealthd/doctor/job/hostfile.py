@@ -6,7 +6,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
-from dshealthd.doctor import hosts as remote
+from dshealthd.doctor import ssh as remote
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown
 from dshealthd.doctor.job.sources import rendezvous
 from dshealthd.doctor.job.sources.layout import FilterError

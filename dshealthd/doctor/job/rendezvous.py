@@ -6,15 +6,15 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read
-from dshealthd.doctor import hosts as remote
+from dshealthd.doctor import ssh as remote
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.sources import rendezvous
 from dshealthd.doctor.job.sources.remedies import paste
 from dshealthd.findings.finding import State
 from dshealthd.jobs.environment import is_loopback
 from dshealthd.linux.local_network import local_ports
-from dshealthd.linux.netlink import TcpState
-from dshealthd.linux.sockets import parse_tcp
+from dshealthd.linux.sock_diag import TcpState
+from dshealthd.linux.tcp_sockets import parse_tcp
 from dshealthd.probe.members.local_membership import local_addresses
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors.job_master import ConnectionOutcome, connect
-from dshealthd.core.address import listen_address
+from dshealthd.core.sockets import listen_address
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Result, ok, unknown
 from dshealthd.doctor.job.sources.remedies import paste

@@ -8,8 +8,8 @@ import socket
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors.rendezvous import parse_ports
-from dshealthd.core.address import name_is_unknown
 from dshealthd.core.host import read
+from dshealthd.core.sockets import name_is_unknown
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Result, ok, unknown, warning
 from dshealthd.doctor.snapshot_check import snapshot_check

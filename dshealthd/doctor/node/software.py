@@ -16,7 +16,7 @@ from dshealthd.doctor.job.sources.remedies import paste
 from dshealthd.doctor.snapshot_check import SnapshotCheck, snapshot_check
 from dshealthd.findings.settings import known_defects
 from dshealthd.jobs.installation import Installations, operators
-from dshealthd.linux.process_files import Root
+from dshealthd.linux.process_root import Root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

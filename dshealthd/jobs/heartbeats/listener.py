@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 
-from dshealthd.core.address import clear
+from dshealthd.core.sockets import clear
 
 BACKLOG = 128
 """Most connections that wait to be accepted."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dshealthd.core.host import Host
-    from dshealthd.linux.process_files import Root
+    from dshealthd.linux.process_root import Root
 
 MAX_DIRECTORIES = 256
 """Most directories that are listed for one wildcard of a pattern."""

@@ -24,7 +24,7 @@ from dshealthd.jobs.logs.files import LogFileState
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.jobs.shares import shared
 from dshealthd.linux.credentials import User
-from dshealthd.linux.process_files import Root
+from dshealthd.linux.process_root import Root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

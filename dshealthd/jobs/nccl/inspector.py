@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.linux.credentials import assumed
-from dshealthd.linux.process_files import rights_of
+from dshealthd.linux.process_root import rights_of
 from dshealthd.linux.regular_files import Irregular, open_entry
 from dshealthd.linux.regular_files import read as read_bytes
 

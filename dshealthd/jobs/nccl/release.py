@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.host import read_bytes, signature
 from dshealthd.linux.elf import constants
-from dshealthd.linux.process_files import Root
+from dshealthd.linux.process_root import Root
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host, Signature

@@ -7,7 +7,7 @@ import itertools
 import os
 from typing import TYPE_CHECKING
 
-from dshealthd.linux.netlink import TcpState, dump
+from dshealthd.linux.sock_diag import TcpState, dump
 from dshealthd.linux.socket_owners import parse_inode
 
 if TYPE_CHECKING:

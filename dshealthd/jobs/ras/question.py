@@ -17,7 +17,7 @@ from dshealthd.jobs.ras.peer import holder
 from dshealthd.jobs.ras.policy import Decision
 from dshealthd.jobs.ras.protocol import Unanswered
 from dshealthd.linux.ipv6 import may_use_ipv6
-from dshealthd.linux.netlink import Interrupted, MalformedReply
+from dshealthd.linux.sock_diag import Interrupted, MalformedReply
 
 if TYPE_CHECKING:
     import socket

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.address import listen_address
 from dshealthd.core.options import ConfigError
+from dshealthd.core.sockets import listen_address
 from dshealthd.probe.cli import report
 from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.local_membership import hostname, local_addresses, own_name

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dshealthd.core.address import listen_address
+from dshealthd.core.sockets import listen_address
 from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.membership import load
 from dshealthd.probe.options import MembershipOptions, ProbeOptions

@@ -13,8 +13,8 @@ import ssl
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from dshealthd.core.address import listen_address
 from dshealthd.core.garbage import free_frames
+from dshealthd.core.sockets import listen_address
 from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.link import Link

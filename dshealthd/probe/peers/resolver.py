@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import background
-from dshealthd.core.address import name_is_unknown
+from dshealthd.core.sockets import name_is_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,9 +15,9 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response
 from aiohttp.web_server import Server as Connections
 
-from dshealthd.core.address import listen_address
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.schema import SchemaError
+from dshealthd.core.sockets import listen_address
 from dshealthd.core.timing import time_limit
 from dshealthd.http.connection import connection_of
 from dshealthd.http.listener import Listener

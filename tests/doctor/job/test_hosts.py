@@ -161,7 +161,7 @@ def test_new_host_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ssh_without_answer(tmp_path: Path, client: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that accepts the connection and says nothing is given up at the deadline."""
-    monkeypatch.setattr("dshealthd.doctor.hosts.DEADLINE", 2.0)
+    monkeypatch.setattr("dshealthd.doctor.ssh.DEADLINE", 2.0)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from dshealthd.core import background
-from dshealthd.core.address import name_is_unknown
+from dshealthd.core.sockets import name_is_unknown
 from dshealthd.jobs.environment import is_loopback, natural
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dshealthd.jobs.environment import MAX_VALUE
 from dshealthd.linux.forked import Pool
-from dshealthd.linux.process_files import Root
+from dshealthd.linux.process_root import Root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

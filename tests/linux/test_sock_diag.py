@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dshealthd.linux import netlink
-from dshealthd.linux.netlink import (
+from dshealthd.linux import sock_diag
+from dshealthd.linux.sock_diag import (
     EVERY_STATE,
     Interrupted,
     MalformedReply,
@@ -223,8 +223,8 @@ def test_an_interrupted_dump_is_made_again() -> None:
 
 def test_dumps_leave_no_descriptor_behind() -> None:
     """A hundred dumps of this machine open no more descriptors than one."""
-    netlink.dump(TcpState.LISTEN.mask, None, 5.0)
+    sock_diag.dump(TcpState.LISTEN.mask, None, 5.0)
     before = os.listdir("/proc/self/fd")
     for _ in range(100):
-        netlink.dump(TcpState.LISTEN.mask, (1, 65535), 5.0)
+        sock_diag.dump(TcpState.LISTEN.mask, (1, 65535), 5.0)
     assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from dshealthd.core.collector import Reason, SourceError
 from dshealthd.core.host import read, read_existing
-from dshealthd.linux import netlink
-from dshealthd.linux.netlink import EVERY_STATE, TcpSocket, TcpState
+from dshealthd.linux import sock_diag
+from dshealthd.linux.sock_diag import EVERY_STATE, TcpSocket, TcpState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -199,12 +199,12 @@ class Sockets:
         if now < self._refused_until:
             return None
         try:
-            return netlink.dump(states, ports, BUDGET, self._cpu_time)
+            return sock_diag.dump(states, ports, BUDGET, self._cpu_time)
         except TimeoutError as error:
             raise SourceError(Reason.TIMEOUT, str(error)) from error
-        except netlink.Interrupted as error:
+        except sock_diag.Interrupted as error:
             raise SourceError(Reason.IO_ERROR, f"netlink: {error}") from error
-        except netlink.MalformedReply as error:
+        except sock_diag.MalformedReply as error:
             raise SourceError(Reason.MALFORMED, f"netlink: {error}") from error
         except OSError as error:
             if error.errno not in _REFUSALS:

@@ -15,8 +15,8 @@ import pytest
 
 from dshealthd.core.collector import Context, Reason, SourceError
 from dshealthd.core.host import Host
-from dshealthd.linux.netlink import TcpSocket, TcpState
-from dshealthd.linux.sockets import (
+from dshealthd.linux.sock_diag import TcpSocket, TcpState
+from dshealthd.linux.tcp_sockets import (
     BUDGET,
     FEW,
     HOLD,
@@ -185,7 +185,7 @@ def test_a_refused_netlink_is_replaced_by_the_files() -> None:
     program = (
         "import logging, time; from dshealthd.core.collector import Context; from "
         "dshealthd.core.host import Host;"
-        "from dshealthd.linux.sockets import Sockets; from dshealthd.linux.netlink import "
+        "from dshealthd.linux.tcp_sockets import Sockets; from dshealthd.linux.sock_diag import "
         "TcpState; logging.basicConfig();"
         "c = Context(host=Host()); s = Sockets(c); "
         "s.active(); c.sweep = 1;"

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.linux import process_files
+from dshealthd.linux import process_root
 from dshealthd.linux.credentials import User, assumed, is_secure, parse_user
-from dshealthd.linux.process_files import Root, user_of
+from dshealthd.linux.process_root import Root, user_of
 from dshealthd.linux.regular_files import Irregular
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ def test_a_set_user_id_program_is_refused(place: Path) -> None:
 def test_a_kernel_without_openat2_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before Linux 5.6 nothing is opened, rather than opened otherwise."""
     (place / "file").touch()
-    monkeypatch.setattr(process_files, "_OPENAT2", 99_999)
+    monkeypatch.setattr(process_root, "_OPENAT2", 99_999)
     with process(place) as pid, Root.of_process(HOST, pid) as root:
         assert attempt(root, "file") == errno.ENOSYS
 
