@@ -253,7 +253,7 @@ class Collection:
         # the dumps of 64 ranks together are 2 GiB.
         for rank in [rank for rank in self.findings.ranks if rank.facts.get("recorder")]:
             data = self._bundle.read(rank.facts["recorder"]["file"])
-            step = dumps.parse(f"digest {rank.pid}", data)
+            step = dumps.digested(f"digest {rank.pid}", data)
             self._note(step)
             if not step.problem:
                 digests.setdefault(rank.job, {})[rank.rank] = step.value

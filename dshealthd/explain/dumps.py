@@ -47,7 +47,7 @@ def read(name: str) -> dict[str, Any]:
     if len(data) > MAX_DUMP:
         message = f"{name}: more than {MAX_DUMP >> 20} MiB"
         raise UnreadableDump(message)
-    step = parse(name, data)
+    step = digested(name, data)
     if step.problem:
         message = f"{name}: {step.problem}"
         raise UnreadableDump(message)
@@ -55,7 +55,7 @@ def read(name: str) -> dict[str, Any]:
     return digest
 
 
-def parse(name: str, data: bytes) -> Ended:
+def digested(name: str, data: bytes) -> Ended:
     """Return the digest of a dump, or why there is none."""
     from dshealthd.linux import forked  # only for dumps, as it takes longer than reading a log
 

@@ -6,11 +6,13 @@ Each is told from the others, and none takes longer than its deadline.
 from __future__ import annotations
 
 import asyncio
+import glob
 import os
 import shutil
 import signal
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -175,6 +177,25 @@ async def test_calls_come_from_the_listen_address(key: Path) -> None:
     ) as (node, client):
         await ping(client)
         assert set(node.server._gate._open) == {"127.0.0.9"}
+
+
+async def test_clocks_that_differ(key: Path) -> None:
+    """With a shared key clocks do not matter: nonces are aged by one monotonic clock."""
+    found = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
+    if not found:
+        pytest.skip("libfaketime is not installed")
+    fake = {
+        **os.environ,
+        "LD_PRELOAD": found[0],
+        "FAKETIME": "+10y",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }
+    with listener_process({"key_file": str(key)}, fake) as (port, _, _metrics):
+        async with calling(keyed(key), port) as client:
+            answer = await ping(client)
+            assert abs(answer["clock"] - time.time()) > 250
+            await ping(client)
 
 
 async def test_connections_do_not_pile_up(key: Path) -> None:
