@@ -119,12 +119,10 @@ def gpu_missing(node: Node, gpu: int) -> contextlib.AbstractContextManager[None]
 
 def ecc_uncorrectable(node: Node, gpu: int) -> contextlib.AbstractContextManager[None]:
     """A double-bit error in the GPU's memory."""
-    return _said_by_nvml(
-        node,
-        "uncorrectable ECC error",
-        gpu,
-        {"ecc_volatile_uncorrected_dram": 1, "ecc_aggregate_uncorrected_dram": 1},
-    )
+    counts: dict[str, Value] = {
+        f"ecc_{kind}_uncorrected_dram": 1 for kind in ("volatile", "aggregate")
+    }
+    return _said_by_nvml(node, "uncorrectable ECC error", gpu, counts)
 
 
 def row_remap_failure(node: Node, gpu: int) -> contextlib.AbstractContextManager[None]:
@@ -135,11 +133,8 @@ def row_remap_failure(node: Node, gpu: int) -> contextlib.AbstractContextManager
 def thermal_slowdown(node: Node, gpu: int) -> contextlib.AbstractContextManager[None]:
     """A GPU at its slowdown point, whose hardware holds the clocks down."""
     hot: dict[str, Value] = {"temperature": 90, "margin_temperature": -3, "clock_sm": 600}
-    held_down: dict[str, Value] = {
-        "throttle_reasons": "0x48",
-        "violation_hw_thermal": "0~1000000000",
-    }
-    return _said_by_nvml(node, "thermal slowdown", gpu, hot | held_down)
+    hot |= {"throttle_reasons": "0x48", "violation_hw_thermal": "0~1000000000"}
+    return _said_by_nvml(node, "thermal slowdown", gpu, hot)
 
 
 def nvlink_down(node: Node, gpu: int, link: int) -> contextlib.AbstractContextManager[None]:
@@ -175,7 +170,7 @@ def infiniband_down(node: Node, adapter: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def time_wait_flood(node: Node, each: int = 3) -> Iterator[None]:
+def time_wait_flood(node: Node) -> Iterator[None]:
     """Connections to all rendezvous ports that are closed again and again, as by a launch that
     fails and restarts.
 
@@ -185,7 +180,7 @@ def time_wait_flood(node: Node, each: int = 3) -> Iterator[None]:
     def flood() -> None:
         for port in RENDEZVOUS_PORTS:
             with listener("127.0.0.1", port) as master:
-                leave_time_wait(master, each, server=True, counted=False)
+                leave_time_wait(master, 3, server=True, counted=False)
 
     over = threading.Event()
 
@@ -194,7 +189,7 @@ def time_wait_flood(node: Node, each: int = 3) -> Iterator[None]:
             node.station.inside(flood)
 
     with (
-        node.lab.injected(f"{each * len(RENDEZVOUS_PORTS)} sockets in TIME_WAIT on {node.name}"),
+        node.lab.injected(f"{3 * len(RENDEZVOUS_PORTS)} sockets in TIME_WAIT on {node.name}"),
         ThreadPoolExecutor(1) as again,
     ):
         node.station.inside(flood)
@@ -227,14 +222,8 @@ def training(node: Node, number: int) -> Iterator[None]:
 @contextlib.contextmanager
 def open_files(node: Node, number: int, limit: int) -> Iterator[None]:
     """A process of a training job with so many open files of as many as its limit allows."""
-    command = [
-        "sh",
-        "-c",
-        f'ulimit -n {limit}; exec "$0" -I -S -c "$1" "$2"',
-        sys.executable,
-        _HOLD_FILES,
-        str(number - 3),
-    ]
+    script = f'ulimit -n {limit}; exec "$0" -I -S -c "$1" "$2"'
+    command = ["sh", "-c", script, sys.executable, _HOLD_FILES, str(number - 3)]
     with node.lab.injected(f"{number} of {limit} open files on {node.name}"):
         process = node.station.popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=JOB

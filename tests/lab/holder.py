@@ -20,12 +20,8 @@ import struct
 import sys
 from typing import Any
 
-_CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWNET = (
-    0x00020000,
-    0x04000000,
-    0x08000000,
-    0x40000000,
-)
+_NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x40000000
+"""CLONE_NEWNS, NEWUTS, NEWIPC and NEWNET."""
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _CGROUPS = "/sys/fs/cgroup"
@@ -50,7 +46,7 @@ def _become(plan: dict[str, Any]) -> None:
 
     And the files that are to be seen in /etc.
     """
-    _check(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWUTS | _CLONE_NEWIPC | _CLONE_NEWNET), "unshare")
+    _check(_libc.unshare(_NAMESPACES), "unshare")
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
     cgroups = os.open(_CGROUPS, os.O_PATH) if os.path.isdir(_CGROUPS) else None
     _mount("sysfs", "/sys", "sysfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
