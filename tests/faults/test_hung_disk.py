@@ -39,13 +39,10 @@ def wait_for_port(agent: RunningAgent) -> None:
     """
     end = time.monotonic() + 60.0
     while True:
-        try:
-            socket.create_server((agent.address, agent.port)).close()
-        except OSError:
-            assert time.monotonic() < end, f"port {agent.port} is still taken"
-            time.sleep(0.2)
-        else:
-            return
+        with contextlib.suppress(OSError):
+            return socket.create_server((agent.address, agent.port)).close()
+        assert time.monotonic() < end, f"port {agent.port} is still taken"
+        time.sleep(0.2)
 
 
 @pytest.fixture

@@ -71,13 +71,11 @@ class Node:
         """Return why these collectors, or parts of them, could not read their source."""
         found = []
         for latest in self.snapshot:
-            if not names or latest.name in names:
-                if latest.result.outcome is CollectionOutcome.ERROR:
-                    found.append(f"{latest.name}: {latest.result.reason} {latest.result.detail}")
-                found += [
-                    f"{latest.name} {fault.part}: {fault.reason} {fault.detail}"
-                    for fault in latest.result.faults
-                ]
+            name, result = latest.name, latest.result
+            if name in names:
+                if result.outcome is CollectionOutcome.ERROR:
+                    found.append(f"{name}: {result.reason} {result.detail}")
+                found += [f"{name} {one.part}: {one.reason} {one.detail}" for one in result.faults]
         return found
 
     def available(self, name: str) -> bool:

@@ -117,7 +117,7 @@ def test_rights_of_the_base() -> None:
     assert security["readOnlyRootFilesystem"]
     assert "hostPID" not in pod(())
     writable = {mount["name"] for mount in agent(())["volumeMounts"] if not mount.get("readOnly")}
-    assert writable == {"config", "state", "tmp"} - {"config"}
+    assert writable == {"state", "tmp"}
 
 
 def test_the_journal_needs_no_right() -> None:
@@ -129,9 +129,9 @@ def test_the_journal_needs_no_right() -> None:
 
 def test_rights_of_the_components() -> None:
     """Each component adds what its file names, and no more."""
+    contexts = {name: agent((name,))["securityContext"] for name in COMPONENTS}
     added = {
-        name: agent((name,))["securityContext"].get("capabilities", {}).get("add", [])
-        for name in COMPONENTS
+        name: context.get("capabilities", {}).get("add", []) for name, context in contexts.items()
     }
     trainings = ["DAC_READ_SEARCH", "KILL", "SETGID", "SETUID", "SYS_PTRACE"]
     assert {name for name, given in added.items() if given} == {"trainings", "evidence"}
@@ -139,10 +139,7 @@ def test_rights_of_the_components() -> None:
     assert added["evidence"] == [*trainings, "SYS_ADMIN"]
     host = {name for name in COMPONENTS if pod((name,)).get("hostPID")}
     assert host == {"trainings", "evidence"}
-    privileged = {
-        name for name in COMPONENTS if agent((name,))["securityContext"].get("privileged")
-    }
-    assert privileged == {"kernel-log"}
+    assert {name for name in COMPONENTS if contexts[name].get("privileged")} == {"kernel-log"}
 
 
 @pytest.mark.parametrize("components", OVERLAYS, ids="+".join)
@@ -155,16 +152,12 @@ def test_configuration(components: tuple[str, ...], tmp_path: Path) -> None:
     for name, text in parts.items():
         (directory / name).write_text(text, encoding="utf-8")
     (init,) = pod(components)["initContainers"]
-    script = (
-        init["args"][0]
-        .replace("/config/", f"{directory}/")
-        .replace("/etc/dshealthd", str(tmp_path))
+    script = init["args"][0].replace("/config/", f"{directory}/")
+    script = script.replace("/etc/dshealthd", str(tmp_path)).replace(
+        "exec dshealthd", ": dshealthd"
     )
-    subprocess.run(
-        ["/bin/sh", "-ec", script.replace("exec dshealthd", ": dshealthd")],
-        check=True,
-        env={"HOST_IP": "10.1.2.3", "PATH": os.environ["PATH"]},
-    )
+    environment = {"HOST_IP": "10.1.2.3", "PATH": os.environ["PATH"]}
+    subprocess.run(["/bin/sh", "-ec", script], check=True, env=environment)
     loaded = config.load(tmp_path / "dshealthd.toml")
     kernel_log = loaded.collectors["kernel_log"]
     sources = {"kernel-journal", "kernel-log"} & set(components)
