@@ -222,6 +222,11 @@ class Job:
         self.ranks[rank].ask(f"destroy {name}")
         self.books[name].left.add(rank)
 
+    def destroy_all(self) -> None:
+        """Have all ranks destroy all communicators."""
+        for name, book in self.books.items():
+            self._together(dict.fromkeys(book.members, f"destroy {name}"))
+
     def stop(self, rank: int) -> None:
         """Stop a rank by a signal."""
         self.ranks[rank].process.send_signal(signal.SIGSTOP)

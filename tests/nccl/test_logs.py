@@ -56,11 +56,7 @@ def end_well(job: Job) -> None:
     job.join()
     job.split("pair", [0, 0, 1, 1])
     job.launch("world", "AllReduce", 3)
-    for name, book in job.books.items():
-        for rank in book.members:
-            job.ranks[rank].say(f"destroy {name}")
-        for rank in book.members:
-            job.ranks[rank].hear()
+    job.destroy_all()
 
 
 def lose(job: Job) -> None:

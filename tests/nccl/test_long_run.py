@@ -93,17 +93,6 @@ def start(make_job: Callable[..., Job], number: str) -> Job:
     return job
 
 
-def finish(job: Job) -> None:
-    """Have a job end as programs do: each rank destroys what it has, and exits."""
-    for name, book in job.books.items():
-        for rank in book.members:
-            job.ranks[rank].say(f"destroy {name}")
-        for rank in book.members:
-            job.ranks[rank].hear()
-    for rank in range(SIZE):
-        job.leave(rank)
-
-
 @contextlib.contextmanager
 def watched(folder: Path, agent: RunningAgent) -> Iterator[Prometheus]:
     """Run a Prometheus with the shipped rules that scrapes the agent."""
@@ -153,7 +142,9 @@ def test_half_an_hour(make_job: Callable[..., Job], tmp_path: Path) -> None:
             time.sleep(PAUSE)
             training.end()
             assert not job.ended()
-            finish(job)
+            job.destroy_all()
+            for rank in range(SIZE):
+                job.leave(rank)
         time.sleep(LINGERS)
         fired = list(alerts(server, began))
         scraped = server.instant("count(up == 1)", time.time()).values

@@ -52,7 +52,11 @@ def test_missing_rank(
     fault: str, cuda_torch: Wheel, place: Path, user: int | None, tmp_path: Path
 ) -> None:
     """Ranks dump when they are asked, go on, and the one is named that has not entered."""
-    variables = {**recorder(place), "TORCH_NCCL_TRACE_BUFFER_SIZE": "200"}
+    variables = {
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{place}/fr_",
+        "TORCH_FR_DUMP_TEMP_FILE": f"{place}/dump_",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "200",
+    }
     with Training(
         cuda_torch,
         place,
@@ -84,14 +88,6 @@ def test_missing_rank(
         rf"rank {CULPRIT} has not entered all_reduce 4 of 1024[^,]*, which ranks 0, 2 entered",
         summary,
     ), summary
-
-
-def recorder(place: Path) -> dict[str, str]:
-    """Return the variables by which torch is told where to listen and to dump."""
-    return {
-        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{place}/fr_",
-        "TORCH_FR_DUMP_TEMP_FILE": f"{place}/dump_",
-    }
 
 
 def state(pid: int) -> str:
