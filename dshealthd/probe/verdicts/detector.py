@@ -101,8 +101,8 @@ class Detector:
         self._recent = RecentRounds(me, self._high)
         self._outages = Outages()
         self._epoch = -1
-        self._scheduled: tuple[int, set[str]] = -1, set()
-        """Epoch of the last scheduled round that another node led, and the peers met in it."""
+        self._led_by_other = -1
+        """Epoch of the last scheduled round that the other node led."""
         self._told: tuple[tuple[str, float], ...] | None = None
 
     def take_members(self, leaves: Mapping[str, str]) -> None:
@@ -193,14 +193,10 @@ class Detector:
             return False
         if observation.outcome is Outcome.DECLINED:
             return True  # the leader tries again if a member is in another round
-        if self._scheduled[0] != epoch:
-            self._scheduled = epoch, set()
-        if peer in self._scheduled[1]:
-            return False
-        # Only the first round with a peer in an epoch counts, so that the peer cannot add evidence
-        # by leading more of them.
-        self._scheduled[1].add(peer)
-        return True
+        # Only the first such round of an epoch counts, so that the peer cannot add evidence by
+        # leading more of them.
+        first, self._led_by_other = self._led_by_other != epoch, epoch
+        return first
 
     def withdraw(self, confirmation: Confirmation) -> None:
         """Note that an extra round is not run after all. After the next observation the detector
