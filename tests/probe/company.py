@@ -44,7 +44,7 @@ ANSWERS: Deadlines = (
     (credentials, ("CHECK_PATIENCE",)),
     (leader, ("INVITATION", "PRESENCE", "CONCLUSION")),
     (member, ("HANDING_IN", "LIGHT_ROUND")),
-    (light, ("DEADLINE",)),
+    (light, ("DEADLINE", "PATIENCE")),
     (starvation, ("LAG",)),
 )
 """How long an agent waits for another one that is there, and may be slow as this machine is."""
