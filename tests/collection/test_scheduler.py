@@ -14,7 +14,7 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Duration, Errors
 from dshealthd.core.result import CollectionOutcome, attempt
 from dshealthd.core.snapshot import Snapshot
-from tests.core.test_snapshot import Clock
+from tests.jobs.machines import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,10 +14,10 @@ from dshealthd.core.timing import Backoff
 from tests.collection.test_supervisor import (
     LONG,
     Bench,
-    reasons,
     start_of_a_worker,
     values,
 )
+from tests.collectors.bench import reasons
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

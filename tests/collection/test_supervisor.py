@@ -23,6 +23,7 @@ from dshealthd.core.options import encode
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.timing import Backoff
 from tests import frozen, workers
+from tests.collectors.bench import reasons
 from tests.stopwatch import Stopwatch
 from tests.workers import obstinate
 
@@ -117,11 +118,6 @@ async def on_bench(
 def values(result: Result) -> dict[str, float]:
     """Return the values by part."""
     return {sample.labels[0]: sample.value for sample in result.samples}
-
-
-def reasons(result: Result) -> dict[str, Reason]:
-    """Return the reasons of the faults by part."""
-    return {fault.part: fault.reason for fault in result.faults}
 
 
 async def test_samples_cross_the_pipe(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.linux.kmsg import KernelLogReader
+from tests.collectors.bench import reasons, values, write
 from tests.journald import journald, reason_against
 
 if TYPE_CHECKING:
@@ -62,9 +63,7 @@ class Machine:
             ("0000:c1:00.0", "0x10de", "0x068000"),  # NVSwitch
             ("0000:01:00.0", "0x1a03", "0x030000"),  # the board's own display
         ]:
-            (devices / address).mkdir(parents=True)
-            (devices / address / "vendor").write_text(vendor + "\n")
-            (devices / address / "class").write_text(kind + "\n")
+            write(devices / address, {"vendor": vendor, "class": kind})
         self.monotonic = 1000.0
         self.options = kernel_log.KernelLogOptions()
         self.root = base
@@ -124,11 +123,6 @@ def xid(sequence: int, code: int = 79, gpu: str = "0000:66:00", facility: int = 
 def noise(sequence: int) -> bytes:
     """Return a record that means nothing."""
     return f"6,{sequence},{sequence * 1000},-;usb 1-1: new high-speed USB device number 2 using xhci_hcd\n".encode()
-
-
-def values(result: Result, metric: Metric) -> dict[tuple[str, ...], float]:
-    """Return the values of one metric by labels."""
-    return {sample.labels: sample.value for sample in result.samples if sample.metric is metric}
 
 
 def total(result: Result, metric: Metric = kernel_log.XIDS) -> float:
@@ -499,7 +493,7 @@ def test_state_directory_is_missing(machine: Machine) -> None:
     machine.log([xid(0)])
     result = machine.collect(collector)
     assert total(result) == 1
-    assert [(fault.part, fault.reason) for fault in result.faults] == [("state", Reason.NOT_FOUND)]
+    assert reasons(result) == {"state": Reason.NOT_FOUND}
     assert result.outcome is CollectionOutcome.OK
     machine.state.mkdir()
     assert not machine.collect(collector, 6.0).faults

@@ -8,20 +8,9 @@ from dshealthd.core.collector import Fault, Metric, MetricKind, Reason, Sample
 from dshealthd.core.exposition import Tier
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
+from tests.jobs.machines import Clock
 
 VALUE = Metric("x_value", MetricKind.GAUGE, "X.")
-
-
-class Clock:
-    """A clock that stands until it is told to move."""
-
-    def __init__(self) -> None:
-        """Start at 1000 s."""
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        """Return the time in seconds."""
-        return self.now
 
 
 def make() -> tuple[Snapshot, Clock]:

@@ -14,6 +14,7 @@ import pytest
 
 from dshealthd.core.collector import Reason, SourceError
 from dshealthd.linux.kmsg import KERNEL, KernelLogReader, KernelLogRecord, parse
+from tests.jobs.machines import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,17 +36,6 @@ class Script:
         if isinstance(step, int):
             raise OSError(step, os.strerror(step))
         return step
-
-
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        """Return the time in seconds."""
-        return self.now
 
 
 def line(sequence: int, message: str = "usb 1-1: new device", facility: int = KERNEL) -> bytes:
