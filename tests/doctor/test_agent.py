@@ -157,5 +157,5 @@ def test_an_agent_that_hangs() -> None:
         finally:
             agent.kill()
     assert document["source"].startswith("collected without an agent: ")
-    assert "no answer within 1.5 s" in document["source"]
+    assert "does not answer within 1.5 s" in document["source"]
     assert document["findings"] == []
