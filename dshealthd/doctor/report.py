@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
-from dshealthd.core.text import plural
+from dshealthd.core.text import plural, printable
 from dshealthd.doctor.check import Result, decode, worst
 from dshealthd.doctor.examination import Examined
 from dshealthd.findings.finding import ORDER, State
-from dshealthd.status.paint import EXIT, safe
+from dshealthd.status.paint import EXIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -160,7 +160,7 @@ def text(report: Report, paint: Paint, *, verbose: bool) -> Iterator[str]:
 
 def _node_lines(node: NodeReport, paint: Paint, *, verbose: bool) -> Iterator[str]:
     state = node.outcome
-    yield f"{safe(node.node)}  {paint(state, state.upper())}  {_headline(node)}"
+    yield f"{printable(node.node)}  {paint(state, state.upper())}  {_headline(node)}"
     for entry in found(node.checks):
         yield from _lines(*entry, paint)
     if verbose:
@@ -168,33 +168,33 @@ def _node_lines(node: NodeReport, paint: Paint, *, verbose: bool) -> Iterator[st
             for result in one.results:
                 if result.outcome is State.OK:
                     word = paint(State.OK, "OK".ljust(8))
-                    yield f"  {word}  {safe(one.name)}: {result.text}"
+                    yield f"  {word}  {printable(one.name)}: {result.text}"
     yield ""
 
 
 def _headline(node: NodeReport) -> str:
     if node.problem:
-        return safe(node.problem)
+        return printable(node.problem)
     well = sum(one.outcome is State.OK for one in node.checks)
     accepted = sum(bool(result.accepted) for one in node.checks for result in one.results)
     known = f", {accepted} accepted" if accepted else ""
-    how = "" if node.source in {"", "agent"} else f"; {safe(node.source)}"
+    how = "" if node.source in {"", "agent"} else f"; {printable(node.source)}"
     return f"{well} of {plural(len(node.checks), 'check')} OK{known}{how}"
 
 
 def _lines(one: Examined, result: Result, paint: Paint) -> Iterator[str]:
     state = result.outcome
     word = paint(State.OK, "ACCEPTED") if result.accepted else paint(state, state.upper().ljust(8))
-    yield f"  {word}  {safe(one.name)}: {result.text}"
+    yield f"  {word}  {printable(one.name)}: {result.text}"
     if result.limit:
         value = f"{result.value} against " if result.value else ""
         source = f" ({result.source})" if result.source else ""
         yield f"            Limit: {value}{result.limit}{source}"
     if result.accepted:
-        yield f"            {safe(result.accepted)}"
+        yield f"            {printable(result.accepted)}"
     elif result.remedy:
         yield f"            Remedy: {result.remedy}"
-    yield f"            Runbook: dshealthd doctor --runbook {safe(one.slug)}"
+    yield f"            Runbook: dshealthd doctor --runbook {printable(one.slug)}"
 
 
 TERMINATION = 4096
@@ -206,10 +206,10 @@ def kubernetes(report: Report) -> int:
 
     For an init container or a readiness probe, which other results shall not fail.
     """
-    parts = [f"{safe(node.node)} unreachable" for node in report.nodes if node.problem]
+    parts = [f"{printable(node.node)} unreachable" for node in report.nodes if node.problem]
     for node in report.nodes:
         parts += [
-            " ".join(filter(None, (safe(one.slug), result.component.replace(" ", "="))))
+            " ".join(filter(None, (printable(one.slug), result.component.replace(" ", "="))))
             for one, result in found((*node.checks, *report.across))
             if not result.accepted
         ]

@@ -29,19 +29,39 @@ STATES = ("no heartbeats", "training", "paused", "suspended", "stalled", "failed
 
 
 class JobPart(NamedTuple):
-    """What one node shows of a job."""
+    """What one node shows of a job, or all of its nodes together; None is unknown."""
 
     state: str
-    cause: str
+    cause: str = ""
     """The class of its standstill; empty if there is none."""
-    ranks: int
-    world_size: int | None
-    step: int | None
+    ranks: int = 0
+    world_size: int | None = None
+    step: int | None = None
     """The lowest of its ranks; None without heartbeats."""
-    step_highest: int | None
+    step_highest: int | None = None
+    steps_per_minute: float | None = None
+    loss: str = "unknown"
 
 
-def state_of_all(parts: Sequence[JobPart]) -> str:
+def merged(parts: Sequence[JobPart]) -> JobPart:
+    """Return a job as all its nodes show it together; without a pace unless it trains."""
+    state = _state_of_all(parts)
+    paces = [part.steps_per_minute for part in parts if part.steps_per_minute is not None]
+    losses = {part.loss for part in parts} - {"unknown"}
+    return JobPart(
+        state,
+        ranks=sum(part.ranks for part in parts),
+        world_size=next((part.world_size for part in parts if part.world_size), None),
+        step=min((part.step for part in parts if part.step is not None), default=None),
+        step_highest=max(
+            (part.step_highest for part in parts if part.step_highest is not None), default=None
+        ),
+        steps_per_minute=min(paces, default=None) if state == "training" else None,
+        loss="not finite" if "not finite" in losses else min(losses, default="unknown"),
+    )
+
+
+def _state_of_all(parts: Sequence[JobPart]) -> str:
     """Return the state of a job from what all its nodes show of it: the worst, unless the nodes
     together know better.
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.findings import overview
 from dshealthd.findings.finding import State
-from dshealthd.findings.overview import JobPart, state_of_all, usual
 from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
@@ -44,42 +44,10 @@ def merged(
 
     Of a job that only `old` summaries show, nothing is returned that may have changed.
     """
-    jobs: dict[str, dict[str, Any]] = {}
-    parts: dict[str, list[JobPart]] = {}
-    work: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
-    for node, answer in current:
-        for entry in answer["jobs"]:
-            _add(jobs.setdefault(entry["job"], _empty(entry["job"], "")), node, entry)
-            parts.setdefault(entry["job"], []).append(
-                JobPart(
-                    entry["state"],
-                    entry.get("cause", ""),
-                    entry["ranks"],
-                    entry.get("world_size"),
-                    entry.get("step"),
-                    entry.get("step_highest"),
-                )
-            )
-            work.setdefault(entry["job"], []).extend((node, one) for one in entry.get("work", ()))
-    for name, job in jobs.items():
-        job["slowest"] = _slowest(work[name])
-        job["state"] = state_of_all(parts[name])
-        if job["state"] != "hung":
-            job["culprits"] = []  # nobody waits for a rank while another node shows why they wait
-        if job["state"] != "paused":
-            job["pause"] = None
-        if job["state"] != "training":
-            job["steps_per_minute"] = None
-    gone: dict[str, dict[str, Any]] = {}
-    for node, answer in old:
-        for entry in answer["jobs"]:
-            if entry["job"] not in jobs:
-                job = gone.setdefault(entry["job"], _empty(entry["job"], OUT_OF_DATE))
-                job["nodes"].append(node)
-                job["ranks"] += entry["ranks"]
-                job["world_size"] = job["world_size"] or entry.get("world_size")
-    jobs |= gone
-    return sorted(jobs.values(), key=lambda job: (_turn(job), job["job"]))
+    now, before = _by_job(current), _by_job(old)
+    jobs = [_job(name, parts) for name, parts in now.items()]
+    jobs += [_job(name, parts, is_old=True) for name, parts in before.items() if name not in now]
+    return sorted(jobs, key=lambda job: (_turn(job), job["job"]))
 
 
 def shortened(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -97,43 +65,50 @@ def _turn(job: Mapping[str, Any]) -> int:
     return len(_TROUBLED) + int(job["loss"] != "not finite")
 
 
-def _empty(name: str, state: str) -> dict[str, Any]:
+def _by_job(
+    answers: Iterable[tuple[str, Mapping[str, Any]]],
+) -> dict[str, list[tuple[str, Mapping[str, Any]]]]:
+    """Return what each node says of each job."""
+    jobs: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    for node, answer in answers:
+        for entry in answer["jobs"]:
+            jobs.setdefault(entry["job"], []).append((node, entry))
+    return jobs
+
+
+def _job(
+    name: str, parts: list[tuple[str, Mapping[str, Any]]], *, is_old: bool = False
+) -> dict[str, Any]:
+    """Return the fleet's entry for a job; `is_old` is whether only old answers show it."""
+    whole = overview.merged(
+        [
+            overview.JobPart(**{field: entry[field] for field in _FIELDS if field in entry})
+            for _, entry in parts
+        ]
+    )
+    if is_old:
+        whole = overview.JobPart(OUT_OF_DATE, ranks=whole.ranks, world_size=whole.world_size)
+    pauses = [entry.get("cause") for _, entry in parts if entry["state"] == "paused"]
     return {
         "job": name,
-        "nodes": [],
-        "ranks": 0,
-        "world_size": None,
-        "step": None,
-        "step_highest": None,
-        "steps_per_minute": None,
-        "state": state,
-        "loss": "unknown",
-        "pause": None,
-        "culprits": [],
-        "slowest": None,
+        "nodes": [node for node, _ in parts],
+        **{field: value for field, value in whole._asdict().items() if field != "cause"},
+        "pause": pauses[-1] if whole.state == "paused" else None,
+        # Nobody waits for a rank while another node shows why they wait.
+        "culprits": [
+            {"rank": rank, "node": node, "cause": entry.get("cause")}
+            for node, entry in parts
+            for rank in entry.get("culprits", ())
+            if whole.state == "hung"
+        ],
+        "slowest": None
+        if is_old
+        else _slowest((node, one) for node, entry in parts for one in entry.get("work", ())),
     }
 
 
-def _add(job: dict[str, Any], node: str, entry: Mapping[str, Any]) -> None:
-    """Add one node's part of a job to the fleet's entry for it."""
-    job["nodes"].append(node)
-    job["ranks"] += entry["ranks"]
-    job["world_size"] = job["world_size"] or entry.get("world_size")
-    lowest, highest = entry.get("step"), entry.get("step_highest")
-    if lowest is not None:
-        job["step"] = lowest if job["step"] is None else min(job["step"], lowest)
-    if highest is not None:
-        job["step_highest"] = max(job["step_highest"] or 0, highest)
-    pace = entry.get("steps_per_minute")
-    if pace is not None:
-        job["steps_per_minute"] = min(job["steps_per_minute"] or pace, pace)
-    if entry["loss"] == "not finite" or job["loss"] == "unknown":
-        job["loss"] = entry["loss"]
-    cause = entry.get("cause")
-    if entry["state"] == "paused":
-        job["pause"] = cause
-    for rank in entry.get("culprits", ()):
-        job["culprits"].append({"rank": rank, "node": node, "cause": cause})
+_FIELDS = overview.JobPart._fields
+"""Fields of a summary's job that nodes agree on or that are added up."""
 
 
 def _slowest(work: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any] | None:
@@ -150,7 +125,7 @@ def _slowest(work: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any] | 
             "wait_seconds": one.get("wait_seconds"),
         }
         for those in roles.values()
-        if (typical := usual(one["usual_seconds"] for _, one in those))
+        if (typical := overview.usual(one["usual_seconds"] for _, one in those))
         for node, one in those
     ]
     return max(found, key=operator.itemgetter("ratio"), default=None)

@@ -15,8 +15,8 @@ from dshealthd.http.client import UNAUTHORIZED, Access, local, remote
 from dshealthd.http.exchange import Unreachable
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.status import query, text
-from dshealthd.status.jobs import job_lines, parts_of, ranks, state
-from dshealthd.status.paint import EXIT, Paint, safe
+from dshealthd.status.jobs import job_lines, parts_of, ranks, whole
+from dshealthd.status.paint import EXIT, Paint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,7 +71,7 @@ def jobs(asked: AgentQuery) -> int:
         names = {job["job"] for answer in answers for job in answer.document.get("jobs", ())}
         for answer in answers:
             if answer.problem:
-                yield f"{safe(answer.name)}  {safe(answer.problem)}"
+                yield f"{printable(answer.name)}  {printable(answer.problem)}"
         for name in sorted(names):
             parts = parts_of(name, answers)
             yield from job_lines(name, parts, paint)
@@ -84,7 +84,7 @@ def jobs(asked: AgentQuery) -> int:
 
 def _of_jobs(answers: Sequence[AgentAnswer]) -> State:
     names = {job["job"] for answer in answers for job in answer.document.get("jobs", ())}
-    if any(state(parts_of(name, answers)) == "hung" for name in names):
+    if any(whole(parts_of(name, answers)).state == "hung" for name in names):
         return State.CRITICAL
     nothing = not answers or any(answer.problem for answer in answers)
     return State.UNKNOWN if nothing else State.OK

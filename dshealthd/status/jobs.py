@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.text import duration, plural
+from dshealthd.core.text import duration, plural, printable
 from dshealthd.findings.finding import State
-from dshealthd.findings.overview import JobPart, state_of_all
-from dshealthd.status.paint import safe
+from dshealthd.findings.overview import JobPart, merged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,9 +37,9 @@ def parts_of(name: str, answers: Sequence[AgentAnswer]) -> list[Part]:
     ]
 
 
-def state(parts: Sequence[Part]) -> str:
-    """Return the state of a job over all nodes that were queried."""
-    return state_of_all(
+def whole(parts: Sequence[Part]) -> JobPart:
+    """Return a job over all nodes that were queried."""
+    return merged(
         [
             JobPart(
                 "hung" if job["hang"] else job["state"],
@@ -49,6 +48,8 @@ def state(parts: Sequence[Part]) -> str:
                 job["world_size"],
                 job["step"],
                 job.get("step_highest", job["step"]),
+                job["steps_per_minute"],
+                job["loss"],
             )
             for _, job in parts
         ]
@@ -57,44 +58,34 @@ def state(parts: Sequence[Part]) -> str:
 
 def job_lines(name: str, parts: Sequence[Part], paint: Paint) -> Iterator[str]:
     """Yield the lines about one job on all queried nodes: its progress, and the culprits of a hang."""
-    jobs = [job for _, job in parts]
-    now = state(parts)
-    lost = any(job["loss"] == "not finite" for job in jobs)
-    level = State.CRITICAL if lost else _STATES.get(now, State.OK)
-    says = now
-    pauses = [job["stall"] for job in jobs if job["state"] == "paused" and job.get("stall")]
-    if now == "paused" and pauses:
+    found = whole(parts)
+    lost = found.loss == "not finite"
+    level = State.CRITICAL if lost else _STATES.get(found.state, State.OK)
+    says = found.state
+    pauses = [job["stall"] for _, job in parts if job["state"] == "paused" and job.get("stall")]
+    if says == "paused" and pauses:
         longest = max(pauses, key=lambda stall: float(stall["silent_seconds"]))
         says = f"{longest['says']} for {duration(longest['silent_seconds'])}"
-    facts = [_number(jobs), *_progress(jobs, moves=now == "training")]
-    yield f"{safe(name)}  {paint(level, safe(says))}  {', '.join(facts)}"
+    facts = ", ".join(_facts(found, len(parts)))
+    yield f"{printable(name)}  {paint(level, printable(says))}  {facts}"
     for answer, job in parts:
-        where = f"{safe(answer.name)}: " if len(parts) > 1 else ""
-        for line in _details(job, hung=now == "hung"):
+        where = f"{printable(answer.name)}: " if len(parts) > 1 else ""
+        for line in _details(job, hung=found.state == "hung"):
             yield f"    {where}{line}"
 
 
-def _number(jobs: Sequence[Mapping[str, Any]]) -> str:
-    """Return how many of the job's ranks there are, and where."""
-    here = sum(job["ranks_here"] for job in jobs)
-    world = next((job["world_size"] for job in jobs if job["world_size"]), None)
-    number = f"{here} of {plural(world, 'rank')}" if world else plural(here, "rank")
-    return f"{number} here" if len(jobs) == 1 else f"{number} on {plural(len(jobs), 'node')}"
-
-
-def _progress(jobs: Sequence[Mapping[str, Any]], *, moves: bool) -> Iterator[str]:
-    """Yield steps, pace and loss; no pace while the job does not move."""
-    lowest = min((job["step"] for job in jobs if job["step"] is not None), default=None)
-    if lowest is None:
+def _facts(job: JobPart, nodes: int) -> Iterator[str]:
+    """Yield how many ranks there are and where, then steps, pace and loss."""
+    world = job.world_size
+    number = f"{job.ranks} of {plural(world, 'rank')}" if world else plural(job.ranks, "rank")
+    yield f"{number} here" if nodes == 1 else f"{number} on {plural(nodes, 'node')}"
+    if job.step is None:
         return
-    highest = max(job.get("step_highest") or job["step"] for job in jobs if job["step"] is not None)
-    yield f"step {lowest}" if lowest == highest else f"steps {lowest}-{highest}"
-    paces = [job["steps_per_minute"] for job in jobs if job["steps_per_minute"] is not None]
-    if moves and paces:
-        yield f"{min(paces):g} steps/min"
-    losses = {job["loss"] for job in jobs} - {"unknown"}
-    loss = "not finite" if "not finite" in losses else min(losses, default="unknown")
-    yield f"loss {safe(loss)}"
+    apart = job.step_highest not in {None, job.step}
+    yield f"steps {job.step}-{job.step_highest}" if apart else f"step {job.step}"
+    if job.steps_per_minute is not None:
+        yield f"{job.steps_per_minute:g} steps/min"
+    yield f"loss {printable(job.loss)}"
 
 
 def _details(job: Mapping[str, Any], *, hung: bool) -> Iterator[str]:
@@ -106,21 +97,21 @@ def _details(job: Mapping[str, Any], *, hung: bool) -> Iterator[str]:
     if hang:
         overdue = hang["overdue_seconds"]
         lasts = "" if overdue is None else f", {duration(overdue)} longer than expected"
-        cause = safe(hang.get("says") or hang["cause"])
+        cause = printable(hang.get("says") or hang["cause"])
         yield f"no progress{lasts}; cause: {cause}" if hung else f"waits{lasts}: {cause}"
         for culprit in hang["culprits"]:
             # Agents of older releases send only a word.
-            yield f"rank {culprit['rank']} {safe(culprit.get('says') or culprit['reason'])}"
+            yield f"rank {culprit['rank']} {printable(culprit.get('says') or culprit['reason'])}"
     if stall and job["state"] != "paused":  # which the headline says
         lasts, left = duration(stall["silent_seconds"]), stall["hung_in_seconds"]
         later = "" if left is None or hung else f"; counts as hung in {duration(left)}"
-        yield f"{safe(stall['says'])} for {lasts}{later}"
+        yield f"{printable(stall['says'])} for {lasts}{later}"
     for failure in job.get("failures", ()):  # which older agents do not report
         rank = "" if failure["rank"] is None else f" on rank {failure['rank']}"
-        node = f" ({safe(failure['node'])})" if failure["node"] else ""
-        yield f"failure in its log: {safe(failure['slug'])}{rank}{node}"
+        node = f" ({printable(failure['node'])})" if failure["node"] else ""
+        yield f"failure in its log: {printable(failure['slug'])}{rank}{node}"
     if job["evidence"]:
-        yield f"evidence: {safe(job['evidence'])}"
+        yield f"evidence: {printable(job['evidence'])}"
 
 
 def ranks(parts: Sequence[Part]) -> Iterator[str]:
@@ -136,11 +127,11 @@ def ranks(parts: Sequence[Part]) -> Iterator[str]:
         rows.append(
             (
                 str(rank["rank"]),
-                safe(answer.name),
+                printable(answer.name),
                 "unknown" if rank["step"] is None else str(rank["step"]),
                 _seconds(age),
-                safe(_place(rank)),
-                safe(rank["process"] or "unknown"),
+                printable(_place(rank)),
+                printable(rank["process"] or "unknown"),
                 "unknown" if rank["step_seconds"] is None else duration(rank["step_seconds"]),
                 _seconds(rank.get("work_seconds")),
                 _seconds(rank.get("wait_seconds")),

@@ -1,4 +1,4 @@
-"""Text for the terminal: colored, made safe, with durations in words."""
+"""Text for the terminal in color, and the exit status of a verdict."""
 
 from __future__ import annotations
 
@@ -19,8 +19,3 @@ class Paint:
     def __call__(self, state: State, text: str) -> str:
         """Return `text` in the color of a state."""
         return f"\x1b[1;{COLORS[state]}m{text}\x1b[0m" if self._color else text
-
-
-def safe(text: object) -> str:
-    """Return untrusted text without characters that a terminal would interpret."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in str(text))

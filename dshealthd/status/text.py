@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.text import duration, plural
+from dshealthd.core.text import duration, plural, printable
 from dshealthd.findings.finding import State
 from dshealthd.status.jobs import job_lines
-from dshealthd.status.paint import safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,7 +22,7 @@ ROUNDS = 3
 def node(answer: AgentAnswer, paint: Paint) -> Iterator[str]:
     """Yield the lines of one node's status."""
     state = answer.state
-    yield f"{safe(answer.name)}  {paint(state, state.upper())}  {_headline(answer)}"
+    yield f"{printable(answer.name)}  {paint(state, state.upper())}  {_headline(answer)}"
     if answer.problem:
         return
     document = answer.document
@@ -50,7 +49,7 @@ def node(answer: AgentAnswer, paint: Paint) -> Iterator[str]:
 
 def _headline(answer: AgentAnswer) -> str:
     if answer.problem:
-        return safe(answer.problem)
+        return printable(answer.problem)
     findings = answer.document["findings"]
     unread = sum(finding["severity"] == State.UNKNOWN for finding in findings)
     parts = [plural(len(findings) - unread, "problem") + " found"] if len(findings) > unread else []
@@ -65,11 +64,11 @@ def _finding(finding: Mapping[str, Any], answer: AgentAnswer, paint: Paint) -> I
     word = state.upper().ljust(8)
     since = finding["since"]
     lasts = f" (for {duration(answer.document['time'] - since)})" if since else ""
-    part = safe(finding["part"] or "this node")
-    yield f"  {paint(state, word)}  {part}: {safe(finding['summary'])}{lasts}"
-    yield f"            {safe(finding['detail'])}"
-    yield f"            First step: {safe(finding['first_step'])}"
-    yield f"            Runbook: {safe(answer.url)}{safe(finding['runbook'])}"
+    part = printable(finding["part"] or "this node")
+    yield f"  {paint(state, word)}  {part}: {printable(finding['summary'])}{lasts}"
+    yield f"            {printable(finding['detail'])}"
+    yield f"            First step: {printable(finding['first_step'])}"
+    yield f"            Runbook: {printable(answer.url)}{printable(finding['runbook'])}"
 
 
 class _Samples:
@@ -98,13 +97,13 @@ def _gpus(document: Mapping[str, Any]) -> Iterator[str]:
     for sample in gpus:
         gpu = _label(sample, "gpu")
         if not sample["value"]:
-            yield f"GPU {safe(gpu)}  not readable"
+            yield f"GPU {printable(gpu)}  not readable"
             continue
         used = samples.value("gpu_memory_used_bytes", gpu=gpu)
         total = samples.value("gpu_memory_total_bytes", gpu=gpu)
         links = [one["value"] for one in samples.all("nvlink_up", gpu=gpu)]
         columns = (
-            f"GPU {safe(gpu)}",
+            f"GPU {printable(gpu)}",
             _figure(samples.value("gpu_temperature_celsius", gpu=gpu, sensor="core"), "°C"),
             f"{_figure(samples.value('gpu_utilization_ratio', gpu=gpu), '%', 100)} busy",
             f"{_figure(used, '', 2**-30)} of {_figure(total, 'GiB', 2**-30)}",
@@ -126,24 +125,24 @@ def _links(document: Mapping[str, Any]) -> Iterator[str]:
         rate = samples.value("infiniband_port_rate_bytes_per_second", **labels)
         speed = f", {rate * 8 / 1e9:.0f} Gb/s" if rate and sample["value"] else ""
         up = "up" if sample["value"] else "down"
-        yield f"{safe(_label(sample, 'device'))}/{safe(_label(sample, 'port'))}  {up}{speed}"
+        yield f"{printable(_label(sample, 'device'))}/{printable(_label(sample, 'port'))}  {up}{speed}"
 
 
 def _probes(probe: Mapping[str, Any]) -> Iterator[str]:
     if probe.get("state", "off") == "off":
         return
     if probe.get("detail"):
-        yield safe(probe["detail"])
+        yield printable(probe["detail"])
     if "members" in probe and "period_seconds" in probe:
         yield f"{plural(probe['members'], 'member')}, every {duration(probe['period_seconds'])}"
     suspects = probe.get("suspects", ())
     for entry in list(reversed(probe.get("rounds", ())))[:ROUNDS]:
         peers = ", ".join(name for name in entry["members"] if name != probe.get("name"))
         at = time.strftime("%H:%M:%S", time.localtime(entry["time"]))
-        yield f"{at}  {safe(entry['kind'])}  {safe(entry['outcome'])}  with {safe(peers)}"
+        yield f"{at}  {printable(entry['kind'])}  {printable(entry['outcome'])}  with {printable(peers)}"
     for suspect in suspects:
-        kind, component = safe(suspect["kind"]), safe(suspect["component"])
-        yield f"suspect {kind} {component}: {safe(suspect['reason'])}"
+        kind, component = printable(suspect["kind"]), printable(suspect["component"])
+        yield f"suspect {kind} {component}: {printable(suspect['reason'])}"
     if not suspects:
         yield "no suspects"
 
