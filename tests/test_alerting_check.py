@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
@@ -94,13 +93,12 @@ def test_a_receiver_that_cannot_be_reached(
     tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A receiver that refuses the connection is named with its integration."""
-    with socket.socket() as nobody:  # its port is taken, and nothing listens there
-        nobody.bind(("127.0.0.1", 0))
+    with impostors.nobody() as port:
 
         def broken(config: dict[str, Any]) -> None:
             for found in config["receivers"]:
                 for webhook in found.get("webhook_configs", ()):
-                    webhook["url"] = f"http://127.0.0.1:{nobody.getsockname()[1]}/"
+                    webhook["url"] = f"http://127.0.0.1:{port}/"
 
         with serve(tmp_path, receiver, broken) as server:
             assert send(server) == 1

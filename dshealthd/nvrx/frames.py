@@ -18,6 +18,8 @@ READY, QUESTION = b"!", b"?"
 ANSWER, UNKNOWN = b"+", b"-"
 LENGTH = struct.Struct("!I")
 MAX_FRAME = 1 << 20
+MAX_UNKNOWN = 4096
+"""Most characters of what could not be checked."""
 MAX_FAILURES = 32
 """Most failures that an answer names; the launcher prints it into its log."""
 _VARINT, _BYTES = 0, 2
@@ -26,29 +28,20 @@ _SUCCESS, _EXIT_CODE, _OUTPUT, _ERROR = 1, 2, 3, 4
 """Fields of HealthCheckResponse in `nvhcd.proto`."""
 
 
-def response(fitness: Fitness) -> bytes:
-    """Return the HealthCheckResponse for a node that is fit or unfit.
-
-    Raise ValueError if fitness is unknown.
-    """
+def frame(fitness: Fitness) -> bytes:
+    """Return the frame that answers a question, without its length."""
     if fitness.fit is None:
-        text = "unknown fitness has no answer"
-        raise ValueError(text)
-    failures = fitness.failures[:MAX_FAILURES]
+        text = f"dshealthd does not know: {'; '.join(fitness.unknown)[:MAX_UNKNOWN]}"
+        return UNKNOWN + text.encode(errors="replace")
+    failures = [str(failure) for failure in fitness.failures[:MAX_FAILURES]]
     output = {
         "fail_count": len(fitness.failures),
-        "failed_checks": [str(failure) for failure in failures],
+        "failed_checks": failures,
         "source": "dshealthd",
     }
-    message = b""
-    if fitness.fit:
-        message += _tag(_SUCCESS, _VARINT) + _varint(1)
-    else:
-        message += _tag(_EXIT_CODE, _VARINT) + _varint(1)
-    message += _text(_OUTPUT, json.dumps(output))
-    if failures:
-        message += _text(_ERROR, "; ".join(str(failure) for failure in failures))
-    return message
+    verdict = _tag(_SUCCESS if fitness.fit else _EXIT_CODE, _VARINT) + _varint(1)
+    error = _text(_ERROR, "; ".join(failures)) if failures else b""
+    return ANSWER + verdict + _text(_OUTPUT, json.dumps(output)) + error
 
 
 def _text(number: int, text: str) -> bytes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.child import StartError, channel, environment, python, spawn
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.timing import time_limit
-from dshealthd.nvrx.frames import ANSWER, LENGTH, QUESTION, READY, UNKNOWN, response
+from dshealthd.nvrx.frames import LENGTH, QUESTION, READY, frame
 from dshealthd.nvrx.options import NvrxOptions
 
 if TYPE_CHECKING:
@@ -171,13 +171,13 @@ class HealthCheckService:
     async def _answer(self, channel: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while (question := await loop.sock_recv(channel, 1)) == QUESTION:
-            frame = self._frame()
-            await loop.sock_sendall(channel, LENGTH.pack(len(frame)) + frame)
+            answer = frame(self._fitness())
+            await loop.sock_sendall(channel, LENGTH.pack(len(answer)) + answer)
         message = f"nvrx: the server on {self.options.socket} has {'broken protocol' if question else 'ended'}"
         raise ServerError(message)
 
-    def _frame(self) -> bytes:
-        """Return the frame with the current verdict."""
+    def _fitness(self) -> Fitness:
+        """Return the current verdict, counted; log failures that are new."""
         fitness = self._judge()
         before, self._last = self._last, fitness
         self._verdicts[_VERDICTS[fitness.fit]] += 1
@@ -186,8 +186,4 @@ class HealthCheckService:
                 "nvrx: this node is reported as unhealthy: %s",
                 "; ".join(map(str, fitness.failures)),
             )
-        if fitness.fit is None:
-            return UNKNOWN + (
-                "dshealthd does not know: " + "; ".join(fitness.unknown)[:4096]
-            ).encode(errors="replace")
-        return ANSWER + response(fitness)
+        return fitness

@@ -32,7 +32,6 @@ class CriticalFinding:
     """A critical finding."""
 
     slug: str
-    alert: str
     part: str
     """`gpu=3`, `nic=mlx5_0/1`; empty for the node as a whole."""
     xid: str
@@ -55,7 +54,7 @@ class AgentVerdict:
     """Whether everything could be checked and nothing is critical."""
 
 
-def ask(config: Config, alerts: Iterable[str]) -> AgentVerdict:
+def query(config: Config, alerts: Iterable[str]) -> AgentVerdict:
     """Return the verdict of this machine's agent for these alerts. Raises AgentSilent."""
     options = config.section(SlurmOptions)
     access = Access(
@@ -80,15 +79,10 @@ def judge(document: Mapping[str, Any], alerts: frozenset[str]) -> AgentVerdict:
     """Return the verdict in the agent's status document."""
     critical = []
     for item in document["findings"]:
-        asked = item["severity"] == "critical" and item["alert"] in alerts
-        if asked:
+        if item["severity"] == "critical" and item["alert"] in alerts:
             part = _part(item["component"], item["part"])
             xid = _xid(document, part.removeprefix("gpu=")) if part.startswith("gpu=") else ""
-            critical.append(
-                CriticalFinding(
-                    _word(item["slug"], 40), _word(item["alert"], 60), part, _word(xid, 5)
-                )
-            )
+            critical.append(CriticalFinding(_word(item["slug"], 40), part, _word(xid, 5)))
     clean = not critical and document["verdict"] in {"ok", "warning"}
     return AgentVerdict(tuple(critical), clean)
 

@@ -92,7 +92,7 @@ class NodeCheck:
         return outcome
 
     def _confirmed(self) -> bool:
-        return max(self._streaks.bad.values(), default=0) >= self._options.bad_checks
+        return self._streaks.longest >= self._options.bad_checks
 
     def _judge(self, verdict: AgentVerdict) -> CheckReport:
         if not verdict.findings:
@@ -107,8 +107,7 @@ class NodeCheck:
         if len(named) > _NAMED:
             reason += f", and {len(named) - _NAMED} more"
         if not self._confirmed():
-            count = max(self._streaks.bad.values())
-            text = f"{reason} (check {count} of {self._options.bad_checks})"
+            text = f"{reason} (check {self._streaks.longest} of {self._options.bad_checks})"
             return CheckReport(NodeCheckResult.BAD, text)
         try:
             return self._drain(reason)
@@ -169,10 +168,14 @@ class Streaks:
     noted: bool = False
     """Whether we have left a note in the comment of the node."""
 
-    def count_bad(self, keys: Iterable[str]) -> int:
-        """Extend the streaks of these findings, end all others, and return the longest."""
-        self.bad = {key: self.bad.get(key, 0) + 1 for key in keys}
+    @property
+    def longest(self) -> int:
+        """Checks in a row with the same finding; 0 without one."""
         return max(self.bad.values(), default=0)
+
+    def count_bad(self, keys: Iterable[str]) -> None:
+        """Extend the streaks of these findings, and end all others."""
+        self.bad = {key: self.bad.get(key, 0) + 1 for key in keys}
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ exit status, `REFUSE`, which nothing else uses, means that a job must not start;
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
@@ -38,35 +39,23 @@ PRIORITIES = {
 def slurm(loaded: Config, hook: str) -> int:
     """Run one of Slurm's hooks and return its exit status: 0, or `REFUSE` of a prolog."""
     options = loaded.section(SlurmOptions)
-    controller = Controller(
-        conf_file=options.conf_file,
-        bin_directory=options.bin_directory,
-    )
+    controller = Controller(conf_file=options.conf_file, bin_directory=options.bin_directory)
     if hook == "health" and options.maintenance:
         _keep_maintenance(loaded, controller)
     try:
         node = node_name(loaded)
         with kept(options.run_directory, 0.0 if hook == "health" else WAIT) as streaks:
-            check = NodeCheck(
-                options,
-                node,
-                lambda: agent.ask(loaded, options.drain_for),
-                controller,
-                streaks,
-            )
+            ask = functools.partial(agent.query, loaded, options.drain_for)
+            check = NodeCheck(options, node, ask, controller, streaks)
             outcome = check.insistently() if hook == "prolog" else check.once()
     except Busy as error:
         outcome = CheckReport(NodeCheckResult.UNKNOWN, f"nothing done: {error}")
     except OSError as error:
         text = f"nothing done: {options.run_directory}: {error.strerror or error}"
         outcome = CheckReport(NodeCheckResult.UNKNOWN, text)
-    _tell(hook, outcome)
-    return REFUSE if hook == "prolog" and outcome.result is NodeCheckResult.DRAINED else 0
-
-
-def _tell(hook: str, outcome: CheckReport) -> None:
     if outcome.text:
-        _say(PRIORITIES[outcome.result], f"{hook}: {outcome.text}")
+        _log(PRIORITIES[outcome.result], f"{hook}: {outcome.text}")
+    return REFUSE if hook == "prolog" and outcome.result is NodeCheckResult.DRAINED else 0
 
 
 def _keep_maintenance(loaded: Config, controller: Controller) -> None:
@@ -74,10 +63,10 @@ def _keep_maintenance(loaded: Config, controller: Controller) -> None:
     try:
         maintenance.keep(loaded.path.state, controller, node_name(loaded), time.time())
     except (ControllerError, OSError) as error:
-        _say(syslog.LOG_WARNING, f"health: maintenance is not known: {error}")
+        _log(syslog.LOG_WARNING, f"health: maintenance is not known: {error}")
 
 
-def _say(priority: int, text: str) -> None:
+def _log(priority: int, text: str) -> None:
     print(f"dshealthd: {text}", file=sys.stderr)
     syslog.openlog("dshealthd-slurm", syslog.LOG_PID, syslog.LOG_DAEMON)
     syslog.syslog(priority, text)

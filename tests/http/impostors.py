@@ -61,10 +61,24 @@ class Impostor:
 
 
 @contextlib.contextmanager
+def nobody() -> Iterator[int]:
+    """Yield a port that nobody listens on, nor will."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+@contextlib.contextmanager
 def impostor(directory: Path, document: object, uid: int = NOBODY) -> Iterator[Impostor]:
     """Answer every request with a document, as a user; root starts it."""
+    with answering_as(directory, answer(json.dumps(document)).decode(), uid) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def answering_as(directory: Path, text: str, uid: int) -> Iterator[Impostor]:
+    """Answer every request with this text, as a user; root starts it."""
     heard = directory / "heard"
-    text = answer(json.dumps(document)).decode()
     with subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _SERVER, str(heard), str(uid), text],
         stdout=subprocess.PIPE,

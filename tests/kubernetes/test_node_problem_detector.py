@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 import subprocess
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import agents
-from tests.nvml.simulator import Simulator
+from tests.http.impostors import nobody, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import contextlib
 
 DIRECTORY = Path(__file__).parents[2] / "deploy" / "kubernetes" / "node-problem-detector"
-NVML_ERROR_GPU_IS_LOST = 15
 
 
 def plugin(port: int) -> tuple[int, str]:
@@ -39,37 +34,11 @@ def plugin(port: int) -> tuple[int, str]:
     return done.returncode, line
 
 
-@contextlib.contextmanager
-def nobody() -> Iterator[int]:
-    """Yield a port that nobody listens on, nor will."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield taken.getsockname()[1]
-
-
-@contextlib.contextmanager
-def answering(text: bytes | None) -> Iterator[int]:
-    """Answer with these bytes, or with None never; yield the port."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        done = threading.Event()
-
-        def run() -> None:
-            with contextlib.suppress(OSError):
-                connection, _ = server.accept()
-                with connection:
-                    asked = b""
-                    while not asked.endswith(b"\r\n\r\n"):
-                        asked += connection.recv(4096)
-                    if text is None:
-                        done.wait(120)
-                    else:
-                        connection.sendall(text)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        yield server.getsockname()[1]
-        done.set()
-        thread.join(60)
+def answering(text: bytes | None) -> contextlib.AbstractContextManager[int]:
+    """Answer with these bytes, or with None never; the port is yielded."""
+    return serving(
+        lambda connection, _: connection.recv(1) if text is None else connection.sendall(text)
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,29 +70,6 @@ def test_answers(answer: bytes | None, status: int, line: str | None) -> None:
     assert found[0] == status
     assert found[1] == (line or f"unknown: the agent on 127.0.0.1:{port} does not answer")
     assert time.monotonic() - started < 10 + 20 * alone  # of bash, on a busy machine
-
-
-def test_agent(tmp_path: Path) -> None:
-    """A real agent: fit, unfit with the GPU that is lost, and fit again."""
-    gpus = Simulator(tmp_path, 2)
-    gpus.pci_sysfs(tmp_path / "sys")
-    (tmp_path / "dev").mkdir()
-    for name in ("null", "nvidiactl"):
-        (tmp_path / "dev" / name).touch()
-    config = f'[path]\nsysfs = "{tmp_path}/sys"\ndev = "{tmp_path}/dev"\n'
-    with agents.running(tmp_path, config, environment=gpus.environment()) as agent:
-
-        def await_(wanted: tuple[int, str]) -> None:
-            end = time.monotonic() + 120
-            while (found := plugin(agent.port)) != wanted:
-                assert time.monotonic() < end, found
-                time.sleep(0.3)
-
-        await_((0, "fit"))
-        gpus.fault("fail", NVML_ERROR_GPU_IS_LOST, gpu=1)
-        await_((1, "unfit: gpu_lost (GPU 1)"))
-        gpus.clear_faults()
-        await_((0, "fit"))
 
 
 def test_its_configuration() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.kubernetes.test_node_problem_detector import answering, nobody
+from tests.http.impostors import nobody
+from tests.kubernetes.test_node_problem_detector import answering
 
 KUBERNETES = Path(__file__).parents[2] / "deploy" / "kubernetes"
 README = (KUBERNETES / "README.md").read_text(encoding="utf-8")

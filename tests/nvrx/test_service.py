@@ -24,6 +24,7 @@ from dshealthd.config.config import Config
 from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
 from dshealthd.nvrx.options import NvrxOptions
 from dshealthd.nvrx.service import UP, VERDICTS, HealthCheckService
+from tests import agents
 from tests.nvrx.client import ask, call
 from tests.stopwatch import Stopwatch
 
@@ -335,3 +336,17 @@ def test_a_module_in_the_working_directory_is_not_run(
     finally:
         node.close()
     assert not (tmp_path / "ran").exists()
+
+
+def test_off(tmp_path: Path) -> None:
+    """Without the option nothing of it is loaded and no process of it runs."""
+    with agents.running(tmp_path) as agent:
+        scrape = agent.wait(
+            lambda scrape: scrape.value("dshealthd_collector_up", collector="memory") == 1
+        )
+        assert "dshealthd_nvrx_up" not in scrape.series
+        for pid in (agent.pid, *agent.workers()):
+            with open(f"/proc/{pid}/maps", encoding="utf-8") as maps:
+                assert "/grpc/" not in maps.read()
+            with open(f"/proc/{pid}/cmdline", "rb") as command:
+                assert b"nvrx" not in command.read()

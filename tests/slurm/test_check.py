@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import TYPE_CHECKING
 
+import pytest
+
 from dshealthd.slurm.agent import AgentSilent, AgentVerdict, CriticalFinding
-from dshealthd.slurm.check import LOOK_AGAIN, NodeCheck, NodeCheckResult, Streaks
+from dshealthd.slurm.check import LOOK_AGAIN, Busy, NodeCheck, NodeCheckResult, Streaks, kept
 from dshealthd.slurm.options import DRAIN_FOR, SlurmOptions
 from dshealthd.symptoms import all_symptoms
 from tests.slurm.cluster import NOW, Cluster, node, silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-GONE = CriticalFinding("gpu-lost", "DshealthdGpuLost", "gpu=3", "79")
+GONE = CriticalFinding("gpu-lost", "gpu=3", "79")
 BAD = AgentVerdict((GONE,), clean=False)
 CLEAN = AgentVerdict((), clean=True)
 UNKNOWN = AgentVerdict((), clean=False)
@@ -71,9 +76,7 @@ def test_two_checks_drain() -> None:
 def test_flapping_drains_nothing() -> None:
     """A finding that comes and goes, or is another each time, is no reason."""
     node_ = Node()
-    other = AgentVerdict(
-        (CriticalFinding("nvml-broken", "DshealthdNvmlBroken", "", ""),), clean=False
-    )
+    other = AgentVerdict((CriticalFinding("nvml-broken", "", ""),), clean=False)
     for verdict in (BAD, CLEAN, BAD, other, BAD, UNKNOWN, BAD, AgentSilent("dead"), BAD):
         assert node_.check(verdict) is not NodeCheckResult.DRAINED
     assert not node_.cluster.changes()
@@ -83,10 +86,8 @@ def test_same_finding_without_its_xid() -> None:
     """An Xid that ages out of the log meanwhile is the same finding."""
     node_ = Node()
     node_.check(BAD)
-    assert (
-        node_.check(AgentVerdict((GONE.__class__("gpu-lost", "", "gpu=3", ""),), clean=False))
-        is NodeCheckResult.DRAINED
-    )
+    later = AgentVerdict((CriticalFinding("gpu-lost", "gpu=3", ""),), clean=False)
+    assert node_.check(later) is NodeCheckResult.DRAINED
 
 
 def test_silent_agent_drains_nobody() -> None:
@@ -168,3 +169,41 @@ def test_unknown_node() -> None:
     node_ = Node(node("n2"))
     assert times(3, lambda: node_.check(BAD))[-1] is NodeCheckResult.BAD
     assert not node_.cluster.changes()
+
+
+def test_kept(tmp_path: Path) -> None:
+    """The streaks that one run counts the next one finds; a run that fails changes nothing."""
+    place = tmp_path / "run"
+    for expected in (1, 2):
+        with kept(place, 0) as streaks:
+            streaks.count_bad(["gpu-lost gpu=3"])
+            assert streaks.longest == expected
+    with contextlib.suppress(KeyError), kept(place, 0) as streaks:
+        streaks.bad = {}
+        raise KeyError
+    with kept(place, 0) as streaks:
+        assert streaks.bad == {"gpu-lost gpu=3": 2}
+        streaks.count_bad(["gpu-lost gpu=4"])
+        assert streaks.longest == 1
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    """A second check of the node does not begin."""
+    with kept(tmp_path / "run", 0), pytest.raises(Busy), kept(tmp_path / "run", 0.2):
+        pass
+
+
+def test_garbage_begins_anew(tmp_path: Path) -> None:
+    """A file of another version is no reason to fail, or to drain."""
+    (tmp_path / "streaks.json").write_text('{"bad": [1]}')
+    tmp_path.chmod(0o700)
+    with kept(tmp_path, 0) as streaks:
+        assert streaks.bad == {}
+
+
+def test_directory_of_somebody_else(tmp_path: Path) -> None:
+    """A directory in which others can write is not used."""
+    tmp_path.chmod(0o777)
+    with pytest.raises(PermissionError), kept(tmp_path, 0):
+        pass
+    assert os.listdir(tmp_path) == []

@@ -1,4 +1,4 @@
-"""Slurm's commands: what they print is read, and none is waited for."""
+"""Slurm's commands: what they print is read, and none is waited for; states of nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.slurm import controller
-from dshealthd.slurm.controller import Controller, ControllerError, parse_nodes
+from dshealthd.slurm.controller import Controller, ControllerError, NodeState, parse_nodes
 from tests.slurm.cluster import node
 from tests.stopwatch import Stopwatch
 
@@ -134,3 +134,35 @@ def test_changes(tmp_path: Path) -> None:
         "NodeName=n1|Comment=|",
         "NodeName=n1|State=DRAIN|Reason=dshealthd: gpu-lost gpu=3|Comment=rack 7|",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "drained", "working"),
+    [
+        ("idle", False, True),
+        ("allocated", False, True),
+        ("mixed+planned", False, True),
+        ("idle+not_responding", False, True),
+        ("ALLOCATED+COMPLETING", False, True),
+        ("idle+cloud", False, True),
+        ("idle+dynamic_norm", False, True),
+        ("idle+drain", True, False),
+        ("allocated+drain+reboot_requested", True, False),
+        ("idle+drain+not_responding", True, False),
+        ("down+drain", True, False),
+        ("idle+reboot_issued", False, False),
+        ("mixed+powering_up", False, False),
+        ("idle+powered_down", False, False),
+        ("idle+maintenance+reserved", False, False),
+        ("down+not_responding", False, False),
+        ("idle+fail", False, False),
+        ("unknown", False, False),
+        ("future", False, False),
+        ("idle+something_new", False, False),
+        ("", False, False),
+    ],
+)
+def test_states_of_nodes(text: str, *, drained: bool, working: bool) -> None:
+    """A node is touched only where it takes jobs; an unknown flag is somebody's work."""
+    state = NodeState.parse(text)
+    assert (state.drained, state.working) == (drained, working)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.http.impostors import NOBODY, answering_as, nobody, serving
 
 CHECK = Path(__file__).parents[2] / "deploy/slurm/dshealthd.nhc"
 SCRIPT = """
@@ -22,41 +18,19 @@ log() { echo "log $*"; }
 check_dshealthd "$2"
 echo "returned $?"
 """
-AGENT = """
-import os, socket, sys
-os.setuid(int(sys.argv[2]))
-server = socket.create_server(("127.0.0.1", 0))
-print(server.getsockname()[1], flush=True)
-while True:
-    client, _ = server.accept()
-    request = b""
-    while b"\\r\\n\\r\\n" not in request:
-        request += client.recv(1000)
-    text = sys.argv[1]
+
+
+def said(directory: Path, text: str, user: int = 0) -> list[str]:
+    """Return what NHC would be told where an agent of a user answers with this text."""
     status = "200 OK" if text == "fit" else "503 Service Unavailable"
-    if text != "silent":
-        client.sendall(f"HTTP/1.0 {status}\\r\\nServer: x\\r\\n\\r\\n{text}\\n".encode())
-        client.close()
-"""
+    with answering_as(directory, f"HTTP/1.0 {status}\r\nServer: x\r\n\r\n{text}\n", user) as agent:
+        return check(agent.port)
 
 
-@contextlib.contextmanager
-def listening(text: str, user: int = 0) -> Iterator[str]:
-    """Answer with this text as this user; yield the port."""
-    with subprocess.Popen(
-        [sys.executable, "-I", "-c", AGENT, text, str(user)], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip()
-        finally:
-            process.kill()
-
-
-def check(port: str) -> list[str]:
+def check(port: int) -> list[str]:
     """Return what NHC would be told, line by line."""
     done = subprocess.run(
-        ["bash", "-c", SCRIPT, "nhc", str(CHECK), port],
+        ["bash", "-c", SCRIPT, "nhc", str(CHECK), str(port)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -70,47 +44,35 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the agent is root's")
 
 
 @needs_root
-def test_a_fit_node_passes() -> None:
-    """The agent says fit: nothing is said."""
-    with listening("fit") as port:
-        assert check(port) == ["returned 0"]
-
-
-@needs_root
-def test_an_unfit_node_fails_with_its_finding() -> None:
-    """The agent's reason is the note that NHC writes on the node."""
-    with listening("unfit: gpu_lost (GPU 3)") as port:
-        assert check(port) == [
-            "die 1 check_dshealthd:  dshealthd: gpu_lost (GPU 3)",
-            "returned 1",
-        ]
-
-
-@needs_root
-def test_unknown_fails_nothing() -> None:
-    """No agent, one that hangs, and one that does not know: logged, and the node stays."""
-    with listening("unknown: no sample yet") as port:
-        said = check(port)
-    assert said == [
+def test_a_node_fails_only_if_it_is_unfit(tmp_path: Path) -> None:
+    """The agent's reason is the note that NHC writes on the node; what is unknown is logged."""
+    assert said(tmp_path, "fit") == ["returned 0"]
+    assert said(tmp_path, "unfit: gpu_lost (GPU 3)") == [
+        "die 1 check_dshealthd:  dshealthd: gpu_lost (GPU 3)",
+        "returned 1",
+    ]
+    assert said(tmp_path, "unknown: no sample yet") == [
         "log check_dshealthd:  dshealthd is unknown: unknown: no sample yet",
         "returned 0",
     ]
-    missing = [
-        f"log check_dshealthd:  dshealthd is unknown: the agent on port {port} does not answer",
-        "returned 0",
-    ]
-    assert check(port) == missing
-    with listening("silent") as port:
+
+
+@needs_root
+def test_an_agent_that_is_absent_or_hangs_fails_nothing() -> None:
+    """Without an answer the node stays, within NHC's time."""
+    with nobody() as port:
+        assert check(port) == [
+            f"log check_dshealthd:  dshealthd is unknown: the agent on port {port} does not answer",
+            "returned 0",
+        ]
+    with serving(lambda connection, _: connection.recv(1)) as port:
         assert check(port)[-1] == "returned 0"
 
 
 @needs_root
-def test_a_users_process_is_not_believed() -> None:
+@pytest.mark.parametrize("text", ["unfit: everything", "fit"])
+def test_a_users_process_is_not_believed(tmp_path: Path, text: str) -> None:
     """Whoever took the port of an agent that is down can neither drain the node nor call it fit."""
-    for text in ("unfit: everything", "fit"):
-        with listening(text, user=65534) as port:
-            said = check(port)
-        assert said == [
-            f"log check_dshealthd:  dshealthd is unknown: port {port} belongs to user 65534",
-            "returned 0",
-        ]
+    logged, end = said(tmp_path, text, user=NOBODY)
+    assert logged.endswith(f" belongs to user {NOBODY}")
+    assert end == "returned 0"

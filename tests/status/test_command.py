@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +35,7 @@ from tests.web.certificates import authority, certificate
 from tests.web.serving import serving
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -118,9 +118,7 @@ def test_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(made) as served:
         assert run("status", f"127.0.0.1:{served.port}") == 3
         assert "UNKNOWN  1 source not readable" in capsys.readouterr().out
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        port = nobody.getsockname()[1]
+    with impostors.nobody() as port:
         assert run("status", f"127.0.0.1:{port}") == 3
     said = capsys.readouterr().out
     assert f"UNKNOWN  http://127.0.0.1:{port} does not answer: " in said
