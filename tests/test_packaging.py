@@ -33,7 +33,7 @@ UNIT = PROJECT / "systemd/dshealthd.service"
 def test_manual_has_every_command_and_option() -> None:
     """The pages name each command, flag and key, and no line reads as a request of roff by chance."""
     page = manual.dshealthd_8("2026-01-01")
-    for name in ("--no-agent", "--healthy", "--port"):  # of commands with parsers of their own
+    for name in ("--no-agent", "--healthy", "--range"):  # of commands with parsers of their own
         assert f"\\fB{manual.roff(name)}\\fR" in page
     for name, parser in manual.commands().items():
         assert f"\n\\fB{manual.roff(name)}\\fR\n" in page
@@ -76,7 +76,7 @@ def test_manual_is_sound_roff(tmp_path: Path) -> None:
         (["dshealthd", "run", "--web.listen"], {"--web.listen-address"}),
         (["dshealthd", "doctor", "--no-a"], {"--no-agent"}),
         (["dshealthd", "explain", "--he"], {"--healthy", "--help"}),
-        (["dshealthd", "free-port", "--po"], {"--port"}),
+        (["dshealthd", "free-port", "--ra"], {"--range"}),
     ],
 )
 def test_bash_completion(tmp_path: Path, words: list[str], expected: set[str]) -> None:

@@ -228,9 +228,9 @@ def check_config(given: Invocation) -> int:
     """
     loaded, file = given.config, given.file
     if loaded.web.config_file is not None:
-        from dshealthd.web import config_file
+        from dshealthd.web.config_file import WebConfigFile
 
-        config_file.load(loaded.web.config_file)
+        WebConfigFile(loaded.web.config_file)
     for warning in warnings.of(loaded):
         print(f"{file or 'command line'}: warning: {warning}", file=sys.stderr)
     enabled = [name for name, options in loaded.collectors.items() if options.enabled]

@@ -125,9 +125,8 @@ def parser() -> flags.FlagParser:
     made.add_argument(
         "--range",
         metavar="FIRST-LAST",
-        help="ports to choose from (default: collectors.rendezvous.ports)",
+        help="ports to choose from, or one port (default: collectors.rendezvous.ports)",
     )
-    made.add_argument("--port", type=int, metavar="PORT", help="use this port or none")
     made.add_argument(
         "run",
         metavar="COMMAND",
@@ -154,12 +153,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _ports(options: argparse.Namespace, loaded: Config) -> list[int]:
     """Return the ports to try. ValueError for a bad range, NoPort if none is usable."""
-    if options.port is not None:
-        first, last = parse_ports(str(options.port))
-    else:
-        text = options.range or getattr(loaded.collectors["rendezvous"], "ports", "")
-        first, last = parse_ports(text)
-    return candidates(loaded.path.host, first, last)
+    text = options.range or getattr(loaded.collectors["rendezvous"], "ports", "")
+    return candidates(loaded.path.host, *parse_ports(text))
 
 
 def _serve(options: argparse.Namespace, ports: Sequence[int]) -> int:

@@ -71,18 +71,6 @@ class WebConfig:
     """Paths of the file itself and of the files it names."""
 
 
-def load(path: Path) -> WebConfig:
-    """Return the contents of the web config file.
-
-    Raise ConfigError with everything that is wrong with it or with the files it names.
-    """
-    errors = Errors()
-    config = read(path, errors)
-    if errors:
-        raise ConfigError(str(path), errors)
-    return config
-
-
 def read(path: Path, errors: Errors) -> WebConfig:
     """Return the contents of the web config file; mistakes are added to `errors`."""
     import yaml

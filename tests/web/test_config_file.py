@@ -18,7 +18,7 @@ import pytest
 from dshealthd.cli.main import main
 from dshealthd.core.options import ConfigError
 from dshealthd.web import config_file
-from dshealthd.web.config_file import CHECK_INTERVAL, CHECK_PATIENCE, WebConfigFile, load
+from dshealthd.web.config_file import CHECK_INTERVAL, CHECK_PATIENCE, WebConfigFile
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def write(keys: Path) -> Path:
 def test_accepted_file_is_one_for_prometheus_too(write: Path, text: str) -> None:
     """What is accepted, Prometheus' own tool accepts as well."""
     write.write_text(text, encoding="utf-8")
-    load(write)
+    WebConfigFile(write)
     assert (
         promtool(write) or "client_allowed_sans" in text
     )  # a key that is younger than Debian 12's promtool
@@ -207,7 +207,7 @@ def test_refused_file_is_told_by_key(write: Path, text: str, messages: list[str]
     """
     write.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
-        load(write)
+        WebConfigFile(write)
     lines = str(caught.value).splitlines()
     assert len(lines) == len(messages), lines
     for line, message in zip(lines, messages, strict=True):
@@ -237,10 +237,10 @@ def test_prometheus_refuses_what_is_wrong_too(write: Path, name: str) -> None:
 def test_missing_file_is_told(tmp_path: Path) -> None:
     """A file that is not there, or is no text, is an error that names it."""
     with pytest.raises(ConfigError, match=r"nothing\.yml: cannot be read: No such file"):
-        load(tmp_path / "nothing.yml")
+        WebConfigFile(tmp_path / "nothing.yml")
     (tmp_path / "binary.yml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"binary\.yml: is not UTF-8: "):
-        load(tmp_path / "binary.yml")
+        WebConfigFile(tmp_path / "binary.yml")
 
 
 @pytest.mark.parametrize("flag", ["--web.config.file", "--web.config-file"])
