@@ -17,22 +17,12 @@ from dshealthd.cli import commands
 from dshealthd.cli import main as cli
 from dshealthd.config import config, registry
 from dshealthd.config.flags import tables
+from tests.command_line import dshealthd
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.cli.arguments import Command
-
-
-def dshealthd(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "dshealthd", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,6 @@ from dshealthd.cli.main import main
 from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.probe.members.targets import document
 from tests.agents import running
-from tests.web.serving import serving
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,10 +107,3 @@ def test_agent_without_probes_says_so(tmp_path: Path) -> None:
     with running(tmp_path) as agent, pytest.raises(OSError, match="503") as raised:
         agent.get("/api/v1/targets")
     assert "no probes are configured" in str(raised.value)
-
-
-def test_server_without_targets() -> None:
-    """A server that was given no targets has no such page."""
-    with serving() as served:
-        answer, _ = served.ask("/api/v1/targets")
-    assert answer.status == 404

@@ -30,10 +30,10 @@ def follow(heartbeat: Heartbeat, engine: Any) -> None:
         raise TypeError(message)
     heartbeat.steps = engine.global_steps
     if hasattr(engine, "train_batch"):  # a pipeline engine, which makes its steps itself
-        _after(heartbeat, engine, "train_batch", lambda loss: _step(heartbeat, engine, loss))
+        after(heartbeat, engine, "train_batch", lambda loss: _step(heartbeat, engine, loss))
         _follow_pipeline(heartbeat, engine)
     else:
-        _after(heartbeat, engine, "step", lambda _: _step(heartbeat, engine, None))
+        after(heartbeat, engine, "step", lambda _: _step(heartbeat, engine, None))
         _before(heartbeat, engine, "backward", heartbeat.loss)
         follow_model(heartbeat, engine)
     _around(
@@ -152,8 +152,8 @@ def _optimizer_files(engine: Any) -> int | None:
     return ranks * int(copies)
 
 
-def _after(heartbeat: Heartbeat, engine: Any, name: str, then: Callable[[Any], None]) -> None:
-    """Call `then` with the result of each call of an engine's method."""
+def after(heartbeat: Heartbeat, engine: Any, name: str, then: Callable[[Any], None]) -> None:
+    """Call `then` with the result of each call of a method of an engine, or of a scaler."""
     method = getattr(engine, name)
 
     @functools.wraps(method)

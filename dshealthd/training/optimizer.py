@@ -11,6 +11,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.training.engine import after
 from dshealthd.training.engine import follow as follow_engine
 from dshealthd.training.heartbeat import Heartbeat, never_raise
 from dshealthd.training.model import find, instances
@@ -46,31 +47,13 @@ def follow(heartbeat: Heartbeat, optimizer: Any, scaler: Any = None) -> None:
         )
         heartbeat.on_close(handle.remove)
     else:
-        _follow_scaler(heartbeat, scaler)
+        heartbeat.skipped, scale = 0, Readback()
+        after(heartbeat, scaler, "update", lambda _: _scaled(heartbeat, scale, scaler))
 
 
 def _parameters(optimizer: Any) -> Iterator[Any]:
     for group in optimizer.param_groups:
         yield from group["params"]
-
-
-def _follow_scaler(heartbeat: Heartbeat, scaler: Any) -> None:
-    update = scaler.update
-    scale = Readback()
-    heartbeat.skipped = 0
-
-    @functools.wraps(update)
-    def updated(*arguments: Any, **named: Any) -> Any:
-        result = update(*arguments, **named)
-        _scaled(heartbeat, scale, scaler)
-        return result
-
-    def undo() -> None:
-        if vars(scaler).get("update") is updated:
-            del scaler.update
-
-    scaler.update = updated
-    heartbeat.on_close(undo)
 
 
 @never_raise

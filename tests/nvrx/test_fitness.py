@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.collectors.ecc import ERRORS, ROWS_FAILED, THRESHOLD
-from dshealthd.collectors.gpu import FAULT, INFO, RECOVERY, UP, VISIBLE
+from dshealthd.collectors.gpu import FAULT, RECOVERY, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.kernel_log import LAST_XID
 from dshealthd.core.collector import Fault, Reason, Sample
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.findings.judgement import judge as findings
 from dshealthd.findings.judgement import series_of
-from dshealthd.findings.limits import Limits
 from dshealthd.nvrx.fitness import Fitness, FitnessCheck, fitness
 from dshealthd.probe.metrics import SUSPECT
 from tests.snapshots import snapshot
@@ -37,9 +36,6 @@ HEALTHY = {
 """Two GPUs; Xid 13 is of a program, corrected errors and those of the GPU's whole life are no
 reason.
 """
-
-
-RECENT = Limits().xid_recent_seconds
 
 
 def of(made: Snapshot, own: tuple[Sample, ...] = (), *, now: float = 100.0) -> Fitness:
@@ -102,19 +98,6 @@ def test_gpu_missing() -> None:
     assert [failure.check for failure in verdict.failures] == [FitnessCheck.GPU_LOST]
 
 
-def test_xids_pass() -> None:
-    """An Xid 79 counts for ten minutes, and for as long as its GPU fails; one that only a reset
-    clears counts until then.
-    """
-    old = WALL - RECENT - 1
-    lost = LAST_XID(old, "1", "0000:02:00", "79")
-    read = INFO(1, "1", "GPU-b", "H100", "0000:02:00", "", "", "")
-    assert judge(lost, read).fit is True
-    for xid, check in (("79", FitnessCheck.GPU_LOST), ("119", FitnessCheck.RESET_NEEDED)):
-        verdict = judge(LAST_XID(old, "1", "0000:02:00", xid))
-        assert [failure.check for failure in verdict.failures] == [check]
-
-
 HANGS = Fault("gpu 1", Reason.TIMEOUT, "nvmlDeviceGetTotalEccErrors")
 
 
@@ -162,11 +145,6 @@ def test_finding_beside_the_unknown() -> None:
         ).fit
         is False
     )
-
-
-def test_before_the_first_sample() -> None:
-    """An agent that has just started does not know."""
-    assert of(snapshot({"gpu": None}, 100.0, WALL)).fit is None
 
 
 def test_expired() -> None:
