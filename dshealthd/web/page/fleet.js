@@ -3,16 +3,13 @@
 import { h, patch } from "./elements.js";
 import { clock, count, duration, known, plural, seconds, unknown, words, zone } from "./numbers.js";
 import { LEVELS, MARKS, mark, table } from "./pieces.js";
+import { poll } from "./poll.js";
 
-const LOST_AFTER = 15000; // milliseconds without an answer until the banner appears
-const PATIENCE = 8000; // milliseconds for an answer: the agent waits up to 4.5 s for all nodes first
-const EVERY = 3000; // milliseconds between requests
 const LISTED = 50; // nodes with problems that are listed by name
 const NAMED = 64; // nodes up to which squares have names
 const STATES = { ...LEVELS, unreachable: "bad", "not asked yet": "quiet", "out of date": "quiet" };
 const MILD = ["stalled", "suspended"];
 const CALM = ["training", "paused"];
-const page = { last: null, answered: 0, failed: "" };
 
 const level = (node) => STATES[node.state] || "unknown";
 // Assumes that the other agents serve the same scheme and port as this one.
@@ -21,8 +18,8 @@ const RANK = { bad: 0, unknown: 1, warn: 2, quiet: 3, good: 4 };
 const byState = (one, other) =>
   RANK[level(one)] - RANK[level(other)] || one.name.localeCompare(other.name, "en", { numeric: true });
 
-function says(node) {
-  if (node.state === "out of date") return `${node.last} ${duration(page.last.time - node.time)} ago, not asked since`;
+function says(node, now) {
+  if (node.state === "out of date") return `${node.last} ${duration(now - node.time)} ago, not asked since`;
   if (node.problem) return `unreachable: ${words(node.problem).replace(/^unreachable: /, "")}`;
   if (node.findings) {
     const more = (node.problems || 0) + (node.unreadable || 0) - node.findings.length;
@@ -50,10 +47,10 @@ const told = (states) =>
 const TROUBLED = ["critical", "unreachable", "unknown", "warning"];
 const problems = (fleet) => TROUBLED.reduce((sum, state) => sum + (fleet.states[state] || 0), 0);
 
-function summary(fleet, nodes) {
+function summary(fleet) {
   const parts = told(fleet.states);
   const worst = worstOf(fleet.states);
-  const troubled = nodes.filter((node) => !["good", "quiet"].includes(level(node))).sort(byState);
+  const troubled = fleet.nodes.filter((node) => !["good", "quiet"].includes(level(node))).sort(byState);
   return h(
     "section",
     { class: `verdict ${worst}`, "aria-label": "Summary" },
@@ -70,7 +67,7 @@ function summary(fleet, nodes) {
                 {},
                 h("span", {}, mark(level(node)), h("span", { class: "spoken" }, MARKS[level(node)][1])),
                 h("b", {}, h("a", { href: address(node.name) }, node.name)),
-                h("div", {}, says(node)),
+                h("div", {}, says(node, fleet.time)),
               ),
             ),
         )
@@ -112,7 +109,8 @@ const legend = () =>
     ),
   );
 
-function squares(fleet, nodes) {
+function squares(fleet) {
+  const { nodes } = fleet;
   if (nodes.length < fleet.members) {
     return h(
       "section",
@@ -143,7 +141,7 @@ function squares(fleet, nodes) {
               {},
               h(
                 "a",
-                { class: level(node), href: address(node.name), title: `${node.name}: ${says(node)}` },
+                { class: level(node), href: address(node.name), title: `${node.name}: ${says(node, fleet.time)}` },
                 h("span", { "aria-hidden": "true" }, MARKS[level(node)][0], named ? ` ${node.name}` : ""),
                 h("span", { class: "spoken" }, `${node.name}: ${node.state}`),
               ),
@@ -187,9 +185,7 @@ function jobs(found, leftOut) {
   );
 }
 
-function render() {
-  const fleet = page.last;
-  const { nodes } = fleet;
+function render(fleet, answered) {
   document.title = `${problems(fleet) ? `(${problems(fleet)}) ` : ""}Fleet \u2013 dshealthd`;
   patch(
     document.getElementById("top"),
@@ -198,40 +194,12 @@ function render() {
       { id: "top" },
       h("h1", {}, "Fleet"),
       h("span", { class: "quiet" }, `${plural(fleet.members, "node")}, as seen from ${fleet.node}`),
-      h("span", { class: "live" }, h("span", { class: "beat" }), `${fleet.asking ? "querying, " : ""}updated `, clock(new Date(page.answered)), h("span", { class: "unit" }, ` ${zone()}`)),
+      h("span", { class: "live" }, h("span", { class: "beat" }), `${fleet.asking ? "querying, " : ""}updated `, clock(new Date(answered)), h("span", { class: "unit" }, ` ${zone()}`)),
     ),
   );
-  patch(document.getElementById("page"), h("main", { id: "page" }, summary(fleet, nodes), squares(fleet, nodes), jobs(fleet.jobs, fleet.jobs_left_out)));
+  patch(document.getElementById("page"), h("main", { id: "page" }, summary(fleet), squares(fleet), jobs(fleet.jobs, fleet.jobs_left_out)));
 }
 
-function watch() {
-  const silence = Date.now() - page.answered;
-  const lost = silence > LOST_AFTER || (!page.last && page.failed);
-  const banner = document.getElementById("banner");
-  document.body.classList.toggle("lost", Boolean(lost && page.last));
-  banner.hidden = !lost;
-  if (!lost) return;
-  const text = `${page.last ? `The agent has not answered for ${duration(silence / 1000)}.` : "No data about the fleet."} ${page.failed}`;
-  if (banner.textContent !== text) banner.textContent = text;
-}
-
-const say = (text) => patch(document.getElementById("page"), h("main", { id: "page" }, text ? h("p", { class: "quiet" }, text) : null));
-
-async function ask() {
-  try {
-    const answer = await fetch("api/v1/fleet", { cache: "no-store", signal: AbortSignal.timeout(PATIENCE) });
-    if (!answer.ok) throw new Error((await answer.text()).trim());
-    page.last = await answer.json();
-    page.answered = Date.now();
-    page.failed = "";
-  } catch (error) {
-    page.failed = error.name === "TimeoutError" ? "timed out" : error.message;
-  }
-  if (page.last) render();
-  else say("");
-  watch();
-  setTimeout(ask, document.hidden ? 10 * EVERY : EVERY);
-}
-
-say("asking all nodes");
-ask();
+patch(document.getElementById("page"), h("main", { id: "page" }, h("p", { class: "quiet" }, "asking all nodes")));
+// The agent waits up to 4.5 s for all nodes.
+poll("api/v1/fleet", { every: 3000, patience: 8000, lostAfter: 15000, nothing: "No data about the fleet.", render });

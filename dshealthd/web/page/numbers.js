@@ -6,7 +6,7 @@ export const known = (value) => typeof value === "number" && Number.isFinite(val
 export const unknown = () => h("span", { class: "unknown" }, "unknown");
 export const show = (value, unit, digits = 0) =>
   known(value) ? [value.toFixed(digits), unit ? h("span", { class: "unit" }, ` ${unit}`) : ""] : [unknown()];
-export const said = (value, digits = 0) => (known(value) ? value.toFixed(digits) : "unknown");
+export const said = (value) => (known(value) ? value.toFixed(0) : "unknown");
 export const count = (value) => (known(value) ? value.toLocaleString("en-US", { maximumFractionDigits: 0 }) : unknown());
 export const percent = (value) => (known(value) ? show(value * 100, "%", value < 0.0995 && value > 0 ? 1 : 0) : [unknown()]);
 export const sum = (values) => (values.length ? values.reduce((total, value) => total + value, 0) : undefined);
@@ -20,9 +20,8 @@ function scaled(value, base, units) {
   }
   return [value.toFixed(index === 0 || value >= 99.95 ? 0 : 1), units[index]];
 }
-export const bytes = (value) => (known(value) ? scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]) : ["unknown", ""]);
-export const bits = (value) =>
-  known(value) ? scaled(value * 8, 1000, ["bit/s", "kb/s", "Mb/s", "Gb/s", "Tb/s"]) : ["unknown", ""];
+export const bytes = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]);
+export const bits = (value) => scaled(value * 8, 1000, ["bit/s", "kb/s", "Mb/s", "Gb/s", "Tb/s"]);
 export const measure = ([text, unit]) => (unit ? [text, h("span", { class: "unit" }, ` ${unit}`)] : [unknown()]);
 
 export function duration(seconds) {

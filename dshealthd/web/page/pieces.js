@@ -76,10 +76,10 @@ export const flow = (sends, receives) =>
     ),
   );
 
-export function table(heads, rows, kind) {
+export function table(heads, rows) {
   return h(
     "table",
-    { class: kind || null },
+    {},
     h(
       "thead",
       {},
