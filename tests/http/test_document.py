@@ -104,25 +104,13 @@ def nested(depth: int) -> Any:
 WRONG = {
     "a finding without keys": {"verdict": "critical", "findings": [{}]},
     "findings is a text": {"findings": "x"},
-    "no findings": {"findings": None},
     "jobs is null": {"jobs": None},
-    "a job without a hang": {"jobs": [{"job": "j"}]},
     "a hang that is a text": {"jobs": [job(hang="x")]},
-    "a stall that is a text": {"jobs": [job(stall="x")]},
     "a stall without a time": {"jobs": [job(stall={"says": "x"})]},
-    "a stall for a text": {
-        "jobs": [job(stall={"says": "x", "silent_seconds": "1", "hung_in_seconds": 1})]
-    },
-    "a hang that says a number": {
-        "jobs": [job(hang={"cause": "x", "says": 1, "overdue_seconds": 1, "culprits": []})]
-    },
-    "a step that is a text": {"jobs": [job(step="\x1b[2J")]},
     "a rank that is a text": {"jobs": [job(ranks=[rank(rank="\x1b[2J")])]},
     "a step that is none": {"jobs": [job(ranks=[rank(step=1.5)])]},
     "a probe that is a list": {"probe": []},
-    "a round without a time": {"probe": {"state": "ok", "rounds": [{"members": []}]}},
     "a round in no year": {"probe": {"state": "ok", "rounds": [{**ROUND, "time": 1e300}]}},
-    "a collector that is a text": {"collectors": ["x"]},
     "metrics without samples": {"metrics": {"a": {}}},
     "a sample without a value": {"metrics": {"a": {"samples": [{"labels": {}}]}}},
     "a value that is a text": {"metrics": {"a": {"samples": [{"labels": {}, "value": "1"}]}}},
@@ -131,16 +119,12 @@ WRONG = {
     "a label that is a list": {"metrics": {"a": {"samples": [{"labels": {"b": []}, "value": 1}]}}},
     "a deep sample": {"metrics": {"a": {"samples": [{"labels": {}, "value": 1, "x": 1}]}}},
     "a deep family": {"metrics": {"a": {"samples": [], "x": nested(20)}}},
-    "a deep field": {"x": nested(20)},
     "a very deep field": {"x": nested(500)},
     "a deep field of a job": {"jobs": [job(x=nested(20))]},
-    "no verdict": {"verdict": None},
     "an unknown verdict": {"verdict": "fine"},
     "a schema that is true": {"schema": True},
     "ok with a critical finding": {"verdict": "ok", "findings": [finding()]},
-    "ok with an unknown finding": {"verdict": "ok", "findings": [finding(severity="unknown")]},
     "critical without a finding": {"verdict": "critical"},
-    "a clock of the year 99999": {"time": 1e13},
 }
 
 

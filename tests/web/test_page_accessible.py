@@ -39,8 +39,15 @@ LOOKS: tuple[tuple[tuple[int, int], Literal["light", "dark"]], ...] = (
 )
 
 
+GROUND = "() => Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])"
+"""How red the ground is, of 255."""
+
+
 def test_a_simulated_node(browser: Browser, tmp_path: Path) -> None:
-    """Eight GPUs of which some ail, InfiniBand, Xids: every panel and every mark."""
+    """Eight GPUs of which some ail, InfiniBand, Xids: every panel and every mark; the ground is as
+    light or dark as the scheme.
+    """
+    grounds = []
     with node(tmp_path) as made:
         made.train(0)
         made.ail()
@@ -49,7 +56,11 @@ def test_a_simulated_node(browser: Browser, tmp_path: Path) -> None:
                 visit = Visit(browser, f"http://127.0.0.1:{agent.port}/", size, scheme)
                 visit.page.wait_for_selector(".verdict.bad")
                 assert violations(visit.page) == []
+                grounds.append(visit.page.evaluate(GROUND))
                 visit.page.close()
+    light, dark = grounds
+    assert light > 200
+    assert dark < 60
 
 
 def test_hung_unknown_and_lost(browser: Browser) -> None:
