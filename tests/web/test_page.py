@@ -106,29 +106,6 @@ def test_page_shows_the_gpus_and_what_changes(
     visit.page.close()
 
 
-def test_failing_collector_is_shown_with_its_reason(
-    browser: Browser, simulated: tuple[Node, RunningAgent]
-) -> None:
-    """A source that cannot be read is named with the reason at the top and in its panel. Nothing of
-    it is shown as a number.
-    """
-    made, agent = simulated
-    visit = Visit(browser, address(agent))
-    made.nvml.fault("fail", 18)
-    visit.wait(".verdict li", "NVML")
-    visit.wait("section[aria-label='GPUs'] .fault", "gpu: ")
-    reason = json.loads(agent.get("/api/v1/status"))["collectors"]
-    expected = next(
-        collector["reason"] for collector in reason if collector["name"] == "gpu"
-    ).replace("_", " ")
-    assert expected in visit.panel("GPUs")
-    assert "°C" not in visit.panel("GPUs")
-    visit.wait(".collectors li", f"{expected}")
-    made.nvml.clear_faults()
-    visit.page.wait_for_selector("section[aria-label='GPUs'] .fault", state="detached")
-    visit.page.close()
-
-
 @pytest.mark.parametrize("size", [PHONE, (768, 1024), DESK], ids=["phone", "tablet", "desk"])
 def test_page_fits_its_window(
     browser: Browser, simulated: tuple[Node, RunningAgent], size: tuple[int, int]

@@ -184,6 +184,18 @@ def test_unknown_is_not_green(browser: Browser) -> None:
             assert "1 not applicable or disabled: mig" in visit.text(".absent")
 
 
+def test_a_failing_collector_has_its_reason_in_its_panel(browser: Browser) -> None:
+    """Nothing of what cannot be read is shown as a number; the reason goes with the fault."""
+    made = snapshot()
+    made.put("gpu", failed(Reason.PERMISSION_DENIED, "may not"))
+    with shown(browser, made) as visit:
+        assert "gpu: permission denied \u2013 may not" in visit.panel("GPUs")
+        assert "\u00b0C" not in visit.panel("GPUs")
+        assert "permission denied" in visit.text(".collectors")
+        made.put("gpu", Result(CollectionOutcome.OK, GPUS))
+        visit.page.wait_for_selector("section[aria-label='GPUs'] .fault", state="detached")
+
+
 def test_the_page_does_not_judge(browser: Browser) -> None:
     """What the API finds is shown, whatever the samples say: no limit is left in the page."""
     text = {"part": "GPU 0", "summary": "made up", "detail": "`made` up <b>"}

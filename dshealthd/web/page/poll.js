@@ -2,7 +2,7 @@
 
 import { clock, duration } from "./numbers.js";
 
-const HIDDEN = 15; // times as long between requests while nobody sees the page
+const HIDDEN = 15; // times as long between requests while the page is hidden
 
 // Times are in milliseconds: `every` between requests, `patience` for an answer, `lostAfter` without an answer until the banner appears.
 // `render` receives the last document, the time of its arrival, and whether the agent is lost; `nothing` is said while there is none.
