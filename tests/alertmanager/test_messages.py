@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.symptoms.entry import RULESET
-from tests.lab.receiver import Receiver
+from tests.alertmanager.conftest import page_by_examples
 from tests.lab.servers import Server, alertmanager, routes
-from tests.lab.station import Loopback
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from email.message import EmailMessage
-    from pathlib import Path
+
+    from tests.lab.receiver import Receiver
+    from tests.lab.station import Loopback
 
 ADDRESS = "127.0.0.62"
-"""On which nobody else is given a port between the choice of one and the server's start."""
 LABELS = {
     **RULESET,
     "alertname": "DshealthdGpuLost",
@@ -108,15 +108,11 @@ def mailbox() -> Iterator[Mailbox]:
 
 
 @pytest.fixture(scope="module")
-def receiver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiver]:
-    """What stands for Slack and PagerDuty."""
-    with Receiver(Loopback("services", ADDRESS, tmp_path_factory.mktemp("receiver"))) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def server(
-    tmp_path_factory: pytest.TempPathFactory, receiver: Receiver, mailbox: Mailbox
+    station: Loopback,
+    tmp_path_factory: pytest.TempPathFactory,
+    receiver: Receiver,
+    mailbox: Mailbox,
 ) -> Iterator[Server]:
     """An Alertmanager that pages by PagerDuty and Slack, and writes tickets by mail.
 
@@ -124,35 +120,17 @@ def server(
     """
     directory = tmp_path_factory.mktemp("server")
 
-    def secret(name: str, text: str) -> str:
-        place: Path = directory / name
-        place.write_text(text, encoding="ascii")
-        return str(place)
-
     def examples(config: dict[str, Any]) -> None:
+        page_by_examples(config, receiver, directory)
         found = {entry["name"]: entry for entry in config["receivers"]}
-        (pagerduty,), (slack,) = (
-            found["dshealthd-page-pagerduty"]["pagerduty_configs"],
-            found["dshealthd-page-slack"]["slack_configs"],
-        )
         (mail,) = found["dshealthd-ticket-mail"]["email_configs"]
-        pagerduty |= {
-            "routing_key_file": secret("pagerduty", "k3y"),
-            "url": f"{receiver.url}/v2/enqueue",
-        }
-        slack["api_url_file"] = secret("slack", f"{receiver.url}/slack")
-        mail |= {
-            "smarthost": mailbox.address,
-            "require_tls": False,
-        }  # the mailbox offers no authentication, so that none is used
-        found["dshealthd-page"] |= {"pagerduty_configs": [pagerduty], "slack_configs": [slack]}
+        # The mailbox offers no authentication, so that none is used.
+        mail |= {"smarthost": mailbox.address, "require_tls": False}
         found["dshealthd-ticket"]["email_configs"] = [mail]
         for route in routes(config):
             route |= {"group_wait": "200ms", "group_interval": "500ms"}
 
-    with alertmanager(
-        Loopback("services", ADDRESS, directory), directory, receiver, examples
-    ) as made:
+    with alertmanager(station, directory, receiver, examples) as made:
         yield made
 
 
@@ -226,59 +204,33 @@ def test_ticket_by_mail(server: Server, mailbox: Mailbox) -> None:
 @pytest.mark.parametrize(
     ("labels", "where"),
     [
-        ({"component": "node", "node": "node-1", "instance": "node-1:10061"}, "node-1"),
-        (
-            {"component": "gpu", "node": "node-1", "gpu": "0", "link": "11"},
-            "node-1 GPU 0 NVLink 11",
-        ),
-        (
-            {"component": "gpu", "node": "node-1", "finding": "GpuLost", "part": "GPU 3"},
-            "node-1 GPU 3",
-        ),
-        ({"component": "node", "node": "node-1", "finding": "NvmlBroken", "part": ""}, "node-1"),
-        (
-            {"component": "nic", "node": "node-1", "device": "mlx5_0", "port": "1"},
-            "node-1 mlx5_0 port 1",
-        ),
-        ({"component": "path", "node": "node-1", "path": "/data"}, "node-1 /data"),
-        (
-            {"component": "link", "node": "node-1", "peer": "node-2", "part": "node-1--node-2"},
-            "node-1--node-2",
-        ),
-        ({"component": "leaf", "leaf": "leaf-3"}, "leaf leaf-3"),
-        ({"component": "job", "job": "dshealthd", "training_job": "slurm-7"}, "job slurm-7"),
-        (
-            {"component": "gpu", "node": "node-1", "gpu": "2", "training_job": "slurm-7"},
-            "node-1 GPU 2 job slurm-7",
-        ),
-        ({"component": "fleet", "cluster": "a"}, "cluster a"),
-        ({"component": "fleet"}, "cluster without a name"),
-        ({"component": "node", "instance": "node-1:10061"}, "node-1:10061"),
+        ("component=node node=node-1 instance=node-1:10061", "node-1"),
+        ("component=gpu node=node-1 gpu=0 link=11", "node-1 GPU 0 NVLink 11"),
+        ("component=gpu node=node-1 finding=GpuLost part=GPU_3", "node-1 GPU 3"),
+        ("component=node node=node-1 finding=NvmlBroken part=", "node-1"),
+        ("component=nic node=node-1 device=mlx5_0 port=1", "node-1 mlx5_0 port 1"),
+        ("component=path node=node-1 path=/data", "node-1 /data"),
+        ("component=link node=node-1 peer=node-2 part=node-1--node-2", "node-1--node-2"),
+        ("component=leaf leaf=leaf-3", "leaf leaf-3"),
+        ("component=job job=dshealthd training_job=slurm-7", "job slurm-7"),
+        ("component=gpu node=node-1 gpu=2 training_job=slurm-7", "node-1 GPU 2 job slurm-7"),
+        ("component=fleet cluster=a", "cluster a"),
+        ("component=fleet", "cluster without a name"),
+        ("component=node instance=node-1:10061", "node-1:10061"),
     ],
-    ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
 )
-def test_where(labels: dict[str, str], where: str, server: Server, receiver: Receiver) -> None:
+def test_where(labels: str, where: str, server: Server, receiver: Receiver) -> None:
     """The part that an alert is about is told from its labels."""
     symptom = f"where {where}"
-    server.ask(
-        "/api/v2/alerts",
-        [
-            {
-                "labels": {
-                    **RULESET,
-                    "alertname": "Where",
-                    "severity": "critical",
-                    "symptom": symptom,
-                }
-                | labels
-            }
-        ],
-    )
+    shown = dict(label.replace("GPU_", "GPU ").split("=") for label in labels.split())
+    common = {**RULESET, "alertname": "Where", "severity": "critical", "symptom": symptom}
+    server.ask("/api/v2/alerts", [{"labels": common | shown}])
 
     def titles() -> list[str]:
-        documents = [
-            entry.document for entry in list(receiver.notifications) if entry.receiver == "slack"
+        return [
+            entry.document["attachments"][0]["title"]
+            for entry in list(receiver.notifications)
+            if entry.receiver == "slack"
         ]
-        return [document["attachments"][0]["title"] for document in documents]
 
     assert receiver.wait(lambda: f"{symptom}: {where}" in titles(), 60), titles()

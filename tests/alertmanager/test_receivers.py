@@ -14,15 +14,15 @@ import pytest
 import yaml
 
 from tests.alertmanager.test_messages import LOST, TEXT
-from tests.lab.receiver import Receiver
 from tests.lab.servers import alertmanager, routes
-from tests.lab.station import Loopback
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.lab.receiver import Receiver
+    from tests.lab.station import Loopback
+
 ADDRESS = "127.0.0.63"
-"""On which nobody else is given a port between the choice of one and the server's start."""
 FILE = Path(__file__).parents[2] / "deploy/alertmanager/receivers.yml"
 Request = tuple[str, str, Any]
 """Path, authorization and document."""
@@ -52,7 +52,9 @@ def requests() -> Iterator[tuple[str, list[Request]]]:
     thread.join()
 
 
-def test_opsgenie_and_ntfy(requests: tuple[str, list[Request]], tmp_path: Path) -> None:
+def test_opsgenie_and_ntfy(
+    requests: tuple[str, list[Request]], station: Loopback, receiver: Receiver, tmp_path: Path
+) -> None:
     """A page arrives at both, with the key from its file, and says what and where in their fields."""
     url, taken = requests
     copied = yaml.safe_load(FILE.read_text(encoding="utf-8"))["receivers"]
@@ -71,8 +73,7 @@ def test_opsgenie_and_ntfy(requests: tuple[str, list[Request]], tmp_path: Path) 
         page |= {"opsgenie_configs": [opsgenie], "webhook_configs": [ntfy]}
         config["receivers"] += copied
 
-    station = Loopback("services", ADDRESS, tmp_path)
-    with Receiver(station) as receiver, alertmanager(station, tmp_path, receiver, adapt) as server:
+    with alertmanager(station, tmp_path, receiver, adapt) as server:
         server.ask("/api/v2/alerts", [LOST])
         end = time.monotonic() + 60
         while len(taken) < 2:

@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.symptoms.entry import RULESET
-from tests.lab.receiver import Receiver
+from tests.alertmanager.conftest import page_by_examples
 from tests.lab.servers import Server, alertmanager
-from tests.lab.station import Loopback
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
-    from tests.lab.receiver import Notification
+    from tests.lab.receiver import Notification, Receiver
+    from tests.lab.station import Loopback
 
 ADDRESS = "127.0.0.64"
-"""On which nobody else is given a port between the choice of one and the server's start."""
 SECONDS = 15.0
 """From an alert that fires to its message, at most."""
 MOST_PARTS = 20
@@ -36,34 +34,13 @@ LONG = "why " * 175 + "First step: " + "do " * 60
 
 
 @pytest.fixture(scope="module")
-def receiver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiver]:
-    """What stands for webhooks, Slack and PagerDuty."""
-    with Receiver(Loopback("services", ADDRESS, tmp_path_factory.mktemp("receiver"))) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[Server]:
+def server(
+    station: Loopback, tmp_path_factory: pytest.TempPathFactory, receiver: Receiver
+) -> Iterator[Server]:
     """An Alertmanager that pages by webhook, PagerDuty and Slack, as the examples do."""
     directory = tmp_path_factory.mktemp("server")
-
-    def secret(name: str, text: str) -> str:
-        place: Path = directory / name
-        place.write_text(text, encoding="ascii")
-        return str(place)
-
-    def examples(config: dict[str, Any]) -> None:
-        found = {entry["name"]: entry for entry in config["receivers"]}
-        (pagerduty,) = found["dshealthd-page-pagerduty"]["pagerduty_configs"]
-        (slack,) = found["dshealthd-page-slack"]["slack_configs"]
-        url = f"{receiver.url}/v2/enqueue"
-        pagerduty |= {"routing_key_file": secret("pagerduty", "k3y"), "url": url}
-        slack["api_url_file"] = secret("slack", f"{receiver.url}/slack")
-        found["dshealthd-page"] |= {"pagerduty_configs": [pagerduty], "slack_configs": [slack]}
-
-    with alertmanager(
-        Loopback("services", ADDRESS, directory), directory, receiver, examples
-    ) as made:
+    adapt = partial(page_by_examples, receiver=receiver, directory=directory)
+    with alertmanager(station, directory, receiver, adapt) as made:
         yield made
 
 
