@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.series import short_name
+from dshealthd.findings.series import each, flagged, over, short_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,91 +43,49 @@ def workings(series: Series, _wall: float) -> Iterator[Sign]:
     waiting = any(series("path_failing", reason=("timeout", "stuck")))
     for labels, value in series("worker_stuck"):
         if labels["worker"] != "device" and value > 0 and not waiting:
-            yield Sign(
-                TROUBLE,
-                "a worker hangs in the kernel, as whatever else touches its device would",
-                part=labels["worker"],
-                value=value,
-                source="worker_stuck",
-                hold=120.0,
-            )
-    for _, lost in series.rise("kernel_log_records_lost_total", 900.0):
+            reason = "a worker hangs in the kernel, as whatever else touches its device would"
+            yield Sign(TROUBLE, reason, labels, value=value, source="worker_stuck", hold=120.0)
+    name = "kernel_log_records_lost_total"
+    for _, lost in series.rise(name, 900.0):
         if lost > 0:
-            yield Sign(
-                TROUBLE,
-                "records were lost before they were read; an Xid may be among them",
-                part="kernel log",
-                value=lost,
-                source="kernel_log_records_lost_total",
-            )
-    started = series.value("process_start_time_seconds")
+            reason = "records were lost before they were read; an Xid may be among them"
+            yield Sign(TROUBLE, reason, part="kernel log", value=lost, source=name)
+    name = "process_start_time_seconds"
+    started = series.value(name)
     series.add([] if started is None else [STARTED(1.0, f"{started:.0f}")])
     restarts = len(list(series.highest(short_name(STARTED), HALF_AN_HOUR))) - 1
     if restarts > RESTARTS:
-        yield Sign(
-            TROUBLE,
-            "it is crash-looping",
-            part="agent",
-            value=float(restarts),
-            limit=RESTARTS,
-            source="process_start_time_seconds",
-        )
+        reason = "it is crash-looping"
+        yield Sign(TROUBLE, reason, part="agent", value=restarts, limit=RESTARTS, source=name)
     for name, file in FILES.items():
-        if series.value(name) == 0:
-            yield Sign(TROUBLE, REJECTED, part=file, hold=60.0, source=name)
+        yield from flagged(series, TROUBLE, name, REJECTED, at=0.0, part=file, hold=60.0)
 
 
 def probes(series: Series, wall: float) -> Iterator[Sign]:
     """Yield findings about what keeps this node from probes."""
-    up = series.value("probe_up")
-    if up == 0:
-        yield Sign(
-            PROBES,
-            "probes cannot run, as members, key, certificate or address are unusable",
-            source="probe_up",
-        )
+    reason = "probes cannot run, as members, key, certificate or address are unusable"
+    yield from flagged(series, PROBES, "probe_up", reason, at=0.0)
     name = "probe_last_round_timestamp_seconds"
     # With no round since the agent started, the silence counts from that start.
     started = series.value("process_start_time_seconds")
     last = max((value for _, value in series(name)), default=started)
     members = series.value("members")
     alone = members is None or members <= 1
-    if (
-        up == 1
-        and not alone
-        and last is not None
-        and wall - last > series.limits.probe_silent_seconds
-    ):
-        yield Sign(
-            PROBES,
-            "no round with any peer has taken place for a long time",
-            apart="round",
-            hold=120.0,
-            value=wall - last,
-            limit="probe_silent_seconds",
-            source=name,
-            since=last,
-        )
+    if series.value("probe_up") == 1 and not alone and last is not None:
+        reason = "no round with any peer has taken place for a long time"
+        silent = over(series, PROBES, wall - last, "probe_silent_seconds", name, reason)
+        yield from each(silent, apart="round", hold=120.0, since=last)
     name = "probe_peer_certificate_expiry_timestamp_seconds"
     end = series.value(name)
-    if end is not None and end - wall < series.limits.certificate_seconds:
-        yield Sign(
-            PROBES,
-            "the certificate for the peer API ends soon or has ended, and probes with it",
-            apart="certificate",
-            value=max(0.0, end - wall),
-            limit="certificate_seconds",
-            source=name,
-        )
+    limit = "certificate_seconds"
+    if end is not None and end - wall < series.limit(limit):
+        reason = "the certificate for the peer API ends soon or has ended, and probes with it"
+        left = max(0.0, end - wall)
+        yield Sign(PROBES, reason, apart="certificate", value=left, limit=limit, source=name)
     name = "probe_peer_disagrees"
-    for reason, peers in Counter(labels["reason"] for labels, _ in series(name)).items():
-        yield Sign(
-            PROBES,
-            f"it differs from peers in {reason}, and has no rounds with them",
-            part=reason,
-            value=float(peers),
-            source=name,
-        )
+    for what, peers in Counter(labels["reason"] for labels, _ in series(name)).items():
+        reason = f"it differs from peers in {what}, and has no rounds with them"
+        yield Sign(PROBES, reason, part=what, value=float(peers), source=name)
 
 
 def accused(series: Series, _wall: float, *, name: str) -> Iterator[Sign]:

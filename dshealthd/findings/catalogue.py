@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -108,20 +109,13 @@ def unread(source: str, part: str, reason: str, detail: str, node: str) -> Findi
 
 def starting(sources: tuple[str, ...], node: str) -> Finding:
     """Return the finding that some collectors have not run yet."""
-    entry = catalogue()["DshealthdCollectorFailing"]
-    return Finding(
-        slug=entry.slug,
+    return dataclasses.replace(
+        unread("", "", "", "", node),
         alert="",
-        severity=State.UNKNOWN,
-        component="node",
-        part="",
         origins=sources,
         summary="The agent has not read all sources yet",
         detail=f"not read yet: {', '.join(sources)}",
         first_step=f"wait a few seconds; if it persists, read `journalctl -u dshealthd` on {node}",
-        runbook=RUNBOOKS + entry.slug,
-        source="dshealthd_collector_failing",
-        hold_seconds=entry.hold_seconds,
     )
 
 
@@ -133,7 +127,7 @@ def part(labels: Mapping[str, str], component: str) -> str:
         return f"{labels['device']}/{labels.get('port', '')}"
     if component == "gpu" and labels.get("pci"):
         return f"GPU {labels['pci']}"
-    for key in ("path", "training_job", "part", "nvswitch", "file", "worker"):
+    for key in ("path", "training_job", "part", "nvswitch", "file", "worker", "disk"):
         if labels.get(key):
             return labels[key]
     return ""

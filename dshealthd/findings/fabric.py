@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.series import RECENT, each, logged, over, short_name
+from dshealthd.findings.series import RECENT, by, each, each_over, logged, over, short_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -51,6 +51,7 @@ SYMBOL_ERRORS = (
 )
 """The lowest rate, the time and the limit of its symbol errors."""
 ADAPTER, DEGRADED = "DshealthdAdapterTrouble", "DshealthdNetworkPortDegraded"
+AN_ADAPTER = "an adapter"
 ADAPTER_FAILED = {
     "adapter_failure": "the kernel reports that an adapter has failed",
     "adapter_command_timed_out": "an adapter's firmware does not answer commands",
@@ -87,13 +88,8 @@ def ports(series: Series, _wall: float) -> Iterator[Sign]:
         if port in ethernet:
             yield _link_down(ethernet[port] or "/".join(port), "infiniband_port_up")
             continue
-        yield Sign(
-            "DshealthdFabricPortDown",
-            state,
-            part="/".join(port),
-            value=0,
-            source="infiniband_port_up",
-        )
+        alert, name = "DshealthdFabricPortDown", "infiniband_port_up"
+        yield Sign(alert, state, part="/".join(port), value=0, source=name)
     used = _used_interfaces(series)
     for labels, value in series("network_up"):
         device = labels["device"]
@@ -102,16 +98,8 @@ def ports(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def _link_down(device: str, source: str) -> Sign:
-    return Sign(
-        DEGRADED,
-        "is down and was in use",
-        part=device,
-        value=0,
-        source=source,
-        apart="down",
-        hold=BLIP,
-        keep=DOWN,
-    )
+    sign = Sign(DEGRADED, "is down and was in use", part=device, value=0, source=source)
+    return dataclasses.replace(sign, apart="down", hold=BLIP, keep=DOWN)
 
 
 def names_in_faults(part: str) -> set[str]:
@@ -194,10 +182,8 @@ def degraded(series: Series, _wall: float) -> Iterator[Sign]:
             if value > 0:
                 yield _sign(labels, reason, value)
     for type_, (limit, per, reason) in RISING.items():
-        for labels, value in series.rise(errors, RECENT, type=type_):
-            yield from over(
-                series, DEGRADED, value * per / RECENT, limit, errors, reason, part=_port(labels)
-            )
+        rises = series.rise(errors, RECENT, type=type_)
+        yield from each_over(series, DEGRADED, rises, limit, errors, reason, scale=per / RECENT)
     yield from _symbol_errors(series)
 
 
@@ -210,14 +196,8 @@ def _slow(series: Series) -> Iterator[Sign]:
         limit = best[_pair(labels)]
         there = series.value(name, **labels) is not None
         if there and value < limit and _pair(labels) not in apart | down and _settled(series):
-            yield Sign(
-                DEGRADED,
-                "runs at a lower rate than it did",
-                part=_port(labels),
-                value=value,
-                limit=limit,
-                source=name,
-            )
+            reason = "runs at a lower rate than it did"
+            yield Sign(DEGRADED, reason, labels, value=value, limit=limit, source=name)
 
 
 def _port(labels: Mapping[str, str]) -> str:
@@ -229,9 +209,7 @@ def _pair(labels: Mapping[str, str]) -> Port:
 
 
 def _sign(labels: Mapping[str, str], reason: str, value: float) -> Sign:
-    return Sign(
-        DEGRADED, reason, part=_port(labels), value=value, source="infiniband_port_errors_total"
-    )
+    return Sign(DEGRADED, reason, labels, value=value, source="infiniband_port_errors_total")
 
 
 def _flapping(series: Series) -> Iterator[Sign]:
@@ -263,51 +241,28 @@ def _symbol_errors(series: Series) -> Iterator[Sign]:
 
     Links have many while they train: after a boot, or when they come up again.
     """
-    rates = {
-        _port(labels): value for labels, value in series("infiniband_port_rate_bytes_per_second")
-    }
+    name = "infiniband_port_errors_total"
+    reason = "has more symbol errors than its cable should cause"
+    rates = {_pair(labels): v for labels, v in series("infiniband_port_rate_bytes_per_second")}
     for least, seconds, limit in SYMBOL_ERRORS:
-        up = {
-            _port(labels) for labels, value in series.lowest("infiniband_port_up", seconds) if value
-        }
-        for labels, value in series.rise(
-            "infiniband_port_errors_total", seconds, type="symbol_error"
-        ):
-            port = _port(labels)
+        up = {_pair(labels) for labels, v in series.lowest("infiniband_port_up", seconds) if v}
+        for labels, value in series.rise(name, seconds, type="symbol_error"):
+            port = _pair(labels)
             of_rate = (rates.get(port, -1.0) >= NDR) == (least == NDR) and port in rates
             if of_rate and port in up and _settled(series, seconds):
-                yield from over(
-                    series,
-                    DEGRADED,
-                    value,
-                    limit,
-                    "infiniband_port_errors_total",
-                    "has more symbol errors than its cable should cause",
-                    part=port,
-                )
+                yield from over(series, DEGRADED, value, limit, name, reason, labels)
 
 
 def adapters(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about adapters, from the kernel's log, and about ports that are missing."""
     for event, reason in ADAPTER_FAILED.items():
         # A line is logged once; the adapter stays broken until its driver or firmware is restarted.
-        yield from logged(
-            series, ADAPTER, event, part="an adapter", reason=reason, apart="failed", keep=HOUR
-        )
-    lines = (
-        logged(
-            series,
-            ADAPTER,
-            event,
-            at_least=least,
-            seconds=seconds,
-            part="an adapter",
-            reason=reason,
-        )
-        for event, (reason, least, seconds) in ADAPTER_TROUBLE.items()
-    )
-    found = (*itertools.chain(*lines), *_missing_ports(series))
-    yield from each(found, mild=True, hold=120.0)
+        lines = logged(series, ADAPTER, event, part=AN_ADAPTER, reason=reason)
+        yield from each(lines, apart="failed", keep=HOUR)
+    for event, (reason, least, seconds) in ADAPTER_TROUBLE.items():
+        lines = logged(series, ADAPTER, event, at_least=least, seconds=seconds)
+        yield from each(lines, part=AN_ADAPTER, reason=reason, mild=True, hold=120.0)
+    yield from each(_missing_ports(series), mild=True, hold=120.0)
 
 
 def _missing_ports(series: Series) -> Iterator[Sign]:
@@ -320,16 +275,11 @@ def _missing_ports(series: Series) -> Iterator[Sign]:
     works = series.value("collector_up", collector=collector) == 1
     if not works and (there or series.value("collector_available", collector=collector) != 0):
         return  # it fails or is switched off: ports that it does not see may be there
+    name = "infiniband_port_up"
+    reason = "it has fewer InfiniBand or RoCE ports than within the last week"
     for _, most in before:
         if there < most:
-            yield Sign(
-                ADAPTER,
-                "it has fewer InfiniBand or RoCE ports than within the last week",
-                part="ports",
-                value=most - there,
-                limit=0,
-                source="infiniband_port_up",
-            )
+            yield Sign(ADAPTER, reason, part="ports", value=most - there, limit=0, source=name)
 
 
 def network(series: Series, _wall: float) -> Iterator[Sign]:
@@ -343,42 +293,21 @@ def _interfaces(series: Series) -> Iterator[Sign]:
     best = {labels["device"]: value for labels, value in series.peak(name, WEEK)}
     for labels, value in series(name):
         device = labels["device"]
-        if device in used and value < best.get(device, 0.0):
-            yield Sign(
-                DEGRADED,
-                "has negotiated a lower speed than it had",
-                part=device,
-                value=value,
-                limit=best[device],
-                source=name,
-            )
-    name = "network_carrier_changes_total"
+        if device in used and value < (most := best.get(device, 0.0)):
+            reason = "has negotiated a lower speed than it had"
+            yield Sign(DEGRADED, reason, part=device, value=value, limit=most, source=name)
+    name, limit = "network_carrier_changes_total", "link_downed_in_3h"
+    uptime, reason = series.value("uptime_seconds"), "loses its carrier again and again"
+    booted = uptime is not None and uptime <= 3 * HOUR
     for labels, changes in series.rise(name, 3 * HOUR):
-        flaps = changes / 2
-        uptime = series.value("uptime_seconds")
-        booted = uptime is not None and uptime <= 3 * HOUR
-        if labels["device"] in used and not booted and flaps > series.limits.link_downed_in_3h:
-            yield Sign(
-                DEGRADED,
-                "loses its carrier again and again",
-                part=labels["device"],
-                value=flaps,
-                limit="link_downed_in_3h",
-                source=name,
-            )
-    errors: dict[str, float] = {}
-    for direction in ("receive", "transmit"):
-        for labels, value in series.rise(f"network_{direction}_errors_total", RECENT):
-            errors[labels["device"]] = errors.get(labels["device"], 0.0) + value
-    for device, value in errors.items():
+        device = labels["device"]
+        if device in used and not booted:
+            yield from over(series, DEGRADED, changes / 2, limit, name, reason, part=device)
+    name, limit = "network_receive_errors_total", "network_errors_per_second"
+    sent = series.rise("network_transmit_errors_total", RECENT)
+    for device, value in by((*series.rise(name, RECENT), *sent), "device").items():
         yield from over(
-            series,
-            DEGRADED,
-            value / RECENT,
-            "network_errors_per_second",
-            "network_receive_errors_total",
-            "has bad packets",
-            part=device,
+            series, DEGRADED, value / RECENT, limit, name, "has bad packets", part=device
         )
 
 

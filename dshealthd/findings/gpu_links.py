@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.series import RECENT, each, logged, over
+from dshealthd.findings.series import RECENT, each, each_over, flagged, logged, over
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -81,17 +81,11 @@ def nvlink(series: Series, _wall: float) -> Iterator[Sign]:
         for labels, at in series(name, **wanted):
             if labels["gpu"] not in lost:
                 yield Sign(alert, "the driver reports a failed link", labels, source=name, since=at)
-    for labels, value in series("sxid_errors_total", severity="fatal"):
+    alert, name = "DshealthdGpuResetNeeded", "sxid_errors_total"
+    for labels, value in series(name, severity="fatal"):
         if value > 0:
-            yield Sign(
-                "DshealthdGpuResetNeeded",
-                "a fatal error (SXid) since boot",
-                part=f"NVSwitch {labels['nvswitch']}",
-                hold=0.0,
-                value=value,
-                limit=0,
-                source="sxid_errors_total",
-            )
+            part, reason = f"NVSwitch {labels['nvswitch']}", "a fatal error (SXid) since boot"
+            yield Sign(alert, reason, part=part, hold=0.0, value=value, limit=0, source=name)
 
 
 def _settled(series: Series) -> bool:
@@ -117,36 +111,21 @@ def nvlink_errors(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield GPUs whose NVLinks work, with errors or slowly."""
     alert, name = "DshealthdNvlinkDegraded", "gpu_nvlink_errors_total"
     for type_, (limit, per, reason) in NVLINK_ERRORS.items():
-        for labels, value in series.rise(name, QUARTER, type=type_):
-            if value * per / QUARTER >= series.limit(limit):
-                yield Sign(
-                    alert, reason, labels, value=value * per / QUARTER, limit=limit, source=name
-                )
-    name = "nvlink_effective_bit_error_ratio"
-    for labels, value in series(name):
-        yield from over(
-            series,
-            alert,
-            value,
-            "nvlink_bit_error_ratio",
-            name,
-            "have more bit errors than they can correct",
-            labels,
-        )
+        for labels, errors in series.rise(name, QUARTER, type=type_):
+            value = errors * per / QUARTER
+            if value >= series.limit(limit):
+                yield Sign(alert, reason, labels, value=value, limit=limit, source=name)
+    name, limit = "nvlink_effective_bit_error_ratio", "nvlink_bit_error_ratio"
+    reason = "have more bit errors than they can correct"
+    yield from each_over(series, alert, series(name), limit, name, reason)
     name = "nvlink_speed_bytes_per_second"
     best = {labels["uuid"]: value for labels, value in series.peak(name, WEEK)}
     most = max((value for _, value in series(name)), default=0)
     for labels, value in series.highest(name, 300.0, full=True):
         usual = max(best.get(labels["uuid"], 0), most)
         if value < usual and series.value(name, **labels) is not None:
-            yield Sign(
-                alert,
-                "run slower than they did, or than another GPU's",
-                labels,
-                value=value,
-                limit=usual,
-                source=name,
-            )
+            reason = "run slower than they did, or than another GPU's"
+            yield Sign(alert, reason, labels, value=value, limit=usual, source=name)
 
 
 def nvlink_domain(series: Series, _wall: float) -> Iterator[Sign]:
@@ -176,14 +155,10 @@ def nvlink_domain(series: Series, _wall: float) -> Iterator[Sign]:
             source=name,
         )
     nodes = series.value("imex_nodes")
-    for name, reason in (("imex_running", "running"), ("imex_listening", "listening")):
-        if nodes is not None and nodes > 1 and series.value(name) == 0:
-            yield Sign(
-                MULTI_NODE,
-                f"nvidia-imex, configured for several nodes, is not {reason}",
-                value=nodes,
-                source=name,
-            )
+    for name, state in (("imex_running", "running"), ("imex_listening", "listening")):
+        if nodes is not None and nodes > 1:
+            reason = f"nvidia-imex, configured for several nodes, is not {state}"
+            yield from flagged(series, MULTI_NODE, name, reason, at=0.0, value=nodes)
 
 
 def _domain(labels: Mapping[str, str]) -> str:
@@ -207,13 +182,8 @@ def _off_fabric(series: Series, domains: Mapping[str, str]) -> Iterator[Sign]:
     }
     if sick:
         common = Counter(domains.values()).most_common(1)
-        yield Sign(
-            "DshealthdNvlinkFabricUnhealthy",
-            part=common[0][0] if common else "",
-            value=len(sick),
-            limit=0,
-            source="gpu_fabric_state",
-        )
+        alert, part = "DshealthdNvlinkFabricUnhealthy", common[0][0] if common else ""
+        yield Sign(alert, part=part, value=len(sick), limit=0, source="gpu_fabric_state")
 
 
 def pcie(series: Series, _wall: float) -> Iterator[Sign]:
@@ -261,20 +231,12 @@ def _slow_pcie(series: Series) -> Iterator[Sign]:
         for labels, value in series("pcie_link_generation_max")
         if value >= GENERATION_5
     }
-    for labels, replays in series.rise("pcie_replays_total", RECENT):
-        # A link of twice the rate may have twice as many errors.
-        allowed = (
-            "pcie_replays_gen5_per_minute" if labels["gpu"] in gen5 else "pcie_replays_per_minute"
-        )
-        yield from over(
-            series,
-            PCIE,
-            replays * 60 / RECENT,
-            allowed,
-            "pcie_replays_total",
-            "retransmits packets after errors",
-            labels,
-        )
+    name, reason = "pcie_replays_total", "retransmits packets after errors"
+    for labels, replays in series.rise(name, RECENT):
+        allowed = "pcie_replays_per_minute"
+        if labels["gpu"] in gen5:  # a link of twice the rate may have twice as many errors
+            allowed = "pcie_replays_gen5_per_minute"
+        yield from over(series, PCIE, replays * 60 / RECENT, allowed, name, reason, labels)
 
 
 def _pcie_errors(series: Series) -> Iterator[Sign]:
@@ -284,15 +246,14 @@ def _pcie_errors(series: Series) -> Iterator[Sign]:
         ("nonfatal", 900.0, "pcie_nonfatal_errors_in_15m", "counts non-fatal errors"),
         ("correctable", 3600.0, hour, "counts many corrected errors"),
     ):
-        for labels, value in series.rise(errors, seconds, type=type_):
-            yield from over(series, PCIE, value, limit, errors, reason, labels)
+        rises = series.rise(errors, seconds, type=type_)
+        yield from each_over(series, PCIE, rises, limit, errors, reason)
     for event, lines, seconds, reason in (
         ("pcie_error_corrected", series.limit(hour) + 1, 3600.0, "has many corrected errors"),
         ("iommu_fault", IOMMU_FAULTS, RECENT, "accesses memory that the IOMMU does not allow it"),
     ):
-        yield from logged(
-            series, PCIE, event, at_least=lines, seconds=seconds, part=DEVICE, reason=reason
-        )
+        signs = logged(series, PCIE, event, at_least=lines, seconds=seconds)
+        yield from each(signs, part=DEVICE, reason=reason)
 
 
 RULES = (nvlink, nvlink_errors, nvlink_domain, pcie)

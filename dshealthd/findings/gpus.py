@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING
 from dshealthd.core.text import plural
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
-from dshealthd.findings.series import each, logged
+from dshealthd.findings.series import each, each_over, flagged, logged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from dshealthd.findings.series import Point, Series
 
@@ -76,7 +75,14 @@ _NVML_SAYS = {
     "not_found": "NVML lists it no more",
     "frozen": "NVML: values are frozen",
 }
-_XID = "xid_last_timestamp_seconds"
+PENDING = {
+    "gpu_remapped_rows_pending": "replace a bad memory row",
+    "gpu_retired_pages_pending": "retire a bad memory page",
+    "gpu_repair_pending": "repair a memory channel or a TPC",
+}
+"""What a GPU needs a reset for, by the metric that says so."""
+_XID, _ACTION = "xid_last_timestamp_seconds", "gpu_recovery_action"
+_XID_ACTION = "xid_recovery_action_last_timestamp_seconds"
 
 
 def recent(
@@ -106,18 +112,10 @@ def off_bus(series: Series, wall: float) -> list[Point]:
     ]
 
 
-def _logged(series: Series, alert: str, xids: frozenset[str]) -> Iterator[Sign]:
+def _logged(series: Series, alert: str, xids: Collection[str]) -> Iterator[Sign]:
     """Yield a sign for each GPU with such an Xid since its last reset."""
     for labels, at in series(_XID, xid=xids):
         yield Sign(alert, f"Xid {labels['xid']}", labels, source=_XID, since=at)
-
-
-def _flags(series: Series, alert: str, **names: str) -> Iterator[Sign]:
-    """Yield a sign for each series of these GPU metrics that is 1; the values are the reasons."""
-    for name, reason in names.items():
-        for labels, value in series(name):
-            if value == 1:
-                yield Sign(alert, reason, labels, source=name)
 
 
 def lost(series: Series, wall: float) -> Iterator[Sign]:
@@ -200,11 +198,10 @@ def _followed_by_requests(series: Series, wall: float) -> set[str]:
 
 def _rows(series: Series) -> Iterator[Sign]:
     """Yield GPUs that could not replace a bad memory row."""
-    flags = _flags(
-        series, RESET, gpu_remapped_rows_failed=_NO_ROW, gpu_memory_unrepairable=_NO_REPAIR
-    )
     # No reset by hand causes it.
-    yield from each((*flags, *_logged(series, RESET, XIDS_EXCHANGE)), hold=0.0)
+    yield from flagged(series, RESET, "gpu_remapped_rows_failed", _NO_ROW, hold=0.0)
+    yield from flagged(series, RESET, "gpu_memory_unrepairable", _NO_REPAIR, hold=0.0)
+    yield from each(_logged(series, RESET, XIDS_EXCHANGE), hold=0.0)
 
 
 def _memory(series: Series) -> Iterator[Sign]:
@@ -221,12 +218,12 @@ def _memory(series: Series) -> Iterator[Sign]:
 def _requests(series: Series) -> Iterator[tuple[Mapping[str, str], str, float]]:
     """Yield the GPUs whose last Xid 154 requests something: labels, action, time."""
     last: dict[str, Point] = {}
-    for point in series("xid_recovery_action_last_timestamp_seconds"):
+    for point in series(_XID_ACTION):
         pci = point.labels["pci"]
         if pci not in last or point.value > last[pci].value:
             last[pci] = point
     # NVML says what is asked for now, if the driver supports it.
-    none = {labels["gpu"] for labels, value in series("gpu_recovery_action") if not value}
+    none = {labels["gpu"] for labels, value in series(_ACTION) if not value}
     for labels, at in last.values():
         if labels["action"] != "none" and labels["gpu"] not in none:
             yield labels, labels["action"], at
@@ -234,110 +231,57 @@ def _requests(series: Series) -> Iterator[tuple[Mapping[str, str], str, float]]:
 
 def _resets(series: Series) -> Iterator[Sign]:
     """Yield GPUs that are no use until they are reset, or their node is rebooted."""
-    alert = RESET
-    for labels, value in series("gpu_recovery_action"):
+    for labels, value in series(_ACTION):
         if value > 0 and value != DRAIN_AND_RESET:
-            asks = RECOVERY.get(int(value), "asks for recovery")
-            yield Sign(
-                alert,
-                f"the driver {asks}",
-                labels,
-                value=value,
-                limit=0,
-                source="gpu_recovery_action",
-            )
-    yield from _logged(series, alert, XIDS_RESET)
+            asks = f"the driver {RECOVERY.get(int(value), 'asks for recovery')}"
+            yield Sign(RESET, asks, labels, value=value, limit=0, source=_ACTION)
+    yield from _logged(series, RESET, XIDS_RESET)
     for labels, action, at in _requests(series):
         if action != "drain_and_reset":
-            yield Sign(
-                alert,
-                f"Xid 154: {action.replace('_', ' ')}",
-                labels,
-                source="xid_recovery_action_last_timestamp_seconds",
-                since=at,
-            )
+            asks = f"Xid 154: {action.replace('_', ' ')}"
+            yield Sign(RESET, asks, labels, source=_XID_ACTION, since=at)
     for labels, value in series("gpu_fault", reason="reset_required"):
         if value:
-            yield Sign(alert, "NVML: reset required", labels, source="gpu_fault")
+            yield Sign(RESET, "NVML: reset required", labels, source="gpu_fault")
     # On some releases no Xid follows that would name the GPU.
     if not any(series(_XID, xid=XIDS_GSP)):
-        yield from logged(
-            series,
-            alert,
-            "gpu_firmware_timeout",
-            seconds=HOUR,
-            part="a GPU",
-            reason="its own processor (GSP) does not answer",
-        )
+        lines = logged(series, RESET, "gpu_firmware_timeout", seconds=HOUR)
+        yield from each(lines, part="a GPU", reason="its own processor (GSP) does not answer")
 
 
 def _repairs(series: Series) -> Iterator[Sign]:
     """Yield GPUs that work, and that a reset would repair."""
-    alert = REPAIR
-    yield from _flags(
-        series,
-        alert,
-        gpu_remapped_rows_pending="needs a reset to replace a bad memory row",
-        gpu_retired_pages_pending="needs a reset to retire a bad memory page",
-        gpu_repair_pending="needs a reset to repair a memory channel or a TPC",
-    )
+    for name, reason in PENDING.items():
+        yield from flagged(series, REPAIR, name, f"needs a reset to {reason}")
     known = {labels["gpu"] for labels, _ in series("gpu_remapped_rows_pending")}
-    for sign in _logged(series, alert, frozenset(("63",))):
-        if sign.labels["gpu"] not in known:
-            yield dataclasses.replace(
-                sign, reason="needs a reset to replace a bad memory row (Xid 63)"
-            )
-    yield from each(_logged(series, alert, frozenset(("94",))), reason=CONTAINED)
-    for labels, value in series("gpu_recovery_action"):
+    rows = [sign for sign in _logged(series, REPAIR, {"63"}) if sign.labels["gpu"] not in known]
+    yield from each(rows, reason="needs a reset to replace a bad memory row (Xid 63)")
+    yield from each(_logged(series, REPAIR, {"94"}), reason=CONTAINED)
+    asks = "its driver asks for a drain and a reset"
+    for labels, value in series(_ACTION):
         if value == DRAIN_AND_RESET:
-            yield Sign(
-                alert,
-                "its driver asks for a drain and a reset",
-                labels,
-                value=value,
-                source="gpu_recovery_action",
-            )
+            yield Sign(REPAIR, asks, labels, value=value, source=_ACTION)
     for labels, action, at in _requests(series):
         if action == "drain_and_reset":
-            yield Sign(
-                alert,
-                "its driver asks for a drain and a reset (Xid 154)",
-                labels,
-                source="xid_recovery_action_last_timestamp_seconds",
-                since=at,
-            )
+            yield Sign(REPAIR, f"{asks} (Xid 154)", labels, source=_XID_ACTION, since=at)
     name, limit = "gpu_ecc_errors_total", "ecc_corrected_per_minute"
-    for labels, rise in series.rise(name, MINUTES * 60.0, type="corrected", counter="volatile"):
-        if rise / MINUTES > series.limit(limit):
-            yield Sign(
-                alert,
-                "it corrects memory errors all the time",
-                labels,
-                value=rise / MINUTES,
-                limit=limit,
-                source=name,
-            )
+    rises = series.rise(name, MINUTES * 60.0, type="corrected", counter="volatile")
+    reason = "it corrects memory errors all the time"
+    yield from each_over(series, REPAIR, rises, limit, name, reason, scale=1 / MINUTES)
 
 
 def _worn(series: Series) -> Iterator[Sign]:
     """Yield GPUs with worn SRAM, or a corrupted infoROM."""
     alert = "DshealthdGpuSramWornOut"
-    yield from _flags(series, alert, gpu_sram_threshold_exceeded="above NVIDIA's threshold")
+    yield from flagged(series, alert, "gpu_sram_threshold_exceeded", "above NVIDIA's threshold")
     judged = {labels["gpu"] for labels, _ in series("gpu_sram_threshold_exceeded")}
     name, limit = "gpu_ecc_location_errors_total", "sram_uncorrected_aggregate"
     for labels, value in series(name, location="sram", type="uncorrected", counter="aggregate"):
         if value > series.limit(limit) and labels["gpu"] not in judged:
             yield Sign(alert, "several in its life", labels, value=value, limit=limit, source=name)
-    for labels, value in series("gpu_inforom_valid"):
-        if value == 0:
-            yield Sign(
-                REPAIR,
-                "its infoROM is corrupted",
-                labels,
-                source="gpu_inforom_valid",
-                apart="infoROM",
-                hold=SETTLED,
-            )
+    name, reason = "gpu_inforom_valid", "its infoROM is corrupted"
+    corrupted = flagged(series, REPAIR, name, reason, at=0.0)
+    yield from each(corrupted, apart="infoROM", hold=SETTLED)
 
 
 def _other_xids(series: Series, wall: float) -> Iterator[Sign]:
@@ -350,14 +294,9 @@ def _other_xids(series: Series, wall: float) -> Iterator[Sign]:
         link = labels["xid"] in XIDS_NVLINK and at <= fatal.get(labels["pci"], -math.inf)
         new = at > wall - series.limits.xid_recent_seconds
         if new and labels["xid"] not in XIDS_TOLD and not link:
-            yield Sign(
-                REPAIR,
-                f"its driver has logged Xid {labels['xid']}",
-                labels,
-                source=_XID,
-                since=at,
-                apart=f"Xid {labels['xid']}",
-            )
+            xid = f"Xid {labels['xid']}"
+            reason = f"its driver has logged {xid}"
+            yield Sign(REPAIR, reason, labels, source=_XID, since=at, apart=xid)
 
 
 def _recurring(series: Series) -> Iterator[Sign]:
@@ -380,14 +319,8 @@ def _recurring(series: Series) -> Iterator[Sign]:
         gpu, xid = labels["gpu"], labels["xid"]
         earlier = days.get((gpu, labels["pci"], xid), 0.0) > rise > 0
         if earlier and gpus_of[xid] == {gpu} and sum(gpu == other for other, _ in jobs) > 1:
-            yield Sign(
-                REPAIR,
-                f"Xid {xid} recurs there in different jobs, and on no other GPU",
-                labels,
-                value=rise,
-                source=name,
-                apart=f"Xid {xid}",
-            )
+            reason = f"Xid {xid} recurs there in different jobs, and on no other GPU"
+            yield Sign(REPAIR, reason, labels, value=rise, source=name, apart=f"Xid {xid}")
 
 
 def driver(series: Series, wall: float) -> Iterator[Sign]:
@@ -399,28 +332,19 @@ def driver(series: Series, wall: float) -> Iterator[Sign]:
     ]
     if hung and not off_bus(series, wall):
         where = sorted(labels["gpu"] for labels, value in series("gpu_fault", reason=HUNG) if value)
-        at = f", at GPU {' '.join(where)}" if where else ""
-        yield Sign(
-            broken, f"a call did not return{at}", source="collector_failing", hold=TWO_DEADLINES
-        )
+        reason = "a call did not return" + (f", at GPU {' '.join(where)}" if where else "")
+        yield Sign(broken, reason, source="collector_failing", hold=TWO_DEADLINES)
     whole = series.value("collector_up", collector="gpu") == 0 and not any(series("gpu_up"))
     for labels, _ in series("collector_failing", collector="gpu"):
         reason = labels["reason"]
         if whole and reason not in HUNG | {"waiting", "expired", "internal"}:
-            agents = reason in OF_THE_AGENT
-            yield Sign(
-                unwatched if agents else broken,
-                reason.replace("_", " "),
-                source="collector_failing",
-            )
+            alert = unwatched if reason in OF_THE_AGENT else broken
+            yield Sign(alert, reason.replace("_", " "), source="collector_failing")
     for labels, value in series("gpu_fault", reason=OF_THE_AGENT):
         if value and series.value("gpu_up", gpu=labels["gpu"], uuid=labels["uuid"]) == 0:
-            yield Sign(
-                unwatched,
-                f"GPU {labels['gpu']}: {labels['reason'].replace('_', ' ')}",
-                part=f"GPU {labels['gpu']}",
-                source="gpu_fault",
-            )
+            part = f"GPU {labels['gpu']}"
+            reason = f"{part}: {labels['reason'].replace('_', ' ')}"
+            yield Sign(unwatched, reason, part=part, source="gpu_fault")
     expected = series.value("gpus_expected")
     if expected and series.value("collector_available", collector="gpu") == 0:
         yield Sign(
@@ -452,13 +376,9 @@ def checksums(series: Series, _wall: float) -> Iterator[Sign]:
         if len(points) > 2 and len(points) - agree == 1:  # noqa: PLR2004 - of two, either
             odd = next(point for point in points if point.value != usual)
             # A ticket until identical bits have been seen on real GPUs of each kind.
-            yield Sign(
-                "DshealthdComputesWrong",
-                "its bits differ from those of this node's other GPUs",
-                odd.labels,
-                source="probe_checksum",
-                mild=True,
-            )
+            alert = "DshealthdComputesWrong"
+            reason = "its bits differ from those of this node's other GPUs"
+            yield Sign(alert, reason, odd.labels, source="probe_checksum", mild=True)
 
 
 RULES = (lost, errors, driver, checksums)

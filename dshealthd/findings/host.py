@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.series import RECENT, each, logged, over, share
+from dshealthd.findings.series import RECENT, each, each_over, flagged, logged, over, share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,7 @@ REFUSED = (
     "ended, or is on another node"
 )
 BUSY, NEAR = "DshealthdRendezvousPortsBusy", "DshealthdHostLimitNear"
-UNREACHABLE = "DshealthdRendezvousUnreachable"
+UNREACHABLE, ERROR = "DshealthdRendezvousUnreachable", "DshealthdHostErrors"
 OUTCOMES = {
     "timed_out": "no answer, as when a firewall drops packets",
     "unreachable": "no route, or a firewall that rejects",
@@ -28,25 +28,15 @@ OUTCOMES = {
 
 
 HOUR, DAY = 3600.0, 86400.0
+UNCORRECTED = "has had errors that ECC did not correct"
+STUCK = "finds CPUs or processes stuck again and again"
 ERRORS = (
-    (
-        ("memory_error_uncorrected",),
-        1,
-        HOUR,
-        "its memory",
-        "has had errors that ECC did not correct",
-    ),
+    (("memory_error_uncorrected",), 1, HOUR, "its memory", UNCORRECTED),
     (("machine_check",), 1, HOUR, "its processor", "has reported machine checks"),
     (("kernel_oops",), 1, HOUR, "the kernel", "has hit a bug, and may have left locks behind"),
     (("kernel_panic",), 1, HOUR, "the kernel", "has panicked"),
     (("hard_lockup",), 1, HOUR, "a CPU", "was locked up"),
-    (
-        ("soft_lockup", "rcu_stall", "hung_task"),
-        3,
-        RECENT,
-        "the kernel",
-        "finds CPUs or processes stuck again and again",
-    ),
+    (("soft_lockup", "rcu_stall", "hung_task"), 3, RECENT, "the kernel", STUCK),
     (("memory_error_corrected",), 101, DAY, "its memory", "has had many corrected errors in a day"),
     (("cpu_throttled",), 10, HOUR, "its processor", "is slowed down by heat"),
     (("allocation_failure",), 10, RECENT, "the kernel", "finds no large pieces of memory"),
@@ -71,35 +61,26 @@ def _near(
     value: float | None,
     limit: str,
     source: str,
-    part: str = "the system",
+    part: str = "",
     job: str = "",
 ) -> Iterator[Sign]:
-    """Yield a sign if this share of the limit of `what` is too much."""
+    """Yield a sign if this share of the limit of `what` is too much, by default of the job or the
+    system.
+    """
+    part = part or (f"job {job}" if job else "the system")
     return over(series, NEAR, value, limit, source, what, part=part, job=job, apart=what)
 
 
 def memory(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about pressure on the host's memory."""
-    alert = "DshealthdHostMemoryPressure"
-    for _, kills in series.rise("oom_kills_total", 300.0):
+    alert, name = "DshealthdHostMemoryPressure", "oom_kills_total"
+    reason = "OOM kill: the kernel has killed processes"
+    for _, kills in series.rise(name, 300.0):
         if kills > 0:
-            yield Sign(
-                alert,
-                "OOM kill: the kernel has killed processes",
-                value=kills,
-                source="oom_kills_total",
-                apart="kill",
-                hold=0.0,
-            )
-    stalled = series.value("pressure_stalled_ratio", resource="memory", tasks="full")
-    yield from over(
-        series,
-        alert,
-        stalled,
-        "memory_pressure_ratio",
-        "pressure_stalled_ratio",
-        "all tasks wait for memory, and an OOM kill is near",
-    )
+            yield Sign(alert, reason, value=kills, source=name, apart="kill", hold=0.0)
+    name, reason = "pressure_stalled_ratio", "all tasks wait for memory, and an OOM kill is near"
+    stalled = series.value(name, resource="memory", tasks="full")
+    yield from over(series, alert, stalled, "memory_pressure_ratio", name, reason)
     available = share(series.value("memory_available_bytes"), series.value("memory_total_bytes"))
     if available is not None and available < series.limits.memory_available_ratio:
         yield Sign(
@@ -109,55 +90,35 @@ def memory(series: Series, _wall: float) -> Iterator[Sign]:
             limit="memory_available_ratio",
             source="memory_available_bytes",
         )
-    requests = share(series.value("aio_requests"), series.value("aio_requests_limit"))
-    yield from _near(
-        series, "asynchronous I/O requests", requests, "aio_requests_ratio", "aio_requests"
-    )
+    name = "aio_requests"
+    requests = share(series.value(name), series.value("aio_requests_limit"))
+    yield from _near(series, "asynchronous I/O requests", requests, "aio_requests_ratio", name)
+    name = "job_locked_memory_bytes"
     for labels, limit in series("job_locked_memory_limit_bytes"):
         job = labels["training_job"]
-        locked = [value for _, value in series("job_locked_memory_bytes", training_job=job)]
-        yield from _near(
-            series,
-            "lockable memory",
-            share(max(locked, default=None), limit),
-            "locked_memory_ratio",
-            "job_locked_memory_bytes",
-            part=f"job {job}",
-            job=job,
-        )
+        locked = max((value for _, value in series(name, training_job=job)), default=None)
+        used = share(locked, limit)
+        yield from _near(series, "lockable memory", used, "locked_memory_ratio", name, job=job)
 
 
 def files(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about open files and threads that are close to their limits."""
-    for scope, files_open, limit in _limited(series, "open_files"):
+    for scope, files_open, allowed in _limited(series, "open_files"):
         job = files_open.labels["training_job"]
-        value = files_open.value / limit
+        value = files_open.value / allowed
         # The process closest to its limit may belong to a job, which has its own finding.
         of_job = (
             other.value / most for _, other, most in _limited(series, "open_files", scope="job")
         )
         if scope != "process" or value > max(of_job, default=0.0):
-            yield from _near(
-                series,
-                "open files",
-                value,
-                "open_files_ratio",
-                "open_files",
-                part={"job": f"job {job}", "process": "a process"}.get(scope, "the system"),
-                job=job,
-            )
+            part, limit = "a process" if scope == "process" else "", "open_files_ratio"
+            yield from _near(series, "open files", value, limit, "open_files", part, job)
     used = share(series.value("threads"), series.value("threads_limit"))
     yield from _near(series, "threads", used, "threads_ratio", "threads")
     for labels, value in series("job_threads"):
-        yield from _near(
-            series,
-            "threads",
-            share(value, series.value("job_threads_limit", **labels)),
-            "threads_ratio",
-            "job_threads",
-            part=f"job {labels['training_job']}",
-            job=labels["training_job"],
-        )
+        used = share(value, series.value("job_threads_limit", **labels))
+        job = labels["training_job"]
+        yield from _near(series, "threads", used, "threads_ratio", "job_threads", job=job)
 
 
 def _limited(series: Series, name: str, **labels: str) -> Iterator[tuple[str, Point, float]]:
@@ -174,59 +135,33 @@ def sockets(series: Series, _wall: float) -> Iterator[Sign]:
         value > 0
         for _, value in series.rise("loopback_connections_total", 300.0, outcome="no_port")
     )
-    if series.value("loopback_up") == 0 and not no_port:
-        yield Sign("DshealthdLoopbackRefused", "fail", source="loopback_up")
-    for _, seconds in series.lowest("loopback_connect_seconds", 60.0):
-        yield from over(
-            series,
-            "DshealthdLoopbackRefused",
-            seconds,
-            "loopback_connect_seconds",
-            "loopback_connect_seconds",
-            "take hundreds of times as long as they should",
-            apart="slow",
-            mild=True,
-            hold=60.0,
-        )
-    for what, name, value, limit in (
-        (
-            "ephemeral ports",
-            "tcp_ephemeral_ports_used",
-            share(series.value("tcp_ephemeral_ports_used"), series.value("tcp_ephemeral_ports")),
-            "ephemeral_ports_ratio",
-        ),
-        (
-            "sockets in TIME_WAIT",
-            "tcp_sockets",
-            share(
-                series.value("tcp_sockets", state="time_wait"), series.value("tcp_time_wait_limit")
-            ),
-            "time_wait_ratio",
-        ),
-        (
-            "tracked connections",
-            "conntrack_entries",
-            share(series.value("conntrack_entries"), series.value("conntrack_entries_limit")),
-            "conntrack_ratio",
-        ),
-    ):
-        yield from _near(series, what, value, limit, name)
+    alert, name = "DshealthdLoopbackRefused", "loopback_connect_seconds"
+    if not no_port:
+        yield from flagged(series, alert, "loopback_up", "fail", at=0.0)
+    reason = "take hundreds of times as long as they should"
+    slow = each_over(series, alert, series.lowest(name, 60.0), name, name, reason)
+    yield from each(slow, apart="slow", mild=True, hold=60.0)
+    name = "tcp_ephemeral_ports_used"
+    used = share(series.value(name), series.value("tcp_ephemeral_ports"))
+    yield from _near(series, "ephemeral ports", used, "ephemeral_ports_ratio", name)
+    name = "tcp_sockets"
+    used = share(series.value(name, state="time_wait"), series.value("tcp_time_wait_limit"))
+    yield from _near(series, "sockets in TIME_WAIT", used, "time_wait_ratio", name)
+    name = "conntrack_entries"
+    used = share(series.value(name), series.value("conntrack_entries_limit"))
+    yield from _near(series, "tracked connections", used, "conntrack_ratio", name)
 
 
 def rendezvous(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about rendezvous ports, and about ranks that cannot reach their master."""
     # Sockets in TIME_WAIT are in use as well: where they are the reason, it is the only one.
     used = share(series.value("rendezvous_ports_used"), series.value("rendezvous_ports"))
-    for reason, value, limit, name in (
-        (
-            "are held by sockets in TIME_WAIT",
-            series.value("rendezvous_sockets", state="time_wait"),
-            "rendezvous_time_wait_sockets",
-            "rendezvous_sockets",
-        ),
-        ("are mostly in use", used, "rendezvous_ports_ratio", "rendezvous_ports_used"),
-    ):
-        yield from over(series, BUSY, value, limit, name, reason, part="rendezvous ports")
+    part, name = "rendezvous ports", "rendezvous_sockets"
+    limit, reason = "rendezvous_time_wait_sockets", "are held by sockets in TIME_WAIT"
+    waiting = series.value(name, state="time_wait")
+    yield from over(series, BUSY, waiting, limit, name, reason, part=part)
+    limit, reason = "rendezvous_ports_ratio", "are mostly in use"
+    yield from over(series, BUSY, used, limit, "rendezvous_ports_used", reason, part=part)
     for labels, age in series("rendezvous_orphan_age_seconds"):
         connections = series.value("rendezvous_orphan_connections", **labels) or 0
         # Rank 0 is connected to itself: that one is no use if it has lost its launcher and has no
@@ -282,36 +217,18 @@ def _rank_alone(series: Series) -> bool:
 
 def clock(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield the finding that the clock is not synchronized, or differs from the peers'."""
-    if series.value("clock_synchronized") == 0:
-        yield Sign(
-            "DshealthdClockWrong",
-            "not synchronized by any time daemon",
-            source="clock_synchronized",
-        )
-    offset = series.value("probe_clock_offset_seconds", statistic="median")
-    yield from over(
-        series,
-        "DshealthdClockWrong",
-        None if offset is None else abs(offset),
-        "clock_offset_seconds",
-        "probe_clock_offset_seconds",
-        "off from the median of its peers' clocks",
-    )
+    alert, reason = "DshealthdClockWrong", "not synchronized by any time daemon"
+    yield from flagged(series, alert, "clock_synchronized", reason, at=0.0)
+    name, reason = "probe_clock_offset_seconds", "off from the median of its peers' clocks"
+    for _, offset in series(name, statistic="median"):
+        yield from over(series, alert, abs(offset), "clock_offset_seconds", name, reason)
 
 
 def errors(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield what the kernel logs about the host's hardware, about itself and about limits."""
     for events, at_least, seconds, part, reason in ERRORS:
-        yield from logged(
-            series,
-            "DshealthdHostErrors",
-            *events,
-            at_least=at_least,
-            seconds=seconds,
-            part=part,
-            reason=reason,
-            apart=events[0],
-        )
+        lines = logged(series, ERROR, *events, at_least=at_least, seconds=seconds)
+        yield from each(lines, part=part, reason=reason, apart=events[0])
     for event, what, part in REACHED:
         lines = logged(series, NEAR, event, part=part, reason=what, apart=what)
         yield from each(lines, value=1.0)

@@ -11,7 +11,7 @@ from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.hangs import problem, silent
 from dshealthd.findings.limits import source as limit_source
-from dshealthd.findings.series import over, short_name
+from dshealthd.findings.series import by, over, short_name
 from dshealthd.findings.settings import ranks_named
 from dshealthd.jobs.hangs.hang import HangClass
 
@@ -56,13 +56,9 @@ def hangs(series: Series, wall: float) -> Iterator[Sign]:
         if found is None:
             continue
         if found.cause == HangClass.DEBUGGER:
+            alert, name = "DshealthdRankInDebugger", "job_hang_culprit_info"
             for culprit in found.culprits:
-                yield Sign(
-                    "DshealthdRankInDebugger",
-                    part=f"rank {culprit['rank']} of {job}",
-                    job=job,
-                    source="job_hang_culprit_info",
-                )
+                yield Sign(alert, part=f"rank {culprit['rank']} of {job}", job=job, source=name)
         if not found.is_hang:
             continue
         culprits = [f"rank {one['rank']} {problem(one['reason'])}" for one in found.culprits]
@@ -89,14 +85,12 @@ def _last_heartbeat(series: Series, job: str) -> float | None:
 
 def ends(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs of which the first rank to end here ended by a failure."""
+    events = "kernel_events_total"
     where = next(
         (
             library
             for event, library in SEGFAULTS.items()
-            if any(
-                lines > 0
-                for _, lines in series.rise("kernel_events_total", BEFORE_END, event=event)
-            )
+            if any(lines > 0 for _, lines in series.rise(events, BEFORE_END, event=event))
         ),
         "",
     )
@@ -107,7 +101,8 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
     }
     total = max((value for _, value in series("gpu_memory_total_bytes")), default=math.inf)
     ended: dict[str, list[tuple[float, Mapping[str, str]]]] = {}
-    for labels, at in series("job_rank_ended_timestamp_seconds"):
+    alert, name = "DshealthdJobFailed", "job_rank_ended_timestamp_seconds"
+    for labels, at in series(name):
         ended.setdefault(labels["training_job"], []).append((at, labels))
     # The kernel's log names no job.
     ranks_before = list(series.highest("job_ranks", BEFORE_END))
@@ -127,24 +122,15 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
             and reserved.get(_rank(labels), 0.0) > series.limits.gpu_memory_held_ratio * total
         ):
             said = "ended with an error while PyTorch held nearly all of its GPU's memory"
-        yield Sign(
-            "DshealthdJobFailed",
-            f"rank {labels['rank']} {said}",
-            job=job,
-            value=at,
-            source="job_rank_ended_timestamp_seconds",
-            since=at,
-        )
+        said = f"rank {labels['rank']} {said}"
+        yield Sign(alert, said, job=job, value=at, source=name, since=at)
     # Without heartbeats nobody knows which process it was, unless ranks of the only job here are gone.
     gone = any((series.value("job_ranks", **labels) or 0.0) < most for labels, most in ranks_before)
     heard = ended.keys() | {labels["training_job"] for labels, _ in series("job_step")}
     if where and gone and alone and here.isdisjoint(heard):
         (job,) = here
         yield Sign(
-            "DshealthdJobFailed",
-            f"a process crashed in {where}, by the kernel's log",
-            job=job,
-            source="kernel_events_total",
+            alert, f"a process crashed in {where}, by the kernel's log", job=job, source=events
         )
 
 
@@ -180,22 +166,16 @@ def losses(series: Series, _wall: float) -> Iterator[Sign]:
         )
         first = min(ranks.values()) if known else None
         named = [rank for rank in ranks if not known or ranks[rank] == first]
-        yield Sign(
-            "DshealthdLossNotFinite",
-            ranks_named(named),
-            job=job,
-            value=first,
-            source="job_step",
-        )
+        alert, ranks_lost = "DshealthdLossNotFinite", ranks_named(named)
+        yield Sign(alert, ranks_lost, job=job, value=first, source="job_step")
 
 
 def gradients(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs whose gradients have grown far beyond their usual size."""
-    norms: dict[str, list[float]] = {}
-    for labels, norm in series("job_gradient_norm"):
-        if math.isfinite(norm):  # an infinite one is that of a step that is skipped
-            norms.setdefault(labels["training_job"], []).append(norm)
-    series.add([NORM(statistics.median(ranks), job) for job, ranks in norms.items()])
+    # An infinite one is that of a step that is skipped.
+    finite = (point for point in series("job_gradient_norm") if math.isfinite(point.value))
+    norms = by(finite, "training_job", statistics.median)
+    series.add(NORM(norm, job) for job, norm in norms.items())
     limit, name = "gradient_norm_ratio", short_name(NORM)
     least = {
         labels["training_job"]: value
@@ -231,15 +211,9 @@ def skips(series: Series, _wall: float) -> Iterator[Sign]:
             if step > SETTLED_STEPS:
                 job = labels["training_job"]
                 ratios[job] = max(ratios.get(job, 0.0), rise / steps[rank])
+    alert, limit, name = "DshealthdStepsSkipped", "skipped_steps_ratio", "job_skipped_steps_total"
     for job, ratio in ratios.items():
-        yield from over(
-            series,
-            "DshealthdStepsSkipped",
-            ratio,
-            "skipped_steps_ratio",
-            "job_skipped_steps_total",
-            job=job,
-        )
+        yield from over(series, alert, ratio, limit, name, job=job)
 
 
 def _rank(labels: Mapping[str, str]) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.collector import Reason
@@ -152,17 +152,12 @@ class Users:
 
     def __init__(self, series: Series) -> None:
         """Read them from `series`."""
-        self._by_gpu: dict[str, Counter[str]] = {}
-        for point in series("job_gpu_info"):
-            self._by_gpu.setdefault(point.labels["gpu"], Counter())[
-                point.labels["training_job"]
-            ] += 1
-        self._here: Counter[str] = Counter()
-        for name in ("job_ranks", "job_step"):
-            for point in series(name):
-                self._here[point.labels["training_job"]] += (
-                    max(1, int(point.value)) if name == "job_ranks" else 1
-                )
+        self._by_gpu: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for labels, _ in series("job_gpu_info"):
+            self._by_gpu[labels["gpu"]][labels["training_job"]] += 1
+        self._here = Counter(labels["training_job"] for labels, _ in series("job_step"))
+        for labels, ranks in series("job_ranks"):
+            self._here[labels["training_job"]] += max(1, int(ranks))
 
     def of(self, sign: Sign) -> str:
         """Return the job with most ranks on the sign's GPU, or on the node; empty if there is none.

@@ -263,6 +263,41 @@ def over(
         yield Sign(alert, reason, labels or {}, value=value, limit=limit, source=source, **more)
 
 
+def each_over(
+    series: Series,
+    alert: str,
+    points: Iterable[Point],
+    limit: str,
+    source: str,
+    reason: str = "",
+    *,
+    scale: float = 1.0,
+    **more: Any,
+) -> Iterator[Sign]:
+    """Yield a sign for each point whose value, `scale` times, is above the limit of this name."""
+    for labels, value in points:
+        yield from over(series, alert, value * scale, limit, source, reason, labels, **more)
+
+
+def flagged(
+    series: Series, alert: str, name: str, reason: str, *, at: float = 1.0, **more: Any
+) -> Iterator[Sign]:
+    """Yield a sign for each series of a metric whose value is `at`."""
+    for labels, value in series(name):
+        if value == at:
+            yield Sign(alert, reason, labels, source=name, **more)
+
+
+def by(
+    points: Iterable[Point], label: str, combine: Callable[[list[float]], float] = sum
+) -> dict[str, float]:
+    """Return the values of points by a label's value, combined where several have the same."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for labels, value in points:
+        values[labels[label]].append(value)
+    return {key: combine(found) for key, found in values.items()}
+
+
 def share(part: float | None, whole: float | None) -> float | None:
     """Return `part` as a share of `whole`; None if either is unknown or the whole is 0."""
     return part / whole if part is not None and whole else None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.fabric import fabric_up
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.series import each
 from dshealthd.jobs.ras.policy import AskReason, decide
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def transports(series: Series, _wall: float) -> Iterator[Sign]:
             found.setdefault(job, {})[f"{variable} disables {TRANSPORTS[variable]}"] = ranks
     for job, problems in found.items():
         sign = _of_job("DshealthdJobSettings", job, problems, max(problems.values()))
-        yield from each([sign], apart="transport", hold=300.0)
+        yield dataclasses.replace(sign, apart="transport", hold=300.0)
 
 
 def placement(series: Series, _wall: float) -> Iterator[Sign]:
@@ -120,9 +120,8 @@ def placement(series: Series, _wall: float) -> Iterator[Sign]:
         for job, problem in rule(series):
             found.setdefault(job, set()).add(problem)
     for job, problems in found.items():
-        yield _of_job(
-            "DshealthdRankAssignment", job, problems, float(len(problems)), "job_processes"
-        )
+        alert, value = "DshealthdRankAssignment", float(len(problems))
+        yield _of_job(alert, job, problems, value, "job_processes")
 
 
 def _shared(series: Series) -> Iterator[tuple[str, str]]:
@@ -214,13 +213,9 @@ def releases(series: Series, _wall: float) -> Iterator[Sign]:
             if job and decide(nccl).reason is AskReason.UNSAFE:  # which only a running job answers
                 defects.append(CRASHES)
             for text in defects:
-                yield Sign(
-                    "DshealthdNcclKnownBad",
-                    f"NCCL {nccl}: {text}",
-                    part=job or environment or "the node",
-                    job=job,
-                    source="software_info",
-                )
+                alert, reason = "DshealthdNcclKnownBad", f"NCCL {nccl}: {text}"
+                part = job or environment or "the node"
+                yield Sign(alert, reason, part=part, job=job, source="software_info")
 
 
 def known_defects(nccl: str, torch: Collection[str]) -> Iterator[str]:

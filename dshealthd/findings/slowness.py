@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings import fabric
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.series import short_name
+from dshealthd.findings.series import by, over, short_name
 from dshealthd.findings.settings import ranks_named
+from dshealthd.findings.stalls import of_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,11 +38,7 @@ def starved(series: Series, _wall: float) -> Iterator[Sign]:
     Or, if they are a training job's, while their memory is full.
     """
     used = series.parts("gpu_compute_processes", "gpu", "uuid")
-    now = [
-        value
-        for labels, value in series("gpu_utilization_ratio")
-        if (labels["gpu"], labels["uuid"]) in used
-    ]
+    now = [value for gpu, value in of_gpus(series, "gpu_utilization_ratio").items() if gpu in used]
     if now:
         series.add([UTILIZATION(sum(now) / len(now))])
     name = short_name(UTILIZATION)
@@ -67,21 +65,17 @@ def _starved(value: float, reason: str, limit: str, hold: float | None = None) -
 
 def _held(series: Series) -> list[float]:
     """Return the utilization of the GPUs of jobs that are full and hardly compute."""
-    total = {
-        (labels["gpu"], labels["uuid"]): value for labels, value in series("gpu_memory_total_bytes")
-    }
+    limits, total = series.limits, of_gpus(series, "gpu_memory_total_bytes")
     of_jobs = series.parts("job_gpu_info", "gpu", "uuid")
     full = {
         gpu
-        for labels, value in series("gpu_memory_used_bytes")
-        if (gpu := (labels["gpu"], labels["uuid"])) in of_jobs
-        and value > series.limits.gpu_memory_held_ratio * total.get(gpu, float("inf"))
+        for gpu, value in of_gpus(series, "gpu_memory_used_bytes").items()
+        if gpu in of_jobs and value > limits.gpu_memory_held_ratio * total.get(gpu, math.inf)
     }
     return [
         value
-        for labels, value in series("gpu_utilization_ratio")
-        if (labels["gpu"], labels["uuid"]) in full
-        and value < series.limits.gpu_utilization_held_ratio
+        for gpu, value in of_gpus(series, "gpu_utilization_ratio").items()
+        if gpu in full and value < limits.gpu_utilization_held_ratio
     ]
 
 
@@ -99,23 +93,16 @@ def inputs(series: Series, _wall: float) -> Iterator[Sign]:
         rank = labels["training_job"], labels["rank"]
         if rank in here and steps.get(rank) and value / steps[rank] > series.limit(limit):
             slow.setdefault(rank[0], []).append((value / steps[rank], rank[1]))
+    alert, name = "DshealthdInputSlow", "job_input_seconds"
     for job, ranks in slow.items():
-        yield Sign(
-            "DshealthdInputSlow",
-            ranks_named([rank for _, rank in ranks]),
-            job=job,
-            value=max(ranks)[0],
-            limit=limit,
-            source="job_input_seconds",
-        )
+        named, worst = ranks_named([rank for _, rank in ranks]), max(ranks)[0]
+        yield Sign(alert, named, job=job, value=worst, limit=limit, source=name)
 
 
 def steps(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs whose steps take longer than usual, or mostly communicate."""
-    times: dict[str, list[float]] = {}
-    for labels, seconds in series("job_step_seconds"):
-        times.setdefault(labels["training_job"], []).append(seconds)
-    series.add([STEP(statistics.median(ranks), job) for job, ranks in times.items()])
+    times = by(series("job_step_seconds"), "training_job", statistics.median)
+    series.add(STEP(seconds, job) for job, seconds in times.items())
     limit, name = "job_slowed_ratio", short_name(STEP)
     hung = {labels["training_job"] for labels, value in series("job_hang") if value}
     told = set()
@@ -124,30 +111,15 @@ def steps(series: Series, _wall: float) -> Iterator[Sign]:
         now = series.value(name, training_job=job)
         if now is not None and usual and now > series.limit(limit) * usual and job not in hung:
             told.add(job)
-            yield Sign(
-                SLOW,
-                "its steps take longer than they used to",
-                job=job,
-                value=now / usual,
-                limit=limit,
-                source="job_step_seconds",
-            )
+            ratio, reason = now / usual, "its steps take longer than they used to"
+            yield Sign(SLOW, reason, job=job, value=ratio, limit=limit, source="job_step_seconds")
     limit, name = "communication_ratio", "job_communication_seconds_total"
-    shares: dict[str, float] = {}
-    for labels, spent in series.rise(name, 300.0, full=True):
-        job = labels["training_job"]
-        shares[job] = max(spent / 300.0, shares.get(job, 0.0))
-    for job, share in shares.items():
-        if share > series.limit(limit) and job not in told:
-            yield Sign(
-                SLOW,
-                "its ranks spend more time in collectives than in computing",
-                job=job,
-                value=share,
-                limit=limit,
-                source=name,
-                hold=SHARE_SECONDS,
-            )
+    spent = by(series.rise(name, 300.0, full=True), "training_job", max)
+    reason = "its ranks spend more time in collectives than in computing"
+    for job, seconds in spent.items():
+        if job not in told:
+            share = seconds / 300.0
+            yield from over(series, SLOW, share, limit, name, reason, job=job, hold=SHARE_SECONDS)
 
 
 def detours(series: Series, _wall: float) -> Iterator[Sign]:
@@ -169,13 +141,8 @@ def detours(series: Series, _wall: float) -> Iterator[Sign]:
     for (job,) in series.parts("job_run_info", "training_job"):
         # A job that hangs or ends has its own alert; the port has its page in any case.
         if down and sent > enough and (job in moving or job not in judged):
-            yield Sign(
-                "DshealthdJobOnFewerPorts",
-                job=job,
-                value=float(len(down)),
-                limit=0,
-                source="infiniband_port_up",
-            )
+            alert, name = "DshealthdJobOnFewerPorts", "infiniband_port_up"
+            yield Sign(alert, job=job, value=float(len(down)), limit=0, source=name)
 
 
 RULES = (starved, inputs, steps, detours)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.series import by
 from dshealthd.findings.settings import several
 from dshealthd.jobs.hangs.silence import UNKNOWN
 
@@ -62,21 +63,12 @@ def stalls(series: Series, _wall: float) -> Iterator[Sign]:
 def arrivals(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs of which some ranks have begun a communicator that others lack."""
     name = "job_nccl_ranks"
-    ranks: dict[str, float] = {}
-    for labels, value in series(name, state="init"):
-        ranks[labels["training_job"]] = max(value, ranks.get(labels["training_job"], 0.0))
-    for job, count in ranks.items():
+    for job, count in by(series(name, state="init"), "training_job", max).items():
         if count > 0 and not any(series("job_step", training_job=job)):
-            yield Sign(
-                "DshealthdRanksStuckAtInit",
-                (
-                    "its ranks have been initializing a communicator for minutes, without"
-                    f" a step: {several(_troubles(series, job)) or 'NCCL names none in trouble'}"
-                ),
-                job=job,
-                value=count,
-                source=name,
-            )
+            named = several(_troubles(series, job)) or "NCCL names none in trouble"
+            reason = "its ranks have been initializing a communicator for minutes, without a step"
+            alert = "DshealthdRanksStuckAtInit"
+            yield Sign(alert, f"{reason}: {named}", job=job, value=count, source=name)
 
 
 def judged_by_heartbeats(series: Series, job: str) -> bool:
@@ -117,7 +109,7 @@ def _waiting(series: Series) -> Counter[str]:
     A GPU of which no job is known may be that of an idle server, and is nobody's here; so is one
     whose processes are not seen, where several jobs are.
     """
-    utilization = _of_gpus(series, "gpu_utilization_ratio")
+    utilization = of_gpus(series, "gpu_utilization_ratio")
     users: dict[tuple[str, str], str] = {}
     for labels, _ in series("job_gpu_info"):
         gpu = labels["gpu"], labels["uuid"]
@@ -128,9 +120,9 @@ def _waiting(series: Series) -> Counter[str]:
     (unseen,) = here if len(here) == 1 and utilization else ("",)
     found = Counter(dict.fromkeys((*users.values(), *([unseen] if unseen else ())), 0))
     limits = series.limits
-    power = _of_gpus(series, "gpu_power_watts")
-    most = _of_gpus(series, "gpu_power_limit_watts", limit="enforced")
-    memory = _of_gpus(series, "gpu_memory_activity_ratio")
+    power = of_gpus(series, "gpu_power_watts")
+    most = of_gpus(series, "gpu_power_limit_watts", limit="enforced")
+    memory = of_gpus(series, "gpu_memory_activity_ratio")
     traffic = _traffic(series)
     for gpu, busy in utilization.items():
         job = users.get(gpu, unseen)
@@ -146,7 +138,8 @@ def _waiting(series: Series) -> Counter[str]:
     return found
 
 
-def _of_gpus(series: Series, name: str, **labels: str) -> Mapping[tuple[str, str], float]:
+def of_gpus(series: Series, name: str, **labels: str) -> Mapping[tuple[str, str], float]:
+    """Return the values of a metric by GPU: its index and UUID."""
     return {
         (point.labels["gpu"], point.labels["uuid"]): point.value for point in series(name, **labels)
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.gpus import HUNG
-from dshealthd.findings.series import RECENT, logged, over, share, short_name
+from dshealthd.findings.series import RECENT, by, each_over, logged, over, share, short_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +34,8 @@ OF_DISKS = (
 )
 NVME = {"nvme_failure": "has failed", "nvme_timeout": "does not answer in time"}
 TROUBLE, HANGS = "DshealthdStorageTrouble", "hangs"
+FULL, FILLING = "DshealthdFilesystemFull", "DshealthdFilesystemFilling"
+FREE = "filesystem_free_bytes"
 HALF_A_MINUTE, MINUTES_5, MINUTES_15 = 30.0, 300.0, 900.0
 HOUR, DAY = 3600.0, 86400.0
 REQUEST = gauge("dshealthd_disk_request_seconds", "Mean time of a request.", "disk")
@@ -43,7 +45,7 @@ REQUEST = gauge("dshealthd_disk_request_seconds", "Mean time of a request.", "di
 def paths(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about paths that hang, fail or are slow."""
     for labels, value in series("path_failing"):
-        reason, path = labels["reason"], labels["path"]
+        reason = labels["reason"]
         if value != 1 or reason in NO_SPACE:
             continue
         setting, hangs = reason in SETTINGS, reason in HUNG
@@ -52,24 +54,16 @@ def paths(series: Series, _wall: float) -> Iterator[Sign]:
         yield Sign(
             "DshealthdPathFailing",
             HANGS if hangs else f"fails ({reason.replace('_', ' ')})",
-            part=path,
+            labels,
             source="path_failing",
             mild=setting,
             apart=HANGS if hangs else "",
             hold=HALF_A_MINUTE if hangs else MINUTES_5 if setting else None,
             keep=RECENT if hangs else None,
         )
-    for labels, seconds in series.lowest("path_write_seconds", 300.0):
-        yield from over(
-            series,
-            TROUBLE,
-            seconds,
-            "path_write_seconds",
-            "path_write_seconds",
-            "is slow: writing 4 KiB takes seconds at best",
-            part=labels["path"],
-            hold=MINUTES_5,
-        )
+    name = "path_write_seconds"
+    lowest, reason = series.lowest(name, MINUTES_5), "is slow: writing 4 KiB takes seconds at best"
+    yield from each_over(series, TROUBLE, lowest, name, name, reason, hold=MINUTES_5)
 
 
 def space(series: Series, _wall: float) -> Iterator[Sign]:
@@ -78,14 +72,10 @@ def space(series: Series, _wall: float) -> Iterator[Sign]:
     apart = read_only | {SHARED_MEMORY}
     for labels, value in series("path_failing", reason=NO_SPACE):
         if value == 1 and labels["path"] not in apart:
-            yield Sign(
-                "DshealthdFilesystemFull",
-                "a write found no space, or its quota used up",
-                part=labels["path"],
-                value=_used(series, labels["path"]),
-                source="path_failing",
-            )
-    for labels, free in series("filesystem_free_bytes"):
+            used = _used(series, labels["path"])
+            reason = "a write found no space, or its quota used up"
+            yield Sign(FULL, reason, labels, value=used, source="path_failing")
+    for labels, free in series(FREE):
         path = labels["path"]
         used = _used(series, path)
         if path in apart or used is None:
@@ -97,24 +87,12 @@ def space(series: Series, _wall: float) -> Iterator[Sign]:
         # The last percent of a petabyte is room for many checkpoints; the last inode is not.
         crowded = free < series.limits.filesystem_free_bytes
         no_inodes = inodes is not None and 1 - inodes > series.limits.filesystem_used_critical_ratio
-        full = over(
-            series,
-            "DshealthdFilesystemFull",
-            used,
-            "filesystem_used_critical_ratio",
-            "filesystem_free_bytes",
-            "nearly all of its space or inodes are in use",
-            part=path,
-        )
+        limit = "filesystem_used_critical_ratio"
+        reason = "nearly all of its space or inodes are in use"
+        full = over(series, FULL, used, limit, FREE, reason, labels)
         signs = [*full] if crowded or no_inodes else []
-        yield from signs or over(
-            series,
-            "DshealthdFilesystemFilling",
-            used,
-            "filesystem_used_ratio",
-            "filesystem_free_bytes",
-            part=path,
-        )
+        limit = "filesystem_used_ratio"
+        yield from signs or over(series, FILLING, used, limit, FREE, labels=labels)
     yield from _soon(series, apart)
     yield from _shared_memory(series)
 
@@ -124,7 +102,7 @@ def _used(series: Series, path: str) -> float | None:
     shares = [
         share(series.value(free, path=path), series.value(total, path=path))
         for free, total in (
-            ("filesystem_free_bytes", "filesystem_size_bytes"),
+            (FREE, "filesystem_size_bytes"),
             ("filesystem_files_free", "filesystem_files"),
         )
     ]
@@ -136,40 +114,33 @@ def _soon(series: Series, apart: set[str]) -> Iterator[Sign]:
 
     What was freed within the hour counts: a disk that was emptied has its highest value now.
     """
-    name = "filesystem_free_bytes"
-    for labels, highest in series.highest(name, HOUR, full=True):
-        free = series.value(name, **labels)
+    for labels, highest in series.highest(FREE, HOUR, full=True):
+        free = series.value(FREE, **labels)
         if free is None or labels["path"] in apart or highest <= free:
             continue
         seconds = free / (highest - free) * HOUR
         if seconds < series.limits.filesystem_full_seconds:
             yield Sign(
-                "DshealthdFilesystemFilling",
+                FILLING,
                 ", and will be full within hours at the rate of the last one",
-                part=labels["path"],
+                labels,
                 value=_used(series, labels["path"]),
                 limit="filesystem_full_seconds",
-                source=name,
+                source=FREE,
             )
 
 
 def _shared_memory(series: Series) -> Iterator[Sign]:
     """Yield the finding that shared memory is full, or too small for a node with GPUs."""
     size = series.value("filesystem_size_bytes", path=SHARED_MEMORY)
-    free = series.value("filesystem_free_bytes", path=SHARED_MEMORY)
+    free = series.value(FREE, path=SHARED_MEMORY)
     left = share(free, size)
     small = size is not None and size < series.limits.shared_memory_bytes
     full = left is not None and 1 - left > series.limits.filesystem_used_ratio
     if full or (small and series.value("gpus_expected")):
         name = "filesystem_used_ratio" if full else "shared_memory_bytes"
-        yield Sign(
-            "DshealthdSharedMemoryLow",
-            "full" if full else "too small",
-            part=SHARED_MEMORY,
-            value=free,
-            limit=name,
-            source="filesystem_free_bytes",
-        )
+        alert, reason = "DshealthdSharedMemoryLow", "full" if full else "too small"
+        yield Sign(alert, reason, part=SHARED_MEMORY, value=free, limit=name, source=FREE)
 
 
 def disks(series: Series, _wall: float) -> Iterator[Sign]:
@@ -187,14 +158,14 @@ def disks(series: Series, _wall: float) -> Iterator[Sign]:
         yield from of_servers
     for event, reason in NVME.items():
         yield from logged(series, TROUBLE, event, part="an NVMe device", reason=reason)
-    done = _by_disk(series, "disk_requests_total", 300.0)
+    done = by(series.rise("disk_requests_total", 300.0, full=True), "disk")
     for labels, requests in series.lowest("disk_requests_in_flight", 300.0, full=True):
         # An idle disk has no request in flight; a busy one, however slow, completes some.
         if requests > 0 and done.get(labels["disk"]) == 0:
             yield Sign(
                 TROUBLE,
                 "has requests in flight and has completed none for minutes",
-                part=labels["disk"],
+                labels,
                 value=requests,
                 source="disk_requests_in_flight",
                 apart="hung",
@@ -205,14 +176,8 @@ def disks(series: Series, _wall: float) -> Iterator[Sign]:
     stuck = series.value(name)
     # Those that wait for a path or a driver that the agent itself found hung are told with it.
     if stuck and not hung and not any(series("collector_failing", reason=("timeout", "stuck"))):
-        yield Sign(
-            TROUBLE,
-            "wait in the kernel for a file system, a disk or a driver",
-            part="processes",
-            value=stuck,
-            source=name,
-            hold=MINUTES_15,
-        )
+        reason = "wait in the kernel for a file system, a disk or a driver"
+        yield Sign(TROUBLE, reason, part="processes", value=stuck, source=name, hold=MINUTES_15)
 
 
 def _slow_disks(series: Series) -> Iterator[Sign]:
@@ -224,7 +189,7 @@ def _slow_disks(series: Series) -> Iterator[Sign]:
     series.add(REQUEST(seconds, disk) for disk, seconds in now.items())
     name = short_name(REQUEST)
     best = {labels["disk"]: value for labels, value in series.lowest(name, DAY)}
-    moved = _by_disk(series, "disk_bytes_total", RECENT)
+    moved = by(series.rise("disk_bytes_total", RECENT, full=True), "disk")
     for labels, _ in series("disk_info", rotational="0"):
         disk = labels["disk"]
         seconds, usual = now.get(disk), best.get(disk)
@@ -239,46 +204,33 @@ def _slow_disks(series: Series) -> Iterator[Sign]:
                 "disk_request_seconds",
                 "disk_request_seconds_total",
                 "takes far longer for a request than it used to, and moves little data",
-                part=disk,
+                labels,
                 hold=MINUTES_15,
             )
 
 
 def _request_seconds(series: Series) -> dict[str, float]:
     """Return the mean time of a request by disk, for disks with at least one request a second."""
-    requests = _by_disk(series, "disk_requests_total", RECENT)
+    requests = by(series.rise("disk_requests_total", RECENT, full=True), "disk")
+    busy = by(series.rise("disk_request_seconds_total", RECENT, full=True), "disk")
     return {
         disk: seconds / requests[disk]
-        for disk, seconds in _by_disk(series, "disk_request_seconds_total", RECENT).items()
+        for disk, seconds in busy.items()
         if requests.get(disk, 0.0) > RECENT
     }
 
 
-def _by_disk(series: Series, name: str, seconds: float) -> dict[str, float]:
-    rises: dict[str, float] = {}
-    for labels, value in series.rise(name, seconds, full=True):
-        rises[labels["disk"]] = rises.get(labels["disk"], 0.0) + value
-    return rises
-
-
 def checkpoints(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs' checkpoints: incomplete ones, and no room for the next."""
-    problems: dict[str, float] = {}
-    for labels, value in series("job_checkpoint_problems"):
-        problems[labels["training_job"]] = problems.get(labels["training_job"], 0.0) + value
-    for job, value in problems.items():
+    alert, name = "DshealthdCheckpointIncomplete", "job_checkpoint_problems"
+    for job, value in by(series(name), "training_job").items():
         if value > 0:
-            yield Sign(
-                "DshealthdCheckpointIncomplete",
-                job=job,
-                value=value,
-                source="job_checkpoint_problems",
-            )
+            yield Sign(alert, job=job, value=value, source=name)
     for labels, free in series("job_checkpoint_free_bytes"):
         needed = series.value("job_checkpoint_next_bytes", **labels)
         if needed is not None and free < needed:
             yield Sign(
-                "DshealthdFilesystemFull",
+                FULL,
                 "less is free than its last checkpoints took",
                 job=labels["training_job"],
                 part=f"the checkpoint path of {labels['training_job']}",
