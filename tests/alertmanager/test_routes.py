@@ -161,6 +161,18 @@ def test_rules_about_findings_name_labels_that_findings_have() -> None:
     assert checked > 3
 
 
+def test_inhibition_rules_require_our_label() -> None:
+    """Each rule requires the label that all our alerts have of its source and of its target, so that
+    no alert of another team holds back ours, or is held back, however alike it is otherwise.
+    """
+    common = {f'{name}="{value}"' for name, value in RULESET.items()}
+    rules = yaml_files.load(FILE)["inhibit_rules"]
+    assert len(rules) > 10
+    for rule in rules:
+        for side in ("source_matchers", "target_matchers"):
+            assert common <= set(rule[side]), rule
+
+
 def _selected(matchers: list[tuple[str, str, str]]) -> list[str]:
     """Return the names of the alerts that matchers select by what is fixed in the rules."""
     alerts = yaml_files.load(RULES[-1])["groups"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dshealthd.symptoms.entry import RULESET
+from tests.alertmanager.test_inhibition import hang
 from tests.lab.receiver import FIRING, RESOLVED
 
 if TYPE_CHECKING:
@@ -14,27 +14,9 @@ if TYPE_CHECKING:
     from tests.lab.receiver import Notification, Receiver
     from tests.lab.servers import Server
 
-CLUSTER = "updates"
 LONG_AGO = "2026-01-01T00:00:00Z"
 SECONDS = 60.0
 """In which a message comes; the routes of these tests wait a second."""
-
-
-def hang(job: str, cause: str, **labels: str) -> dict[str, Any]:
-    """Return the page of a job that hangs, of a class."""
-    return {
-        "labels": {
-            **RULESET,
-            "alertname": "DshealthdJobHang",
-            "symptom": "training-hang",
-            "severity": "critical",
-            "component": "job",
-            "cluster": CLUSTER,
-            "training_job": job,
-            "class": cause,
-            **labels,
-        }
-    }
 
 
 def told(receiver: Receiver, job: str) -> Sequence[Notification]:
@@ -59,7 +41,8 @@ def test_cause_that_is_found_after_the_page_updates_it(server: Server, receiver:
     and the end of the second is the end of the page.
     """
     pages = partial(told, receiver, "slurm-7")
-    unknown, network = hang("slurm-7", "unknown"), hang("slurm-7", "network", node="a", part="a--b")
+    unknown = {"labels": hang("unknown", "slurm-7")}
+    network = {"labels": hang("network", "slurm-7", node="a", part="a--b")}
     server.ask("/api/v2/alerts", [unknown])
     assert receiver.wait(lambda: len(pages()) == 1, SECONDS)
     assert shown(pages()[0]) == {("unknown", FIRING)}

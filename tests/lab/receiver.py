@@ -56,6 +56,7 @@ class Notification:
     received: float
     """By the monotonic clock."""
     document: Any
+    authorization: str = ""
 
     @property
     def alerts(self) -> list[Alert]:
@@ -196,7 +197,8 @@ def _server(receiver: Receiver) -> http.server.ThreadingHTTPServer:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             name = self.path.strip("/").replace("v2/enqueue", "pagerduty")
-            receiver.take(Notification(name, time.monotonic(), json.loads(body)))
+            key = self.headers.get("Authorization", "")
+            receiver.take(Notification(name, time.monotonic(), json.loads(body), key))
             self.send_response(202 if name == "pagerduty" else 200)
             self.send_header("Content-Length", "2")
             self.end_headers()
