@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
-import subprocess
 import time
 import urllib.error
 import urllib.parse
@@ -13,6 +11,8 @@ import urllib.request
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.processes import free_port
+from tests.lab.servers import running_server
+from tests.lab.station import Loopback
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from tests.grafana.documents import Query
 
-START_SECONDS = 180.0
 QUERY_SECONDS = 300.0
 """For one query: the heaviest takes seconds on an idle machine, and a minute beside other work."""
 
@@ -64,14 +63,6 @@ class Prometheus:
             "query_range", query=expr, start=f"{start:.3f}", end=f"{end:.3f}", step=f"{step:g}"
         )
 
-    def ready(self) -> bool:
-        """Tell whether the server answers queries."""
-        try:
-            self.instant("1", time.time())
-        except (urllib.error.URLError, ConnectionError, RuntimeError):
-            return False
-        return True
-
     def _answer(self, path: str, **parameters: str) -> Answer:
         started = time.monotonic()
         data = urllib.parse.urlencode(parameters).encode()
@@ -101,28 +92,12 @@ def prometheus(
     """Run a server on a configuration, with its data in `directory`/data, until it answers. And end
     it.
     """
-    binary = shutil.which("prometheus")
-    assert binary, "./dev test installs Debian's prometheus"
-    port = port or free_port()
-    log = directory / "prometheus.log"
-    command = [
-        binary,
+    options = [
         f"--config.file={config}",
         f"--storage.tsdb.path={directory / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
         f"--query.timeout={QUERY_SECONDS:g}s",
         *flags,
     ]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-    server = Prometheus(port)
-    try:
-        end = time.monotonic() + START_SECONDS
-        while not server.ready():
-            assert process.poll() is None, log.read_text(encoding="utf-8")
-            assert time.monotonic() < end, log.read_text(encoding="utf-8")
-            time.sleep(0.2)
-        yield server
-    finally:
-        process.terminate()
-        process.wait(60)
+    station = Loopback("prometheus", "127.0.0.1", directory)
+    with running_server("prometheus", options, station, directory, port or free_port()) as server:
+        yield Prometheus(server.port)

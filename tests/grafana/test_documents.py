@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import promql_parser
 import pytest
 import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -27,9 +26,9 @@ from grafana.__main__ import main
 from tests import yaml_files
 from tests.grafana.documents import FILES, documents, panels, queries, substituted, variables
 from tests.grafana.vocabulary import TARGET_LABELS, labels_of, records
+from tests.symptoms.expression import selectors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 PANELS = [
@@ -231,26 +230,16 @@ def test_query(query: Any) -> None:
     scrape job and node; all names exist.
     """
     expr = substituted(query.expr, variables())
-    promql_parser.parse(expr)
     assert not re.search(r"\b(?:rate|irate)\([^()]*\[(?!\$__rate_interval)", query.expr), (
         "rate over a fixed window"
     )
     declared, recorded = labels_of(), records()
-    for selector in _selectors(promql_parser.parse(expr)):
-        name = str(selector.name)
-        matched = {matcher.name for matcher in selector.matchers.matchers}
+    for name, matched in selectors(expr):
         assert "cluster" in matched
         if name in recorded:
             assert matched <= {"cluster", "node", "peer", "training_job"}
         elif name.startswith("ALERTS"):
-            assert matched <= {
-                "cluster",
-                "alertname",
-                "alertstate",
-                "severity",
-                "node",
-                "training_job",
-            }
+            assert matched <= RULE_LABELS | {"cluster", "node"}
         else:
             assert "job" in matched
             assert matched <= declared[name] | TARGET_LABELS, (
@@ -267,10 +256,7 @@ def test_labels_exist(query: Any) -> None:
     """
     expr = substituted(query.expr, variables())
     made = set(re.findall(r'"(\w+)"', expr))
-    used = [
-        labels_of().get(str(selector.name), RULE_LABELS)
-        for selector in _selectors(promql_parser.parse(expr))
-    ]
+    used = [labels_of().get(selector.metric, RULE_LABELS) for selector in selectors(expr)]
     known = made.union(TARGET_LABELS, *used)
     for group in re.findall(r"\b(?:by|on|ignoring) \(([^()]*)\)", expr):
         names = {name.strip() for name in group.split(",")} - {""}
@@ -333,17 +319,3 @@ def test_provisioning() -> None:
     )["providers"]
     assert provider["allowUiUpdates"] is False
     assert provider["options"]["path"].endswith("/grafana/dashboards")
-
-
-def _selectors(expression: promql_parser.Expr) -> Iterator[promql_parser.VectorSelector]:
-    found: list[promql_parser.VectorSelector] = []
-
-    def visit(node: promql_parser.Expr) -> None:
-        if isinstance(node, promql_parser.VectorSelector):
-            found.append(node)
-        elif isinstance(node, promql_parser.MatrixSelector):
-            found.append(node.vector_selector)
-
-    promql_parser.walk(expression, visit)
-    seen = {id(selector): selector for selector in found}
-    yield from seen.values()

@@ -125,7 +125,9 @@ def alertmanager(
         "--cluster.listen-address=",
         "--log.level=warn",
     ]
-    with _running("prometheus-alertmanager", flags, station, folder, _free_port(station)) as server:
+    with running_server(
+        "prometheus-alertmanager", flags, station, folder, _free_port(station)
+    ) as server:
         yield server
 
 
@@ -172,7 +174,7 @@ def prometheus(
     # An alert that fires before Alertmanager is known is sent again only after this, a minute by
     # default.
     flags.append(f"--rules.alert.resend-delay={RESEND}")
-    with _running("prometheus", flags, station, folder, port) as server:
+    with running_server("prometheus", flags, station, folder, port) as server:
         yield server
 
 
@@ -206,9 +208,10 @@ def _free_port(station: Station) -> int:
 
 
 @contextlib.contextmanager
-def _running(
+def running_server(
     name: str, flags: Sequence[str], station: Station, folder: Path, port: int
 ) -> Iterator[Server]:
+    """Run a server of this name, with its log in the folder, from when it is ready. And end it."""
     command = shutil.which(name)
     if command is None:
         message = f"{name} is not installed"
