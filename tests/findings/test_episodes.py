@@ -24,17 +24,6 @@ def parts(episodes: Episodes) -> list[str]:
     return [finding.part for finding in episodes.verdict().findings]
 
 
-def test_sign_must_last_for_its_hold() -> None:
-    """A sign that every judgement sees is a finding once its hold is over."""
-    episodes = Episodes()
-    for now in (0.0, 5.0, 9.0):
-        episodes.update([sign()], now, 1000 + now)
-        assert parts(episodes) == []
-    episodes.update([sign()], 10.0, 1010.0)
-    assert parts(episodes) == ["GPU 3"]
-    assert episodes.verdict().findings[0].since == 1000.0
-
-
 def test_interrupted_sign_begins_anew() -> None:
     """A judgement without the sign restarts its hold, and the time since when it lasts."""
     episodes = Episodes()

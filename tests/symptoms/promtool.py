@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests import yaml_files
+from tests.findings.player import seconds
 from tests.symptoms.expression import selectors
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ _RECORD = re.compile(r"dshealthd(?::\w+)+")
 _ALERT = re.compile(r'alertname="(\w+)"')
 _NAME = re.compile(r"\bdshealthd(?::\w+)+|\bDshealthd\w+")
 _NAMES = re.compile(r'__name__=~"([^"]*)"')
-_UNIT = {"h": 3600, "m": 60, "s": 1, "d": 86400}
 
 
 class Expectation(NamedTuple):
@@ -208,14 +208,8 @@ def scenes() -> Iterator[list[Expectation]]:
 def _expectations(scene: dict[str, Any]) -> Iterator[Expectation]:
     for entry in scene.get("alert_rule_test", ()):
         yield Expectation(
-            entry["alertname"], _seconds(entry["eval_time"]), bool(entry.get("exp_alerts"))
+            entry["alertname"], seconds(entry["eval_time"]), bool(entry.get("exp_alerts"))
         )
     for entry in scene.get("promql_expr_test", ()):
         if 'alertstate="firing"' in entry["expr"] and (match := _ALERT.search(entry["expr"])):
-            yield Expectation(
-                match[1], _seconds(entry["eval_time"]), bool(entry.get("exp_samples"))
-            )
-
-
-def _seconds(text: str) -> float:
-    return sum(float(number) * _UNIT[unit] for number, unit in re.findall(r"(\d+)([dhms])", text))
+            yield Expectation(match[1], seconds(entry["eval_time"]), bool(entry.get("exp_samples")))

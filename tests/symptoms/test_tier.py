@@ -35,9 +35,7 @@ def test_up_to_date(
 
 
 def test_rules_and_fleet_need_nothing_else() -> None:
-    """Every name of an agent's series in them is a family of the tier, by another reader of
-    expressions than the generator's.
-    """
+    """Every name of an agent's series in them is a family of the tier."""
     families = {selector.family for selector in parsed(tier.AGENT.read_text(encoding="utf-8"))}
     for expr in tier.expressions():
         for selector in expression.selectors(expr):
