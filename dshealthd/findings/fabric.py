@@ -183,7 +183,7 @@ def degraded(series: Series, _wall: float) -> Iterator[Sign]:
                 yield _sign(labels, reason, value)
     for type_, (limit, per, reason) in RISING.items():
         rises = series.rise(errors, RECENT, type=type_)
-        yield from each_over(series, DEGRADED, rises, limit, errors, reason, scale=per / RECENT)
+        yield from each_over(series, DEGRADED, rises, limit, errors, reason, divisor=RECENT / per)
     yield from _symbol_errors(series)
 
 

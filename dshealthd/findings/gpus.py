@@ -267,7 +267,7 @@ def _repairs(series: Series) -> Iterator[Sign]:
     name, limit = "gpu_ecc_errors_total", "ecc_corrected_per_minute"
     rises = series.rise(name, MINUTES * 60.0, type="corrected", counter="volatile")
     reason = "it corrects memory errors all the time"
-    yield from each_over(series, REPAIR, rises, limit, name, reason, scale=1 / MINUTES)
+    yield from each_over(series, REPAIR, rises, limit, name, reason, divisor=MINUTES)
 
 
 def _worn(series: Series) -> Iterator[Sign]:

@@ -271,12 +271,12 @@ def each_over(
     source: str,
     reason: str = "",
     *,
-    scale: float = 1.0,
+    divisor: float = 1.0,
     **more: Any,
 ) -> Iterator[Sign]:
-    """Yield a sign for each point whose value, `scale` times, is above the limit of this name."""
+    """Yield a sign for each point whose value, divided, is above the limit of this name."""
     for labels, value in points:
-        yield from over(series, alert, value * scale, limit, source, reason, labels, **more)
+        yield from over(series, alert, value / divisor, limit, source, reason, labels, **more)
 
 
 def flagged(
