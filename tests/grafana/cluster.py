@@ -126,8 +126,3 @@ def shipped(
     (directory / "targets" / "nodes.json").write_text(targets, encoding="utf-8")
     (directory / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
     return directory / "prometheus.yml"
-
-
-def template(cluster: Cluster) -> Scrape:
-    """Return what one of the nodes exports."""
-    return cluster.lab.nodes[0].scrape()
