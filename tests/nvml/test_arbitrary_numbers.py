@@ -31,7 +31,7 @@ LASTS = float(os.environ.get("DSHEALTHD_ARBITRARY_SECONDS", "6"))
 """Seconds for which a driver answers with arbitrary numbers."""
 CONFIG = "\n".join(
     f"[collectors.{name}]\n"
-    + ("deadline = '1500ms'\n" if kind.worker == "device" else "enabled = false\n")
+    + ("deadline = '4s'\n" if kind.worker == "device" else "enabled = false\n")
     # The samples of `gpu` expire after three of its intervals.
     + (f"interval = '{'5s' if name == 'gpu' else '1s'}'\n" if kind.worker == "device" else "")
     for name, kind in registry.all_collectors().items()
