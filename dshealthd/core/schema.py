@@ -6,6 +6,8 @@ Each type reads a JSON value (`SchemaError` if it does not fit) and writes one.
 from __future__ import annotations
 
 import enum
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
@@ -163,3 +165,50 @@ class Record:
                 misfit(place, "has an unknown field")
             entries.append((name, kind, entry))
         return entries
+
+
+def loads(body: bytes, schema: Record) -> dict[str, Any]:
+    """Return a message; SchemaError if it is not unambiguous JSON that fits `schema`."""
+    try:
+        value = json.loads(
+            body.decode(),
+            object_pairs_hook=_unique,
+            parse_constant=_constant,
+            parse_int=_integer,
+            parse_float=_finite,
+        )
+    except SchemaError:
+        raise
+    except (ValueError, RecursionError) as error:
+        message = "body is not JSON"
+        raise SchemaError(message) from error
+    return schema.read(value)
+
+
+def dumps(value: Mapping[str, Any], schema: Record) -> bytes:
+    """Return the JSON of a message. Raises SchemaError if it does not fit `schema`."""
+    return json.dumps(schema.write(value), separators=(",", ":"), allow_nan=False).encode()
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        misfit("body", "has a field twice")
+    return value
+
+
+def _constant(_name: str) -> NoReturn:
+    misfit("body", "has NaN or Infinity for a number")
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > len(str(-MAX_EXACT)):
+        misfit("body", "has an integer that is too large")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        misfit("body", "has a number that is too large")
+    return value

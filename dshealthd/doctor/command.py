@@ -29,7 +29,7 @@ from dshealthd.doctor.status_document import collect, status_document
 from dshealthd.findings.finding import State
 from dshealthd.http.client import Access
 from dshealthd.probe.options import ProbeOptions
-from dshealthd.status.paint import EXIT, Paint
+from dshealthd.status.paint import EXIT, Paint, colored
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.runbooks import render
 
@@ -255,7 +255,7 @@ def _print(options: argparse.Namespace, report: Report) -> int:
     if options.as_json:
         print(json.dumps(report.document(), allow_nan=False))
     else:
-        color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        color = colored()
         for line in text(report, Paint(color=color), verbose=options.verbose):
             print(line)
     return report.exit

@@ -12,7 +12,15 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.core.text import plural
-from dshealthd.evidence import flight_recorder, job_logs, kernel, members, nccl_ras, stacks, summary
+from dshealthd.evidence import (
+    flight_recorder,
+    job_logs,
+    members,
+    nccl_ras,
+    process,
+    stacks,
+    summary,
+)
 from dshealthd.evidence.findings import CollectedEvidence, HangCase, RankEvidence
 from dshealthd.explain import dumps
 from dshealthd.explain.group_verdicts import judge_dumps
@@ -100,12 +108,12 @@ class Collection:
         self._run(
             Step(
                 f"kernel {rank.pid}",
-                functools.partial(kernel.look, host=self._host, pid=rank.pid, rank=rank.rank),
+                functools.partial(process.look, host=self._host, pid=rank.pid, rank=rank.rank),
                 8.0,
             )
             for rank in self.findings.ranks
         )
-        steps = [Step("kernel log", functools.partial(kernel.take, host=self._host), 8.0)]
+        steps = [Step("kernel log", functools.partial(process.take, host=self._host), 8.0)]
         asking = self._ask_ras()
         if asking is not None:
             steps.append(Step("NCCL RAS", asking, 32.0, 2 * nccl_ras.MAX_ANSWER + _SMALL))

@@ -1,76 +1,168 @@
-"""The agent's handle of the collecting process: start, frames, and a certain end."""
+"""The kernel's view: what each thread of a rank waits for, whether the process moves, and the last
+minutes of the kernel log.
+"""
 
 from __future__ import annotations
 
-import json
-import logging
+import itertools
+import os
+import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core import wire
-from dshealthd.core.child import channel, spawn, streams
+from dshealthd.core.host import read
+from dshealthd.core.text import printable
+from dshealthd.evidence.findings import file_of
+from dshealthd.linux.activity import parse_activity
+from dshealthd.linux.forked import Missing
+from dshealthd.linux.kmsg import KERNEL, KernelLogReader
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator
 
-    from dshealthd.core.child import Child
+    from dshealthd.core.host import Host
+    from dshealthd.linux.forked import Emit
 
-log = logging.getLogger(__name__)
+INTERVAL = 1.0
+"""Seconds between the two readings."""
+MAX_THREADS = 128
+_STATUS = (
+    *("Name", "State", "Uid", "Threads", "VmHWM", "VmRSS", "VmSwap", "SigPnd", "ShdPnd"),
+    *("Cpus_allowed_list", "Mems_allowed_list"),
+)
+_IO = ("rchar", "wchar", "read_bytes", "write_bytes")
 
-GRACE = 1.0
-"""Seconds for the process to exit after its channel is closed, and again after SIGKILL."""
 
+def look(emit: Emit, host: Host, pid: int, rank: int) -> dict[str, Any]:
+    """Emit the kernel's view, `rank-<rank>-<pid>.kernel.txt`; `Missing` if the process is gone.
 
-class CollectionProcess:
-    """The collecting process and the socket to it.
-
-    It has a session of its own, so that no terminal signal reaches it.
+    Return the state, where the main thread waits, CPU use and I/O.
     """
+    name = f"{file_of(rank, pid)}.kernel.txt"
+    before, transferred = _cpu(host, pid), _transferred(host, pid)
+    if before is None:
+        message = f"process {pid} is gone"
+        raise Missing(message)
+    started = time.monotonic()
+    for line in _status(host, pid):
+        emit(name, line.encode(errors="replace"))
+    waits = ""
+    for number, thread in enumerate(_threads(host, pid)):
+        text, place = _thread(host, f"{pid}/task/{thread}")
+        emit(name, text.encode(errors="replace"))
+        waits = place if number == 0 else waits
+    time.sleep(max(0.0, INTERVAL - (time.monotonic() - started)))
+    after = _cpu(host, pid)
+    moved = _moved(transferred, _transferred(host, pid))
+    if after is None:
+        return {"state": "gone", "waits": waits, "cpu": None, "io": moved}
+    state, cpu = after
+    share = (cpu - before[1]) / (time.monotonic() - started)
+    emit(
+        name,
+        (
+            f"\nCPU time since the first look: {share:.2f} of a core; read and written: {moved}\n"
+        ).encode(),
+    )
+    return {"state": state, "waits": waits, "cpu": round(share, 2), "io": moved}
 
-    def __init__(
-        self, child: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._child = child
-        self._reader = reader
-        self._writer = writer
 
-    @classmethod
-    async def start(cls, command: Sequence[str]) -> CollectionProcess:
-        """Start the collecting process; its descriptor's number is the last argument.
+def _status(host: Host, pid: int) -> Iterator[str]:
+    try:
+        lines = read(host.proc(f"{pid}/status"), 1 << 16).splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    for line in lines:
+        if line.partition(":")[0] in _STATUS:
+            yield f"{printable(line)}\n"
 
-        StartError.
-        """
-        what = "the evidence process"
-        with channel(what) as (ours, theirs):
-            child = spawn(what, [*command, str(theirs.fileno())], descriptors=[theirs.fileno()])
-            return cls(child, *await streams(ours))
 
-    async def send(self, message: Mapping[str, Any]) -> None:
-        """Send the collecting process a frame. ConnectionError if it has ended."""
-        self._writer.write(wire.pack(message))
-        await self._writer.drain()
+def _threads(host: Host, pid: int) -> list[str]:
+    """Return the thread ids of a process, the main thread first."""
+    try:
+        names = sorted(os.listdir(host.proc(f"{pid}/task")), key=int)
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [str(pid)] * (str(pid) in names) + [
+        name for name in itertools.islice(names, MAX_THREADS) if name != str(pid)
+    ]
 
-    async def receive(self) -> dict[str, Any]:
-        """Return the collecting process's next frame.
 
-        ValueError or TypeError if it is malformed, IncompleteReadError or ConnectionError if the
-        process has ended.
-        """
-        (size,) = wire.LENGTH.unpack(await self._reader.readexactly(wire.LENGTH.size))
-        if size > wire.MAX_FRAME:
-            message = f"a frame of {size} bytes"
-            raise ValueError(message)
-        found = json.loads(await self._reader.readexactly(size))
-        if not isinstance(found, dict):
-            message = "not a JSON object"
-            raise TypeError(message)
-        return found
+def _thread(host: Host, place: str) -> tuple[str, str]:
+    """Return a thread's description, and where it waits in the kernel."""
+    parts = {name: _read(host, f"{place}/{name}") for name in ("comm", "wchan", "syscall", "stack")}
+    try:
+        state = parse_activity(_read(host, f"{place}/stat").encode()).state.value
+    except ValueError:
+        state = "unknown"
+    waits = parts["wchan"] if parts["wchan"] not in {"", "0"} else ""
+    text = (
+        f"\nthread {place.rpartition('/')[2]} {parts['comm']!r}: {state}, "
+        f"waits in {waits or '-'}, system call {parts['syscall'] or '-'}\n"
+    )
+    return text + "".join(f"    {printable(line)}\n" for line in parts["stack"].splitlines()), waits
 
-    async def end(self) -> None:
-        """Close the channel, and kill the collecting process if it does not exit.
 
-        Its children end with it. A process that cannot be killed is left behind.
-        """
-        self._writer.close()
-        if not (await self._child.ends(GRACE) or await self._child.killed(GRACE)):
-            log.error("evidence: process %d cannot be killed", self._child.pid)
+def _read(host: Host, place: str) -> str:
+    """Return the text of a file in /proc; in brackets why it cannot be read."""
+    try:
+        return read(host.proc(place), 1 << 14).strip()
+    except OSError as error:
+        return f"({error.strerror})"
+
+
+def _cpu(host: Host, pid: int) -> tuple[str, float] | None:
+    try:
+        found = parse_activity(read(host.proc(f"{pid}/stat"), 4096).encode())
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return found.state.value, found.cpu_seconds
+
+
+def _transferred(host: Host, pid: int) -> dict[str, int]:
+    """Return the bytes that a process has read and written; empty if not permitted."""
+    found = {}
+    for line in _read(host, f"{pid}/io").splitlines():
+        name, _, value = line.partition(":")
+        if name in _IO and value.strip().isdecimal():
+            found[name] = int(value)
+    return found
+
+
+def _moved(before: dict[str, int], after: dict[str, int]) -> str:
+    if not before or not after:
+        return "unknown"
+    moved = {
+        name: after[name] - before[name] for name in _IO if after.get(name, 0) > before.get(name, 0)
+    }
+    return " ".join(f"{name} {value}" for name, value in moved.items()) or "nothing"
+
+
+FILE = "kernel-log.txt"
+AGE = 900.0
+"""Age in seconds up to which lines are taken."""
+MAX_RECORDS = 200_000
+"""More than any buffer holds."""
+MAX_LINES = 2_000
+_SECONDS = 5.0
+
+
+def take(emit: Emit, host: Host) -> None:
+    """Emit `kernel-log.txt`, newest lines last.
+
+    OSError if the log cannot be read.
+
+    Lines that the kernel itself did not write are marked: any process with access to the log can
+    forge them.
+    """
+    reader = KernelLogReader(host.device("kmsg"), time.monotonic)
+    oldest = time.clock_gettime(time.CLOCK_MONOTONIC) - AGE
+    lines = [record for record in reader.read(MAX_RECORDS, _SECONDS) if record.timestamp >= oldest]
+    reader.close()
+    for record in lines[-MAX_LINES:]:
+        writer = "" if record.facility == KERNEL else f"(facility {record.facility}) "
+        emit(
+            FILE,
+            f"[{record.timestamp:.6f}] {writer}{printable(record.message)}\n".encode(
+                errors="replace"
+            ),
+        )

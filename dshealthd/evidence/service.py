@@ -19,9 +19,9 @@ from dshealthd.core.collector import counter, gauge
 from dshealthd.core.options import encode
 from dshealthd.core.timing import time_limit
 from dshealthd.evidence.bundle import bundles, parse_name
+from dshealthd.evidence.collection_process import CollectionProcess
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
-from dshealthd.evidence.process import CollectionProcess
 from dshealthd.jobs.hangs.hang import PROBLEMS
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from dshealthd.explain import clocks, joined
 from dshealthd.explain.clocks import Clock, Clocks
 from dshealthd.explain.coverage import Coverage
 from dshealthd.explain.events import Event, Origin, Stamp
-from dshealthd.explain.facts import Identities, Recognized
+from dshealthd.explain.facts import Recognized
+from dshealthd.explain.identities import Identities
 from dshealthd.explain.patterns import load
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.explain import clocks
 from dshealthd.explain.events import listed
-from dshealthd.explain.facts import Identities
+from dshealthd.explain.identities import Identities
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

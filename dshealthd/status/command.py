@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from dshealthd.http.exchange import Unreachable
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.status import query, text
 from dshealthd.status.jobs import job_lines, parts_of, ranks, whole
-from dshealthd.status.paint import EXIT, Paint
+from dshealthd.status.paint import EXIT, Paint, colored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,7 +49,7 @@ def status(asked: AgentQuery) -> int:
     """
 
     def write(answers: Sequence[AgentAnswer]) -> Iterator[str]:
-        paint = Paint(color=_colored())
+        paint = Paint(color=colored())
         ranked = sorted(answers, key=lambda answer: -ORDER.index(answer.state))
         for number, answer in enumerate(ranked):
             if number:
@@ -67,7 +66,7 @@ def jobs(asked: AgentQuery) -> int:
     """
 
     def write(answers: Sequence[AgentAnswer]) -> Iterator[str]:
-        paint = Paint(color=_colored())
+        paint = Paint(color=colored())
         names = {job["job"] for answer in answers for job in answer.document.get("jobs", ())}
         for answer in answers:
             if answer.problem:
@@ -143,7 +142,3 @@ def _client(
         return remote(loaded, node, access, unauthorized)
     except ValueError as error:
         return str(error)
-
-
-def _colored() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

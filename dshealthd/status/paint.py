@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 from dshealthd.findings.finding import State
 
 EXIT = {State.OK: 0, State.WARNING: 1, State.CRITICAL: 2, State.UNKNOWN: 3}
@@ -19,3 +22,8 @@ class Paint:
     def __call__(self, state: State, text: str) -> str:
         """Return `text` in the color of a state."""
         return f"\x1b[1;{COLORS[state]}m{text}\x1b[0m" if self._color else text
+
+
+def colored() -> bool:
+    """Return whether standard output shows colors: a terminal, without NO_COLOR."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

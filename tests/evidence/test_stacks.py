@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.evidence import kernel, stacks
+from dshealthd.evidence import process as process_evidence
+from dshealthd.evidence import stacks
 from dshealthd.linux.privileges import CAP_SYS_PTRACE
 from tests.evidence.set_user_id import MIXED_RIGHTS, set_user_id_program
 from tests.evidence.steps import take
@@ -68,7 +69,7 @@ def spied(pid: int, program: str | None = None) -> tuple[Ended, dict[str, bytes]
 
 def viewed(pid: int) -> tuple[Ended, dict[str, bytes]]:
     """Take the kernel's view."""
-    return take(functools.partial(kernel.look, host=Host(), pid=pid, rank=3))
+    return take(functools.partial(process_evidence.look, host=Host(), pid=pid, rank=3))
 
 
 def test_py_spy_tells_where_the_training_waits(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dshealthd.core import schema
 from dshealthd.findings.finding import Finding, Verdict
 from dshealthd.fleet.summary import KEPT, SummaryCache, summary
-from dshealthd.probe.peers import protocol
 from dshealthd.probe.peers.messages import METHODS
 from tests import status_documents
 
@@ -43,8 +43,8 @@ def job(**given: Any) -> dict[str, Any]:
 
 def test_a_few_hundred_bytes() -> None:
     """A GPU that is lost and a hung job are a message of a few hundred bytes."""
-    body = protocol.dumps(summary(Verdict((finding(),)), [job()]), ANSWER)
-    told = protocol.loads(body, ANSWER)
+    body = schema.dumps(summary(Verdict((finding(),)), [job()]), ANSWER)
+    told = schema.loads(body, ANSWER)
     assert len(body) < 600
     assert (told["verdict"], told["problems"], told["unreadable"]) == ("critical", 1, 0)
     assert told["findings"][0]["part"] == "GPU 3"
@@ -69,8 +69,8 @@ def test_whatever_users_name_fits() -> None:
         work=[work(10**9)],
     )
     found = Verdict(tuple(finding(summary="\u2603" * 5000) for _ in range(300)))
-    body = protocol.dumps(summary(found, [strange] * 100), ANSWER)
-    told = protocol.loads(body, ANSWER)
+    body = schema.dumps(summary(found, [strange] * 100), ANSWER)
+    told = schema.loads(body, ANSWER)
     assert len(body) < 8000
     assert told["problems"] == 300
     assert "world_size" not in told["jobs"][0]

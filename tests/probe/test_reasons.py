@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.core import schema
 from dshealthd.core.schema import SchemaError
 from dshealthd.probe import node, policy
 from dshealthd.probe.metrics import OPERATION, SKIPS, RoundMetrics
@@ -22,7 +23,6 @@ from dshealthd.probe.observation import (
     Timing,
     known,
 )
-from dshealthd.probe.peers import protocol
 from dshealthd.probe.peers.client import REFUSAL
 from dshealthd.probe.peers.messages import RANK, TIMING, Backend
 from dshealthd.probe.peers.protocol import TIMED_OUT, UNAUTHORIZED, Rejection
@@ -80,7 +80,7 @@ def test_every_reason_of_ours_is_known() -> None:
 def test_unknown_reasons_are_other(said: str, read: str) -> None:
     """An unknown reason becomes `other` wherever a peer gives one."""
     assert known(said) == read
-    assert protocol.loads(f'{{"refusal":"{said}"}}'.encode(), REFUSAL)["refusal"] == read
+    assert schema.loads(f'{{"refusal":"{said}"}}'.encode(), REFUSAL)["refusal"] == read
     assert RANK.fields["reason"].read(said, "reason") == read
 
 
@@ -100,7 +100,7 @@ def test_series_are_bounded() -> None:
         1, Kind.LIGHT, "agent", ("a", "b"), Outcome.DECLINED, Stage.INVITE, reason=""
     )
     for number in range(1000):
-        reason = protocol.loads(f'{{"refusal":"because_{number}"}}'.encode(), REFUSAL)["refusal"]
+        reason = schema.loads(f'{{"refusal":"because_{number}"}}'.encode(), REFUSAL)["refusal"]
         metrics.add(RoundReport(replace(declined, reason=reason), plan, 0.1, led=True), "a")
     skips = [sample for sample in metrics.samples(()) if sample.metric is SKIPS]
     assert [(sample.labels, sample.value) for sample in skips] == [((OTHER,), 1000.0)]

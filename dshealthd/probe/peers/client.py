@@ -16,6 +16,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core import schema
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.schema import Record, SchemaError
 from dshealthd.core.timing import time_limit
@@ -114,7 +115,7 @@ class PeerClient:
         fit the method's schema.
         """
         declared = METHODS[method]
-        message = protocol.dumps(body, declared.request)
+        message = schema.dumps(body, declared.request)
         if len(message) > MAX_BODY:
             problem = f"a message of {len(message)} bytes is too large to send"
             raise SchemaError(problem)
@@ -261,8 +262,8 @@ def _read(answer: UnverifiedAnswer, method: Method) -> dict[str, Any]:
     """Return what a verified answer says; PeerError if it is a refusal or malformed."""
     try:
         if answer.status == HTTPStatus.OK:
-            return protocol.loads(answer.body, method.answer)
-        reason: str = protocol.loads(answer.body, REFUSAL)["refusal"]
+            return schema.loads(answer.body, method.answer)
+        reason: str = schema.loads(answer.body, REFUSAL)["refusal"]
     except SchemaError as error:
         raise PeerError(
             Outcome.FAILED,

@@ -2,16 +2,83 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.schema import Array, Choice, Flag, Integer, Number, Record
-from dshealthd.probe.observation import Kind, Op, Outcome, Stage
-from dshealthd.probe.peers.protocol import Data, KnownReason, NodeName, Text
+from dshealthd.core.schema import Array, Choice, Flag, Integer, Number, Plain, Record, misfit
+from dshealthd.probe.members.hostlist import is_name
+from dshealthd.probe.observation import Kind, Op, Outcome, Stage, known
+from dshealthd.probe.peers.protocol import SLUG
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class NodeName(Plain):
+    """A node's name, which is only compared with those of the membership."""
+
+    def read(self, value: object, place: str) -> str:
+        """Return the node's name that the schema allows."""
+        if not isinstance(value, str) or not is_name(value):
+            misfit(place, "is not a valid node name")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class KnownReason(Plain):
+    """A slug that this release knows as a reason, or nothing; any other slug becomes `other`."""
+
+    def read(self, value: object, place: str) -> str:
+        """Return the reason that the schema allows."""
+        if not isinstance(value, str) or (value and SLUG.fullmatch(value) is None):
+            misfit(place, "is not a slug")
+        return known(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Plain):
+    """Printable ASCII of a bounded length."""
+
+    maximum: int
+
+    def read(self, value: object, place: str) -> str:
+        """Return the text that the schema allows."""
+        if (
+            not isinstance(value, str)
+            or len(value) > self.maximum
+            or not value.isascii()
+            or not (value.isprintable())
+        ):
+            misfit(place, f"is not printable ASCII text of at most {self.maximum} characters")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Bytes; base64 in JSON."""
+
+    maximum: int
+
+    def read(self, value: object, place: str) -> bytes:
+        """Return the bytes that the schema allows."""
+        try:
+            data = base64.b64decode(value, validate=True) if isinstance(value, str) else None
+        except (binascii.Error, ValueError):
+            data = None
+        if data is None or len(data) > self.maximum:
+            misfit(place, f"is not base64 of at most {self.maximum} bytes")
+        return data
+
+    def write(self, value: Any, place: str) -> str:
+        """Return the base64 text of bytes that the schema allows."""
+        if not isinstance(value, bytes) or len(value) > self.maximum:
+            misfit(place, f"is not bytes, at most {self.maximum} of them")
+        return base64.b64encode(value).decode()
+
 
 MEMBERS = Array(NodeName(), 64, 2)
 """Nodes of a round. Agents of earlier versions may name more than two, and are refused for that."""

@@ -1,21 +1,16 @@
-"""The protocol of the peer API: options, claims, refusals, what is signed, and types of fields."""
+"""The protocol of the peer API: options, claims, refusals, and what is signed."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import enum
 import hashlib
 import hmac
-import json
-import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.schema import MAX_EXACT, Plain, Record, SchemaError, misfit
 from dshealthd.probe.members.hostlist import is_name
-from dshealthd.probe.observation import Outcome, known
+from dshealthd.probe.observation import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -161,113 +156,3 @@ def _mac(key: bytes, *fields: str) -> str:
             encoded,
         )
     return hmac.digest(key, b"".join(parts), "sha256").hex()
-
-
-@dataclass(frozen=True, slots=True)
-class NodeName(Plain):
-    """A node's name, which is only compared with those of the membership."""
-
-    def read(self, value: object, place: str) -> str:
-        """Return the node's name that the schema allows."""
-        if not isinstance(value, str) or not is_name(value):
-            misfit(place, "is not a valid node name")
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class KnownReason(Plain):
-    """A slug that this release knows as a reason, or nothing; any other slug becomes `other`."""
-
-    def read(self, value: object, place: str) -> str:
-        """Return the reason that the schema allows."""
-        if not isinstance(value, str) or (value and SLUG.fullmatch(value) is None):
-            misfit(place, "is not a slug")
-        return known(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Text(Plain):
-    """Printable ASCII of a bounded length."""
-
-    maximum: int
-
-    def read(self, value: object, place: str) -> str:
-        """Return the text that the schema allows."""
-        if (
-            not isinstance(value, str)
-            or len(value) > self.maximum
-            or not value.isascii()
-            or not (value.isprintable())
-        ):
-            misfit(place, f"is not printable ASCII text of at most {self.maximum} characters")
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Bytes; base64 in JSON."""
-
-    maximum: int
-
-    def read(self, value: object, place: str) -> bytes:
-        """Return the bytes that the schema allows."""
-        try:
-            data = base64.b64decode(value, validate=True) if isinstance(value, str) else None
-        except (binascii.Error, ValueError):
-            data = None
-        if data is None or len(data) > self.maximum:
-            misfit(place, f"is not base64 of at most {self.maximum} bytes")
-        return data
-
-    def write(self, value: Any, place: str) -> str:
-        """Return the base64 text of bytes that the schema allows."""
-        if not isinstance(value, bytes) or len(value) > self.maximum:
-            misfit(place, f"is not bytes, at most {self.maximum} of them")
-        return base64.b64encode(value).decode()
-
-
-def loads(body: bytes, schema: Record) -> dict[str, Any]:
-    """Return a message; SchemaError if it is not unambiguous JSON that fits `schema`."""
-    try:
-        value = json.loads(
-            body.decode(),
-            object_pairs_hook=_unique,
-            parse_constant=_constant,
-            parse_int=_integer,
-            parse_float=_finite,
-        )
-    except SchemaError:
-        raise
-    except (ValueError, RecursionError) as error:
-        message = "body is not JSON"
-        raise SchemaError(message) from error
-    return schema.read(value)
-
-
-def dumps(value: Mapping[str, Any], schema: Record) -> bytes:
-    """Return the JSON of a message. Raises SchemaError if it does not fit `schema`."""
-    return json.dumps(schema.write(value), separators=(",", ":"), allow_nan=False).encode()
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        misfit("body", "has a field twice")
-    return value
-
-
-def _constant(_name: str) -> NoReturn:
-    misfit("body", "has NaN or Infinity for a number")
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > len(str(-MAX_EXACT)):
-        misfit("body", "has an integer that is too large")
-    return int(digits)
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        misfit("body", "has a number that is too large")
-    return value

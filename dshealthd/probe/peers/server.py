@@ -15,6 +15,7 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response
 from aiohttp.web_server import Server as Connections
 
+from dshealthd.core import schema
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.schema import SchemaError
 from dshealthd.core.sockets import listen_address
@@ -22,7 +23,6 @@ from dshealthd.core.timing import time_limit
 from dshealthd.http.connection import connection_of
 from dshealthd.http.listener import Listener
 from dshealthd.http.tls import Tls
-from dshealthd.probe.peers import protocol
 from dshealthd.probe.peers.connection import PeerConnection, PeerGate
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.peers.guard import Call, Guard, RequestRejected
@@ -206,7 +206,7 @@ class PeerServer:
         result, code = "ok", HTTPStatus.OK
         try:
             async with time_limit(HANDLER_TIMEOUT):
-                answer = protocol.dumps(await handler(call.claim.sender, message), method.answer)
+                answer = schema.dumps(await handler(call.claim.sender, message), method.answer)
         except Refusal as refusal:
             result, code, answer = "declined", HTTPStatus.CONFLICT, _refusal(refusal.reason)
         except TimeoutError:
@@ -240,7 +240,7 @@ class PeerServer:
 
 def _message(body: bytes, method: Method) -> dict[str, Any]:
     try:
-        return protocol.loads(body, method.request)
+        return schema.loads(body, method.request)
     except SchemaError as error:
         log.debug("peer API: refused a message: %s", error)
         raise RequestRejected(Rejection.MALFORMED) from error

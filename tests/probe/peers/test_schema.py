@@ -19,10 +19,11 @@ from dshealthd.core.schema import (
     Record,
     SchemaError,
     Type,
+    dumps,
+    loads,
 )
 from dshealthd.probe.observation import REASONS, Stage
-from dshealthd.probe.peers.messages import METHODS
-from dshealthd.probe.peers.protocol import Data, KnownReason, NodeName, Text, dumps, loads
+from dshealthd.probe.peers.messages import METHODS, Data, KnownReason, NodeName, Text
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
