@@ -106,6 +106,7 @@ class RunningAgent:
         what other work takes of them, and of the second that a scrape on the way may take.
         """
         watch = Stopwatch(self.pid, *self.workers())
+        pause = 0.05  # grows: to ask and to read the answer take CPU time, which others wait for
         while True:
             scrape = self.scrape()
             assert scrape.seconds < 1.0, f"/metrics took {scrape.seconds:.2f} s"
@@ -114,7 +115,8 @@ class RunningAgent:
             assert watch.seconds() < seconds, (
                 f"not within {seconds:g} s:\n{scrape.text}\n{self.log.read_text()}"
             )
-            time.sleep(0.05)
+            time.sleep(pause)
+            pause = min(1.5 * pause, 0.4)
 
     def wait_log(self, text: str, seconds: float = 60.0) -> None:
         """Wait until the log has this text, which a thread of the agent writes when it can."""

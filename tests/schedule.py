@@ -31,7 +31,7 @@ QUICK = 8
 """Seconds; files that take more are not for every day."""
 LONG = 64
 """Seconds; tests of a file that takes as many are taken one by one, unless they share a fixture."""
-WAITING = 2
+WAITING = 3
 """Workers beyond one for each processor: so many files wait rather than compute."""
 HEADER = """\
 # Seconds that files of tests take, as the next power of two: the slow ones begin first.

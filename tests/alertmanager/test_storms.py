@@ -105,8 +105,8 @@ def storm(server: Server, receiver: Receiver) -> dict[str, list[Any]]:
     nodes = [f"node-{number:04}" for number in range(NODES)]
     hangs = partial(page, "DshealthdPathFailing", "checkpoint-path", "path", part="/ckpt")
     many = partial(page, "DshealthdManyNodes", "checkpoint-path", "fleet")
-    server.ask("/api/v2/alerts", [hangs(node=node, cluster=cluster) for node in nodes])
-    server.ask("/api/v2/alerts", [many(node=node, cluster=cluster) for node in nodes])
+    alerts = [kind(node=node, cluster=cluster) for kind in (hangs, many) for node in nodes]
+    server.ask("/api/v2/alerts", alerts)
     assert receiver.wait(lambda: len(of_cluster(receiver, "page", cluster)) > 0, 60)
     receiver.wait(lambda: len(of_cluster(receiver, "page", cluster)) > 1, 10)
     return {

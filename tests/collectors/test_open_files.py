@@ -104,10 +104,8 @@ def test_worst_of_all_processes(real: Bench) -> None:
         child.stdout.readline()
         found = named(real.collect())
         child.communicate(b"\n", timeout=60)
-    assert (found["open_files", "process", ""], found["open_files_limit", "process", ""]) == (
-        256,
-        256,
-    )
+    # Or that of another test, which is beyond its limit.
+    assert found["open_files", "process", ""] >= found["open_files_limit", "process", ""]
     after = named(real.collect())
     assert after["open_files", "process", ""] < after["open_files_limit", "process", ""]
 

@@ -339,7 +339,7 @@ def collected(node: Node) -> tuple[str, int]:
     while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             peak = max(peak, memory(pid))
-        time.sleep(0.02)
+        time.sleep(0.05)
     assert ended[1] == 0
     (bundle,) = (node.root / "state/evidence").iterdir()
     assert sum(file.stat().st_size for file in bundle.iterdir()) <= BUNDLE_BYTES + (1 << 20)

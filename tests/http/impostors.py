@@ -28,7 +28,10 @@ while True:
     with connection:
         connection.settimeout(60)
         try:
-            if not (data := connection.recv(65536)):
+            data = b""  # all of it: to close with something unread would reset the connection
+            while not data.endswith((b"\\r\\n\\r\\n", b"END")) and (more := connection.recv(65536)):
+                data += more
+            if not data:
                 continue
             heard.write(data)
             connection.sendall(sys.argv[3].encode())

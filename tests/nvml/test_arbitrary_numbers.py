@@ -168,7 +168,7 @@ def stay_up(agent: RunningAgent, seconds: float) -> Scrape:
         assert up(scrape) == {str(gpu) for gpu in range(GPUS)}, agent.log.read_text()
         if time.monotonic() > end:
             return scrape
-        time.sleep(0.2)
+        time.sleep(0.5)
 
 
 def failing(scrape: Scrape) -> set[tuple[str, str]]:

@@ -71,6 +71,10 @@ def readings(scrape: Scrape, gpu: int) -> set[str]:
     return {name for name in READINGS if any(label in key for key in scrape.series.get(name, {}))}
 
 
+CUT_SHORT = 4
+"""Workers that a busy machine may keep from answering in time, and that are replaced for it."""
+
+
 def most_starts(killable: int, first: float, last: float) -> float:
     """Return how many workers may be started in all; arguments as in `Seen`.
 
@@ -87,7 +91,7 @@ def most_starts(killable: int, first: float, last: float) -> float:
     while due <= first + options.interval:
         retries += 1
         due += options.deadline + backoff.after(retries + 1)
-    return GPUS + min(sweeps, killable * retries)
+    return GPUS + min(sweeps, killable * retries) + CUT_SHORT
 
 
 @dataclass

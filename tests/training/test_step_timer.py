@@ -26,9 +26,9 @@ class Device:
 
     def comes_to(self, *milliseconds: float) -> None:
         """Reach the next events, at these times."""
+        to_come = (event for event in self.events if event.at is None)
         for time in milliseconds:
-            event = next(event for event in self.events if event.at is None)
-            event.at = time
+            next(to_come).at = time
 
 
 class Event:

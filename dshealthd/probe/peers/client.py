@@ -21,10 +21,9 @@ from dshealthd.core.collector import counter, gauge
 from dshealthd.core.schema import Record, SchemaError
 from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.peers import protocol
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.peers.link import BadAnswer, Link, UnverifiedAnswer
-from dshealthd.probe.peers.messages import METHODS, Method
+from dshealthd.probe.peers.messages import METHODS, KnownReason, Method
 from dshealthd.probe.peers.nonces import LIFETIME
 from dshealthd.probe.peers.pool import ConnectionPool, meaning
 from dshealthd.probe.peers.protocol import (
@@ -66,7 +65,7 @@ MAX_PER_PEER = 4
 """Concurrent calls to one peer, each on its own connection; further ones wait."""
 NONCE_MARGIN = 2.0
 """Seconds before a nonce expires in which it is not used: it has to reach the peer in time."""
-REFUSAL = Record({"refusal": protocol.KnownReason()})
+REFUSAL = Record({"refusal": KnownReason()})
 _OUTCOMES: Mapping[str, Outcome] = {
     Rejection.RECEIVER: Outcome.UNAUTHORIZED,
     Rejection.SELF: Outcome.UNAUTHORIZED,
