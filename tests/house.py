@@ -16,12 +16,18 @@ MOST_IMPORTS = 0.07
 """Share of imports in all lines; the finer the cut, the more of them."""
 KEPT = {
     "collectors/": "a collector is a module",
+    "core/text.py": "words for people, which every package takes",
+    "doctor/job/checks.py": "the list of checks, in the order in which people read them",
+    "doctor/remedies.py": "commands to paste, of a node's checks and of a job's",
     "findings/options.py": "a section of the configuration, read without the rest of its package",
     "jobs/heartbeats/listener.py": "the socket's file; the receiver is large enough",
+    "jobs/ras/peer.py": "it reads /proc and netlink, its neighbors only what RAS says",
     "nvml/values.py": "without pynvml, for the agent",
     "nvrx/frames.py": "both ends of the socket: the agent, and the process that has imported gRPC",
     "nvrx/options.py": "a section of the configuration, read without the rest of its package",
+    "probe/state.py": "what outlives the slots, without importing them",
     "status/paint.py": "of `status` and `doctor`",
+    "web/page_files.py": "the files of the pages, read once and by no other",
 }
 """Small modules, or folders of such, that stand alone, and why."""
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}

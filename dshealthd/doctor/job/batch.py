@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown
-from dshealthd.doctor.job.sources.remedies import find_key, paste
+from dshealthd.doctor.remedies import find_key, paste
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

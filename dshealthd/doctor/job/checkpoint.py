@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok
-from dshealthd.doctor.job.sources.remedies import find_key, paste, show, unreadable
+from dshealthd.doctor.remedies import find_key, paste, show, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

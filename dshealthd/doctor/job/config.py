@@ -10,7 +10,7 @@ from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.batch import UNREADABLE
 from dshealthd.doctor.job.sources import deepspeed_config
-from dshealthd.doctor.job.sources.remedies import find_key, paste, unreadable
+from dshealthd.doctor.remedies import find_key, paste, unreadable
 from dshealthd.findings.finding import State
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dshealthd.doctor import ssh as remote
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown
 from dshealthd.doctor.job.sources import rendezvous
 from dshealthd.doctor.job.sources.layout import FilterError
-from dshealthd.doctor.job.sources.remedies import paste, unreadable
+from dshealthd.doctor.remedies import paste, unreadable
 from dshealthd.findings.finding import State
 from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.membership import parse_hostfile

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
-from dshealthd.doctor.job.sources.remedies import paste
 from dshealthd.doctor.job.sources.slurm_script import gpus_per_node, tasks_per_node
+from dshealthd.doctor.remedies import paste
 from dshealthd.jobs.environment import natural, visible
 
 if TYPE_CHECKING:

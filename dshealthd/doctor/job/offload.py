@@ -7,7 +7,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Result, check_of, critical, ok
-from dshealthd.doctor.job.sources.remedies import paste
+from dshealthd.doctor.remedies import paste
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

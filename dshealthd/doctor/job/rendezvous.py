@@ -9,7 +9,7 @@ from dshealthd.core.host import read
 from dshealthd.doctor import ssh as remote
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.sources import rendezvous
-from dshealthd.doctor.job.sources.remedies import paste
+from dshealthd.doctor.remedies import paste
 from dshealthd.findings.finding import State
 from dshealthd.jobs.environment import is_loopback
 from dshealthd.linux.local_network import local_ports

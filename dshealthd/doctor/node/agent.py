@@ -9,8 +9,8 @@ from dshealthd.collectors.job_master import ConnectionOutcome, connect
 from dshealthd.core.sockets import listen_address
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Result, ok, unknown
-from dshealthd.doctor.job.sources.remedies import paste
 from dshealthd.doctor.job.sources.rendezvous import in_threads
+from dshealthd.doctor.remedies import paste
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.findings.agent import FILES
 from dshealthd.findings.finding import State

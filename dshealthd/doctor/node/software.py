@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Result, ok, unknown, warning
-from dshealthd.doctor.job.sources.remedies import paste
+from dshealthd.doctor.remedies import paste
 from dshealthd.doctor.snapshot_check import SnapshotCheck, snapshot_check
 from dshealthd.findings.settings import known_defects
 from dshealthd.jobs.installation import Installations, operators
