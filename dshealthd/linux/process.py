@@ -120,7 +120,8 @@ class Descriptors:
     def worst(self, pids: Iterable[str]) -> tuple[str, Usage] | None:
         """Return the process closest to its limit of open files; None if none could be read.
 
-        Skip processes that cannot be read, such as those that have ended.
+        Skip processes that cannot be read, such as those that have ended, and those beyond their
+        limit: they have lowered it themselves, to open nothing more, as sshd's sandbox does.
         """
         worst, nearest = None, -1.0
         for pid in pids:
@@ -128,7 +129,9 @@ class Descriptors:
                 usage = self.open_files(pid)
             except (OSError, ValueError):
                 continue
-            ratio = usage.value / usage.limit if usage.limit else math.inf
+            if not 0 < usage.limit >= usage.value:
+                continue
+            ratio = usage.value / usage.limit
             if ratio > nearest:
                 worst, nearest = (pid, usage), ratio
         return worst
