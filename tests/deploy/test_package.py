@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -215,6 +216,11 @@ def test_exposure(machine: Machine) -> None:
     assert all("RestartSteps" in line or "RestartMaxDelaySec" in line for line in ours), ours
 
 
+def first_value(machine: Machine, name: str, **labels: str) -> float | None:
+    """Return the value of a series of the agent; None as long as there is none."""
+    return machine.scrape().value(name, **labels)
+
+
 def test_cautious(machine: Machine) -> None:
     """With the drop-in for the cautious the agent is a user without capabilities, and serves."""
     folder = "/etc/systemd/system/dshealthd.service.d"
@@ -226,9 +232,9 @@ def test_cautious(machine: Machine) -> None:
         fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         assert int(fields["CapEff"], 16) == 0
         assert fields["Uid"].split()[0] == machine.sh("id -u dshealthd").strip()
-        scrape = machine.scrape()
-        for collector in ("memory", "clock", "training"):
-            assert scrape.value("dshealthd_collector_up", collector=collector) == 1
+        up = "dshealthd_collector_up"
+        for name in ("memory", "clock", "training"):
+            machine.wait(functools.partial(first_value, machine, up, collector=name), name)
         written = "dshealthd_state_write_last_success_timestamp_seconds"
         machine.wait(
             lambda: machine.scrape().value(written, file="findings"), "the judge's state", 90
