@@ -71,10 +71,6 @@ def readings(scrape: Scrape, gpu: int) -> set[str]:
     return {name for name in READINGS if any(label in key for key in scrape.series.get(name, {}))}
 
 
-CUT_SHORT = 4
-"""Workers that a busy machine may keep from answering in time, and that are replaced for it."""
-
-
 def most_starts(killable: int, first: float, last: float) -> float:
     """Return how many workers may be started in all; arguments as in `Seen`.
 
@@ -91,7 +87,7 @@ def most_starts(killable: int, first: float, last: float) -> float:
     while due <= first + options.interval:
         retries += 1
         due += options.deadline + backoff.after(retries + 1)
-    return GPUS + min(sweeps, killable * retries) + CUT_SHORT
+    return GPUS + min(sweeps, killable * retries)
 
 
 @dataclass
@@ -110,6 +106,8 @@ class Seen:
     first: float = 0.0
     last: float = 0.0
     """Seconds from the first and from the last GPU's verdict to the end, by the clock."""
+    lost: float = 0.0
+    """Seconds that other work took, in which a worker may be too late and be replaced for it."""
 
 
 def follow(agent: RunningAgent, hung: set[int]) -> Seen:
@@ -125,7 +123,7 @@ def follow(agent: RunningAgent, hung: set[int]) -> Seen:
     before = None
     decided: list[float] = []
     while gone < VERDICT + FOR:
-        watch = Stopwatch(agent.pid, *agent.workers())
+        watch, began = Stopwatch(agent.pid, *agent.workers()), time.monotonic()
         scrape = agent.scrape()
         now = time.monotonic()
         assert scrape.seconds < 1.0
@@ -160,7 +158,8 @@ def follow(agent: RunningAgent, hung: set[int]) -> Seen:
         if len(seen.verdicts) == len(hung) and since is not None and now - since > FOR:
             break
         time.sleep(0.2)
-        gone += watch.seconds()
+        gone += (passed := watch.seconds())
+        seen.lost += time.monotonic() - began - passed
     else:
         assert since is not None, f"the alert never held\n{scrape.text}"
     return seen
@@ -187,7 +186,7 @@ def see(directory: Path, killable: int, unkillable: int) -> None:
         assert seen.verdicts.keys() == hung, agent.log.read_text()
         assert max(seen.verdicts.values()) <= VERDICT
         assert seen.oldest <= FRESH, agent.log.read_text()
-        limit = most_starts(killable, seen.first, seen.last)
+        limit = most_starts(killable, seen.first, seen.last) + int(seen.lost)
         assert seen.starts <= limit, agent.log.read_text()
         gpus.clear_faults()
 
