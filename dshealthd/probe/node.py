@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 NO_PYTHON = "no_python"
 WARMING_UP = "warming_up"
 NO_CUDA = "no_cuda"
-"""The node has GPUs, but its environment's torch is built without CUDA."""
+"""The node has GPUs that its environment's torch cannot use: it is built without CUDA, the driver is
+too old, or CUDA sees fewer of them.
+"""
 GPUS_DIFFER = "gpus_differ"
 """The node has fewer GPUs than the round needs."""
 LIMITED = "rate_limited"
@@ -101,7 +103,7 @@ class ThisNode:
             return reason
         if not worker_pool.ready:
             return self._prepare(worker_pool)
-        return NO_CUDA if self._state.gpus.count() and not worker_pool.about.get("cuda") else ""
+        return NO_CUDA if worker_pool.no_gpus(self._state.gpus.count()) else ""
 
     async def close(self) -> None:
         """Cancel preparation of the workers if it is in progress."""

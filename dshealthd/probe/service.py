@@ -190,7 +190,9 @@ class ProbeService:
         running, known = self._running, self._state.local_membership.known
         document: dict[str, Any] = {
             "state": "failing" if running is None else "ok",
-            "detail": self._problem or "\n".join(self._state.local_membership.errors),
+            "detail": self._problem
+            or "\n".join(self._state.local_membership.errors)
+            or self._workers_problem(),
             "period_seconds": self.options.period,
             "epoch": epoch_at(self._state.wall(), self.options.period),
             "rounds": list(self._state.metrics.rounds),
@@ -212,6 +214,12 @@ class ProbeService:
             document["score"] = running.detector.score()
             document["suspects"] = self.suspects()
         return document
+
+    def _workers_problem(self) -> str:
+        """Return why rounds here are only echoes between agents, as a text; empty if they are not."""
+        pool = self._state.worker_pool
+        problem = "" if pool is None else pool.problem(self._state.gpus.count())
+        return f"Workers cannot run on this node: {problem}" if problem else ""
 
     def suspects(self) -> list[dict[str, str]]:
         """Return the current suspects."""

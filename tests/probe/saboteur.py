@@ -56,6 +56,10 @@ def act(action: str, argument: str = "") -> None:
             os._exit(3)
         case "raise":
             raise KeyError(argument)
+        case "refuse":
+            raise RuntimeError(argument)
+        case "":
+            pass
         case "nonsense":
             os.write(next(fd for fd in range(3, 64) if is_stream(fd)), b"\xff\xff\xff\xff junk")
         case "child":
@@ -158,8 +162,15 @@ worker.__dict__.update(
 )
 worker.AgentChannel.stage = stage
 
-if os.environ.get("SABOTEUR") == "threads":
-    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+match os.environ.get("SABOTEUR", "").split(":"):
+    case ["threads"]:
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    case ["cuda", *what]:
+        import torch
+
+        worker.CUDA_DEADLINE = 1.0
+        torch.cuda.init = lambda: act(*what)
+        torch._C._cuda_getDeviceCount = lambda: 4
 
 if __name__ == "__main__":
     worker.main(sys.argv[1:])

@@ -70,10 +70,10 @@ async def local(
     try:
         reason = await worker_pool.prepare(DEADLINES[Stage.IMPORT])
         about = dict(worker_pool.about)
-        if gpus and not about.get("cuda") and not reason:
+        if not reason and (why := worker_pool.no_gpus(gpus)):
             tell(
-                f"torch {about['torch']} is built without CUDA: "
-                f"{plural(gpus, 'GPU is', 'GPUs are')} not probed, only two processes over loopback"
+                f"{why}; {plural(gpus, 'GPU is', 'GPUs are')} not probed, only two processes over "
+                "loopback"
             )
             gpus = 0
         job = local_job(gpus, steps, DEADLINES)

@@ -174,6 +174,9 @@ def combine(
         return RoundResult(Outcome.OK, Stage.DONE, _measured(me, shares))
     owners = {rank.rank: member for member, share in shares.items() for rank in share.ranks}
     guilty = {owners[rank] for rank in late(ranks)}
+    if len(guilty) > 1 and all(rank.stage is Stage.IMPORT for rank in bad):
+        # Neither has spoken to the other: this says nothing about what lies between them.
+        return RoundResult(Outcome.INCONCLUSIVE, stage, reason=bad[0].reason)
     # If both are late, neither is to blame: both see the same wrong sum.
     names = tuple(sorted(guilty)) if len(guilty) < len(plan.members) else ()
     own = [rank for rank in bad if owners[rank.rank] in names]

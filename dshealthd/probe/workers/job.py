@@ -84,9 +84,6 @@ OWN = frozenset(
         "exited",
         "out_of_memory",
         "malformed",
-        "no_torch",
-        "no_python",
-        "writable",
     }
 )
 """Reasons that mean a fault of the rank itself."""
@@ -132,8 +129,14 @@ class RankResult:
 
     @property
     def own_finding(self) -> bool:
-        """Whether the result shows a fault of the rank itself, not just that it waited in vain."""
-        return self.outcome is Outcome.CORRUPTED or self.reason in OWN
+        """Whether the result shows a fault of the rank itself, not just that it waited in vain. What
+        fails in its own process before it has spoken to any other is one.
+        """
+        return (
+            self.outcome is Outcome.CORRUPTED
+            or self.reason in OWN
+            or (self.outcome is Outcome.FAILED and self.stage is Stage.IMPORT)
+        )
 
     @property
     def progress(self) -> tuple[int, int, int]:

@@ -4,14 +4,16 @@ One plain file that depends on torch alone. It runs under the training's interpr
 of process:
 
 - the *parent* (the fork server) has imported torch and has one thread. It forks workers on the
-  agent's request and never touches `torch.cuda`, because a CUDA context does not survive a fork. If
-  importing torch starts threads, it starts each worker as a new process instead of forking it.
+  agent's request and never touches `torch.cuda`, because a CUDA context does not survive a fork: a
+  process of its own finds out how many GPUs torch can use. If importing torch starts threads, the
+  parent starts each process anew instead of forking it.
 - a *worker* is one rank, in a session of its own, for one round. It listens on nothing except the
   sockets of its backend.
 
 The agent and the parent exchange packets of JSON, with descriptors attached:
 
-    ← {"ready": PID, "torch": …, …} or {"failed": REASON, "detail": …}
+    ← {"ready": PID, "torch": …, "gpus": N, "no_gpus": TEXT, …}
+      or {"failed": REASON, "detail": …}
     → {"fork": N} + [channel, board]    ← {"forked": N, "pid": PID} + [pidfd]
     → {"reap": PID}                     ← {"reaped": PID, "status": WAIT STATUS}
 
@@ -44,6 +46,7 @@ import mmap
 import os
 import queue
 import secrets
+import select
 import signal
 import socket
 import statistics
@@ -75,6 +78,10 @@ between two of them.
 """
 LINGER = 2.0
 """Seconds that a finished rank waits for the others, which may still be reading its memory."""
+CUDA_DEADLINE = 20.0
+"""Seconds for CUDA to start: a driver that keeps no GPU initialized initializes them one after the
+other, in one to two seconds each; and an agent waits a minute for the fork server.
+"""
 DIED_WITH_PARENT = signal.SIGKILL
 PR_SET_PDEATHSIG = 1
 
@@ -218,7 +225,7 @@ class RankRound:
         self.salt = 0
         self.group: Any = None
         self.device: Any = None
-        self.stage = ""
+        self.stage = "import"
         self.wrong: tuple[str, str] | None = None
         """Stage and description of the first wrong result. The round goes on, so that the other
         ranks learn whether their results are right.
@@ -228,16 +235,16 @@ class RankRound:
         """Go through the worker's stages. Raises if the round ends in one of them."""
         import torch
 
-        self.begin("store")
         torch.set_num_threads(1)
         prepare_environment(self.job)
+        self.device = torch.device(self.job["device"])
+        # Before anybody is spoken to: what fails until here is this node's own fault.
+        options = backend_options(self.job, self.device)
+        self.begin("store")
         store = agent_store(self.agent, self.job["prefix"], self.job["timeout"])
         meet(store, self.job)
         self.begin("init")
-        self.device = torch.device(self.job["device"])
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        self.group = connect(store, self.job)
+        self.group = connect(store, self.job, options)
         self.reduce_and_check(4, 1)  # NCCL connects only with the first collective
         self.begin("warm_up")
         sizes = [size for size, _ in self.job["steps"]]
@@ -539,22 +546,34 @@ def meet(store: Any, job: dict[str, Any]) -> None:
         os.environ["NCCL_SOCKET_MAGIC"] = store.get("magic").decode()
 
 
-def connect(store: Any, job: dict[str, Any]) -> Any:
+def backend_options(job: dict[str, Any], device: torch.device) -> Any:
+    """Open what the worker's backend needs of this node alone, a context on the GPU or an address
+    to listen on, and return the backend's options.
+    """
+    import torch
+    import torch.distributed as dist
+
+    options: Any
+    if job["backend"] == "nccl":
+        torch.cuda.set_device(device)
+        torch.zeros(1, device=device)
+        options = dist.ProcessGroupNCCL.Options()
+    else:
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # noqa: SLF001 - the name that every version has
+        # A numeric address: gloo would otherwise listen on whatever the machine's own name resolves
+        # to.
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=job["address"])]  # noqa: SLF001
+        options._threads = 1  # noqa: SLF001
+    options._timeout = timedelta(seconds=job["timeout"])  # noqa: SLF001 - the name that every version has
+    return options
+
+
+def connect(store: Any, job: dict[str, Any], options: Any) -> Any:
     """Join and return the process group of the job's backend, for the worker."""
     import torch.distributed as dist
 
-    limit = timedelta(seconds=job["timeout"])
-    if job["backend"] == "nccl":
-        options: Any = dist.ProcessGroupNCCL.Options()
-        options._timeout = limit  # noqa: SLF001 - the name that every version has
-        return dist.ProcessGroupNCCL(store, job["rank"], job["size"], options)
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # noqa: SLF001 - the name that every version has
-    # A numeric address: gloo would otherwise listen on whatever the machine's own name resolves
-    # to.
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=job["address"])]  # noqa: SLF001
-    options._timeout = limit  # noqa: SLF001
-    options._threads = 1  # noqa: SLF001
-    return dist.ProcessGroupGloo(store, job["rank"], job["size"], options)
+    group = dist.ProcessGroupNCCL if job["backend"] == "nccl" else dist.ProcessGroupGloo
+    return group(store, job["rank"], job["size"], options)
 
 
 def linger(store: Any, job: dict[str, Any]) -> None:
@@ -590,12 +609,12 @@ def reason(error: BaseException) -> str:
     return next((slug for slug, words in REASONS if words in text), "error")
 
 
-def work(channel: socket.socket, descriptor: int) -> None:
+def work(channel: int, descriptor: int) -> None:
     """Run one rank's worker, then exit without destructors, which can hang if a peer is gone."""
     # The agent kills the whole session, including whatever a library has started.
     os.setsid()
     board = StatusWriter(descriptor)
-    agent = AgentChannel(channel)
+    agent = AgentChannel(socket.socket(fileno=channel))
     job = agent.receive()
     round_ = RankRound(agent, board, job)
     try:
@@ -626,25 +645,63 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def start_worker(control: socket.socket, channel: int, board: int, roots: str) -> int:
-    """Start one worker and return its pid: by fork, or as a new process if this one has threads."""
+def start(role: str, control: socket.socket, roots: str, *descriptors: int) -> int:
+    """Start a process of the parent and return its pid: by fork, or as a new process if the parent
+    has threads.
+    """
     me = os.getpid()
     if threads() > 1:
-        for descriptor in (channel, board):
+        for descriptor in descriptors:
             os.set_inheritable(descriptor, True)  # noqa: FBT003 - positional only
-        flags, numbers = ("-I", "-B", "-W", "ignore"), map(str, (me, channel, board))
-        command = [sys.executable, *flags, sys.argv[0], "worker", roots, *numbers]
+        flags, numbers = ("-I", "-B", "-W", "ignore"), map(str, (me, *descriptors))
+        command = [sys.executable, *flags, sys.argv[0], role, roots, *numbers]
         return os.posix_spawn(sys.executable, command, os.environ)
     pid = os.fork()
     if pid == 0:
         control.close()
         try:
             die_with(me)
-            work(socket.socket(fileno=channel), board)
+            ROLES[role](*descriptors)
         finally:
             traceback.print_exc()  # reached only on an unexpected exception
             os._exit(70)
     return pid
+
+
+def count_gpus(descriptor: int) -> None:
+    """Start CUDA in this process, which opens no context on a GPU, and write to a pipe how many
+    GPUs torch can use, or why none.
+    """
+    import torch
+
+    answer: dict[str, Any] = {"gpus": 0, "no_gpus": ""}
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call] # raises what is wrong as a text
+        # Not `torch.cuda.device_count`, which asks NVML and counts GPUs that CUDA cannot use.
+        answer["gpus"] = torch._C._cuda_getDeviceCount()  # noqa: SLF001
+    except (AssertionError, AttributeError, OSError, RuntimeError) as error:
+        answer["no_gpus"] = " ".join(str(error).split())[:500]
+    os.write(descriptor, json.dumps(answer).encode())
+    os._exit(0)
+
+
+def usable_gpus(control: socket.socket, roots: str) -> dict[str, Any]:
+    """Return how many GPUs torch can use here (`gpus`), and why it can use none (`no_gpus`)."""
+    reader, writer = os.pipe()
+    pid = start("gpus", control, roots, writer)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        if not select.select([pipe], [], [], CUDA_DEADLINE)[0]:
+            # It may hang in the driver, where a signal does not reach it: nobody waits for its end.
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, os.WNOHANG)
+            return {"gpus": 0, "no_gpus": f"CUDA does not start within {CUDA_DEADLINE:g} s"}
+        text = pipe.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if not text:
+        return {"gpus": 0, "no_gpus": f"starting CUDA ended the process: status {status}"}
+    answer: dict[str, Any] = json.loads(text)
+    return answer
 
 
 def serve(control: socket.socket, roots: str) -> None:
@@ -668,6 +725,7 @@ def serve(control: socket.socket, roots: str) -> None:
         "cuda": str(torch.version.cuda or ""),
         "python": sys.version.split()[0],
         "threads": threads(),
+        **usable_gpus(control, roots),
     }
     reply(control, {"ready": os.getpid(), **about})
     while True:
@@ -676,7 +734,7 @@ def serve(control: socket.socket, roots: str) -> None:
             return
         message = json.loads(packet)
         if "fork" in message:
-            pid = start_worker(control, descriptors[0], descriptors[1], roots)
+            pid = start("worker", control, roots, *descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
             pidfd = os.pidfd_open(pid)
@@ -692,8 +750,12 @@ def reply(control: socket.socket, message: dict[str, Any], *descriptors: int) ->
     socket.send_fds(control, [json.dumps(message).encode()], descriptors)
 
 
+ROLES: dict[str, Callable[..., None]] = {"gpus": count_gpus, "worker": work}
+"""What a process of the parent does; its descriptors are the arguments."""
+
+
 def main(arguments: list[str]) -> None:
-    """Run as fork server (`parent ROOTS FD`) or worker (`worker ROOTS PARENT CHANNEL BOARD`)."""
+    """Run as fork server (`parent ROOTS FD`) or as one of its processes (`ROLE ROOTS PARENT FD …`)."""
     role, roots, *numbers = arguments
     allowed = roots.split(os.pathsep)
     # Import only from folders that `launch.py` has checked: .pth files can name others.
@@ -708,7 +770,7 @@ def main(arguments: list[str]) -> None:
         serve(socket.socket(fileno=int(numbers[0])), roots)
     else:
         die_with(int(numbers[0]))
-        work(socket.socket(fileno=int(numbers[1])), int(numbers[2]))
+        ROLES[role](*map(int, numbers[1:]))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.child import StartError, cause, channel
 from dshealthd.core.collector import counter, gauge
+from dshealthd.core.text import plural
 from dshealthd.core.timing import Backoff
 from dshealthd.linux.starvation import STARVED, LoopLag, run_queue
 from dshealthd.probe.observation import Outcome, Stage
@@ -90,6 +91,7 @@ class WorkerPool:
         self._stuck: dict[str, ForkedWorker] = {}
         self._starts = 0
         self._trouble: tuple[ForkServerError, int, float] | None = None
+        self._own_failure = ""
 
     async def run(
         self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
@@ -108,7 +110,11 @@ class WorkerPool:
                         tasks.create_task(self._attend(parent, rank_spec, round_))
                         for rank_spec in job.rank_specs
                     ]
-                return [task.result() for task in running]
+                results = [task.result() for task in running]
+                self._own_failure = next(
+                    (result.detail for result in results if result.own_finding), ""
+                )
+                return results
         except ForkServerError as error:
             outcome = Outcome.HUNG if error.reason == "deadline" else Outcome.FAILED
             return [
@@ -148,10 +154,27 @@ class WorkerPool:
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """Versions (`torch`, `cuda`, `python`) of the pool's environment; empty without a fork
-        server that is ready.
+        """Versions (`torch`, `cuda`, `python`) of the pool's environment, and how many `gpus` it can
+        use; empty without a fork server that is ready.
         """
         return self._parent.about if self._parent is not None else {}
+
+    def no_gpus(self, gpus: int) -> str:
+        """Return why the workers cannot use this node's `gpus` GPUs; empty if they can, or if that
+        is not known because no fork server is ready.
+        """
+        about = self.about
+        if not about or about["gpus"] >= gpus:
+            return ""
+        few = f"torch can use {about['gpus']} of {plural(gpus, 'GPU')}"
+        return f"{few}: {about['no_gpus']}" if about["no_gpus"] else few
+
+    def problem(self, gpus: int) -> str:
+        """Return what keeps this node's own workers from running, as a text for a person; empty if
+        nothing is known to. `gpus`: GPUs of this node.
+        """
+        trouble = str(self._trouble[0]) if self._trouble is not None else ""
+        return trouble or self.no_gpus(gpus) or self._own_failure
 
     async def close(self) -> None:
         """End the pool's fork server, and with it every worker."""

@@ -469,12 +469,52 @@ def test_versions_differ(scene: Scene) -> None:
 
 
 def test_no_such_address(scene: Scene) -> None:
-    """An address that is not this machine's is a failure to begin, with a reason of its own."""
-    results = scene.play("", address="192.0.2.1")
-    assert results[0].outcome is Outcome.FAILED
-    assert results[0].stage is Stage.INIT
-    assert results[0].reason in {"no_address", "error"}
-    assert results[0].detail
+    """What fails before a rank has spoken to another is its node's own fault: that node alone is
+    late, whatever the error is called, and its text is kept for a person.
+    """
+    own = scene.play("", address="192.0.2.1")
+    assert own[0].outcome is Outcome.FAILED
+    assert own[0].stage is Stage.IMPORT
+    assert "192.0.2.1" in own[0].detail
+    assert "192.0.2.1" in scene.worker_pool.problem(0)
+    waits = replace(own[0], rank=1, outcome=Outcome.HUNG, stage=Stage.STORE, reason="deadline")
+    found = conclude([own[0], waits])
+    assert (found.outcome, found.late) == (Outcome.FAILED, ("a",))
+    assert outcomes(scene.play("")) == [(Outcome.OK, "")]
+    assert scene.worker_pool.problem(0) == ""
+
+
+def test_both_fail_before_they_meet(scene: Scene) -> None:
+    """Two nodes of which neither has spoken to the other tell nothing about the link."""
+    (own,) = scene.play("", address="192.0.2.1")
+    found = conclude([own, replace(own, rank=1)])
+    assert (found.outcome, found.late) == (Outcome.INCONCLUSIVE, ())
+
+
+@pytest.mark.parametrize(
+    ("what", "gpus", "words"),
+    [
+        ("", 4, ""),
+        ("", 8, "torch can use 4 of 8 GPUs"),
+        ("refuse:The NVIDIA driver is too old", 8, "0 of 8 GPUs: The NVIDIA driver is too old"),
+        ("hang", 8, "CUDA does not start within 1 s"),
+        ("segv", 8, "starting CUDA ended the process: status -11"),
+    ],
+)
+def test_gpus_that_torch_cannot_use(what: str, gpus: int, words: str) -> None:
+    """Whether torch can use the node's GPUs is known before a round chooses NCCL, with the text of
+    what is wrong; workers on CPUs run all the same.
+    """
+
+    async def play(worker_pool: WorkerPool) -> None:
+        assert await worker_pool.prepare(150.0) == ""
+        assert words in worker_pool.no_gpus(gpus)
+        assert bool(worker_pool.no_gpus(gpus)) == bool(words)
+        assert worker_pool.problem(gpus) == worker_pool.no_gpus(gpus)
+        assert worker_pool.problem(0) == ""
+        assert outcomes(await worker_pool.run(job(""), LocalStore(), ignore)) == [(Outcome.OK, "")]
+
+    alone(play, environment={"SABOTEUR": f"cuda:{what}"})
 
 
 def test_listeners(scene: Scene) -> None:
@@ -537,6 +577,8 @@ def test_threads_at_import() -> None:
     """Where importing torch leaves threads, workers are started afresh, and work."""
 
     async def play(worker_pool: WorkerPool) -> None:
+        assert await worker_pool.prepare(150.0) == ""
+        assert worker_pool.no_gpus(1)
         results = await worker_pool.run(job(""), LocalStore(), ignore)
         assert outcomes(results) == [(Outcome.OK, "")], results
         assert len(os.listdir(f"/proc/{worker_pool.parent_pid}/task")) == 2
