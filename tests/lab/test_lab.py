@@ -167,7 +167,7 @@ def network_of_this_machine() -> list[str]:
         ["ip", "-o", "addr"],
         ["ip", "route"],
         ["ip", "netns"],
-        ["nft", "list", "ruleset"],
+        ["nft", "--stateless", "list", "ruleset"],  # without counters, which anything moves
         ["tc", "qdisc"],
     )
     said = [

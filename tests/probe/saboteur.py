@@ -168,7 +168,7 @@ match os.environ.get("SABOTEUR", "").split(":"):
     case ["cuda", *what]:
         import torch
 
-        worker.CUDA_DEADLINE = 1.0
+        worker.__dict__["CUDA_DEADLINE"] = 1.0
         torch.cuda.init = lambda: act(*what)
         torch._C._cuda_getDeviceCount = lambda: 4
 
