@@ -59,8 +59,10 @@ NVIDIA, GPU memory error management, "Error recovery and response flags"; nvmlDe
 """
 NVML = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "mig", "gpu_processes")
 """Collectors that call NVML."""
-TWO_DEADLINES = 20.0
-"""Seconds for which a call must not return: one missed deadline is no hang."""
+SECOND_DEADLINE = 12.0
+"""Seconds after a missed deadline of 10 s in which a second one passes, a new worker's start
+included: one missed deadline is no hang.
+"""
 IN_USE = 60.0
 """Seconds for which a rank counts as on its GPU: NVML does not list the processes of a lost one."""
 RELEASED = 7200.0
@@ -333,7 +335,7 @@ def driver(series: Series, wall: float) -> Iterator[Sign]:
     if hung and not off_bus(series, wall):
         where = sorted(labels["gpu"] for labels, value in series("gpu_fault", reason=HUNG) if value)
         reason = "a call did not return" + (f", at GPU {' '.join(where)}" if where else "")
-        yield Sign(broken, reason, source="collector_failing", hold=TWO_DEADLINES)
+        yield Sign(broken, reason, source="collector_failing", hold=SECOND_DEADLINE)
     whole = series.value("collector_up", collector="gpu") == 0 and not any(series("gpu_up"))
     for labels, _ in series("collector_failing", collector="gpu"):
         reason = labels["reason"]

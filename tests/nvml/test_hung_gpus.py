@@ -18,7 +18,7 @@ from dshealthd.collection.scheduler import WAKE_SPACING
 from dshealthd.collectors.gpu import COLLECTOR_FAULT, FAULT, UP, GpuOptions
 from dshealthd.config import registry
 from dshealthd.core.timing import Backoff
-from dshealthd.findings.gpus import HUNG, NVML, TWO_DEADLINES
+from dshealthd.findings.gpus import HUNG, NVML, SECOND_DEADLINE
 from tests import frozen
 from tests.agents import RunningAgent, Scrape, running
 from tests.nvml.simulator import Simulator
@@ -42,7 +42,7 @@ READINGS = {metric.name for metric in registry.metrics(registry.load("gpu")).val
     COLLECTOR_FAULT.name,
 }
 """Metrics that the collector `gpu` reads from a GPU, not those that say that it cannot be read."""
-FOR = TWO_DEADLINES
+FOR = SECOND_DEADLINE
 """Seconds for which the sign of a hang must last before it is a finding."""
 
 
@@ -200,6 +200,19 @@ def test_51_most_gpus_hang(tmp_path: Path) -> None:
 def test_51_some_or_all_hang(tmp_path: Path, count: int) -> None:
     """Two of eight hang, or all of them; each worker that is at one can be killed."""
     see(tmp_path, killable=count, unkillable=0)
+
+
+def test_51_hang_before_the_agent_starts(tmp_path: Path) -> None:
+    """NVML that hangs already when the agent starts is a finding within the same time."""
+    gpus = Simulator(tmp_path)
+    gpus.pci_sysfs(tmp_path / "sys")
+    gpus.fault("hang")
+    flags = ("--path.sysfs", str(tmp_path / "sys"))
+    with running(tmp_path, CONFIG, environment=gpus.environment(), flags=flags) as agent:
+        watch = Stopwatch(agent.pid)
+        agent.wait(lambda scrape: scrape.all("dshealthd_finding", symptom="nvml-broken") == [1.0])
+        assert watch.seconds() <= VERDICT
+        gpus.clear_faults()
 
 
 @pytest.mark.soak
