@@ -114,12 +114,15 @@ class Agent:
             self._evidence,
             self._judge,
         )
-        """In start order: services that collectors read come before the scheduler."""
+        """In start order: services that collectors read come before the scheduler, and the judge
+        comes last, as it judges all of them.
+        """
         self._server = Server(
             config.web,
             self._snapshot,
             self._own_samples,
             self._telemetry,
+            lambda: self._judge.unready,
             self._sections,
             self._targets,
             self._fitness,
@@ -142,6 +145,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGHUP, reload.set)
+        await self._judge.load()  # the first answer has the findings of an earlier agent
         await self._server.start()
         errors = self._children_errors()
         await self._make_state_directory()

@@ -117,14 +117,28 @@ def judgement_of(
     for rule in failed:
         why = "a defect has ended this rule, whose findings stay as they were; the log has it"
         broken = unread("findings", f"the rule {rule}", Reason.INTERNAL, why, node)
-        found[broken.key] = broken
-    if pending := tuple(latest.name for latest in snapshot if latest.sampled is None):
-        late = starting(pending, node)
+        found[broken.key] = dataclasses.replace(broken, origins=(rule,))
+    if why := unready(snapshot):
+        late = starting(why, pending(snapshot), node)
         found[late.key] = late
     for latest in snapshot:
         for finding in _unread(latest, monotonic, node, parts, alerts):
             found.setdefault(finding.key, finding)
     return Judgement(found, failed)
+
+
+def pending(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the collectors that have no result yet."""
+    return tuple(latest.name for latest in snapshot if latest.sampled is None)
+
+
+def unready(snapshot: Snapshot) -> str:
+    """Return why nothing follows from the samples yet, empty once each source has had a result: one
+    that hangs or fails has one, too, which says so.
+    """
+    if not any(True for _ in snapshot):
+        return "no collector runs"
+    return f"no result yet: {', '.join(names)}" if (names := pending(snapshot)) else ""
 
 
 def series_of(

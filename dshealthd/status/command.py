@@ -62,20 +62,20 @@ def status(asked: AgentQuery) -> int:
 def jobs(asked: AgentQuery) -> int:
     """Print the training jobs of those nodes, each with its ranks; return the exit status.
 
-    0 no job is hung, 2 one is, 3 an agent did not answer.
+    0 no job is hung, 2 one is, 3 an agent did not answer, or has just started.
     """
 
     def write(answers: Sequence[AgentAnswer]) -> Iterator[str]:
         paint = Paint(color=colored())
         names = {job["job"] for answer in answers for job in answer.document.get("jobs", ())}
         for answer in answers:
-            if answer.problem:
-                yield f"{printable(answer.name)}  {printable(answer.problem)}"
+            if why := answer.problem or answer.starting:
+                yield f"{printable(answer.name)}  {printable(why)}"
         for name in sorted(names):
             parts = parts_of(name, answers)
             yield from job_lines(name, parts, paint)
             yield from ranks(parts)
-        if not names and not all(answer.problem for answer in answers):
+        if not names and not all(answer.problem or answer.starting for answer in answers):
             yield "no training jobs"
 
     return _run(asked, write, _of_jobs)
@@ -85,7 +85,7 @@ def _of_jobs(answers: Sequence[AgentAnswer]) -> State:
     names = {job["job"] for answer in answers for job in answer.document.get("jobs", ())}
     if any(whole(parts_of(name, answers)).state == "hung" for name in names):
         return State.CRITICAL
-    nothing = not answers or any(answer.problem for answer in answers)
+    nothing = not answers or any(answer.problem or answer.starting for answer in answers)
     return State.UNKNOWN if nothing else State.OK
 
 

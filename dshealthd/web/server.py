@@ -108,6 +108,7 @@ class Server:
         snapshot: Snapshot,
         own: Callable[[], Iterable[Sample]],
         telemetry: SelfMetrics,
+        unready: Callable[[], str],
         sections: Callable[[], Mapping[str, Any]] = dict,
         targets: Callable[[int], bytes] | None = None,
         fitness: Callable[[], Fitness] | None = None,
@@ -117,7 +118,8 @@ class Server:
 
         Raise ConfigError for an invalid web config file.
 
-        `sections` returns further parts of the status document, by name; `targets` returns, for the
+        `unready` returns why nothing follows from the findings yet, empty once all sources were
+        judged; `sections` returns further parts of the status document, by name; `targets` returns, for the
         port of this agent, the targets that Prometheus should scrape, or raises LookupError;
         `fitness` judges whether a job can start on this node; `fleet` returns the states that all
         members report, or raises LookupError.
@@ -125,6 +127,7 @@ class Server:
         self._fleet = fleet
         self._fitness = fitness
         self._targets = targets
+        self._unready = unready
         self._sections = sections
         self._options = options
         self._snapshot = snapshot
@@ -312,6 +315,7 @@ class Server:
                 started=self._telemetry.started,
                 monotonic=now,
                 wall=time.time(),
+                ready=not self._unready(),
                 sections=self._sections(),
             )
             self._status, self._packed = (now, body), b""
@@ -358,9 +362,8 @@ class Server:
         return plain(HTTPStatus.OK, "healthy")
 
     def _ready(self, _request: BaseRequest) -> Response:
-        pending = [latest.name for latest in self._snapshot if latest.sampled is None]
-        if pending:
-            return plain(HTTPStatus.SERVICE_UNAVAILABLE, f"no result yet: {', '.join(pending)}")
+        if why := self._unready():
+            return plain(HTTPStatus.SERVICE_UNAVAILABLE, why)
         return plain(HTTPStatus.OK, "ready")
 
     def _fit(self, _request: BaseRequest) -> Response:

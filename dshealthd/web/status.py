@@ -30,13 +30,14 @@ def document(
     started: float,
     monotonic: float,
     wall: float,
+    ready: bool,
     sections: Mapping[str, Any] = MappingProxyType({}),
 ) -> bytes:
     """Return the status document, the current state as JSON.
 
-    `sections` are parts that are made elsewhere. `own` are the agent's own samples, `started` and
-    `wall` Unix times, `monotonic` the snapshot's clock; all in seconds. Numbers that JSON lacks are
-    strings, as Prometheus writes them.
+    `ready` says whether all sources were judged, `sections` are parts that are made elsewhere. `own`
+    are the agent's own samples, `started` and `wall` Unix times, `monotonic` the snapshot's clock;
+    all in seconds. Numbers that JSON lacks are strings, as Prometheus writes them.
     """
     mine = list(own)
     metrics: dict[str, dict[str, Any]] = {}
@@ -50,7 +51,7 @@ def document(
             "time": round(wall, 3),
             "started": round(started, 3),
             "uptime_seconds": round(max(0.0, wall - started), 3),
-            "ready": snapshot.complete(),
+            "ready": ready,
             "collectors": [_collector(latest, monotonic) for latest in snapshot],
             "workers": _workers(mine),
             **sections,

@@ -111,7 +111,7 @@ def test_unknown_is_neither_ok_nor_a_warning() -> None:
 def test_starting_is_one_finding() -> None:
     """An agent that has just started says so once, and names what it has not read."""
     (finding,) = verdict(dict.fromkeys(("gpu", "ecc", "memory"))).findings
-    assert (finding.severity, finding.detail) == ("unknown", "not read yet: ecc, gpu, memory")
+    assert (finding.severity, finding.detail) == ("unknown", "no result yet: ecc, gpu, memory")
 
 
 def test_since() -> None:
