@@ -15,6 +15,7 @@ from dshealthd.collectors.job_hang import HANG, OVERDUE
 from dshealthd.collectors.job_writes import WRITES
 from dshealthd.collectors.training import STEP
 from dshealthd.config import config
+from dshealthd.core.documents import LeftOut
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.jobs.service import Jobs
 from tests.agents import running, seconds_to_end
@@ -129,7 +130,7 @@ def test_a_job_is_at_work_by_the_limits_of_the_configuration(tmp_path: Path) -> 
         agent._snapshot.expect("training", 3600)
         samples = (*silent, WRITES(2000, "run-1"))
         agent._snapshot.put("training", Result(CollectionOutcome.OK, samples))
-        (job,) = agent._sections()["jobs"]
+        (job,) = agent._sections(LeftOut())["jobs"]
         (jobs,) = (service for service in agent._services if isinstance(service, Jobs))
         await agent._judge.close()
         return job["state"], job["stall"]["says"], jobs._work("run-1").says

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
+    from dshealthd.core.documents import LeftOut
     from dshealthd.findings.series import Series
     from dshealthd.jobs.hangs.hang import Standstill
     from dshealthd.nvrx.fitness import Fitness
@@ -295,13 +296,16 @@ class Agent:
 
         return document(self._probes.membership, port)
 
-    def _sections(self) -> Mapping[str, Any]:
+    def _sections(self, left_out: LeftOut) -> Mapping[str, Any]:
         """Return the parts of the status document that do not come from collectors."""
+        place = str(self._evidence.directory)
         return {
             **self._judge.verdict.document(),
-            "jobs": overview(self._series(), str(self._evidence.directory)),
-            "probe": self._probes.status(),
-            "evidence": self._evidence.status(),
+            "jobs": left_out.section(
+                "jobs", lambda: overview(self._series(), place, left_out), otherwise=[]
+            ),
+            "probe": left_out.section("probe", self._probes.status),
+            "evidence": left_out.section("evidence", self._evidence.status),
         }
 
 

@@ -13,7 +13,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.config import registry
-from dshealthd.core import background, state_file, state_writer
+from dshealthd.core import background, documents, state_file, state_writer
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import Reason, gauge
 from dshealthd.core.result import CollectionOutcome
@@ -282,7 +282,7 @@ class Judge:
         if self._writer is None:
             return
         try:
-            self._writer.put(json.dumps(document, separators=(",", ":")).encode())
+            self._writer.put(documents.dumps(document, separators=(",", ":")).encode())
         except StartError as error:
             log.warning("findings: not written: %s", error)
 

@@ -76,16 +76,18 @@ def seen(series: Series, *, node: str, name: str, wall: float) -> Judgement:
     found: dict[Key, Finding] = {}
     failed = {}
     for rule in (*RULES, functools.partial(agent.accused, name=name)):
-        try:
-            signs = list(rule(series, wall))
-        except Exception:  # noqa: BLE001 - a defect in one rule must not hide what others see
-            failed[_label(rule)] = traceback.format_exc()
-            continue
-        for sign in signs:
-            finding = catalogue.found(sign, node, series.limits, _label(rule))
-            if finding.severity is State.CRITICAL and not finding.training_job:
-                finding = dataclasses.replace(finding, training_job=users.of(sign))
-            found.setdefault(finding.key, finding)
+        signs = rule(series, wall)
+        while True:
+            try:
+                if (sign := next(signs, None)) is None:
+                    break
+                finding = catalogue.found(sign, node, series.limits, _label(rule))
+                if finding.severity is State.CRITICAL and not finding.training_job:
+                    finding = dataclasses.replace(finding, training_job=users.of(sign))
+            except Exception:  # noqa: BLE001 - a defect in one rule must not hide what others see
+                failed[_label(rule)] = traceback.format_exc()
+            else:
+                found.setdefault(finding.key, finding)
     return Judgement(found, failed)
 
 

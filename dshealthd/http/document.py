@@ -224,6 +224,7 @@ STATUS = _record(
         "metrics": SampleList(),
     },
     probe=OrNull(_PROBE),
+    left_out=Array(_record(dict.fromkeys(("part", "reason"), TEXT)), MANY),
 )
 """The fields that commands read."""
 

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.core import state_file
+from dshealthd.core import documents, state_file
 from dshealthd.core.host import read
 from dshealthd.slurm import budget
 from dshealthd.slurm.agent import AgentSilent
@@ -201,7 +201,7 @@ def kept(directory: Path, patience: float) -> Iterator[Streaks]:
         yield streaks
         content = {"bad": streaks.bad, "noted": streaks.noted}
         # Not durable: findings from before a reboot confirm nothing.
-        state_file.replace(path, json.dumps(content).encode(), durable=False)
+        state_file.replace(path, documents.dumps(content).encode(), durable=False)
     finally:
         os.close(lock)
 

@@ -25,6 +25,7 @@ from aiohttp.web_response import Response
 from aiohttp.web_server import Server as Connections
 
 from dshealthd.core.collector import counter, gauge
+from dshealthd.core.documents import LeftOut
 from dshealthd.core.exposition import CONTENT_TYPE, Tier
 from dshealthd.core.sockets import listen_address
 from dshealthd.findings.catalogue import RUNBOOKS
@@ -109,7 +110,7 @@ class Server:
         own: Callable[[], Iterable[Sample]],
         telemetry: SelfMetrics,
         unready: Callable[[], str],
-        sections: Callable[[], Mapping[str, Any]] = dict,
+        sections: Callable[[LeftOut], Mapping[str, Any]] = lambda _left_out: {},
         targets: Callable[[int], bytes] | None = None,
         fitness: Callable[[], Fitness] | None = None,
         fleet: Callable[[], Awaitable[bytes]] | None = None,
@@ -119,7 +120,8 @@ class Server:
         Raise ConfigError for an invalid web config file.
 
         `unready` returns why nothing follows from the findings yet, empty once all sources were
-        judged; `sections` returns further parts of the status document, by name; `targets` returns, for the
+        judged; `sections` returns further parts of the status document, by name, and notes what
+        it leaves out; `targets` returns, for the
         port of this agent, the targets that Prometheus should scrape, or raises LookupError;
         `fitness` judges whether a job can start on this node; `fleet` returns the states that all
         members report, or raises LookupError.
@@ -308,6 +310,7 @@ class Server:
         now = time.monotonic()
         made, body = self._status
         if now - made >= STATUS_KEPT:
+            left_out = LeftOut()
             body = status.document(
                 self._snapshot,
                 self._own(),
@@ -316,7 +319,8 @@ class Server:
                 monotonic=now,
                 wall=time.time(),
                 ready=not self._unready(),
-                sections=self._sections(),
+                sections=self._sections(left_out),
+                left_out=left_out,
             )
             self._status, self._packed = (now, body), b""
         return body

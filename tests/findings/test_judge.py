@@ -17,7 +17,7 @@ from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.options import ConfigError
 from dshealthd.core.result import CollectionOutcome, Result, not_available
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.findings import judgement
+from dshealthd.findings import catalogue, judgement
 from dshealthd.findings.finding import Sign, State
 from dshealthd.findings.judge import DELAY, FINDING, JUDGED, MAX_EXPORTED, Judge, exported
 from dshealthd.findings.limits import Limits
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.core.collector import Sample
+    from dshealthd.findings.finding import Finding
 
 SOURCE = "open_files"
 
@@ -444,3 +445,24 @@ def test_a_rule_that_fails_hides_nothing_else(
     monkeypatch.undo()
     node.over(0.1)
     assert node.found() == []
+
+
+def test_a_figure_that_cannot_be_said_hides_no_other_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sign that is no finding costs itself: those before and after it, of other jobs, are there."""
+
+    def signs(_series: object, _wall: float) -> Iterator[Sign]:
+        for job, value in (("first", 1.0), ("odd", "x"), ("last", 1.0)):
+            yield Sign("DshealthdJobStalled", job=job, value=value, hold=0.0, labels={"gpu": job})
+
+    def says(sign: Sign, *given: object) -> Finding:
+        return found(dataclasses.replace(sign, value=float(sign.value or 0.0)), *given)  # type: ignore[arg-type]
+
+    found = catalogue.found
+    monkeypatch.setattr(catalogue, "found", says)
+    monkeypatch.setattr(judgement, "RULES", (signs,))
+    node = Node()
+    node.over(0.1)
+    jobs = {one.training_job for one in node.judge.verdict.findings if one.training_job}
+    assert jobs == {"first", "last"}

@@ -302,6 +302,16 @@ def test_agent_that_has_just_started_knows_of_no_jobs(capsys: pytest.CaptureFixt
         assert "no training jobs" not in said
 
 
+def test_what_an_agent_left_out_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """A job that could not be shown may be hung: none is said to be well."""
+    lacking = [{"part": "job \x1b[2J", "reason": "ValueError: odd"}]
+    for command, code in (("status", 0), ("jobs", 3)):
+        answer = impostors.saying(json.dumps(document(left_out=lacking)))
+        with impostors.serving(answer) as port:
+            assert run(command, f"127.0.0.1:{port}") == code
+        assert r"job \u001b[2J: ValueError: odd" in capsys.readouterr().out
+
+
 def test_what_ranks_without_heartbeats_do_is_unknown(shown: Callable[..., str]) -> None:
     """Beside a rank that waits in a collective, one that reports nothing may be at work."""
     waits = (WORLD_SIZE(4, "run-1", "run-1"), HANG(0, "run-1", "collective"))

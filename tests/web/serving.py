@@ -203,7 +203,7 @@ def serving(
         lambda: server.samples(),  # noqa: PLW0108 - it is not bound yet
         SelfMetrics(time.time()),
         lambda: unready(held),
-        lambda: {**sections(held), **more},
+        lambda _left_out: {**sections(held), **more},
         targets,
     )
     loop = asyncio.new_event_loop()
@@ -309,7 +309,7 @@ def main() -> None:
         lambda: (*telemetry.samples(), *server.samples()),
         telemetry,
         lambda: unready(snapshot),
-        lambda: sections(snapshot),
+        lambda _left_out: sections(snapshot),
     )
     asyncio.run(_serve_until_closed(server, snapshot))
 
