@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.agent.agent import Agent
 from dshealthd.collectors.job_hang import HANG, OVERDUE
 from dshealthd.collectors.job_writes import WRITES
 from dshealthd.collectors.training import STEP
 from dshealthd.config import config
+from dshealthd.core.documents import LeftOut
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.jobs.service import Jobs
 from tests.agents import running, seconds_to_end
+from tests.findings.test_judge import Node, loaded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +40,37 @@ def test_serves_this_machine_until_it_is_stopped(tmp_path: Path) -> None:
         assert agent.get("/-/healthy")
         assert seconds_to_end(agent.process) < 3
         assert agent.process.wait() == 0
+
+
+def test_agent_that_has_read_nothing_knows_nothing(tmp_path: Path) -> None:
+    """Before its collectors run it is not ready, its node's state and fitness are unknown, and so
+    says each of its answers.
+    """
+    file = tmp_path / "dshealthd.toml"
+    file.write_text(f"[path]\nstate = '{tmp_path}'\n", encoding="utf-8")
+    agent = Agent(config.load(file), file, {})
+    request: Any = None  # the answers do not depend on it
+    assert agent._server._ready(request).status == 503
+    fit = agent._server._fit(request)
+    assert (fit.status, fit.text) == (503, "unknown: no collector runs\n")
+    document = json.loads(agent._server.status())
+    assert (document["ready"], document["verdict"]) == (False, "unknown")
+
+
+def test_first_answer_has_what_an_earlier_agent_found(tmp_path: Path) -> None:
+    """A restart hides no finding, not even from what asks as soon as the port is open."""
+    (tmp_path / "state").mkdir()
+    earlier = Node(tmp_path / "state")
+
+    async def find() -> None:
+        await earlier.judge.apply(loaded("", tmp_path))
+        earlier.over(0.9)
+        await earlier.judge.close()
+
+    asyncio.run(find())
+    with running(tmp_path, f"[path]\nstate = '{tmp_path}/state'\n") as agent:
+        document = json.loads(agent.get("/api/v1/status"))
+        assert "DshealthdHostLimitNear" in {found["alert"] for found in document["findings"]}
 
 
 def test_reload(tmp_path: Path) -> None:
@@ -96,7 +130,7 @@ def test_a_job_is_at_work_by_the_limits_of_the_configuration(tmp_path: Path) -> 
         agent._snapshot.expect("training", 3600)
         samples = (*silent, WRITES(2000, "run-1"))
         agent._snapshot.put("training", Result(CollectionOutcome.OK, samples))
-        (job,) = agent._sections()["jobs"]
+        (job,) = agent._sections(LeftOut())["jobs"]
         (jobs,) = (service for service in agent._services if isinstance(service, Jobs))
         await agent._judge.close()
         return job["state"], job["stall"]["says"], jobs._work("run-1").says

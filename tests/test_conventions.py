@@ -61,6 +61,16 @@ TIMEOUTS_ELSEWHERE = {
 }
 
 
+JSON = "core/documents.py"
+"""Where JSON is written."""
+STANDALONE = {
+    "probe/workers/launch.py": "runs before the package can be imported",
+    "probe/workers/worker.py": "a process of the training environment, without the package",
+    "doctor/job/sources/inspect_deepspeed.py": "likewise",
+}
+"""What writes JSON without the package's own function, with allow_nan off each time."""
+
+
 SHARED_CLASS_NAMES = 10
 """Class names that may stand in several modules: two words of the field that are the same in both,
 such as the finding of the node and that of a log.
@@ -215,6 +225,56 @@ def test_agent_does_without_certificate_authorities(tmp_path: Path) -> None:
         env={**os.environ, **places},
     )
     assert loaded.stdout.splitlines() == ["1 0", " ".join(places.values())]
+
+
+def writers(tree: ast.AST) -> list[bool]:
+    """Return of each place that writes JSON whether it refuses what JSON lacks; a writer that is
+    imported or passed on by its name might be called either way.
+    """
+    named, found = [], []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"json.dumps", "json.dump"}:
+            options = {option.arg: ast.unparse(option.value) for option in node.keywords}
+            found.append(options.get("allow_nan") == "False")
+            named.append(node.func)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node not in named:
+            found += [False] * (
+                ast.unparse(node) in {"json.dumps", "json.dump", "json.JSONEncoder"}
+            )
+        elif isinstance(node, ast.ImportFrom) and node.module == "json":
+            found += [False] * any(
+                name.name in {"dumps", "dump", "JSONEncoder"} for name in node.names
+            )
+        elif isinstance(node, ast.Import):
+            found += [False] * any(name.name == "json" and name.asname for name in node.names)
+    return found
+
+
+def test_json_is_written_in_one_place() -> None:
+    """No document has Infinity or NaN, which only Python parses: one function writes all of them."""
+    found = {str(file.relative_to(SOURCE)): writers(parsed(file)) for file in FILES}
+    assert {name for name, calls in found.items() if calls} == {JSON, *STANDALONE}, (
+        "write it with core/documents.py"
+    )
+    assert all(all(calls) for calls in found.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("json.dumps(x)", [False]),
+        ("json.dump(x, file, allow_nan=True)", [False]),
+        ("json.dumps(x, allow_nan=False)", [True]),
+        ("map(json.dumps, xs)", [False]),
+        ("from json import dumps", [False]),
+        ("import json as j", [False]),
+        ("json.loads(x)", []),
+    ],
+)
+def test_another_writer_of_json_would_be_seen(text: str, found: list[bool]) -> None:
+    """The check sees each way to write JSON."""
+    assert writers(ast.parse(text)) == found
 
 
 def test_class_names_stand_in_one_module() -> None:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
+    from dshealthd.core.documents import LeftOut
     from dshealthd.findings.series import Series
     from dshealthd.jobs.hangs.hang import Standstill
     from dshealthd.nvrx.fitness import Fitness
@@ -114,12 +115,15 @@ class Agent:
             self._evidence,
             self._judge,
         )
-        """In start order: services that collectors read come before the scheduler."""
+        """In start order: services that collectors read come before the scheduler, and the judge
+        comes last, as it judges all of them.
+        """
         self._server = Server(
             config.web,
             self._snapshot,
             self._own_samples,
             self._telemetry,
+            lambda: self._judge.unready,
             self._sections,
             self._targets,
             self._fitness,
@@ -142,6 +146,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGHUP, reload.set)
+        await self._judge.load()  # the first answer has the findings of an earlier agent
         await self._server.start()
         errors = self._children_errors()
         await self._make_state_directory()
@@ -291,13 +296,16 @@ class Agent:
 
         return document(self._probes.membership, port)
 
-    def _sections(self) -> Mapping[str, Any]:
+    def _sections(self, left_out: LeftOut) -> Mapping[str, Any]:
         """Return the parts of the status document that do not come from collectors."""
+        place = str(self._evidence.directory)
         return {
             **self._judge.verdict.document(),
-            "jobs": overview(self._series(), str(self._evidence.directory)),
-            "probe": self._probes.status(),
-            "evidence": self._evidence.status(),
+            "jobs": left_out.section(
+                "jobs", lambda: overview(self._series(), place, left_out), otherwise=[]
+            ),
+            "probe": left_out.section("probe", self._probes.status),
+            "evidence": left_out.section("evidence", self._evidence.status),
         }
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import logging
 import os
 import queue
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd.core import background
+from dshealthd.core import background, documents
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import counter
 
@@ -40,14 +39,14 @@ class _Formatter(logging.Formatter):
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         if self._json:
-            return json.dumps(fields)
+            return documents.dumps(fields)
         return " ".join(f"{key}={_quoted(value)}" for key, value in fields.items())
 
 
 def _quoted(value: str) -> str:
     """Quote a value that would not read as one word in a log line."""
     return (
-        json.dumps(value)
+        documents.dumps(value)
         if not value or set(value) & set(' ="') or not value.isprintable()
         else value
     )

@@ -18,6 +18,7 @@ import time
 import urllib.parse
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core import documents
 from dshealthd.core.text import plural, printable
 from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange, verifying
 from dshealthd.symptoms.entry import RULESET
@@ -218,7 +219,7 @@ def _request(url: str, path: str, who: str, document: object = None) -> bytes:
         port=port or _PORTS[parts.scheme],
         path=parts.path + path,
         headers={"Content-Type": "application/json"},
-        body=None if document is None else json.dumps(document).encode(),
+        body=None if document is None else documents.dumps(document).encode(),
         tls=verifying() if parts.scheme == "https" else None,
     )
     try:

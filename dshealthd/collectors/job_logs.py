@@ -51,6 +51,8 @@ PROCESSES_EVERY = 5.0
 """Seconds between looks at the processes."""
 MAX_RANKS = 8
 """Most culprit ranks that are named for one job; if there are more, none is."""
+LARGEST_RANK = 10**6 - 1
+"""The largest rank that is named: the largest jobs have 10^5 ranks. A log may hold any number."""
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
@@ -90,7 +92,8 @@ class JobLogs(Collector):
         yield from self._watch.look()
         for job, finding, here in self._watch.findings():
             node = _node(finding, here)
-            ranks = finding.ranks if len(finding.ranks) <= MAX_RANKS else ()
+            named = [rank for rank in finding.ranks if rank <= LARGEST_RANK]
+            ranks = named if len(finding.ranks) <= MAX_RANKS else ()
             for rank in ranks or ("",):
                 yield FAILURE(1, job, finding.slug, str(rank), node)
         states = self._watch.states

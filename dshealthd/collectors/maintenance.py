@@ -11,6 +11,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from dshealthd.core import documents
 from dshealthd.core.collector import Collector, NotAvailable, SourceError, Worker, gauge
 from dshealthd.core.result import parsed
 from dshealthd.core.text import printable
@@ -40,7 +41,7 @@ class Maintenance:
 
     def encode(self) -> bytes:
         """Return the content of the file for this maintenance."""
-        return json.dumps(asdict(self)).encode() + b"\n"
+        return documents.dumps(asdict(self)).encode() + b"\n"
 
 
 def parse(text: str | bytes) -> Maintenance:

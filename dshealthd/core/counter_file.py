@@ -15,7 +15,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core import state_file
+from dshealthd.core import documents, state_file
 from dshealthd.core.host import read
 from dshealthd.core.state_writer import LatestWriter
 
@@ -145,5 +145,5 @@ class CounterFile:
         `writer` has the outcome, as the disk may hang.
         """
         self.writer.put(
-            json.dumps({"boot_id": self._boot_id, **document}, separators=(",", ":")).encode()
+            documents.dumps({"boot_id": self._boot_id, **document}, separators=(",", ":")).encode()
         )

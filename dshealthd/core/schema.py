@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
+from dshealthd.core import documents
+
 MAX_EXACT = 2**53
 """Integers up to this are the same in every JSON implementation."""
 
@@ -187,7 +189,7 @@ def loads(body: bytes, schema: Record) -> dict[str, Any]:
 
 def dumps(value: Mapping[str, Any], schema: Record) -> bytes:
     """Return the JSON of a message. Raises SchemaError if it does not fit `schema`."""
-    return json.dumps(schema.write(value), separators=(",", ":"), allow_nan=False).encode()
+    return documents.dumps(schema.write(value), separators=(",", ":")).encode()
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dshealthd.core import documents
 
 _LONG = ((172800, 86400, "d"), (7200, 3600, "h"), (120, 60, "min"))
 """Units: seconds from which each is used, its length in seconds, its name.
@@ -44,7 +44,8 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        character if character.isprintable() else json.dumps(character)[1:-1] for character in text
+        character if character.isprintable() else documents.dumps(character)[1:-1]
+        for character in text
     )
 
 

@@ -9,9 +9,11 @@ that runs in the agent.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core import documents
 from dshealthd.core.collector import Fault, Reason, sample_of, series_of, value_of
 from dshealthd.core.result import CollectionOutcome, Result
 
@@ -27,9 +29,18 @@ type_error = (TypeError, ValueError, KeyError, IndexError, AttributeError)
 """Exceptions raised while a frame of the wrong shape is parsed."""
 
 
+def _values(values: list[float]) -> list[float | str]:
+    """Return values for JSON, which has no NaN and no infinity; `float` reads both forms."""
+    return (
+        [*values]
+        if all(map(math.isfinite, values))
+        else [value if math.isfinite(value) else str(value) for value in values]
+    )
+
+
 def pack(message: Mapping[str, Any]) -> bytes:
     """Return a message as one frame."""
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = documents.dumps(message, separators=(",", ":")).encode()
     return LENGTH.pack(len(body)) + body
 
 
@@ -62,7 +73,7 @@ class Encoder:
                 "result": name,
                 "outcome": result.outcome,
                 "series": named,
-                "values": [*map(value_of, result.samples)],
+                "values": _values([*map(value_of, result.samples)]),
                 "faults": result.faults,
                 "reason": result.reason,
                 "detail": result.detail,

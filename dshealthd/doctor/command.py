@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import functools
-import json
 import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dshealthd.config import config, flags
+from dshealthd.core import documents
 from dshealthd.core.options import ConfigError
 from dshealthd.doctor import node
 from dshealthd.doctor import report as callers
@@ -253,7 +253,7 @@ def _print(options: argparse.Namespace, report: Report) -> int:
     if options.caller:
         return callers.CALLERS[options.caller](report)
     if options.as_json:
-        print(json.dumps(report.document(), allow_nan=False))
+        print(documents.dumps(report.document()))
     else:
         color = colored()
         for line in text(report, Paint(color=color), verbose=options.verbose):

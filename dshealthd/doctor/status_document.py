@@ -15,7 +15,7 @@ from dshealthd.collection.supervisor import PATIENCE
 from dshealthd.core.options import Duration
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.core.timing import time_limit
-from dshealthd.findings.judgement import judge, series_of
+from dshealthd.findings.judgement import judge, series_of, unready
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.http.client import local
 from dshealthd.http.exchange import Unreachable
@@ -77,6 +77,7 @@ async def _collect(config: Config) -> dict[str, Any]:
         started=started,
         monotonic=monotonic,
         wall=wall,
+        ready=not unready(snapshot),
         sections=verdict.document(),
     )
     with contextlib.suppress(TimeoutError):  # a worker in D state is left behind

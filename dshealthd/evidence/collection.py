@@ -7,10 +7,10 @@ deadline, and its output until then is kept.
 from __future__ import annotations
 
 import functools
-import json
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dshealthd.core import documents
 from dshealthd.core.text import plural
 from dshealthd.evidence import (
     flight_recorder,
@@ -92,7 +92,7 @@ class Collection:
                 for entry in probes.get("rounds", [])
                 if entry.get("time", 0.0) >= findings.begun - HOUR
             ]
-            self._bundle.append("probes.json", json.dumps(probes, indent=1).encode())
+            self._bundle.append("probes.json", documents.dumps(probes, indent=1).encode())
         else:
             findings.missing.append("probes: no data from the agent")
         self._bundle.summarize(summary.write(findings))
@@ -266,7 +266,8 @@ class Collection:
             if not step.problem:
                 digests.setdefault(rank.job, {})[rank.rank] = step.value
                 self._bundle.append(
-                    f"{rank.file}.flight-recorder.json", json.dumps(step.value, indent=1).encode()
+                    f"{rank.file}.flight-recorder.json",
+                    documents.dumps(step.value, indent=1).encode(),
                 )
         for job, found in digests.items():
             several = f"{job}, " if len(digests) > 1 else ""

@@ -5,10 +5,10 @@ The rules are the collector's: an NCCL release that a query can crash is not que
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core import documents
 from dshealthd.core.text import printable_lines
 from dshealthd.jobs.nccl.release import MappedReleases
 from dshealthd.jobs.ras import client as ras_client
@@ -79,7 +79,7 @@ def ask(
             ],
             "troubles": [[*rank, what] for rank, what in troubles(status, world_size)],
         }
-    emit("nccl-ras.json", json.dumps(found, indent=1).encode())
+    emit("nccl-ras.json", documents.dumps(found, indent=1).encode())
     return found
 
 

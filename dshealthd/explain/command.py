@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NoReturn
 
+from dshealthd.core import documents
 from dshealthd.explain import answer, dumps
 from dshealthd.explain import input as logs
 from dshealthd.explain.causality import Finding, decide
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     found = recognizer.found
     finding = conclude(recognizer)
     if options.json:
-        print(json.dumps(answer.document(finding, found, unread), indent=2))
+        print(documents.dumps(answer.document(finding, found, unread), indent=2))
     else:
         sys.stdout.write(answer.text(finding, found, unread))
     return EXIT[finding.outcome]

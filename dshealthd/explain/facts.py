@@ -23,8 +23,8 @@ _STATED = re.compile(
     r"\b(?:rank|RANK)\W{1,3}(\d{1,6})\b.{0,60}\b(?:world[_ ]?size|WORLD_SIZE)\W{1,3}(\d{1,6})\b"
 )
 """A rank that states the size of its job."""
-_SPAWNED = re.compile(r"process (\d+) spawned with command: .*--local_rank=(\d+)")
-_NCCL_RANK = re.compile(r"NCCL INFO .*\brank (\d+) nranks (\d+)")
+_SPAWNED = re.compile(r"process (\d{1,7}) spawned with command: .*--local_rank=(\d{1,4})\b")
+_NCCL_RANK = re.compile(r"NCCL INFO .*\brank (\d{1,6}) nranks (\d{1,6})\b")
 _SHARED = re.compile(
     r"\b(?:global[_ ])?(?:step|iteration)['\"]?[\s=:#\[]{0,4}(\d{1,9})\b"
     r"|commId (0x[0-9a-f]{1,16}).{0,40}Init COMPLETE"

@@ -39,6 +39,10 @@ _RANKS = re.compile(r"\[?(?:\d{1,7}(?:, ?\d{1,7})*)?\]?")
 _STATES = ("scheduled", "started", "completed")
 
 
+MAX_EXACT = 1 << 53
+"""The largest count: a million operations a second for 285 years. All readers of JSON hold it."""
+
+
 class MalformedDump(Exception):
     """The bytes are not a flight recorder's dump."""
 
@@ -205,8 +209,8 @@ def _text(value: Any) -> str:
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
-    """Return whether a value is a count that C++ could hold.
+    """Return whether a value is a count of operations, a size or a line.
 
     Python would need hours to print a number of a million digits.
     """
-    return type(value) is int and 0 <= value < 1 << 63
+    return type(value) is int and 0 <= value <= MAX_EXACT

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 MAX_MEMBERS = 100_000
 _GROUP = re.compile(
-    r"\[PG (?:ID (?P<number>\d+) PG GUID )?(?P<group>[\w./:-]*)[ ]?(?:\((?P<name>[^)]*)\))?[ ]?Rank (?P<rank>\d+)\]"
+    r"\[PG (?:ID (?P<number>\d{1,9}) PG GUID )?(?P<group>[\w./:-]*)[ ]?(?:\((?P<name>[^)]*)\))?[ ]?Rank (?P<rank>\d{1,6})\]"
 )
-_GROUP_RANK = re.compile(r"\[Rank (?P<rank>\d+)\]")
-_SEQUENCE = re.compile(r"(?:work sequence id|watchdog at work|at NCCL work): (?P<sequence>\d+)")
+_GROUP_RANK = re.compile(r"\[Rank (?P<rank>\d{1,6})\]")
+_SEQUENCE = re.compile(
+    r"(?:work sequence id|watchdog at work|at NCCL work): (?P<sequence>\d{1,18})\b"
+)
 _REPORT = "Watchdog caught"
 _TERMINATING = "Terminating the process after"
 """The last message of a heartbeat monitor."""

@@ -107,14 +107,16 @@ def unread(source: str, part: str, reason: str, detail: str, node: str) -> Findi
     )
 
 
-def starting(sources: tuple[str, ...], node: str) -> Finding:
-    """Return the finding that some collectors have not run yet."""
+def starting(why: str, sources: tuple[str, ...], node: str) -> Finding:
+    """Return the finding that the node has not been judged yet: `why`, and the collectors that have
+    not run.
+    """
     return dataclasses.replace(
         unread("", "", "", "", node),
         alert="",
         origins=sources,
         summary="The agent has not read all sources yet",
-        detail=f"not read yet: {', '.join(sources)}",
+        detail=why,
         first_step=f"wait a few seconds; if it persists, read `journalctl -u dshealthd` on {node}",
     )
 

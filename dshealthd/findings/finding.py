@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -142,8 +142,8 @@ class Finding:
             "severity": str(self.severity),
             "value": _number(self.value),
             "limit": _number(self.limit),
-            "since": None if self.since is None else round(self.since, 3),
-            "hold_seconds": self.hold_seconds,
+            "since": None if (since := _number(self.since)) is None else round(since, 3),
+            "hold_seconds": _number(self.hold_seconds) or 0.0,
         }
 
     @classmethod
@@ -197,7 +197,8 @@ class Verdict:
 
 
 def _number(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    # An integer beyond all floats has no use either, and `isfinite` raises for it.
+    return value if value is not None and abs(value) <= sys.float_info.max else None
 
 
 def _text(text: str) -> str:

@@ -13,17 +13,17 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.config import registry
-from dshealthd.core import background, state_file, state_writer
+from dshealthd.core import background, documents, state_file, state_writer
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import Reason, gauge
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.state_writer import LatestWriter
 from dshealthd.findings import fabric, stalls
-from dshealthd.findings.catalogue import catalogue, unread
+from dshealthd.findings.catalogue import catalogue, starting, unread
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State, Verdict
 from dshealthd.findings.gpu_history import GpuHistory
-from dshealthd.findings.judgement import judgement_of, series_of
+from dshealthd.findings.judgement import judgement_of, pending, series_of, unready
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.findings.past import Past
@@ -93,7 +93,7 @@ class Judge:
         monotonic: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        """Prepare; `apply` starts it.
+        """Prepare; `load` restores the past, `apply` starts it, after all that it judges.
 
         `own` returns the agent's own samples, without these; `names` the host's name and the
         probes' name for this node. `state` is the directory of the file that outlives the agent.
@@ -112,7 +112,9 @@ class Judge:
         if self._file is not None:
             write = functools.partial(state_file.replace_in_child, self._file)
             self._writer = LatestWriter(write, self.name)
-        self._running = self._failed = False
+        self._loaded = self._running = self._failed = False
+        self._whole = False
+        """Whether the last judgement had a result of each source."""
         self._broken: frozenset[str] = frozenset()
         """Names of the rules that failed in the last judgement."""
         self._derived: tuple[Sample, ...] = ()
@@ -123,27 +125,37 @@ class Judge:
         """Judge with the configuration's limits from now on."""
         self._limits = config.section(FindingsOptions).limits
         if not self._running:
-            await self._load()
+            await self.load()
             self._running = True
             self._snapshot.on_change = functools.partial(self._judge_within, DELAY)
         self._judge_within(DELAY)
 
     @property
     def verdict(self) -> Verdict:
-        """The findings of the last judgement; unknown beside them where a defect has ended it."""
-        if self._judged is None and not self._failed:
-            self.judge()
-        verdict = self._episodes.verdict()
-        if not self._failed:
-            return verdict
-        node, _ = self._names()
-        why = "the last judgement failed by a defect; the log has it"
-        failed = unread(self.name, "", Reason.INTERNAL, why, node)
-        return Verdict.of((*verdict.findings, failed))
+        """The findings of the last judgement, until then those of an earlier agent; unknown beside
+        them until each source has been judged, and where a defect has ended the judgement.
+        """
+        found = list(self._episodes.verdict().findings)
+        if (why := self.unready) and all(finding.alert for finding in found):
+            node, _ = self._names()
+            found.append(starting(why, pending(self._snapshot), node))
+        if self._failed:
+            node, _ = self._names()
+            why = "the last judgement failed by a defect; the log has it"
+            found.append(unread(self.name, "", Reason.INTERNAL, why, node))
+        return Verdict.of(found)
+
+    @property
+    def unready(self) -> str:
+        """Why the absence of findings does not mean health yet; empty once each source that can be
+        asked was judged. Whatever concludes anything from this node's findings goes by it.
+        """
+        return unready(self._snapshot) or ("" if self._whole else "not judged yet")
 
     def judge(self) -> None:
         """Judge the samples of this moment."""
         self._failed = True
+        whole = not unready(self._snapshot)
         now, wall = self._monotonic(), self._wall()
         series = series_of(self._snapshot, self._own(), self._limits, self._past, now)
         self._gpus.settle(series, wall)
@@ -162,17 +174,18 @@ class Judge:
         self._broken = frozenset(failed)
         self._episodes.update(found.values(), now, wall, self._readable)
         self._derived = tuple(series.samples(stalls.EXPORTED))
-        self._judged, self._failed = now, False
-        # A request may come before `apply` has read the file, which must not be lost to it.
+        self._judged, self._failed, self._whole = now, False, whole
         if self._running and (self._episodes.changed or now - self._saved >= SAVE_EVERY):
             self._save(now, wall)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the findings, and when they were judged."""
-        if self._judged is None:
-            return
+        """Yield the findings, and when they were judged; until then, those of an earlier agent."""
         now = self._monotonic()
-        yield from exported(self._episodes.firing(now))
+        firing = self._episodes.firing(now)
+        if self._judged is None:
+            yield from exported(firing) if firing else ()
+            return
+        yield from exported(firing)
         yield from self._derived
         yield JUDGED(self._wall() - (now - self._judged))
 
@@ -219,6 +232,8 @@ class Judge:
         """Return whether a finding was judged and its source read, so that its absence means health."""
         if finding.rule in self._broken:
             return False
+        if finding.severity is not State.UNKNOWN and pending(self._snapshot):
+            return False  # at the start; rules read several sources
         collector = registry.collectors_by_metric().get(finding.source)
         latest = None if collector is None else self._snapshot.get(collector)
         if latest is None or finding.severity is State.UNKNOWN:
@@ -227,10 +242,11 @@ class Judge:
         names = {finding.part.lower(), *fabric.names_in_faults(finding.part)}
         return not failed and all(fault.part.lower() not in names for fault in latest.result.faults)
 
-    async def _load(self) -> None:
-        """Restore what an earlier agent of this node left."""
-        if self._file is None:
+    async def load(self) -> None:
+        """Restore what an earlier agent of this node left, once."""
+        if self._file is None or self._loaded:
             return
+        self._loaded = True
         read = functools.partial(state_file.read_in_child, self._file, MAX_FILE)
         try:
             content = await background.call(read, f"state of {self.name}", LOAD_DEADLINE, OSError)
@@ -266,7 +282,7 @@ class Judge:
         if self._writer is None:
             return
         try:
-            self._writer.put(json.dumps(document, separators=(",", ":")).encode())
+            self._writer.put(documents.dumps(document, separators=(",", ":")).encode())
         except StartError as error:
             log.warning("findings: not written: %s", error)
 

@@ -76,16 +76,18 @@ def seen(series: Series, *, node: str, name: str, wall: float) -> Judgement:
     found: dict[Key, Finding] = {}
     failed = {}
     for rule in (*RULES, functools.partial(agent.accused, name=name)):
-        try:
-            signs = list(rule(series, wall))
-        except Exception:  # noqa: BLE001 - a defect in one rule must not hide what others see
-            failed[_label(rule)] = traceback.format_exc()
-            continue
-        for sign in signs:
-            finding = catalogue.found(sign, node, series.limits, _label(rule))
-            if finding.severity is State.CRITICAL and not finding.training_job:
-                finding = dataclasses.replace(finding, training_job=users.of(sign))
-            found.setdefault(finding.key, finding)
+        signs = rule(series, wall)
+        while True:
+            try:
+                if (sign := next(signs, None)) is None:
+                    break
+                finding = catalogue.found(sign, node, series.limits, _label(rule))
+                if finding.severity is State.CRITICAL and not finding.training_job:
+                    finding = dataclasses.replace(finding, training_job=users.of(sign))
+            except Exception:  # noqa: BLE001 - a defect in one rule must not hide what others see
+                failed[_label(rule)] = traceback.format_exc()
+            else:
+                found.setdefault(finding.key, finding)
     return Judgement(found, failed)
 
 
@@ -117,14 +119,28 @@ def judgement_of(
     for rule in failed:
         why = "a defect has ended this rule, whose findings stay as they were; the log has it"
         broken = unread("findings", f"the rule {rule}", Reason.INTERNAL, why, node)
-        found[broken.key] = broken
-    if pending := tuple(latest.name for latest in snapshot if latest.sampled is None):
-        late = starting(pending, node)
+        found[broken.key] = dataclasses.replace(broken, origins=(rule,))
+    if why := unready(snapshot):
+        late = starting(why, pending(snapshot), node)
         found[late.key] = late
     for latest in snapshot:
         for finding in _unread(latest, monotonic, node, parts, alerts):
             found.setdefault(finding.key, finding)
     return Judgement(found, failed)
+
+
+def pending(snapshot: Snapshot) -> tuple[str, ...]:
+    """Return the collectors that have no result yet."""
+    return tuple(latest.name for latest in snapshot if latest.sampled is None)
+
+
+def unready(snapshot: Snapshot) -> str:
+    """Return why nothing follows from the samples yet, empty once each source has had a result: one
+    that hangs or fails has one, too, which says so.
+    """
+    if not any(True for _ in snapshot):
+        return "no collector runs"
+    return f"no result yet: {', '.join(names)}" if (names := pending(snapshot)) else ""
 
 
 def series_of(

@@ -8,6 +8,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.collectors.training import USUAL, quantile
+from dshealthd.core.documents import LeftOut
 from dshealthd.findings.hangs import problem, silent
 from dshealthd.jobs.hangs.hang import HangClass, explain
 
@@ -103,23 +104,26 @@ def _none_at_work(parts: Sequence[JobPart]) -> bool:
     return apart or (ranks == world and all(part.cause == HangClass.COLLECTIVE for part in parts))
 
 
-def overview(series: Series, bundles: str) -> list[dict[str, Any]]:
+def overview(series: Series, bundles: str, left_out: LeftOut | None = None) -> list[dict[str, Any]]:
     """Return each job of this node, hung and failed ones first; a silent one that is not hung is
     `stalled` or `suspended`, one in a marked pause `paused`.
 
-    `bundles` is the directory of the evidence.
+    `bundles` is the directory of the evidence; `left_out` learns which jobs and ranks were left out.
     """
+    left_out = left_out or LeftOut()
     names = {
         point.labels["training_job"]
         for metric in ("job_step", "job_hang", "job_ranks", "job_failure_info")
         for point in series(metric)
     }
-    jobs = [_job(series, name, bundles) for name in sorted(names)]
+    jobs = left_out.each(
+        "job", sorted(names), str, lambda name: _job(series, name, bundles, left_out)
+    )
     return sorted(jobs, key=lambda job: job["hang"] is None and not job["failures"])
 
 
-def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
-    ranks = list(_ranks(series, job))
+def _job(series: Series, job: str, bundles: str, left_out: LeftOut) -> dict[str, Any]:
+    ranks = list(_ranks(series, job, left_out))
     steps = [rank["step"] for rank in ranks if rank["step"] is not None]
     baseline = [rank["step_seconds"] for rank in ranks if rank["step_seconds"]]
     losses = {point.value for point in series("job_loss_finite", training_job=job)}
@@ -177,7 +181,7 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
     }
 
 
-def _ranks(series: Series, job: str) -> Iterator[dict[str, Any]]:
+def _ranks(series: Series, job: str, left_out: LeftOut) -> Iterator[dict[str, Any]]:
     """Yield this node's ranks that send heartbeats, in order of rank."""
     found = sorted({int(point.labels["rank"]) for point in series("job_step", training_job=job)})
     ratios = {
@@ -186,9 +190,10 @@ def _ranks(series: Series, job: str) -> Iterator[dict[str, Any]]:
         if len(work) > 1
         for rank, value in work.items()
     }
-    for number in found:
+
+    def rank(number: int) -> dict[str, Any]:
         id = {"training_job": job, "rank": str(number)}
-        yield {
+        return {
             "rank": number,
             "step": _whole(series.value("job_step", **id)),
             "step_seconds": series.value("job_step_seconds", **id),
@@ -204,6 +209,8 @@ def _ranks(series: Series, job: str) -> Iterator[dict[str, Any]]:
             "loss_finite": _flag(series.value("job_loss_finite", **id)),
             "gpu": next((point.labels["gpu"] for point in series("job_gpu_info", **id)), None),
         }
+
+    yield from left_out.each(f"job {job}, rank", found, str, rank)
 
 
 def _hang(hang: ShownStandstill) -> dict[str, Any]:

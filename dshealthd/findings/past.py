@@ -21,6 +21,10 @@ MAX_SERIES = 2048
 """Most series of one window; further ones are not kept. 16 GPUs with 18 links have 288 of a type."""
 
 
+MAX_FIGURE = 1e100
+"""The largest figure that is kept: a window's sum of such is finite, and no source has one."""
+
+
 class Measure(enum.StrEnum):
     """What a window says of its series."""
 
@@ -94,7 +98,7 @@ class Window:
         # that is new, began at 0.
         begins_at_zero = bool(self._raw) or (self.from_zero and now - self._began > self.step)
         for labels, value in samples:
-            if not math.isfinite(value) or (
+            if not abs(value) <= MAX_FIGURE or (  # NaN is not either
                 labels not in self._raw and len(self._raw) >= MAX_SERIES
             ):
                 continue

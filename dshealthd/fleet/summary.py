@@ -5,22 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
+from dshealthd.core.documents import LeftOut
+from dshealthd.core.schema import SchemaError
 from dshealthd.findings.finding import State
-from dshealthd.probe.peers.messages import MAX_FINDINGS, MAX_JOBS, summary_text
+from dshealthd.probe.peers.messages import (
+    JOB,
+    MAX_FINDINGS,
+    MAX_JOBS,
+    RANK_NUMBER,
+    WORK,
+    summary_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from dshealthd.core.schema import Type
     from dshealthd.findings.finding import Verdict
 
 KEPT = 2.0
 """Seconds for which a summary is cached: members may query it often, and making it takes 2 ms."""
 MAX_CULPRITS = 8
 MAX_CAUSE = 16
-MAX_RANK = 10**7
-MAX_SECONDS = 1e9
-MAX_NUMBERS = {"world_size": 10**7, "step": 2**53, "step_highest": 2**53, "steps_per_minute": 1e9}
-"""Largest values that messages allow: an environment may claim any world size."""
+NUMBERS = ("world_size", "step", "step_highest", "steps_per_minute")
 
 
 class SummaryCache:
@@ -48,7 +55,9 @@ class SummaryCache:
 def summary(verdict: Verdict, jobs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the summary of a verdict and the node's jobs, in order, for other members."""
     found = verdict.findings
-    return {
+    left_out = LeftOut()
+    told = left_out.each("job", list(jobs)[:MAX_JOBS], _name, lambda job: JOB.write(_job(job)))
+    whole = {
         "version": summary_text(__version__),
         "verdict": str(verdict.state),
         "problems": sum(finding.severity is not State.UNKNOWN for finding in found),
@@ -62,8 +71,24 @@ def summary(verdict: Verdict, jobs: Iterable[Mapping[str, Any]]) -> dict[str, An
             }
             for finding in found[:MAX_FINDINGS]
         ],
-        "jobs": [_job(job) for job in list(jobs)[:MAX_JOBS]],
+        "jobs": list(told),
     }
+    if why := [f"{one['part']}: {one['reason']}" for one in left_out.document()]:
+        whole["left_out"] = [*map(summary_text, why)]
+    return whole
+
+
+def _name(job: Mapping[str, Any]) -> str:
+    return str(job["job"])
+
+
+def _fits(kind: Type, value: object) -> bool:
+    """Return whether messages allow a value: an environment may claim any world size."""
+    try:
+        kind.write(value, "")
+    except SchemaError:
+        return False
+    return True
 
 
 def _job(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,19 +98,16 @@ def _job(job: Mapping[str, Any]) -> dict[str, Any]:
         "ranks": job["ranks_here"],
         "loss": summary_text(job["loss"]),
     }
-    for name, most in MAX_NUMBERS.items():
-        if job[name] is not None and 0 <= job[name] <= most:
-            told[name] = job[name]
+    told |= {name: job[name] for name in NUMBERS if _fits(JOB.optional[name], job[name])}
     if standstill := job["hang"] or job.get("stall"):
         told["cause"] = summary_text(standstill["cause"])[:MAX_CAUSE]
     if job["hang"]:
         ranks = [entry["rank"] for entry in job["hang"]["culprits"]]
-        told["culprits"] = [rank for rank in ranks if rank <= MAX_RANK][:MAX_CULPRITS]
-    told["work"] = [
+        told["culprits"] = [rank for rank in ranks if _fits(RANK_NUMBER, rank)][:MAX_CULPRITS]
+    work = [
         {name: value for name, value in one.items() if value is not None}
         | {"role": summary_text(one["role"])}
         for one in job["work"]
-        if one["rank"] <= MAX_RANK
-        and all((one[name] or 0.0) <= MAX_SECONDS for name in ("work_seconds", "wait_seconds"))
     ]
+    told["work"] = [one for one in work if _fits(WORK, one)]
     return told

@@ -8,7 +8,6 @@ and the rate at which it has to answer must not grow with the fleet.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import operator
 import time
@@ -17,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core import documents
+from dshealthd.core.documents import LeftOut
 from dshealthd.findings import overview
 from dshealthd.findings.finding import State
 from dshealthd.probe.peers.protocol import PeerError
@@ -38,15 +39,22 @@ OUT_OF_DATE = "out of date"
 
 
 def merged(
-    current: Iterable[tuple[str, Mapping[str, Any]]], old: Iterable[tuple[str, Mapping[str, Any]]]
+    current: Iterable[tuple[str, Mapping[str, Any]]],
+    old: Iterable[tuple[str, Mapping[str, Any]]],
+    left_out: LeftOut | None = None,
 ) -> list[dict[str, Any]]:
     """Return each job of the fleet, merged from the summaries of all its nodes; the worst first.
 
-    Of a job that only `old` summaries show, nothing is returned that may have changed.
+    Of a job that only `old` summaries show, nothing is returned that may have changed. `left_out`
+    learns which jobs were left out.
     """
     now, before = _by_job(current), _by_job(old)
-    jobs = [_job(name, parts) for name, parts in now.items()]
-    jobs += [_job(name, parts, is_old=True) for name, parts in before.items() if name not in now]
+    jobs = (left_out or LeftOut()).each(
+        "job",
+        [*now.items(), *((name, parts) for name, parts in before.items() if name not in now)],
+        operator.itemgetter(0),
+        lambda job: _job(*job, is_old=job[0] not in now),
+    )
     return sorted(jobs, key=lambda job: (_turn(job), job["job"]))
 
 
@@ -241,7 +249,8 @@ class Fleet:
         now = self._monotonic()
         made, body = self._document
         if now - made >= DOCUMENT_KEPT:
-            body = json.dumps(self._view(membership), separators=(",", ":")).encode()
+            left_out = LeftOut()
+            body = documents.whole(self._view(membership, left_out), left_out).encode()
             self._document = now, body
         return body
 
@@ -328,7 +337,7 @@ class Fleet:
     def _heard(self, **answer: Any) -> MemberAnswer:
         return MemberAnswer(self._wall(), self._monotonic(), **answer)
 
-    def _view(self, membership: Membership) -> dict[str, Any]:
+    def _view(self, membership: Membership, left_out: LeftOut) -> dict[str, Any]:
         me, own = self._own()
         known = {**self._answers, me: self._heard(summary=own)}
         since = self._since(membership)
@@ -337,7 +346,10 @@ class Fleet:
         for name in membership.names:
             if (answer := known.get(name)) is not None and answer.summary:
                 (current if answer.heard >= since else old).append((name, answer.summary))
-        found = merged(current, old)
+        for name, summary in current:
+            for part in summary.get("left_out", ()):
+                left_out.note(name, part)
+        found = merged(current, old, left_out)
         shown = shortened(found)
         states = {name: _state(known.get(name), since) for name in membership.names}
         return {
@@ -349,10 +361,16 @@ class Fleet:
             "members": len(states),
             "states": Counter(states.values()),
             "leaves": _leaves(states, membership.leaves),
-            "nodes": [
-                _node(name, membership.leaves.get(name, ""), known.get(name), states[name])
-                for name in _listed(states)
-            ],
+            "nodes": list(
+                left_out.each(
+                    "node",
+                    _listed(states),
+                    str,
+                    lambda name: _node(
+                        name, membership.leaves.get(name, ""), known.get(name), states[name]
+                    ),
+                )
+            ),
             "jobs": shown,
             "jobs_left_out": len(found) - len(shown),
         }

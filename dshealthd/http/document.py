@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.schema import (
     Array,
     Choice,
+    Flag,
     Integer,
     Number,
     Plain,
@@ -215,6 +216,7 @@ STATUS = _record(
         "schema": Integer(SCHEMA, SCHEMA),
         **dict.fromkeys(("node", "version"), TEXT),
         "time": TIME,
+        "ready": Flag(),
         "verdict": Choice(State),
         "findings": Array(_FINDING, MANY),
         "jobs": Array(_JOB, MANY),
@@ -222,6 +224,7 @@ STATUS = _record(
         "metrics": SampleList(),
     },
     probe=OrNull(_PROBE),
+    left_out=Array(_record(dict.fromkeys(("part", "reason"), TEXT)), MANY),
 )
 """The fields that commands read."""
 

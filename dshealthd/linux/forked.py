@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dshealthd.core import documents
 from dshealthd.core.child import how_ended
 from dshealthd.linux import privileges
 
@@ -275,15 +276,15 @@ def _child(function: Function, descriptor: int) -> NoReturn:
             _write(descriptor, name.encode(), data)
 
         try:
-            answer = json.dumps([function(emit), ""])
+            answer = documents.dumps([function(emit), ""])
         except (Missing, OSError, ValueError) as error:
-            answer = json.dumps([None, str(error) or type(error).__name__])
+            answer = documents.dumps([None, str(error) or type(error).__name__])
         except MemoryError:
-            answer = json.dumps([None, "it needs more memory than its limit"])
+            answer = documents.dumps([None, "it needs more memory than its limit"])
         except Exception as error:  # noqa: BLE001 - any other failure becomes its reason, and shows its place
             place = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__}: {error}"[:1000]
-            answer = json.dumps(
+            answer = documents.dumps(
                 [None, f"{what} ({os.path.basename(place.filename)}:{place.lineno})"]
             )
         _write(descriptor, b"", answer.encode())

@@ -13,8 +13,10 @@ from dshealthd.findings.finding import State
 if TYPE_CHECKING:
     from dshealthd.findings.finding import Finding, Verdict
 
-_SOURCES = frozenset(("gpu", "gpu_bus", "ecc", "kernel_log"))
-"""Collectors without which fitness is unknown, as far as they run."""
+_SOURCES = ("gpu", "gpu_bus", "ecc", "kernel_log", "findings")
+"""Collectors without which fitness is unknown, as far as they run; and the judgement."""
+_RULES = ("gpus.", "agent.accused")
+"""The rules whose findings fail checks, as they are named where a defect has ended one."""
 _UNWATCHED = "DshealthdGpusUnwatched"
 """The finding that GPUs are not monitored: the node may be healthy."""
 
@@ -90,8 +92,11 @@ def fitness(verdict: Verdict) -> Fitness:
         check = None if _mild(finding) else CHECKS.get(finding.alert)
         if check is FitnessCheck.RESET_NEEDED:
             check = BY_REASON.get(finding.reason, check)
-        unread = finding.severity is State.UNKNOWN and not _SOURCES.isdisjoint(finding.origins)
-        if unread or finding.alert == _UNWATCHED:
+        unread = finding.severity is State.UNKNOWN and any(
+            origin in _SOURCES or origin.startswith(_RULES) for origin in finding.origins
+        )
+        starting = not finding.alert  # nothing follows from what is not found yet
+        if unread or starting or finding.alert == _UNWATCHED:
             unknown.append(finding.detail)
         elif check is not None and "--" not in finding.part:  # a link's other end may be it
             failures.append(FailedCheck(check, finding.part or "node", finding.detail))

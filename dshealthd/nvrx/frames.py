@@ -7,9 +7,10 @@ error UNAVAILABLE.
 
 from __future__ import annotations
 
-import json
 import struct
 from typing import TYPE_CHECKING
+
+from dshealthd.core import documents
 
 if TYPE_CHECKING:
     from dshealthd.nvrx.fitness import Fitness
@@ -41,7 +42,7 @@ def frame(fitness: Fitness) -> bytes:
     }
     verdict = _tag(_SUCCESS if fitness.fit else _EXIT_CODE, _VARINT) + _varint(1)
     error = _text(_ERROR, "; ".join(failures)) if failures else b""
-    return ANSWER + verdict + _text(_OUTPUT, json.dumps(output)) + error
+    return ANSWER + verdict + _text(_OUTPUT, documents.dumps(output)) + error
 
 
 def _text(number: int, text: str) -> bytes:

@@ -52,6 +52,8 @@ class AgentVerdict:
     """The critical findings."""
     clean: bool
     """Whether everything could be checked and nothing is critical."""
+    ready: bool = True
+    """Whether all sources were judged; before that, the absence of a finding says nothing."""
 
 
 def query(config: Config, alerts: Iterable[str]) -> AgentVerdict:
@@ -83,8 +85,9 @@ def judge(document: Mapping[str, Any], alerts: frozenset[str]) -> AgentVerdict:
             part = _part(item["component"], item["part"])
             xid = _xid(document, part.removeprefix("gpu=")) if part.startswith("gpu=") else ""
             critical.append(CriticalFinding(_word(item["slug"], 40), part, _word(xid, 5)))
-    clean = not critical and document["verdict"] in {"ok", "warning"}
-    return AgentVerdict(tuple(critical), clean)
+    ready = document["ready"]
+    clean = ready and not critical and document["verdict"] in {"ok", "warning"}
+    return AgentVerdict(tuple(critical), clean, ready)
 
 
 def _part(component: str, part: str) -> str:

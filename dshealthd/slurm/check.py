@@ -1,6 +1,6 @@
 """One check of this node for Slurm: what the agent has found, and whether to drain or refuse.
 
-The check does nothing if the agent does not answer, if the findings differ between checks, if
+The check does nothing if the agent does not answer or has just started, if the findings differ between checks, if
 somebody else has set a reason or taken the node out of service, or if Slurm does not answer.
 """
 
@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.core import state_file
+from dshealthd.core import documents, state_file
 from dshealthd.core.host import read
 from dshealthd.slurm import budget
 from dshealthd.slurm.agent import AgentSilent
@@ -96,6 +96,9 @@ class NodeCheck:
 
     def _judge(self, verdict: AgentVerdict) -> CheckReport:
         if not verdict.findings:
+            if not verdict.ready:
+                text = "nothing done: the agent has not judged all sources yet"
+                return CheckReport(NodeCheckResult.UNKNOWN, text)
             if not verdict.clean:
                 self._streaks.bad = {}
                 return CheckReport(NodeCheckResult.UNKNOWN, "")
@@ -198,7 +201,7 @@ def kept(directory: Path, patience: float) -> Iterator[Streaks]:
         yield streaks
         content = {"bad": streaks.bad, "noted": streaks.noted}
         # Not durable: findings from before a reboot confirm nothing.
-        state_file.replace(path, json.dumps(content).encode(), durable=False)
+        state_file.replace(path, documents.dumps(content).encode(), durable=False)
     finally:
         os.close(lock)
 

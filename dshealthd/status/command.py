@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dshealthd.core import documents
 from dshealthd.core.text import printable
 from dshealthd.findings.finding import ORDER, State
 from dshealthd.http.client import UNAUTHORIZED, Access, local, remote
@@ -62,20 +62,22 @@ def status(asked: AgentQuery) -> int:
 def jobs(asked: AgentQuery) -> int:
     """Print the training jobs of those nodes, each with its ranks; return the exit status.
 
-    0 no job is hung, 2 one is, 3 an agent did not answer.
+    0 no job is hung, 2 one is, 3 an agent did not answer, has just started or left a job out.
     """
 
     def write(answers: Sequence[AgentAnswer]) -> Iterator[str]:
         paint = Paint(color=colored())
         names = {job["job"] for answer in answers for job in answer.document.get("jobs", ())}
         for answer in answers:
-            if answer.problem:
-                yield f"{printable(answer.name)}  {printable(answer.problem)}"
+            if why := answer.problem or answer.starting:
+                yield f"{printable(answer.name)}  {printable(why)}"
+            for line in text.left_out(answer):
+                yield f"{printable(answer.name)}  left out: {line}"
         for name in sorted(names):
             parts = parts_of(name, answers)
             yield from job_lines(name, parts, paint)
             yield from ranks(parts)
-        if not names and not all(answer.problem for answer in answers):
+        if not names and not all(answer.problem or answer.starting for answer in answers):
             yield "no training jobs"
 
     return _run(asked, write, _of_jobs)
@@ -85,7 +87,9 @@ def _of_jobs(answers: Sequence[AgentAnswer]) -> State:
     names = {job["job"] for answer in answers for job in answer.document.get("jobs", ())}
     if any(whole(parts_of(name, answers)).state == "hung" for name in names):
         return State.CRITICAL
-    nothing = not answers or any(answer.problem for answer in answers)
+    nothing = not answers or any(
+        answer.problem or answer.starting or answer.document.get("left_out") for answer in answers
+    )
     return State.UNKNOWN if nothing else State.OK
 
 
@@ -100,7 +104,7 @@ def _run(
         print(f"dshealthd: {printable(str(error))}", file=sys.stderr)
         return EXIT[State.UNKNOWN]
     answers = query.ask(clients)
-    print(json.dumps(query.report(answers)) if asked.as_json else "\n".join(write(answers)))
+    print(documents.dumps(query.report(answers)) if asked.as_json else "\n".join(write(answers)))
     return EXIT[state(answers)]
 
 

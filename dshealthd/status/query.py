@@ -36,6 +36,12 @@ class AgentAnswer:
         """The verdict; unknown if there is no answer."""
         return State.UNKNOWN if self.problem else State(self.document["verdict"])
 
+    @property
+    def starting(self) -> str:
+        """Why an agent that answers knows nothing yet; empty once it has judged all sources."""
+        ready = self.problem or self.document["ready"]
+        return "" if ready else "its agent has just started, and has not judged all sources yet"
+
     def report(self) -> dict[str, Any]:
         """Return an agent's answer for `--json`."""
         keys = ("version", "time", "findings", "jobs", "probe")

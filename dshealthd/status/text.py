@@ -40,11 +40,18 @@ def node(answer: AgentAnswer, paint: Paint) -> Iterator[str]:
             ],
         ),
         ("Probes", list(_probes(document.get("probe") or {}))),
+        ("Left out", list(left_out(answer))),
     ):
         if lines:
             yield ""
             yield title
             yield from (f"  {line}" for line in lines)
+
+
+def left_out(answer: AgentAnswer) -> Iterator[str]:
+    """Yield what an agent's document lacks because it could not be built, each with its reason."""
+    for one in answer.document.get("left_out", ()):
+        yield f"{printable(one['part'])}: {printable(one['reason'])}"
 
 
 def _headline(answer: AgentAnswer) -> str:

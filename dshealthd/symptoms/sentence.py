@@ -6,6 +6,7 @@ value in a form: `{value:percent}`, `{value:GPU|GPUs}` for a number with its nou
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,8 @@ def _scaled(value: float, base: float, prefixes: Sequence[str]) -> str:
 
 def duration(value: float) -> str:
     """Write seconds as Prometheus' humanizeDuration does."""
+    if not math.isfinite(value):
+        return f"{value:+g}".title()
     if abs(value) < 1:
         return f"{humanize(value)}s"
     whole = int(abs(value))

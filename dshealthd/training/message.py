@@ -41,8 +41,24 @@ WAIT_AT = SLOT - ROOM - WAIT.size
 """Its place in the page. A process that does not write it waits in none, as far as is known."""
 MAX_PASSES = (1 << 16) - 1
 """The most forward passes of a step that are counted."""
-MAX_COUNT = 1 << 53
-"""The largest count that a float64 holds exactly; no training job reaches it."""
+MAX_COUNT = 10**12
+"""The largest count of steps or losses: a step each microsecond for eleven days. A float64 holds it
+exactly.
+"""
+MAX_MEMORY = 1 << 50
+"""The most bytes of a device's memory: of 2026's largest, with its host's, a terabyte."""
+SHORTEST_STEP, LONGEST_STEP = 1e-6, 1e7
+"""Seconds that a step can take: Python begins nothing within a microsecond, and no job waits four
+months for one step.
+"""
+INSTANT = 1e-9
+"""Seconds of a part of a step below which it took none: clocks count nanoseconds, and less is what
+subtraction leaves.
+"""
+MAX_TOTAL = 1e10
+"""The most seconds of a clock that begins at a boot, or of what a job adds up: three centuries."""
+MAX_FLOAT32 = 3.5e38
+"""The largest loss scale and norm: torch holds both as float32."""
 
 _HEADER = struct.Struct("<4sBxHI")
 """Magic, version, length, and the checksum of everything after the header."""
@@ -189,7 +205,8 @@ def encode(message: Message) -> bytes:
 def decode(data: bytes) -> Message:
     """Return the heartbeat message at the start of `data`; ValueError if there is none.
 
-    The message is trusted only as its sender's own claim.
+    The message is trusted only as its sender's own claim. What no clock or counter gives is no
+    message; a figure that no training has is unknown, so that its rank is still watched.
     """
     magic, version, length, checksum = _HEADER.unpack_from(data.ljust(_HEADER.size))
     if len(data) < max(SIZE_1, length if magic == MAGIC else 0):
@@ -206,8 +223,8 @@ def decode(data: bytes) -> Message:
         phase, stage, known, step, skipped, nonfinite, sent, last, mean, inputs, forward, scale, norm,
         communication, *memory, wait, work, pipeline_stage, forward_pass, forward_passes,
     ) = _BODY.unpack_from(body.ljust(_BODY.size, b"\0"))  # fmt: skip
-    if max(step, skipped, nonfinite, *memory) > MAX_COUNT:
-        message = "a count exceeds 2^53"
+    if max(step, skipped, nonfinite) > MAX_COUNT or sent > MAX_TOTAL:
+        message = f"a count exceeds {MAX_COUNT}, or the time {sent} s is none since a boot"
         raise ValueError(message)
     for name, value in (
         ("sent", sent), ("step time", last), ("mean step time", mean), ("input", inputs), ("forward pass", forward),
@@ -219,6 +236,22 @@ def decode(data: bytes) -> Message:
     if not scale >= 0.0:
         message = f"loss scale {scale} is not a positive number"
         raise ValueError(message)
+    if not SHORTEST_STEP <= min(last, mean) <= max(last, mean) <= LONGEST_STEP:
+        known &= ~_STEP_SECONDS
+    if max(wait, work) > LONGEST_STEP:
+        known &= ~_OWN
+    inputs, forward, wait, work = (
+        seconds if seconds >= INSTANT else 0.0 for seconds in (inputs, forward, wait, work)
+    )
+    for value, most, bit in (
+        (inputs, LONGEST_STEP, _INPUT), (forward, LONGEST_STEP, _FORWARD), (communication, MAX_TOTAL, _COMMUNICATION),
+        (scale, MAX_FLOAT32, _LOSS_SCALE), (max(memory), MAX_MEMORY, _MEMORY),
+    ):  # fmt: skip
+        if value > most:
+            known &= ~bit
+    # What is not finite is a norm like any other: that of a step which is skipped.
+    if math.isfinite(norm) and not 0.0 <= norm <= MAX_FLOAT32:
+        known &= ~_GRADIENT_NORM
     return Message(
         step=step,
         sent=sent,

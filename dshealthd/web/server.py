@@ -25,6 +25,7 @@ from aiohttp.web_response import Response
 from aiohttp.web_server import Server as Connections
 
 from dshealthd.core.collector import counter, gauge
+from dshealthd.core.documents import LeftOut
 from dshealthd.core.exposition import CONTENT_TYPE, Tier
 from dshealthd.core.sockets import listen_address
 from dshealthd.findings.catalogue import RUNBOOKS
@@ -108,7 +109,8 @@ class Server:
         snapshot: Snapshot,
         own: Callable[[], Iterable[Sample]],
         telemetry: SelfMetrics,
-        sections: Callable[[], Mapping[str, Any]] = dict,
+        unready: Callable[[], str],
+        sections: Callable[[LeftOut], Mapping[str, Any]] = lambda _left_out: {},
         targets: Callable[[int], bytes] | None = None,
         fitness: Callable[[], Fitness] | None = None,
         fleet: Callable[[], Awaitable[bytes]] | None = None,
@@ -117,7 +119,9 @@ class Server:
 
         Raise ConfigError for an invalid web config file.
 
-        `sections` returns further parts of the status document, by name; `targets` returns, for the
+        `unready` returns why nothing follows from the findings yet, empty once all sources were
+        judged; `sections` returns further parts of the status document, by name, and notes what
+        it leaves out; `targets` returns, for the
         port of this agent, the targets that Prometheus should scrape, or raises LookupError;
         `fitness` judges whether a job can start on this node; `fleet` returns the states that all
         members report, or raises LookupError.
@@ -125,6 +129,7 @@ class Server:
         self._fleet = fleet
         self._fitness = fitness
         self._targets = targets
+        self._unready = unready
         self._sections = sections
         self._options = options
         self._snapshot = snapshot
@@ -305,6 +310,7 @@ class Server:
         now = time.monotonic()
         made, body = self._status
         if now - made >= STATUS_KEPT:
+            left_out = LeftOut()
             body = status.document(
                 self._snapshot,
                 self._own(),
@@ -312,7 +318,9 @@ class Server:
                 started=self._telemetry.started,
                 monotonic=now,
                 wall=time.time(),
-                sections=self._sections(),
+                ready=not self._unready(),
+                sections=self._sections(left_out),
+                left_out=left_out,
             )
             self._status, self._packed = (now, body), b""
         return body
@@ -358,9 +366,8 @@ class Server:
         return plain(HTTPStatus.OK, "healthy")
 
     def _ready(self, _request: BaseRequest) -> Response:
-        pending = [latest.name for latest in self._snapshot if latest.sampled is None]
-        if pending:
-            return plain(HTTPStatus.SERVICE_UNAVAILABLE, f"no result yet: {', '.join(pending)}")
+        if why := self._unready():
+            return plain(HTTPStatus.SERVICE_UNAVAILABLE, why)
         return plain(HTTPStatus.OK, "ready")
 
     def _fit(self, _request: BaseRequest) -> Response:

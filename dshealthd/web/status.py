@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
+import operator
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
 from dshealthd.collection import supervisor
+from dshealthd.core import documents
+from dshealthd.core.documents import LeftOut
 from dshealthd.core.exposition import clean, number
 from dshealthd.core.result import CollectionOutcome
 
@@ -30,34 +32,43 @@ def document(
     started: float,
     monotonic: float,
     wall: float,
+    ready: bool,
     sections: Mapping[str, Any] = MappingProxyType({}),
+    left_out: LeftOut | None = None,
 ) -> bytes:
     """Return the status document, the current state as JSON.
 
-    `sections` are parts that are made elsewhere. `own` are the agent's own samples, `started` and
-    `wall` Unix times, `monotonic` the snapshot's clock; all in seconds. Numbers that JSON lacks are
-    strings, as Prometheus writes them.
+    `ready` says whether all sources were judged, `sections` are parts that are made elsewhere. `own`
+    are the agent's own samples, `started` and `wall` Unix times, `monotonic` the snapshot's clock;
+    all in seconds. Numbers that JSON lacks are strings, as Prometheus writes them. `left_out` has
+    what the sections already lack.
     """
+    left_out = left_out or LeftOut()
     mine = list(own)
     metrics: dict[str, dict[str, Any]] = {}
-    _group(metrics, mine)
+    _group(metrics, mine, left_out)
     for latest in snapshot:
-        _group(metrics, snapshot.samples(latest))
-    return json.dumps(
+        _group(metrics, snapshot.samples(latest), left_out)
+    collectors = left_out.each(
+        "collector",
+        snapshot,
+        operator.attrgetter("name"),
+        lambda latest: _collector(latest, monotonic),
+    )
+    return documents.whole(
         {
             "node": _text(node),
             "version": __version__,
             "time": round(wall, 3),
             "started": round(started, 3),
             "uptime_seconds": round(max(0.0, wall - started), 3),
-            "ready": snapshot.complete(),
-            "collectors": [_collector(latest, monotonic) for latest in snapshot],
+            "ready": ready,
+            "collectors": list(collectors),
             "workers": _workers(mine),
             **sections,
             "metrics": metrics,
         },
-        allow_nan=False,
-        separators=(",", ":"),
+        left_out,
     ).encode()
 
 
@@ -114,9 +125,17 @@ def _workers(own: Iterable[Sample]) -> list[dict[str, Any]]:
     return sorted(workers.values(), key=lambda worker: str(worker["name"]))
 
 
-def _group(metrics: dict[str, dict[str, Any]], samples: Iterable[Sample]) -> None:
+def _group(
+    metrics: dict[str, dict[str, Any]], samples: Iterable[Sample], left_out: LeftOut
+) -> None:
     """Add samples to their metrics' entries."""
     for metric, labels, value in samples:
+        try:
+            named = dict(zip(metric.dimensions, map(clean, labels), strict=True))
+            written = value if math.isfinite(value) else number(value)
+        except documents.DEFECTS as error:
+            left_out.add(f"sample of {metric.name}", error)
+            continue
         family = metrics.get(metric.name)
         if family is None:
             family = metrics[metric.name] = {
@@ -124,12 +143,7 @@ def _group(metrics: dict[str, dict[str, Any]], samples: Iterable[Sample]) -> Non
                 "help": metric.help,
                 "samples": [],
             }
-        family["samples"].append(
-            {
-                "labels": dict(zip(metric.dimensions, map(clean, labels), strict=True)),
-                "value": value if math.isfinite(value) else number(value),
-            }
-        )
+        family["samples"].append({"labels": named, "value": written})
 
 
 def _text(text: str) -> str:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -271,3 +272,15 @@ def test_a_real_agent_follows_a_real_rank(tmp_path: Path) -> None:
         assert scrape.all("dshealthd_job_failure_info", slug="host-memory-pressure", rank="3") == [
             1
         ]
+
+
+def test_a_rank_that_no_job_has_is_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log may hold any number: the largest plausible rank is named, the next one is not."""
+    found = SimpleNamespace(ranks=(999_999, 1_000_000), slug="cuda-oom", host=None)
+    causes_found = [("slurm-12", found, frozenset({0}))]
+    monkeypatch.setattr(watch.LogWatch, "findings", lambda _watch: iter(causes_found))
+    node = Node(tmp_path, standard_streams=True)
+    node.rank(50, 2, "/logs/a.out")
+    assert causes(node.sweep()) == {("slurm-12", "cuda-oom", "999999", "")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -103,3 +104,13 @@ def test_nonsense_is_refused(nonsense: dict[str, Any]) -> None:
     message = sent(wire.Encoder(), Result(CollectionOutcome.OK, (B(1.0),)))
     with pytest.raises(wire.type_error):
         wire.Decoder(METRICS).unpack({**message, **nonsense})
+
+
+def test_figures_that_json_lacks_arrive() -> None:
+    """What is no number is told as such; the frame is JSON all the same."""
+    values = (1.5, math.nan, math.inf, -math.inf)
+    odd = tuple(A(value, str(place)) for place, value in enumerate(values))
+    frame = wire.Encoder().pack("c", Result(CollectionOutcome.OK, odd))[wire.LENGTH.size :]
+    message = json.loads(frame, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    arrived = [sample.value for sample in wire.Decoder(METRICS).unpack(message).samples]
+    assert [*map(str, arrived)] == [*map(str, values)]

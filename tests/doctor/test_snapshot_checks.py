@@ -64,6 +64,7 @@ def seen(
         started=WALL - 100,
         monotonic=100.0,
         wall=WALL,
+        ready=True,
         sections=verdict.document(),
     )
     return dataclasses.replace(look(), document={**json.loads(body), "source": "agent"})
@@ -107,6 +108,8 @@ def test_findings_of_an_agent(check: SnapshotCheck) -> None:
     assert outcomes(check, context) == ["ok"]
     prefix = check.alerts if isinstance(check.alerts, str) else check.alerts[0]
     shown = finding(slug=check.slug, alert=f"{prefix}Something")
+    starting = dataclasses.replace(context, document={**context.document, "ready": False})
+    assert outcomes(check, starting) == ["unknown"]
     others = [finding(), finding(slug=check.slug, alert=f"{prefix}Else", severity="unknown")]
     document = {**context.document, "findings": [shown, *others]}
     (found,) = results(check, dataclasses.replace(context, document=document))

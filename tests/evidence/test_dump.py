@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.explain.dumps import MAX_DUMP, digest_as_nobody
-from dshealthd.explain.flight_recorder import MalformedDump, digest, load
+from dshealthd.explain.flight_recorder import MAX_EXACT, MalformedDump, digest, load
 from tests.evidence.steps import take
 
 if TYPE_CHECKING:
@@ -297,3 +297,9 @@ def test_the_members_of_a_large_group_are_whole() -> None:
         document = {"entries": [entry(1)], "pg_config": {"0": {"name": "0", "ranks": members}}}
         (group,) = digest(pickle.dumps(document, protocol=2))["groups"]
         assert group["ranks"] == told
+
+
+def test_counts_that_no_recorder_reaches_are_none() -> None:
+    """The largest count that all readers of JSON hold is taken, the next one is no count."""
+    (group,) = digest(dump(entry(MAX_EXACT), entry(MAX_EXACT + 1)))["groups"]
+    assert [operation["number"] for operation in group["last"]] == [MAX_EXACT]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +13,16 @@ import pytest
 
 from dshealthd.collectors.gpu import ENERGY, FAULT, INFO, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
+from dshealthd.collectors.job_hang import HANG, OVERDUE
 from dshealthd.collectors.kernel import UPTIME
 from dshealthd.collectors.kernel_log import LAST_XID
 from dshealthd.collectors.training import STEP, WAIT_SECONDS, WORK_SECONDS
+from dshealthd.core import documents
 from dshealthd.core.collector import Fault, Reason
+from dshealthd.core.documents import LeftOut
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.findings.episodes import Episodes
+from dshealthd.findings.finding import Verdict
 from dshealthd.findings.gpu_history import GpuHistory
 from dshealthd.findings.judgement import judge, series_of
 from dshealthd.findings.limits import Limits
@@ -27,7 +33,6 @@ from tests.snapshots import snapshot
 if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Snapshot
-    from dshealthd.findings.finding import Verdict
 
 DOCUMENT = Path(__file__).parents[2] / "docs/status-api.md"
 NOW, WALL = 100.0, 1_800_000_000.0
@@ -111,7 +116,7 @@ def test_unknown_is_neither_ok_nor_a_warning() -> None:
 def test_starting_is_one_finding() -> None:
     """An agent that has just started says so once, and names what it has not read."""
     (finding,) = verdict(dict.fromkeys(("gpu", "ecc", "memory"))).findings
-    assert (finding.severity, finding.detail) == ("unknown", "not read yet: ecc, gpu, memory")
+    assert (finding.severity, finding.detail) == ("unknown", "no result yet: ecc, gpu, memory")
 
 
 def test_since() -> None:
@@ -241,3 +246,38 @@ def test_gpus_that_were_removed() -> None:
             made = snapshot({"gpu_bus": (EXPECTED(count),)}, NOW, WALL)
             found = alerts(past, made, Limits(gpus=limit))
         assert found - {"DshealthdGpusUnwatched"} == expected
+
+
+def test_job_that_cannot_be_shown_costs_itself() -> None:
+    """A rank or a job with a figure that JSON lacks is left out, and named; the others are shown."""
+    samples = [STEP(7.0, job, rank) for job in ("first", "odd", "last") for rank in ("0", "1")]
+    samples += [OVERDUE(math.inf, "odd", "1"), STEP(math.nan, "odd", "2")]
+    samples += [HANG(1.0, "worst", "process"), OVERDUE(math.inf, "worst", "0")]
+    left_out = LeftOut()
+    jobs = {job["job"]: job for job in overview(Series(samples), "", left_out)}
+    assert set(jobs) == {"first", "odd", "last"}
+    assert [rank["rank"] for rank in jobs["odd"]["ranks"]] == [0]
+    why = "ValueError: Out of range float values are not JSON compliant"
+    assert [(one["part"], one["reason"]) for one in left_out.document()] == [
+        ("job odd, rank 1", why),
+        ("job odd, rank 2", "ValueError: cannot convert float NaN to integer"),
+        ("job worst", why),
+    ]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e400, 10**400])
+def test_figures_of_a_finding_that_json_lacks_are_null(value: float) -> None:
+    """The finding is there, with its severity and its texts, whatever its figures are."""
+    odd = dataclasses.replace(
+        verdict(gpus(FAULT(1, "1", "GPU-b", "gpu_lost"))).findings[0],
+        value=value,
+        limit=value,
+        since=value,
+        hold_seconds=value,
+    )
+    document = json.loads(documents.dumps(Verdict.of((odd,)).document()))
+    (found,) = document["findings"]
+    assert (document["verdict"], found["part"]) == ("critical", "GPU 1")
+    assert [found[name] for name in ("value", "limit", "since", "hold_seconds")] == [None] * 3 + [
+        0.0
+    ]

@@ -15,12 +15,13 @@ from dshealthd.config import config as configuration
 from dshealthd.core import state_writer
 from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.options import ConfigError
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, Result, not_available
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.findings import judgement
+from dshealthd.findings import catalogue, judgement
 from dshealthd.findings.finding import Sign, State
 from dshealthd.findings.judge import DELAY, FINDING, JUDGED, MAX_EXPORTED, Judge, exported
 from dshealthd.findings.limits import Limits
+from dshealthd.nvrx.fitness import fitness
 from tests.findings.test_episodes import sign
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.core.collector import Sample
+    from dshealthd.findings.finding import Finding
 
 SOURCE = "open_files"
 
@@ -113,6 +115,47 @@ def test_nothing_is_exported_before_the_first_judgement() -> None:
     assert list(Node().judge.samples()) == []
 
 
+def test_node_that_was_not_judged_is_unknown() -> None:
+    """Neither an agent whose collectors have not started, nor one whose samples nobody has judged,
+    knows that the node is well; it is ready once each source was judged.
+    """
+    node = Node()
+    node.snapshot.forget(SOURCE)
+    states = [(node.judge.verdict.state, node.judge.unready)]
+    node.judge.judge()
+    states.append((node.judge.verdict.state, node.judge.unready))
+    node.snapshot.expect(SOURCE, 60.0)
+    node.judge.judge()
+    states.append((node.judge.verdict.state, node.judge.unready))
+    node.read(0.1)
+    states.append((node.judge.verdict.state, node.judge.unready))
+    node.judge.judge()
+    states.append((node.judge.verdict.state, node.judge.unready))
+    assert states == [
+        (State.UNKNOWN, "no collector runs"),
+        (State.UNKNOWN, "no collector runs"),
+        (State.UNKNOWN, "no result yet: open_files"),
+        (State.UNKNOWN, "not judged yet"),
+        (State.OK, ""),
+    ]
+
+
+def test_first_judgement_that_fails_is_no_judgement() -> None:
+    """A defect at the start leaves the node unknown, unready, and its fitness unknown."""
+    node = Node()
+    node.read(0.1)
+
+    def defect() -> tuple[Sample, ...]:
+        message = "a defect"
+        raise LookupError(message)
+
+    node.judge._own = defect
+    with pytest.raises(LookupError, match="a defect"):
+        node.judge.judge()
+    assert (node.judge.verdict.state, node.judge.unready) == (State.UNKNOWN, "not judged yet")
+    assert fitness(node.judge.verdict).fit is None
+
+
 def test_unread_source_is_unknown_while_its_finding_waits() -> None:
     """NVML that cannot be read is unknown at once, and later the one finding that says why."""
     node = Node()
@@ -149,6 +192,7 @@ def test_unreadable_source_ends_no_finding() -> None:
 def test_port_that_cannot_be_read_has_not_come_up(part: str) -> None:
     """A port stays down while it, or its device, cannot be read; other ports can be."""
     node = Node()
+    node.read(0.1)
     node.snapshot.expect("infiniband", 60.0)
 
     def judge(*found: object, seconds: int) -> None:
@@ -300,11 +344,28 @@ async def test_findings_outlive_a_restart(tmp_path: Path) -> None:
     (before,) = node.judge.verdict.findings
     await node.judge.close()
     later = Node(tmp_path)
-    later.now = node.now + 3
+    later.now = node.now + 300
+    later.snapshot.expect("disk", 60.0)
+    await later.judge.load()
+
+    def same() -> bool:
+        found = {one.alert: one for one in later.judge.verdict.findings}
+        exported = {one.labels[0] for one in later.judge.samples() if one.metric is FINDING}
+        after = found[before.alert]
+        return (after.since, after.severity, exported) == (
+            *(before.since, before.severity),
+            {"HostLimitNear"},
+        )
+
+    assert same()
+    assert later.judge.unready
     await later.judge.apply(loaded("", tmp_path))
     later.judge.judge()
-    after = next(one for one in later.judge.verdict.findings if one.alert == before.alert)
-    assert after.since == before.since
+    assert same()
+    # Not even what reads its own source ends it while another one may have a part in it.
+    later.over(0.1, 0)
+    assert same()
+    later.snapshot.put("disk", not_available("no disk"))
     later.over(0.1, 0)
     assert later.found() == []
     await later.judge.close()
@@ -312,7 +373,7 @@ async def test_findings_outlive_a_restart(tmp_path: Path) -> None:
 
 async def test_a_request_before_the_start_costs_no_past(tmp_path: Path) -> None:
     """What asks for the verdict before the file is read neither replaces it nor holds its findings
-    anew.
+    anew, and hears that nothing is known.
     """
     node = Node(tmp_path)
     await node.judge.apply(loaded("", tmp_path))
@@ -322,7 +383,7 @@ async def test_a_request_before_the_start_costs_no_past(tmp_path: Path) -> None:
     later = Node(tmp_path)
     later.now = node.now + 3
     later.read(0.9)
-    assert later.found() == []
+    assert later.judge.verdict.state is State.UNKNOWN
     await state_writer.settled(60)
     assert (tmp_path / "findings.json").read_bytes() == kept
     await later.judge.apply(loaded("", tmp_path))
@@ -384,3 +445,24 @@ def test_a_rule_that_fails_hides_nothing_else(
     monkeypatch.undo()
     node.over(0.1)
     assert node.found() == []
+
+
+def test_a_figure_that_cannot_be_said_hides_no_other_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sign that is no finding costs itself: those before and after it, of other jobs, are there."""
+
+    def signs(_series: object, _wall: float) -> Iterator[Sign]:
+        for job, value in (("first", 1.0), ("odd", "x"), ("last", 1.0)):
+            yield Sign("DshealthdJobStalled", job=job, value=value, hold=0.0, labels={"gpu": job})
+
+    def says(sign: Sign, *given: object) -> Finding:
+        return found(dataclasses.replace(sign, value=float(sign.value or 0.0)), *given)  # type: ignore[arg-type]
+
+    found = catalogue.found
+    monkeypatch.setattr(catalogue, "found", says)
+    monkeypatch.setattr(judgement, "RULES", (signs,))
+    node = Node()
+    node.over(0.1)
+    jobs = {one.training_job for one in node.judge.verdict.findings if one.training_job}
+    assert jobs == {"first", "last"}

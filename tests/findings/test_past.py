@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.findings.past import MAX_SERIES, Measure, Past, Window
+from dshealthd.core import documents
+from dshealthd.findings.past import MAX_FIGURE, MAX_SERIES, Measure, Past, Window
 
 A, B = ("a",), ("b",)
 
@@ -227,3 +229,14 @@ def test_a_level_that_lasts_for_a_day_is_usual() -> None:
     assert play(3.0, 3.5) == {A: 1.0}
     assert play(3.0, 1) == {}
     assert play(3.0, 1) == {A: 3.0}
+
+
+@pytest.mark.parametrize("kind", Measure)
+def test_figures_beyond_all_sources_are_no_values(kind: Measure) -> None:
+    """A window of the largest figures can be kept, and one figure more makes none infinite."""
+    window = Window(kind, 60.0)
+    for now in range(10):
+        window.add(float(now), [(A, MAX_FIGURE), (B, math.nextafter(MAX_FIGURE, math.inf))])
+    assert set(dict(window.values())) == {A}
+    assert all(map(math.isfinite, dict(window.values()).values()))
+    documents.dumps(window.document(10.0))

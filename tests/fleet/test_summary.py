@@ -91,3 +91,22 @@ def test_it_is_kept_for_a_moment() -> None:
     now[0] += KEPT
     tell()
     assert made == [100.0, 100.0 + KEPT]
+
+
+def test_job_that_cannot_be_told_costs_itself() -> None:
+    """A job with more ranks than any node is left out, and said to be; the others are told."""
+    verdict, jobs = (
+        Verdict(()),
+        [job(job="well"), job(job="odd", ranks_here=10**6), job(job="last")],
+    )
+    told = schema.loads(schema.dumps(summary(verdict, jobs), ANSWER), ANSWER)
+    assert [one["job"] for one in told["jobs"]] == ["well", "last"]
+    (why,) = told["left_out"]
+    assert why.startswith("job odd: SchemaError: body.ranks is not an integer from 0 to 100000")
+
+
+def test_work_that_cannot_be_told_costs_itself() -> None:
+    """Figures beyond those of a step are left out; the other role of the job is told."""
+    odd = work(1) | {"usual_seconds": 5e-324, "role": "odd"}
+    (told,) = summary(Verdict(()), [job(work=[odd, work(2)])])["jobs"]
+    assert [one["role"] for one in told["work"]] == ["data"]

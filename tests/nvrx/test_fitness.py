@@ -12,6 +12,8 @@ from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.kernel_log import LAST_XID
 from dshealthd.core.collector import Fault, Reason, Sample
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
+from dshealthd.findings import judgement
+from dshealthd.findings.finding import Sign
 from dshealthd.findings.judgement import judge as findings
 from dshealthd.findings.judgement import series_of
 from dshealthd.nvrx.fitness import Fitness, FitnessCheck, fitness
@@ -19,7 +21,10 @@ from dshealthd.probe.metrics import SUSPECT
 from tests.snapshots import snapshot
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dshealthd.core.snapshot import Snapshot
+    from dshealthd.findings.series import Series
 
 WALL = 1_800_000_000.0
 HEALTHY = {
@@ -174,3 +179,31 @@ def test_accused() -> None:
         (FitnessCheck.SUSPECT, "n1/gpu3")
     ]
     assert judge(accusations=others).fit is True
+
+
+def test_node_that_is_still_being_read_is_unknown() -> None:
+    """Until each source has a result, nothing follows from what is not found; a failure that is
+    known already counts.
+    """
+    for late in ({"memory": None}, dict.fromkeys(HEALTHY)):
+        assert of(snapshot({**HEALTHY, **late}, 100.0, WALL)).fit is None
+    assert of(snapshot({}, 100.0, WALL)).fit is None
+    lost = {**HEALTHY, "gpu": [*HEALTHY["gpu"], FAULT(1, "1", "GPU-b", "gpu_lost")]}
+    assert of(snapshot({**lost, "memory": None}, 100.0, WALL)).fit is False
+
+
+@pytest.mark.parametrize(("rule", "fit"), [("gpus.lost", None), ("storage.paths", True)])
+def test_a_defect_in_a_rule_that_fitness_goes_by_is_unknown(
+    rule: str,
+    fit: bool | None,  # noqa: FBT001 - a case
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another rule's defect, which one user's job may have caused, blinds no scheduler."""
+
+    def broken(_series: Series, _wall: float) -> Iterator[Sign]:
+        yield Sign("DshealthdGpuLost", value=1 / len(()))
+
+    module, broken.__name__ = rule.split(".")
+    broken.__module__ = f"dshealthd.findings.{module}"
+    monkeypatch.setattr(judgement, "RULES", (broken,))
+    assert judge().fit is fit

@@ -80,11 +80,15 @@ def test_finding_and_its_xid() -> None:
         ({"findings": [], "verdict": "warning"}, 0, True),
         ({"findings": [], "verdict": "unknown"}, 0, False),
         ({"findings": [], "verdict": "critical"}, 0, False),
+        ({"findings": [], "verdict": "ok", "ready": False}, 0, False),
+        ({"ready": False}, 1, False),
         ({"time": 9999.0}, 1, False),
     ],
 )
 def test_verdicts(change: dict[str, Any], found: int, clean: bool) -> None:  # noqa: FBT001 - a case
-    """Unknown is not clean, and neither is critical for what does not drain."""
+    """Unknown is not clean, neither is critical for what does not drain, nor an agent that has not
+    judged yet, whose remembered findings count.
+    """
     verdict = agent.judge(document(**change), frozenset(DRAIN_FOR))
     assert (len(verdict.findings), verdict.clean) == (found, clean)
 

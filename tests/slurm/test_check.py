@@ -22,6 +22,7 @@ GONE = CriticalFinding("gpu-lost", "gpu=3", "79")
 BAD = AgentVerdict((GONE,), clean=False)
 CLEAN = AgentVerdict((), clean=True)
 UNKNOWN = AgentVerdict((), clean=False)
+STARTING = AgentVerdict((), clean=False, ready=False)
 REASON = "dshealthd: gpu-lost gpu=3 xid=79"
 
 
@@ -80,6 +81,18 @@ def test_flapping_drains_nothing() -> None:
     for verdict in (BAD, CLEAN, BAD, other, BAD, UNKNOWN, BAD, AgentSilent("dead"), BAD):
         assert node_.check(verdict) is not NodeCheckResult.DRAINED
     assert not node_.cluster.changes()
+
+
+def test_agent_that_has_just_started_ends_no_streak() -> None:
+    """It knows of nothing yet: a restart between two checks neither drains a node nor clears it."""
+    node_ = Node()
+    assert node_.check(STARTING) is NodeCheckResult.UNKNOWN
+    results = [node_.check(verdict) for verdict in (BAD, STARTING, STARTING, BAD)]
+    assert results == [
+        NodeCheckResult.BAD,
+        *[NodeCheckResult.UNKNOWN] * 2,
+        NodeCheckResult.DRAINED,
+    ]
 
 
 def test_same_finding_without_its_xid() -> None:

@@ -287,6 +287,31 @@ def test_one_headline_for_several_nodes(capsys: pytest.CaptureFixture[str]) -> N
     assert "n1: in collectives for 2 min; counts as hung in 9 min\n" in said
 
 
+def test_agent_that_has_just_started_knows_of_no_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    """That none is hung cannot be said by an agent that has not judged yet; a hung one can."""
+    hang = {"cause": "process", "overdue_seconds": 60.0, "culprits": [], "says": "hung"}
+    for jobs, code, text in (
+        ([], 3, "n1  its agent has just started, and has not judged all sources yet\n"),
+        ([job(state="hung", hang=hang)], 2, "run-1  hung  "),
+    ):
+        answer = impostors.saying(json.dumps(document(ready=False, jobs=jobs)))
+        with impostors.serving(answer) as port:
+            assert run("jobs", f"127.0.0.1:{port}") == code
+        said = capsys.readouterr().out
+        assert text in said
+        assert "no training jobs" not in said
+
+
+def test_what_an_agent_left_out_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """A job that could not be shown may be hung: none is said to be well."""
+    lacking = [{"part": "job \x1b[2J", "reason": "ValueError: odd"}]
+    for command, code in (("status", 0), ("jobs", 3)):
+        answer = impostors.saying(json.dumps(document(left_out=lacking)))
+        with impostors.serving(answer) as port:
+            assert run(command, f"127.0.0.1:{port}") == code
+        assert r"job \u001b[2J: ValueError: odd" in capsys.readouterr().out
+
+
 def test_what_ranks_without_heartbeats_do_is_unknown(shown: Callable[..., str]) -> None:
     """Beside a rank that waits in a collective, one that reports nothing may be at work."""
     waits = (WORLD_SIZE(4, "run-1", "run-1"), HANG(0, "run-1", "collective"))

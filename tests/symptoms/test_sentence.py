@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from dshealthd.symptoms.sentence import FORMS, SentenceError, has_value, template, text
@@ -67,3 +69,10 @@ def test_forms_are_those_of_prometheus() -> None:
     cases = [(f"{{value:{form}}}", value) for form in (*FORMS, "GPU|GPUs") for value in VALUES]
     theirs = rendered([(template(sentence), value, {}) for sentence, value in cases])
     assert [text(sentence, LABELS, value) for sentence, value in cases] == theirs
+
+
+@pytest.mark.parametrize("form", [*FORMS, "line|lines"])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1.7e308, -1.7e308, 5e-324])
+def test_any_figure_can_be_said(form: str, value: float) -> None:
+    """A figure that is none leaves the finding there."""
+    assert text(f"{{value:{form}}}", {}, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import struct
 from binascii import crc32
@@ -12,9 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.training.message import (
+    INSTANT,
+    LONGEST_STEP,
     MAX_COUNT,
+    MAX_FLOAT32,
+    MAX_MEMORY,
     MAX_PASSES,
+    MAX_TOTAL,
     PAGE,
+    SHORTEST_STEP,
     SIZE,
     SIZE_1,
     SLOT,
@@ -29,7 +36,11 @@ from dshealthd.training.message import (
 )
 
 COUNT = st.integers(0, MAX_COUNT)
-SECONDS = st.floats(0, 1e12)
+BYTES = st.integers(0, MAX_MEMORY)
+STEP_SECONDS = st.floats(SHORTEST_STEP, LONGEST_STEP)
+PART_SECONDS = st.just(0.0) | st.floats(INSTANT, LONGEST_STEP)
+TOTAL_SECONDS = st.floats(0, MAX_TOTAL)
+FLOAT32 = st.floats(0, MAX_FLOAT32)
 
 
 @st.composite
@@ -38,22 +49,22 @@ def messages(draw: st.DrawFn) -> Message:
     timed, own = draw(st.booleans()), draw(st.booleans())
     return Message(
         step=draw(COUNT),
-        sent=draw(SECONDS),
+        sent=draw(TOTAL_SECONDS),
         phase=draw(st.sampled_from(Phase)),
         stage=draw(st.sampled_from(StepStage)),
-        last_seconds=draw(SECONDS) if timed else None,
-        mean_seconds=draw(SECONDS) if timed else None,
-        input_seconds=draw(st.none() | SECONDS),
-        forward_seconds=draw(st.none() | SECONDS),
+        last_seconds=draw(STEP_SECONDS) if timed else None,
+        mean_seconds=draw(STEP_SECONDS) if timed else None,
+        input_seconds=draw(st.none() | PART_SECONDS),
+        forward_seconds=draw(st.none() | PART_SECONDS),
         skipped=draw(st.none() | COUNT),
         loss_finite=draw(st.none() | st.booleans()),
         nonfinite=draw(COUNT),
-        loss_scale=draw(st.none() | SECONDS),
-        gradient_norm=draw(st.none() | st.floats(allow_nan=False)),
-        memory=draw(st.none() | st.builds(DeviceMemory, COUNT, COUNT, COUNT)),
-        communication_seconds=draw(st.none() | SECONDS),
-        wait_seconds=draw(SECONDS) if own else None,
-        work_seconds=draw(SECONDS) if own else None,
+        loss_scale=draw(st.none() | FLOAT32),
+        gradient_norm=draw(st.none() | FLOAT32 | st.sampled_from((math.inf, -math.inf))),
+        memory=draw(st.none() | st.builds(DeviceMemory, BYTES, BYTES, BYTES)),
+        communication_seconds=draw(st.none() | TOTAL_SECONDS),
+        wait_seconds=draw(PART_SECONDS) if own else None,
+        work_seconds=draw(PART_SECONDS) if own else None,
         wait_source=draw(st.sampled_from(WaitSource)) if own else WaitSource.HOST,
         pipeline_stage=draw(st.none() | st.integers(0, (1 << 16) - 1)),
         exchanges=draw(st.booleans()),
@@ -137,6 +148,9 @@ def test_cut_messages_are_refused(message: Message, length: int) -> None:
         (Message(step=MAX_COUNT + 1, sent=1.0), "a count exceeds"),
         (Message(step=1, sent=math.nan), "sent: nan"),
         (Message(step=1, sent=-1.0), "sent: -1"),
+        (Message(step=1, sent=1.0, skipped=MAX_COUNT + 1), "a count exceeds"),
+        (Message(step=1, sent=1.0, nonfinite=MAX_COUNT + 1), "a count exceeds"),
+        (Message(step=1, sent=math.nextafter(MAX_TOTAL, math.inf)), "none since a boot"),
         (Message(step=1, sent=1.0, last_seconds=math.inf, mean_seconds=1.0), "step time: inf"),
         (Message(step=1, sent=1.0, communication_seconds=-1.0), "communication: -1"),
         (Message(step=1, sent=1.0, input_seconds=math.nan), "input: nan"),
@@ -147,6 +161,64 @@ def test_impossible_values_are_refused(message: Message, why: str) -> None:
     """Values that no training has are no message; the error names them."""
     with pytest.raises(ValueError, match=why):
         decode(encode(message))
+
+
+def beyond(value: float) -> float:
+    """Return the next number above one."""
+    return math.nextafter(value, math.inf)
+
+
+BELOW = math.nextafter(SHORTEST_STEP, 0.0)
+STEP = ("last_seconds", "mean_seconds")
+OWN = ("wait_seconds", "work_seconds")
+
+
+@pytest.mark.parametrize(
+    ("names", "right", "wrong"),
+    [
+        (STEP, (SHORTEST_STEP, 1.0), (BELOW, 1.0)),
+        (STEP, (1.0, SHORTEST_STEP), (1.0, BELOW)),
+        (STEP, (LONGEST_STEP, 1.0), (beyond(LONGEST_STEP), 1.0)),
+        (STEP, (1.0, LONGEST_STEP), (1.0, beyond(LONGEST_STEP))),
+        (STEP, (SHORTEST_STEP, LONGEST_STEP), (5e-324, 1e308)),
+        (OWN, (LONGEST_STEP, 1.0), (beyond(LONGEST_STEP), 1.0)),
+        (OWN, (1.0, LONGEST_STEP), (1.0, beyond(LONGEST_STEP))),
+        (("input_seconds",), (LONGEST_STEP,), (beyond(LONGEST_STEP),)),
+        (("forward_seconds",), (LONGEST_STEP,), (beyond(LONGEST_STEP),)),
+        (("communication_seconds",), (MAX_TOTAL,), (beyond(MAX_TOTAL),)),
+        (("loss_scale",), (0.0,), (math.inf,)),
+        (("loss_scale",), (MAX_FLOAT32,), (beyond(MAX_FLOAT32),)),
+        (("gradient_norm",), (MAX_FLOAT32,), (beyond(MAX_FLOAT32),)),
+        (("gradient_norm",), (math.inf,), (-5e-324,)),
+        *(
+            (("memory",), (DeviceMemory(*right),), (DeviceMemory(*wrong),))
+            for right, wrong in zip(
+                set(itertools.permutations((MAX_MEMORY, 0, 0))),
+                set(itertools.permutations((MAX_MEMORY + 1, 0, 0))),
+                strict=True,
+            )
+        ),
+    ],
+)
+def test_figures_that_no_training_has_are_unknown(
+    names: tuple[str, ...], right: tuple[object, ...], wrong: tuple[object, ...]
+) -> None:
+    """The message counts without them, as its rank may be hung all the same; the last figure within
+    the bounds is known.
+    """
+    told = dict.fromkeys((*STEP, *OWN), 1.0) | {"step": 1, "sent": 1.0}
+    for values in (right, wrong):
+        message = Message(**{**told, **dict(zip(names, values, strict=True))})  # type: ignore[arg-type]
+        expected = message if values is right else message._replace(**dict.fromkeys(names))
+        assert decode(encode(message)) == expected
+
+
+@pytest.mark.parametrize("name", ["input_seconds", "forward_seconds", *OWN])
+def test_less_than_the_clock_shows_is_no_time(name: str) -> None:
+    """What is left of a subtraction is divided by nowhere."""
+    for seconds, told in ((INSTANT, INSTANT), (math.nextafter(INSTANT, 0.0), 0.0), (5e-324, 0.0)):
+        message = Message(step=1, sent=1.0, wait_seconds=1.0, work_seconds=1.0)
+        assert getattr(decode(encode(message._replace(**{name: seconds}))), name) == told
 
 
 def test_norm_may_be_anything() -> None:

@@ -26,7 +26,7 @@ from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.self_metrics import SelfMetrics
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.findings.judgement import judge, series_of
+from dshealthd.findings.judgement import judge, series_of, unready
 from dshealthd.findings.overview import overview
 from dshealthd.web.server import Server
 from tests.stopwatch import Stopwatch
@@ -202,7 +202,8 @@ def serving(
         held,
         lambda: server.samples(),  # noqa: PLW0108 - it is not bound yet
         SelfMetrics(time.time()),
-        lambda: {**sections(held), **more},
+        lambda: unready(held),
+        lambda _left_out: {**sections(held), **more},
         targets,
     )
     loop = asyncio.new_event_loop()
@@ -307,7 +308,8 @@ def main() -> None:
         snapshot,
         lambda: (*telemetry.samples(), *server.samples()),
         telemetry,
-        lambda: sections(snapshot),
+        lambda: unready(snapshot),
+        lambda _left_out: sections(snapshot),
     )
     asyncio.run(_serve_until_closed(server, snapshot))
 

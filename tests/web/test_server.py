@@ -13,13 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dshealthd.core.collector import Sample, gauge
 from dshealthd.core.exposition import CONTENT_TYPE
+from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.self_metrics import SelfMetrics
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
 from dshealthd.web.page_files import page_files
 from dshealthd.web.server import REQUESTS, Server, _to_open
 from tests.web.serving import (
+    VALUE,
     Served,
     eventually,
     options,
@@ -153,6 +156,21 @@ def test_status_tells_states_reasons_and_samples(served: Served) -> None:
             {"labels": {"part": "part-3"}, "value": "NaN"},
         ],
     }
+
+
+def test_sample_that_cannot_be_shown_costs_itself() -> None:
+    """The document has the other samples of its collector, and names the one that it lacks."""
+    snapshot = Snapshot(time.monotonic, time.time)
+    snapshot.expect("good", 10.0)
+    odd = gauge("dshealthd_odd", "Another.", "part")
+    samples = (VALUE(1.0, "a"), Sample(odd, ("b", "too many"), 2.0), VALUE(3.0, "c"))
+    snapshot.put("good", Result(CollectionOutcome.OK, samples))
+    with serving(snapshot) as served:
+        document = json.loads(served.ask("/api/v1/status")[1])
+    shown = document["metrics"][VALUE.name]["samples"]
+    assert [sample["value"] for sample in shown] == [1.0, 3.0]
+    (lacking,) = document["left_out"]
+    assert lacking["part"] == "sample of dshealthd_odd"
 
 
 def test_status_is_packed_for_who_wants_it(served: Served) -> None:
@@ -358,7 +376,7 @@ def test_no_bytes_upset_the_server(
 def test_fit_for_schedulers(fitness: Fitness, code: int, text: str) -> None:
     """Only a node that is known to be fit gives 200; the line says which of the two it is not."""
     snapshot = small_snapshot()
-    server = Server(options(), snapshot, list, SelfMetrics(0), fitness=lambda: fitness)
+    server = Server(options(), snapshot, list, SelfMetrics(0), str, fitness=lambda: fitness)
     answer = server._fit(None)  # type: ignore[arg-type] # it asks nothing of the request
     assert (answer.status, answer.text) == (code, text)
 

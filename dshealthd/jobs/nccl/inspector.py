@@ -42,6 +42,10 @@ _TIMES = frozenset(("nccl_collective_exec_time_microseconds", "nccl_p2p_exec_tim
 _UNUSED = frozenset(("nccl_algorithm_bandwidth_gbs",))  # of 2.29; follows from the bus bandwidth
 _GIGABYTE = 1e9  # trafficSize / 1.0E9 / timeInSec, inspectorComputeOpBw
 _MICROSECONDS = 1e6
+_FASTEST, _SLOWEST = 1e5, 1e-9
+"""Gigabytes per second: fifty times a B200's NVLink bandwidth, and a byte per second."""
+_SHORTEST, _LONGEST = 1e-3, 1e13
+"""Microseconds: a nanosecond, the resolution of the plugin's clock, and four months."""
 _SIZE = re.compile(r"(\d{1,7}(?:\.\d{1,2})?)(?:-\d{1,7})?(B|KB|MB|GB|TB)")
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 _CLASSES = (
@@ -123,7 +127,7 @@ def parse(text: str) -> Content:
         except ValueError:
             malformed += 1
             continue
-        if number > 0:  # the plugin writes 0 if it has measured nothing
+        if number > 0:
             values[operation][name in _TIMES].append(number)
     return Content(
         {operation: _figures(*numbers) for operation, numbers in values.items()}, malformed
@@ -131,8 +135,12 @@ def parse(text: str) -> Content:
 
 
 def _number(name: str, value: float) -> float:
-    """Return a value in base units; ValueError if its metric or number is invalid."""
-    if name not in _BANDWIDTHS | _TIMES or not 0 <= value < math.inf:
+    """Return a value in base units; ValueError if its metric or number is invalid.
+
+    The plugin writes 0 if it has measured nothing.
+    """
+    least, most = (_SLOWEST, _FASTEST) if name in _BANDWIDTHS else (_SHORTEST, _LONGEST)
+    if name not in _BANDWIDTHS | _TIMES or not (value == 0.0 or least <= value <= most):
         message = f"{name} {value} is not an Inspector measurement"
         raise ValueError(message)
     return value * _GIGABYTE if name in _BANDWIDTHS else value / _MICROSECONDS

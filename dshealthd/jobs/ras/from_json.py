@@ -30,7 +30,16 @@ from dshealthd.jobs.ras.status import (
 
 T = TypeVar("T")
 
-_MAX = 1 << 63
+_MAX_RANKS = 1 << 20
+"""Most ranks of a communicator: ten times those of the largest job."""
+_MAX_PID = 1 << 22
+"""PID_MAX_LIMIT of Linux."""
+_MAX_GPU = 1 << 10
+"""NVML's index on a node; no driver drives more than some dozens."""
+_MAX_COUNT = 1 << 53
+"""Operations: a million a second for 285 years. A float64 holds it exactly."""
+_MAX_CODE = (1 << 31) - 1
+"""NCCL's results are of type int."""
 _KINDS = {dict: "an object", list: "an array", str: "a string", bool: "true or false"}
 _LOST_COMMA = re.compile(rb'("nvml_dev": -?[0-9]{1,10})\n( {10}"status": \{)')
 _HASH = re.compile(r"0x([0-9a-f]{1,16})")
@@ -93,24 +102,28 @@ def _communicator(entry: dict[str, Any], at: str) -> Communicator:
     for index, item in enumerate(_field(entry, "ranks", list, at)):
         where = f"{at}.ranks[{index}]"
         rank = _table(item, where)
-        number, place = _integer(rank, "rank", where), _place(rank, where)
+        number, place = _integer(rank, "rank", where, most=_MAX_RANKS), _place(rank, where)
         status = _field(rank, "status", dict, where)
         states[_state(status, where)] += 1
         counts[number] = _counts(rank, where), place
-        errors = (error_name(_integer(status, key, where)) for key in ("init_state", "async_error"))
+        errors = (
+            error_name(_integer(status, key, where, most=_MAX_CODE))
+            for key in ("init_state", "async_error")
+        )
         troubles += [Trouble(number, error, place) for error in errors if error is not None]
     for index, item in enumerate(_field(entry, "missing_ranks", list, at)):
         where = f"{at}.missing_ranks[{index}]"
         rank = _table(item, where)
         states[state := _absence(rank, where)] += 1
-        trouble = Trouble(_integer(rank, "rank", where), state, _place(rank, where))
+        number = _integer(rank, "rank", where, most=_MAX_RANKS)
+        trouble = Trouble(number, state, _place(rank, where))
         if state is not RasRankState.NOT_MEMBER:
             troubles.append(trouble)
     # After such an error NCCL refuses a rank's launches, so its lag is a consequence.
     broken = {trouble.rank for trouble in troubles if trouble.what == REMOTE_ERROR}
     return Communicator(
         name=f"{match[1]:0>16} {_field(entry, 'secondary_hash', str, at)[:40]}",
-        size=_integer(entry, "size", at),
+        size=_integer(entry, "size", at, most=_MAX_RANKS),
         states=dict(states),
         marks={rank: sum(operations.values()) for rank, (operations, _) in counts.items()},
         behind=_behind(counts, broken),
@@ -123,7 +136,8 @@ def _state(status: dict[str, Any], at: str) -> RasRankState:
         return RasRankState.ABORT
     if _field(status, "finalize_called", bool, at) or _field(status, "destroy_flag", bool, at):
         return RasRankState.FINALIZE
-    return RasRankState.INIT if _integer(status, "init_state", at) else RasRankState.RUNNING
+    init = _integer(status, "init_state", at, most=_MAX_CODE)
+    return RasRankState.INIT if init else RasRankState.RUNNING
 
 
 def _counts(rank: dict[str, Any], at: str) -> dict[str, int]:
@@ -132,7 +146,8 @@ def _counts(rank: dict[str, Any], at: str) -> dict[str, int]:
     table = _field(rank, "collective_counts", dict, at)
     for name in table:
         known = name if name in OPERATIONS else OTHER
-        counts[known] = counts.get(known, 0) + _integer(table, name, f"{at}.collective_counts")
+        count = _integer(table, name, f"{at}.collective_counts", most=_MAX_COUNT)
+        counts[known] = counts.get(known, 0) + count
     return counts
 
 
@@ -169,8 +184,8 @@ def _absence(rank: dict[str, Any], at: str) -> RasRankState:
 def _place(rank: dict[str, Any], at: str) -> RankLocation:
     return RankLocation(
         address(_field(rank, "host", str, at)),
-        _integer(rank, "pid", at, -1),
-        _integer(rank, "nvml_dev", at, -1),
+        _integer(rank, "pid", at, least=-1, most=_MAX_PID),
+        _integer(rank, "nvml_dev", at, least=-1, most=_MAX_GPU),
     )
 
 
@@ -198,9 +213,9 @@ def _field(table: dict[str, Any], key: str, kind: type[T], at: str) -> T:
     return value
 
 
-def _integer(table: dict[str, Any], key: str, at: str, least: int = 0) -> int:
+def _integer(table: dict[str, Any], key: str, at: str, *, most: int, least: int = 0) -> int:
     value = table.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < _MAX:
-        message = f"{at}.{key[:40]} is not an integer of at least {least}"
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        message = f"{at}.{key[:40]} is not an integer of at least {least} and at most {most}"
         raise MalformedAnswer(message)
     return value

@@ -8,11 +8,11 @@ Many pairs run at a time, and no node is in two of them.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import sys
 from typing import TYPE_CHECKING
 
+from dshealthd.core import documents
 from dshealthd.core.options import ConfigError
 from dshealthd.probe.cli import report
 from dshealthd.probe.cli.local import local, show_local
@@ -63,7 +63,7 @@ def probe(
             )
         document = asyncio.run(between(loaded, source, hostfile, Kind(kind or "pair"), steps, say))
         text = show_pairs
-    print(json.dumps(document, indent=2) if as_json else text(document), flush=True)
+    print(documents.dumps(document, indent=2) if as_json else text(document), flush=True)
     return report.EXIT[Outcome(document["outcome"])]
 
 

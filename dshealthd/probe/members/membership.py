@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import ipaddress
-import json
 import os
 import re
 import socket
@@ -14,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core import documents
 from dshealthd.core.host import read_bytes, signatures
 from dshealthd.probe.members import topology
 from dshealthd.probe.members.hostlist import (
@@ -70,7 +70,7 @@ class Membership:
         rows = [
             [member.name, member.slots, self.leaves.get(member.name, "")] for member in self.members
         ]
-        return hashlib.blake2b(json.dumps(rows).encode(), digest_size=6).hexdigest()
+        return hashlib.blake2b(documents.dumps(rows).encode(), digest_size=6).hexdigest()
 
     @property
     def digest_number(self) -> int:

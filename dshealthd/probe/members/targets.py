@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dshealthd.core import documents
 from dshealthd.core.sockets import listen_address
 from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.membership import load
@@ -28,7 +28,7 @@ def document(membership: Membership, port: int) -> bytes:
     for name in membership.names:
         leaf = membership.leaves.get(name, "")
         labels = {"node": name, "leaf": leaf} if leaf else {"node": name}
-        groups.append(json.dumps({"targets": [_address(name, port)], "labels": labels}))
+        groups.append(documents.dumps({"targets": [_address(name, port)], "labels": labels}))
     lines = ",\n".join(groups)
     return f"[\n{lines}\n]\n".encode()
 

@@ -12,6 +12,7 @@ from dshealthd.core.schema import Array, Choice, Flag, Integer, Number, Plain, R
 from dshealthd.probe.members.hostlist import is_name
 from dshealthd.probe.observation import Kind, Op, Outcome, Stage, known
 from dshealthd.probe.peers.protocol import SLUG
+from dshealthd.training.message import INSTANT, LONGEST_STEP, MAX_COUNT, SHORTEST_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -123,6 +124,8 @@ CLOCK = Number(0, 1e11)
 SECONDS = Number(0, 1e6)
 WAITED = Number(0, 1e10)
 """Seconds that an agent has waited for a CPU since it started."""
+MAX_BANDWIDTH = 1e14
+"""Bytes per second: fifty times a B200's NVLink bandwidth."""
 MAX_SCORES = 512
 SCORES = Array(Record({"component": Text(520), "score": Number(0, 1e6)}), MAX_SCORES)
 """A node's scores of itself and of those it met; see `verdicts.signals.encode_scores`."""
@@ -143,19 +146,22 @@ TIMING = Record(
         "op": Choice(Op),
         "size": Integer(0, MAX_SIZE),
         "seconds": SECONDS,
-        "bus_bandwidth": Number(0, 1e15),
+        "bus_bandwidth": Number(0, MAX_BANDWIDTH),
         "part": Text(64),
     }
 )
 
+RANK_NUMBER = Integer(0, 10**7)
+"""The largest jobs have 10^5 ranks."""
+PART_SECONDS = Number(INSTANT, LONGEST_STEP)
 WORK = Record(
     {
         "role": Text(MAX_SUMMARY_TEXT),
-        "rank": Integer(0, 10**7),
-        "work_seconds": Number(0, 1e9),
-        "usual_seconds": Number(0, 1e9),
+        "rank": RANK_NUMBER,
+        "work_seconds": PART_SECONDS,
+        "usual_seconds": PART_SECONDS,
     },
-    {"wait_seconds": Number(0, 1e9)},
+    {"wait_seconds": Number(0, LONGEST_STEP)},
 )
 """Of a node's ranks of a role, the one whose own work takes longest, and what it usually takes."""
 JOB = Record(
@@ -166,12 +172,12 @@ JOB = Record(
         "loss": Text(16),
     },
     {
-        "world_size": Integer(0, 10**7),
-        "step": Integer(0),
-        "step_highest": Integer(0),
-        "steps_per_minute": Number(0, 1e9),
+        "world_size": RANK_NUMBER,
+        "step": Integer(0, MAX_COUNT),
+        "step_highest": Integer(0, MAX_COUNT),
+        "steps_per_minute": Number(0, 60 / SHORTEST_STEP),
         "cause": Text(16),
-        "culprits": Array(Integer(0, 10**7), 8),
+        "culprits": Array(RANK_NUMBER, 8),
         "work": Array(WORK, 8),
     },
 )
@@ -295,7 +301,8 @@ METHODS: Mapping[str, Method] = {
                     MAX_FINDINGS,
                 ),
                 "jobs": Array(JOB, MAX_JOBS),
-            }
+            },
+            {"left_out": Array(Text(MAX_SUMMARY_TEXT), MAX_JOBS)},  # jobs that do not fit `JOB`
         ),
     ),
 }

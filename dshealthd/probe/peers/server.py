@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import logging
 import time
 from collections import Counter
@@ -15,7 +14,7 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response
 from aiohttp.web_server import Server as Connections
 
-from dshealthd.core import schema
+from dshealthd.core import documents, schema
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.schema import SchemaError
 from dshealthd.core.sockets import listen_address
@@ -247,4 +246,4 @@ def _message(body: bytes, method: Method) -> dict[str, Any]:
 
 
 def _refusal(reason: str) -> bytes:
-    return json.dumps({"refusal": reason}).encode()
+    return documents.dumps({"refusal": reason}).encode()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dshealthd.core import state_file
+from dshealthd.core import documents, state_file
 from dshealthd.probe.observation import FLOOR
 
 if TYPE_CHECKING:
@@ -244,11 +244,11 @@ class Baselines:
             for series, known in self._classes.items()
             if known.values
         ]
-        body = json.dumps(
-            {"stamp": self._stamp, "classes": rows}, separators=(",", ":"), allow_nan=False
+        body = documents.dumps(
+            {"stamp": self._stamp, "classes": rows}, separators=(",", ":")
         ).encode()
         self.changed = False
-        head = json.dumps({"format": _FORMAT, "blake2b": _checksum(body)}).encode()
+        head = documents.dumps({"format": _FORMAT, "blake2b": _checksum(body)}).encode()
         return head + b"\n" + body + b"\n"
 
     def load(self, path: Path) -> bool:

@@ -17,6 +17,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core import documents
 from dshealthd.core.child import StartError, channel, how_ended, spawn
 from dshealthd.core.host import read_bytes
 from dshealthd.core.timing import happens, time_limit
@@ -261,7 +262,7 @@ class ForkServer:
     def _send(self, message: dict[str, Any], *descriptors: int) -> None:
         if self.ended.is_set() or self._socket.fileno() < 0:
             raise BrokenPipeError(errno.EPIPE, "it has ended")
-        socket.send_fds(self._socket, [json.dumps(message).encode()], descriptors)
+        socket.send_fds(self._socket, [documents.dumps(message).encode()], descriptors)
 
     def _receive(self) -> None:
         try:

@@ -168,7 +168,7 @@ def main(agent: int, control: int, python: str, program: str) -> None:
     except OSError as error:
         answer = {"failed": "no_python", "detail": f"{python}: {error}"}
     with socket.socket(fileno=control) as channel:
-        channel.send(json.dumps(answer).encode())
+        channel.send(json.dumps(answer, allow_nan=False).encode())
 
 
 if __name__ == "__main__":

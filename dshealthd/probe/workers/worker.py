@@ -115,7 +115,7 @@ class AgentChannel:
 
     def send(self, message: dict[str, Any]) -> None:
         """Send the agent one frame of the worker."""
-        body = json.dumps(message, separators=(",", ":")).encode()
+        body = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
         with self._lock:
             self._channel.sendall(LENGTH.pack(len(body)) + body)
 
@@ -747,7 +747,7 @@ def serve(control: socket.socket, roots: str) -> None:
 
 def reply(control: socket.socket, message: dict[str, Any], *descriptors: int) -> None:
     """Send the agent one packet about a worker."""
-    socket.send_fds(control, [json.dumps(message).encode()], descriptors)
+    socket.send_fds(control, [json.dumps(message, allow_nan=False).encode()], descriptors)
 
 
 ROLES: dict[str, Callable[..., None]] = {"gpus": count_gpus, "worker": work}

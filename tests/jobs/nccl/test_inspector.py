@@ -125,3 +125,23 @@ def test_garbage_is_given_up() -> None:
 def test_message_classes(text: str, expected: str) -> None:
     """Sizes are those of `inspectorPromFormatMessageSizeRange`, in units of 1024."""
     assert message_class(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "taken"),
+    [
+        ("bus_bandwidth_gbs", 1e-9, True),
+        ("bus_bandwidth_gbs", 9.9e-10, False),
+        ("bus_bandwidth_gbs", 1e5, True),
+        ("bus_bandwidth_gbs", 1.001e5, False),
+        ("collective_exec_time_microseconds", 1e-3, True),
+        ("collective_exec_time_microseconds", 9.9e-4, False),
+        ("collective_exec_time_microseconds", 1e13, True),
+        ("collective_exec_time_microseconds", 1.001e13, False),
+    ],
+)
+def test_figures_that_no_nccl_measures(metric: str, value: float, taken: bool) -> None:  # noqa: FBT001 - a case
+    """The first and the last plausible figure count, their neighbors are malformed lines."""
+    (written,) = (text for text in line(1, 1).splitlines() if f"nccl_{metric}{{" in text)
+    content = parse(f"{written.rpartition(' ')[0]} {value:g}\n")
+    assert (len(content.operations), content.malformed) == ((1, 0) if taken else (0, 1))

@@ -247,3 +247,32 @@ def test_any_json(value: Any) -> None:
     except MalformedAnswer:
         return
     assert value == []
+
+
+@pytest.mark.parametrize(
+    ("path", "most"),
+    [
+        (("size",), 1 << 20),
+        (("ranks", 0, "rank"), 1 << 20),
+        (("missing_ranks", 0, "rank"), 1 << 20),
+        (("ranks", 0, "pid"), 1 << 22),
+        (("ranks", 0, "nvml_dev"), 1 << 10),
+        (("ranks", 0, "collective_counts", "AllReduce"), 1 << 53),
+        (("ranks", 0, "status", "init_state"), (1 << 31) - 1),
+        (("ranks", 0, "status", "async_error"), (1 << 31) - 1),
+    ],
+)
+def test_numbers_that_no_job_has_are_refused(path: tuple[Any, ...], most: int) -> None:
+    """The largest plausible number is taken, the next one is named in the error."""
+    for value, taken in ((most, True), (most + 1, False)):
+        answer = json.loads(document(Communicator(FOUR, [SILENT])))
+        entry = answer["communicators"][0]
+        for key in path[:-1]:
+            entry = entry[key]
+        assert path[-1] in entry
+        entry[path[-1]] = value
+        if taken:
+            parse_json(json.dumps(answer).encode())
+        else:
+            with pytest.raises(MalformedAnswer, match=rf"{path[-1]} is not an integer of at least"):
+                parse_json(json.dumps(answer).encode())

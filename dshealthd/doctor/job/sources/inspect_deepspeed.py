@@ -394,7 +394,7 @@ def from_hjson(text: str) -> Any:
     import hjson  # type: ignore[import-untyped]
     from deepspeed.runtime.config_utils import dict_raise_error_on_duplicate_keys as hook
 
-    return json.loads(json.dumps(hjson.loads(text, object_pairs_hook=hook)))
+    return json.loads(json.dumps(hjson.loads(text, object_pairs_hook=hook), allow_nan=False))
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -438,7 +438,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     output = os.dup(1)
     os.dup2(2, 1)  # libraries print too; only the answer belongs on standard output
-    text = json.dumps(answer(json.load(sys.stdin)))
+    found = answer(json.load(sys.stdin))
+    try:
+        text = json.dumps(found, allow_nan=False)
+    except ValueError as error:  # Infinity in a configuration
+        text = json.dumps({"problem": f"no JSON: {error}"}, allow_nan=False)
     with os.fdopen(output, "w") as stream:
         stream.write(text)
 

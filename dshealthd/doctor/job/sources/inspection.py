@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dshealthd.core import documents
 from dshealthd.core.child import environment, how_ended
 
 PROGRAM = Path(__file__).with_name("inspect_deepspeed.py")
@@ -84,7 +85,7 @@ def inspect(python: str, request: Mapping[str, Any], program: Path = PROGRAM) ->
     assert process.stdout is not None  # noqa: S101 - as above
     try:
         with process.stdin as stream:
-            stream.write(json.dumps(request).encode())
+            stream.write(documents.dumps(request).encode())
     except BrokenPipeError:
         pass  # it ended before reading all: its exit status says more
     data = process.stdout.read(MAX_ANSWER + 1)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from dshealthd.core import documents
 from dshealthd.jobs.environment import MAX_VALUE
 from dshealthd.linux.forked import Pool
 from dshealthd.linux.process_root import Root
@@ -108,7 +108,7 @@ def read_environment(path: str) -> dict[str, str]:
     ]
     for name, equals, _ in pairs:
         if not equals or not name.isidentifier():
-            message = f"{path}: {json.dumps(name[:60])} is not NAME=VALUE"
+            message = f"{path}: {documents.dumps(name[:60])} is not NAME=VALUE"
             raise ValueError(message)
     return training_variables({name: value.strip("\"'") for name, _, value in pairs})
 

@@ -1,0 +1,97 @@
+"""JSON as the agent writes it: the only way, and parts of a document that are built each by itself."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+T = TypeVar("T")
+
+DEFECTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What code raises on a value that it does not expect."""
+MAX_REASON = 200
+"""Most characters of a reason, which may quote a value."""
+MAX_LEFT_OUT = 100
+"""Most parts that are named: one user may start any number of jobs."""
+COMPACT = (",", ":")
+"""Separators of JSON that only programs read."""
+
+
+def dumps(value: object, **options: Any) -> str:
+    """Return a value as JSON; `options` are those of `json.dumps`.
+
+    ValueError if a number is not finite: JSON has none such. Python would write `Infinity`, which no
+    browser and no other program parses, so that one such number would cost the whole document.
+    """
+    return json.dumps(value, allow_nan=False, **options)
+
+
+class LeftOut:
+    """What a document lacks because it could not be built: a value of one user, job or member costs
+    its own part alone, and the document says so.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing left out."""
+        self._reasons: dict[str, str] = {}
+
+    def document(self) -> list[dict[str, str]]:
+        """Return the parts that were left out, each with its reason."""
+        return [{"part": part, "reason": reason} for part, reason in self._reasons.items()]
+
+    def each(
+        self, kind: str, items: Iterable[T], name: Callable[[T], object], build: Callable[[T], Any]
+    ) -> Iterator[Any]:
+        """Yield what `build` makes of each item, but for those of which it makes no JSON. The name of
+        a part is its kind and its `name`.
+        """
+        for item in items:
+            part = f"{kind} {name(item)}"
+            if (
+                made := self.section(part, lambda item=item: build(item), _NOTHING)
+            ) is not _NOTHING:
+                yield made
+
+    def section(self, part: str, build: Callable[[], Any], otherwise: object = None) -> Any:
+        """Return what `build` makes, or `otherwise` if that is no JSON."""
+        try:
+            made = build()
+            dumps(made)
+        except DEFECTS as error:
+            self.add(part, error)
+            return otherwise
+        return made
+
+    def add(self, part: str, error: Exception) -> None:
+        """Leave out a part because of an error."""
+        self.note(part, f"{type(error).__name__}: {error}")
+
+    def note(self, part: str, reason: str) -> None:
+        """Say that a part was left out, here or by whom it comes from."""
+        if len(self._reasons) < MAX_LEFT_OUT:
+            self._reasons[_text(part)] = _text(reason)
+
+
+_NOTHING = object()
+
+
+def _text(text: str) -> str:
+    return text[:MAX_REASON].encode(errors="replace").decode()
+
+
+def whole(sections: Mapping[str, Any], left_out: LeftOut) -> str:
+    """Return a document of these sections and of what was left out. A section that is no JSON is
+    null.
+    """
+    written = {}
+    for name, section in sections.items():
+        try:
+            written[name] = dumps(section, separators=COMPACT)
+        except DEFECTS as error:
+            left_out.add(name, error)
+            written[name] = "null"
+    written["left_out"] = dumps(left_out.document(), separators=COMPACT)
+    return "{" + ",".join(f"{dumps(name)}:{text}" for name, text in written.items()) + "}"
