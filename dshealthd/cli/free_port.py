@@ -143,7 +143,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         loaded = config.load(options.config_file, flags.tables(options))
         return _serve(options, _ports(options, loaded))
-    except (ConfigError, ValueError) as error:
+    except (ConfigError, ValueError, ArithmeticError) as error:
         print(f"dshealthd free-port: {error}", file=sys.stderr)
         return EXIT_USAGE
     except (NoPort, OSError) as error:

@@ -84,7 +84,7 @@ def _show(directory: Path) -> None:
             found = parse(state_file.read(place, LIMIT))
         except FileNotFoundError:
             continue
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             message = f"{place}: {error}"
             raise MaintenanceError(message) from error
         if found.end > now:
@@ -99,7 +99,7 @@ def _show(directory: Path) -> None:
 def _seconds(text: str) -> float:
     try:
         seconds = Duration.parse(text)
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         message = f"--for: {text!r} is {error}"
         raise MaintenanceError(message) from error
     if not SHORTEST <= seconds <= LONGEST:

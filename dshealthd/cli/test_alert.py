@@ -53,7 +53,7 @@ def check_alerting(alertmanager: str, prometheus: str | None, severity: str, wai
     except Stopped as stopped:
         print(f"STOPPED  {printable(str(stopped))}", file=sys.stderr)
         return 1
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         print(
             "STOPPED  a server's answer does not have the fields that Prometheus and Alertmanager "
             f"send: {printable(repr(error))}",
@@ -198,7 +198,7 @@ def _time(seconds: float) -> str:
 def _get(url: str, path: str, who: str) -> Any:
     try:
         return json.loads(_request(url, path, who))
-    except (ValueError, RecursionError) as error:
+    except (ValueError, ArithmeticError, RecursionError) as error:
         message = f"{who} {url}: the server at {path} is not {who}"
         raise Stopped(message) from error
 
@@ -207,7 +207,7 @@ def _request(url: str, path: str, who: str, document: object = None) -> bytes:
     try:
         parts = urllib.parse.urlsplit(url)
         port = parts.port
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         message = f"{who} {url}: not a URL: {error}"
         raise Stopped(message) from error
     if parts.scheme not in _PORTS or not parts.hostname:

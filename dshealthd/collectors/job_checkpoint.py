@@ -170,7 +170,7 @@ class JobCheckpoint(Collector):
                 followed.watch.look(root, saved, clock(), lambda: clock() < until)
         except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
             followed.watch = CheckpointWatch()  # it has ended, or its directory was removed
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ArithmeticError) as error:
             followed.watch = CheckpointWatch()
             return fault_of(part, error)
         return None
@@ -191,7 +191,7 @@ def _last_save(page: int) -> Saved | None:
     data = os.pread(page, PAGE, 0)
     try:
         return None if newest(data).phase == Phase.CHECKPOINT else decode(data)
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return None
 
 

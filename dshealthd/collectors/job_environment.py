@@ -219,7 +219,7 @@ class JobEnvironment(Collector):
                 configured, more = parse_configuration(text)
             except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
                 pass  # usually there is none
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, ArithmeticError) as error:
                 fault = fault_of(part, error)
         settings = {**configured, **process.environment}
         names = frozenset(process.nccl | nccl_variables(more))
@@ -286,7 +286,7 @@ class JobEnvironment(Collector):
                 != process.parent
             ):
                 return True
-        except (OSError, ValueError):
+        except (OSError, ValueError, ArithmeticError):
             return None
         return self._of(process).orphaned
 

@@ -150,7 +150,7 @@ class JobMaster(Collector):
                 outcome = connect(
                     run.rendezvous["MASTER_ADDR"], _port(run), float(self.options.timeout)
                 )
-        except (FileNotFoundError, ProcessLookupError, ValueError):
+        except (FileNotFoundError, ProcessLookupError, ValueError, ArithmeticError):
             return  # the process has ended
         except OSError as error:
             yield fault_of(part, error)

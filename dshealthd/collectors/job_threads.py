@@ -73,7 +73,7 @@ class JobThreads(Collector):
                     "start its container with the host's (docker run --cgroupns=host)"
                 )
                 raise NotAvailable(message) from error
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, ArithmeticError) as error:
                 yield fault_of(f"job {job}", error)
                 continue
             if found is not None:

@@ -31,7 +31,7 @@ MAX_JOBS = 16
 
 def parse_io(data: bytes) -> int:
     """Return the bytes written, from a `/proc/<pid>/io`; ValueError if it does not tell them."""
-    for line in data.splitlines():
+    for line in data.split(b"\n"):
         name, _, value = line.partition(b":")
         if name == b"write_bytes":
             return int(value)
@@ -67,7 +67,7 @@ class JobWrites(Collector):
                     written = parse_io(read_bytes(self.host.proc(f"{process.pid}/io"), 4096))
                 except (FileNotFoundError, ProcessLookupError):
                     continue  # it has ended
-                except (OSError, ValueError) as error:
+                except (OSError, ValueError, ArithmeticError) as error:
                     yield fault_of(part, error)
                     continue
                 now, key = self.context.monotonic(), (process.pid, process.start)

@@ -174,7 +174,7 @@ class NcclInspector(Collector):
                     directory = directories.add(root.open_directory(path), part)
             except (FileNotFoundError, ProcessLookupError):
                 continue  # the process has ended, or nothing is written yet
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, ArithmeticError) as error:
                 yield fault_of(part, error)
                 continue
             directory.owners.add(owner)

@@ -214,7 +214,7 @@ class NcclRas(Collector):
             return question.prepare(
                 process.environment, loaded, self.host, self.options.max_bytes, known.responder
             )
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             return "failed", Fault(f"job {job}", Reason.NOT_FOUND, str(error))
 
     def _foreign_network(self, pid: int) -> bool:

@@ -173,7 +173,7 @@ class OpenFiles(Collector):
                 )
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, ArithmeticError) as error:
                 fault = fault_of(f"job {job}", error)
                 faults[fault.reason] = fault._replace(detail=f"process {process.pid}: {error}")
                 continue

@@ -81,7 +81,7 @@ def parse_ports(text: str) -> tuple[int, int]:
     first, _, last = text.partition("-")
     try:
         low, high = int(first), int(last or first)
-    except ValueError:
+    except (ValueError, ArithmeticError):
         low = high = 0
     if not 0 < low <= high <= MAX_PORT:
         message = f'"{text}" is not a range of ports such as "29500-29600"'
@@ -104,7 +104,7 @@ class RendezvousOptions(CollectorOptions):
         """Yield each invalid option of rendezvous ports, and why."""
         try:
             parse_ports(self.ports)
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             yield "ports", str(error)
 
 

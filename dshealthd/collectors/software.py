@@ -272,7 +272,7 @@ class Software(Collector):
             return look(*args, **kwargs)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ArithmeticError) as error:
             return fault_of(part, error)
 
     def _first(self, *paths: str) -> str:

@@ -68,7 +68,7 @@ class Web:
         """Yield the options of `web` with unusable values, each with the reason."""
         try:
             listen_address(self.listen_address)
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             yield "listen_address", str(error)
 
 
@@ -142,7 +142,7 @@ def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]] | None = None
             raise ConfigError(
                 str(file), [f"is not UTF-8: {error.reason} at byte {error.start}"]
             ) from error
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, ArithmeticError, RecursionError) as error:
             raise ConfigError(str(file), [f"is not TOML: {error}"]) from error
     for section, values in (flags or {}).items():
         table = document.setdefault(section, {})

@@ -165,6 +165,6 @@ def _value(hint: Any, text: str) -> Any:
         if hint is number:
             try:
                 return number(text)
-            except ValueError:
+            except (ValueError, ArithmeticError):
                 return text
     return text

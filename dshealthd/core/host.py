@@ -82,11 +82,20 @@ def read_existing(path: str, limit: int = 1 << 20) -> str | None:
         return None
 
 
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a kernel file, which ends each with a line feed.
+
+    `str.splitlines()` ends one at ten other characters too, which the kernel leaves as they are in
+    the names that users give: of mount points, of programs.
+    """
+    return text.removesuffix("\n").split("\n") if text else []
+
+
 def integer(path: str, text: str | bytes, base: int = 10) -> int:
     """Return the integer in a kernel file's text; otherwise raise ValueError with its path."""
     try:
         return int(text, base)
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         message = f"{path}: {text[:40]!r} is not a number"
         raise ValueError(message) from error
 

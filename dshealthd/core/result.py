@@ -82,7 +82,7 @@ def parsed(path: str, parse: Callable[[str], T]) -> T:
     text = read(path)
     try:
         return parse(text)
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         raise SourceError(Reason.MALFORMED, f"{path}: {error}") from error
 
 

@@ -69,10 +69,10 @@ def load(data: bytes) -> Any:
         pickle.UnpicklingError,
         EOFError,
         ValueError,
+        ArithmeticError,
         TypeError,
         LookupError,
         AttributeError,
-        OverflowError,
     ) as error:
         message = f"not a pickle of plain values: {type(error).__name__}: {str(error)[:MAX_TEXT]}"
         raise MalformedDump(message) from error

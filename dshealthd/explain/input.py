@@ -327,8 +327,8 @@ def lines(text: str) -> list[str]:
         return [text]
     try:
         record = json.loads(text)
-    except (ValueError, RecursionError):  # truncated, or a dictionary that a program printed
-        return [text]
+    except (ValueError, ArithmeticError, RecursionError):
+        return [text]  # truncated, or a dictionary that a program printed
     message = next((record[name] for name in _MESSAGES if name in record), None)
     if isinstance(message, list):  # journald's form of a message that is not UTF-8
         if not all(isinstance(value, int) and 0 <= value < 256 for value in message):  # noqa: PLR2004 - a byte
@@ -349,12 +349,13 @@ def _time(value: Any) -> str | None:
     if isinstance(value, str) and not value.replace(".", "", 1).isdecimal():
         try:
             when = datetime.fromisoformat(value)
-        except ValueError:
+            # Near year 1 or 9999, no datetime of another time zone has that moment.
+            return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
+        except (ValueError, ArithmeticError):
             return None
-        return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
     try:
         seconds = float(value)
         seconds /= 1e6 if seconds > _MICROSECONDS else 1e3 if seconds > _MILLISECONDS else 1
         return datetime.fromtimestamp(seconds, UTC).isoformat()
-    except (TypeError, ValueError, OverflowError, OSError):
+    except (TypeError, ValueError, ArithmeticError, OSError):
         return None

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from dshealthd.core import schema
 from dshealthd.core.sockets import listen_address
 from dshealthd.http import document
 from dshealthd.http.document import MAX_DOCUMENT, DocumentError
@@ -184,7 +185,7 @@ class Client:
         try:
             groups = json.loads(self.get("/api/v1/targets"))
             return [str(target) for group in groups for target in group["targets"]]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except schema.MISSHAPEN as error:
             message = f"{self.url}/api/v1/targets: not a list of targets"
             raise Unreachable(message) from error
 
@@ -204,7 +205,7 @@ def local(loaded: Config, access: Access, seconds: float | None = None) -> Clien
         else:
             tls = access.context()
         headers = access.headers()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ArithmeticError) as error:
         message = f"the agent of this node cannot be queried: {error}"
         raise Unreachable(message) from error
     return Client(
@@ -235,7 +236,7 @@ def _reachable(host: str | None) -> str:
         return "127.0.0.1"
     try:
         address = ipaddress.ip_address(host)
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return host
     if address.is_unspecified:
         return "127.0.0.1" if address.version == 4 else "::1"  # noqa: PLR2004 - of the protocol

@@ -94,7 +94,8 @@ def exchange(request: Request, seconds: float, largest: int) -> bytes:
     except TimeoutError as error:
         message = f"{request.url} does not answer within {seconds:g} s"
         raise Unreachable(message) from error
-    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: bad names
+    # ValueError: bad names
+    except (OSError, http.client.HTTPException, ValueError, ArithmeticError) as error:
         reason = printable(str(error)) or type(error).__name__
         message = f"{request.url} does not answer: {reason}"
         raise Unreachable(message) from error

@@ -153,7 +153,7 @@ def _plain(name: str) -> str:
     """Return a name; an IP address is normalized to the form in certificates."""
     try:
         return str(ipaddress.ip_address(name))
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return name
 
 

@@ -131,7 +131,7 @@ def standing(place: str, job: str) -> tuple[int | None, bool]:
     """
     try:
         user = parse_real_user(read_bytes(f"{place}/status", 1 << 16))
-    except (OSError, ValueError):
+    except (OSError, ValueError, ArithmeticError):
         return None, False
     try:
         return user, ownership.scheduled_in(read_bytes(f"{place}/cgroup", 1 << 16)) == job
@@ -274,7 +274,7 @@ class ProcessTable:
         except OSError as error:
             self._forget(pid)
             self._unseen[pid] = _unseen(error)
-        except ValueError:
+        except (ValueError, ArithmeticError):
             self._forget(pid)
             self._unseen[pid] = Unseen.UNREADABLE
 

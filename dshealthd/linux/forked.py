@@ -107,7 +107,7 @@ class _Running:
                 if not name:
                     self.value, self.problem = json.loads(part)
                     self.answered = True
-            except (ValueError, TypeError):
+            except (ValueError, ArithmeticError, TypeError, RecursionError):
                 self.problem = "its output is malformed"
                 return False
             if name:
@@ -276,7 +276,7 @@ def _child(function: Function, descriptor: int) -> NoReturn:
 
         try:
             answer = json.dumps([function(emit), ""])
-        except (Missing, OSError, ValueError) as error:
+        except (Missing, OSError, ValueError, ArithmeticError) as error:
             answer = json.dumps([None, str(error) or type(error).__name__])
         except MemoryError:
             answer = json.dumps([None, "it needs more memory than its limit"])

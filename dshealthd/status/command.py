@@ -96,7 +96,7 @@ def _run(
 ) -> int:
     try:
         clients = _clients(asked)
-    except (Unreachable, ValueError, OSError) as error:
+    except (Unreachable, ValueError, ArithmeticError, OSError) as error:
         print(f"dshealthd: {printable(str(error))}", file=sys.stderr)
         return EXIT[State.UNKNOWN]
     answers = query.ask(clients)
@@ -140,5 +140,5 @@ def _client(
     """Return the client for a node; why there is none if its name is invalid."""
     try:
         return remote(loaded, node, access, unauthorized)
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         return str(error)

@@ -158,7 +158,7 @@ class LogWatch:
             own_until = self._spent() + max(0.0, until - self._spent()) * share
             try:
                 self._follow(job, len(jobs), bytes_left * share, own_until)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, ArithmeticError) as error:
                 yield fault_of(part, error)
             bytes_left -= self.read - before
 

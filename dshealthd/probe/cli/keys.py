@@ -43,7 +43,7 @@ def keys(loaded: Config, action: str, file: str | None) -> int:
     path = Path(file) if file is not None else loaded.section(ProbeOptions).peer.key_file or DEFAULT
     try:
         {"new": new, "rotate": rotate, "show": show}[action](path)
-    except (KeysError, CredentialError, OSError, ValueError) as error:
+    except (KeysError, CredentialError, OSError, ValueError, ArithmeticError) as error:
         detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         print(f"dshealthd keys {action}: {path}: {detail}", file=sys.stderr)
         return 1

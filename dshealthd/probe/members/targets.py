@@ -42,7 +42,7 @@ def addresses(loaded: Config) -> list[str]:
 def _address(name: str, port: int) -> str:
     try:
         is_bare = ipaddress.ip_address(name).version == 6  # noqa: PLR2004 - of the protocol
-    except ValueError:
+    except (ValueError, ArithmeticError):
         is_bare = False
     return f"[{name}]:{port}" if is_bare else f"{name}:{port}"
 

@@ -159,7 +159,7 @@ def read(options: PeerOptions) -> Secrets:
 def _using(what: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError) as error:  # what ssl raises is an OSError too
+    except (OSError, ValueError, ArithmeticError) as error:  # what ssl raises is an OSError too
         raise CredentialError([f"{what} {_reason(error)}"]) from error
 
 

@@ -604,6 +604,7 @@ def work(channel: socket.socket, descriptor: int) -> None:
         VersionsDiffer,
         RuntimeError,
         ValueError,
+        ArithmeticError,
         OSError,
         AttributeError,
         ImportError,

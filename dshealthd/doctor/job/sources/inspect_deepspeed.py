@@ -333,7 +333,7 @@ def validate(deepspeed: Any, document: dict[str, Any]) -> dict[str, Any]:
         def _configure_train_batch_size(self) -> None:
             try:
                 super()._configure_train_batch_size()
-            except (AssertionError, TypeError, ValueError, ZeroDivisionError):
+            except (AssertionError, TypeError, ValueError, ArithmeticError):
                 self.train_micro_batch_size_per_gpu = self.gradient_accumulation_steps = 1
 
     original = copy.deepcopy(document)
@@ -414,7 +414,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         if request.get("text") is not None:
             document = found["document"] = from_hjson(request["text"])
-    except (ValueError, RecursionError) as error:
+    except (ValueError, ArithmeticError, RecursionError) as error:
         found["syntax"] = first_line(error)
     if isinstance(document, dict):
         with world(request.get("ranks")):

@@ -95,7 +95,7 @@ def inspect(python: str, request: Mapping[str, Any], program: Path = PROGRAM) ->
     process.wait()
     try:
         found = json.loads(data)
-    except ValueError:
+    except (ValueError, ArithmeticError, RecursionError):
         found = None
     if not isinstance(found, dict):
         said = _last_line(errors)
