@@ -208,8 +208,8 @@ def natural(text: str | None) -> int | None:
     return int(text) if text and len(text) <= 12 and text.isascii() and text.isdigit() else None  # noqa: PLR2004 - 12 digits hold any id
 
 
-_INDEX = re.compile(r" *([+-]?[0-9]{1,18})")
-"""Digits of ASCII alone, and no more than make a number that no node has a GPU of."""
+_INDEX = re.compile(r"\s*([+-]?\d{1,18})", re.ASCII)
+"""As strtoul(3) of CUDA's driver reads it, up to a number that no node has a GPU of."""
 _UUIDS = ("GPU-", "MIG-")
 
 
