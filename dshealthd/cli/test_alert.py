@@ -13,12 +13,11 @@ import json
 import re
 import secrets
 import socket
-import sys
 import time
 import urllib.parse
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.text import plural, printable
+from dshealthd.core.text import plural, print_lines, printable
 from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange, verifying
 from dshealthd.symptoms.entry import RULESET
 
@@ -51,13 +50,13 @@ def check_alerting(alertmanager: str, prometheus: str | None, severity: str, wai
             _check_prometheus(prometheus.rstrip("/"))
         _send(alertmanager.rstrip("/"), severity, wait)
     except Stopped as stopped:
-        print(f"STOPPED  {printable(str(stopped))}", file=sys.stderr)
+        print_lines(f"STOPPED  {printable(str(stopped))}", error=True)
         return 1
     except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-        print(
+        print_lines(
             "STOPPED  a server's answer does not have the fields that Prometheus and Alertmanager "
             f"send: {printable(repr(error))}",
-            file=sys.stderr,
+            error=True,
         )
         return 1
     return 0
@@ -187,7 +186,7 @@ def _until(look: Callable[[], Any], end: float) -> Any:
 
 
 def _passed(text: str) -> None:
-    print(f"ok       {printable(text)}", flush=True)
+    print_lines(f"ok       {printable(text)}")
 
 
 def _time(seconds: float) -> str:

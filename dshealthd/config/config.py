@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dshealthd.config import registry
 from dshealthd.core.collector import CollectorOptions
-from dshealthd.core.host import Host
+from dshealthd.core.host import Host, read_named
 from dshealthd.core.options import (
     Bytes,
     ConfigError,
@@ -135,7 +135,7 @@ def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]] | None = None
     document: dict[str, Any] = {}
     if file is not None:
         try:
-            document = tomllib.loads(file.read_text(encoding="utf-8"))
+            document = tomllib.loads(read_named(file).decode())
         except OSError as error:
             raise ConfigError(str(file), [f"cannot be read: {error.strerror}"]) from error
         except UnicodeDecodeError as error:

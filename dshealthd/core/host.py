@@ -4,7 +4,9 @@ a file has changed since it was read.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,6 +82,27 @@ def read_existing(path: str, limit: int = 1 << 20) -> str | None:
         return read(path, limit)
     except FileNotFoundError:
         return None
+
+
+def regular(path: str | os.PathLike[str]) -> str:
+    """Return the path of a regular file that somebody has named; OSError if it is anything else.
+
+    To open a FIFO waits for a writer, and to open a device may do something.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    return os.fspath(path)
+
+
+def read_named(path: str | os.PathLike[str], limit: int = 16 << 20) -> bytes:
+    """Return the content of a regular file that somebody has named.
+
+    OSError, also for anything else, and for more than `limit` bytes.
+    """
+    content = read_bytes(regular(path), limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"longer than {limit} bytes", os.fspath(path))
+    return content
 
 
 def lines_of(text: str) -> list[str]:

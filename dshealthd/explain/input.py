@@ -14,12 +14,10 @@ import io
 import json
 import lzma
 import os
-import stat
 import sys
 import zlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from dshealthd.linux import regular_files
@@ -96,17 +94,21 @@ def expand(names: Sequence[str]) -> list[str]:
     for name in names:
         if name == "-":
             found[name] = None
-        elif Path(name).is_dir():
+        elif os.path.isdir(name):
             for folder, folders, files in os.walk(name):
                 folders.sort()
-                for file in sorted(files):
-                    path = os.path.join(folder, file)
-                    if not file.endswith(_SKIPPED) and stat.S_ISREG(os.lstat(path).st_mode):
-                        found[path] = None
-        elif Path(name).exists():
+                paths = (os.path.join(folder, file) for file in sorted(files))
+                found.update(
+                    (path, None)
+                    for path in paths
+                    if not path.endswith(_SKIPPED)
+                    and not os.path.islink(path)
+                    and os.path.isfile(path)
+                )
+        elif os.path.exists(name):
             found[name] = None
         elif matches := sorted(glob.glob(name, recursive=True)):
-            found.update((match, None) for match in matches if not Path(match).is_dir())
+            found.update((match, None) for match in matches if not os.path.isdir(match))
         else:
             message = f"{name}: no such file"
             raise InputError(message)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dshealthd.core import schema
+from dshealthd.core.host import read_named, regular
 from dshealthd.core.sockets import listen_address
 from dshealthd.http import document
 from dshealthd.http.document import MAX_DOCUMENT, DocumentError
@@ -107,7 +108,7 @@ class Access:
         """Return the request headers. Raise OSError if the password cannot be read."""
         if not self.user:
             return {}
-        password = "" if self.password_file is None else self.password_file.read_text()
+        password = "" if self.password_file is None else read_named(self.password_file).decode()
         credentials = f"{self.user}:{password.rstrip(chr(10))}".encode()
         return {"Authorization": f"Basic {base64.b64encode(credentials).decode()}"}
 
@@ -134,7 +135,8 @@ class Access:
     def _identified(self, context: ssl.SSLContext) -> ssl.SSLContext:
         if self.cert_file is not None:
             try:
-                context.load_cert_chain(self.cert_file, self.key_file)
+                key = None if self.key_file is None else regular(self.key_file)
+                context.load_cert_chain(regular(self.cert_file), key)
             except OSError as error:
                 message = f"{self.cert_file} and {self.key_file} cannot be used: {error}"
                 raise OSError(message) from error
@@ -223,7 +225,7 @@ def _serves_tls(loaded: Config) -> bool:
     import yaml
 
     try:
-        settings = yaml.safe_load(loaded.web.config_file.read_text(encoding="utf-8"))
+        settings = yaml.safe_load(read_named(loaded.web.config_file).decode())
     except yaml.YAMLError as error:
         message = f"web.config_file: {error}"
         raise ValueError(message) from error

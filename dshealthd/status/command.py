@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.text import printable
+from dshealthd.core.text import print_lines, printable
 from dshealthd.findings.finding import ORDER, State
 from dshealthd.http.client import UNAUTHORIZED, Access, local, remote
 from dshealthd.http.exchange import Unreachable
@@ -97,7 +96,7 @@ def _run(
     try:
         clients = _clients(asked)
     except (Unreachable, ValueError, ArithmeticError, OSError) as error:
-        print(f"dshealthd: {printable(str(error))}", file=sys.stderr)
+        print_lines(f"dshealthd: {printable(str(error))}", error=True)
         return EXIT[State.UNKNOWN]
     answers = query.ask(clients)
     print(json.dumps(query.report(answers)) if asked.as_json else "\n".join(write(answers)))

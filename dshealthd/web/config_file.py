@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import background, schema
 from dshealthd.core.child import StartError
-from dshealthd.core.host import signatures
+from dshealthd.core.host import read_named, signatures
 from dshealthd.core.options import ConfigError, Errors, unknown
 from dshealthd.http import tls
 from dshealthd.web import auth
@@ -92,7 +92,7 @@ def read(path: Path, errors: Errors) -> WebConfig:
 
     document: Any = None
     try:
-        document = Loader(path.read_text(encoding="utf-8")).get_single_data()
+        document = Loader(read_named(path).decode()).get_single_data()
     except OSError as error:
         errors.append(f"cannot be read: {error.strerror}")
     except UnicodeDecodeError as error:

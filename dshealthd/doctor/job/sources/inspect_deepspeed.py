@@ -10,17 +10,21 @@ keys are looked up: a key that is never looked up has no effect.
 
 from __future__ import annotations
 
+import os
 import sys
 
-if __name__ == "__main__" and sys.path[0].endswith("job_sources"):
-    del sys.path[0]  # so that no file beside this one shadows a library's module
+if __name__ == "__main__" and os.path.realpath(sys.path[0]) == os.path.dirname(
+    os.path.realpath(__file__)
+):
+    # Python puts this file's folder first, unless it is told not to: a file beside this one would
+    # shadow a library's module.
+    del sys.path[0]
 
 import contextlib
 import copy
 import inspect
 import json
 import logging
-import os
 import re
 import resource
 from typing import TYPE_CHECKING, Any
