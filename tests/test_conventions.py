@@ -218,6 +218,36 @@ def test_state_is_read_in_one_way() -> None:
     assert own_way == set(), "use schema.document, within schema.reading"
 
 
+NAMED_ELSEWHERE = {
+    "doctor/job/context.py": "calls that of source.py",
+    "doctor/job/sources/source.py": "its own, with the rights of the file's owner",
+    "core/exposition.py": "a file of this repository",
+    "evidence/command.py": "the summary that the agent has just written",
+    "explain/patterns.py": "files of this repository",
+    "jobs/nccl/names.py": "a file of this repository",
+    "symptoms/__init__.py": "files of this repository",
+}
+
+
+def test_named_files_are_read_in_one_way() -> None:
+    """What somebody names is opened only if it is a regular file: a FIFO would hang the reader."""
+    found = {str(file.relative_to(SOURCE)) for file in FILES if "read_text" in names(parsed(file))}
+    assert found == NAMED_ELSEWHERE.keys(), "use read_named of core/host.py"
+
+
+PRINTS = {
+    "core/text.py": "print_lines itself",
+    "doctor/command.py": "a report in color, whose texts are printable; a runbook of ours",
+    "status/command.py": "a status in color, whose texts are printable",
+}
+
+
+def test_texts_are_printed_in_one_way() -> None:
+    """No name that somebody else has given moves a cursor or adds a line at a terminal."""
+    found = {str(file.relative_to(SOURCE)) for file in FILES if "print" in names(parsed(file))}
+    assert found == PRINTS.keys(), "use print_lines of core/text.py"
+
+
 LINES_ELSEWHERE = {
     "collectors/software.py": "files of a distribution",
     "evidence/stacks.py": "what py-spy prints",

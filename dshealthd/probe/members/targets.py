@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dshealthd.core.sockets import listen_address
+from dshealthd.core.text import print_lines
 from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.membership import load
 from dshealthd.probe.options import MembershipOptions, ProbeOptions
@@ -61,7 +62,7 @@ def targets(loaded: Config, hostfile: str | None, output: str | None) -> int:
         else:
             _replace(Path(output), text)
     except (MembershipError, OSError) as error:
-        print(error, file=sys.stderr)
+        print_lines(error, error=True)
         return EXIT_FAILURE
     return 0
 
