@@ -124,6 +124,156 @@ def test_a_broad_handler_would_be_seen(text: str, kinds: set[str]) -> None:
     assert caught(ast.parse(f"try:\n  x\n{text}")) == kinds
 
 
+def handlers(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
+    """Yield line and exceptions of each handler and each `suppress`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler) and node.type is not None:
+            kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+            kinds = node.args
+        else:
+            continue
+        yield node.lineno, {ast.unparse(kind) for kind in kinds}
+
+
+def one_sided(tree: ast.AST) -> list[int]:
+    """Return the lines that expect a text which is no number, but not a number that is no value."""
+    return [
+        line
+        for line, kinds in handlers(tree)
+        if ("ValueError" in kinds) != ("ArithmeticError" in kinds)
+        or kinds & {"OverflowError", "ZeroDivisionError"}
+    ]
+
+
+def test_no_number_of_others_escapes() -> None:
+    """Who expects a ValueError of what others write expects an ArithmeticError too.
+
+    A number that is too large for a float, for a C integer or for the calendar raises OverflowError,
+    which is no ValueError: one line of one user would end the reading of everybody's.
+    """
+    found = {str(file.relative_to(SOURCE)): one_sided(parsed(file)) for file in FILES}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("except ValueError: pass", True),
+        ("except (OSError, ValueError): pass", True),
+        ("except (ValueError, OverflowError): pass", True),
+        ("except OverflowError: pass", True),
+        ("except (ValueError, ArithmeticError): pass", False),
+        ("except (OSError, KeyError): pass", False),
+    ],
+)
+def test_a_one_sided_handler_would_be_seen(text: str, seen: bool) -> None:  # noqa: FBT001 - a parameter
+    """The check sees each way to write one."""
+    assert bool(one_sided(ast.parse(f"try:\n  x\n{text}"))) is seen
+
+
+def unguarded(tree: ast.AST) -> Iterator[str]:
+    """Yield the calls that parse a document where a nested or foreign one may escape."""
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith(DOCUMENTS):
+            continue
+        guards: set[str] = set()
+        inner: ast.AST = node
+        while (outer := parents.get(inner)) is not None:
+            if isinstance(outer, ast.Try) and inner in outer.body:
+                for handler in outer.handlers:
+                    guards |= {kind for _, kinds in handlers(handler) for kind in kinds}
+            elif isinstance(outer, ast.With):
+                guards |= {ast.unparse(item.context_expr).partition("(")[0] for item in outer.items}
+            inner = outer
+        if not guards & {
+            "RecursionError",
+            "schema.MISSHAPEN",
+            "*schema.MISSHAPEN",
+            "schema.reading",
+        }:
+            yield f"{node.lineno}: {ast.unparse(node.func)}"
+
+
+DOCUMENTS = ("json.loads", "json.load", "tomllib.loads", "literal_eval", "get_single_data")
+"""Parsers of nested documents, which raise RecursionError too."""
+DOCUMENTS_ELSEWHERE = {
+    "core/wire.py": "the agent's own frames, in its worker",
+    "doctor/job/sources/inspect_deepspeed.py": "our own request; its text is parsed under a guard",
+    "doctor/status_document.py": "what this process has just rendered",
+    "explain/patterns.py": "files of this repository",
+    "jobs/nccl/names.py": "a file of this repository",
+    "probe/workers/session.py": "its caller takes schema.MISSHAPEN",
+    "probe/workers/worker.py": "the agent's own messages, in a worker",
+    "symptoms/entry.py": "files of this repository",
+}
+
+
+def test_no_document_of_others_escapes() -> None:
+    """What parses a document of somebody else expects one that is nested too deeply."""
+    found = {str(file.relative_to(SOURCE)): list(unguarded(parsed(file))) for file in FILES}
+    found = {name: calls for name, calls in found.items() if calls}
+    assert found.keys() == DOCUMENTS_ELSEWHERE.keys(), found
+
+
+def test_state_is_read_in_one_way() -> None:
+    """A past that is not ours costs the past alone: state files are parsed by core/schema.py."""
+    readers = {"state_file", "CounterFile", "Maintenance", "read_state"}
+    own_way = {
+        str(file.relative_to(SOURCE))
+        for file in FILES
+        if names(parsed(file)) & readers and "json.loads" in names(parsed(file))
+    }
+    assert own_way == set(), "use schema.document, within schema.reading"
+
+
+NAMED_ELSEWHERE = {
+    "doctor/job/context.py": "calls that of source.py",
+    "doctor/job/sources/source.py": "its own, with the rights of the file's owner",
+    "core/exposition.py": "a file of this repository",
+    "evidence/command.py": "the summary that the agent has just written",
+    "explain/patterns.py": "files of this repository",
+    "jobs/nccl/names.py": "a file of this repository",
+    "symptoms/__init__.py": "files of this repository",
+}
+
+
+def test_named_files_are_read_in_one_way() -> None:
+    """What somebody names is opened only if it is a regular file: a FIFO would hang the reader."""
+    found = {str(file.relative_to(SOURCE)) for file in FILES if "read_text" in names(parsed(file))}
+    assert found == NAMED_ELSEWHERE.keys(), "use read_named of core/host.py"
+
+
+PRINTS = {
+    "core/text.py": "print_lines itself",
+    "doctor/command.py": "a report in color, whose texts are printable; a runbook of ours",
+    "status/command.py": "a status in color, whose texts are printable",
+}
+
+
+def test_texts_are_printed_in_one_way() -> None:
+    """No name that somebody else has given moves a cursor or adds a line at a terminal."""
+    found = {str(file.relative_to(SOURCE)) for file in FILES if "print" in names(parsed(file))}
+    assert found == PRINTS.keys(), "use print_lines of core/text.py"
+
+
+LINES_ELSEWHERE = {
+    "collectors/software.py": "files of a distribution",
+    "evidence/stacks.py": "what py-spy prints",
+    "jobs/installation.py": "files of an environment",
+}
+
+
+def test_lines_of_the_kernel_end_with_a_line_feed() -> None:
+    """A name that a user gives, of a mount point or a program, cannot begin a line: the kernel
+    escapes the line feed in it, not the other characters at which `splitlines` splits.
+    """
+    folders = ("linux/", "collectors/", "jobs/", "evidence/", "nvml/")
+    found = {module for module in users({"splitlines"}) if module.startswith(folders)}
+    assert found == LINES_ELSEWHERE.keys(), "use lines_of of core/host.py"
+
+
 def names(tree: ast.AST) -> set[str]:
     """Return the names that a module uses: of attributes too, alone and behind their owner's."""
     found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dshealthd.cli import main as cli
 from dshealthd.collection.worker import WorkerFormatter
 from dshealthd.core.text import printable, printable_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 HOSTILE = "a\x1b]0;owned\x07\x1b[2J\nINFO all is well\u202egpj\u200b\x9b31m\udc80"
 
@@ -40,3 +47,55 @@ def test_a_worker_s_log() -> None:
     line = WorkerFormatter("worker jobs: %(levelname)s %(message)s").format(record)
     assert line.isprintable()
     assert line.startswith("worker jobs: WARNING a")
+
+
+FAILURE = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+NAMED = "a\x1b]0;owned\x07\x1b[2J\u202egpj.log"
+"""A name that a file may have."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("explain", "DIR"),
+        ("explain", "--json", "DIR"),
+        ("explain", "DIR/none"),
+        ("explain", "x" * 6000),
+        ("explain", NAMED),
+        ("explain", f"--{NAMED}"),
+        ("check-config", "--config.file", NAMED),
+        ("check-config", f"--{NAMED}"),
+        ("check-config", f"--probe.period={NAMED}"),
+        (NAMED,),
+        ("free-port", "--range", NAMED),
+        ("doctor", "--config.file", NAMED),
+        ("doctor", "--runbook", NAMED),
+        ("doctor", "--only", NAMED),
+        ("doctor", f"--{NAMED}"),
+        ("keys", "show", NAMED),
+        ("keys", "new", f"/proc/{NAMED}"),
+        ("maintenance", "on", "--for", NAMED),
+        ("maintenance", "show", "--path.state", NAMED),
+        ("probe", "--config.file", NAMED),
+        ("probe", NAMED),
+        ("status", "--config.file", NAMED),
+        ("status", NAMED),
+        ("jobs", NAMED),
+    ],
+    ids=repr,
+)
+def test_commands_print_no_name_as_it_is(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever a command is given that somebody else may have named, its output moves no cursor,
+    adds no line, and is no traceback.
+    """
+    (tmp_path / NAMED).write_text(FAILURE)
+    (tmp_path / f"{NAMED}.gz").write_bytes(b"\x1f\x8b\x08 no gzip")
+    with contextlib.suppress(SystemExit):  # as argparse ends
+        cli.main([word.replace("DIR", str(tmp_path)) for word in words])
+    said = capsys.readouterr()
+    text = said.out + said.err
+    assert text.strip()
+    assert [line for line in text.split("\n") if not line.isprintable()] == []
+    assert "Traceback (most" not in text

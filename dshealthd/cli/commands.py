@@ -23,7 +23,7 @@ from dshealthd.cli.arguments import Command
 from dshealthd.config import config
 from dshealthd.config.flags import ACCESS, EXIT_UNKNOWN, EXIT_USAGE, FlagParser, tables
 from dshealthd.core.options import ConfigError
-from dshealthd.core.text import first_of
+from dshealthd.core.text import first_of, print_lines
 
 if typing.TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -86,7 +86,7 @@ def main(words: list[str]) -> int:
         command: typing.Callable[..., int] = options.command
         return command(given, **{name: getattr(options, name) for name in options.own})
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        print_lines(error, error=True)
         manager.set_status(first_of(str(error)))
         exit_usage: int = options.exit_usage
         return exit_usage
@@ -232,9 +232,9 @@ def check_config(given: Invocation) -> int:
 
         WebConfigFile(loaded.web.config_file)
     for warning in warnings.of(loaded):
-        print(f"{file or 'command line'}: warning: {warning}", file=sys.stderr)
+        print_lines(f"{file or 'command line'}: warning: {warning}", error=True)
     enabled = [name for name, options in loaded.collectors.items() if options.enabled]
-    print(
+    print_lines(
         f"{file or 'defaults'}: ok, {len(enabled)} of {len(loaded.collectors)} collectors enabled"
     )
     return 0

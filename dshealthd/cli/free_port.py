@@ -8,12 +8,12 @@ import errno
 import os
 import random
 import socket
-import sys
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors.rendezvous import parse_ports
 from dshealthd.config import config, flags
 from dshealthd.core.options import ConfigError
+from dshealthd.core.text import print_lines
 from dshealthd.linux.local_network import local_ports
 
 if TYPE_CHECKING:
@@ -143,11 +143,11 @@ def main(arguments: Sequence[str]) -> int:
     try:
         loaded = config.load(options.config_file, flags.tables(options))
         return _serve(options, _ports(options, loaded))
-    except (ConfigError, ValueError) as error:
-        print(f"dshealthd free-port: {error}", file=sys.stderr)
+    except (ConfigError, ValueError, ArithmeticError) as error:
+        print_lines(f"dshealthd free-port: {error}", error=True)
         return EXIT_USAGE
     except (NoPort, OSError) as error:
-        print(f"dshealthd free-port: {error}", file=sys.stderr)
+        print_lines(f"dshealthd free-port: {error}", error=True)
         return EXIT_FAILURE
 
 
@@ -164,7 +164,7 @@ def _serve(options: argparse.Namespace, ports: Sequence[int]) -> int:
             # The port is free again as the command starts.
             environment = {**os.environ, "MASTER_PORT": str(held.port)}
             os.execvpe(options.run[0], options.run, environment)  # noqa: S606 - the user's command
-        print(held.port)
+        print_lines(held.port)
     finally:
         held.release()
     return 0

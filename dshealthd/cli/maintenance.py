@@ -7,14 +7,13 @@ need not be running: maintenance survives restarts of the agent and of the node.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors.maintenance import FILES, LIMIT, MAX_REASON, Maintenance, parse
 from dshealthd.core import state_file
 from dshealthd.core.options import Duration
-from dshealthd.core.text import printable
+from dshealthd.core.text import print_lines, printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,14 +41,14 @@ def maintenance(loaded: Config, action: str, duration: str | None, reason: str |
                 raise MaintenanceError(message)  # noqa: TRY301 - as those of the actions
             (_off if action == "off" else _show)(loaded.path.state)
     except PermissionError as error:
-        print(
+        print_lines(
             f"dshealthd maintenance {action}: {error.filename}: {error.strerror}: must be run as "
             "root or as the agent's user",
-            file=sys.stderr,
+            error=True,
         )
         return 1
     except (MaintenanceError, OSError) as error:
-        print(f"dshealthd maintenance {action}: {error}", file=sys.stderr)
+        print_lines(f"dshealthd maintenance {action}: {error}", error=True)
         return 1
     return 0
 
@@ -71,7 +70,7 @@ def _off(directory: Path) -> None:
     try:
         os.unlink(place)
     except FileNotFoundError:
-        print("no operator had put this node in maintenance")
+        print_lines("no operator had put this node in maintenance")
     _show(directory)
 
 
@@ -84,22 +83,22 @@ def _show(directory: Path) -> None:
             found = parse(state_file.read(place, LIMIT))
         except FileNotFoundError:
             continue
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             message = f"{place}: {error}"
             raise MaintenanceError(message) from error
         if found.end > now:
             shown += 1
             until = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(found.end))
             why = f": {printable(found.reason)}" if found.reason else ""
-            print(f"in maintenance until {until} ({source}){why}")
+            print_lines(f"in maintenance until {until} ({source}){why}")
     if not shown:
-        print("not in maintenance")
+        print_lines("not in maintenance")
 
 
 def _seconds(text: str) -> float:
     try:
         seconds = Duration.parse(text)
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         message = f"--for: {text!r} is {error}"
         raise MaintenanceError(message) from error
     if not SHORTEST <= seconds <= LONGEST:

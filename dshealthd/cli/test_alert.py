@@ -13,13 +13,12 @@ import json
 import re
 import secrets
 import socket
-import sys
 import time
 import urllib.parse
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import documents
-from dshealthd.core.text import plural, printable
+from dshealthd.core.text import plural, print_lines, printable
 from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange, verifying
 from dshealthd.symptoms.entry import RULESET
 
@@ -52,13 +51,13 @@ def check_alerting(alertmanager: str, prometheus: str | None, severity: str, wai
             _check_prometheus(prometheus.rstrip("/"))
         _send(alertmanager.rstrip("/"), severity, wait)
     except Stopped as stopped:
-        print(f"STOPPED  {printable(str(stopped))}", file=sys.stderr)
+        print_lines(f"STOPPED  {printable(str(stopped))}", error=True)
         return 1
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        print(
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        print_lines(
             "STOPPED  a server's answer does not have the fields that Prometheus and Alertmanager "
             f"send: {printable(repr(error))}",
-            file=sys.stderr,
+            error=True,
         )
         return 1
     return 0
@@ -188,7 +187,7 @@ def _until(look: Callable[[], Any], end: float) -> Any:
 
 
 def _passed(text: str) -> None:
-    print(f"ok       {printable(text)}", flush=True)
+    print_lines(f"ok       {printable(text)}")
 
 
 def _time(seconds: float) -> str:
@@ -199,7 +198,7 @@ def _time(seconds: float) -> str:
 def _get(url: str, path: str, who: str) -> Any:
     try:
         return json.loads(_request(url, path, who))
-    except (ValueError, RecursionError) as error:
+    except (ValueError, ArithmeticError, RecursionError) as error:
         message = f"{who} {url}: the server at {path} is not {who}"
         raise Stopped(message) from error
 
@@ -208,7 +207,7 @@ def _request(url: str, path: str, who: str, document: object = None) -> bytes:
     try:
         parts = urllib.parse.urlsplit(url)
         port = parts.port
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         message = f"{who} {url}: not a URL: {error}"
         raise Stopped(message) from error
     if parts.scheme not in _PORTS or not parts.hostname:

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from dshealthd.collection.progress_page import ProgressPage
-from dshealthd.core import child, wire
+from dshealthd.core import child, schema, wire
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import News, Reason
 from dshealthd.core.garbage import free_transport
@@ -116,7 +116,7 @@ class Channel(asyncio.Protocol):
 def _message(body: bytearray) -> dict[str, Any]:
     try:
         message = json.loads(body)
-    except ValueError as error:
+    except (ValueError, ArithmeticError, RecursionError) as error:
         what = f"invalid JSON: {error}"
         raise ValueError(what) from error
     if not isinstance(message, dict):
@@ -236,7 +236,7 @@ class WorkerProcess:
                     if part:  # the others are read without it
                         raise self._broken(result.reason, result.detail, collector, part)
                 publish(message["result"], result)
-            except wire.type_error as error:
+            except schema.MISSHAPEN as error:
                 raise self._broken(
                     Reason.MALFORMED, f"worker {self.name} sent an invalid message: {error!r}"
                 ) from error
@@ -310,7 +310,7 @@ class WorkerProcess:
                 collector,
                 part,
             ) from error
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             raise self._broken(Reason.MALFORMED, f"worker {self.name} sent {error}") from error
 
     def _broken(self, reason: Reason, detail: str, collector: str = "", part: str = "") -> Broken:

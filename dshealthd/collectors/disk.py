@@ -17,7 +17,7 @@ from dshealthd.core.collector import (
     counter,
     gauge,
 )
-from dshealthd.core.host import read_existing
+from dshealthd.core.host import lines_of, read_existing
 from dshealthd.core.options import Duration, option
 from dshealthd.core.result import parsed
 
@@ -90,7 +90,7 @@ def parse_diskstats(text: str) -> dict[str, DiskStatistics]:
     ValueError if malformed.
     """
     found = {}
-    for line in text.splitlines():
+    for line in lines_of(text):
         fields = line.split()
         if len(fields) < _FIELDS:
             message = f"not a line of disk statistics: {line[:80]!r}"

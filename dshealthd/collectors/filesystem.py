@@ -217,7 +217,7 @@ class Filesystem(Collector):
                 self._mounts = parse_mountinfo(text)
                 self._mountinfo = text
                 self._located.clear()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ArithmeticError) as error:
             return fault_of("mounts", error)
         return None
 

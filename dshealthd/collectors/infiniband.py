@@ -290,7 +290,7 @@ class Infiniband(Collector):
                 yield Sample(RATE, labels, parse_rate(self._reader(f"{place}/rate")))
         except OSError as error:
             yield fault_of(part, error)
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             yield Fault(part, Reason.MALFORMED, f"{place}: {error}")
 
     def _gone(self, names: list[str]) -> Iterator[Sample]:
@@ -372,7 +372,7 @@ def _read(adapter: Adapter, readings: list[CounterSeries], part: str) -> Iterato
     for place, metric, labels, per_unit in readings:
         try:
             value = adapter.number(place)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ArithmeticError) as error:
             faults.append(fault_of(part, error))
         else:
             if value is not None:

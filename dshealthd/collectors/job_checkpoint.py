@@ -7,6 +7,7 @@ DeepSpeed's `latest` names by the names, sizes and last bytes of its files; it u
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from dshealthd.core.collector import (
     gauge,
 )
 from dshealthd.core.options import Duration, option
-from dshealthd.core.result import fault_of
+from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs import shares
 from dshealthd.jobs.checkpoint_watch import CheckpointWatch
 from dshealthd.jobs.heartbeats.sender import find_page
@@ -118,18 +119,27 @@ class JobCheckpoint(Collector):
                     gone.pop((process.pid, process.start), None)
                 yield fault
                 continue
-            found = self._follow(members)
-            if found is None:
-                continue
-            process, followed = found
-            gone.pop((process.pid, process.start), None)
-            fault = self._look(part, process, followed, until)
-            if fault is not None:
-                yield fault
-            yield from _show(job, followed.watch)
+            yield from one_of_many(part, functools.partial(self._job, job, members, gone, until))
         for key, followed in gone.items():
             del self._followed[key]
             os.close(followed.page)
+
+    def _job(
+        self,
+        job: str,
+        members: list[TrainingProcess],
+        gone: dict[tuple[int, int], _Followed],
+        until: float,
+    ) -> Iterator[Sample | Fault]:
+        found = self._follow(members)
+        if found is None:
+            return
+        process, followed = found
+        gone.pop((process.pid, process.start), None)
+        fault = self._look(f"checkpoints of {job}", process, followed, until)
+        if fault is not None:
+            yield fault
+        yield from _show(job, followed.watch)
 
     def close(self) -> None:
         """Close the heartbeat pages of the followed jobs."""
@@ -170,7 +180,7 @@ class JobCheckpoint(Collector):
                 followed.watch.look(root, saved, clock(), lambda: clock() < until)
         except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
             followed.watch = CheckpointWatch()  # it has ended, or its directory was removed
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ArithmeticError) as error:
             followed.watch = CheckpointWatch()
             return fault_of(part, error)
         return None
@@ -191,7 +201,7 @@ def _last_save(page: int) -> Saved | None:
     data = os.pread(page, PAGE, 0)
     try:
         return None if newest(data).phase == Phase.CHECKPOINT else decode(data)
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return None
 
 

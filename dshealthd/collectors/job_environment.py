@@ -11,6 +11,7 @@ counts processes whose environment cannot be read.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from dshealthd.core.collector import (
 )
 from dshealthd.core.host import read_bytes
 from dshealthd.core.options import Duration, option
-from dshealthd.core.result import fault_of
+from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs import environment_problems as problems
 from dshealthd.jobs.environment import NCCL_COMMON, launched_by, natural, nccl_variables
 from dshealthd.jobs.environment_problems import Finding
@@ -188,20 +189,29 @@ class JobEnvironment(Collector):
             lambda run: (run.job, run.name),
             lambda run: min(process.start for process in run.processes),
         ):
-            for process in run.processes:
-                key = process.pid, process.start
-                self._told[key] = (
-                    before[key]
-                    if key in before and before[key].fault is None
-                    else self._read(process)
-                )
-            yield from {
-                told.fault for told in map(self._of, run.processes) if told.fault is not None
-            }
-            yield from self._launch(run, table.machine)
-            yield from self._problems(run, network, gpus)
-            yield from self._fingerprints(run)
+            yield from one_of_many(
+                f"job {run.job}",
+                functools.partial(self._run, run, before, table.machine, network, gpus),
+            )
         yield from network.faults
+
+    def _run(
+        self,
+        run: Run,
+        before: Mapping[tuple[int, int], _Told],
+        machine: str,
+        network: NetworkDevices,
+        gpus: int | None,
+    ) -> Iterator[Sample | Fault]:
+        for process in run.processes:
+            key = process.pid, process.start
+            self._told[key] = (
+                before[key] if key in before and before[key].fault is None else self._read(process)
+            )
+        yield from {told.fault for told in map(self._of, run.processes) if told.fault is not None}
+        yield from self._launch(run, machine)
+        yield from self._problems(run, network, gpus)
+        yield from self._fingerprints(run)
 
     def _of(self, process: TrainingProcess) -> _Told:
         return self._told[process.pid, process.start]
@@ -219,7 +229,7 @@ class JobEnvironment(Collector):
                 configured, more = parse_configuration(text)
             except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
                 pass  # usually there is none
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, ArithmeticError) as error:
                 fault = fault_of(part, error)
         settings = {**configured, **process.environment}
         names = frozenset(process.nccl | nccl_variables(more))
@@ -286,7 +296,7 @@ class JobEnvironment(Collector):
                 != process.parent
             ):
                 return True
-        except (OSError, ValueError):
+        except (OSError, ValueError, ArithmeticError):
             return None
         return self._of(process).orphaned
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import errno
+import functools
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.collector import Collector, CollectorOptions, Worker, gauge
 from dshealthd.core.host import read_bytes
 from dshealthd.core.options import Duration, option
-from dshealthd.core.result import fault_of
+from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.core.sockets import name_is_unknown
 from dshealthd.core.text import printable
 from dshealthd.jobs.environment import Launcher, is_loopback, natural
@@ -122,14 +123,19 @@ class JobMaster(Collector):
         connected = self._connected()
         now = uptime(self.host)
         for run in wanted:
-            key = run.job, run.name
-            if _port(run) in connected:
-                self._met.add(key)
-            if key in self._met:
-                yield CONNECTION(1, *key, ConnectionOutcome.CONNECTED)
-            # The youngest rank counts, as it may join a run that began long ago.
-            elif now - max(process.started for process in run.processes) < YOUNG:
-                yield from self._ask(run)
+            yield from one_of_many(
+                f"job {run.job}", functools.partial(self._run, run, connected, now)
+            )
+
+    def _run(self, run: Run, connected: set[int], now: float) -> Iterator[Sample | Fault]:
+        key = run.job, run.name
+        if _port(run) in connected:
+            self._met.add(key)
+        if key in self._met:
+            yield CONNECTION(1, *key, ConnectionOutcome.CONNECTED)
+        # The youngest rank counts, as it may join a run that began long ago.
+        elif now - max(process.started for process in run.processes) < YOUNG:
+            yield from self._ask(run)
 
     def _connected(self) -> set[int]:
         sockets = self.context.shared(Sockets).active()
@@ -150,7 +156,7 @@ class JobMaster(Collector):
                 outcome = connect(
                     run.rendezvous["MASTER_ADDR"], _port(run), float(self.options.timeout)
                 )
-        except (FileNotFoundError, ProcessLookupError, ValueError):
+        except (FileNotFoundError, ProcessLookupError, ValueError, ArithmeticError):
             return  # the process has ended
         except OSError as error:
             yield fault_of(part, error)

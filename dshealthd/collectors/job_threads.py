@@ -6,6 +6,7 @@ fail.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from dshealthd.core.collector import (
     gauge,
 )
 from dshealthd.core.options import Duration, option
-from dshealthd.core.result import fault_of
+from dshealthd.core.result import one_of_many
 from dshealthd.jobs import shares
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.process import OutsideNamespace, tasks
@@ -65,20 +66,20 @@ class JobThreads(Collector):
         )
         yield LEFT_OUT(left_out)
         for job, members in jobs.items():
-            try:
-                found = self._nearest(members)
-            except OutsideNamespace as error:
-                message = (
-                    f"the agent is in a cgroup namespace of its own: job {job} is in {error}; "
-                    "start its container with the host's (docker run --cgroupns=host)"
-                )
-                raise NotAvailable(message) from error
-            except (OSError, ValueError) as error:
-                yield fault_of(f"job {job}", error)
-                continue
-            if found is not None:
-                yield THREADS(found.current, job)
-                yield LIMIT(found.limit, job)
+            yield from one_of_many(f"job {job}", functools.partial(self._job, job, members))
+
+    def _job(self, job: str, members: Iterable[TrainingProcess]) -> Iterator[Sample]:
+        try:
+            found = self._nearest(members)
+        except OutsideNamespace as error:
+            message = (
+                f"the agent is in a cgroup namespace of its own: job {job} is in {error}; "
+                "start its container with the host's (docker run --cgroupns=host)"
+            )
+            raise NotAvailable(message) from error
+        if found is not None:
+            yield THREADS(found.current, job)
+            yield LIMIT(found.limit, job)
 
     def _nearest(self, members: Iterable[TrainingProcess]) -> Tasks | None:
         found: list[Tasks] = []

@@ -5,18 +5,20 @@ A job that writes is at work, whatever its ranks do not report: it saves a check
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, CollectorOptions, Worker, gauge
 from dshealthd.core.host import read_bytes
-from dshealthd.core.result import fault_of
+from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs import shares
 from dshealthd.jobs.processes import ProcessTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from dshealthd.core.collector import Context, Fault, Sample
+    from dshealthd.jobs.processes import TrainingProcess
 
 WRITES = gauge(
     "dshealthd_job_write_bytes_per_second",
@@ -31,7 +33,7 @@ MAX_JOBS = 16
 
 def parse_io(data: bytes) -> int:
     """Return the bytes written, from a `/proc/<pid>/io`; ValueError if it does not tell them."""
-    for line in data.splitlines():
+    for line in data.split(b"\n"):
         name, _, value = line.partition(b":")
         if name == b"write_bytes":
             return int(value)
@@ -57,23 +59,31 @@ class JobWrites(Collector):
         jobs, _ = shares.jobs(self.context.shared(ProcessTable).refresh(), MAX_JOBS)
         before, self._before = self._before, {}
         for job, members in jobs.items():
-            rates = []
-            for process in members:
-                part = f"process {process.pid}"
-                if (fault := self.context.entering(part)) is not None:
-                    yield fault
-                    continue
-                try:
-                    written = parse_io(read_bytes(self.host.proc(f"{process.pid}/io"), 4096))
-                except (FileNotFoundError, ProcessLookupError):
-                    continue  # it has ended
-                except (OSError, ValueError) as error:
-                    yield fault_of(part, error)
-                    continue
-                now, key = self.context.monotonic(), (process.pid, process.start)
-                self._before[key] = now, written
-                at, count = before.get(key, (now, written))
-                if now > at:
-                    rates.append((written - count) / (now - at))
-            if rates:
-                yield WRITES(sum(rates), job)
+            yield from one_of_many(f"job {job}", functools.partial(self._job, job, members, before))
+
+    def _job(
+        self,
+        job: str,
+        members: Iterable[TrainingProcess],
+        before: Mapping[tuple[int, int], tuple[float, int]],
+    ) -> Iterator[Sample | Fault]:
+        rates = []
+        for process in members:
+            part = f"process {process.pid}"
+            if (fault := self.context.entering(part)) is not None:
+                yield fault
+                continue
+            try:
+                written = parse_io(read_bytes(self.host.proc(f"{process.pid}/io"), 4096))
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended
+            except (OSError, ValueError, ArithmeticError) as error:
+                yield fault_of(part, error)
+                continue
+            now, key = self.context.monotonic(), (process.pid, process.start)
+            self._before[key] = now, written
+            at, count = before.get(key, (now, written))
+            if now > at:
+                rates.append((written - count) / (now - at))
+        if rates:
+            yield WRITES(sum(rates), job)

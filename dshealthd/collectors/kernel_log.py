@@ -333,7 +333,7 @@ class KernelLog(Collector):
             self._troubled(
                 os_reason(error), "the saved position cannot be read; counting restarts", error
             )
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             self._troubled(
                 Reason.MALFORMED, "the saved position is invalid; counting restarts", error
             )

@@ -6,12 +6,10 @@ root and the agent's own user may set it, as no other user may write to `path.st
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core import documents
+from dshealthd.core import documents, schema
 from dshealthd.core.collector import Collector, NotAvailable, SourceError, Worker, gauge
 from dshealthd.core.result import parsed
 from dshealthd.core.text import printable
@@ -45,19 +43,14 @@ class Maintenance:
 
 
 def parse(text: str | bytes) -> Maintenance:
-    """Return the maintenance in a file's text. Raises ValueError, which says what is wrong."""
-    try:
-        table = json.loads(text)
-        found = Maintenance(
-            float(table["begin"]), float(table["end"]), str(table["reason"])[:MAX_REASON]
+    """Return the maintenance in a file's text. Raises SchemaError, which says what is wrong."""
+    with schema.reading("the file"):
+        table = schema.document(text)
+        return Maintenance(
+            schema.UNIX_TIME.read(table["begin"], "begin"),
+            schema.UNIX_TIME.read(table["end"], "end"),
+            str(table["reason"])[:MAX_REASON],
         )
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        message = f"not a file that `dshealthd maintenance` wrote: {error!r}"
-        raise ValueError(message) from error
-    if not (math.isfinite(found.begin) and math.isfinite(found.end)):
-        message = "begin and end must be Unix times in seconds"
-        raise ValueError(message)
-    return found
 
 
 ACTIVE = gauge("dshealthd_maintenance", "1 while the node is in maintenance, else 0.")

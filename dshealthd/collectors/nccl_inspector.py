@@ -26,7 +26,7 @@ from dshealthd.core.collector import (
 )
 from dshealthd.core.host import read
 from dshealthd.core.options import Bytes, Duration, option
-from dshealthd.core.result import fault_of
+from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs.nccl import inspector
 from dshealthd.jobs.nccl.inspector import Directories, FileRefused, InspectorFileState, parse
 from dshealthd.jobs.processes import ProcessTable
@@ -34,7 +34,7 @@ from dshealthd.linux.pci import driver_absent
 from dshealthd.linux.process_root import Root
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterator
+    from collections.abc import Collection, Generator, Iterator, Mapping
 
     from dshealthd.core.host import Host
     from dshealthd.jobs.nccl.inspector import Content, Directory, Figures, File, Operation
@@ -124,22 +124,13 @@ class NcclInspector(Collector):
             uuids = self._uuids() if directories else frozenset[str]()
             files = yield from self._list(directories, uuids, states)
             for directory, name in files[: self.options.max_files]:
-                if (
-                    self.context.entering(directory.part) is None
-                    and (file := self._read(directory, name, states)) is not None
-                ):
-                    content = parse(file.text)
-                    # In a directory that nodes share. The host name is only a fallback, as a
-                    # container has its own.
-                    if not uuids and os.uname().nodename not in {
-                        operation.node for operation in content.operations
-                    }:
-                        states[InspectorFileState.ELSEWHERE] += 1
-                        continue
-                    states[InspectorFileState.TAKEN] += 1
-                    taken.append(
-                        (_job(content, directory.jobs, jobs.get(file.owner, set())), file, content)
-                    )
+
+                def take(directory: Directory = directory, name: str = name) -> Iterator[Fault]:
+                    found = self._take(directory, name, jobs, uuids, states)
+                    taken.extend(() if found is None else (found,))
+                    return iter(())
+
+                yield from one_of_many(directory.part, take)
             states[InspectorFileState.LEFT_OUT] += max(0, len(files) - self.options.max_files)
         finally:
             for directory in directories.values():
@@ -148,6 +139,30 @@ class NcclInspector(Collector):
             yield FILES(states[state], state)
         yield MALFORMED(sum(content.malformed for _, _, content in taken))
         yield from self._samples(taken)
+
+    def _take(
+        self,
+        directory: Directory,
+        name: str,
+        jobs: Mapping[int, set[str]],
+        uuids: Collection[str],
+        states: Counter[InspectorFileState],
+    ) -> tuple[str, File, Content] | None:
+        """Return job, file and content of an Inspector file of this node; count any other."""
+        if self.context.entering(directory.part) is not None:
+            return None
+        if (file := self._read(directory, name, states)) is None:
+            return None
+        content = parse(file.text)
+        # In a directory that nodes share. The host name is only a fallback, as a container has its
+        # own.
+        if not uuids and os.uname().nodename not in {
+            operation.node for operation in content.operations
+        }:
+            states[InspectorFileState.ELSEWHERE] += 1
+            return None
+        states[InspectorFileState.TAKEN] += 1
+        return _job(content, directory.jobs, jobs.get(file.owner, set())), file, content
 
     def _named(self, directories: Directories, jobs: dict[int, set[str]]) -> Iterator[Fault]:
         """Open the Inspector's directories that training processes name, as each process sees them,
@@ -174,7 +189,7 @@ class NcclInspector(Collector):
                     directory = directories.add(root.open_directory(path), part)
             except (FileNotFoundError, ProcessLookupError):
                 continue  # the process has ended, or nothing is written yet
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, ArithmeticError) as error:
                 yield fault_of(part, error)
                 continue
             directory.owners.add(owner)

@@ -13,10 +13,12 @@ processes have mapped is known to be safe (`dshealthd.jobs.ras.policy`).
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, Fault, News, Reason, Sample, Worker, counter, gauge
+from dshealthd.core.result import one_of_many
 from dshealthd.jobs import shares
 from dshealthd.jobs.nccl.release import MappedReleases
 from dshealthd.jobs.processes import ProcessTable
@@ -129,26 +131,33 @@ class NcclRas(Collector):
         self._jobs = {job: known for job, known in self._jobs.items() if job in jobs}
         asked: dict[str, Query] = {}
         for job, members in jobs.items():
-            prepared = self._prepare(job, members)
-            if isinstance(prepared, Query):
-                asked[job] = prepared
-            elif prepared is None:
-                yield from self._jobs[job].samples
-            else:
-                state, fault = prepared
-                yield STATE(1, job, state)
-                if job in self._jobs:
-                    yield IMPLAUSIBLE(self._jobs[job].implausible, job)
-                if fault is not None:
-                    yield fault
+            yield from one_of_many(f"job {job}", functools.partial(self._look, job, members, asked))
         if (fault := self.context.entering("queries")) is not None:
             yield fault
             return
         ras_client.ask(asked.values(), self.options.timeout, self.context.monotonic)
         for job, query in asked.items():
-            found = list(self._report(job, query, _world_size(jobs[job])))
+            report = functools.partial(self._report, job, query, _world_size(jobs[job]))
+            found = list(one_of_many(f"job {job}", report))
             self._jobs[job].samples = [item for item in found if isinstance(item, Sample)]
             yield from found
+
+    def _look(
+        self, job: str, members: list[TrainingProcess], asked: dict[str, Query]
+    ) -> Iterator[Sample | Fault]:
+        """Add the job's query to `asked`, or yield why there is none, or what is still known."""
+        prepared = self._prepare(job, members)
+        if isinstance(prepared, Query):
+            asked[job] = prepared
+        elif prepared is None:
+            yield from self._jobs[job].samples
+        else:
+            state, fault = prepared
+            yield STATE(1, job, state)
+            if job in self._jobs:
+                yield IMPLAUSIBLE(self._jobs[job].implausible, job)
+            if fault is not None:
+                yield fault
 
     def _prepare(
         self, job: str, members: list[TrainingProcess]
@@ -214,7 +223,7 @@ class NcclRas(Collector):
             return question.prepare(
                 process.environment, loaded, self.host, self.options.max_bytes, known.responder
             )
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             return "failed", Fault(f"job {job}", Reason.NOT_FOUND, str(error))
 
     def _foreign_network(self, pid: int) -> bool:

@@ -25,7 +25,7 @@ from dshealthd.core.collector import (
     counter,
     gauge,
 )
-from dshealthd.core.host import integer, read
+from dshealthd.core.host import integer, lines_of, read
 from dshealthd.core.options import Duration, option
 from dshealthd.core.result import fault_of
 
@@ -113,7 +113,7 @@ def parse_net_dev(text: str) -> dict[str, str]:
 
     Most interfaces may not be wanted.
     """
-    lines = (line.partition(":") for line in text.splitlines()[2:])
+    lines = (line.partition(":") for line in lines_of(text)[2:])
     return {name.strip(): columns for name, _, columns in lines}
 
 
@@ -216,7 +216,7 @@ class Network(Collector):
                     yield metric(columns[column], name)
                 yield from self._interface(name, interface)
                 working = True
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, ArithmeticError) as error:
                 fault = fault_of(f"network {name}", error)
                 yield fault
         if fault is not None and not working:

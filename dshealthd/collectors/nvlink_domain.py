@@ -142,7 +142,7 @@ class NvlinkDomain(GpuCollector):
             if self._daemon is not None:
                 port = int(settings.get("SERVER_PORT") or imex.PORT)
                 yield LISTENING(float(imex.listens(self.host, self._daemon, port)))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ArithmeticError) as error:
             yield fault_of("imex", error)
 
 

@@ -5,6 +5,7 @@ For the system, the process closest to its limit, and the process of each job cl
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from dshealthd.core.collector import (
 )
 from dshealthd.core.host import read_bytes
 from dshealthd.core.options import Duration, option
-from dshealthd.core.result import fault_of, parsed
+from dshealthd.core.result import fault_of, one_of_many, parsed
 from dshealthd.jobs import shares
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.process import Descriptors, ProcessLimits, Usage, parse_locked
@@ -152,7 +153,10 @@ class OpenFiles(Collector):
         jobs, left_out = shares.jobs(processes, self.options.max_jobs)
         yield LEFT_OUT(left_out)
         for job, members in jobs.items():
-            yield from self._job(descriptors, job, members, remembered)
+            yield from one_of_many(
+                f"job {job}",
+                functools.partial(self._job, descriptors, job, members, remembered),
+            )
 
     def _job(
         self,
@@ -173,7 +177,7 @@ class OpenFiles(Collector):
                 )
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, ArithmeticError) as error:
                 fault = fault_of(f"job {job}", error)
                 faults[fault.reason] = fault._replace(detail=f"process {process.pid}: {error}")
                 continue

@@ -17,6 +17,7 @@ from dshealthd.core.collector import (
     every,
     gauge,
 )
+from dshealthd.core.host import lines_of
 from dshealthd.core.result import parsed
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def parse_pressure(text: str) -> Mapping[str, tuple[float, float]]:
     ValueError if malformed.
     """
     shares = {}
-    for line in text.splitlines():
+    for line in lines_of(text):
         kind, *pairs = line.split()
         fields = dict(pair.split("=", 1) for pair in pairs)
         try:

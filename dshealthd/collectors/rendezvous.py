@@ -5,6 +5,7 @@ Sockets that hold the ports, clients that connect to them, and orphaned listener
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -65,7 +66,9 @@ ORPHAN_CONNECTIONS = gauge(
     "port",
 )
 
-MAX_PORT = 65535
+UNPRIVILEGED, MAX_PORT = 1024, 65535
+"""Ports that every user may bind: those below are services' (PROT_SOCK of the kernel)."""
+_PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 MAX_ORPHANS = 16
 """Ports of orphans that get their own series."""
 MAX_FOLLOWED = 64
@@ -78,13 +81,13 @@ def parse_ports(text: str) -> tuple[int, int]:
 
     A single port is a range of one. ValueError if it is not a range.
     """
-    first, _, last = text.partition("-")
-    try:
-        low, high = int(first), int(last or first)
-    except ValueError:
-        low = high = 0
-    if not 0 < low <= high <= MAX_PORT:
-        message = f'"{text}" is not a range of ports such as "29500-29600"'
+    match = _PORTS.fullmatch(text)
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not UNPRIVILEGED <= low <= high <= MAX_PORT:
+        message = (
+            f'"{text}" is not a range of ports from {UNPRIVILEGED} to {MAX_PORT} such as '
+            '"29500-29600"'
+        )
         raise ValueError(message)
     return low, high
 
@@ -104,7 +107,7 @@ class RendezvousOptions(CollectorOptions):
         """Yield each invalid option of rendezvous ports, and why."""
         try:
             parse_ports(self.ports)
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             yield "ports", str(error)
 
 

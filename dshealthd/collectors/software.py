@@ -6,6 +6,7 @@ On the node, in the configured Python environments, and in those that jobs run i
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -25,7 +26,7 @@ from dshealthd.core.collector import (
 )
 from dshealthd.core.host import read, read_existing
 from dshealthd.core.options import Duration, option
-from dshealthd.core.result import fault_of
+from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs import shares
 from dshealthd.jobs.installation import Installations
 from dshealthd.jobs.loaded import libraries
@@ -220,9 +221,16 @@ class Software(Collector):
         jobs, _ = shares.jobs(self.context.shared(ProcessTable).refresh(), self.options.max_jobs)
         before, self._loaded = self._loaded, {}
         for job, members in jobs.items():
-            found = self._attempt(f"job {job}", self._job, f"job {job}", members, before)
-            if found is not None:
-                yield from [found] if isinstance(found, Fault) else _show(found, job=job)
+            yield from one_of_many(
+                f"job {job}", functools.partial(self._of_job, job, members, before)
+            )
+
+    def _of_job(
+        self, job: str, members: list[TrainingProcess], before: Mapping[tuple[int, int], Libraries]
+    ) -> Iterator[Sample | Fault]:
+        found = self._attempt(f"job {job}", self._job, f"job {job}", members, before)
+        if found is not None:
+            yield from [found] if isinstance(found, Fault) else _show(found, job=job)
 
     def _job(
         self, part: str, members: list[TrainingProcess], before: Mapping[tuple[int, int], Libraries]
@@ -272,7 +280,7 @@ class Software(Collector):
             return look(*args, **kwargs)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ArithmeticError) as error:
             return fault_of(part, error)
 
     def _first(self, *paths: str) -> str:

@@ -57,7 +57,7 @@ class StuckProcesses(Collector):
         """Yield the number of processes stuck in the kernel; nothing in the first sample."""
         try:
             found = sleeping(self.host, self._kernel_threads)
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             raise SourceError(Reason.MALFORMED, str(error)) from error
         if found is None:
             raise SourceError(

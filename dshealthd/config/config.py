@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dshealthd.config import registry
 from dshealthd.core.collector import CollectorOptions
-from dshealthd.core.host import Host
+from dshealthd.core.host import Host, read_named
 from dshealthd.core.options import (
     Bytes,
     ConfigError,
@@ -68,7 +68,7 @@ class Web:
         """Yield the options of `web` with unusable values, each with the reason."""
         try:
             listen_address(self.listen_address)
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             yield "listen_address", str(error)
 
 
@@ -135,14 +135,14 @@ def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]] | None = None
     document: dict[str, Any] = {}
     if file is not None:
         try:
-            document = tomllib.loads(file.read_text(encoding="utf-8"))
+            document = tomllib.loads(read_named(file).decode())
         except OSError as error:
             raise ConfigError(str(file), [f"cannot be read: {error.strerror}"]) from error
         except UnicodeDecodeError as error:
             raise ConfigError(
                 str(file), [f"is not UTF-8: {error.reason} at byte {error.start}"]
             ) from error
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, ArithmeticError, RecursionError) as error:
             raise ConfigError(str(file), [f"is not TOML: {error}"]) from error
     for section, values in (flags or {}).items():
         table = document.setdefault(section, {})

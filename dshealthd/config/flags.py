@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from dshealthd.config.config import SECTIONS
 from dshealthd.core.options import Bytes, Duration
+from dshealthd.core.text import printable
 
 if typing.TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +63,9 @@ class FlagParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error and where to find help; the whole usage would bury it."""
-        self.exit(self.exit_usage, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+        self.exit(
+            self.exit_usage, f"{self.prog}: {printable(message)}\nSee `{self.prog} --help`.\n"
+        )
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -165,6 +168,6 @@ def _value(hint: Any, text: str) -> Any:
         if hint is number:
             try:
                 return number(text)
-            except ValueError:
+            except (ValueError, ArithmeticError):
                 return text
     return text

@@ -106,7 +106,7 @@ def how_ended(code: int) -> str:
         return f"exited with status {code}"
     try:
         return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:  # real-time signals have no name
+    except (ValueError, ArithmeticError):  # real-time signals have no name
         return f"was ended by signal {-code}"
 
 

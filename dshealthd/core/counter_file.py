@@ -11,11 +11,10 @@ fsync a write can hang with its disk. The directory must be local.
 from __future__ import annotations
 
 import functools
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core import documents, state_file
+from dshealthd.core import documents, schema, state_file
 from dshealthd.core.host import read
 from dshealthd.core.state_writer import LatestWriter
 
@@ -81,21 +80,16 @@ class PersistentCounters:
         If it is invalid, raise ValueError and restore nothing.
         """
         values = {}
-        try:
+        with schema.reading("counts"):
             for name, labels, value in rows:
                 metric = self._names[name]
                 if len(labels) != self._widths[metric] or not all(
                     isinstance(label, str) for label in labels
                 ):
-                    message = f"{name} with the labels {labels}"
-                    raise ValueError(message)
+                    schema.misfit(name, f"has the labels {labels}")
                 if type(value) not in {int, float} or not 0 <= value < math.inf:
-                    message = f"{name} is {value}"
-                    raise ValueError(message)
+                    schema.misfit(name, f"is {value}")
                 values[metric, tuple(labels)] = float(value)
-        except (KeyError, TypeError, OverflowError) as error:
-            message = f"{type(error).__name__}: {error}"
-            raise ValueError(message) from error
         self._values = values
 
     def _key(self, metric: Metric, labels: tuple[str, ...]) -> tuple[Metric, tuple[str, ...]]:
@@ -127,13 +121,10 @@ class CounterFile:
         Raise OSError or ValueError if the file cannot be read.
         """
         try:
-            document = json.loads(self._read(self.place))
+            text = self._read(self.place)
         except FileNotFoundError:
             return None
-        except RecursionError as error:
-            message = f"{self.place} is nested too deeply"
-            raise ValueError(message) from error
-        match document:
+        match document := schema.document(text):
             case {"boot_id": str(boot_id)}:
                 return document if boot_id == self._boot_id else None
         message = f"{self.place} does not name a boot"

@@ -4,7 +4,9 @@ a file has changed since it was read.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,11 +84,41 @@ def read_existing(path: str, limit: int = 1 << 20) -> str | None:
         return None
 
 
+def regular(path: str | os.PathLike[str]) -> str:
+    """Return the path of a regular file that somebody has named; OSError if it is anything else.
+
+    To open a FIFO waits for a writer, and to open a device may do something.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    return os.fspath(path)
+
+
+def read_named(path: str | os.PathLike[str], limit: int = 16 << 20) -> bytes:
+    """Return the content of a regular file that somebody has named.
+
+    OSError, also for anything else, and for more than `limit` bytes.
+    """
+    content = read_bytes(regular(path), limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"longer than {limit} bytes", os.fspath(path))
+    return content
+
+
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a kernel file, which ends each with a line feed.
+
+    `str.splitlines()` ends one at ten other characters too, which the kernel leaves as they are in
+    the names that users give: of mount points, of programs.
+    """
+    return text.removesuffix("\n").split("\n") if text else []
+
+
 def integer(path: str, text: str | bytes, base: int = 10) -> int:
     """Return the integer in a kernel file's text; otherwise raise ValueError with its path."""
     try:
         return int(text, base)
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         message = f"{path}: {text[:40]!r} is not a number"
         raise ValueError(message) from error
 

@@ -184,7 +184,7 @@ def _value(
             value = metadata.get("aliases", {}).get(value, value)
         converted = _convert(hint, value)
         _bound(converted, metadata)
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         errors.add(
             key, f"{_show(value)} is {error}" if str(error).startswith("not ") else str(error)
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dshealthd.core.collector import Fault, NotAvailable, Reason, Sample, SourceError
 from dshealthd.core.host import read
+from dshealthd.core.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -68,8 +69,8 @@ def os_reason(error: OSError) -> Reason:
     return Reason.IO_ERROR
 
 
-def fault_of(part: str, error: SourceError | OSError | ValueError) -> Fault:
-    """Return the fault of a part; ValueError means that its content is malformed."""
+def fault_of(part: str, error: Exception) -> Fault:
+    """Return the fault of a part; what is no SourceError or OSError means malformed content."""
     if isinstance(error, SourceError):
         return Fault(part, error.reason, str(error))
     return Fault(
@@ -82,7 +83,7 @@ def parsed(path: str, parse: Callable[[str], T]) -> T:
     text = read(path)
     try:
         return parse(text)
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         raise SourceError(Reason.MALFORMED, f"{path}: {error}") from error
 
 
@@ -121,6 +122,31 @@ def attempt(collector: Collector, monotonic: Callable[[], float] = time.monotoni
     return Result(
         outcome, tuple(samples), tuple(faults), reason, detail, monotonic() - started, replace
     )
+
+
+def one_of_many(
+    part: str, read: Callable[[], Iterable[Sample | Fault]]
+) -> Iterator[Sample | Fault]:
+    """Yield what `read` does of one job, process or file, whose content one user decides.
+
+    Whatever fails costs this one, and is a fault of `part`: what one user writes must not end the
+    reading of everybody's. What is not about this one alone, NotAvailable, MemoryError and a worker
+    to replace, ends the collection.
+    """
+    try:
+        yield from read()
+    except NotAvailable:
+        raise
+    except (SourceError, OSError, ValueError, ArithmeticError) as error:
+        if isinstance(error, SourceError) and error.replace_worker:
+            raise
+        yield fault_of(part, error)
+    except Exception as error:
+        if isinstance(error, MemoryError):
+            raise
+        # Catches everything: a defect that one user can cause must not hide the others' jobs.
+        log.exception("%s cannot be read; this is a defect of dshealthd", printable(part))
+        yield Fault(part, Reason.INTERNAL, f"{type(error).__name__}: {error}")
 
 
 def read_parts(readers: Mapping[str, Callable[[], Iterable[Sample]]]) -> Iterator[Sample | Fault]:

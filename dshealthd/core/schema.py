@@ -5,10 +5,11 @@ Each type reads a JSON value (`SchemaError` if it does not fit) and writes one.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -16,6 +17,10 @@ from dshealthd.core import documents
 
 MAX_EXACT = 2**53
 """Integers up to this are the same in every JSON implementation."""
+MISSHAPEN = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""Exceptions raised by code that reads a document of another shape than it expects."""
+_DIGITS = len(str(-(2**63)))
+"""Most characters of an integer: what a counter of 64 bits holds. 400 digits are no float."""
 
 
 class SchemaError(ValueError):
@@ -76,6 +81,10 @@ class Number(Plain):
         if type(value) not in {int, float} or not self.minimum <= value <= self.maximum:  # type: ignore[operator] # it is a number
             misfit(place, f"is not a number from {self.minimum:g} to {self.maximum:g}")
         return float(value)  # type: ignore[arg-type] # it is a number
+
+
+UNIX_TIME = Number(0, 253402300799)
+"""Seconds since 1970, to the end of the year 9999, the last that `datetime` has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +178,27 @@ class Record:
         return entries
 
 
-def loads(body: bytes, schema: Record) -> dict[str, Any]:
-    """Return a message; SchemaError if it is not unambiguous JSON that fits `schema`."""
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turn whatever the block raises over the shape of a document into a SchemaError.
+
+    For a document that another release, a damaged disk or somebody else may have written.
+    """
     try:
-        value = json.loads(
-            body.decode(),
+        yield
+    except MISSHAPEN as error:
+        message = f"{what} is not what this release writes: {type(error).__name__}: {error}"
+        raise SchemaError(message) from error
+
+
+def document(body: bytes | str) -> Any:
+    """Return the value of a JSON text; SchemaError if it is not unambiguous JSON.
+
+    Its numbers are finite, and its integers have at most 64 bits.
+    """
+    try:
+        return json.loads(
+            body.decode() if isinstance(body, bytes) else body,
             object_pairs_hook=_unique,
             parse_constant=_constant,
             parse_int=_integer,
@@ -181,10 +206,14 @@ def loads(body: bytes, schema: Record) -> dict[str, Any]:
         )
     except SchemaError:
         raise
-    except (ValueError, RecursionError) as error:
+    except (ValueError, ArithmeticError, RecursionError) as error:
         message = "body is not JSON"
         raise SchemaError(message) from error
-    return schema.read(value)
+
+
+def loads(body: bytes, schema: Record) -> dict[str, Any]:
+    """Return a message; SchemaError if it is not unambiguous JSON that fits `schema`."""
+    return schema.read(document(body))
 
 
 def dumps(value: Mapping[str, Any], schema: Record) -> bytes:
@@ -204,7 +233,7 @@ def _constant(_name: str) -> NoReturn:
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > len(str(-MAX_EXACT)):
+    if len(digits) > _DIGITS:
         misfit("body", "has an integer that is too large")
     return int(digits)
 

@@ -35,7 +35,7 @@ def listen_address(text: str) -> tuple[str | None, int]:
         host = host[1:-1]
         try:
             ipaddress.IPv6Address(host)
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             message = f'"{host}" is not an IPv6 address'
             raise ValueError(message) from error
     elif ":" in host:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from dshealthd.core import documents
 
 _LONG = ((172800, 86400, "d"), (7200, 3600, "h"), (120, 60, "min"))
@@ -52,3 +54,11 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Return a text of several lines with each line made printable."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def print_lines(text: object, *, error: bool = False) -> None:
+    """Print a text of several lines, each made printable, on standard output or error.
+
+    Names of files, jobs and hosts in it may be users', and it is read at a terminal.
+    """
+    print(printable_lines(str(text)), file=sys.stderr if error else sys.stdout, flush=error)

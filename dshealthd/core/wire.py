@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 LENGTH = struct.Struct(">I")
 MAX_FRAME = 16 << 20
-type_error = (TypeError, ValueError, KeyError, IndexError, AttributeError)
-"""Exceptions raised while a frame of the wrong shape is parsed."""
 
 
 def _values(values: list[float]) -> list[float | str]:
@@ -94,7 +92,7 @@ class Decoder:
     def unpack(self, message: Mapping[str, Any]) -> Result:
         """Return the result in a frame.
 
-        Raise one of `type_error` if the frame does not hold a result.
+        Raise one of `schema.MISSHAPEN` if the frame does not hold a result.
         """
         name = message["result"]
         metrics = self._metrics[name]

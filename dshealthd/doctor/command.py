@@ -6,13 +6,13 @@ import argparse
 import datetime as dt
 import functools
 import os
-import sys
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.config import config, flags
 from dshealthd.core import documents
 from dshealthd.core.options import ConfigError
+from dshealthd.core.text import print_lines
 from dshealthd.doctor import node
 from dshealthd.doctor import report as callers
 from dshealthd.doctor.choice import chosen, of_the_job
@@ -59,9 +59,7 @@ Exit status, by the worst result: 0 ok, 1 warning, 2 critical, 3 unknown or wron
 class Parser(flags.FlagParser):
     """Argument parser that exits with the status of *unknown* on an error: 2 means critical."""
 
-    def error(self, message: str) -> NoReturn:
-        """Print what is wrong with the arguments and exit."""
-        self.exit(UNKNOWN, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+    exit_usage = UNKNOWN
 
 
 def parser() -> Parser:
@@ -132,17 +130,17 @@ def main(words: Sequence[str]) -> int:
         loaded = config.load(options.config_file, flags.tables(options))
         checks = chosen(options, loaded)
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        print_lines(error, error=True)
         return UNKNOWN
     if options.listed:
         for check in checks:
-            print(f"{check.name:24} {check.slug:24} {check.title}")
+            print_lines(f"{check.name:24} {check.slug:24} {check.title}")
         return 0
     try:
         several = options.hosts and (options.paths or _of_nodes(checks))
         report = _across(options, checks) if several else _here(options, loaded, checks)
     except (HostsError, OSError) as error:
-        print(f"dshealthd doctor: {error}", file=sys.stderr)
+        print_lines(f"dshealthd doctor: {error}", error=True)
         return UNKNOWN
     return _print(options, report)
 
@@ -151,7 +149,7 @@ def _runbook(slug: str) -> int:
     """Print a runbook, which needs neither an agent nor a network."""
     symptom = all_symptoms().get(slug)
     if symptom is None:
-        print(f"--runbook: there is no runbook {slug!r}; see `doctor --list`", file=sys.stderr)
+        print_lines(f"--runbook: there is no runbook {slug!r}; see `doctor --list`", error=True)
         return UNKNOWN
     print(render(symptom), end="")
     return EXIT[State.OK]
@@ -253,7 +251,7 @@ def _print(options: argparse.Namespace, report: Report) -> int:
     if options.caller:
         return callers.CALLERS[options.caller](report)
     if options.as_json:
-        print(documents.dumps(report.document()))
+        print_lines(documents.dumps(report.document()))
     else:
         color = colored()
         for line in text(report, Paint(color=color), verbose=options.verbose):

@@ -36,7 +36,7 @@ def parse_accepted(text: str) -> Accepted:
         raise ValueError(message)
     try:
         until = dt.date.fromisoformat(match["until"])
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         message = f'"{text}": {match["until"]} is not a date'
         raise ValueError(message) from error
     return Accepted(match["check"], match["component"] or "", until, match["reason"])
@@ -76,7 +76,7 @@ class DoctorOptions(Section):
         for text in self.accept:
             try:
                 parse_accepted(text)
-            except ValueError as error:
+            except (ValueError, ArithmeticError) as error:
                 yield "accept", str(error)
 
     def accepted(self) -> tuple[Accepted, ...]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
-from dshealthd.core.text import plural, printable
+from dshealthd.core.text import plural, print_lines, printable
 from dshealthd.doctor.check import Result, decode, worst
 from dshealthd.doctor.examination import Examined
 from dshealthd.findings.finding import ORDER, State
@@ -214,7 +214,7 @@ def kubernetes(report: Report) -> int:
             if not result.accepted
         ]
     line = ", ".join(dict.fromkeys(parts)) or "ok"
-    print(line if len(line) <= TERMINATION else f"{line[: TERMINATION - 3]}...")
+    print_lines(line if len(line) <= TERMINATION else f"{line[: TERMINATION - 3]}...")
     return int(report.outcome is State.CRITICAL)
 
 

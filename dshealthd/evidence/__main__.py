@@ -92,7 +92,7 @@ def _user(host: Host, pid: int) -> int | None:
     """Return the uid of a rank's process; None if it has ended."""
     try:
         return parse_real_user(read_bytes(host.proc(f"{pid}/status"), 1 << 16))
-    except (OSError, ValueError):
+    except (OSError, ValueError, ArithmeticError):
         return None
 
 

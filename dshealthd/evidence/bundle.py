@@ -51,7 +51,7 @@ def parse_name(name: str) -> Kept | None:
         return None
     try:
         taken = time.strptime(match[1], _TIME)
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return None
     return Kept(name, match[2], float(calendar.timegm(taken)))
 
@@ -242,5 +242,5 @@ def _user(bundle: Path) -> int | None:
     """Return the uid of a bundle's job; None if it is not recorded."""
     try:
         return int(read(str(bundle / _USER), 32))
-    except (OSError, ValueError):
+    except (OSError, ValueError, ArithmeticError):
         return None

@@ -6,7 +6,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core import wire
+from dshealthd.core import schema, wire
 from dshealthd.core.child import channel, spawn, streams
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ class CollectionProcess:
         if size > wire.MAX_FRAME:
             message = f"a frame of {size} bytes"
             raise ValueError(message)
-        found = json.loads(await self._reader.readexactly(size))
+        with schema.reading("the frame"):
+            found = json.loads(await self._reader.readexactly(size))
         if not isinstance(found, dict):
             message = "not a JSON object"
             raise TypeError(message)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.text import plural, printable
+from dshealthd.core.text import plural, print_lines, printable
 from dshealthd.evidence import members
 from dshealthd.evidence.bundle import SUMMARY
 from dshealthd.evidence.findings import HangCase
@@ -36,26 +35,26 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
     find = functools.partial(members.find, host=loaded.path.host, job=job or "")
     step = forked.run("ranks", find, 10.0)
     if step.problem:
-        print(
-            f"cannot inspect the processes of this node: {printable(step.problem)}", file=sys.stderr
+        print_lines(
+            f"cannot inspect the processes of this node: {printable(step.problem)}", error=True
         )
         return EXIT_FAILURE
     if not step.value["ranks"]:
-        print(_nobody(job, step.value), file=sys.stderr)
+        print_lines(_nobody(job, step.value), error=True)
         return EXIT_FAILURE
     if not loaded.path.state.is_dir():
-        print(
+        print_lines(
             f"path.state: {loaded.path.state} is not a directory; set another place for the "
             "bundle with --path.state",
-            file=sys.stderr,
+            error=True,
         )
         return EXIT_FAILURE
     job = job or only(step.value["jobs"])
     probes, metrics = _from_agent(loaded, access)
-    print(
+    print_lines(
         f"inspecting {plural(len(step.value['ranks']), 'rank')}; this takes 10 to "
         f"{loaded.section(EvidenceOptions).deadline:.0f} s",
-        file=sys.stderr,
+        error=True,
     )
     taker = Evidence(
         loaded.section(EvidenceOptions),
@@ -69,14 +68,16 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
     taker.log_paths = job_log_paths(loaded)
     taken = asyncio.run(taker.take(HangCase(job=job or "", reason="requested", always_ask=True)))
     if not taken.bundle:
-        print(f"no evidence was taken, {taken.outcome}: {printable(taken.detail)}", file=sys.stderr)
+        print_lines(
+            f"no evidence was taken, {taken.outcome}: {printable(taken.detail)}", error=True
+        )
         return EXIT_FAILURE
     place = taker.directory / taken.bundle
     try:
-        print((place / SUMMARY).read_text(encoding="utf-8"))
+        print_lines((place / SUMMARY).read_text(encoding="utf-8"))
     except OSError as error:
-        print(f"{place / SUMMARY}: {error.strerror}", file=sys.stderr)
-    print(f"{taken.outcome}: {place}")
+        print_lines(f"{place / SUMMARY}: {error.strerror}", error=True)
+    print_lines(f"{taken.outcome}: {place}")
     return 0
 
 
@@ -97,7 +98,7 @@ def _from_agent(
         probes = agent.status().get("probe")
     except Unreachable as error:
         problem = f"agent unreachable: {error}; steps, metrics and probe rounds will be missing"
-        print(problem, file=sys.stderr)
+        print_lines(problem, error=True)
         return None, str
 
     def metrics() -> str:

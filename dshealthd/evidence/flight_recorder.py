@@ -140,7 +140,7 @@ def _stopped(host: Host, pid: int) -> bool:
     """
     try:
         return parse_stat(read_bytes(host.proc(f"{pid}/stat"), 4096)).state == "T"
-    except (OSError, ValueError):
+    except (OSError, ValueError, ArithmeticError):
         return False  # it has ended or cannot be read: its dump may still appear
 
 

@@ -121,5 +121,5 @@ def _open(
                         next(iter(by)) if len(by) == 1 else None,
                         os.fdopen(descriptor, "rb"),
                     )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ArithmeticError) as error:
             problems.append(f"logs of rank {rank}: {error}")

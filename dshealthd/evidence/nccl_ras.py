@@ -92,7 +92,7 @@ def _answer(environment: Mapping[str, str], host: Host, loaded: Loaded) -> RasAn
         raise Missing(message.strip())
     try:
         query = question.prepare(environment, loaded, host, MAX_ANSWER)
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         raise Missing(str(error)) from error
     ras_client.ask([query], TIMEOUT, time.monotonic)
     if not isinstance(query.outcome, RasAnswer):

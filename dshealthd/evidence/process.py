@@ -9,7 +9,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.host import read
+from dshealthd.core.host import lines_of, read
 from dshealthd.core.text import printable
 from dshealthd.evidence.findings import file_of
 from dshealthd.linux.activity import parse_activity
@@ -68,7 +68,7 @@ def look(emit: Emit, host: Host, pid: int, rank: int) -> dict[str, Any]:
 
 def _status(host: Host, pid: int) -> Iterator[str]:
     try:
-        lines = read(host.proc(f"{pid}/status"), 1 << 16).splitlines()
+        lines = lines_of(read(host.proc(f"{pid}/status"), 1 << 16))
     except (FileNotFoundError, ProcessLookupError):
         return
     for line in lines:
@@ -92,14 +92,14 @@ def _thread(host: Host, place: str) -> tuple[str, str]:
     parts = {name: _read(host, f"{place}/{name}") for name in ("comm", "wchan", "syscall", "stack")}
     try:
         state = parse_activity(_read(host, f"{place}/stat").encode()).state.value
-    except ValueError:
+    except (ValueError, ArithmeticError):
         state = "unknown"
     waits = parts["wchan"] if parts["wchan"] not in {"", "0"} else ""
     text = (
         f"\nthread {place.rpartition('/')[2]} {parts['comm']!r}: {state}, "
         f"waits in {waits or '-'}, system call {parts['syscall'] or '-'}\n"
     )
-    return text + "".join(f"    {printable(line)}\n" for line in parts["stack"].splitlines()), waits
+    return text + "".join(f"    {printable(line)}\n" for line in lines_of(parts["stack"])), waits
 
 
 def _read(host: Host, place: str) -> str:
@@ -121,7 +121,7 @@ def _cpu(host: Host, pid: int) -> tuple[str, float] | None:
 def _transferred(host: Host, pid: int) -> dict[str, int]:
     """Return the bytes that a process has read and written; empty if not permitted."""
     found = {}
-    for line in _read(host, f"{pid}/io").splitlines():
+    for line in lines_of(_read(host, f"{pid}/io")):
         name, _, value = line.partition(":")
         if name in _IO and value.strip().isdecimal():
             found[name] = int(value)

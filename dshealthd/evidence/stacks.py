@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core import schema
 from dshealthd.core.text import printable
 from dshealthd.evidence.findings import file_of
 from dshealthd.explain.flight_recorder import is_library
@@ -55,7 +56,7 @@ def take(emit: Emit, host: Host, pid: int, rank: int, program: str | None) -> di
         output, problem = _run(descriptor, pid)
         try:
             threads = parse(output) if not problem else []
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             problem = f"py-spy output not understood: {error}"
         if not problem:
             break
@@ -116,7 +117,7 @@ def parse(output: bytes) -> list[dict[str, Any]]:
             }
             for thread in document[:MAX_THREADS]
         ]
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+    except schema.MISSHAPEN as error:
         raise ValueError(repr(error)[:200]) from error
     if not threads:
         message = "no threads"

@@ -33,7 +33,7 @@ def parse(text: str) -> Series:
     for name, labels, value in _LINE.findall(text):
         try:
             found.setdefault(name, {})[tuple(_LABEL.findall(labels))] = float(value)
-        except ValueError:
+        except (ValueError, ArithmeticError):
             continue
     return found
 

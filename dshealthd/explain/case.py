@@ -271,7 +271,7 @@ def _after_kill(code: int, host: str | None) -> list[str]:
 def _signal(code: int) -> str:
     try:
         return f"signal {-code} ({signal.Signals(-code).name})"
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return f"signal {-code}"
 
 

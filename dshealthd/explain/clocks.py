@@ -51,7 +51,7 @@ def seconds(stamp: Stamp, year: int) -> float | None:
         if stamp.form == "ctime":
             when = datetime.strptime(f"{stamp.text} +0000", "%a %b %d %H:%M:%S %Y %z")
             return when.timestamp()
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return None
     return None
 

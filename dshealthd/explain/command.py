@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NoReturn
 
 from dshealthd.core import documents
+from dshealthd.core.text import print_lines, printable
 from dshealthd.explain import answer, dumps
 from dshealthd.explain import input as logs
 from dshealthd.explain.causality import Finding, decide
@@ -24,7 +25,7 @@ EXIT = {"nothing": EXIT_NOTHING, "found": EXIT_FOUND, "undecided": EXIT_UNDECIDE
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        self.exit(EXIT_USAGE, f"dshealthd explain: {message}\n")
+        self.exit(EXIT_USAGE, f"dshealthd explain: {printable(message)}\n")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,14 +58,14 @@ def main(arguments: Sequence[str]) -> int:
     try:
         recognizer, unread = read(options.logs, options.healthy)
     except logs.InputError as error:
-        print(f"dshealthd explain: {error}", file=sys.stderr)
+        print_lines(f"dshealthd explain: {error}", error=True)
         return EXIT_USAGE
     found = recognizer.found
     finding = conclude(recognizer)
     if options.json:
-        print(documents.dumps(answer.document(finding, found, unread), indent=2))
+        print_lines(documents.dumps(answer.document(finding, found, unread), indent=2))
     else:
-        sys.stdout.write(answer.text(finding, found, unread))
+        print_lines(answer.text(finding, found, unread).removesuffix("\n"))
     return EXIT[finding.outcome]
 
 

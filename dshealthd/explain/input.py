@@ -14,12 +14,10 @@ import io
 import json
 import lzma
 import os
-import stat
 import sys
 import zlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from dshealthd.linux import regular_files
@@ -96,17 +94,21 @@ def expand(names: Sequence[str]) -> list[str]:
     for name in names:
         if name == "-":
             found[name] = None
-        elif Path(name).is_dir():
+        elif os.path.isdir(name):
             for folder, folders, files in os.walk(name):
                 folders.sort()
-                for file in sorted(files):
-                    path = os.path.join(folder, file)
-                    if not file.endswith(_SKIPPED) and stat.S_ISREG(os.lstat(path).st_mode):
-                        found[path] = None
-        elif Path(name).exists():
+                paths = (os.path.join(folder, file) for file in sorted(files))
+                found.update(
+                    (path, None)
+                    for path in paths
+                    if not path.endswith(_SKIPPED)
+                    and not os.path.islink(path)
+                    and os.path.isfile(path)
+                )
+        elif os.path.exists(name):
             found[name] = None
         elif matches := sorted(glob.glob(name, recursive=True)):
-            found.update((match, None) for match in matches if not Path(match).is_dir())
+            found.update((match, None) for match in matches if not os.path.isdir(match))
         else:
             message = f"{name}: no such file"
             raise InputError(message)
@@ -327,8 +329,8 @@ def lines(text: str) -> list[str]:
         return [text]
     try:
         record = json.loads(text)
-    except (ValueError, RecursionError):  # truncated, or a dictionary that a program printed
-        return [text]
+    except (ValueError, ArithmeticError, RecursionError):
+        return [text]  # truncated, or a dictionary that a program printed
     message = next((record[name] for name in _MESSAGES if name in record), None)
     if isinstance(message, list):  # journald's form of a message that is not UTF-8
         if not all(isinstance(value, int) and 0 <= value < 256 for value in message):  # noqa: PLR2004 - a byte
@@ -349,12 +351,13 @@ def _time(value: Any) -> str | None:
     if isinstance(value, str) and not value.replace(".", "", 1).isdecimal():
         try:
             when = datetime.fromisoformat(value)
-        except ValueError:
+            # Near year 1 or 9999, no datetime of another time zone has that moment.
+            return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
+        except (ValueError, ArithmeticError):
             return None
-        return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
     try:
         seconds = float(value)
         seconds /= 1e6 if seconds > _MICROSECONDS else 1e3 if seconds > _MILLISECONDS else 1
         return datetime.fromtimestamp(seconds, UTC).isoformat()
-    except (TypeError, ValueError, OverflowError, OSError):
+    except (TypeError, ValueError, ArithmeticError, OSError):
         return None

@@ -253,7 +253,7 @@ def parse(slug: str, text: str) -> tuple[list[Pattern], dict[str, Any]]:
     try:
         table = tomllib.loads(text)
         found = [_pattern(slug, dict(row)) for row in table.pop("pattern")]
-    except (ValueError, KeyError, TypeError, re.error) as error:
+    except (ValueError, ArithmeticError, KeyError, TypeError, re.error) as error:
         message = f"{slug}.toml: {type(error).__name__}: {error}"
         raise PatternError(message) from error
     if unknown := sorted(table.keys() - {"title", "hang"}):

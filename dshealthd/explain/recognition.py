@@ -10,6 +10,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dshealthd.core import schema
 from dshealthd.explain import input as logs
 from dshealthd.explain import patterns as known
 from dshealthd.explain import progress
@@ -452,6 +453,6 @@ def _error_file(name: str) -> list[logs.Raw] | None:
             document = json.loads(logs.open_log(name, closing).read(MAX_ERROR_FILE))
         message = document["message"]
         stack = str(message["extraInfo"]["py_callstack"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except schema.MISSHAPEN:
         return None
     return [logs.Raw(1, text) for text in stack.splitlines()]

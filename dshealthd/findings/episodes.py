@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core import schema
 from dshealthd.findings.finding import Finding, State, Verdict
 
 if TYPE_CHECKING:
@@ -148,18 +149,23 @@ class Episodes:
     def restore(self, document: Iterable[Any], now: float, known: Callable[[str], bool]) -> None:
         """Restore what `document` returned, for findings that this release still knows.
 
-        Raise KeyError, TypeError or ValueError if it is not that, and restore nothing.
+        Raise SchemaError if it is not that, and restore nothing.
         """
         restored = {}
-        for row in document:
-            finding = dataclasses.replace(
-                Finding.parse(row["finding"], float(row["keep"]), str(row.get("variant", ""))),
-                page_seconds=float(row.get("page", 0.0)),  # none in files of earlier releases
-                rule=str(row.get("rule", "")),
-            )
-            if known(finding.alert):
+        with schema.reading("a finding"):
+            for row in document:
+                finding = dataclasses.replace(
+                    Finding.parse(row["finding"], float(row["keep"]), str(row.get("variant", ""))),
+                    page_seconds=float(row.get("page", 0.0)),  # none in files of earlier releases
+                    rule=str(row.get("rule", "")),
+                )
                 ages = float(row["age"]), float(row["unseen"])
-                restored[finding.key] = Episode(finding, now - ages[0], now - ages[1], opened=True)
+                if not all(map(math.isfinite, (*ages, finding.keep_seconds, finding.page_seconds))):
+                    schema.misfit("an age", "is not finite")
+                if known(finding.alert):
+                    restored[finding.key] = Episode(
+                        finding, now - ages[0], now - ages[1], opened=True
+                    )
         # They began before anything that was seen since.
         self._episodes |= restored
         self._now = max(self._now, now) if self._now else now

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core import schema
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -76,6 +78,9 @@ _TEXTS = (
     *("reason", "source", "limit_source", "training_job"),
 )
 """Fields of a finding's document that are texts."""
+_FIGURE = schema.Number(-sys.float_info.max, sys.float_info.max)
+_FIGURES = {"value": _FIGURE, "limit": _FIGURE, "since": schema.UNIX_TIME}
+"""Fields of a finding's document that are numbers, or null."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,14 +153,14 @@ class Finding:
 
     @classmethod
     def parse(cls, document: Mapping[str, Any], keep_seconds: float, variant: str = "") -> Finding:
-        """Return the finding in a document. Raise KeyError, TypeError or ValueError if it is none."""
+        """Return the finding in a document. Raise one of `schema.MISSHAPEN` if it is none."""
         texts = {name: document[name] for name in _TEXTS}
         if not all(isinstance(text, str) for text in texts.values()):
             message = f"a finding has other than texts: {texts}"
             raise TypeError(message)
         value, limit, since = (
-            None if document[name] is None else float(document[name])
-            for name in ("value", "limit", "since")
+            None if document[name] is None else kind.read(document[name], name)
+            for name, kind in _FIGURES.items()
         )
         return cls(
             **texts,
@@ -163,7 +168,7 @@ class Finding:
             limit=limit,
             since=since,
             severity=State(document["severity"]),
-            hold_seconds=float(document["hold_seconds"]),
+            hold_seconds=_FIGURE.read(document["hold_seconds"], "hold_seconds"),
             keep_seconds=keep_seconds,
             variant=variant,
         )

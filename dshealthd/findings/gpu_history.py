@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core import schema
 from dshealthd.core.collector import gauge
 
 if TYPE_CHECKING:
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
 BEFORE = gauge("dshealthd_gpus_before", "Most GPUs that this node has had on its PCI bus.")
 """Derived here for the rules; not exported."""
+_FIGURE = schema.Number(0, sys.float_info.max)
 _XID = "xid_last_timestamp_seconds"
 _LOGGED = (_XID, "xid_nvlink_last_timestamp_seconds", "xid_recovery_action_last_timestamp_seconds")
 """Metrics with the time of an Xid as their value."""
@@ -90,11 +93,14 @@ class GpuHistory:
     def restore(self, document: Mapping[str, Any]) -> None:
         """Restore what `document` returned.
 
-        Raise KeyError, TypeError or ValueError if it is not that, and restore nothing.
+        Raise SchemaError if it is not that, and restore nothing.
         """
-        energy, reset, returned = (
-            {str(key): float(value) for key, value in dict(document[name]).items()}
-            for name in ("energy", "reset", "returned")
-        )
-        self._most, self._settled = float(document["most"]), float(document["settled"])
+        with schema.reading("the GPUs' past"):
+            energy, reset, returned = (
+                {key: _FIGURE.read(value, name) for key, value in document[name].items()}
+                for name in ("energy", "reset", "returned")
+            )
+            most = _FIGURE.read(document["most"], "most")
+            settled = _FIGURE.read(document["settled"], "settled")
+        self._most, self._settled = most, settled
         self._energy, self._reset, self._returned = energy, reset, returned

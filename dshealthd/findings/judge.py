@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import logging
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.config import registry
-from dshealthd.core import background, documents, state_file, state_writer
+from dshealthd.core import background, documents, schema, state_file, state_writer
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import Reason, gauge
 from dshealthd.core.result import CollectionOutcome
@@ -250,25 +249,26 @@ class Judge:
         read = functools.partial(state_file.read_in_child, self._file, MAX_FILE)
         try:
             content = await background.call(read, f"state of {self.name}", LOAD_DEADLINE, OSError)
-            self._restore(json.loads(content))
+            with schema.reading("it"):
+                self._restore(schema.document(content))
         except FileNotFoundError:
             return
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, schema.SchemaError) as error:
             why = str(error) or f"the disk does not answer within {LOAD_DEADLINE:g} s"
             self._problem = f"begins without a past: {self._file}: {why}"
             log.warning("findings: %s", self._problem)
 
     def _restore(self, document: Any) -> None:
         if document["version"] != VERSION:
-            message = f"version {document['version']!r} is not {VERSION}"
-            raise ValueError(message)
-        age = max(0.0, self._wall() - float(document["time"]))
+            schema.misfit("version", f"{document['version']!r} is not {VERSION}")
+        age = max(0.0, self._wall() - schema.UNIX_TIME.read(document["time"], "time"))
         then = self._monotonic() - age
-        past = Past()
+        past, gpus = Past(), GpuHistory()
         past.restore(document["past"], then)
+        gpus.restore(document["gpus"])
+        # The last, as it adds to what was judged meanwhile: all of the file counts, or nothing.
         self._episodes.restore(document["findings"], then, catalogue().__contains__)
-        self._past = past
-        self._gpus.restore(document["gpus"])
+        self._past, self._gpus = past, gpus
 
     def _save(self, now: float, wall: float) -> None:
         self._saved = now

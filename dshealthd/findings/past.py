@@ -8,6 +8,8 @@ import statistics
 from array import array
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core import schema
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -200,9 +202,7 @@ class Window:
         }
 
     def restore(self, document: Any, now: float) -> None:
-        """Restore what `document` returned. Raise KeyError, TypeError or ValueError if it is not
-        that.
-        """
+        """Restore what `document` returned. Raise one of `schema.MISSHAPEN` if it is not that."""
         self.asked = now
         self._dimensions = tuple(map(str, document["dimensions"]))
         for values, raw, aged in document["series"]:
@@ -283,12 +283,13 @@ class Past:
     def restore(self, document: Mapping[str, Any], now: float) -> None:
         """Restore what `document` returned, for monotonic time `now`.
 
-        Raise KeyError, TypeError or ValueError if it is not that, and keep nothing of it.
+        Raise SchemaError if it is not that, and keep nothing of it.
         """
         windows, names = {}, set()
-        for key, rows in document.items():
-            kind, name, seconds, *_ = key.split(" ")
-            windows[key] = Window(Measure(kind), float(seconds))
-            windows[key].restore(rows, now)
-            names.add(name)
+        with schema.reading("the past"):
+            for key, rows in document.items():
+                kind, name, seconds, *_ = key.split(" ")
+                windows[key] = Window(Measure(kind), float(seconds))
+                windows[key].restore(rows, now)
+                names.add(name)
         self._windows, self._found, self._names = windows, {}, names

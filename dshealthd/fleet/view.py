@@ -197,7 +197,7 @@ class MemberAnswer:
             return "unreachable"
         try:
             return str(State(self.summary["verdict"]))
-        except ValueError:
+        except (ValueError, ArithmeticError):
             return str(State.UNKNOWN)
 
 

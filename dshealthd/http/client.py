@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from dshealthd.core import schema
+from dshealthd.core.host import read_named, regular
 from dshealthd.core.sockets import listen_address
 from dshealthd.http import document
 from dshealthd.http.document import MAX_DOCUMENT, DocumentError
@@ -106,7 +108,7 @@ class Access:
         """Return the request headers. Raise OSError if the password cannot be read."""
         if not self.user:
             return {}
-        password = "" if self.password_file is None else self.password_file.read_text()
+        password = "" if self.password_file is None else read_named(self.password_file).decode()
         credentials = f"{self.user}:{password.rstrip(chr(10))}".encode()
         return {"Authorization": f"Basic {base64.b64encode(credentials).decode()}"}
 
@@ -133,7 +135,8 @@ class Access:
     def _identified(self, context: ssl.SSLContext) -> ssl.SSLContext:
         if self.cert_file is not None:
             try:
-                context.load_cert_chain(self.cert_file, self.key_file)
+                key = None if self.key_file is None else regular(self.key_file)
+                context.load_cert_chain(regular(self.cert_file), key)
             except OSError as error:
                 message = f"{self.cert_file} and {self.key_file} cannot be used: {error}"
                 raise OSError(message) from error
@@ -184,7 +187,7 @@ class Client:
         try:
             groups = json.loads(self.get("/api/v1/targets"))
             return [str(target) for group in groups for target in group["targets"]]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except schema.MISSHAPEN as error:
             message = f"{self.url}/api/v1/targets: not a list of targets"
             raise Unreachable(message) from error
 
@@ -204,7 +207,7 @@ def local(loaded: Config, access: Access, seconds: float | None = None) -> Clien
         else:
             tls = access.context()
         headers = access.headers()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ArithmeticError) as error:
         message = f"the agent of this node cannot be queried: {error}"
         raise Unreachable(message) from error
     return Client(
@@ -222,7 +225,7 @@ def _serves_tls(loaded: Config) -> bool:
     import yaml
 
     try:
-        settings = yaml.safe_load(loaded.web.config_file.read_text(encoding="utf-8"))
+        settings = yaml.safe_load(read_named(loaded.web.config_file).decode())
     except yaml.YAMLError as error:
         message = f"web.config_file: {error}"
         raise ValueError(message) from error
@@ -235,7 +238,7 @@ def _reachable(host: str | None) -> str:
         return "127.0.0.1"
     try:
         address = ipaddress.ip_address(host)
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return host
     if address.is_unspecified:
         return "127.0.0.1" if address.version == 4 else "::1"  # noqa: PLR2004 - of the protocol

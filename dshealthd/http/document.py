@@ -239,7 +239,7 @@ def parse(body: bytes) -> dict[str, Any]:
         raise DocumentError(message)
     try:
         found = json.loads(body.decode(), parse_constant=_constant)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, ArithmeticError, RecursionError) as error:
         message = f"sent invalid JSON: {error}"
         raise DocumentError(message) from error
     if (

@@ -21,6 +21,7 @@ from http import HTTPStatus
 from typing import Any
 
 from dshealthd.core import background
+from dshealthd.core.host import regular
 from dshealthd.core.text import printable
 
 AUTHORITIES = (
@@ -77,7 +78,7 @@ def verifying(authorities: str | os.PathLike[str] | None = None) -> ssl.SSLConte
     # Both are None where nothing is there, which typeshed does not say.
     if authorities is None and not any((known.cafile, known.capath)):
         authorities = next((file for file in AUTHORITIES if os.path.isfile(file)), None)
-    return ssl.create_default_context(cafile=authorities)
+    return ssl.create_default_context(cafile=authorities and regular(authorities))
 
 
 def exchange(request: Request, seconds: float, largest: int) -> bytes:
@@ -94,7 +95,8 @@ def exchange(request: Request, seconds: float, largest: int) -> bytes:
     except TimeoutError as error:
         message = f"{request.url} does not answer within {seconds:g} s"
         raise Unreachable(message) from error
-    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: bad names
+    # ValueError: bad names
+    except (OSError, http.client.HTTPException, ValueError, ArithmeticError) as error:
         reason = printable(str(error)) or type(error).__name__
         message = f"{request.url} does not answer: {reason}"
         raise Unreachable(message) from error

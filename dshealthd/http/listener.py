@@ -242,7 +242,7 @@ async def _places(
         return [(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET, ("", port))]
     try:
         version = ipaddress.ip_address(host).version
-    except ValueError:
+    except (ValueError, ArithmeticError):
         look_up = functools.partial(
             socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )

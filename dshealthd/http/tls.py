@@ -14,6 +14,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.host import regular
 from dshealthd.core.options import unknown
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _plain(name: str) -> str:
     """Return a name; an IP address is normalized to the form in certificates."""
     try:
         return str(ipaddress.ip_address(name))
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return name
 
 
@@ -230,7 +231,7 @@ def _set_clients(
         wrong("client_allowed_sans", "is empty, so that no client could connect")
     if "client_ca_file" in places and mode is not ssl.CERT_NONE:
         try:
-            context.load_verify_locations(places["client_ca_file"])
+            context.load_verify_locations(regular(places["client_ca_file"]))
         except OSError as error:
             wrong(
                 "client_ca_file",
@@ -245,7 +246,7 @@ def _set_certificate(
     if not {"cert_file", "key_file"} <= places.keys():
         return
     for name in ("cert_file", "key_file"):
-        if not os.access(places[name], os.R_OK) or os.path.isdir(places[name]):
+        if not os.access(places[name], os.R_OK) or not os.path.isfile(places[name]):
             wrong(name, f"{places[name]} cannot be read")
             return
     try:

@@ -208,7 +208,8 @@ def natural(text: str | None) -> int | None:
     return int(text) if text and len(text) <= 12 and text.isascii() and text.isdigit() else None  # noqa: PLR2004 - 12 digits hold any id
 
 
-_INDEX = re.compile(r"\s*[+-]?\d+")
+_INDEX = re.compile(r"\s*([+-]?\d{1,18})", re.ASCII)
+"""As strtoul(3) of CUDA's driver reads it, up to a number that no node has a GPU of."""
 _UUIDS = ("GPU-", "MIG-")
 
 
@@ -243,7 +244,7 @@ def visible(text: str, gpus: int | None) -> Visible:
             found.append(entry)
             continue
         match = _INDEX.match(entry)
-        index = int(match[0]) if match else -1
+        index = int(match[1]) if match else -1
         if str(index) in found:
             return Visible((), repeated=True)
         if index < 0:

@@ -56,7 +56,7 @@ class GpuRanks:
                 )
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended
-            except (OSError, ValueError):
+            except (OSError, ValueError, ArithmeticError):
                 unknown += 1
                 continue
             if process is not None:

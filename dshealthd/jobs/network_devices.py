@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import integer, read
+from dshealthd.core.host import integer, lines_of, read
 from dshealthd.core.result import fault_of
 from dshealthd.linux.infiniband import parse_state, read_attribute
 
@@ -28,7 +28,7 @@ def parse_names(text: str) -> list[str]:
     """Return the network interfaces of a `/proc/<pid>/net/dev`."""
     return [
         name.strip()
-        for name, colon, _ in (line.rpartition(":") for line in text.splitlines()[2:])
+        for name, colon, _ in (line.rpartition(":") for line in lines_of(text)[2:])
         if colon
     ]
 
@@ -89,7 +89,7 @@ class NetworkDevices:
                 bool(integer(place, read(f"{place}/flags"), 16) & _IFF_UP)
                 and read(f"{place}/operstate").strip() in _RUNNING
             )
-        except (OSError, ValueError):
+        except (OSError, ValueError, ArithmeticError):
             return None
 
     def _adapter(self, name: str) -> Mapping[tuple[str, int], bool | None]:
@@ -105,6 +105,6 @@ class NetworkDevices:
                 }
             else:
                 self.faults.append(fault)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ArithmeticError) as error:
             self.faults.append(fault_of(f"adapter {name}", error))
         return found

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dshealthd.core import schema
 from dshealthd.core.collector import Reason, SourceError
 from dshealthd.core.host import read, read_bytes
 from dshealthd.core.result import os_reason
@@ -131,7 +132,7 @@ def standing(place: str, job: str) -> tuple[int | None, bool]:
     """
     try:
         user = parse_real_user(read_bytes(f"{place}/status", 1 << 16))
-    except (OSError, ValueError):
+    except (OSError, ValueError, ArithmeticError):
         return None, False
     try:
         return user, ownership.scheduled_in(read_bytes(f"{place}/cgroup", 1 << 16)) == job
@@ -274,7 +275,7 @@ class ProcessTable:
         except OSError as error:
             self._forget(pid)
             self._unseen[pid] = _unseen(error)
-        except ValueError:
+        except schema.MISSHAPEN:
             self._forget(pid)
             self._unseen[pid] = Unseen.UNREADABLE
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dshealthd.core import state_writer
 from dshealthd.core.collector import NotAvailable, Reason, SourceError
+from dshealthd.core.schema import SchemaError
 from dshealthd.core.timing import Periodic
 from dshealthd.jobs.hangs.detector import HangDetector, Suspicions
 from dshealthd.jobs.hangs.hang import IDLE
@@ -148,12 +149,11 @@ class Jobs:
         try:
             self._pace = self._pace or Pace(self._state, host)
             rows = await self._pace.load()
-            known = [(int(row["pid"]), int(row["start"]), int(row["user"])) for row in rows]
-            detector.restore(rows)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, SchemaError) as error:
             log.warning("cannot load the ranks' baselines, they are learnt again: %s", error)
             return []
-        return known
+        detector.restore(rows)
+        return [(row["pid"], row["start"], row["user"]) for row in rows]
 
     def _receiving(self) -> bool:
         return self._reception is not None and self._reception.receiver.is_open

@@ -92,6 +92,6 @@ def activity(host: Host, pid: int, start: int) -> Activity | None:
     try:
         queue = parse_run_queue(read_bytes(host.proc(f"{pid}/schedstat"), 4096))
         return replace(found, queued_seconds=queue.waiting)
-    except (OSError, ValueError):
+    except (OSError, ValueError, ArithmeticError):
         # A kernel without schedstat, or the process has just ended, which its state shows.
         return found

@@ -42,11 +42,11 @@ def parse_user(status: bytes) -> User:
     PermissionError if its real, effective, saved and file system IDs differ: a set-user-ID program
     such as `su` has the rights of one user and the environment of another. ValueError if malformed.
     """
-    lines = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
+    lines = dict(line.split(b":", 1) for line in status.split(b"\n") if b":" in line)
     try:
         uids, gids = (set(map(int, lines[name].split())) for name in (b"Uid", b"Gid"))
         groups = tuple(map(int, lines[b"Groups"].split()))
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, ArithmeticError) as error:
         message = "no user in the process status"
         raise ValueError(message) from error
     if len(uids) != 1 or len(gids) != 1:

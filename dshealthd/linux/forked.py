@@ -108,7 +108,7 @@ class _Running:
                 if not name:
                     self.value, self.problem = json.loads(part)
                     self.answered = True
-            except (ValueError, TypeError):
+            except (ValueError, ArithmeticError, TypeError, RecursionError):
                 self.problem = "its output is malformed"
                 return False
             if name:
@@ -277,7 +277,7 @@ def _child(function: Function, descriptor: int) -> NoReturn:
 
         try:
             answer = documents.dumps([function(emit), ""])
-        except (Missing, OSError, ValueError) as error:
+        except (Missing, OSError, ValueError, ArithmeticError) as error:
             answer = documents.dumps([None, str(error) or type(error).__name__])
         except MemoryError:
             answer = documents.dumps([None, "it needs more memory than its limit"])

@@ -10,7 +10,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import read, read_existing
+from dshealthd.core.host import lines_of, read, read_existing
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.tcp_sockets import parse_tcp
 
@@ -31,13 +31,13 @@ _MOST_SOCKETS = 1 << 23
 
 def parse_settings(text: str) -> dict[str, str]:
     """Return the settings of IMEX's config.cfg."""
-    lines = (line.partition("#")[0].partition("=") for line in text.splitlines())
+    lines = (line.partition("#")[0].partition("=") for line in lines_of(text))
     return {key.strip(): value.strip() for key, equals, value in lines if equals}
 
 
 def parse_nodes(text: str) -> list[str]:
     """Return the addresses of IMEX's nodes_config.cfg."""
-    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    lines = (line.partition("#")[0].strip() for line in lines_of(text))
     return [line for line in lines if line]
 
 

@@ -98,7 +98,7 @@ class Adapter:
             return None
         try:
             value = integer(place, text)
-        except ValueError:
+        except (ValueError, ArithmeticError):
             if text.startswith(b"N/A"):  # the kernel's text for a driver without this counter
                 self.unsupported.add(place)
                 return None

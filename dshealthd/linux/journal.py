@@ -9,6 +9,9 @@ Source: https://systemd.io/JOURNAL_FILE_FORMAT/, and journal-def.h of systemd 25
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import logging
 import os
 import struct
@@ -16,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import NotAvailable, Reason, SourceError
 from dshealthd.core.host import read
+from dshealthd.core.text import plural
 from dshealthd.linux.kmsg import CLOCK_EVERY, KernelLogRecord
 
 if TYPE_CHECKING:
@@ -42,7 +46,9 @@ _COMPRESSED = 7
 _LARGEST = 1 << 24
 """Bytes of an object, as a check: arrays of entries are the largest."""
 _CHAIN = 1 << 16
-"""Most steps from one object to the next, so that a damaged file is no endless loop."""
+"""Most steps to find the kernel's entries: some hundred fields, and a handful of transports."""
+_END = 1 << 63
+"""No place in a file is beyond it."""
 _ITEMS = 512
 """Entries of an array that are read at a time."""
 _TRANSPORT, _KERNEL = b"_TRANSPORT", b"_TRANSPORT=kernel"
@@ -65,6 +71,9 @@ class _File:
         self._descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         opened = os.fstat(self._descriptor)
         self.key = opened.st_dev, opened.st_ino
+        self.damaged = 0
+        """Entries that cannot be read; `damage` says why the first one cannot."""
+        self.damage = ""
         self._kernel = 0
         """Where `_TRANSPORT=kernel` is; 0 while there is no such entry."""
         self._array = 0
@@ -77,7 +86,7 @@ class _File:
         self._first: int = first
         if signature != _SIGNATURE or flags & ~_UNDERSTOOD:
             self.close()
-            message = f"not a journal, or one of a newer systemd (flags {flags:#x})"
+            message = f"{place}: not a journal, or one of a newer systemd (flags {flags:#x})"
             raise _Damaged(message)
         compact = bool(flags & _COMPACT)
         self._payload = 72 if compact else 64
@@ -88,7 +97,8 @@ class _File:
     def first(self) -> int:
         """Return the number of the first entry; 0 while there is none."""
         if not self._first:
-            self._first = self._number(168)
+            with contextlib.suppress(_Damaged):  # cut off, which reading it will say
+                self._first = self._number(168)
         return self._first
 
     def close(self) -> None:
@@ -96,16 +106,48 @@ class _File:
         os.close(self._descriptor)
 
     def records(self) -> Iterator[KernelLogRecord | None]:
-        """Yield the kernel's records since the last call; None for an entry of another boot."""
-        for place in self._entries():
-            yield self._record(place)
+        """Yield the kernel's records since the last call; None for an entry of another boot, or one
+        that is damaged.
+
+        Raise _Damaged if no further entry can be found, OSError if the file cannot be read.
+        """
+        try:
+            for place in self._entries():
+                yield self._whole_record(place)
+        except struct.error as error:
+            message = f"{self.place}: {error}"
+            raise _Damaged(message) from error
+
+    def _whole_record(self, place: int) -> KernelLogRecord | None:
+        """Return `_record` of an entry; None if it is damaged, which `damaged` remembers."""
+        try:
+            return self._record(place)
+        except (_Damaged, struct.error, ValueError, ArithmeticError) as error:
+            self.damaged += 1
+            self.damage = self.damage or f"{self.place}: the entry at {place}: {error}"
+            return None
 
     def _read(self, place: int, size: int) -> bytes:
+        if size < 0 or place + size >= _END:
+            message = f"{self.place}: no {size} bytes at {place}"
+            raise _Damaged(message)
         content = os.pread(self._descriptor, size, place)
         if len(content) < size:
             message = f"{self.place} ends before byte {place + size}"
             raise _Damaged(message)
         return content
+
+    def _following(self, place: int, link: int) -> int:
+        """Return where an object's successor is, as the link in it says; 0 if there is none.
+
+        journald appends fields and arrays to their chains, so a successor is further on: a chain
+        that leads back is damage, and would have no end.
+        """
+        following = self._number(place + link)
+        if following and following <= place:
+            message = f"{self.place}: the object at {place} is followed by the one at {following}"
+            raise _Damaged(message)
+        return following
 
     def _object(self, place: int, kind: int) -> tuple[int, int]:
         """Return flags and size of the object of a kind at a place."""
@@ -121,25 +163,29 @@ class _File:
     def _find(self) -> int:
         """Return where the data `_TRANSPORT=kernel` is; 0 if no entry has it yet."""
         table = self._read(self._fields, min(self._fields_size, _LARGEST))
+        steps = itertools.count()
         for place, _ in struct.iter_unpack("<QQ", table):
-            for _ in range(_CHAIN):
-                if not place:
-                    break
+            while place:
+                self._step(steps)
                 _, size = self._object(place, _FIELD)
                 if self._read(place + 40, size - 40) == _TRANSPORT:
-                    return self._value(self._number(place + 32))
-                place = self._number(place + 24)  # noqa: PLW2901 - the next one in the chain
+                    return self._value(self._number(place + 32), steps)
+                place = self._following(place, 24)  # noqa: PLW2901 - the next one in the chain
         return 0
 
-    def _value(self, place: int) -> int:
+    def _step(self, steps: Iterator[int]) -> None:
+        if next(steps) >= _CHAIN:
+            message = f"{self.place}: more than {_CHAIN} fields and transports"
+            raise _Damaged(message)
+
+    def _value(self, place: int, steps: Iterator[int]) -> int:
         """Return where `_TRANSPORT=kernel` is in the chain of values that begins at a place."""
-        for _ in range(_CHAIN):
-            if not place:
-                break
+        while place:
+            self._step(steps)
             _, size = self._object(place, _DATA)
             if self._read(place + self._payload, size - self._payload) == _KERNEL:
                 return place
-            place = self._number(place + 32)
+            place = self._number(place + 32)  # the newest value comes first
         return 0
 
     def _entries(self) -> Iterator[int]:
@@ -155,11 +201,14 @@ class _File:
         while self._taken < count and self._array:
             _, size = self._object(self._array, _ARRAY)
             room = (size - 24) // self._item.size
+            if room < 1:
+                message = f"{self.place}: an array of entries without any at {self._array}"
+                raise _Damaged(message)
             if not self._index and self._taken + room <= count and self._is_old(room):
                 self._index = room
                 self._taken += room
             if self._index >= room:
-                following = self._number(self._array + 16)
+                following = self._following(self._array, 16)
                 if not following:
                     return
                 self._array, self._index = following, 0
@@ -192,12 +241,8 @@ class _File:
             for at in range(64, size - self._item.size + 1, self._stride)
             if (field := self._field(*self._item.unpack_from(content, at))) is not None
         )
-        try:
-            facility = int(fields.get(_FACILITY, b"-1"))
-            microseconds = int(fields.get(_TIME, monotonic))
-        except ValueError as error:
-            message = f"{self.place}: {error}"
-            raise _Damaged(message) from error
+        facility = int(fields.get(_FACILITY, b"-1"))
+        microseconds = int(fields.get(_TIME, monotonic))
         text = fields.get(_MESSAGE, b"").partition(b"\n")[0].decode("utf-8", "replace")
         return KernelLogRecord(facility, sequence, microseconds / 1e6, True, text)  # noqa: FBT003 - a record's own order
 
@@ -215,6 +260,16 @@ class _File:
             if name not in {_MESSAGE, _TIME} and len(self._known) < _ITEMS:
                 self._known[place] = found
         return found
+
+
+def _failure(error: _Damaged | OSError) -> SourceError | OSError:
+    """Return what the collector raises for the file that is written to."""
+    return error if isinstance(error, OSError) else SourceError(Reason.MALFORMED, str(error))
+
+
+def _is_short(error: _Damaged | OSError) -> bool:
+    """Return whether this process lacks descriptors or memory, and no file is to blame."""
+    return isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 class JournalReader:
@@ -241,12 +296,14 @@ class JournalReader:
         self._done: set[tuple[int, int]] = set()
         """Older files that have been read, or cannot be."""
         self._newest = -1
+        self._damage: list[str] = []
 
     def read(self, most: int, seconds: float) -> Iterator[KernelLogRecord]:
         """Yield new records of the journal, at most `most` within `seconds`; the rest comes next
         time.
 
-        Raise OSError or SourceError if the journal cannot be read, NotAvailable if there is none.
+        Raise OSError or SourceError if the journal or a part of it cannot be read, NotAvailable if
+        there is none.
         """
         until = self._monotonic() + seconds
         count = 0
@@ -262,17 +319,24 @@ class JournalReader:
                             yield record
                     if count >= most or (not count % CLOCK_EVERY and self._monotonic() >= until):
                         return
-            except _Damaged as error:
+            except (_Damaged, OSError) as error:
                 self._drop(key)
-                if name == ACTIVE:  # journald will begin another one
-                    raise SourceError(Reason.MALFORMED, str(error)) from error
+                if name == ACTIVE or _is_short(error):  # journald will begin another one
+                    raise _failure(error) from error
                 log.warning("the rest of an old file of the journal is left out: %s", error)
                 self._done.add(key)
                 continue
+            if file.damaged:
+                self._damage.append(f"{plural(file.damaged, 'entry', 'entries')}: {file.damage}")
+                file.damaged, file.damage = 0, ""
             if name != ACTIVE:
                 self._drop(key)
                 self._done.add(key)
         self.drained = True
+        if self._damage:  # said once, after all that could be read
+            message = f"cannot be read: {'; '.join(self._damage)}"
+            self._damage.clear()
+            raise SourceError(Reason.MALFORMED, message)
 
     def behind(self) -> bool:
         """Return whether all of the journal was read and ends before the position.
@@ -310,10 +374,10 @@ class JournalReader:
                     file = _File(place, self._boot)
                 except FileNotFoundError:  # renamed or deleted meanwhile
                     continue
-                except _Damaged as error:
-                    if name == ACTIVE:
-                        raise SourceError(Reason.MALFORMED, f"{place}: {error}") from error
-                    log.warning("an old file of the journal is left out: %s: %s", place, error)
+                except (_Damaged, OSError) as error:
+                    if name == ACTIVE or _is_short(error):
+                        raise _failure(error) from error
+                    log.warning("an old file of the journal is left out: %s", error)
                     self._done.add(key)
                 else:
                     if file.key == key:

@@ -27,6 +27,8 @@ RETRY_FIRST = 1.0
 RETRY_LIMIT = 60.0
 """Seconds before a failed log is reopened, doubled from first to limit."""
 _FIELDS = 4
+_END = 1 << 64
+"""The kernel counts records and microseconds in 64 bits."""
 
 
 class KernelLogRecord(NamedTuple):
@@ -51,14 +53,12 @@ def parse(raw: bytes) -> KernelLogRecord:
     if not semicolon or len(fields) < _FIELDS:
         message = f"not a kernel log record: {raw[:60]!r}"
         raise ValueError(message)
-    sequence = int(fields[1])
-    if sequence < 0:
-        message = f"negative sequence number: {raw[:60]!r}"
+    priority, sequence, microseconds = (int(field) for field in fields[:3])
+    if not 0 <= min(priority, sequence, microseconds) <= max(sequence, microseconds) < _END:
+        message = f"not the numbers of a kernel log record: {raw[:60]!r}"
         raise ValueError(message)
     text = body.partition(b"\n")[0].decode("ascii", "replace")
-    return KernelLogRecord(
-        int(fields[0]) >> 3, sequence, int(fields[2]) / 1e6, fields[3] == b"-", text
-    )
+    return KernelLogRecord(priority >> 3, sequence, microseconds / 1e6, fields[3] == b"-", text)
 
 
 class KernelLogReader:
@@ -120,7 +120,7 @@ class KernelLogReader:
                 raise ended
             try:
                 record = parse(raw)
-            except ValueError:
+            except (ValueError, ArithmeticError):
                 continue  # its number is a gap
             # Includes records that were read before: `behind` compares the whole log with the
             # position.

@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import read
+from dshealthd.core.host import lines_of, read
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host
@@ -90,7 +90,7 @@ def parse_routes(text: str) -> list[tuple[str, ipaddress.IPv4Network]]:
     ValueError if malformed.
     """
     found = []
-    for line in text.splitlines()[1:]:
+    for line in lines_of(text)[1:]:
         fields = line.split()
         if len(fields) > 7:  # noqa: PLR2004 - the mask is the eighth
             address, mask = (
@@ -134,7 +134,7 @@ def interface_of(address: str, host: Host) -> str:
 
 def _of_ipv6(wanted: ipaddress.IPv6Address, host: Host) -> str:
     try:
-        lines = read(host.proc("net/if_inet6")).splitlines()
+        lines = lines_of(read(host.proc("net/if_inet6")))
     except OSError:  # a kernel without IPv6
         return LOOPBACK
     rows = (line.split() for line in lines)

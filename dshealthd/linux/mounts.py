@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.core.host import read
+from dshealthd.core.host import lines_of, read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ def parse_mountinfo(text: str) -> list[Mount]:
     ValueError if malformed; see proc_pid_mountinfo(5).
     """
     mounts = []
-    for line in text.splitlines():
+    for line in lines_of(text):
         place, separator, rest = line.partition(" - ")
         before, after = place.split(" "), rest.split(" ")
         if not separator or len(before) < 6 or len(after) < 3:  # noqa: PLR2004 - the fields of the format

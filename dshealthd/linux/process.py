@@ -10,7 +10,7 @@ import resource
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.core.host import integer, read, read_bytes
+from dshealthd.core.host import integer, lines_of, read, read_bytes
 from dshealthd.core.result import parsed
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Descriptors:
         for pid in pids:
             try:
                 usage = self.open_files(pid)
-            except (OSError, ValueError):
+            except (OSError, ValueError, ArithmeticError):
                 continue
             if not 0 < usage.limit >= usage.value:
                 continue
@@ -184,7 +184,7 @@ def parse_stat(data: bytes) -> Stat:
             cpu_ticks=int(fields[11]) + int(fields[12]),
             exit_status=int(fields[_EXIT_STATUS]) if len(fields) > _EXIT_STATUS else 0,
         )
-    except (IndexError, ValueError) as error:
+    except (IndexError, ValueError, ArithmeticError) as error:
         message = f"not a process status: {data[:80]!r}"
         raise ValueError(message) from error
 
@@ -316,7 +316,7 @@ def parse_pids_path(text: str) -> str | None:
     None if there is neither a v2 line nor one of v1's pids controller.
     """
     unified = None
-    for line in text.splitlines():
+    for line in lines_of(text):
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if "pids" in controllers.split(","):
             return f"pids{path}"

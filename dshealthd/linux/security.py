@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import read_existing
+from dshealthd.core.host import lines_of, read_existing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,7 @@ def _paths(host: Host) -> Iterator[str]:
 def _rules(place: str) -> str | None:
     if (text := read_existing(place)) is None:
         return None
-    lines = (line.strip() for line in text.splitlines())
+    lines = (line.strip() for line in lines_of(text))
     return "\n".join(line for line in lines if line and not line.startswith("#"))
 
 

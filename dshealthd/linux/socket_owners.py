@@ -10,7 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.core.host import read, read_bytes
+from dshealthd.core.host import lines_of, read, read_bytes
 from dshealthd.linux import sock_diag
 from dshealthd.linux.process import TICKS, parse_stat
 from dshealthd.linux.sock_diag import SocketEnd, TcpState
@@ -64,7 +64,7 @@ class Owner:
                 self.process.started == self._first.started
                 and parse_inode(os.readlink(self._descriptor)) == self._inode
             )
-        except (OSError, ValueError):
+        except (OSError, ValueError, ArithmeticError):
             return False
 
     @property
@@ -157,7 +157,7 @@ class Search:
         self.close()
 
     def _take(self, inode: int, pid: int, descriptor: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # it ended meanwhile
+        with contextlib.suppress(OSError, ValueError, ArithmeticError):  # it ended meanwhile
             self._owners[inode] = Owner(self._host, pid, descriptor, inode)
 
     def _descriptors(self) -> Generator[tuple[int, int, str] | None]:
@@ -221,7 +221,7 @@ def _from_kernel(here: SocketEnd, there: SocketEnd) -> int | None:
 def _from_files(here: SocketEnd, there: SocketEnd, procfs: str) -> int | None:
     ports = f":{there.port:04X} ", f":{here.port:04X} "
     for table in ("tcp", "tcp6"):
-        for line in read(f"{procfs}/self/net/{table}", _LARGEST).splitlines()[1:]:
+        for line in lines_of(read(f"{procfs}/self/net/{table}", _LARGEST))[1:]:
             if ports[0] not in line or ports[1] not in line:
                 continue  # skips most lines, at a hundredth of the cost
             fields = line.split()

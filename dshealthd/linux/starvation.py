@@ -98,7 +98,7 @@ def waited() -> float | None:
     """
     try:
         return parse_run_queue(read_bytes("/proc/thread-self/schedstat", 4096)).waiting
-    except (OSError, ValueError):
+    except (OSError, ValueError, ArithmeticError):
         return None
 
 
@@ -106,5 +106,5 @@ def run_queue(pid: int) -> RunQueue | None:
     """Return how long a child ran and waited for a CPU; None if the kernel does not report it."""
     try:
         return parse_run_queue(read_bytes(f"/proc/{pid}/schedstat", 4096))
-    except (OSError, ValueError):
+    except (OSError, ValueError, ArithmeticError):
         return None

@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from dshealthd.core.collector import Reason, SourceError
-from dshealthd.core.host import read, read_existing
+from dshealthd.core.host import lines_of, read, read_existing
 from dshealthd.linux import sock_diag
 from dshealthd.linux.sock_diag import EVERY_STATE, TcpSocket, TcpState
 
@@ -76,7 +76,7 @@ def parse_sockstat(sockstat: str, sockstat6: str = "") -> SocketCounts:
     """
     time_wait: int | None = None
     in_use = 0
-    for line in (sockstat + sockstat6).splitlines():
+    for line in lines_of(sockstat + sockstat6):
         if line.startswith(("TCP:", "TCP6:")):
             words = line.split()
             fields = dict(zip(words[1::2], words[2::2], strict=True))
@@ -93,7 +93,7 @@ def parse_tcp(text: str) -> Iterator[TcpSocket]:
 
     ValueError names a malformed line.
     """
-    for line in text.splitlines():
+    for line in lines_of(text):
         if line.lstrip().startswith("sl "):  # the heading
             continue
         try:
@@ -106,7 +106,7 @@ def parse_tcp(text: str) -> Iterator[TcpSocket]:
                 int(uid),
                 int(inode),
             )
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             message = f"not a socket: {line[:60]!r}"
             raise ValueError(message) from error
 
@@ -162,7 +162,7 @@ class Sockets:
             return None
         try:
             return parse_sockstat(sockstat, read_existing(self._host.proc("net/sockstat6")) or "")
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             raise SourceError(
                 Reason.MALFORMED, f"{self._host.proc('net/sockstat')} or sockstat6: {error}"
             ) from error
@@ -239,7 +239,7 @@ class Sockets:
             )
         try:
             return [found for text in texts for found in parse_tcp(text)]
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             raise SourceError(
                 Reason.MALFORMED, f"{self._host.proc('net/tcp')} or tcp6: {error}"
             ) from error

@@ -22,6 +22,7 @@ from concurrent import futures
 import grpc
 
 from dshealthd.core.sockets import clear
+from dshealthd.core.text import print_lines
 from dshealthd.nvrx.frames import ANSWER, LENGTH, MAX_FRAME, QUESTION, READY
 
 NAME = "nvhcd.HealthCheckService"
@@ -149,7 +150,7 @@ def main(path: str, descriptor: int) -> int:
     try:
         server = serve(path, verdicts)
     except OSError as error:
-        print(f"nvrx.socket: {path}: {error.strerror}", file=sys.stderr)
+        print_lines(f"nvrx.socket: {path}: {error.strerror}", error=True)
         return 1
     if os.geteuid() == 0:  # a C library parses input from any user
         os.setgroups([])

@@ -119,7 +119,7 @@ class PeerOptions:
         if self.listen_address:
             try:
                 host, _ = listen_address(self.listen_address)
-            except ValueError as error:
+            except (ValueError, ArithmeticError) as error:
                 yield "listen_address", str(error)
             else:
                 if host is None:

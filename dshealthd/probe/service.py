@@ -286,7 +286,7 @@ class ProbeService:
         running = SlotRunner(self._state, credentials, baselines, address)
         try:
             await running.open()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ArithmeticError) as error:
             await running.close()
             message = f"cannot listen on {options.peer.listen_address}: {error}"
             raise Setup(message) from error

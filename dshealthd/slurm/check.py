@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import enum
 import fcntl
-import json
 import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.core import documents, state_file
+from dshealthd.core import documents, schema, state_file
 from dshealthd.core.host import read
 from dshealthd.slurm import budget
 from dshealthd.slurm.agent import AgentSilent
@@ -34,6 +33,7 @@ LOOK_AGAIN = 6.0
 that it sees a new reading. Only a job on a node with a finding waits for it."""
 MAX_LOOKS = 5
 """Most checks of one prolog; more would add up to more than a job should wait."""
+_COUNT = schema.Integer()
 _NAMED = 3
 """Most findings that a reason names; one is enough to find the others."""
 
@@ -223,10 +223,9 @@ def _lock(descriptor: int, patience: float) -> None:
 def _read(path: Path) -> Streaks:
     """Return the saved streaks; empty ones if there are none or they cannot be parsed."""
     try:
-        content = json.loads(read(str(path)))
-        bad = {str(key): int(value) for key, value in content["bad"].items()}
-        return Streaks(bad, bool(content["noted"]))
-    except FileNotFoundError:
-        return Streaks()
-    except (ValueError, KeyError, TypeError, AttributeError):
+        with schema.reading(str(path)):
+            content = schema.document(read(str(path)))
+            bad = {key: _COUNT.read(value, key) for key, value in content["bad"].items()}
+            return Streaks(bad, bool(content["noted"]))
+    except (FileNotFoundError, schema.SchemaError):
         return Streaks()  # writes are atomic, so another version wrote this: start counting again

@@ -11,11 +11,11 @@ from __future__ import annotations
 import functools
 import os
 import socket
-import sys
 import syslog
 import time
 from typing import TYPE_CHECKING
 
+from dshealthd.core.text import print_lines
 from dshealthd.slurm import agent, maintenance
 from dshealthd.slurm.check import Busy, CheckReport, NodeCheck, NodeCheckResult, kept
 from dshealthd.slurm.controller import Controller, ControllerError
@@ -67,7 +67,7 @@ def _keep_maintenance(loaded: Config, controller: Controller) -> None:
 
 
 def _log(priority: int, text: str) -> None:
-    print(f"dshealthd: {text}", file=sys.stderr)
+    print_lines(f"dshealthd: {text}", error=True)
     syslog.openlog("dshealthd-slurm", syslog.LOG_PID, syslog.LOG_DAEMON)
     syslog.syslog(priority, text)
 

@@ -211,5 +211,5 @@ def parse_nodes(text: str, separator: str) -> dict[str, SlurmNode]:
 def _time(text: str) -> float:
     try:
         return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return 0.0

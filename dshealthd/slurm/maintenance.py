@@ -58,5 +58,5 @@ def keep(directory: Path, slurm: Controller, name: str, now: float) -> None:
 def _written(path: Path) -> Maintenance | None:
     try:
         return parse(state_file.read(path, LIMIT))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, ArithmeticError):
         return None

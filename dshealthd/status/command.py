@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core import documents
-from dshealthd.core.text import printable
+from dshealthd.core.text import print_lines, printable
 from dshealthd.findings.finding import ORDER, State
 from dshealthd.http.client import UNAUTHORIZED, Access, local, remote
 from dshealthd.http.exchange import Unreachable
@@ -100,8 +99,8 @@ def _run(
 ) -> int:
     try:
         clients = _clients(asked)
-    except (Unreachable, ValueError, OSError) as error:
-        print(f"dshealthd: {printable(str(error))}", file=sys.stderr)
+    except (Unreachable, ValueError, ArithmeticError, OSError) as error:
+        print_lines(f"dshealthd: {printable(str(error))}", error=True)
         return EXIT[State.UNKNOWN]
     answers = query.ask(clients)
     print(documents.dumps(query.report(answers)) if asked.as_json else "\n".join(write(answers)))
@@ -144,5 +143,5 @@ def _client(
     """Return the client for a node; why there is none if its name is invalid."""
     try:
         return remote(loaded, node, access, unauthorized)
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         return str(error)

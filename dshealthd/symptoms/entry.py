@@ -198,7 +198,8 @@ def parse(slug: str, text: str) -> Symptom:
         return Symptom(
             slug=slug, findings=findings, alerts=alerts, sections=_sections(match[2]), **table
         )
-    except (ValueError, TypeError, AttributeError) as error:  # no TOML, an unknown or missing key
+    # No TOML, an unknown or missing key.
+    except (ValueError, ArithmeticError, TypeError, AttributeError) as error:
         message = f"{slug}.md: {error}"
         raise EntryError(message) from error
 

@@ -333,7 +333,7 @@ class Heartbeat:
         is a relative path whose working directory was removed.
         """
         self._saves += 1
-        with contextlib.suppress(ValueError, OSError):
+        with contextlib.suppress(ValueError, ArithmeticError, OSError):
             place = os.path.abspath(directory)
             self._page.note(encode_saved(Saved(place, self._saves, optimizer_files, node_local)))
 

@@ -284,7 +284,7 @@ def newest(page: bytes) -> Message:
     for start in range(0, PAGE, SLOT):
         try:
             found.append(decode(page[start : start + SLOT]))
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             why = str(error)
     if not found:
         raise ValueError(why)

@@ -100,7 +100,7 @@ class Spans:
         for begin, end in self._marks:
             try:
                 total += max(float(begin.elapsed_time(end)), 0.0) / 1000.0
-            except (RuntimeError, ValueError):  # events of two devices
+            except (RuntimeError, ValueError, ArithmeticError):  # events of two devices
                 return None
         return total
 

@@ -144,7 +144,7 @@ def _matches(password: bytes, expected: str) -> bool:
 
     try:
         return bcrypt.checkpw(password[:MAX_PASSWORD], expected.encode())
-    except ValueError:  # older bcrypt versions refuse a NUL in a password
+    except (ValueError, ArithmeticError):  # older bcrypt versions refuse a NUL in a password
         return False
 
 
@@ -155,7 +155,7 @@ def _credentials(authorization: str) -> tuple[str, bytes] | None:
     try:
         name, colon, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
         return (name.decode(), password) if colon else None
-    except (binascii.Error, ValueError):
+    except (binascii.Error, ValueError, ArithmeticError):
         return None
 
 

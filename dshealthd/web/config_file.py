@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core import background
+from dshealthd.core import background, schema
 from dshealthd.core.child import StartError
-from dshealthd.core.host import signatures
+from dshealthd.core.host import read_named, signatures
 from dshealthd.core.options import ConfigError, Errors, unknown
 from dshealthd.http import tls
 from dshealthd.web import auth
@@ -92,12 +92,12 @@ def read(path: Path, errors: Errors) -> WebConfig:
 
     document: Any = None
     try:
-        document = Loader(path.read_text(encoding="utf-8")).get_single_data()
+        document = Loader(read_named(path).decode()).get_single_data()
     except OSError as error:
         errors.append(f"cannot be read: {error.strerror}")
     except UnicodeDecodeError as error:
         errors.append(f"is not UTF-8: {error.reason} at byte {error.start}")
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, *schema.MISSHAPEN) as error:  # a tag that its value does not fit
         errors.append(f"is not YAML: {' '.join(str(error).split())}")
     return from_document({} if document is None else document, str(path), errors)
 

@@ -52,7 +52,7 @@ def is_own(host: str, names: frozenset[str]) -> bool:
     name = name.removesuffix(".")
     try:
         ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return name in names
     return True
 

@@ -298,7 +298,7 @@ class Server:
         try:
             ((name, tier),) = asked or [("tier", Tier.ALL)]
             chosen = Tier(tier) if name == "tier" else None
-        except ValueError:
+        except (ValueError, ArithmeticError):
             chosen = None
         if chosen is None:
             return plain(HTTPStatus.BAD_REQUEST, TIERS)

@@ -354,16 +354,31 @@ def test_an_orphan_of_before_is_found() -> None:
     assert 0 <= age < 60
 
 
+UNICODE = ("\u0662\u0669\u0665\u0660\u0660", "29500\u00b2", " 29500", "+29500", "29_500")
+"""Texts that Python takes for numbers, or nearly, and no launcher does."""
+
+
 def test_ports_are_checked() -> None:
     """A range of ports is written first-last, or as one port."""
     assert parse_ports("29500-29600") == (29500, 29600)
     assert parse_ports("29500") == (29500, 29500)
-    for malformed in ("", "0-5", "5-4", "1-65536", "a-b", "1-2-3", "-5"):
+    for malformed in (
+        "",
+        "0-5",
+        "5-4",
+        "1023",
+        "1023-2000",
+        "2000-65536",
+        "a-b",
+        "1-2-3",
+        "-5",
+        *UNICODE,
+    ):
         errors = Errors()
         decode(RendezvousPorts.Options, {"ports": malformed}, "collectors.rendezvous", errors)
         assert errors == [
             (
-                f'collectors.rendezvous.ports: "{malformed}" is not a range of ports such as '
+                f'collectors.rendezvous.ports: "{malformed}" is not a range of ports from 1024 to 65535 such as '
                 '"29500-29600"'
             )
         ]

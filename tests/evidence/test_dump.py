@@ -5,6 +5,7 @@ Genuine ones, ones that another program made, and ones that are made to do harm.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pickle
@@ -178,12 +179,8 @@ def test_what_is_no_dump_is_refused(data: bytes) -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes_end_in_a_document_or_one_error(data: bytes) -> None:
     """Garbage never raises anything else."""
-    try:
+    with contextlib.suppress(MalformedDump):
         digest(data)
-    except MalformedDump:
-        pass
-    except MemoryError:
-        assert len(data) > 4
 
 
 VALUES = st.recursive(

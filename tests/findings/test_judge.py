@@ -83,6 +83,15 @@ def loaded(text: str, tmp_path: Path) -> configuration.Config:
     return configuration.load(file)
 
 
+GPUS: dict[str, object] = {"energy": {}, "reset": {}, "returned": {}, "most": 0, "settled": 0}
+
+
+def foreign(**changes: object) -> str:
+    """Return a state file as the judge writes it, but for these fields."""
+    ours = {"version": 1, "time": 5.0, "findings": [], "past": {}, "gpus": GPUS}
+    return json.dumps(ours | changes)
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition."""
     async with asyncio.timeout(60):
@@ -394,10 +403,29 @@ async def test_a_request_before_the_start_costs_no_past(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "[" * 100_000, '{"version": 0}', json.dumps({"version": 1, "time": "x"})],
+    [
+        *("", "{", "[]", "null", '"x"', "7", "\0\xff", "[" * 100_000, '{"version": 0}'),
+        *(foreign(time=time) for time in ("x", None, [], "1e400", -1.0, 1e300)),
+        *(
+            foreign().replace("5.0", number)
+            for number in ("NaN", "Infinity", "1e400", "1" + 400 * "0")
+        ),
+        *(foreign(past=past) for past in (None, [], [1], "x", {"x": {}}, {"zzz x 60 ": {}})),
+        *(
+            foreign(past={"mean x 60 ": rows})
+            for rows in ([], None, {"dimensions": 5, "series": []})
+        ),
+        *(foreign(gpus=gpus) for gpus in (None, [], {}, {**GPUS, "energy": [1]})),
+        *(foreign(gpus={**GPUS, "most": most}) for most in (None, "1", [], -1)),
+        *(foreign(findings=found) for found in ([{}], [[]], ["x"], [None], {"a": 1}, 5)),
+        foreign(findings=[{"finding": [], "keep": 1, "age": 1, "unseen": 1}]),
+        foreign(findings=[{"finding": {}, "keep": 10**400}]),
+    ],
 )
 async def test_invalid_file_begins_anew_and_says_so(content: str, tmp_path: Path) -> None:
-    """A state file that is corrupt costs the past, not the judgement, and the status tells."""
+    """A state file that is corrupt, or JSON that no agent wrote, costs the past, not the judgement,
+    and the status tells.
+    """
     (tmp_path / "findings.json").write_text(content)
     node = Node(tmp_path)
     await node.judge.apply(loaded("", tmp_path))

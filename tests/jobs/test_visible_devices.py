@@ -67,3 +67,14 @@ def test_as_torch_reads_them() -> None:
 def test_on_a_node_with_four(text: str, seen: Visible) -> None:
     """An index that the node does not have hides itself and what follows."""
     assert visible(text, 4) == seen
+
+
+@pytest.mark.parametrize("entry", ["\x1d1", "\u0663", "\u00a01"])
+def test_only_what_the_driver_takes_for_a_number(entry: str) -> None:
+    """Separators and digits of other scripts are no number, and end the list."""
+    assert visible(f"0,{entry}", 8) == Visible(("0",))
+
+
+def test_a_number_of_any_length() -> None:
+    """An index beyond every node's GPUs is one that is missing, however long it is."""
+    assert visible("0," + "9" * 5000, 8) == Visible(("0",), missing=True)

@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dshealthd.core.collector import NotAvailable, Reason, SourceError
 from dshealthd.core.host import Host
 from dshealthd.linux.journal import JournalReader
 from dshealthd.linux.kmsg import KERNEL
 from tests.journald import journald, reason_against
+from tests.linux.damaged_journal import Journal
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     from dshealthd.linux.kmsg import KernelLogRecord
 
@@ -164,6 +169,71 @@ def test_a_damaged_file_is_left_out(
         with pytest.raises(SourceError) as raised:
             everything(reader(copy))
         assert raised.value.reason is Reason.MALFORMED
+
+
+def lines_of(root: Path) -> tuple[list[str], str]:
+    """Return the messages of a made journal, and why a part of it could not be read."""
+    journal = JournalReader(Host(rootfs=root, procfs=root / "proc"), time.monotonic)
+    found: list[str] = []
+    try:
+        found += (record.message for record in journal.read(1000, 5.0))
+    except SourceError as error:
+        return found, str(error)
+    finally:
+        journal.close()
+    return found, ""
+
+
+def test_made_journal(tmp_path: Path) -> None:
+    """What the damage below is done to is a journal: all of its entries are read."""
+    found = lines_of(Journal().write(tmp_path))
+    assert found == ([f"line {number}" for number in range(6)], "")
+
+
+FAR = 2**63 + 8
+DAMAGE: dict[str, Callable[[Journal], None]] = {
+    "array followed by itself": lambda journal: journal.put(journal.second + 16, journal.second),
+    "array followed by an earlier one": lambda journal: journal.put(
+        journal.second + 16, journal.first
+    ),
+    "array without room": lambda journal: journal.put(journal.second + 8, 24),
+    "array beyond any file": lambda journal: journal.put(journal.first + 16, FAR),
+    "first array beyond any file": lambda journal: journal.put(journal.kernel + 48, FAR),
+    "table that is no multiple": lambda journal: journal.put(128, 17),
+    "table beyond any file": lambda journal: journal.put(120, FAR),
+    "field shorter than its head": lambda journal: journal.put(journal.kernel + 8, 17),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_damage_has_an_end_and_a_reason(damage: Callable[[Journal], None], tmp_path: Path) -> None:
+    """A chain that leads back, and a place that no file has, end the file, and say so."""
+    journal = Journal()
+    damage(journal)
+    journal.put(journal.kernel + 56, 1 << 40)  # so many entries are never reached
+    _, reason = lines_of(journal.write(tmp_path))
+    assert "system.journal" in reason
+
+
+@pytest.mark.parametrize("place", [FAR, 1 << 40, 0x110], ids=["far", "beyond the end", "a datum"])
+def test_a_damaged_entry_costs_itself(place: int, tmp_path: Path) -> None:
+    """The entries before and after one that cannot be read are read, and the loss is said."""
+    journal = Journal()
+    journal.put(journal.first + 24, place)  # in place of the second entry
+    found, reason = lines_of(journal.write(tmp_path))
+    assert found == ["line 0", "line 2", "line 3", "line 4", "line 5"]
+    assert "1 entry" in reason
+
+
+@given(st.data())
+def test_any_damage(data: st.DataObject) -> None:
+    """Whatever the bytes are, reading them ends, and ends with records or a reason."""
+    journal = Journal()
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(journal.content) - 8))
+        journal.put(at, data.draw(st.sampled_from([0, 1, at, FAR, 2**64 - 1, 24, 272])))
+    with tempfile.TemporaryDirectory() as directory:
+        lines_of(journal.write(Path(directory)))
 
 
 def test_no_journal(tmp_path: Path) -> None:

@@ -256,11 +256,12 @@ def signed(
     sender: str = "a",
     receiver: str = "b",
     path: str = ECHO,
+    challenge: str = CHALLENGE,
 ) -> RequestClaim:
     """Return the claim of a request that is signed as a client signs it."""
-    claim = RequestClaim(sender, receiver, nonce, CHALLENGE)
+    claim = RequestClaim(sender, receiver, nonce, challenge)
     return RequestClaim(
-        sender, receiver, nonce, CHALLENGE, request_mac(key.encode(), path, body, claim)
+        sender, receiver, nonce, challenge, request_mac(key.encode(), path, body, claim)
     )
 
 

@@ -290,7 +290,7 @@ def _read_config(path: str) -> deepspeed_config.Parsed:
 def _read_script(path: str) -> dict[str, Any]:
     try:
         return asdict(slurm_script.parse(read_text(path, slurm_script.MAX_BYTES)))
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         message = str(error) if str(error).startswith(path) else f"{path}: {error}"
         raise ValueError(message) from error
 
@@ -298,7 +298,7 @@ def _read_script(path: str) -> dict[str, Any]:
 def _command(text: str) -> Source[LauncherCommand]:
     try:
         found = launcher_command.parse(text, os.environ)
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         return Source(text, None, str(error))
     problem = "" if found else "does not call deepspeed, torchrun or srun"
     return Source(text, found, problem)

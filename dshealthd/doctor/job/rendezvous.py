@@ -122,7 +122,7 @@ def _port(context: JobContext, written: str) -> Iterator[Result]:
     node, tables = _sockets_of_first_node(context)
     result = None
     if tables is not None:
-        with contextlib.suppress(ValueError):  # cut off, or another system's
+        with contextlib.suppress(ValueError, ArithmeticError):  # cut off, or another system's
             result = _judged(port, node, tables)
     yield result or unknown(f"whether port {port} is free on {node} is unknown")
     if (result := _range(context, port)) is not None:
@@ -188,7 +188,7 @@ def _range(context: JobContext, port: int) -> Result | None:
         )
     try:
         assigned = local_ports(context.host)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ArithmeticError) as error:
         return unknown(
             f"whether the kernel assigns port {port} to connections is unknown: {error}",
             source="net.ipv4.ip_local_port_range",

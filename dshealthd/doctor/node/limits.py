@@ -96,7 +96,7 @@ def _launchers(host: Host) -> Iterator[tuple[str, ProcessLimits]]:
     """Yield the daemons here that start jobs, with the limits that jobs inherit."""
     seen = set()
     for pid in sorted(filter(str.isdecimal, os.listdir(host.procfs)), key=int):
-        with contextlib.suppress(OSError, ValueError):  # it has ended
+        with contextlib.suppress(OSError, ValueError, ArithmeticError):  # it has ended
             name = read(host.proc(f"{pid}/comm")).strip()
             if name in LAUNCHERS and name not in seen:
                 seen.add(name)

@@ -272,7 +272,7 @@ def _operator(context: NodeContext, environment: str, offload: str) -> Result | 
         with Root.of_owner(context.host.rootfs, environment) as root:
             built = operators(root, environment)
             header = root.look(HEADER) is not None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ArithmeticError) as error:
         why = getattr(error, "strerror", None) or str(error)
         return unknown(f"{environment}: {why}", component=environment)
     if built is None:

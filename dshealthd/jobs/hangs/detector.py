@@ -95,7 +95,7 @@ class HangDetector:
         return last if now - at <= AT_WORK else work
 
     def restore(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Restore baselines from `rows` of an earlier detector. ValueError, TypeError, KeyError."""
+        """Restore baselines from `rows` of an earlier detector."""
         self._watch.restore(rows)
 
     def rows(self) -> list[dict[str, Any]]:

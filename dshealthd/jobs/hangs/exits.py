@@ -141,7 +141,7 @@ class ExitWatcher:
         """
         try:
             found = activity(self._host, pid, start)
-        except (OSError, ValueError):
+        except (OSError, ValueError, ArithmeticError):
             return None
         if found is None:
             return ExitKind.UNKNOWN

@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core import background, state_file
+from dshealthd.core import background, schema, state_file
 from dshealthd.core.counter_file import CounterFile
 from dshealthd.core.host import read
 from dshealthd.training.message import Phase
@@ -131,19 +131,21 @@ class SilenceBaseline:
     def restored(cls, document: Any, at: float, floor: float = FLOOR) -> SilenceBaseline:
         """Return a saved baseline, as if no time had passed until `at`.
 
-        ValueError, TypeError or KeyError if `document` cannot be a saved one.
+        SchemaError if `document` cannot be a saved one.
         """
-        times = [document["began"], document["silence"]]
-        longest = dict(document["longest"])
-        known = [seconds for entry in longest.values() for seconds in entry if seconds is not None]
-        if any(not math.isfinite(seconds) for seconds in (*times, *known)) or min(times) < 0:
-            message = "times must be seconds"
-            raise ValueError(message)
-        self = cls(at - float(times[0]), int(document["first"]), int(document["phase"]), floor)
-        self._step, self.heard = int(document["step"]), at - float(times[1])
-        for phase, (current, before, until) in longest.items():
-            self._longest[int(phase)] = _Longest(current, before, at - until)
-        return self
+        with schema.reading("the baseline"):
+            times = [document["began"], document["silence"]]
+            longest = dict(document["longest"])
+            known = [
+                seconds for entry in longest.values() for seconds in entry if seconds is not None
+            ]
+            if any(not math.isfinite(seconds) for seconds in (*times, *known)) or min(times) < 0:
+                schema.misfit("a time", "is no number of seconds")
+            self = cls(at - float(times[0]), int(document["first"]), int(document["phase"]), floor)
+            self._step, self.heard = int(document["step"]), at - float(times[1])
+            for phase, (current, before, until) in longest.items():
+                self._longest[int(phase)] = _Longest(current, before, at - until)
+            return self
 
     def resume(self, at: float, step: int, phase: int) -> None:
         """Continue `at` that time as if with a heartbeat, after a silence that says nothing: no agent
@@ -190,6 +192,7 @@ SAVE = 10.0
 DEADLINE = 2.0
 """Deadline in seconds for reading the file, which takes some 20 ms."""
 _LIMIT = 1 << 20
+_PROCESS = dict.fromkeys(("pid", "start", "user"), schema.Integer())
 
 
 class Pace:
@@ -205,7 +208,7 @@ class Pace:
         """Whether the file may hold ranks."""
 
     async def load(self) -> list[dict[str, Any]]:
-        """Return the saved rows of the ranks; OSError, ValueError, KeyError, TypeError."""
+        """Return the saved rows of the ranks; OSError, SchemaError."""
         look = functools.partial(state_file.read_in_child, self._file.place, _LIMIT)
         try:
             content = await background.call(look, "state of job_hang", DEADLINE, OSError)
@@ -214,9 +217,14 @@ class Pace:
         except TimeoutError as error:
             raise TimeoutError(errno.ETIMEDOUT, "the disk hangs", self._file.place) from error
         self._content = content.decode(errors="replace")
-        document = self._file.load()
-        rows = [] if document is None else document["ranks"]
-        return [dict(row) for row in rows][:MAX_RANKS]
+        with schema.reading(self._file.place):
+            document = self._file.load()
+            rows = [] if document is None else document["ranks"]
+            return [
+                {name: kind.read(row[name], name) for name, kind in _PROCESS.items()}
+                | {name: row[name] for name in ("sent", "baseline")}
+                for row in rows[:MAX_RANKS]
+            ]
 
     def keep(self, rows: list[dict[str, Any]], now: float, *, at_once: bool = False) -> None:
         """Write the rows in the background, if it is time; `now` is monotonic."""

@@ -12,6 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.schema import SchemaError
 from dshealthd.jobs.hangs.exits import End
 from dshealthd.jobs.hangs.hang import STOPPED, RankState, operation
 from dshealthd.jobs.hangs.silence import FLOOR, SilenceBaseline
@@ -227,9 +228,9 @@ class RankWatch:
             return fresh
         try:
             baseline = SilenceBaseline.restored(saved["baseline"], self._clock, self._floor)
-        except (ValueError, TypeError, KeyError) as error:
+        except SchemaError as error:
             log.warning(
-                "invalid saved baseline of process %s, it is learnt again: %r",
+                "invalid saved baseline of process %s, it is learnt again: %s",
                 who.process.pid,
                 error,
             )
@@ -263,7 +264,7 @@ class RankWatch:
             return
         try:
             found = activity(self._host, *watched.key)
-        except (OSError, ValueError):
+        except (OSError, ValueError, ArithmeticError):
             found = None
         before, watched.state = watched.state, found.state if found else ThreadState.UNKNOWN
         if watched.state not in STOPPED:

@@ -64,7 +64,7 @@ def identify(host: Host, pid: int, user: int) -> Answer:
         return UnidentifiedSender.GONE
     except PermissionError:
         return UnidentifiedSender.PERMISSION_DENIED
-    except (OSError, ValueError):
+    except (OSError, ValueError, ArithmeticError):
         return UnidentifiedSender.UNREADABLE
     if process is None:
         return UnidentifiedSender.NO_LAUNCHER
@@ -78,5 +78,5 @@ def same(host: Host, identity: Identity) -> bool:
             parse_stat(read_bytes(host.proc(f"{identity.process.pid}/stat"), 4096)).image
             == identity.image
         )
-    except (OSError, ValueError):
+    except (OSError, ValueError, ArithmeticError):
         return False

@@ -318,7 +318,7 @@ class Receiver:
         if data != sender.data:
             try:
                 message = newest(data)
-            except ValueError:
+            except (ValueError, ArithmeticError):
                 sender.torn += 1
                 if sender.torn >= TORN:
                     self._reject(sender, RejectReason.MALFORMED)

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from dshealthd.core import schema
 from dshealthd.core.result import fault_of
 from dshealthd.explain.causality import Finding, decide
 from dshealthd.explain.recognition import Recognizer
@@ -158,7 +159,7 @@ class LogWatch:
             own_until = self._spent() + max(0.0, until - self._spent()) * share
             try:
                 self._follow(job, len(jobs), bytes_left * share, own_until)
-            except (OSError, ValueError) as error:
+            except (OSError, *schema.MISSHAPEN) as error:  # a line, or a defect that it shows
                 yield fault_of(part, error)
             bytes_left -= self.read - before
 

@@ -36,7 +36,7 @@ def enabled(environment: Mapping[str, str]) -> bool:
     text = environment.get("NCCL_RAS_ENABLE", "").strip()
     try:
         return not text or int(text, 0) == 1
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return True
 
 
@@ -67,7 +67,7 @@ def _parse(text: str) -> tuple[tuple[_Address, ...], int]:
         return tuple(map(ipaddress.ip_address, _LOOPBACK)), int(port)
     try:
         address = ipaddress.ip_address(host)
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         message = f"NCCL_RAS_ADDR={text[:100]!r} has a host name; only localhost and IP addresses are supported"
         raise ValueError(message) from error
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
@@ -85,7 +85,7 @@ def exposed(environment: Mapping[str, str]) -> bool:
         return False
     try:
         addresses, _ = _parse(text)
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return False
     return not all(address.is_loopback for address in addresses)
 

@@ -78,11 +78,8 @@ def _load(data: bytes) -> object:
             if repaired == data:
                 raise
             return json.loads(repaired.decode(), parse_constant=_no_number)
-    except ValueError as error:
+    except (ValueError, ArithmeticError, RecursionError) as error:
         message = f"not JSON: {str(error)[:200]}"
-        raise MalformedAnswer(message) from error
-    except RecursionError as error:
-        message = "JSON is nested too deeply"
         raise MalformedAnswer(message) from error
 
 

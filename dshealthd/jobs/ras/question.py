@@ -74,7 +74,7 @@ def look(host: Host, members: Iterable[JobProcess], releases: MappedReleases) ->
             found: Iterable[str | None] = releases.of(host, member.pid)
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
-        except (UnknownRelease, OSError, ValueError) as error:
+        except (UnknownRelease, OSError, ValueError, ArithmeticError) as error:
             found, detail = (None,), f"process {member.pid}: {error}"
         if found:
             pids[member.pid] = member.rank

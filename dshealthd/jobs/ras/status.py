@@ -130,7 +130,7 @@ def address(text: str) -> str:
     """Return an IP address in canonical form, safe as a label; empty if it is not an address."""
     try:
         return str(ipaddress.ip_address(text))
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return ""
 
 

@@ -191,6 +191,6 @@ def _in_trouble(host: Host, process: Process) -> bool:
     pid, start = process
     try:
         stat = parse_stat(read_bytes(host.proc(f"{pid}/stat"), 4096))
-    except (OSError, ValueError):
+    except (OSError, ValueError, ArithmeticError):
         return True
     return stat.start != start or stat.state in _STOPPED

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from typing import TYPE_CHECKING
 
 from dshealthd.core import documents
 from dshealthd.core.options import ConfigError
+from dshealthd.core.text import print_lines
 from dshealthd.probe.cli import report
 from dshealthd.probe.cli.local import local, show_local
 from dshealthd.probe.cli.pairs import between, show_pairs
@@ -50,7 +50,7 @@ def probe(
     source = str(file) if file is not None else "command line"
     steps = parse_steps(size, repetitions, source)
     if hostfile is None and kind in {None, "local"}:
-        document = asyncio.run(local(loaded, steps, say))
+        document = asyncio.run(local(loaded, steps, _say))
         text = show_local
     elif hostfile is None and not loaded.section(ProbeOptions).members.sources:
         raise ConfigError(
@@ -61,15 +61,15 @@ def probe(
             raise ConfigError(
                 source, ["--kind: local probes this machine alone; leave out the hostfile"]
             )
-        document = asyncio.run(between(loaded, source, hostfile, Kind(kind or "pair"), steps, say))
+        document = asyncio.run(between(loaded, source, hostfile, Kind(kind or "pair"), steps, _say))
         text = show_pairs
-    print(documents.dumps(document, indent=2) if as_json else text(document), flush=True)
+    print_lines(documents.dumps(document, indent=2) if as_json else text(document))
     return report.EXIT[Outcome(document["outcome"])]
 
 
-def say(text: str) -> None:
-    """Print progress of the command `probe` on standard error."""
-    print(text, file=sys.stderr, flush=True)
+def _say(text: str) -> None:
+    """Print progress."""
+    print_lines(text, error=True)
 
 
 def parse_steps(

@@ -12,10 +12,10 @@ import hashlib
 import os
 import re
 import secrets
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dshealthd.core.text import print_lines
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.credentials import CredentialError, open_secret, parse_keys
 
@@ -43,9 +43,9 @@ def keys(loaded: Config, action: str, file: str | None) -> int:
     path = Path(file) if file is not None else loaded.section(ProbeOptions).peer.key_file or DEFAULT
     try:
         {"new": new, "rotate": rotate, "show": show}[action](path)
-    except (KeysError, CredentialError, OSError, ValueError) as error:
+    except (KeysError, CredentialError, OSError, ValueError, ArithmeticError) as error:
         detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        print(f"dshealthd keys {action}: {path}: {detail}", file=sys.stderr)
+        print_lines(f"dshealthd keys {action}: {path}: {detail}", error=True)
         return 1
     return 0
 
@@ -53,9 +53,11 @@ def keys(loaded: Config, action: str, file: str | None) -> int:
 def new(path: Path) -> None:
     """Make a key file; FileExistsError if there is one already, which may be in use."""
     _write(path, [_key()], 0, os.O_EXCL)
-    print(f"{path}: made")
+    print_lines(f"{path}: made")
     show(path)
-    print("Copy it to every node, owner root, mode 0600; then set probe.peer.key_file to its path.")
+    print_lines(
+        "Copy it to every node, owner root, mode 0600; then set probe.peer.key_file to its path."
+    )
 
 
 def rotate(path: Path) -> None:
@@ -73,9 +75,9 @@ def rotate(path: Path) -> None:
     _replace(path, after, step)
     show(path)
     if step:
-        print("Copy this file to every node, then run `dshealthd keys rotate` again.")
+        print_lines("Copy this file to every node, then run `dshealthd keys rotate` again.")
     else:
-        print("Copy this file to every node to complete the rotation.")
+        print_lines("Copy this file to every node to complete the rotation.")
 
 
 def show(path: Path) -> None:
@@ -83,9 +85,9 @@ def show(path: Path) -> None:
     found, step = _read(path)
     for number, key in enumerate(found):
         role = "signs" if number == 0 else "is accepted"
-        print(f"{path}: key {hashlib.sha256(key).hexdigest()[:12]} {role}")
+        print_lines(f"{path}: key {hashlib.sha256(key).hexdigest()[:12]} {role}")
     if step:
-        print(f"{path}: rotation, {STEPS[step]}")
+        print_lines(f"{path}: rotation, {STEPS[step]}")
 
 
 def _key() -> bytes:

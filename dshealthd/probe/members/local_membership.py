@@ -72,7 +72,7 @@ def _same_host(member: str, hostname: str) -> bool:
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(text)
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return None
 
 
@@ -113,7 +113,7 @@ def parse_if_inet6(text: str) -> list[str]:
             continue
         try:
             address = ipaddress.IPv6Address(bytes.fromhex(words[0]))
-        except ValueError:
+        except (ValueError, ArithmeticError):
             continue
         if not address.is_link_local:
             found.append(str(address))

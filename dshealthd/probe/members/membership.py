@@ -5,16 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import ipaddress
-import os
 import re
 import socket
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import documents
-from dshealthd.core.host import read_bytes, signatures
+from dshealthd.core.host import read_named, signatures
 from dshealthd.probe.members import topology
 from dshealthd.probe.members.hostlist import (
     MAX_NAMES,
@@ -214,13 +212,9 @@ def _addresses(name: str, resolve: Callable[..., Iterable[tuple[Any, ...]]]) -> 
 def _text(file: Path) -> str:
     """Return the text of a file; raises MembershipError, with the line that is not UTF-8."""
     try:
-        if not stat.S_ISREG(os.stat(file).st_mode):
-            raise MembershipError([f"{file}: is not a regular file"])
-        content = read_bytes(str(file), _MAX_BYTES + 1)
+        content = read_named(file, _MAX_BYTES)
     except OSError as error:
         raise MembershipError([f"{file}: cannot be read: {error.strerror}"]) from error
-    if len(content) > _MAX_BYTES:
-        raise MembershipError([f"{file}: is longer than {_MAX_BYTES} bytes"])
     try:
         return content.decode()
     except UnicodeDecodeError as error:

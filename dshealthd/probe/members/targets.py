@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core import documents
 from dshealthd.core.sockets import listen_address
+from dshealthd.core.text import print_lines
 from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.membership import load
 from dshealthd.probe.options import MembershipOptions, ProbeOptions
@@ -42,7 +43,7 @@ def addresses(loaded: Config) -> list[str]:
 def _address(name: str, port: int) -> str:
     try:
         is_bare = ipaddress.ip_address(name).version == 6  # noqa: PLR2004 - of the protocol
-    except ValueError:
+    except (ValueError, ArithmeticError):
         is_bare = False
     return f"[{name}]:{port}" if is_bare else f"{name}:{port}"
 
@@ -61,7 +62,7 @@ def targets(loaded: Config, hostfile: str | None, output: str | None) -> int:
         else:
             _replace(Path(output), text)
     except (MembershipError, OSError) as error:
-        print(error, file=sys.stderr)
+        print_lines(error, error=True)
         return EXIT_FAILURE
     return 0
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core import background
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import gauge
-from dshealthd.core.host import signatures
+from dshealthd.core.host import regular, signatures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -159,7 +159,7 @@ def read(options: PeerOptions) -> Secrets:
 def _using(what: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError) as error:  # what ssl raises is an OSError too
+    except (OSError, ValueError, ArithmeticError) as error:  # what ssl raises is an OSError too
         raise CredentialError([f"{what} {_reason(error)}"]) from error
 
 
@@ -183,7 +183,7 @@ def _context(options: PeerOptions, protocol: ssl._SSLMethod) -> ssl.SSLContext:
     if protocol is ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # every connection shows its certificate anew
     with _using(f"tls_ca_file: {options.tls_ca_file}"):
-        context.load_verify_locations(secret_path(options.tls_ca_file))
+        context.load_verify_locations(regular(secret_path(options.tls_ca_file)))
     with _using(f"tls_key_file: {options.tls_key_file}"):
         descriptor = open_secret(options.tls_key_file)
     pair = f"{options.tls_cert_file} and tls_key_file are not a certificate and its key:"
@@ -191,7 +191,7 @@ def _context(options: PeerOptions, protocol: ssl._SSLMethod) -> ssl.SSLContext:
         with _using(f"tls_cert_file: {pair}"):
             context.load_cert_chain(
                 # Without a password OpenSSL would ask for that of an encrypted key at the terminal.
-                secret_path(options.tls_cert_file),
+                regular(secret_path(options.tls_cert_file)),
                 f"/proc/self/fd/{descriptor}",
                 password=lambda: "",
             )
@@ -222,7 +222,7 @@ def own_certificate(server: ssl.SSLContext, client: ssl.SSLContext) -> OwnCertif
     return OwnCertificate(begins, ends)
 
 
-def _reason(error: OSError | ValueError) -> str:
+def _reason(error: OSError | ValueError | ArithmeticError) -> str:
     if isinstance(error, ssl.SSLError):
         return f"cannot be used: {error.reason or 'not PEM'}"
     if isinstance(error, OSError) and error.strerror:

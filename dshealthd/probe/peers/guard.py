@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     from dshealthd.probe.peers.connection import PeerConnection
     from dshealthd.probe.peers.credentials import Credentials
     from dshealthd.probe.peers.resolver import Resolver
+
+
+_LENGTH = re.compile(r"[0-9]{1,18}")
+"""A body's length: digits that a number of 64 bits has."""
 
 
 class RequestRejected(Exception):
@@ -192,6 +197,6 @@ def _content_length(request: BaseRequest) -> int:
         for name in ("Transfer-Encoding", "Content-Encoding", "Upgrade", "Expect")
     ):
         raise RequestRejected(Rejection.MALFORMED)
-    if len(lengths) != 1 or not (lengths[0].isascii() and lengths[0].isdigit()):
+    if len(lengths) != 1 or not _LENGTH.fullmatch(lengths[0]):
         raise RequestRejected(Rejection.MALFORMED)
     return int(lengths[0])

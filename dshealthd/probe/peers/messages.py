@@ -68,7 +68,7 @@ class Data:
         """Return the bytes that the schema allows."""
         try:
             data = base64.b64decode(value, validate=True) if isinstance(value, str) else None
-        except (binascii.Error, ValueError):
+        except (binascii.Error, ValueError, ArithmeticError):
             data = None
         if data is None or len(data) > self.maximum:
             misfit(place, f"is not base64 of at most {self.maximum} bytes")

@@ -59,7 +59,7 @@ class Nonces:
         """Return whether a nonce was issued here for this sender and is not too old."""
         try:
             raw = bytes.fromhex(nonce)
-        except ValueError:
+        except (ValueError, ArithmeticError):
             return False
         stamp, tag = raw[: _STAMP + _SALT], raw[_STAMP + _SALT :]
         if len(raw) != LENGTH or not hmac.compare_digest(tag, self._tag(stamp, sender)):

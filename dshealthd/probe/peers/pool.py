@@ -224,6 +224,6 @@ def _local_host(text: str) -> Address | None:
     """Return the pool's source address: the listen address, if that is a single numeric address."""
     try:
         family, host = literal(listen_address(text)[0] or "" if text else "")
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return None
     return None if ipaddress.ip_address(host).is_unspecified else (family, host)

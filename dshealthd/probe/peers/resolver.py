@@ -66,7 +66,7 @@ class Resolver:
         """
         try:
             return (literal(host),)
-        except ValueError:
+        except (ValueError, ArithmeticError):
             pass
         known = self._known.get(host)
         age = self._monotonic() - self._asked.get(host, -KEPT)

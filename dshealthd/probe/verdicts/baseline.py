@@ -9,9 +9,7 @@ once if the part becomes faster, as no fault does that.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
-import json
 import math
 from array import array
 from collections import deque
@@ -19,7 +17,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dshealthd.core import documents, state_file
+from dshealthd.core import documents, schema, state_file
 from dshealthd.probe.observation import FLOOR
 
 if TYPE_CHECKING:
@@ -260,7 +258,7 @@ class Baselines:
             return self.restore(state_file.read_in_child(str(path), _MOST_BYTES).decode())
         except FileNotFoundError:
             return False
-        except (ValueError, RecursionError) as error:
+        except (ValueError, ArithmeticError) as error:
             bad = f"{path}.bad"
             state_file.set_aside_in_child(str(path))
             message = f"{path}: {error}; moved to {bad}"
@@ -268,7 +266,7 @@ class Baselines:
 
     def restore(self, document: str) -> bool:
         """Restore what `document` returned; return False if that is of other software. Raises
-        ValueError or RecursionError if it is corrupt.
+        ValueError if it is corrupt.
         """
         stamp, classes = _parse(document)
         if stamp != self._stamp:
@@ -293,19 +291,16 @@ def _checksum(body: bytes) -> str:
 def _parse(content: str) -> tuple[str, dict[TimingClass, _Class]]:
     head, _, body = content.partition("\n")
     body = body.removesuffix("\n")
-    header = json.loads(head)
+    header = schema.document(head)
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         message = f"not a baseline file of format {_FORMAT}"
         raise ValueError(message)
     if header.get("blake2b") != _checksum(body.encode()):
         message = "the checksum does not match the content"
         raise ValueError(message)
-    document = json.loads(body)
-    try:
+    with schema.reading("the content"):
+        document = schema.document(body)
         return str(document["stamp"]), dict(map(_row, document["classes"]))
-    except (KeyError, TypeError, binascii.Error) as error:
-        message = f"{type(error).__name__}: {error}"
-        raise ValueError(message) from error
 
 
 def _row(row: list[Any]) -> tuple[TimingClass, _Class]:

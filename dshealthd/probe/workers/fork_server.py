@@ -17,7 +17,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core import documents
+from dshealthd.core import documents, schema
 from dshealthd.core.child import StartError, channel, how_ended, spawn
 from dshealthd.core.host import read_bytes
 from dshealthd.core.timing import happens, time_limit
@@ -132,7 +132,7 @@ class ForkedWorker:
         """Return the process state. T: stopped. D: uninterruptible wait. Empty: gone."""
         try:
             return parse_stat(read_bytes(f"/proc/{self.pid}/stat", 4096)).state
-        except (OSError, ValueError):
+        except (OSError, ValueError, ArithmeticError):
             return ""
 
     def _kill_group(self) -> None:
@@ -277,7 +277,13 @@ class ForkServer:
         if not packet:
             self._loop.remove_reader(self._socket)
             return
-        message = json.loads(packet)
+        try:
+            self._process(json.loads(packet), descriptors)
+        except schema.MISSHAPEN:  # it runs what others have installed
+            log.exception("probe: the workers' fork server sent an invalid message; it is killed")
+            self._child.kill()
+
+    def _process(self, message: Any, descriptors: list[int]) -> None:
         match message:
             case {"ready": _}:
                 self._settle(message, None)

@@ -13,7 +13,7 @@ import struct
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core import wire
+from dshealthd.core import schema, wire
 from dshealthd.core.timing import time_limit
 from dshealthd.linux.starvation import STARVED
 from dshealthd.probe.observation import Outcome, Stage, Timing
@@ -161,7 +161,7 @@ class WorkerSession:
             if not self._over:
                 self.reason = "exited"
                 await self.worker.gone(LAST_MOMENT)
-        except (*wire.type_error, struct.error) as error:
+        except (*schema.MISSHAPEN, struct.error) as error:
             self._conclude(
                 Outcome.FAILED,
                 "malformed",
@@ -249,7 +249,7 @@ class WorkerSession:
             answer = {"value": base64.b64encode(done).decode() if isinstance(done, bytes) else done}
         except TimeoutError:
             answer = {"error": "timeout"}
-        except (StoreError, OSError, ValueError) as error:
+        except (StoreError, OSError, ValueError, ArithmeticError) as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         if not writer.transport.is_closing():
             writer.write(wire.pack({"id": number, **answer}))

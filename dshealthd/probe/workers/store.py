@@ -52,7 +52,7 @@ class LocalStore:
             case "add", int():
                 try:
                     total = int(self._values.get(key, b"0")) + value
-                except ValueError as error:
+                except (ValueError, ArithmeticError) as error:
                     message = f"{key} does not hold a number"
                     raise StoreError(message) from error
                 await self._put(key, str(total).encode())

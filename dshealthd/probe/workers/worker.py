@@ -623,6 +623,7 @@ def work(channel: int, descriptor: int) -> None:
         VersionsDiffer,
         RuntimeError,
         ValueError,
+        ArithmeticError,
         OSError,
         AttributeError,
         ImportError,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.doctor.job.context import JobContext
-from dshealthd.doctor.job.sources import deepspeed_config
+from dshealthd.doctor.job.sources import deepspeed_config, inspection
 from dshealthd.doctor.job.sources.source import Source
 from tests.doctor.job.asking import (
     CRITICAL,
@@ -379,7 +379,9 @@ def test_interpreter_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_interpreter_of_a_user() -> None:
-    """Root runs the interpreter of another user's environment as that user, not as itself."""
+    """Root runs an interpreter that others can reach as its environment's owner, or as nobody, and
+    as itself only where none but root gets to: it cannot know who may write what it imports.
+    """
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         directory.chmod(0o755)  # pytest's own is closed to others
@@ -391,14 +393,63 @@ def test_interpreter_of_a_user() -> None:
         file.write_text("{}")
         arguments = ("--deepspeed-config", str(file), "--python", str(python))
         why = asked(*arguments).why_not_inspected
-        assert "exited with status 3 without an answer: I am 0" in why
-        os.chown(python.parent.parent, 65534, 65534)
-        assert "I am 65534 65534" in asked(*arguments).why_not_inspected
+        assert "exited with status 3 without an answer: I am 65534 65534" in why
+        os.chown(python.parent.parent, 1001, 1001)
+        assert "I am 1001 " in asked(*arguments).why_not_inspected
+        os.chown(python.parent.parent, 0, 0)
+        directory.chmod(0o700)
+        assert "I am 0 0" in asked(*arguments).why_not_inspected
+        directory.chmod(0o755)
+        python.chmod(0o700)
+        why = asked(*arguments).why_not_inspected
+        assert "cannot be started as nobody: Permission denied" in why
+        assert "run the doctor as the user of the job" in why
+
+
+def test_no_file_of_ours_shadows_a_module(tmp_path: Path) -> None:
+    """In the user's interpreter no module is found in the folder of the program that we run there.
+
+    Its files have names that libraries have too: shell, source, layout.
+    """
+    package = tmp_path / "deepspeed"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import importlib.util, pathlib, sys\n"
+        f"files = pathlib.Path({str(inspection.PROGRAM.parent)!r}).glob('*.py')\n"
+        "found = {file.stem: importlib.util.find_spec(file.stem) for file in files}\n"
+        "__version__ = [name for name, spec in found.items() if spec is not None]\n"
+        "assert len(found) > 5 and 'shell' in found\n"
+    )
+    for program in (inspection.PROGRAM, tmp_path / "link" / inspection.PROGRAM.name):
+        if not program.exists():
+            program.parent.symlink_to(inspection.PROGRAM.parent)
+        done = subprocess.run(
+            [sys.executable, str(program)],
+            input=json.dumps({"document": None}),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        )
+        assert json.loads(done.stdout)["version"] == []
+
+
+def runs_as_nobody(program: str) -> bool:
+    """Return whether nobody can run a program; root only."""
+    try:
+        subprocess.run([program, "-c", ""], user=65534, group=65534, extra_groups=[], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
 
 
 @pytest.mark.timeout(600)
 def test_file_through_an_interpreter(tmp_path: Path) -> None:
     """From the file to the finding through an interpreter, and ok once the key is right."""
+    if os.geteuid() == 0 and not runs_as_nobody(sys.executable):
+        pytest.skip(f"{sys.executable} is closed to nobody, as whom root runs it")
     file = tmp_path / NAME
     file.write_text('{"train_batch_size": 8, "gradient_cliping": 1.0}')
     arguments = ("--deepspeed-config", str(file), "--python", sys.executable, "--ranks", "8")

@@ -159,9 +159,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         file.truncate(1 << 24)
     for name, reason in {
         "missing": "cannot be read: No such file or directory",
-        ".": "is not a regular file",
-        "pipe": "is not a regular file",
-        "long": "is longer than 8388608 bytes",
+        ".": "cannot be read: not a regular file",
+        "pipe": "cannot be read: not a regular file",
+        "long": "cannot be read: longer than 8388608 bytes",
     }.items():
         with pytest.raises(MembershipError) as error:
             load(MembershipOptions(hostfile=tmp_path / name))

@@ -15,6 +15,7 @@ from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.messages import MAX_PAYLOAD
 from dshealthd.probe.peers.protocol import (
+    ABSENT,
     ANSWER,
     MAX_BODY,
     PREFIX,
@@ -219,6 +220,18 @@ async def test_tampered_request(key: Path) -> None:
                 )
                 assert (head.status, text) == UNAUTHORIZED, change
         assert node.refused("key") == 7
+
+
+async def test_request_without_a_challenge(key: Path) -> None:
+    """A request is refused whose answer its sender could not tell from a recorded one, though it is
+    signed with the key.
+    """
+    async with listening(keyed(key)) as node, connected(node) as raw:
+        claim = signed(await raw.nonce(), BODY, challenge=ABSENT)
+        head, text = await raw.ask(request(claim, BODY))
+        assert (head.status, text) == UNAUTHORIZED
+        assert node.refused("key") == 1
+        assert node.metric("requests_total", "echo", "ok") == 0
 
 
 async def test_nonce_is_of_one_sender_and_ages(key: Path) -> None:

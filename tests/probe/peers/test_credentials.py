@@ -163,6 +163,14 @@ def test_certificate_files_that_cannot_be(issued: Path, tmp_path: Path) -> None:
     assert problem(options).endswith(
         "are not a certificate and its key: cannot be used: KEY_VALUES_MISMATCH"
     )
+    for name, problem_of in (("a.pem", "tls_cert_file: "), ("ca.pem", "tls_ca_file: ")):
+        kept = (tmp_path / name).read_bytes()
+        (tmp_path / name).unlink()
+        os.mkfifo(tmp_path / name)  # a pipe does not block
+        assert problem(options).startswith(problem_of)
+        assert problem(options).endswith("cannot be read: not a regular file")
+        (tmp_path / name).unlink()
+        (tmp_path / name).write_bytes(kept)
     (tmp_path / "ca.pem").write_text("-----BEGIN", encoding="ascii")
     assert problem(options).startswith(f"tls_ca_file: {tmp_path}/ca.pem cannot be used: ")
 

@@ -50,8 +50,8 @@ def parse(text: str, name: str) -> Parsed:
     except json.JSONDecodeError as error:
         syntax = f"line {error.lineno} column {error.colno}: {error.msg}"
         duplicates = []
-    except ValueError as error:  # such as an integer of more digits than Python converts
-        syntax = str(error)
+    except (ValueError, ArithmeticError, RecursionError) as error:
+        syntax = str(error)  # such as an integer of more digits than Python converts
     return {
         "text": text if document is None else "",
         "document": document,

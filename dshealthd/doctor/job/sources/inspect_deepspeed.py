@@ -10,17 +10,21 @@ keys are looked up: a key that is never looked up has no effect.
 
 from __future__ import annotations
 
+import os
 import sys
 
-if __name__ == "__main__" and sys.path[0].endswith("job_sources"):
-    del sys.path[0]  # so that no file beside this one shadows a library's module
+if __name__ == "__main__" and os.path.realpath(sys.path[0]) == os.path.dirname(
+    os.path.realpath(__file__)
+):
+    # Python puts this file's folder first, unless it is told not to: a file beside this one would
+    # shadow a library's module.
+    del sys.path[0]
 
 import contextlib
 import copy
 import inspect
 import json
 import logging
-import os
 import re
 import resource
 from typing import TYPE_CHECKING, Any
@@ -333,7 +337,7 @@ def validate(deepspeed: Any, document: dict[str, Any]) -> dict[str, Any]:
         def _configure_train_batch_size(self) -> None:
             try:
                 super()._configure_train_batch_size()
-            except (AssertionError, TypeError, ValueError, ZeroDivisionError):
+            except (AssertionError, TypeError, ValueError, ArithmeticError):
                 self.train_micro_batch_size_per_gpu = self.gradient_accumulation_steps = 1
 
     original = copy.deepcopy(document)
@@ -414,7 +418,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         if request.get("text") is not None:
             document = found["document"] = from_hjson(request["text"])
-    except (ValueError, RecursionError) as error:
+    except (ValueError, ArithmeticError, RecursionError) as error:
         found["syntax"] = first_line(error)
     if isinstance(document, dict):
         with world(request.get("ranks")):

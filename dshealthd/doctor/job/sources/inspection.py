@@ -1,7 +1,8 @@
 """What the DeepSpeed of the user's interpreter says about a configuration.
 
 The interpreter is the user's program: it runs without a GPU, in a process that is killed at its
-deadline, and as the owner of its environment if the doctor runs as root.
+deadline, and not as root: as the owner of its environment, or as nobody, except where none but root
+can reach it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from dshealthd.core import documents
 from dshealthd.core.child import environment, how_ended
+from dshealthd.linux.privileges import NOBODY
 
 PROGRAM = Path(__file__).with_name("inspect_deepspeed.py")
 DEADLINE = 60.0
@@ -63,11 +65,9 @@ def inspect(python: str, request: Mapping[str, Any], program: Path = PROGRAM) ->
     errors = os.memfd_create("stderr", os.MFD_CLOEXEC)
     variables = {**_variables(), "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     rights: dict[str, Any] = {}
-    if (user := _owner(python)) is not None:
+    user = _owner(python) if os.geteuid() == 0 else None
+    if user is not None:
         rights = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-        variables = {
-            name: value for name, value in variables.items() if name not in {"HOME", "USER"}
-        }
         variables["HOME"] = user.pw_dir
     try:
         process = subprocess.Popen(  # noqa: S603 - the interpreter that the user names
@@ -80,7 +80,13 @@ def inspect(python: str, request: Mapping[str, Any], program: Path = PROGRAM) ->
             **rights,
         )
     except OSError as error:
-        return {"problem": f"{python} cannot be started: {error.strerror}"}
+        why = f"{python} cannot be started: {error.strerror}"
+        if user is not None:
+            why = (
+                f"{python} cannot be started as {user.pw_name}: {error.strerror}; users may write "
+                "what it imports, so root does not run it: run the doctor as the user of the job"
+            )
+        return {"problem": why}
     assert process.stdin is not None  # noqa: S101 - both are pipes
     assert process.stdout is not None  # noqa: S101 - as above
     try:
@@ -96,7 +102,7 @@ def inspect(python: str, request: Mapping[str, Any], program: Path = PROGRAM) ->
     process.wait()
     try:
         found = json.loads(data)
-    except ValueError:
+    except (ValueError, ArithmeticError, RecursionError):
         found = None
     if not isinstance(found, dict):
         said = _last_line(errors)
@@ -118,9 +124,11 @@ def _variables() -> dict[str, str]:
 
 
 def _owner(python: str) -> pwd.struct_passwd | None:
-    """Return the owner of the interpreter's environment; None unless root runs another's program."""
-    if os.geteuid() != 0:
-        return None
+    """Return whose rights an interpreter gets that root names: its environment's owner's.
+
+    Those of nobody if that is root: which of the files that it imports others may write is not
+    known before it has run. None if its environment lies in a directory that is closed to others.
+    """
     absolute = os.path.abspath(python)
     for path in (absolute, os.path.dirname(os.path.dirname(absolute))):
         try:
@@ -131,8 +139,25 @@ def _owner(python: str) -> pwd.struct_passwd | None:
             try:
                 return pwd.getpwuid(uid)
             except KeyError:
-                return pwd.struct_passwd((str(uid), "x", uid, 65534, "", "/", ""))
-    return None
+                return _without_entry(uid)
+    return None if _is_closed(absolute) else _without_entry(NOBODY.uid)
+
+
+def _is_closed(path: str) -> bool:
+    """Return whether none but root can reach a path, so that nobody else can write there."""
+    for directory in Path(path).parents:
+        try:
+            status = os.stat(directory)
+        except OSError:
+            continue
+        if status.st_uid == 0 and not status.st_mode & 0o011:
+            return True
+    return False
+
+
+def _without_entry(uid: int) -> pwd.struct_passwd:
+    name = "nobody" if uid == NOBODY.uid else str(uid)
+    return pwd.struct_passwd((name, "x", uid, NOBODY.gid, "", "/", ""))
 
 
 def _last_line(errors: int) -> str:

@@ -174,7 +174,7 @@ def find_launch(text: str, variables: Mapping[str, shell.Value], nesting: int = 
                 is_conditional = is_conditional or command.is_conditional
                 if is_conditional:
                     problem = f"which of lines {line} and {command.line} runs depends on conditions"
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         problem = problem or str(error)
     if best.command is None or (problem and is_conditional):
         return Launch(None, now, problem)

@@ -105,7 +105,7 @@ def commands(text: str, variables: dict[str, Value]) -> Iterator[ShellCommand]:
     problem = None
     try:
         tokens.extend(_tokens(text))
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         problem = error
         while tokens and tokens[-1].operator != "\n":
             tokens.pop()  # a shell runs nothing of a line that it cannot parse
@@ -306,7 +306,7 @@ class _Shell:
                 value = "".join(self._expand([Word((begin, *quoted))]))
                 if word.array is not None:
                     value = tuple(self._expand(word.array))
-            except ValueError:  # too long to be a value that matters
+            except (ValueError, ArithmeticError):  # too long to be a value that matters
                 value = None
             found[name] = self._bounded(self._added(name, value) if match[2] else value)
         return found, ()

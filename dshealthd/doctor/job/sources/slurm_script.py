@@ -107,7 +107,7 @@ def _directives(line: str) -> dict[str, str]:
     found: dict[str, str] = {}
     try:
         words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return found
     while words:
         word = words.pop(0)

@@ -1,0 +1,183 @@
+"""One user's process ends no look: whatever stands in its files, the others' jobs are read."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import dshealthd
+from dshealthd.core.collector import Fault, NotAvailable, Reason, SourceError
+from dshealthd.core.result import Result, one_of_many
+from dshealthd.jobs import environment
+from tests.collectors.bench import Bench, write
+from tests.jobs.machines import Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dshealthd.core.collector import Sample
+
+COLLECTORS = Path(dshealthd.__file__).parent / "collectors"
+READERS = sorted(
+    file.stem
+    for file in COLLECTORS.glob("*.py")
+    if "ProcessTable"
+    in {node.id for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Name)}
+)
+"""The collectors that read the processes of training jobs, found by what they use."""
+OPTIONS: dict[str, dict[str, object]] = {"job_logs": {"standard_streams": True}}
+"""What a collector needs to do anything."""
+VICTIM, HOSTILE = 1002, 1001
+RUN = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.9",
+    "MASTER_PORT": "29500",
+}
+VALUES = {
+    "a separator of another kind": "\x1d1",
+    "digits of another script": "\u0663",
+    "5000 digits": "9" * 4000,
+    "a float without bounds": "1e999",
+    "a line break": "0\n1\r2",
+    "nothing": "",
+    "brackets": "[" * 3000,
+    "a path": "/../\udc80",
+}
+
+
+def job(root: Path, pid: int, variables: dict[str, str]) -> Path:
+    """Add a process of a job of its own, with the files that collectors read."""
+    place = Machine.process(
+        machine(root), pid, RUN | {"SLURM_JOB_ID": str(pid)} | variables, start=pid
+    )
+    write(
+        place, {"io": "write_bytes: 5", "cgroup": "0::/", "net/dev": "Inter-|\n face |\n eth0: 0 0"}
+    )
+    write(place, {"maps": "", "comm": "python", "cmdline": "python", "loginuid": str(pid)})
+    return place
+
+
+@functools.cache
+def machine(root: Path) -> Machine:
+    """Return the machine in a directory."""
+    return Machine(root / "proc")
+
+
+def collected(name: str, root: Path) -> Result:
+    """Return the second collection, in which rates are known too."""
+    bench = Bench(name, root, **OPTIONS.get(name, {}))
+    try:
+        bench.collect()
+        return bench.collect(20.0)
+    except NotAvailable:
+        raise AssertionError(name) from None
+
+
+def of_victim(result: Result) -> set[tuple[str, ...]]:
+    """Return the series of the other user's job."""
+    return {
+        (sample.metric.name, *sample.labels)
+        for sample in result.samples
+        if f"slurm-{VICTIM}" in sample.labels
+    }
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """A machine with one job."""
+    write(tmp_path / "proc", {"net/tcp": "heading", "net/tcp6": "heading", "self/cgroup": "0::/"})
+    job(tmp_path, VICTIM, {})
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_values_of_an_environment(name: str, value: str, node: Path) -> None:
+    """No value of any variable that is kept costs another job's series, or fails the collector."""
+    alone = collected(name, node)
+    for group in (
+        ("CUDA_VISIBLE_DEVICES",),
+        tuple(environment.ALLOWED - RUN.keys() - {"SLURM_JOB_ID"}),
+    ):
+        job(node, HOSTILE, dict.fromkeys(group, value))
+        both = collected(name, node)
+        assert both.outcome is alone.outcome, both.detail
+        assert both.reason is not Reason.INTERNAL, both.detail
+        assert of_victim(both) >= of_victim(alone)
+        assert Reason.INTERNAL not in {fault.reason for fault in both.faults}, both.faults
+
+
+CONTENTS = {
+    "no text": b"\xff\x1d\x85\0\r" * 50,
+    "numbers without bounds": b"write_bytes: " + b"9" * 5000 + b"\n" + b"9" * 400 + b" 1e999\n",
+    "nothing": b"",
+    "nested": b"[" * 5000,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+def test_files_of_a_process(name: str, content: bytes, node: Path) -> None:
+    """No content of the files of a process costs another job's series, or fails the collector."""
+    alone = collected(name, node)
+    place = job(node, HOSTILE, {})
+    for file in [*place.rglob("*")]:
+        if file.is_file() and file.name not in {"environ", "stat"}:
+            file.write_bytes(content)
+    both = collected(name, node)
+    assert (both.outcome, both.reason) == (alone.outcome, alone.reason), both.detail
+    assert of_victim(both) >= of_victim(alone)
+    assert Reason.INTERNAL not in {fault.reason for fault in both.faults}, both.faults
+    shutil.rmtree(place)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("no"), Reason.MALFORMED),
+        (OverflowError("no"), Reason.MALFORMED),
+        (PermissionError(13, "no"), Reason.PERMISSION_DENIED),
+        (SourceError(Reason.TIMEOUT, "no"), Reason.TIMEOUT),
+        (IndexError("no"), Reason.INTERNAL),
+        (RecursionError("no"), Reason.INTERNAL),
+    ],
+)
+def test_a_failure_costs_one(error: Exception, reason: Reason) -> None:
+    """What was read before it is kept, and the failure has the part's name."""
+    read = failing(error)
+    (fault,) = one_of_many("job a", read)
+    assert isinstance(fault, Fault)
+    assert fault[:2] == ("job a", reason)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NotAvailable("no"), MemoryError(), SourceError(Reason.CRASHED, "no", replace_worker=True)],
+)
+def test_what_is_not_about_one_ends_the_collection(error: Exception) -> None:
+    """No source, no memory and a worker to replace are not one job's."""
+    with pytest.raises(type(error)):
+        list(one_of_many("job a", failing(error)))
+
+
+def failing(error: Exception) -> Callable[[], Iterator[Sample | Fault]]:
+    """Return a reader that fails."""
+
+    def read() -> Iterator[Sample | Fault]:
+        raise error
+        yield  # pragma: no cover - a generator, as readers are
+
+    return read
+
+
+def test_the_victim_has_series(node: Path) -> None:
+    """The collectors above could lose something: these have series of the job."""
+    having = {name for name in READERS if of_victim(collected(name, node))}
+    assert having >= {"job_environment", "job_writes", "nccl_ras", "open_files"}
