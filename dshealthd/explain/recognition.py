@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import operator
 import re
-from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,13 +13,13 @@ from dshealthd.explain import patterns as known
 from dshealthd.explain import progress
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.facts import MAX_SKIPS, NAMES_RANKS, Recognized, SourceFacts, spoken_rank
-from dshealthd.explain.patterns import Templates
+from dshealthd.explain.prefilter import MAX_MATCHED, Need, Templates, bare
 from dshealthd.explain.progress import FINITE_LOSS
 from dshealthd.explain.streams import Line, Splitter
 from dshealthd.explain.tracebacks import HEAD, Assembler, LauncherSummary, Traceback, as_exception
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from dshealthd.explain.patterns import Pattern, Patterns
 
@@ -30,11 +28,8 @@ MAX_EVENTS = 20_000
 
 One is kept for each pattern and stream, so this suffices for 10,000 ranks.
 """
-MAX_MATCHED = 2000
-"""Maximum characters of a line to match: the time of a pattern may grow with their square."""
 MAX_REMEMBERED = 1 << 21
 """Maximum characters of lines, without digits, remembered with the patterns that may match them."""
-_DIGITS = str.maketrans("", "", "0123456789")
 MAX_ERROR_FILE = 1 << 20
 
 _RESTART = re.compile(
@@ -72,8 +67,7 @@ class Recognizer:
         self.found = Recognized()
         self._max_events = max_events
         self._patterns = patterns or known.load()
-        self.find = finder or Templates(self._patterns.literals)
-        self._table = _by_literal(self._patterns.lines)
+        self.find = finder or Templates(self._patterns)
         self._near: dict[str, tuple[Pattern, ...]] = {}
         self._near_size = 0
         self._kept: dict[tuple[str, Origin, int], Event] = {}
@@ -109,19 +103,30 @@ class Recognizer:
 
         Lines that differ only in their digits have the same patterns: most occur thousands of times.
         """
-        bare = text.translate(_DIGITS)
-        found = self._near.get(bare)
+        template = bare(text)
+        found = self._near.get(template)
         if found is None:
-            numbered = {
-                entry for literal, patterns in self._table if literal in bare for entry in patterns
-            }
-            found = tuple(pattern for _, pattern in sorted(numbered, key=operator.itemgetter(0)))
-            self._near_size += len(bare)
+            found = tuple(
+                pattern
+                for pattern in self._patterns.candidates(template)
+                if pattern.where != "exception" and pattern.frames is None
+            )
+            self._near_size += len(template)
             if self._near_size > MAX_REMEMBERED:
                 self._near.clear()
-                self._near_size = len(bare)
-            self._near[bare] = found
+                self._near_size = len(template)
+            self._near[template] = found
         return found
+
+    def explaining(self, traceback: Traceback) -> Iterator[Pattern]:
+        """Yield the patterns that may match an exception, in the order in which to try them."""
+        stack = traceback.stack
+        for pattern in self._patterns.candidates(bare(traceback.text), any_text=True):
+            if pattern.frames is None:
+                if pattern.role != "loss":
+                    yield pattern
+            elif pattern.frames.search(stack):
+                yield pattern
 
     def again(
         self,
@@ -397,12 +402,7 @@ class Reader:
         """Recognize an exception by the first matching pattern, else as the program's own."""
         text = traceback.text
         chosen, fields = None, {}
-        for pattern in self._parent._patterns.every:  # noqa: SLF001 - both classes are one unit
-            if pattern.frames is not None:
-                if not pattern.frames.search(traceback.stack):
-                    continue
-            elif pattern.role == "loss":
-                continue
+        for pattern in self._parent.explaining(traceback):
             if match := pattern.regex.search(text):
                 chosen, fields = pattern, match.groupdict()
                 break
@@ -424,25 +424,13 @@ class Reader:
 
 _PYTHON = known.Pattern(
     slug="child-failed", name="python", id="child-failed/python", expression=".",
-    names={"exception": "exception", "message": "message"}, literals=(), source="CPython", layer="program",
+    names={"exception": "exception", "message": "message"}, need=Need(), source="CPython", layer="program",
     role="cause", title="{exception} in the program", says=("{exception}: {message}", "{exception}"),
     step=(), where="exception", frames=None, least=1, weak=True, first=False, ends="", match=(), no_match=(),
 )  # fmt: skip
 _PYTHON_EXIT = replace(
     _PYTHON, name="exit", id="child-failed/exit", role="consequence", layer="launcher"
 )
-
-
-def _by_literal(patterns: Iterable[Pattern]) -> list[tuple[str, list[tuple[int, Pattern]]]]:
-    """Return the patterns by literal, with their place in the order in which to try them.
-
-    The literals are without digits, as they are searched for in lines without digits.
-    """
-    table: dict[str, list[tuple[int, Pattern]]] = defaultdict(list)
-    for number, pattern in enumerate(patterns):
-        for literal in pattern.literals:
-            table[literal.translate(_DIGITS)].append((number, pattern))
-    return list(table.items())
 
 
 def _error_file(name: str) -> list[logs.Raw] | None:
