@@ -183,10 +183,10 @@ class Prefilter:
         self._numbers = dict(numbers)
         # The longest part is found at a place, so it stands for those that it begins with.
         self._literals = {
-            part: tuple(
-                sorted({one for other in parts if part.startswith(other) for one in parts[other]})
+            part: sorted(
+                {one for end in range(len(part)) for one in parts.get(part[: end + 1], ())}
             )
-            for part in parts
+            for part in list(parts)
         }
         self._search = re.compile(alternation(parts)).search if parts else None
 

@@ -158,7 +158,7 @@ class Splitter:
 
     def learn(self, lines: Iterable[str]) -> None:
         """Learn from the first lines of the file what a collector or a person did to every line."""
-        sample = [line for line in lines if line.strip()]
+        sample = [line[: MAX_WIDTH + 1] for line in lines if line.strip()]
         if not sample:
             return
         blank = min((line[: len(line) - len(line.lstrip())] for line in sample), key=len)

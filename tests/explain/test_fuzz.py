@@ -104,8 +104,9 @@ def test_any_log_gets_an_answer_that_its_lines_prove(
             tail = Tail(grown, path, os.fstat(descriptor))
             for start in range(0, len(data), piece):
                 os.pwrite(descriptor, data[start : start + piece], start)
-                while tail.take(descriptor, piece):
-                    pass
+                while tail.read(descriptor, piece):
+                    while tail.is_busy:
+                        tail.work(lambda: True)
         finally:
             os.close(descriptor)
     check(grown, contents)
