@@ -219,19 +219,20 @@ def _texts(value: str | list[str]) -> tuple[str, ...]:
 def _expression(row: dict[str, Any]) -> str:
     """Return the expression of a pattern: its own, and those of events and Xids of the kernel.
 
+    What the kernel prints counts wherever it is in a line: there is no end to the prefixes that
+    collectors, editors and people put before it, and each of its expressions spells out the driver
+    or the device and what it says, which nothing else prints.
     Groups of all but the first get a number, as an expression cannot have a group twice.
     """
     parts = [row.pop("regex")] if "regex" in row else []
-    kernel = []
     if codes := row.pop("xids", ""):
-        kernel.append(xid_expression(codes))
+        parts.append(xid_expression(codes))
         # NCCL's own report of Xids, from release 2.31.
         parts.append(
             rf"NCCL DIAG \[INFO\] Xid (?P<code>{codes}) detected .{{1,40}} on host (?P<host>[\w.-]{{1,64}}?)\. "
         )
     for event in row.pop("events", ()):
-        kernel += event_expressions(event)
-    parts += (f"(?:^ {{0,40}}|kernel: ?|\\d\\] )(?:{expression})" for expression in kernel)
+        parts += event_expressions(event)
     names: Counter[str] = Counter()
 
     def numbered(match: re.Match[str]) -> str:

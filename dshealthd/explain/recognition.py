@@ -332,17 +332,27 @@ class Reader:
             yield from self._exceptions(self._assembler.finish())  # they ended with the attempt
             self._attempt += self._failed_since_restart
             self._failed_since_restart = False
-        for pattern in self._parent.near(text):
-            if pattern.where == "any" or line.level in {"E", "F"}:
-                match = pattern.regex.search(text)
-                if match:
-                    if is_finite and pattern.role != "loss":
-                        self._losses.clear()
-                    self._keep(pattern, match.groupdict(), line, place)
-                    return pattern.slug == "nccl-timeout"
+        found = self._match(line.named[:MAX_MATCHED], line.level) if line.named else None
+        if found is None:
+            found = self._match(text, line.level)
+        if found is not None:
+            pattern, match = found
+            if is_finite and pattern.role != "loss":
+                self._losses.clear()
+            self._keep(pattern, match.groupdict(), line, place)
+            return pattern.slug == "nccl-timeout"
         if is_finite:
             self._losses.clear()
         return False
+
+    def _match(self, text: str, level: str) -> tuple[Pattern, re.Match[str]] | None:
+        """Return the first pattern that matches a line's text, and its match."""
+        for pattern in self._parent.near(text):
+            if pattern.where == "any" or level in {"E", "F"}:
+                match = pattern.regex.search(text)
+                if match:
+                    return pattern, match
+        return None
 
     def _stamp(self, line: Line) -> Stamp | None:
         if line.stamp is not None:
