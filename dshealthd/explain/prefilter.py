@@ -40,13 +40,18 @@ class Need(NamedTuple):
 
     every: tuple[str, ...] = ()
     """All of these."""
+    wordings: tuple[tuple[str, ...], ...] = ()
+    """One of each group."""
     groups: tuple[tuple[Need, ...], ...] = ()
     """What one member of each group needs."""
 
     def fits(self, text: str) -> bool:
         """Return whether a text without digits has all of it."""
-        return all(map(text.__contains__, self.every)) and all(
-            any(need.fits(text) for need in group) for group in self.groups
+        has = text.__contains__
+        return (
+            all(map(has, self.every))
+            and all(any(map(has, literals)) for literals in self.wordings)
+            and all(any(need.fits(text) for need in group) for group in self.groups)
         )
 
     @property
@@ -56,6 +61,7 @@ class Need(NamedTuple):
         Of several such sets, it is the one whose shortest literal is longest.
         """
         sets = [frozenset({literal}) for literal in self.every]
+        sets += map(frozenset, self.wordings)
         for group in self.groups:
             members = [need.anchors for need in group]
             if all(members):
@@ -71,6 +77,7 @@ def needed(expression: str) -> Need:
 
 def _needed(items: Any) -> Need:
     every: list[str] = []
+    wordings: list[tuple[str, ...]] = []
     groups: list[tuple[Need, ...]] = []
     run = {""}
     for item in [*items, None]:
@@ -83,7 +90,7 @@ def _needed(items: Any) -> Need:
             if len(literals) == 1:
                 every += literals
             else:
-                groups.append(tuple(Need((literal,)) for literal in literals))
+                wordings.append(tuple(literals))
         run = more or {""}
         if item is None or more is not None:
             continue
@@ -98,8 +105,9 @@ def _needed(items: Any) -> Need:
             if Need() not in branches:
                 groups.append(branches)
         every += inner.every
+        wordings += inner.wordings
         groups += inner.groups
-    return Need(tuple(every), tuple(groups))
+    return Need(tuple(every), tuple(wordings), tuple(groups))
 
 
 def _strings(items: Any) -> set[str] | None:
