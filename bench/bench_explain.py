@@ -92,7 +92,8 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         literals = Path(folder, "literals")
-        literals.write_text("\n".join(load().literals) + "\n")
+        anchors = {anchor for pattern in load().every for anchor in pattern.need.anchors}
+        literals.write_text("\n".join(sorted(anchors)) + "\n")
         for make in (steps, mixed, unlike, noisy, failures):
             path = Path(folder, "job.out")
             block = make(random.Random(1))

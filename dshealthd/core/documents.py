@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dshealthd.core.schema import MISSHAPEN
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 T = TypeVar("T")
 
-DEFECTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What code raises on a value that it does not expect."""
 MAX_REASON = 200
 """Most characters of a reason, which may quote a value."""
 MAX_LEFT_OUT = 100
@@ -60,7 +60,7 @@ class LeftOut:
         try:
             made = build()
             dumps(made)
-        except DEFECTS as error:
+        except MISSHAPEN as error:
             self.add(part, error)
             return otherwise
         return made
@@ -90,7 +90,7 @@ def whole(sections: Mapping[str, Any], left_out: LeftOut) -> str:
     for name, section in sections.items():
         try:
             written[name] = dumps(section, separators=COMPACT)
-        except DEFECTS as error:
+        except MISSHAPEN as error:
             left_out.add(name, error)
             written[name] = "null"
     written["left_out"] = dumps(left_out.document(), separators=COMPACT)

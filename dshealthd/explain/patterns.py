@@ -14,72 +14,21 @@ Lines of the kernel are those that the agent knows: `events` names events of `ke
 from __future__ import annotations
 
 import functools
-import importlib
 import re
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.explain.events import LAYERS
+from dshealthd.explain.prefilter import Need, Prefilter, needed
 from dshealthd.linux.kernel_lines import event_expressions, xid_expression
 from dshealthd.symptoms import entry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_parser: Any = importlib.import_module("re._parser")
-"""The parser that `re` itself uses; there is no public access to a parsed expression."""
-MIN_LENGTH = 3
-
-
-def required(pattern: str) -> tuple[str, ...]:
-    """Return the literals an expression requires; empty if none has MIN_LENGTH characters."""
-    found = _best(_parser.parse(pattern))
-    if not found or min(map(len, found)) < MIN_LENGTH:
-        return ()
-    return tuple(sorted(shortest(found)))
-
-
-def shortest(found: set[str]) -> set[str]:
-    """Return the literals without those that contain another one."""
-    kept: list[str] = []
-    for text in sorted(found, key=len):
-        if not any(map(text.__contains__, kept)):
-            kept.append(text)
-    return set(kept)
-
-
-def _best(items: Any) -> set[str]:
-    """Return the literals of that part of a sequence whose shortest literal is the longest."""
-    candidates: list[set[str]] = []
-    run = ""
-
-    def end() -> None:
-        nonlocal run
-        if run:
-            candidates.append({run})
-        run = ""
-
-    for operation, value in items:
-        name = str(operation)
-        if name == "LITERAL":
-            run += chr(value)
-            continue
-        end()
-        if name == "SUBPATTERN":
-            candidates.append(_best(value[3]))
-        elif name == "BRANCH":
-            branches = [_best(branch) for branch in value[1]]
-            candidates.append(set().union(*branches) if all(branches) else set())
-        elif name.endswith("_REPEAT") and value[0] >= 1:
-            candidates.append(_best(value[2]))
-    end()
-    return max(candidates, key=lambda found: min(map(len, found), default=0), default=set())
-
 
 ROLES = ("cause", "consequence", "confirmation", "loss")
 """A cause; a consequence of one; more detail about one; a value that a training loop reports."""
@@ -113,8 +62,8 @@ class Pattern:
     names: Mapping[str, str]
     """The value that each group of the expression has: `port_2` is the port in another wording, as
     an expression cannot have a group twice."""
-    literals: tuple[str, ...]
-    """Every match contains one of these."""
+    need: Need
+    """What every match contains."""
     source: str
     """Releases and files that contain the message."""
     layer: str
@@ -205,20 +154,21 @@ class Patterns:
         """Return the pattern called `SLUG/NAME`."""
         return next(pattern for pattern in self.every if pattern.id == name)
 
-    @property
-    def lines(self) -> tuple[Pattern, ...]:
-        """The patterns for lines outside tracebacks."""
-        return tuple(
-            pattern
-            for pattern in self.every
-            if pattern.where != "exception" and pattern.frames is None
-        )
-
     @functools.cached_property
-    def literals(self) -> tuple[str, ...]:
-        """The literals of all patterns: every line that matters contains at least one."""
-        every = {literal for pattern in self.every for literal in pattern.literals} | {*GENERIC}
-        return tuple(sorted(shortest(every)))
+    def prefilter(self) -> Prefilter:
+        """The search for what patterns need, by their number; greater numbers are texts of GENERIC."""
+        needs = [pattern.need for pattern in self.every]
+        return Prefilter([*needs, *(Need((text,)) for text in GENERIC)])
+
+    def candidates(self, text: str, *, any_text: bool = False) -> list[Pattern]:
+        """Return the patterns that may match a text without digits, in the order of `every`.
+
+        Those that need nothing are among them only for `any_text`.
+        """
+        numbers = self.prefilter.find(text)
+        if any_text:
+            numbers = sorted((*numbers, *self.prefilter.without_anchor))
+        return [self.every[number] for number in numbers if number < len(self.every)]
 
 
 @functools.cache
@@ -269,19 +219,20 @@ def _texts(value: str | list[str]) -> tuple[str, ...]:
 def _expression(row: dict[str, Any]) -> str:
     """Return the expression of a pattern: its own, and those of events and Xids of the kernel.
 
+    What the kernel prints counts wherever it is in a line: there is no end to the prefixes that
+    collectors, editors and people put before it, and each of its expressions spells out the driver
+    or the device and what it says, which nothing else prints.
     Groups of all but the first get a number, as an expression cannot have a group twice.
     """
     parts = [row.pop("regex")] if "regex" in row else []
-    kernel = []
     if codes := row.pop("xids", ""):
-        kernel.append(xid_expression(codes))
+        parts.append(xid_expression(codes))
         # NCCL's own report of Xids, from release 2.31.
         parts.append(
             rf"NCCL DIAG \[INFO\] Xid (?P<code>{codes}) detected .{{1,40}} on host (?P<host>[\w.-]{{1,64}}?)\. "
         )
     for event in row.pop("events", ()):
-        kernel += event_expressions(event)
-    parts += (f"(?:^ {{0,40}}|kernel: ?|\\d\\] )(?:{expression})" for expression in kernel)
+        parts += event_expressions(event)
     names: Counter[str] = Counter()
 
     def numbered(match: re.Match[str]) -> str:
@@ -295,7 +246,6 @@ def _expression(row: dict[str, Any]) -> str:
 def _pattern(slug: str, row: dict[str, Any]) -> Pattern:
     frames = row.pop("frames", None)
     expression = _expression(row)
-    given = row.pop("literals", None)
     name = row.pop("name")
     pattern = Pattern(
         slug=slug,
@@ -305,7 +255,7 @@ def _pattern(slug: str, row: dict[str, Any]) -> Pattern:
         names={
             group: _NUMBERED.sub("", group) for group in re.findall(r"\(\?P<(\w+)>", expression)
         },
-        literals=tuple(given or required(expression)),
+        need=needed(expression),
         source=row.pop("source"),
         layer=row.pop("layer"),
         role=row.pop("role", "cause"),
@@ -330,55 +280,3 @@ def _pattern(slug: str, row: dict[str, Any]) -> Pattern:
             message = f"{pattern.name}: {value!r} is not one of {', '.join(known)}"
             raise TypeError(message)
     return pattern
-
-
-MAX_TEMPLATE = 1 << 10
-"""Maximum bytes of a remembered line; longer ones are searched each time."""
-MAX_REMEMBERED = 1 << 23
-"""Maximum bytes of all remembered lines; beyond it, all are forgotten."""
-_OVERHEAD = 120
-"""Bytes that Python needs for one more entry."""
-_DIGITS = b"0123456789"
-
-
-class Templates:
-    """Finder that searches each line for literals unless it has seen it before, ignoring digits.
-
-    A training job prints few distinct lines, with different numbers, so nearly all lines cost one
-    dictionary look-up.
-    """
-
-    def __init__(self, literals: Sequence[str]) -> None:
-        bare = {literal.encode().translate(None, _DIGITS) for literal in literals}
-        self._literals = sorted(bare, key=len)
-        self._is_hot: dict[bytes, bool] = {}
-        self._size = 0
-
-    def __call__(self, block: bytes) -> Sequence[int]:
-        """Return the offsets of the lines that hold a literal."""
-        templates = block.translate(None, _DIGITS).split(b"\n")
-        known = self._is_hot
-        told = list(map(known.get, templates))
-        if told.count(False) == len(told):
-            return ()
-        lengths = map(len, block.split(b"\n"))
-        starts = [0, *accumulate(length + 1 for length in lengths)]
-        found = []
-        for number, (template, hot) in enumerate(zip(templates, told, strict=True)):
-            if hot is None:
-                hot = known.get(template)  # noqa: PLW2901 - learnt in this block
-                if hot is None:
-                    hot = self._learn(template)  # noqa: PLW2901
-            if hot:
-                found.append(starts[number])
-        return found
-
-    def _learn(self, template: bytes) -> bool:
-        hot = any(map(template.__contains__, self._literals))
-        if len(template) <= MAX_TEMPLATE:
-            self._size += len(template) + _OVERHEAD
-            if self._size > MAX_REMEMBERED:
-                self._is_hot.clear()
-                self._size = len(template) + _OVERHEAD
-            self._is_hot[template] = hot
-        return hot

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import operator
 import re
-from collections import defaultdict
+from collections import deque
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from dshealthd.core import schema
@@ -15,14 +15,22 @@ from dshealthd.explain import input as logs
 from dshealthd.explain import patterns as known
 from dshealthd.explain import progress
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
-from dshealthd.explain.facts import MAX_SKIPS, NAMES_RANKS, Recognized, SourceFacts, spoken_rank
-from dshealthd.explain.patterns import Templates
+from dshealthd.explain.facts import (
+    MAX_SKIPS,
+    MAX_STREAMS,
+    NAMES_RANKS,
+    Bounded,
+    Recognized,
+    SourceFacts,
+    spoken_rank,
+)
+from dshealthd.explain.prefilter import MAX_MATCHED, Need, Templates, bare
 from dshealthd.explain.progress import FINITE_LOSS
 from dshealthd.explain.streams import Line, Splitter
 from dshealthd.explain.tracebacks import HEAD, Assembler, LauncherSummary, Traceback, as_exception
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping
 
     from dshealthd.explain.patterns import Pattern, Patterns
 
@@ -31,11 +39,12 @@ MAX_EVENTS = 20_000
 
 One is kept for each pattern and stream, so this suffices for 10,000 ranks.
 """
-MAX_MATCHED = 2000
-"""Maximum characters of a line to match: the time of a pattern may grow with their square."""
+MAX_TEXT = 1 << 13
+"""Maximum characters of a line that are used: prefixes and the longest message that is kept."""
+MAX_SAMPLE = 200
+"""Number of lines that show which prefix a log's lines have."""
 MAX_REMEMBERED = 1 << 21
 """Maximum characters of lines, without digits, remembered with the patterns that may match them."""
-_DIGITS = str.maketrans("", "", "0123456789")
 MAX_ERROR_FILE = 1 << 20
 
 _RESTART = re.compile(
@@ -73,8 +82,7 @@ class Recognizer:
         self.found = Recognized()
         self._max_events = max_events
         self._patterns = patterns or known.load()
-        self.find = finder or Templates(self._patterns.literals)
-        self._table = _by_literal(self._patterns.lines)
+        self.find = finder or Templates(self._patterns)
         self._near: dict[str, tuple[Pattern, ...]] = {}
         self._near_size = 0
         self._kept: dict[tuple[str, Origin, int], Event] = {}
@@ -96,8 +104,8 @@ class Recognizer:
         if items is None:
             items = logs.read(name, self.find, self.found.statistics)
         for item in items:
-            reader.take(item)
-        reader.pause()
+            deque(reader.take(item), maxlen=0)
+        deque(reader.pause(), maxlen=0)
         self.found.sources[-1].is_cut = name in self.found.statistics.unfinished
 
     def open(self, name: str, rank: int | None = None) -> Reader:
@@ -110,19 +118,30 @@ class Recognizer:
 
         Lines that differ only in their digits have the same patterns: most occur thousands of times.
         """
-        bare = text.translate(_DIGITS)
-        found = self._near.get(bare)
+        template = bare(text)
+        found = self._near.get(template)
         if found is None:
-            numbered = {
-                entry for literal, patterns in self._table if literal in bare for entry in patterns
-            }
-            found = tuple(pattern for _, pattern in sorted(numbered, key=operator.itemgetter(0)))
-            self._near_size += len(bare)
+            found = tuple(
+                pattern
+                for pattern in self._patterns.candidates(template)
+                if pattern.where != "exception" and pattern.frames is None
+            )
+            self._near_size += len(template)
             if self._near_size > MAX_REMEMBERED:
                 self._near.clear()
-                self._near_size = len(bare)
-            self._near[bare] = found
+                self._near_size = len(template)
+            self._near[template] = found
         return found
+
+    def explaining(self, traceback: Traceback) -> Iterator[Pattern]:
+        """Yield the patterns that may match an exception, in the order in which to try them."""
+        stack = traceback.stack
+        for pattern in self._patterns.candidates(bare(traceback.text), any_text=True):
+            if pattern.frames is None:
+                if pattern.role != "loss":
+                    yield pattern
+            elif pattern.frames.search(stack):
+                yield pattern
 
     def again(
         self,
@@ -159,7 +178,11 @@ class Recognizer:
 
 
 class Reader:
-    """Reader of one log."""
+    """Reader of one log.
+
+    Its work comes in steps that are each done in milliseconds, whatever is in the log, so that a
+    caller can stop after any of them and continue later.
+    """
 
     def __init__(
         self, parent: Recognizer, source: int, facts: SourceFacts, rank: int | None = None
@@ -174,22 +197,22 @@ class Reader:
             self._found.see(self._splitter.base.rank)
         self._assembler = Assembler()
         self._sample: list[logs.Raw] | None = []
-        self._held: tuple[Line, str, logs.Raw] | None = None
+        self._held: tuple[Line, str, Place] | None = None
         """A line that the next one may continue, its last part, and its place in the file."""
         self._summary = LauncherSummary(self._found, source, self._assembler.feed)
         self._losses: dict[str, tuple[Event, int]] = {}
         """By pattern: what a training loop reports since its last finite loss, and how often it
         must."""
-        self._last: dict[Origin, Event] = {}
+        self._last: dict[Origin, Event] = Bounded(MAX_STREAMS)
         self._failed_since_restart = False
         self._in_stack = self._begins_in_stack = False
         self._order = self._opened = 0
 
-    def take(self, item: logs.Raw | logs.Skipped) -> None:
-        """Recognize a line, or count lines that were skipped."""
+    def take(self, item: logs.Raw | logs.Skipped) -> Iterator[None]:
+        """Recognize a line, or count lines that were skipped; yield after each step."""
         if isinstance(item, logs.Skipped):
-            self._flush_sample()
-            self._flush()
+            yield from self._flush_sample()
+            yield from self._flush()
             if item.is_progress:
                 self._facts.progress += item.lines
             if not self._facts.is_troubled:
@@ -200,17 +223,16 @@ class Reader:
             return
         if self._sample is not None:
             self._sample.append(item)
-            if len(self._sample) >= 200:  # noqa: PLR2004 - lines that show a prefix
-                self._flush_sample()
+            if len(self._sample) >= MAX_SAMPLE:
+                yield from self._flush_sample()
             return
-        self._line(item)
+        yield from self._line(item)
 
-    def pause(self) -> None:
-        """Recognize what is at the end so far, although more may follow."""
-        self._flush_sample()
-        self._flush()
-        for traceback in self._assembler.finish():
-            self._exception(traceback)
+    def pause(self) -> Iterator[None]:
+        """Recognize what is at the end so far, although more may follow; yield after each step."""
+        yield from self._flush_sample()
+        yield from self._flush()
+        yield from self._exceptions(self._assembler.finish())
         for event, least in self._losses.values():
             if event.count >= least:
                 self._parent.keep(event)
@@ -223,43 +245,44 @@ class Reader:
         else:
             self._found.ledger.cut.discard(self._source)
 
-    def _flush_sample(self) -> None:
+    def _flush_sample(self) -> Iterator[None]:
         if self._sample is not None:
             sample, self._sample = self._sample, None
-            self._splitter.learn(text for raw in sample for text in logs.lines(raw.text))
+            texts = (text for raw in sample for text in logs.lines(raw.text))
+            self._splitter.learn(islice(texts, MAX_SAMPLE))
+            yield
             for raw in sample:
-                self._line(raw)
+                yield from self._line(raw)
 
-    def _line(self, raw: logs.Raw) -> None:
+    def _line(self, raw: logs.Raw) -> Iterator[None]:
+        place = Place(self._facts.name, raw.number, raw.text.strip()[:MAX_QUOTE])
         for text in logs.lines(raw.text):
-            self._text(text, raw)
+            yield from self._text(text[:MAX_TEXT], place)
+            yield
 
-    def _text(self, told: str, raw: logs.Raw) -> None:
-        """Recognize one line of text, once it is known where it ends.
-
-        `raw` is the line of the file that contains it.
-        """
+    def _text(self, told: str, place: Place) -> Iterator[None]:
+        """Recognize one line of text, once it is known where it ends."""
         line = self._splitter.split(told)
         if self._held is not None:
-            held, end, place = self._held
+            held, end, began = self._held
             whole = self._splitter.continues(held, end, line)
             if whole is not None and len(whole) < MAX_MATCHED:
-                self._held = held._replace(text=whole), told, place
+                self._held = held._replace(text=whole), told, began
                 return
-            self._flush()
+            yield from self._flush()
         if self._splitter.may_continue(line, told):
-            self._held = line, told, raw
+            self._held = line, told, place
         else:
-            self._whole(line, raw)
+            yield from self._whole(line, place)
 
-    def _flush(self) -> None:
+    def _flush(self) -> Iterator[None]:
         if self._held is not None:
-            (line, _, raw), self._held = self._held, None
-            self._whole(line, raw)
+            (line, _, place), self._held = self._held, None
+            yield from self._whole(line, place)
 
-    def _whole(self, line: Line, raw: logs.Raw) -> None:
+    def _whole(self, line: Line, place: Place) -> Iterator[None]:
         line = as_exception(line)
-        tells = self._recognize(line, raw)
+        tells = yield from self._recognize(line, place)
         facts = self._facts
         if facts.is_troubled:
             return
@@ -268,15 +291,19 @@ class Reader:
         elif line.text[:1] not in _BLANK:  # otherwise it is the rest of a stack or of a summary
             facts.lines_before += 1
 
-    def _recognize(self, line: Line, raw: logs.Raw) -> bool:
+    def _exceptions(self, tracebacks: Iterable[Traceback]) -> Iterator[None]:
+        for traceback in tracebacks:
+            self._exception(traceback)
+            yield
+
+    def _recognize(self, line: Line, place: Place) -> Generator[None, None, bool]:
         """Process a line; return whether it reports a failure or its end."""
         text = line.text
         self._in_stack = text.startswith("frame #")
         if self._in_stack and not self._order:
             self._begins_in_stack = True
         self._order += 1
-        self._found.learn(line, self._source, raw.number)
-        place = Place(self._facts.name, raw.number, raw.text.strip()[:MAX_QUOTE])
+        self._found.learn(line, self._source, place.line)
         if self._summary.take(line, place):
             return True
         if text.startswith("#") and _GRADIENT_STACK.match(text):
@@ -284,8 +311,7 @@ class Reader:
         if progress.is_skip(text) and len(self._facts.skips) < MAX_SKIPS:
             self._facts.skips.append(self._order)
         consumed, done = self._assembler.feed(line, place)
-        for traceback in done:
-            self._exception(traceback)
+        yield from self._exceptions(done)
         if HEAD in text or text.startswith('  File "'):
             self._opened = self._order
         if consumed or len(text) < 4:  # noqa: PLR2004 - shorter than any pattern
@@ -304,21 +330,30 @@ class Reader:
                 self._facts.last_step = int(step)
             is_finite = bool(self._losses) and FINITE_LOSS.search(text) is not None
         if any(map(text.__contains__, _RESTART_WORDS)) and _RESTART.search(text):
-            for traceback in self._assembler.finish():  # it ended with the attempt
-                self._exception(traceback)
+            yield from self._exceptions(self._assembler.finish())  # they ended with the attempt
             self._attempt += self._failed_since_restart
             self._failed_since_restart = False
-        for pattern in self._parent.near(text):
-            if pattern.where == "any" or line.level in {"E", "F"}:
-                match = pattern.regex.search(text)
-                if match:
-                    if is_finite and pattern.role != "loss":
-                        self._losses.clear()
-                    self._keep(pattern, match.groupdict(), line, place)
-                    return pattern.slug == "nccl-timeout"
+        found = self._match(line.named[:MAX_MATCHED], line.level) if line.named else None
+        if found is None:
+            found = self._match(text, line.level)
+        if found is not None:
+            pattern, match = found
+            if is_finite and pattern.role != "loss":
+                self._losses.clear()
+            self._keep(pattern, match.groupdict(), line, place)
+            return pattern.slug == "nccl-timeout"
         if is_finite:
             self._losses.clear()
         return False
+
+    def _match(self, text: str, level: str) -> tuple[Pattern, re.Match[str]] | None:
+        """Return the first pattern that matches a line's text, and its match."""
+        for pattern in self._parent.near(text):
+            if pattern.where == "any" or level in {"E", "F"}:
+                match = pattern.regex.search(text)
+                if match:
+                    return pattern, match
+        return None
 
     def _stamp(self, line: Line) -> Stamp | None:
         if line.stamp is not None:
@@ -398,12 +433,7 @@ class Reader:
         """Recognize an exception by the first matching pattern, else as the program's own."""
         text = traceback.text
         chosen, fields = None, {}
-        for pattern in self._parent._patterns.every:  # noqa: SLF001 - both classes are one unit
-            if pattern.frames is not None:
-                if not pattern.frames.search(traceback.stack):
-                    continue
-            elif pattern.role == "loss":
-                continue
+        for pattern in self._parent.explaining(traceback):
             if match := pattern.regex.search(text):
                 chosen, fields = pattern, match.groupdict()
                 break
@@ -425,25 +455,13 @@ class Reader:
 
 _PYTHON = known.Pattern(
     slug="child-failed", name="python", id="child-failed/python", expression=".",
-    names={"exception": "exception", "message": "message"}, literals=(), source="CPython", layer="program",
+    names={"exception": "exception", "message": "message"}, need=Need(), source="CPython", layer="program",
     role="cause", title="{exception} in the program", says=("{exception}: {message}", "{exception}"),
     step=(), where="exception", frames=None, least=1, weak=True, first=False, ends="", match=(), no_match=(),
 )  # fmt: skip
 _PYTHON_EXIT = replace(
     _PYTHON, name="exit", id="child-failed/exit", role="consequence", layer="launcher"
 )
-
-
-def _by_literal(patterns: Iterable[Pattern]) -> list[tuple[str, list[tuple[int, Pattern]]]]:
-    """Return the patterns by literal, with their place in the order in which to try them.
-
-    The literals are without digits, as they are searched for in lines without digits.
-    """
-    table: dict[str, list[tuple[int, Pattern]]] = defaultdict(list)
-    for number, pattern in enumerate(patterns):
-        for literal in pattern.literals:
-            table[literal.translate(_DIGITS)].append((number, pattern))
-    return list(table.items())
 
 
 def _error_file(name: str) -> list[logs.Raw] | None:

@@ -125,6 +125,9 @@ class Line(NamedTuple):
     """Whether it has a logger's prefix, so it begins a new record."""
     launcher: int | None = None
     """The pid of the torchrun that wrote it."""
+    named: str = ""
+    """The text with syslog's host and tag before it, if it has these: a first word with a colon, as
+    in `NVRM: Xid`, looks like a tag."""
 
 
 class Splitter:
@@ -158,7 +161,7 @@ class Splitter:
 
     def learn(self, lines: Iterable[str]) -> None:
         """Learn from the first lines of the file what a collector or a person did to every line."""
-        sample = [line for line in lines if line.strip()]
+        sample = [line[: MAX_WIDTH + 1] for line in lines if line.strip()]
         if not sample:
             return
         blank = min((line[: len(line) - len(line.lstrip())] for line in sample), key=len)
@@ -225,7 +228,7 @@ class Splitter:
         rank, local, task, host = base.rank, base.local, base.task, base.host
         pid = gpu = launcher = None
         stamp = None
-        level = ""
+        level = named = ""
         prefixed = False
         if "\x1b" in text:
             text = _ANSI.sub("", text)
@@ -277,7 +280,8 @@ class Splitter:
                 if match is None:
                     break
                 stamp, prefixed = Stamp("iso", match["iso"]), prefixed or not self.is_stamped
-                host = match["syslog_host"] or host
+                if match["syslog_host"]:
+                    host, named = match["syslog_host"], text[match.start("syslog_host") :]
             elif head.isalpha():
                 match = _LETTER.match(text)
                 if match is None:
@@ -296,7 +300,8 @@ class Splitter:
                     prefixed = prefixed or not (self.is_stamped and match["syslog"])
                     level = match["level"] or level
                     launcher = int(match["launcher"]) if match["launcher"] else launcher
-                    host = match["syslog_host"] or host
+                    if match["syslog_host"]:
+                        host, named = match["syslog_host"], text[match.start("syslog_host") :]
                     for form in ("syslog", "glog"):
                         if match[form]:
                             stamp = Stamp(form, match[form])
@@ -309,7 +314,7 @@ class Splitter:
             == (base.rank, base.local, base.task, base.host, None, None)
             else Origin(self.source, rank, local, task, host, pid, gpu)
         )
-        return Line(text, origin, stamp, level, prefixed, launcher)
+        return Line(text, origin, stamp, level, prefixed, launcher, named)
 
 
 def _constant_prefix(texts: Sequence[str]) -> re.Pattern[str] | None:

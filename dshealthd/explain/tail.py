@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from dshealthd.explain import input as logs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from dshealthd.explain.recognition import Recognizer
 
 MAX_TAKEN = 1 << 20
@@ -30,6 +32,10 @@ class Tail:
         self.offset = 0
         self._reader = recognizer.open(name, rank)
         self._examiner = logs.Examiner(recognizer.find, recognizer.found.statistics)
+        self._work: Iterator[None] = iter(())
+        """Steps that are left of what was read."""
+        self.is_busy = False
+        """Whether there may be such steps."""
         self._rest = b""
         self._cutting = False
         """Whether the current line is longer than MAX_REST, so the rest of it is dropped."""
@@ -45,14 +51,18 @@ class Tail:
         if skipped <= 0:
             return 0
         if self.offset:
-            self._reader.take(self._examiner.skip())
+            self._work = self._skip(self._work)
+            self.is_busy = True
         self.offset = offset
         # An offset is rarely at the beginning of a line: the rest of that line is dropped.
         self._rest, self._cutting = b"", True
         return skipped
 
-    def take(self, descriptor: int, limit: int) -> int:
-        """Read at most `limit` bytes from the current offset; return how many were read."""
+    def read(self, descriptor: int, limit: int) -> int:
+        """Read at most `limit` bytes from the current offset; return how many were read.
+
+        `work` examines them.
+        """
         data = os.pread(descriptor, min(limit, MAX_TAKEN), self.offset)
         self.offset += len(data)
         if self._cutting:
@@ -67,8 +77,26 @@ class Tail:
         if len(self._rest) > MAX_REST:
             block, self._rest, self._cutting = block + self._rest[:MAX_REST] + b"\n", b"", True
         if block:
-            for item in self._examiner.take(block):
-                self._reader.take(item)
-            # More may never come, so what is known is recognized now.
-            self._reader.pause()
+            self._work = self._examine(self._work, block)
+            self.is_busy = True
         return len(data)
+
+    def work(self, is_over: Callable[[], bool]) -> None:
+        """Examine what was read until `is_over`, which may be in the middle of a line; the next
+        call continues there.
+        """
+        for _ in self._work:
+            if is_over():
+                return
+        self.is_busy = False
+
+    def _examine(self, before: Iterator[None], block: bytes) -> Iterator[None]:
+        yield from before
+        for item in self._examiner.take(block):
+            yield from self._reader.take(item)
+        # More may never come, so what is known is recognized now.
+        yield from self._reader.pause()
+
+    def _skip(self, before: Iterator[None]) -> Iterator[None]:
+        yield from before
+        yield from self._reader.take(self._examiner.skip())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dshealthd.explain.events import Frame, Place, Stamp
-from dshealthd.explain.facts import MAX_FAILURES, Failure
+from dshealthd.explain.facts import MAX_FAILURES, Bounded, Failure
 from dshealthd.explain.streams import Line
 
 if TYPE_CHECKING:
@@ -89,9 +89,9 @@ class Assembler:
     """Assembler of the tracebacks in one file."""
 
     def __init__(self) -> None:
-        self._open: dict[object, list[Traceback]] = {}
+        self._open: dict[object, list[Traceback]] = Bounded(MAX_STREAMS)
         self._closing: dict[object, Traceback] = {}
-        self._chained: dict[object, bool] = {}
+        self._chained: dict[object, bool] = Bounded(MAX_STREAMS)
         self._headless: Place | None = None
 
     def feed(self, line: Line, place: Place) -> tuple[bool, list[Traceback]]:
@@ -100,7 +100,7 @@ class Assembler:
         if HEAD in text and len(text) < MAX_HEAD:
             done = self._finish(key)
             opened = self._open.setdefault(key, [])
-            if len(opened) < MAX_OPEN and len(self._open) < MAX_STREAMS:
+            if len(opened) < MAX_OPEN:
                 opened.append(Traceback(place, line, chained=self._chained.pop(key, False)))
             return True, done
         opened = self._open.get(key, [])
@@ -144,17 +144,23 @@ class Assembler:
                 if not opened:
                     del self._open[key]
                 current.place, current.message = place, [text]
-                self._closing[key] = current
-                return True, []
+                return True, self._close(key, current)
             return False, []
         if text[:3] == "  F" and _FRAME.match(text):
             self._headless = place
         elif not line.prefixed and text[:1].isidentifier() and _BARE.fullmatch(text[:1000]):
             self._headless = None
             chained = self._chained.pop(key, False)
-            self._closing[key] = Traceback(place, line, message=[text], bare=True, chained=chained)
-            return True, []
+            bare = Traceback(place, line, message=[text], bare=True, chained=chained)
+            return True, self._close(key, bare)
         return False, []
+
+    def _close(self, key: object, traceback: Traceback) -> list[Traceback]:
+        """Keep a traceback to which more lines may belong; return those that must make room."""
+        self._closing[key] = traceback
+        if len(self._closing) <= MAX_STREAMS:
+            return []
+        return self._finish(next(iter(self._closing)))
 
     @staticmethod
     def _continues(closing: Traceback, line: Line, opened: list[Traceback]) -> bool:

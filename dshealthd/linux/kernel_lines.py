@@ -146,7 +146,7 @@ def _event(name: str, part: str, pattern: str) -> _Event:
     return _Event(name, part, re.compile(pattern))
 
 
-_DEVICE = rf"[\w-]+ (?P<pci>{_PCI}\.\d)"
+_DEVICE = rf"[\w-]{{1,40}} (?P<pci>{_PCI}\.\d)"
 """A driver and its PCI device, as dev_printk begins a line."""
 _EDAC = r"EDAC MC\d+: \d+ %s .{1,200} on .{1,200}page:0x"
 _OOPS = r"(?:Oops: |general protection fault|invalid opcode: |Internal error: )(?:.{0,200}[ :])?[0-9a-f]{4,16} \[#\d+\](?: [A-Z]|$)"

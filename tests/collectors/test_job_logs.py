@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from tests.collectors.bench import Bench, reasons, value, values
 from tests.jobs.machines import TORCH, Machine
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from dshealthd.core.result import Result
@@ -211,6 +214,87 @@ def test_a_log_takes_no_more_time_than_its_share(tmp_path: Path) -> None:
     for _ in range(10):
         node.sweep(1.0)
     assert time.process_time() - start < 10 * (watch.CPU_SHARE + 0.15)
+
+
+def steps_of_a_millisecond(node: Node) -> Iterator[float]:
+    """Let each step between two queries of the CPU time take a millisecond; yield its total."""
+    seconds = itertools.count()
+    node.collector._watch._spent = lambda: next(seconds) / 1000
+    while True:
+        yield node.collector._watch._spent()
+
+
+def test_the_time_spent_is_known_within_a_line(tmp_path: Path) -> None:
+    """A record of a single line can have thousands of lines of text: they are read over several
+    looks, and none is lost.
+    """
+    node = Node(tmp_path, standard_streams=True)
+    node.rank(50, 1, "/logs/a.out")
+    node.write("a.out", "")
+    node.sweep()
+    spent = steps_of_a_millisecond(node)
+    next(spent)
+    text = "Error: nccl CUDA error Xid timed out rank 1\n" * 1000 + OOM
+    node.write("a.out", json.dumps({"message": text}) + "\n")
+    looks = 0
+    while not causes(node.sweep(1.0)):
+        looks += 1
+        assert next(spent) <= 1.2 * watch.CPU_SHARE * (looks + 1)
+    assert looks > 10
+
+
+def test_exceptions_of_many_ranks_are_read_over_several_looks(tmp_path: Path) -> None:
+    """Each is recognized only where the file ends so far, thousands of them at once."""
+    node = Node(tmp_path, standard_streams=True)
+    node.rank(50, 1, "/logs/a.out")
+    node.write("a.out", "")
+    node.sweep()
+    spent = steps_of_a_millisecond(node)
+    next(spent)
+    node.write("a.out", "".join(f"[rank{n}]: ValueError: {n}\n" for n in range(1000)))
+    events = node.collector._watch._jobs["slurm-12"].recognizer.found.events
+    for looks in range(1, 10):
+        node.sweep(1.0)
+        assert next(spent) <= 1.2 * watch.CPU_SHARE * looks
+        assert len(events) <= 1000 * 1.2 * watch.CPU_SHARE * looks
+
+
+def test_what_was_spent_beyond_the_share_is_saved_later(tmp_path: Path) -> None:
+    """A step that takes long is not interrupted, but the looks after it pay for it."""
+    node = Node(tmp_path, standard_streams=True)
+    node.rank(50, 1, "/logs/a.out")
+    node.write("a.out", "Error: nccl CUDA error Xid timed out rank 1\n" * 100_000)
+    watched = node.collector._watch
+    watched._spent = lambda: (
+        0.1
+        * sum(  # each line takes the share of two looks
+            job.recognizer.found.statistics.examined for job in watched._jobs.values()
+        )
+    )
+    for _ in range(800):
+        node.sweep(1.0)
+    assert 20.0 < watched._spent() <= 1.2 * watch.CPU_SHARE * 800
+
+
+def test_a_job_whose_lines_take_long_pays_for_them_itself(tmp_path: Path) -> None:
+    """The logs of another job are read meanwhile."""
+    node = Node(tmp_path, standard_streams=True)
+    node.rank(50, 0, "/logs/a.out")
+    node.rank(51, 0, "/logs/b.out", SLURM_JOB_ID="13")
+    node.write("a.out", "")
+    node.write("b.out", "")
+    node.sweep()
+    jobs = node.collector._watch._jobs
+    jobs["slurm-12"].overdrawn = 1.0
+    node.write("a.out", OOM)
+    node.write("b.out", OOM)
+    next(steps_of_a_millisecond(node))
+    assert {labels[0] for labels in causes(node.sweep(1.0))} == {"slurm-13"}
+    assert 0 < jobs["slurm-12"].overdrawn < 1.0
+    for _ in range(100):
+        if len(found := causes(node.sweep(1.0))) == 2:
+            break
+    assert {labels[0] for labels in found} == {"slurm-12", "slurm-13"}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import pytest
 
 from dshealthd.explain import command
 from dshealthd.explain import input as logs
-from dshealthd.explain.patterns import Templates, load
+from dshealthd.explain.patterns import load
+from dshealthd.explain.prefilter import Templates
 from dshealthd.explain.recognition import Recognizer
 from tests.explain.explaining import explained_paths
 from tests.explain.test_collectives import dump_of
@@ -35,7 +36,7 @@ STEPS = "".join(f"step {step} | loss {2.5 - step / 10}\n" for step in range(3))
 """What each rank prints before it hangs."""
 CONSOLE = "torchrun.log"
 PATTERNS = load()
-FINDER = Templates(PATTERNS.literals)
+FINDER = Templates(PATTERNS)
 
 Files = dict[str, str]
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from dshealthd.explain import answer, command
 from dshealthd.explain import input as logs
-from dshealthd.explain.patterns import Templates, load
+from dshealthd.explain.patterns import load
+from dshealthd.explain.prefilter import Templates
 from dshealthd.explain.recognition import Recognizer
 from dshealthd.explain.tail import Tail
 from tests.explain.explaining import peak_memory
@@ -87,7 +88,7 @@ def test_any_log_gets_an_answer_that_its_lines_prove(
     """Read whole, and as it grows piece by piece, cut anywhere."""
     import io
 
-    recognizer = Recognizer(finder=Templates(load().literals))
+    recognizer = Recognizer(finder=Templates(load()))
     contents = {}
     for number, (name, data) in enumerate(found):
         path = f"/logs/{number}/{name}"
@@ -96,15 +97,16 @@ def test_any_log_gets_an_answer_that_its_lines_prove(
         items = logs.read(path, recognizer.find, recognizer.found.statistics, stream)
         recognizer.add(path, items)
     check(recognizer, contents)
-    grown = Recognizer(finder=Templates(load().literals))
+    grown = Recognizer(finder=Templates(load()))
     for path, data in contents.items():
         descriptor = os.memfd_create("log")
         try:
             tail = Tail(grown, path, os.fstat(descriptor))
             for start in range(0, len(data), piece):
                 os.pwrite(descriptor, data[start : start + piece], start)
-                while tail.take(descriptor, piece):
-                    pass
+                while tail.read(descriptor, piece):
+                    while tail.is_busy:
+                        tail.work(lambda: True)
         finally:
             os.close(descriptor)
     check(grown, contents)
@@ -138,7 +140,7 @@ HUGE = "9" * 5000
 def test_numbers_that_nobody_has_are_no_harm(text: str) -> None:
     """A rank of a thousand million would be as many ranks that said nothing."""
     contents = {"job.out": text.encode()}
-    recognizer = Recognizer(finder=Templates(load().literals))
+    recognizer = Recognizer(finder=Templates(load()))
     raw = [logs.Raw(number, line) for number, line in enumerate(text.split("\n"), 1)]
     start = time.process_time()
     recognizer.add("job.out", raw)

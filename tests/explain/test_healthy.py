@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.explain.patterns import Templates, load
+from dshealthd.explain.patterns import load
+from dshealthd.explain.prefilter import Templates, bare
 from dshealthd.explain.recognition import Recognizer
 from tests.explain.explaining import explained_paths, explained_text
 from tests.explain.test_genuine import runs
@@ -76,6 +77,74 @@ NOISE = [
 ]  # fmt: skip
 
 
+CHATTER = [
+    "{{'loss': 2.{n}, 'grad_norm': 0.{n}, 'learning_rate': 1e-05, 'epoch': 0.{s}}}",
+    "\r 12%|█▏        | {n}/800000 [00:03<00:26,  1.79s/it]\r{{'loss': 2.{n}, 'grad_norm': 0.{n}}}",
+    '{{"time": "2026-01-05T10:00:{s:02d}Z", "level": "info", "message": "loss 2.{n} grad_norm 0.{s}"}}',
+    " [2026-01-05 10:00:{s:02d}.123456] iteration {n:8d}/  100000 | consumed samples: {n:12d} | "
+    "elapsed time per iteration (ms): 1234.{s} | throughput per GPU (TFLOP/s/GPU): 412.{s} | "
+    "learning rate: 1.0E-04 | global batch size:   512 | lm loss: 2.{n}E+00 | loss scale: 1.0 | "
+    "grad norm: 0.{s} | number of skipped iterations:   0 | number of nan iterations:   0 |",
+    "(TaskRunner pid={n}) step:{n} - actor/entropy:0.{n} - actor/kl_loss:0.0{s} - "
+    "actor/pg_loss:-0.0{s} - actor/grad_norm:0.{n} - perf/mfu/actor:0.3{s} - timing_s/step:{s}.1",
+    "(SGLangEngine pid={n}) [2026-01-05 10:00:{s:02d} TP{g}] Decode batch. #running-req: {s}, "
+    "#token: {n}, token usage: 0.{s}, cuda graph: True, gen throughput (token/s): {n}.{s}",
+    "[2026-01-05 10:00:{s:02d} TP{g}] Prefill batch. #new-seq: 1, #new-token: {n}, #cached-token: "
+    "0, #running-req: {s}, #queue-req: 0",
+    "INFO 01-05 10:00:{s:02d} [loggers.py:118] Engine {n:03d}: Avg prompt throughput: {n}.1 "
+    "tokens/s, Running: {s} reqs, Waiting: 0 reqs, GPU KV cache usage: 2.{s}%",
+    "[rank{g}]:[titan] 2026-01-05 10:00:{s:02d},123 - root - INFO - step: {n}  loss:  2.{n}  "
+    "grad_norm:  0.{s}  memory: 61.{s}GiB(64.00%)  tps: {n}  tflops: 412.{s}  mfu: 41.{s}%",
+    "[2026-01-05 10:00:{s:02d},456] [INFO] [logging.py:96:log_dist] [Rank 0] step={n}, "
+    "skipped=0, lr=[1e-05], mom=[(0.9, 0.999)]",
+    "[2026-01-05 10:00:{s:02d},456] [INFO] [config.py:1003:print]   nan_check "
+    "................. error_if_nan",
+    "check_for_nan_in_loss_and_grad ............. True",
+    "Epoch {s}: 100%|██████████| {n}/800000 [00:03<00:26, 11.{s}it/s, v_num=0, train_loss=2.{n}]",
+    "gpu-{h}:{n}:{n} [{g}] NCCL INFO Channel {s:02d}/0 : {g}[{g}] -> 7[7] via P2P/CUMEM/read",
+    "gpu-{h}:{n}:{n} [{g}] NCCL INFO [Service thread] Connection closed by localRank {g}",
+    'INFO:     10.0.0.{h}:{n} - "POST /v1/chat/completions HTTP/1.1" 200 OK',
+    "memory allocated: {n} MB, out of memory margin ok",
+    "error_rate: 0.{n}, failures: 0, timeouts: 0, exit code 0",
+]  # fmt: skip
+"""What healthy trainings and servers print at every step: transformers, Megatron-LM, verl, SGLang,
+vLLM, torchtitan, DeepSpeed, Lightning, NCCL."""
+
+
+@pytest.mark.parametrize("line", CHATTER)
+def test_chatter_of_healthy_runs_is_not_examined(line: str) -> None:
+    """What every step of a training prints must cost no more than any other line: no pattern is
+    tried on it, except, for its values alone, those of values that a training reports.
+    """
+    patterns = load()
+    text = line.format(n=4711, s=17, h=3, g=5)
+    tried = patterns.candidates(bare(text))
+    assert [pattern.id for pattern in tried if pattern.role != "loss"] == []
+    assert len(tried) <= 3
+    find = Templates(patterns)
+    block = "\n".join(line.format(n=n, s=n % 60, h=n % 8, g=n % 8) for n in range(1000)) + "\n"
+    assert list(find(block.encode())) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{'loss': nan, 'grad_norm': 0.4, 'learning_rate': 1e-05}",
+        "\r 12%|█▏ | 1/8 [00:03<00:26,  1.79s/it]\r{'loss': 2.1, 'grad_norm': nan}\r",
+        '{"message": "loss \\"nan\\""}',
+        "step: 4  loss: \x1b[31mnan\x1b[0m",
+        "lm loss: 2.1 | grad norm: 0.1 | number of nan iterations:   1 |",
+        "\r  1%| | 1/9 [00:01<00:09]OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 2, "
+        "reducing to 1\r  2%| | 2/9",
+    ],
+)
+def test_a_value_that_is_lost_is_found_among_chatter(line: str) -> None:
+    """The same lines with a NaN are examined, in whatever form they come."""
+    find = Templates(load())
+    before = "\n".join(chatter.format(n=1, s=1, h=1, g=1) for chatter in CHATTER) + "\n"
+    assert list(find(f"{before}{line}\n{before}".encode())) == [len(before.encode())]
+
+
 def noise(lines: int, seed: int) -> str:
     """Return the lines of a run that goes well, in an order of their own."""
     chance = random.Random(seed)
@@ -123,7 +192,7 @@ def test_a_needle_in_much_noise_is_found_whatever_finder_looks(tmp_path: Path) -
         path = tmp_path / "job.out"
         path.write_text(text[:cut] + needle + "\n" + text[cut:] if where > 0.9 else
                         text[:cut].replace("step ", "at ") + needle + "\n")  # fmt: skip
-        found = Recognizer(finder=Templates(load().literals) if finder else None)
+        found = Recognizer(finder=Templates(load()) if finder else None)
         found.add(str(path))
         places = [event.place.line for event in found.found.events if event.slug == "cuda-oom"]
         assert places == [text[:cut].count("\n") + 1]

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import importlib
-import re  # noqa: TC003 - pytest reads annotations
+import re
 import time
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dshealthd import symptoms
 from dshealthd.explain import patterns
-from dshealthd.explain.patterns import Pattern, PatternError, required
+from dshealthd.explain.patterns import Pattern, PatternError
+from dshealthd.explain.prefilter import bare, needed
 from dshealthd.explain.recognition import Recognizer
 
 sre: Any = importlib.import_module("re._parser")  # what a pattern is made of
 
-EVERY = patterns.load().every
+LOADED = patterns.load()
+EVERY = LOADED.every
 IDS = [f"{pattern.slug}/{pattern.name}" for pattern in EVERY]
 
 
@@ -32,27 +36,40 @@ def test_examples_match_and_others_do_not(pattern: Pattern) -> None:
 
 
 @pytest.mark.parametrize("pattern", EVERY, ids=IDS)
-def test_every_match_holds_one_of_the_literals(pattern: Pattern) -> None:
-    """A line without a literal is not looked at, so a pattern has some and its examples hold one."""
+def test_each_match_has_what_the_pattern_needs(pattern: Pattern) -> None:
+    """A line without it is not examined, so it is in the examples, and some line needs nothing else."""
     if pattern.frames is None:
-        assert pattern.literals
+        assert pattern.need.anchors
         for example in pattern.match:
-            assert any(literal in example for literal in pattern.literals), example
+            assert pattern.need.fits(bare(example)), example
+            assert pattern in LOADED.candidates(bare(example))
+
+
+@pytest.mark.parametrize("pattern", EVERY, ids=IDS)
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+@given(drawn=st.data())
+def test_whatever_a_pattern_matches_has_what_it_needs(
+    pattern: Pattern, drawn: st.DataObject
+) -> None:
+    """What is needed is worked out from the expression, so any text that it matches has it."""
+    text = drawn.draw(st.from_regex(re.compile(pattern.expression, re.ASCII)))
+    assert pattern.need.fits(bare(text))
+    assert not pattern.need.anchors or pattern in LOADED.candidates(bare(text))
 
 
 @pytest.mark.parametrize(
-    ("regex", "literals"),
+    ("regex", "anchors"),
     [
         ("Xid .* fell off", {" fell off"}),
-        ("(?:error|failure): [ab]was lost", {"was lost"}),
+        ("(?:error|lost): [ab]ox", {"error: aox", "error: box", "lost: aox", "lost: box"}),
         ("(?:out of memory|OOMKilled)", {"out of memory", "OOMKilled"}),
         ("a(?:bcd)?e+fgh", {"fgh"}),
-        (r"\\d+|abc", set()),
+        (r"\d+|abc", set()),
     ],
 )
-def test_literals_of_an_expression(regex: str, literals: set[str]) -> None:
-    """Of what must stand in a match, the part whose shortest alternative is longest."""
-    assert set(required(regex)) == literals
+def test_anchors_of_an_expression(regex: str, anchors: set[str]) -> None:
+    """Of what a match needs, the part whose shortest wording is longest."""
+    assert set(needed(regex).anchors) == anchors
 
 
 def test_every_symptom_that_explain_recognizes_has_patterns_and_a_title() -> None:
@@ -123,7 +140,7 @@ def test_no_pattern_takes_long_on_its_own_beginnings(pattern: Pattern) -> None:
 def test_no_line_takes_long_whatever_it_repeats() -> None:
     """A line of 64 KiB of one trigger or prefix after another passes the whole way in seconds."""
     words = [
-        *patterns.load().literals,
+        *sorted({anchor for pattern in EVERY for anchor in pattern.need.anchors}),
         "[rank1]: ",
         "[E1122 04:44:58.499 a.cpp:1] ",
         "1: ",

@@ -171,6 +171,18 @@ class JobContext:
         )
 
     @property
+    def runs_elsewhere(self) -> bool:
+        """Whether this node, without GPUs, is none of the job's: it has several, or Slurm chooses
+        them.
+        """
+        if self.gpus is not None and self.gpus.value is not None:
+            return False
+        by_slurm = self.script is not None or (
+            self.launcher is not None and self.launcher.find("srun") is not None
+        )
+        return by_slurm or (self.layout.nodes or 1) > 1
+
+    @property
     def slurm_options(self) -> Mapping[str, str]:
         """What the job requests of Slurm, by the long names of options."""
         return slurm_script.requested(self.launcher, self.batch_script)

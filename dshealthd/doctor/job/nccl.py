@@ -37,6 +37,8 @@ _CRITICAL = frozenset(
 
 SOURCE = "names and ranges of NCCL 2.30.7"
 
+_OF_NODE = frozenset({problems.Problem.ABSENT, problems.Problem.DOWN})
+"""Problems that only the devices of the job's own nodes show."""
 _OF_TRANSPORTS = frozenset({"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"})
 """Variables that the check `transports` covers in more detail."""
 
@@ -56,7 +58,7 @@ def _variables(context: JobContext, source: Source[Mapping[str, str]]) -> Iterat
             if variable in _OF_TRANSPORTS:
                 continue  # `transports` reports it
             if not any(devices.ports().values()):
-                if not _runs_elsewhere(context):
+                if not context.runs_elsewhere or (context.layout.nodes or 1) == 1:
                     continue  # right on nodes without adapters
                 words = (
                     f"disables InfiniBand and RoCE between the {context.layout.nodes} nodes of the"
@@ -65,6 +67,13 @@ def _variables(context: JobContext, source: Source[Mapping[str, str]]) -> Iterat
         count += 1
         value = have.get(variable, "")
         shown = f"{variable}={value[:60]}" if value else variable
+        if problem in _OF_NODE and context.runs_elsewhere:
+            yield unknown(
+                f"{shown}: this node has no such working device, but the job runs on others, with "
+                "GPUs; check it there",
+                component=variable,
+            )
+            continue
         yield Result(
             State.CRITICAL if problem in _CRITICAL else State.WARNING,
             f"{shown} {words}",
@@ -79,12 +88,6 @@ def _variables(context: JobContext, source: Source[Mapping[str, str]]) -> Iterat
     if not count:
         known = sorted(name for name in have if "NCCL" in name)
         yield ok(f"{', '.join(known[:8]) or 'no variable'}: NCCL reads it as set")
-
-
-def _runs_elsewhere(context: JobContext) -> bool:
-    """Return whether the job runs on several nodes of which this one, without GPUs, is none."""
-    has_gpus = context.gpus is not None and context.gpus.value is not None
-    return (context.layout.nodes or 1) > 1 and not has_gpus
 
 
 def _problems(

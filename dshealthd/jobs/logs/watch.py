@@ -47,7 +47,7 @@ MAX_BACKLOG = 8 << 20
 NEWEST = 1 << 20
 """Bytes at the end that are read of such a file, and of a file that is new to the watch."""
 PIECE = 1 << 16
-"""Bytes that are read between two checks of the time spent."""
+"""Bytes that are read at a time; the time spent is checked several times within a line."""
 MAX_EVENTS = 2000
 """Events kept of one job."""
 EARLIER = 60.0
@@ -75,6 +75,8 @@ class _Job:
     tails: dict[str, Tail] = field(default_factory=dict)
     states: Counter[LogFileState] = field(default_factory=Counter)
     finding: Finding | None = None
+    overdrawn: float = 0.0
+    """Seconds of CPU time beyond its share that it has used, and that its next shares pay for."""
 
 
 class LogWatch:
@@ -155,12 +157,14 @@ class LogWatch:
             if (fault := self._entering(part)) is not None:
                 yield fault
                 continue
-            before = self.read
-            own_until = self._spent() + max(0.0, until - self._spent()) * share
-            try:
-                self._follow(job, len(jobs), bytes_left * share, own_until)
-            except (OSError, *schema.MISSHAPEN) as error:  # a line, or a defect that it shows
-                yield fault_of(part, error)
+            before, begun = self.read, self._spent()
+            seconds = max(0.0, until - begun) * share - job.overdrawn
+            if seconds > 0:
+                try:
+                    self._follow(job, len(jobs), bytes_left * share, begun + seconds)
+                except (OSError, *schema.MISSHAPEN) as error:  # a line, or a defect
+                    yield fault_of(part, error)
+            job.overdrawn = max(0.0, self._spent() - begun - seconds)
             bytes_left -= self.read - before
 
     def findings(self) -> Iterator[tuple[str, Finding, frozenset[int]]]:
@@ -189,14 +193,14 @@ class LogWatch:
             if self._monotonic() >= job.find_at:
                 job.find_at = self._monotonic() + FIND_EVERY
                 self._find(job, root, max(1, self._options.max_files // jobs))
-            grown = False
+            worked = False
             order = sorted(job.paths, key=lambda path: path in job.tails)
             for number, path in enumerate(order):
                 allowed = bytes_left / (len(order) - number)
-                taken = self._take(job, root, path, int(allowed), until)
-                bytes_left -= taken
-                grown = grown or taken > 0
-        if grown:
+                before = self.read
+                worked |= self._take(job, root, path, int(allowed), until)
+                bytes_left -= self.read - before
+        if worked:
             year = datetime.fromtimestamp(self._wall(), UTC).year
             finding = decide(job.recognizer.found, year=year)
             job.finding = finding if finding.outcome == "found" else None
@@ -255,16 +259,17 @@ class LogWatch:
         for path in job.tails.keys() - job.paths.keys():
             del job.tails[path]
 
-    def _take(self, job: _Job, root: Root, path: str, allowed: int, until: float) -> int:
-        """Read what was appended to one log file; return how many bytes."""
+    def _take(self, job: _Job, root: Root, path: str, allowed: int, until: float) -> bool:
+        """Examine what was appended to one log file; return whether there was anything."""
         try:
             descriptor = root.open(path)
         except FileNotFoundError:
-            return 0  # moved away; the next search finds its successor
+            return False  # moved away; the next search finds its successor
+        worked = False
         try:
             status = os.fstat(descriptor)
             if status.st_uid != root.owner.uid:
-                return 0
+                return False
             tail = job.tails.get(path)
             if tail is None or not tail.continues(status):
                 is_new = tail is None
@@ -274,15 +279,15 @@ class LogWatch:
                     tail.skip_to(status.st_size - NEWEST)
             if status.st_size - tail.offset > MAX_BACKLOG:
                 self.skipped += tail.skip_to(status.st_size - NEWEST)
-            taken = 0
-            while taken < min(allowed, status.st_size - tail.offset + taken):
-                if self._spent() >= until:
-                    break
-                count = tail.take(descriptor, min(PIECE, allowed - taken))
-                if not count:
-                    break
-                taken += count
+            while self._spent() < until:
+                if not tail.is_busy:
+                    count = tail.read(descriptor, min(PIECE, allowed, status.st_size - tail.offset))
+                    allowed -= count
+                    self.read += count
+                    if not count:
+                        break
+                tail.work(lambda: self._spent() >= until)
+                worked = True
         finally:
             os.close(descriptor)
-        self.read += taken
-        return taken
+        return worked

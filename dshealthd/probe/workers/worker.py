@@ -682,7 +682,7 @@ def count_gpus(descriptor: int) -> None:
         answer["gpus"] = torch._C._cuda_getDeviceCount()  # noqa: SLF001
     except (AssertionError, AttributeError, OSError, RuntimeError) as error:
         answer["no_gpus"] = " ".join(str(error).split())[:500]
-    os.write(descriptor, json.dumps(answer).encode())
+    os.write(descriptor, json.dumps(answer, allow_nan=False).encode())
     os._exit(0)
 
 

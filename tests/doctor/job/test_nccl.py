@@ -102,6 +102,24 @@ def test_infiniband_that_is_disabled_on_other_nodes(tmp_path: Path) -> None:
             assert outcomes("nccl-variables", fine) == [OK]
 
 
+@pytest.mark.parametrize("variable", ["NCCL_SOCKET_IFNAME=ib0", "NCCL_IB_HCA==mlx5_9"])
+@pytest.mark.parametrize(
+    "command", ["srun -N2 torchrun --nnodes=2 x.py", "srun python x.py", "torchrun --nnodes=2 x.py"]
+)
+def test_devices_of_other_nodes_are_unknown(adapters: Host, variable: str, command: str) -> None:
+    """A login node, without GPUs, has none of the job's devices: nothing is wrong with that."""
+    made = asked("--launch", command)
+    name, _, value = variable.partition("=")
+    made = dataclasses.replace(
+        made, host=adapters, environment=Source("environment", {name: value}), gpus=None
+    )
+    (found,) = results("nccl-variables", made)
+    assert found.outcome is UNKNOWN
+    assert "the job runs on others" in found.text
+    (found,) = results("nccl-variables", dataclasses.replace(made, gpus=Source("NVML", 8)))
+    assert found.outcome is CRITICAL
+
+
 def test_loopback_between_nodes() -> None:
     """The loopback interface alone serves one node, and none of several."""
     assert outcomes("nccl-variables", job("NCCL_SOCKET_IFNAME=lo")) == [OK]

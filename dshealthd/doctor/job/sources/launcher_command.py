@@ -51,7 +51,7 @@ class Grammar:
     valued: frozenset[str]
     short: Mapping[str, str] = field(default_factory=dict)
     is_open: bool = False
-    """Whether it has more options than these, each with a value."""
+    """Whether plugins and other releases have more options than these."""
 
 
 _DEEPSPEED_FLAGS = """
@@ -75,7 +75,7 @@ _SRUN_FLAGS = """
 label unbuffered verbose quiet pty overlap exact overcommit exclusive preserve-env no-kill
 kill-on-bad-exit contiguous multi-prog disable-status help
 """
-_SRUN_VALUED = "nodes ntasks ntasks-per-node gpus gpus-per-node gres nodelist"
+_SRUN_VALUED = "ntasks-per-node gpus-per-node gres"
 _SRUN_SHORT = """
 N=nodes n=ntasks G=gpus w=nodelist l=label u=unbuffered v=verbose Q=quiet O=overcommit
 K=kill-on-bad-exit c=cpus-per-task p=partition t=time J=job-name o=output e=error A=account q=qos
@@ -104,7 +104,10 @@ GRAMMARS = {
         short_options("m=module r=redirects t=tee h=help"),
     ),
     "srun": Grammar(
-        _words(_SRUN_FLAGS), _words(_SRUN_VALUED), short_options(_SRUN_SHORT), is_open=True
+        _words(_SRUN_FLAGS),
+        _words(_SRUN_VALUED) | {*short_options(_SRUN_SHORT).values()} - _words(_SRUN_FLAGS),
+        short_options(_SRUN_SHORT),
+        is_open=True,
     ),
 }
 
@@ -154,19 +157,22 @@ class Launch:
     """What could not be parsed, or why the launch is not known; it may hide a launcher."""
 
 
-def find_launch(text: str, variables: Mapping[str, shell.Value], nesting: int = 0) -> Launch:
+def find_launch(
+    text: str, variables: Mapping[str, shell.Value], nesting: int = 0, *, is_task: bool = False
+) -> Launch:
     """Return the command of a script that launches its job, as far as known without a shell.
 
     That is the first one that runs `deepspeed` or `torchrun`, else Python by srun, else a program
-    by srun that is not one for queries; one on all nodes comes before one on a single node.
+    by srun that is not one for queries; one on all nodes comes before one on a single node. With
+    `is_task`, srun runs the script itself.
     """
     now = dict(variables)
     best, weight, problem = Launch(), 0, ""
     line, is_conditional = 0, False
     try:
         for command in shell.commands(text, now):
-            found = _launcher(command, now, nesting)
-            rank = _weight(found)
+            found = _launcher(command, now, nesting, is_task=is_task)
+            rank = _weight(found, is_task=is_task)
             if rank > weight:
                 best, weight, problem = Launch(found, dict(now)), rank, ""
                 line, is_conditional = command.line, command.is_conditional
@@ -192,10 +198,12 @@ def parse(text: str, variables: Mapping[str, str]) -> LauncherCommand | None:
     return found.command
 
 
-def _weight(found: LauncherCommand | None) -> int:
+def _weight(found: LauncherCommand | None, *, is_task: bool) -> int:
     """Return how likely a command is the launch of the job; 0 if it is not."""
-    if found is None or found.program == "python":
+    if found is None:
         return 0
+    if found.program == "python":
+        return 4 * is_task
     if found.program != "srun":
         return 6
     if found.inner is not None:
@@ -209,7 +217,11 @@ def _weight(found: LauncherCommand | None) -> int:
 
 
 def _launcher(
-    command: shell.ShellCommand, variables: Mapping[str, shell.Value], nesting: int
+    command: shell.ShellCommand,
+    variables: Mapping[str, shell.Value],
+    nesting: int,
+    *,
+    is_task: bool,
 ) -> LauncherCommand | None:
     """Return the launcher that a simple command starts; None if it starts something else."""
     own = dict(command.own)
@@ -232,14 +244,16 @@ def _launcher(
         if program == "eval":
             texts = [" ".join(rest)]
         known = {**variables, **own}
-        return find_launch(texts[0], known, nesting + 1).command if texts else None
+        if not texts:
+            return None
+        return find_launch(texts[0], known, nesting + 1, is_task=is_task).command
     if program not in GRAMMARS:
         return None
     named, unknown, arguments, is_partial = _options(rest, GRAMMARS[program])
     inner = None
     if program == "srun" and arguments:
         started = shell.ShellCommand(command.line, tuple(arguments))
-        inner = _launcher(started, {**variables, **own}, nesting + 1)
+        inner = _launcher(started, {**variables, **own}, nesting + 1, is_task=True)
     return LauncherCommand(program, named, tuple(arguments), tuple(unknown), own, inner, is_partial)
 
 
@@ -260,7 +274,7 @@ def _unwrapped(words: list[str], own: dict[str, str]) -> tuple[str, list[str]]:
         name = os.path.basename(word)
         # a path of another kind is a folder, for example one that a container binds
         is_program = name == word or "/bin/" in word
-        if is_program and (name in GRAMMARS or name in _SHELLS or _PYTHON.fullmatch(name)):
+        if is_program and _runs_programs(name):
             return name, words[at + 1 :]
     return program, words
 
@@ -297,11 +311,29 @@ def _options(
                 equals = value = ""
         if name in grammar.flags:
             options[name] = value
-        elif name in grammar.valued or grammar.is_open:
+        elif name in grammar.valued or (grammar.is_open and not _is_flag(name, waiting)):
             options[name] = value if equals else waiting.pop(0) if waiting else ""
+        elif grammar.is_open:
+            options[name] = value
         else:
             unknown.append(word.partition("=")[0])
     return options, unknown, waiting, is_partial
+
+
+def _is_flag(name: str, following: Sequence[str]) -> bool:
+    """Return whether an option that is not known has no value: the words after it say so.
+
+    A value is followed by the command, it is no option itself, and rarely the name of a program. An
+    option that begins with `no-` switches something off.
+    """
+    if name.startswith("no-") or all(word.startswith("-") for word in following[1:]):
+        return True
+    name = os.path.basename(following[0])
+    return following[0].startswith("-") or _runs_programs(name) or name in _WRAPPERS
+
+
+def _runs_programs(name: str) -> bool:
+    return name in GRAMMARS or name in _SHELLS or _PYTHON.fullmatch(name) is not None
 
 
 def _long(name: str, grammar: Grammar) -> str:

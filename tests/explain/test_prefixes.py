@@ -1,0 +1,91 @@
+"""Lines of the kernel are found whatever stands before them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from dshealthd.explain.input import Raw
+from dshealthd.explain.patterns import load
+from dshealthd.explain.recognition import Recognizer
+from dshealthd.linux import kernel_lines
+from tests.explain.explaining import explained
+
+LINES = sorted(
+    {
+        example
+        for pattern in load().every
+        for example in pattern.match
+        if kernel_lines.event(example) or kernel_lines.xid(example) or kernel_lines.sxid(example)
+    }
+)
+PREFIXES = [
+    "    ", "\t", "> ", "| ", "* ", "1. ", "`", '"', "123:", "kern.log-", "/var/log/messages:17:",
+    "kernel: ", "[  123.456789] ", "[ 123.456789][ T1234] ", "[    1.23] (2)[123:kworker] ",
+    "[  +0.000005] ", "<4>", "<4>[  123.456789] ", "6,1234,5678,-;",
+    "kern  :warn  : [   12.345678] ", "kern  :err   : [Mon Jan  5 10:00:00 2026] ",
+    "[Mon Jan  5 10:00:00 2026] ", "Jan  5 10:00:00 gpu-1 ", "Jan  5 10:00:00 gpu-1 kernel: ",
+    "Jan  5 10:00:00 gpu-1 kernel: [  123.456789] ", "2026-01-05T10:00:00+0000 gpu-1 kernel: ",
+    "2026-01-05T10:00:00.123456+01:00 gpu-1 ", "2026/01/05 10:00:00 ", "01/05/2026 10:00:00 AM ",
+    "05.01.2026 10:00:00 ", "23:07:26.123 ", "1767607200.123 ",
+    "192.0.2.1: kern: warning: [2026-01-05T10:00:00.599716692Z]: ", "node-a  | ", "worker-0 app ",
+    "[pod/worker-0/app] ", '{host="gpu-1",job="kernel"} ', "gpu-1 | CHANGED | rc=0 >> ",
+    "gpu-1: ", "17: ", "[gpu-1] ", "c0-0c0s1n2 ", "host=gpu-1 msg=",
+    "2026-01-05 10:00:00,123 INFO dmesg: ", "gpu-1 2026-01-05T10:00:00Z kernel ",
+    "\x1b[33m[  123.456789] \x1b[0m",
+]  # fmt: skip
+"""Of dmesg, journalctl, syslog, grep, less, docker compose, stern, kubectl, Talos, Loki, ansible,
+pdsh, srun, and of people."""
+PARTS = [
+    "gpu-7", "kernel", "warn", "10:00:00", "2026-01-05", "Jan 5", "12.5", "4711", "[4711]", "(stdout)",
+    "<6>", "host=a", "rank3", "F", "…", "日志", "E", "->",
+]  # fmt: skip
+ENDS = ["", " ", ": ", " - ", " | ", ":", "]: ", ">", ", ", "\t", "='"]
+
+
+def patterns_of(line: str) -> set[str]:
+    """Return the patterns that a log of a single line matches."""
+    recognizer = Recognizer()
+    recognizer.add("job.out", [Raw(1, line)])
+    return {event.pattern for event in recognizer.found.events}
+
+
+def drawn(number: int) -> list[str]:
+    """Return prefixes of one to four parts, as no list has them."""
+    chance = random.Random(number)
+    return [
+        "".join(chance.choice(PARTS) + chance.choice(ENDS) for _ in range(chance.randrange(1, 5)))
+        for _ in range(40)
+    ]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_of_the_kernel_counts_after_any_prefix(line: str) -> None:
+    """What the kernel prints cannot be mistaken, so nothing before it matters."""
+    wanted = patterns_of(line)
+    assert wanted
+    for prefix in (*PREFIXES, *drawn(len(line))):
+        assert patterns_of(prefix + line) == wanted, prefix
+
+
+def test_the_lines_of_the_kernel_are_of_many_kinds() -> None:
+    """The examples of patterns have Xids of several kinds, and events of most drivers."""
+    assert len(LINES) > 20
+    assert len(PREFIXES) > 28
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "+ dmesg -T | grep -E 'NVRM: Xid \\(PCI:[0-9a-f:]+\\): (48|79|94|95)'",
+        '{"type": "permanent", "pattern": "NVRM: Xid \\\\(PCI:.*\\\\): 79, .*"}',
+        "alert if the kernel log has `NVRM: Xid (PCI:...): 79` or `EXT4-fs error`",
+        "watching for: NVRM: Xid, SXid (PCI:, Oops:, nvme timeout, Link is Down",
+        "kernel.panic = 10, nmi_watchdog = 1, softlockup_panic = 0",
+        "mlx5_core 0000:9a:00.0 ib3: Link up",
+    ],
+)
+def test_what_only_speaks_of_the_kernel_s_lines_is_no_event(line: str) -> None:
+    """Configurations, commands and help name no device and no number, as an event does."""
+    assert explained("step 1 | loss 2.1", line, "step 2 | loss 2.0").outcome == "nothing"
