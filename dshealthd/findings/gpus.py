@@ -10,6 +10,7 @@ from dshealthd.core.text import plural
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
 from dshealthd.findings.series import each, each_over, flagged, logged
+from dshealthd.findings.users import Users
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -61,8 +62,6 @@ NVML = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "mig", "gpu_processes")
 """Collectors that call NVML."""
 TWO_DEADLINES = 20.0
 """Seconds for which a call must not return: one missed deadline is no hang."""
-IN_USE = 60.0
-"""Seconds for which a rank counts as on its GPU: NVML does not list the processes of a lost one."""
 RELEASED = 7200.0
 """Seconds of maintenance after which the file that releases the GPUs was forgotten."""
 SETTLED = 300.0
@@ -126,7 +125,7 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
         named.add(labels["gpu"])
         yield Sign(alert, "Xid 79", labels, source=_XID, since=at, hold=0.0)
     unread = {labels["gpu"] for labels, value in series("gpu_up") if not value}
-    used = {labels["gpu"] for labels, _ in series.highest("job_gpu_info", IN_USE)}
+    users = Users(series)
     for labels, value in series("gpu_fault"):
         reason = labels["reason"]
         gone = reason in {"gpu_lost", "not_found"}
@@ -135,7 +134,7 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
             named.add(labels["gpu"])
             says = _NVML_SAYS.get(reason) or f"NVML: {reason.replace('_', ' ')}"
             # The driver resets no GPU that a process uses.
-            hold = 0.0 if labels["gpu"] in used else None
+            hold = 0.0 if users.of_gpu(labels) else None
             yield Sign(alert, says, labels, source="gpu_fault", hold=hold)
     expected, visible = series.value("gpus_expected"), series.value("gpus_visible")
     if expected is not None and visible is not None and expected - visible > len(named):
