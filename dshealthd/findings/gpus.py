@@ -154,15 +154,17 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
     if here is None and series.value("collector_available", collector="gpu_bus") == 0:
         here = 0.0  # the collector says so if it has seen no GPU since it started
     before = series.limits.gpus or series.value("gpus_before")
-    if here is not None and before is not None and before > here and not unread:
+    # A GPU that NVML cannot read has a finding of its own, on the bus or not.
+    if here is not None and before is not None and before - here > len(unread):
+        missing = before - here - len(unread)
         yield Sign(
             alert,
             "fewer on its PCI bus than it has had",
-            part=plural(before - here, "GPU"),
+            part=plural(missing, "GPU"),
             apart="bus",
             mild=True,
             hold=SETTLED,
-            value=before - here,
+            value=missing,
             limit=0,
             limit_source=limit_source("gpus"),
             source="gpus_expected",
