@@ -140,7 +140,8 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
     if expected is not None and visible is not None and expected - visible > len(named):
         missing = expected - visible - len(named)
         # The driver tells of a GPU that it cannot start once, when it is loaded.
-        failed = any(series("kernel_events_total", event=("gpu_init_failed", "gpu_off_bus")))
+        starts = series("kernel_events_total", event=("gpu_init_failed", "gpu_off_bus"))
+        failed = any(lines > 0 for _, lines in starts)
         yield Sign(
             alert,
             "the driver failed to start it" if failed else "on the PCI bus, but not in NVML",
@@ -246,8 +247,8 @@ def _resets(series: Series) -> Iterator[Sign]:
             yield Sign(RESET, "NVML: reset required", labels, source="gpu_fault")
     # On some releases no Xid follows that would name the GPU.
     if not any(series(_XID, xid=XIDS_GSP)):
-        lines = logged(series, RESET, "gpu_firmware_timeout", seconds=HOUR)
-        yield from each(lines, part="a GPU", reason="its own processor (GSP) does not answer")
+        lines = logged(series, RESET, "gpu_firmware_timeout", part="a GPU", seconds=HOUR)
+        yield from each(lines, reason="its own processor (GSP) does not answer")
 
 
 def _repairs(series: Series) -> Iterator[Sign]:

@@ -29,15 +29,17 @@ OUTCOMES = {
 
 HOUR, DAY = 3600.0, 86400.0
 UNCORRECTED = "has had errors that ECC did not correct"
+CORRECTED = "has had many corrected errors in a day"
 STUCK = "finds CPUs or processes stuck again and again"
 ERRORS = (
     (("memory_error_uncorrected",), 1, HOUR, "its memory", UNCORRECTED),
-    (("machine_check",), 1, HOUR, "its processor", "has reported machine checks"),
+    (("machine_check",), 1, HOUR, "a CPU", "has reported uncorrected machine checks"),
     (("kernel_oops",), 1, HOUR, "the kernel", "has hit a bug, and may have left locks behind"),
     (("kernel_panic",), 1, HOUR, "the kernel", "has panicked"),
     (("hard_lockup",), 1, HOUR, "a CPU", "was locked up"),
     (("soft_lockup", "rcu_stall", "hung_task"), 3, RECENT, "the kernel", STUCK),
-    (("memory_error_corrected",), 101, DAY, "its memory", "has had many corrected errors in a day"),
+    (("memory_error_corrected",), 101, DAY, "its memory", CORRECTED),
+    (("machine_check_corrected",), 101, DAY, "a CPU", CORRECTED),
     (("cpu_throttled",), 10, HOUR, "its processor", "is slowed down by heat"),
     (("allocation_failure",), 10, RECENT, "the kernel", "finds no large pieces of memory"),
     (("nvidia_version_mismatch",), 1, RECENT, "a library of the GPU driver", "is not its version"),
@@ -227,8 +229,16 @@ def clock(series: Series, _wall: float) -> Iterator[Sign]:
 def errors(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield what the kernel logs about the host's hardware, about itself and about limits."""
     for events, at_least, seconds, part, reason in ERRORS:
-        lines = logged(series, ERROR, *events, at_least=at_least, seconds=seconds)
-        yield from each(lines, part=part, reason=reason, apart=events[0])
+        yield from logged(
+            series,
+            ERROR,
+            *events,
+            part=part,
+            at_least=at_least,
+            seconds=seconds,
+            reason=reason,
+            apart=events[0],
+        )
     for event, what, part in REACHED:
         lines = logged(series, NEAR, event, part=part, reason=what, apart=what)
         yield from each(lines, value=1.0)

@@ -32,7 +32,10 @@ OF_DISKS = (
     "raid_disk_failed",
     "nvme_path_lost",
 )
-NVME = {"nvme_failure": "has failed", "nvme_timeout": "does not answer in time"}
+NVME = {
+    "nvme_failure": "has failed, and its driver has given it up",
+    "nvme_timeout": "does not answer in time",
+}
 TROUBLE, HANGS = "DshealthdStorageTrouble", "hangs"
 FULL, FILLING = "DshealthdFilesystemFull", "DshealthdFilesystemFilling"
 FREE = "filesystem_free_bytes"
@@ -149,11 +152,11 @@ def disks(series: Series, _wall: float) -> Iterator[Sign]:
     # The path's own finding tells of its server, whose lines count for a while after it is back. Both
     # are asked for each time, because the past is kept of what is asked for.
     lately = list(series.highest("path_failing", RECENT, reason=HUNG))
-    reason = "has logged errors of a storage server"
-    lines = logged(series, TROUBLE, *OF_SERVERS, part="the kernel", reason=reason, apart="server")
+    reason = "did not answer, or has dropped this client"
+    lines = logged(series, TROUBLE, *OF_SERVERS, part="a storage server", reason=reason)
     of_servers = list(lines)
-    reason = "has logged errors of disks or file systems"
-    yield from logged(series, TROUBLE, *OF_DISKS, part="the kernel", reason=reason)
+    reason = "has errors, or the file system on it has"
+    yield from logged(series, TROUBLE, *OF_DISKS, part="a disk", reason=reason)
     if not lately:
         yield from of_servers
     for event, reason in NVME.items():
