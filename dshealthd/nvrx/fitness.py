@@ -10,7 +10,7 @@ from dshealthd.findings import gpus
 from dshealthd.findings.finding import State
 
 if TYPE_CHECKING:
-    from dshealthd.findings.finding import Finding, Verdict
+    from dshealthd.findings.finding import Verdict
 
 _SOURCES = frozenset(("gpu", "gpu_bus", "ecc", "kernel_log"))
 """Collectors without which fitness is unknown, as far as they run."""
