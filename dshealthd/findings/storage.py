@@ -41,6 +41,8 @@ FULL, FILLING = "DshealthdFilesystemFull", "DshealthdFilesystemFilling"
 FREE = "filesystem_free_bytes"
 HALF_A_MINUTE, MINUTES_5, MINUTES_15 = 30.0, 300.0, 900.0
 HOUR, DAY = 3600.0, 86400.0
+WEEKEND = 3
+"""Days at the rate of the last one in which a ticket must have an answer: nobody reads it on two."""
 REQUEST = gauge("dshealthd_disk_request_seconds", "Mean time of a request.", "disk")
 """Derived here, and kept for a day; not exported."""
 
@@ -78,6 +80,7 @@ def space(series: Series, _wall: float) -> Iterator[Sign]:
             used = _used(series, labels["path"])
             reason = "a write found no space, or its quota used up"
             yield Sign(FULL, reason, labels, value=used, source="path_failing")
+    highest = by(series.highest(FREE, DAY), "path", max)
     for labels, free in series(FREE):
         path = labels["path"]
         used = _used(series, path)
@@ -95,7 +98,12 @@ def space(series: Series, _wall: float) -> Iterator[Sign]:
         full = over(series, FULL, used, limit, FREE, reason, labels)
         signs = [*full] if crowded or no_inodes else []
         limit = "filesystem_used_ratio"
-        yield from signs or over(series, FILLING, used, limit, FREE, labels=labels)
+        yield from signs
+        # A large file system has room for days even then, if it is not being filled.
+        filled = highest.get(path, free) - free
+        room = free >= max(series.limits.filesystem_free_bytes, filled * WEEKEND)
+        if not signs and (not room or (inodes is not None and 1 - inodes == used)):
+            yield from over(series, FILLING, used, limit, FREE, labels=labels)
     yield from _soon(series, apart)
     yield from _shared_memory(series)
 
