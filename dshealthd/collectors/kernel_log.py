@@ -301,9 +301,9 @@ class KernelLog(Collector):
         """Return the kernel log's counts as samples; the same list if nothing is new."""
         if self._shown is None:
             # An unseen event is known to be 0 only once the whole log has been read.
-            events = dict.fromkeys(((name, "") for name in lines.EVENTS), 0.0)
-            if not self._reader.drained:
-                events.clear()
+            events: dict[tuple[str, ...], float] = {}
+            if self._reader.drained:
+                events = {(name, ""): 0.0 for name in lines.EVENTS}
             shown = []
             for metric, labels, value in self._tally:
                 if metric is EVENTS:

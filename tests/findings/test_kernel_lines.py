@@ -11,8 +11,9 @@ import pytest
 from dshealthd.collectors.gpu import INFO
 from dshealthd.collectors.job_environment import RANKS
 from dshealthd.collectors.kernel_log import EVENTS, KernelLog, KernelLogOptions
-from dshealthd.core.collector import Context
+from dshealthd.core.collector import Context, Fault
 from dshealthd.core.host import Host
+from dshealthd.core.options import Duration
 from dshealthd.findings.judgement import seen
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.past import Past
@@ -56,11 +57,11 @@ class Log:
             monotonic=lambda: 0.0,
             wall=lambda: 0.0,
         )
-        self._collector = KernelLog(KernelLogOptions(read_time=10.0), context)
+        self._collector = KernelLog(KernelLogOptions(read_time=Duration(0.5)), context)
 
     def read(self) -> list[Sample]:
         """Return what the collector yields."""
-        return [sample for sample in self._collector.collect() if isinstance(sample, tuple)]
+        return [sample for sample in self._collector.collect() if not isinstance(sample, Fault)]
 
     def close(self) -> None:
         """Close both ends."""

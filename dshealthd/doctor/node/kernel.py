@@ -63,8 +63,9 @@ def _run(context: NodeContext) -> Iterator[Result]:
             if record.facility or now - record.timestamp > RECENT:
                 continue
             event = parser.event(record.message)
-            serious = event is not None and event.name in SERIOUS
-            if serious and not record.message.startswith(OF_A_JOB):
+            if event is None or event.name not in SERIOUS:
+                continue
+            if not record.message.startswith(OF_A_JOB):
                 counts[event.name] += 1
                 last[event.name] = record.message
     except PermissionError:
