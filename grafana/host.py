@@ -63,19 +63,21 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
         rows(
             "Kernel log",
             "Faults that the kernel reported since boot, and in the time shown: at most "
-            f"{ROWS} kinds.",
+            f"{ROWS} kinds and devices.",
             [
                 Column(title="Event", label="event"),
+                Column(title="Device", label="device"),
                 Column(
                     title="Since boot",
                     expr=(
-                        f"topk({ROWS}, max by (event) (dshealthd_kernel_events_total{{@node}} > 0))"
+                        f"topk({ROWS}, max by (event, device) "
+                        "(dshealthd_kernel_events_total{@node} > 0))"
                     ),
                 ),
                 Column(
                     title="In the time shown",
-                    expr=f"""round(max by (event) (increase(dshealthd_kernel_events_total{{@node}}[$__range])))
-                        and on (event) topk({ROWS}, max by (event) (dshealthd_kernel_events_total{{@node}} > 0))""",
+                    expr=f"""round(max by (event, device) (increase(dshealthd_kernel_events_total{{@node}}[$__range])))
+                        and on (event, device) topk({ROWS}, max by (event, device) (dshealthd_kernel_events_total{{@node}} > 0))""",
                     steps=((None, BLUE), (1, ORANGE)),
                 ),
             ],

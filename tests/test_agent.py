@@ -160,6 +160,18 @@ def test_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
     assert "Traceback" not in second.stderr
 
 
+def test_only_an_end_by_sigterm_is_recorded_as_a_stop(tmp_path: Path) -> None:
+    """The next agent takes an end as a crash unless the one before it was told to stop."""
+    file = tmp_path / "state" / "findings.json"
+    for end, stopped in ((signal.SIGKILL, False), (signal.SIGTERM, True)):
+        with running(tmp_path, FAST) as agent:
+            agent.wait(lambda s: s.value("dshealthd_findings_judged_timestamp_seconds"))
+            agent.wait(lambda _: file.exists() and not json.loads(file.read_bytes())["stopped"])
+            agent.process.send_signal(end)
+            agent.process.wait(60)
+        assert json.loads(file.read_bytes())["stopped"] is stopped
+
+
 def test_port_binds_again_after_sigkill(tmp_path: Path) -> None:
     """An agent that was killed leaves its port free, and its successor serves on it at once."""
     with running(tmp_path, FAST) as agent:

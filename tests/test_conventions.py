@@ -189,8 +189,8 @@ def unguarded(tree: ast.AST) -> Iterator[str]:
             inner = outer
         if not guards & {
             "RecursionError",
-            "schema.MISSHAPEN",
-            "*schema.MISSHAPEN",
+            "documents.MISSHAPEN",
+            "*documents.MISSHAPEN",
             "schema.reading",
         }:
             yield f"{node.lineno}: {ast.unparse(node.func)}"
@@ -204,7 +204,7 @@ DOCUMENTS_ELSEWHERE = {
     "doctor/status_document.py": "what this process has just rendered",
     "explain/patterns.py": "files of this repository",
     "jobs/nccl/names.py": "a file of this repository",
-    "probe/workers/session.py": "its caller takes schema.MISSHAPEN",
+    "probe/workers/session.py": "its caller takes documents.MISSHAPEN",
     "probe/workers/worker.py": "the agent's own messages, in a worker",
     "symptoms/entry.py": "files of this repository",
 }

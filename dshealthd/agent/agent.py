@@ -168,6 +168,7 @@ class Agent:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+            self._judge.record_stop()
         finally:
             manager.stopping()
             for task in (*tasks, *beside):

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from dshealthd.collection.progress_page import ProgressPage
-from dshealthd.core import child, schema, wire
+from dshealthd.core import child, documents, wire
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import News, Reason
 from dshealthd.core.garbage import free_transport
@@ -236,7 +236,7 @@ class WorkerProcess:
                     if part:  # the others are read without it
                         raise self._broken(result.reason, result.detail, collector, part)
                 publish(message["result"], result)
-            except schema.MISSHAPEN as error:
+            except documents.MISSHAPEN as error:
                 raise self._broken(
                     Reason.MALFORMED, f"worker {self.name} sent an invalid message: {error!r}"
                 ) from error

@@ -91,8 +91,10 @@ SXIDS = counter(
 EVENTS = counter(
     "dshealthd_kernel_events_total",
     "Faults in the kernel log since boot, as far back as the log went. The kernel rate-limits "
-    "some of these lines.",
-    "event",
+    "some of these lines. device is what the line names, as the kernel does: a disk without its "
+    "partition, a PCI address, an interface, a CPU's number, a DIMM's label, a server; \"\" if it "
+    "names none, other beyond 32 of an event.",
+    *("event", "device"),
 )
 LOST = counter(
     "dshealthd_kernel_log_records_lost_total",
@@ -106,6 +108,8 @@ _OF_GPU = frozenset({XIDS, LAST_XID, LAST_RECOVERY, NVLINK, LAST_NVLINK})
 It is not part of the key that they are counted by.
 """
 _WIDTHS = {metric: len(metric.labels) - (metric in _OF_GPU) for metric in (*_OF_GPU, SXIDS, EVENTS)}
+_DEVICES = 32
+"""Most devices of an event that are counted apart, so that a storm of one hides no other's."""
 _FORGETFUL_SAVE = 12
 """How many times less often a change of position alone is saved than a changed count."""
 _GPU_REFRESH = 60.0
@@ -152,6 +156,9 @@ class KernelLog(Collector):
         self._reader = self._open()
         self._tally = PersistentCounters(_WIDTHS, options.series_limit, fixed=(EVENTS,))
         self._lost_before = 0
+        self._parser = lines.EventParser()
+        self._devices: dict[str, set[str]] | None = None
+        """The devices that events are counted for, by the event's name; None to read the counts."""
         self._ledger: CounterFile | None = None
         self._fault: Fault | None = None
         self._begun = False
@@ -236,6 +243,7 @@ class KernelLog(Collector):
             self._reader = self._open()
             self._lost_before, self._resumed = 0, False
             self._tally.clear()
+            self._devices = None
             self._read()
 
     def _note(self, record: KernelLogRecord) -> None:
@@ -257,8 +265,21 @@ class KernelLog(Collector):
                 code = str(sxid.code) if sxid.code in lines.SXIDS else OTHER
                 self._tell_of_gpus()
                 self._tally.count(SXIDS, sxid.switch, sxid.pci_bus_id, code, sxid.severity)
-        elif (event := lines.event(message)) is not None:
-            self._tally.count(EVENTS, event)
+        elif (event := self._parser.event(message)) is not None:
+            self._tally.count(EVENTS, event.name, self._device(event))
+
+    def _device(self, event: lines.Event) -> str:
+        """Return the device that an event is counted for."""
+        if self._devices is None:
+            self._devices = {}
+            for metric, labels, _ in self._tally:
+                if metric is EVENTS:
+                    self._devices.setdefault(labels[0], set()).add(labels[1])
+        known = self._devices.setdefault(event.name, set())
+        if event.device and event.device not in known and len(known - {"", OTHER}) >= _DEVICES:
+            return OTHER
+        known.add(event.device)
+        return event.device
 
     def _tell_of_gpus(self) -> None:
         """Wake the GPU collectors for a log line, unless it predates the agent."""
@@ -280,16 +301,18 @@ class KernelLog(Collector):
         """Return the kernel log's counts as samples; the same list if nothing is new."""
         if self._shown is None:
             # An unseen event is known to be 0 only once the whole log has been read.
-            events = dict.fromkeys(lines.EVENTS, 0.0) if self._reader.drained else {}
+            events: dict[tuple[str, ...], float] = {}
+            if self._reader.drained:
+                events = {(name, ""): 0.0 for name in lines.EVENTS}
             shown = []
             for metric, labels, value in self._tally:
                 if metric is EVENTS:
-                    events[labels[0]] = value
+                    events[labels] = value
                 elif metric in _OF_GPU:
                     shown.append(metric(value, self._gpu(labels[0]), *labels))
                 else:
                     shown.append(metric(value, *labels))
-            shown += [EVENTS(value, name) for name, value in events.items()]
+            shown += [EVENTS(value, *labels) for labels, value in events.items()]
             if not self.options.journal:  # which does not tell what journald missed
                 shown.append(LOST(self._lost_before + self._reader.lost))
             self._shown = shown

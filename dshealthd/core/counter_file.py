@@ -36,10 +36,9 @@ class PersistentCounters:
     def __init__(
         self, widths: Mapping[Metric, int], limit: int, fixed: Collection[Metric] = ()
     ) -> None:
-        """`widths` is the number of labels of each metric, `limit` the most series in total.
+        """`widths` is the number of labels of each metric, `limit` the most series of all.
 
-        The limit does not apply to the metrics in `fixed`, whose label values come from a list of
-        the caller's own.
+        Series of the metrics in `fixed` do not count: the caller bounds their label values.
         """
         self._widths = widths
         self._names = {metric.name: metric for metric in widths}
@@ -94,7 +93,9 @@ class PersistentCounters:
 
     def _key(self, metric: Metric, labels: tuple[str, ...]) -> tuple[Metric, tuple[str, ...]]:
         key = metric, labels
-        if key in self._values or len(self._values) < self._limit or metric in self._fixed:
+        if key in self._values or metric in self._fixed:
+            return key
+        if sum(other not in self._fixed for other, _ in self._values) < self._limit:
             return key
         return metric, ("",) * (len(labels) - 1) + (OTHER,)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dshealthd.core.schema import MISSHAPEN
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 T = TypeVar("T")
+
+MISSHAPEN = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""What code raises on a document, or a value, of another shape than it expects."""
 
 MAX_REASON = 200
 """Most characters of a reason, which may quote a value."""

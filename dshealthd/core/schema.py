@@ -17,8 +17,6 @@ from dshealthd.core import documents
 
 MAX_EXACT = 2**53
 """Integers up to this are the same in every JSON implementation."""
-MISSHAPEN = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
-"""Exceptions raised by code that reads a document of another shape than it expects."""
 _DIGITS = len(str(-(2**63)))
 """Most characters of an integer: what a counter of 64 bits holds. 400 digits are no float."""
 
@@ -186,7 +184,7 @@ def reading(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except MISSHAPEN as error:
+    except documents.MISSHAPEN as error:
         message = f"{what} is not what this release writes: {type(error).__name__}: {error}"
         raise SchemaError(message) from error
 

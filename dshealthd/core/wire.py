@@ -92,7 +92,7 @@ class Decoder:
     def unpack(self, message: Mapping[str, Any]) -> Result:
         """Return the result in a frame.
 
-        Raise one of `schema.MISSHAPEN` if the frame does not hold a result.
+        Raise one of `documents.MISSHAPEN` if the frame does not hold a result.
         """
         name = message["result"]
         metrics = self._metrics[name]

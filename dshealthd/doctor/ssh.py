@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core import schema
+from dshealthd.core import documents
 from dshealthd.core.text import printable
 from dshealthd.doctor.report import NodeReport, parse_node
 from dshealthd.findings.finding import State
@@ -137,7 +137,7 @@ def _report(ended: Ended, seconds: float) -> NodeReport:
     try:
         document: Any = json.loads(output)
         return parse_node(document, host)
-    except schema.MISSHAPEN as error:
+    except documents.MISSHAPEN as error:
         why = last_line(errors) if not output else f"{type(error).__name__}: {error}"
         text = f"sent an unreadable report (exit status {code}): {printable(why[:300])}"
         return NodeReport(host, problem=text, severity=State.UNKNOWN)

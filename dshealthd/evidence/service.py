@@ -14,7 +14,7 @@ import socket
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dshealthd.core import background, child, schema, state_file
+from dshealthd.core import background, child, documents, state_file
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.options import encode
 from dshealthd.core.timing import time_limit
@@ -252,7 +252,7 @@ class Evidence:
                     bundle,
                 )
             )
-        except (asyncio.IncompleteReadError, ConnectionError, *schema.MISSHAPEN) as error:
+        except (asyncio.IncompleteReadError, ConnectionError, *documents.MISSHAPEN) as error:
             await self.remember()
             return self._count(Taken("failed", f"the collecting process failed: {error!r}", bundle))
         finally:

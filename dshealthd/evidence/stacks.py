@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core import schema
+from dshealthd.core import documents
 from dshealthd.core.text import printable
 from dshealthd.evidence.findings import file_of
 from dshealthd.explain.flight_recorder import is_library
@@ -117,7 +117,7 @@ def parse(output: bytes) -> list[dict[str, Any]]:
             }
             for thread in document[:MAX_THREADS]
         ]
-    except schema.MISSHAPEN as error:
+    except documents.MISSHAPEN as error:
         raise ValueError(repr(error)[:200]) from error
     if not threads:
         message = "no threads"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from dshealthd.core import schema
+from dshealthd.core import documents
 from dshealthd.explain import input as logs
 from dshealthd.explain import patterns as known
 from dshealthd.explain import progress
@@ -471,6 +471,6 @@ def _error_file(name: str) -> list[logs.Raw] | None:
             document = json.loads(logs.open_log(name, closing).read(MAX_ERROR_FILE))
         message = document["message"]
         stack = str(message["extraInfo"]["py_callstack"])
-    except schema.MISSHAPEN:
+    except documents.MISSHAPEN:
         return None
     return [logs.Raw(1, text) for text in stack.splitlines()]

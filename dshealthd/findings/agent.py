@@ -15,10 +15,14 @@ if TYPE_CHECKING:
     from dshealthd.findings.series import Series
 
 TROUBLE, PROBES = "DshealthdAgentTrouble", "DshealthdProbesTrouble"
-STARTED = gauge("dshealthd_agent_started", "1; when this agent or an earlier one started.", "at")
-"""Derived here, for their past; not exported."""
-HALF_AN_HOUR, RESTARTS = 1800.0, 2
-"""So many restarts within this time may be an upgrade."""
+CRASHED = gauge(
+    "dshealthd_agent_crashed",
+    "1; when an agent of this node started whose predecessor had not been stopped by a signal.",
+    "at",
+)
+"""Derived by the judge, for their past; not exported."""
+HALF_AN_HOUR, CRASHES = 1800.0, 2
+"""So many crashes within this time may be by hand: `kill -9`, or a node that was powered off."""
 FILES = {
     "config_last_reload_successful": "configuration",
     "web_config_last_reload_successful": "web configuration",
@@ -50,13 +54,10 @@ def workings(series: Series, _wall: float) -> Iterator[Sign]:
         if lost > 0:
             reason = "records were lost before they were read; an Xid may be among them"
             yield Sign(TROUBLE, reason, part="kernel log", value=lost, source=name)
-    name = "process_start_time_seconds"
-    started = series.value(name)
-    series.add([] if started is None else [STARTED(1.0, f"{started:.0f}")])
-    restarts = len(list(series.highest(short_name(STARTED), HALF_AN_HOUR))) - 1
-    if restarts > RESTARTS:
-        reason = "it is crash-looping"
-        yield Sign(TROUBLE, reason, part="agent", value=restarts, limit=RESTARTS, source=name)
+    crashes = len(list(series.highest(short_name(CRASHED), HALF_AN_HOUR)))
+    if crashes > CRASHES:
+        name, reason = "process_start_time_seconds", "it is crash-looping"
+        yield Sign(TROUBLE, reason, part="agent", value=crashes, limit=CRASHES, source=name)
     for name, file in FILES.items():
         yield from flagged(series, TROUBLE, name, REJECTED, at=0.0, part=file, hold=60.0)
 

@@ -53,19 +53,19 @@ SYMBOL_ERRORS = (
 ADAPTER, DEGRADED = "DshealthdAdapterTrouble", "DshealthdNetworkPortDegraded"
 AN_ADAPTER = "an adapter"
 ADAPTER_FAILED = {
-    "adapter_failure": "the kernel reports that an adapter has failed",
-    "adapter_command_timed_out": "an adapter's firmware does not answer commands",
+    "adapter_failure": "has failed, according to its driver",
+    "adapter_command_timed_out": "does not answer its driver's commands",
 }
 ADAPTER_TROUBLE = {
-    "adapter_overheated": ("an adapter is too hot", 1, RECENT),
-    "adapter_power_insufficient": ("an adapter gets too little power from its slot", 1, RECENT),
-    "module_error": ("an adapter reports an error of a cable or module", 1, RECENT),
-    "module_unplugged": ("a cable or module was unplugged", 1, RECENT),
-    "transmit_timeout": ("a transmit queue of an interface timed out", 1, RECENT),
+    "adapter_overheated": ("is too hot", 1, RECENT),
+    "adapter_power_insufficient": ("gets too little power from its slot", 1, RECENT),
+    "module_error": ("reports an error of its cable or module", 1, RECENT),
+    "module_unplugged": ("has had its cable or module unplugged", 1, RECENT),
+    "transmit_timeout": ("has a transmit queue that timed out", 1, RECENT),
     # Tools cause a few on a healthy adapter.
-    "adapter_command_failed": ("commands to an adapter fail", 10, RECENT),
+    "adapter_command_failed": ("fails commands of its driver", 10, RECENT),
     # The ports' own findings tell of single ones.
-    "link_down": ("the link of an interface goes down again and again", 3, HOUR),
+    "link_down": ("loses its link repeatedly", 3, HOUR),
 }
 """Lines of the kernel log: words for them, how many are a fault, and within how many seconds."""
 PORTS = gauge("dshealthd_infiniband_ports", "Ports that the collector sees.")
@@ -260,8 +260,8 @@ def adapters(series: Series, _wall: float) -> Iterator[Sign]:
         lines = logged(series, ADAPTER, event, part=AN_ADAPTER, reason=reason)
         yield from each(lines, apart="failed", keep=HOUR)
     for event, (reason, least, seconds) in ADAPTER_TROUBLE.items():
-        lines = logged(series, ADAPTER, event, at_least=least, seconds=seconds)
-        yield from each(lines, part=AN_ADAPTER, reason=reason, mild=True, hold=120.0)
+        lines = logged(series, ADAPTER, event, part=AN_ADAPTER, at_least=least, seconds=seconds)
+        yield from each(lines, reason=reason, mild=True, hold=120.0)
     yield from each(_missing_ports(series), mild=True, hold=120.0)
 
 
@@ -276,7 +276,7 @@ def _missing_ports(series: Series) -> Iterator[Sign]:
     if not works and (there or series.value("collector_available", collector=collector) != 0):
         return  # it fails or is switched off: ports that it does not see may be there
     name = "infiniband_port_up"
-    reason = "it has fewer InfiniBand or RoCE ports than within the last week"
+    reason = "of InfiniBand or RoCE are fewer than within the last week"
     for _, most in before:
         if there < most:
             yield Sign(ADAPTER, reason, part="ports", value=most - there, limit=0, source=name)

@@ -153,7 +153,7 @@ class Finding:
 
     @classmethod
     def parse(cls, document: Mapping[str, Any], keep_seconds: float, variant: str = "") -> Finding:
-        """Return the finding in a document. Raise one of `schema.MISSHAPEN` if it is none."""
+        """Return the finding in a document. Raise one of `documents.MISSHAPEN` if it is none."""
         texts = {name: document[name] for name in _TEXTS}
         if not all(isinstance(text, str) for text in texts.values()):
             message = f"a finding has other than texts: {texts}"

@@ -33,14 +33,14 @@ NVLINK_ERRORS = {
 GENERATION_5 = 5
 PCIE, MULTI_NODE = "DshealthdPcieDegraded", "DshealthdMultiNodeNvlinkDown"
 DEVICE = "a PCIe device"
-"""The part where the kernel's log names it and its events do not."""
+"""The part where the kernel's log does not name it."""
 IOMMU_FAULTS = 10
 """Lines within ten minutes; a few come with a device that is reset."""
 PCIE_EVENTS = {
     "pcie_slot_down": "has lost its link",
     "pcie_containment": "was cut off after an error",
     "pcie_recovery_failed": "did not recover from an error",
-    "pcie_error_uncorrected": "has had uncorrected errors",
+    "pcie_error_fatal": "has had fatal errors",
 }
 """Lines of the kernel log of which one is a fault, the most telling first."""
 
@@ -243,17 +243,19 @@ def _pcie_errors(series: Series) -> Iterator[Sign]:
     """Yield errors that are not fatal, counted by GPUs at their end or in the kernel's log."""
     errors, hour = "pcie_errors_total", "pcie_corrected_errors_per_hour"
     for type_, seconds, limit, reason in (
-        ("nonfatal", 900.0, "pcie_nonfatal_errors_in_15m", "counts non-fatal errors"),
+        ("nonfatal", QUARTER, "pcie_nonfatal_errors_in_15m", "counts non-fatal errors"),
         ("correctable", 3600.0, hour, "counts many corrected errors"),
     ):
         rises = series.rise(errors, seconds, type=type_)
         yield from each_over(series, PCIE, rises, limit, errors, reason)
+    nonfatal = series.limit("pcie_nonfatal_errors_in_15m")
     for event, lines, seconds, reason in (
+        ("pcie_error_nonfatal", nonfatal + 1, QUARTER, "has had non-fatal errors"),
         ("pcie_error_corrected", series.limit(hour) + 1, 3600.0, "has many corrected errors"),
         ("iommu_fault", IOMMU_FAULTS, RECENT, "accesses memory that the IOMMU does not allow it"),
     ):
-        signs = logged(series, PCIE, event, at_least=lines, seconds=seconds)
-        yield from each(signs, part=DEVICE, reason=reason)
+        signs = logged(series, PCIE, event, part=DEVICE, at_least=lines, seconds=seconds)
+        yield from each(signs, reason=reason)
 
 
 RULES = (nvlink, nvlink_errors, nvlink_domain, pcie)

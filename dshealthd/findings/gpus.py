@@ -10,6 +10,7 @@ from dshealthd.core.text import plural
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
 from dshealthd.findings.series import each, each_over, flagged, logged
+from dshealthd.findings.users import Users
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -63,8 +64,6 @@ SECOND_DEADLINE = 12.0
 """Seconds after a missed deadline of 10 s in which a second one passes, a new worker's start
 included: one missed deadline is no hang.
 """
-IN_USE = 60.0
-"""Seconds for which a rank counts as on its GPU: NVML does not list the processes of a lost one."""
 RELEASED = 7200.0
 """Seconds of maintenance after which the file that releases the GPUs was forgotten."""
 SETTLED = 300.0
@@ -128,7 +127,7 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
         named.add(labels["gpu"])
         yield Sign(alert, "Xid 79", labels, source=_XID, since=at, hold=0.0)
     unread = {labels["gpu"] for labels, value in series("gpu_up") if not value}
-    used = {labels["gpu"] for labels, _ in series.highest("job_gpu_info", IN_USE)}
+    users = Users(series)
     for labels, value in series("gpu_fault"):
         reason = labels["reason"]
         gone = reason in {"gpu_lost", "not_found"}
@@ -137,13 +136,14 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
             named.add(labels["gpu"])
             says = _NVML_SAYS.get(reason) or f"NVML: {reason.replace('_', ' ')}"
             # The driver resets no GPU that a process uses.
-            hold = 0.0 if labels["gpu"] in used else None
+            hold = 0.0 if users.of_gpu(labels) else None
             yield Sign(alert, says, labels, source="gpu_fault", hold=hold)
     expected, visible = series.value("gpus_expected"), series.value("gpus_visible")
     if expected is not None and visible is not None and expected - visible > len(named):
         missing = expected - visible - len(named)
         # The driver tells of a GPU that it cannot start once, when it is loaded.
-        failed = any(series("kernel_events_total", event=("gpu_init_failed", "gpu_off_bus")))
+        starts = series("kernel_events_total", event=("gpu_init_failed", "gpu_off_bus"))
+        failed = any(lines > 0 for _, lines in starts)
         yield Sign(
             alert,
             "the driver failed to start it" if failed else "on the PCI bus, but not in NVML",
@@ -157,15 +157,17 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
     if here is None and series.value("collector_available", collector="gpu_bus") == 0:
         here = 0.0  # the collector says so if it has seen no GPU since it started
     before = series.limits.gpus or series.value("gpus_before")
-    if here is not None and before is not None and before > here and not unread:
+    # A GPU that NVML cannot read has a finding of its own, on the bus or not.
+    if here is not None and before is not None and before - here > len(unread):
+        missing = before - here - len(unread)
         yield Sign(
             alert,
             "fewer on its PCI bus than it has had",
-            part=plural(before - here, "GPU"),
+            part=plural(missing, "GPU"),
             apart="bus",
             mild=True,
             hold=SETTLED,
-            value=before - here,
+            value=missing,
             limit=0,
             limit_source=limit_source("gpus"),
             source="gpus_expected",
@@ -247,8 +249,8 @@ def _resets(series: Series) -> Iterator[Sign]:
             yield Sign(RESET, "NVML: reset required", labels, source="gpu_fault")
     # On some releases no Xid follows that would name the GPU.
     if not any(series(_XID, xid=XIDS_GSP)):
-        lines = logged(series, RESET, "gpu_firmware_timeout", seconds=HOUR)
-        yield from each(lines, part="a GPU", reason="its own processor (GSP) does not answer")
+        lines = logged(series, RESET, "gpu_firmware_timeout", part="a GPU", seconds=HOUR)
+        yield from each(lines, reason="its own processor (GSP) does not answer")
 
 
 def _repairs(series: Series) -> Iterator[Sign]:

@@ -28,16 +28,22 @@ OUTCOMES = {
 
 
 HOUR, DAY = 3600.0, 86400.0
+SHRINKS = 60.0
+"""Seconds over which available memory is seen to shrink."""
+RUNS_OUT = 600.0
+"""Seconds in which it is used up at that rate: a tenth of it a minute, more than buffers come and go."""
 UNCORRECTED = "has had errors that ECC did not correct"
+CORRECTED = "has had many corrected errors in a day"
 STUCK = "finds CPUs or processes stuck again and again"
 ERRORS = (
     (("memory_error_uncorrected",), 1, HOUR, "its memory", UNCORRECTED),
-    (("machine_check",), 1, HOUR, "its processor", "has reported machine checks"),
+    (("machine_check",), 1, HOUR, "a CPU", "has reported uncorrected machine checks"),
     (("kernel_oops",), 1, HOUR, "the kernel", "has hit a bug, and may have left locks behind"),
     (("kernel_panic",), 1, HOUR, "the kernel", "has panicked"),
     (("hard_lockup",), 1, HOUR, "a CPU", "was locked up"),
     (("soft_lockup", "rcu_stall", "hung_task"), 3, RECENT, "the kernel", STUCK),
-    (("memory_error_corrected",), 101, DAY, "its memory", "has had many corrected errors in a day"),
+    (("memory_error_corrected",), 101, DAY, "its memory", CORRECTED),
+    (("machine_check_corrected",), 101, DAY, "a CPU", CORRECTED),
     (("cpu_throttled",), 10, HOUR, "its processor", "is slowed down by heat"),
     (("allocation_failure",), 10, RECENT, "the kernel", "finds no large pieces of memory"),
     (("nvidia_version_mismatch",), 1, RECENT, "a library of the GPU driver", "is not its version"),
@@ -81,15 +87,7 @@ def memory(series: Series, _wall: float) -> Iterator[Sign]:
     name, reason = "pressure_stalled_ratio", "all tasks wait for memory, and an OOM kill is near"
     stalled = series.value(name, resource="memory", tasks="full")
     yield from over(series, alert, stalled, "memory_pressure_ratio", name, reason)
-    available = share(series.value("memory_available_bytes"), series.value("memory_total_bytes"))
-    if available is not None and available < series.limits.memory_available_ratio:
-        yield Sign(
-            alert,
-            "little memory is available, and an OOM kill is near",
-            value=available,
-            limit="memory_available_ratio",
-            source="memory_available_bytes",
-        )
+    yield from _running_out(series)
     name = "aio_requests"
     requests = share(series.value(name), series.value("aio_requests_limit"))
     yield from _near(series, "asynchronous I/O requests", requests, "aio_requests_ratio", name)
@@ -99,6 +97,30 @@ def memory(series: Series, _wall: float) -> Iterator[Sign]:
         locked = max((value for _, value in series(name, training_job=job)), default=None)
         used = share(locked, limit)
         yield from _near(series, "lockable memory", used, "locked_memory_ratio", name, job=job)
+
+
+def _running_out(series: Series) -> Iterator[Sign]:
+    """Yield a sign if tasks wait for the little memory that is left, or it goes on shrinking.
+
+    What offloads its optimizer to the host fills it to the last percent on purpose, and stays there.
+    """
+    name = "memory_available_bytes"
+    free = series.value(name)
+    before = max((value for _, value in series.highest(name, SHRINKS)), default=free)
+    available = share(free, series.value("memory_total_bytes"))
+    if available is None or free is None or available >= series.limits.memory_available_ratio:
+        return
+    stalled = series.value("pressure_stalled_ratio", resource="memory", tasks="some") or 0.0
+    shrinking = before is not None and (before - free) * RUNS_OUT > free * SHRINKS
+    if stalled > series.limits.memory_pressure_ratio or shrinking:
+        yield Sign(
+            "DshealthdHostMemoryPressure",
+            "little memory is available, and an OOM kill is near",
+            value=available,
+            limit="memory_available_ratio",
+            source=name,
+            hold=2 * SHRINKS,  # one that has just been filled still shows the way there
+        )
 
 
 def files(series: Series, _wall: float) -> Iterator[Sign]:
@@ -227,8 +249,16 @@ def clock(series: Series, _wall: float) -> Iterator[Sign]:
 def errors(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield what the kernel logs about the host's hardware, about itself and about limits."""
     for events, at_least, seconds, part, reason in ERRORS:
-        lines = logged(series, ERROR, *events, at_least=at_least, seconds=seconds)
-        yield from each(lines, part=part, reason=reason, apart=events[0])
+        yield from logged(
+            series,
+            ERROR,
+            *events,
+            part=part,
+            at_least=at_least,
+            seconds=seconds,
+            reason=reason,
+            apart=events[0],
+        )
     for event, what, part in REACHED:
         lines = logged(series, NEAR, event, part=part, reason=what, apart=what)
         yield from each(lines, value=1.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.config import registry
@@ -18,6 +19,7 @@ from dshealthd.core.collector import Reason, gauge
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.state_writer import LatestWriter
 from dshealthd.findings import fabric, stalls
+from dshealthd.findings.agent import CRASHED
 from dshealthd.findings.catalogue import catalogue, starting, unread
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State, Verdict
@@ -104,7 +106,7 @@ class Judge:
         self._episodes, self._past, self._gpus = Episodes(), Past(), GpuHistory()
         self._judged: float | None = None
         """Monotonic time of the last judgement."""
-        self._saved = 0.0
+        self._saved = -math.inf
         self._problem = ""
         self._file = None if state is None else str(state / FILE)
         self._writer: LatestWriter | None = None
@@ -114,6 +116,10 @@ class Judge:
         self._loaded = self._running = self._failed = False
         self._whole = False
         """Whether the last judgement had a result of each source."""
+        self._stopped = False
+        """Whether a signal has stopped the agent, which is no crash."""
+        self._crashed = False
+        """Whether the agent before this one has crashed, until that has been judged."""
         self._broken: frozenset[str] = frozenset()
         """Names of the rules that failed in the last judgement."""
         self._derived: tuple[Sample, ...] = ()
@@ -158,6 +164,9 @@ class Judge:
         now, wall = self._monotonic(), self._wall()
         series = series_of(self._snapshot, self._own(), self._limits, self._past, now)
         self._gpus.settle(series, wall)
+        if self._crashed:
+            series.add([CRASHED(1.0, f"{wall:.0f}")])
+            self._crashed = False
         node, name = self._names()
         found, failed = judgement_of(
             self._snapshot,
@@ -200,6 +209,10 @@ class Judge:
                 "detail": f"rules failed: {', '.join(sorted(self._broken))}",
             }
         return {"state": "ok", **({"detail": self._problem} if self._problem else {})}
+
+    def record_stop(self) -> None:
+        """Record that a signal stops the agent; any other end is a crash."""
+        self._stopped = True
 
     async def close(self) -> None:
         """Stop judging, and write what outlives the agent."""
@@ -269,12 +282,14 @@ class Judge:
         # The last, as it adds to what was judged meanwhile: all of the file counts, or nothing.
         self._episodes.restore(document["findings"], then, catalogue().__contains__)
         self._past, self._gpus = past, gpus
+        self._crashed = not document.get("stopped", True)  # none in files of earlier releases
 
     def _save(self, now: float, wall: float) -> None:
         self._saved = now
         document = {
             "version": VERSION,
             "time": wall,
+            "stopped": self._stopped,
             "findings": self._episodes.document(now),
             "past": self._past.document(now),
             "gpus": self._gpus.document(),

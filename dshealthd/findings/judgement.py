@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import itertools
 import traceback
-from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.collector import Reason
@@ -28,6 +27,7 @@ from dshealthd.findings import (
 from dshealthd.findings.catalogue import starting, unread
 from dshealthd.findings.finding import State, Verdict
 from dshealthd.findings.series import DEFAULTS, Series
+from dshealthd.findings.users import Users
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -161,28 +161,6 @@ def series_of(
         past,
         now,
     )
-
-
-class Users:
-    """The training jobs that use this node's parts."""
-
-    def __init__(self, series: Series) -> None:
-        """Read them from `series`."""
-        self._by_gpu: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for labels, _ in series("job_gpu_info"):
-            self._by_gpu[labels["gpu"]][labels["training_job"]] += 1
-        self._here = Counter(labels["training_job"] for labels, _ in series("job_step"))
-        for labels, ranks in series("job_ranks"):
-            self._here[labels["training_job"]] += max(1, int(ranks))
-
-    def of(self, sign: Sign) -> str:
-        """Return the job with most ranks on the sign's GPU, or on the node; empty if there is none.
-
-        Where a GPU's processes are not known, those of the node count: a page too many is better
-        than one too few.
-        """
-        jobs = self._by_gpu.get(sign.labels.get("gpu", "")) or self._here
-        return min(jobs, key=lambda job: (-jobs[job], job), default="")
 
 
 def judge(

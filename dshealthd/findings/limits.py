@@ -49,12 +49,18 @@ class Limits:
         0.1, "Share of time in which all tasks wait for memory. [O]"
     )
     memory_available_ratio: float = _ratio(
-        0.05, "Share of the host's memory that must be available. [O]"
+        0.05,
+        "Share of the host's memory that must be available, where tasks wait for it or it shrinks by a "
+        "tenth a minute. [O]",
     )
     open_files_ratio: float = _ratio(0.8, "Share of a limit on open files in use. [O]")
     threads_ratio: float = _ratio(0.9, "Share of the system's or a job's threads in use. [O]")
     locked_memory_ratio: float = _ratio(0.9, "Share of the limit on locked memory in use. [O]")
-    filesystem_used_ratio: float = _ratio(0.9, "Share of space or inodes in use: ticket. [O]")
+    filesystem_used_ratio: float = _ratio(
+        0.9,
+        "Share of space or inodes in use: ticket. Of space, if what is left would not last for three "
+        "days like the last one, or is no more than filesystem_free_bytes. [O]",
+    )
     filesystem_used_critical_ratio: float = _ratio(
         0.97, "The same: full, if no more than filesystem_free_bytes are left. [O]"
     )

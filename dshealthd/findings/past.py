@@ -202,7 +202,7 @@ class Window:
         }
 
     def restore(self, document: Any, now: float) -> None:
-        """Restore what `document` returned. Raise one of `schema.MISSHAPEN` if it is not that."""
+        """Restore what `document` returned. Raise one of `documents.MISSHAPEN` if it is not that."""
         self.asked = now
         self._dimensions = tuple(map(str, document["dimensions"]))
         for values, raw, aged in document["series"]:

@@ -5,6 +5,7 @@ they give.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections import defaultdict
 from types import MappingProxyType
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 DEFAULTS = Limits()
 RECENT = 600.0
 """Seconds for which a line of the kernel log counts as current."""
+LINES_COUNT = 86400.0
+"""Most seconds for which rules count lines of the kernel log."""
+UNNAMED = frozenset(("", "other"))
+"""Devices of kernel events that lines do not name, or that are too many to be named."""
 
 
 def short_name(metric: Metric) -> str:
@@ -100,6 +105,11 @@ class Series:
         for sample in samples:
             self._samples.setdefault(short_name(sample.metric), []).append(sample)
 
+    @functools.cached_property
+    def gpus(self) -> Mapping[str, Mapping[str, str]]:
+        """Labels of this node's GPUs by PCI address, also of those that are gone: a fault may do that."""
+        return {labels["pci"]: labels for labels, _ in self.lately("gpu_info", LINES_COUNT)}
+
     @property
     def remembers(self) -> bool:
         """Return whether this is one of many moments, so that a sign can have lasted."""
@@ -131,6 +141,10 @@ class Series:
     ) -> Iterator[Point]:
         """Yield the highest values within the last `seconds`, also of series that are gone."""
         return self._over_time(Measure.HIGHEST, name, seconds, labels, full=full)
+
+    def lately(self, name: str, seconds: float) -> Iterator[Point]:
+        """Yield what `highest` does, and without a past the series of this moment."""
+        yield from list(self.highest(name, seconds)) or self(name)
 
     def peak(self, name: str, seconds: float, **labels: Wanted) -> Iterator[Point]:
         """Yield the highest values that series ever had, until they are absent for `seconds`.
@@ -307,15 +321,31 @@ def logged(
     series: Series,
     alert: str,
     *events: str,
+    part: str,
     at_least: float = 1.0,
     seconds: float = RECENT,
     **more: Any,
 ) -> Iterator[Sign]:
-    """Yield a sign if the kernel logged such events within `seconds`, with their number."""
+    """Yield a sign for each device with so many such events in the kernel's log within `seconds`.
+
+    `part` is what a device is called if lines do not name it: `an adapter`. One that they name is
+    `eth0` or `adapter 0000:17:00.0`, or that GPU if it is one by this address. Devices with fewer
+    events each are taken together.
+    """
     name = "kernel_events_total"
-    lines = sum(value for _, value in series.rise(name, seconds, event=events))
-    if lines >= at_least:
-        yield Sign(alert, value=lines, source=name, **more)
+    found = by(series.rise(name, seconds, event=events), "device")
+    gpus, others = series.gpus, 0.0  # each time, because the past is kept of what is asked for
+    for device, lines in found.items():
+        if device in UNNAMED or lines < at_least:
+            others += lines
+        elif device in gpus:
+            yield Sign(alert, labels=gpus[device], value=lines, source=name, **more)
+        else:
+            plain = device[0].isalpha() and ":" not in device
+            named = device if plain else f"{part.partition(' ')[2]} {device}"
+            yield Sign(alert, part=named, value=lines, source=name, **more)
+    if others >= at_least:
+        yield Sign(alert, part=part, value=others, source=name, **more)
 
 
 def each(signs: Iterable[Sign], **changes: Any) -> Iterator[Sign]:

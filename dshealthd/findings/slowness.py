@@ -22,7 +22,12 @@ UTILIZATION = gauge(
     "dshealthd_training_gpu_utilization_ratio", "Mean utilization of the GPUs with a process."
 )
 STEP = gauge("dshealthd_job_median_step_seconds", "Median step time of the ranks.", "training_job")
-"""Derived here, for their past; not exported."""
+REST = gauge(
+    "dshealthd_job_gpu_rest", "Inverse of the mean power of the job's GPUs.", "training_job"
+)
+"""Derived here, for their past; not exported. Of the inverse, a rise does not become usual for a day."""
+POWER_SECONDS = 600.0
+"""Seconds over which power is averaged: it changes within each step."""
 HELD_SECONDS = 1800.0
 """Seconds for which full GPUs must idle: an evaluation or a rollout takes minutes."""
 SHARE_SECONDS = 600.0
@@ -64,7 +69,27 @@ def _starved(value: float, reason: str, limit: str, hold: float | None = None) -
 
 
 def _held(series: Series) -> list[float]:
-    """Return the utilization of the GPUs of jobs that are full and hardly compute."""
+    """Return the utilization of the GPUs of jobs that are full and hardly compute.
+
+    A server keeps its memory full and computes nothing while nobody asks: what waits for the host
+    makes steps, or computes at half of the moments at least. A single look cannot tell.
+    """
+    name = "gpu_utilization_ratio"
+    computing = {
+        (labels["gpu"], labels["uuid"])
+        for labels, value in series.median(name, HELD_SECONDS)
+        if value > 0
+    }
+    stepping = {
+        labels["training_job"]
+        for labels, steps in series.rise("job_step", HELD_SECONDS)
+        if steps > 0
+    }
+    at_work = computing | {
+        (labels["gpu"], labels["uuid"])
+        for labels, _ in series("job_gpu_info")
+        if labels["training_job"] in stepping
+    }
     limits, total = series.limits, of_gpus(series, "gpu_memory_total_bytes")
     of_jobs = series.parts("job_gpu_info", "gpu", "uuid")
     full = {
@@ -74,8 +99,8 @@ def _held(series: Series) -> list[float]:
     }
     return [
         value
-        for gpu, value in of_gpus(series, "gpu_utilization_ratio").items()
-        if gpu in full and value < limits.gpu_utilization_held_ratio
+        for gpu, value in of_gpus(series, name).items()
+        if gpu in full & at_work and value < limits.gpu_utilization_held_ratio
     ]
 
 
@@ -105,12 +130,15 @@ def steps(series: Series, _wall: float) -> Iterator[Sign]:
     series.add(STEP(seconds, job) for job, seconds in times.items())
     limit, name = "job_slowed_ratio", short_name(STEP)
     hung = {labels["training_job"] for labels, value in series("job_hang") if value}
+    busy = _busy_as_usual(series)
     told = set()
     for labels, usual in series.usual(name, 3600.0, series.limit(limit)):
         job = labels["training_job"]
         now = series.value(name, training_job=job)
         if now is not None and usual and now > series.limit(limit) * usual and job not in hung:
             told.add(job)
+            if job in busy:
+                continue  # longer sequences or larger batches
             ratio, reason = now / usual, "its steps take longer than they used to"
             yield Sign(SLOW, reason, job=job, value=ratio, limit=limit, source="job_step_seconds")
     limit, name = "communication_ratio", "job_communication_seconds_total"
@@ -120,6 +148,29 @@ def steps(series: Series, _wall: float) -> Iterator[Sign]:
         if job not in told:
             share = seconds / 300.0
             yield from over(series, SLOW, share, limit, name, reason, job=job, hold=SHARE_SECONDS)
+
+
+def _busy_as_usual(series: Series) -> set[str]:
+    """Return the jobs whose GPUs here draw as much power as they used to: they wait for nothing new."""
+    watts = {
+        (labels["gpu"], labels["uuid"]): value
+        for labels, value in series.mean("gpu_power_watts", POWER_SECONDS)
+    }
+    jobs: dict[str, list[float]] = {}
+    for labels, _ in series("job_gpu_info"):
+        gpu = labels["gpu"], labels["uuid"]
+        jobs.setdefault(labels["training_job"], []).append(watts.get(gpu, 0.0))
+    now = {job: len(found) / sum(found) for job, found in jobs.items() if all(found)}
+    series.add(REST(value, job) for job, value in now.items())
+    # A GPU that waits for a part of steps that are so much longer draws `waiting` of its power in
+    # that part, and less than this times its usual power in all: the bound is half way.
+    slowed, waiting = series.limit("job_slowed_ratio"), series.limit("hang_power_ratio")
+    within = 2 / (1 + (1 + (slowed - 1) * waiting) / slowed)
+    return {
+        labels["training_job"]
+        for labels, usual in series.usual(short_name(REST), 3600.0, within)
+        if now.get(labels["training_job"], math.inf) <= within * usual
+    }
 
 
 def detours(series: Series, _wall: float) -> Iterator[Sign]:

@@ -32,12 +32,17 @@ OF_DISKS = (
     "raid_disk_failed",
     "nvme_path_lost",
 )
-NVME = {"nvme_failure": "has failed", "nvme_timeout": "does not answer in time"}
+NVME = {
+    "nvme_failure": "has failed, and its driver has given it up",
+    "nvme_timeout": "does not answer in time",
+}
 TROUBLE, HANGS = "DshealthdStorageTrouble", "hangs"
 FULL, FILLING = "DshealthdFilesystemFull", "DshealthdFilesystemFilling"
 FREE = "filesystem_free_bytes"
 HALF_A_MINUTE, MINUTES_5, MINUTES_15 = 30.0, 300.0, 900.0
 HOUR, DAY = 3600.0, 86400.0
+WEEKEND = 3
+"""Days at the rate of the last one in which a ticket must have an answer: nobody reads it on two."""
 REQUEST = gauge("dshealthd_disk_request_seconds", "Mean time of a request.", "disk")
 """Derived here, and kept for a day; not exported."""
 
@@ -75,6 +80,7 @@ def space(series: Series, _wall: float) -> Iterator[Sign]:
             used = _used(series, labels["path"])
             reason = "a write found no space, or its quota used up"
             yield Sign(FULL, reason, labels, value=used, source="path_failing")
+    highest = by(series.highest(FREE, DAY), "path", max)
     for labels, free in series(FREE):
         path = labels["path"]
         used = _used(series, path)
@@ -92,7 +98,12 @@ def space(series: Series, _wall: float) -> Iterator[Sign]:
         full = over(series, FULL, used, limit, FREE, reason, labels)
         signs = [*full] if crowded or no_inodes else []
         limit = "filesystem_used_ratio"
-        yield from signs or over(series, FILLING, used, limit, FREE, labels=labels)
+        yield from signs
+        # A large file system has room for days even then, if it is not being filled.
+        filled = highest.get(path, free) - free
+        room = free >= max(series.limits.filesystem_free_bytes, filled * WEEKEND)
+        if not signs and (not room or (inodes is not None and 1 - inodes == used)):
+            yield from over(series, FILLING, used, limit, FREE, labels=labels)
     yield from _soon(series, apart)
     yield from _shared_memory(series)
 
@@ -149,11 +160,11 @@ def disks(series: Series, _wall: float) -> Iterator[Sign]:
     # The path's own finding tells of its server, whose lines count for a while after it is back. Both
     # are asked for each time, because the past is kept of what is asked for.
     lately = list(series.highest("path_failing", RECENT, reason=HUNG))
-    reason = "has logged errors of a storage server"
-    lines = logged(series, TROUBLE, *OF_SERVERS, part="the kernel", reason=reason, apart="server")
+    reason = "did not answer, or has dropped this client"
+    lines = logged(series, TROUBLE, *OF_SERVERS, part="a storage server", reason=reason)
     of_servers = list(lines)
-    reason = "has logged errors of disks or file systems"
-    yield from logged(series, TROUBLE, *OF_DISKS, part="the kernel", reason=reason)
+    reason = "has errors, or the file system on it has"
+    yield from logged(series, TROUBLE, *OF_DISKS, part="a disk", reason=reason)
     if not lately:
         yield from of_servers
     for event, reason in NVME.items():

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from dshealthd.core import schema
+from dshealthd.core import documents
 from dshealthd.core.host import read_named, regular
 from dshealthd.core.sockets import listen_address
 from dshealthd.http import document
@@ -187,7 +187,7 @@ class Client:
         try:
             groups = json.loads(self.get("/api/v1/targets"))
             return [str(target) for group in groups for target in group["targets"]]
-        except schema.MISSHAPEN as error:
+        except documents.MISSHAPEN as error:
             message = f"{self.url}/api/v1/targets: not a list of targets"
             raise Unreachable(message) from error
 

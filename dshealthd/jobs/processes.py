@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dshealthd.core import schema
+from dshealthd.core import documents
 from dshealthd.core.collector import Reason, SourceError
 from dshealthd.core.host import read, read_bytes
 from dshealthd.core.result import os_reason
@@ -275,7 +275,7 @@ class ProcessTable:
         except OSError as error:
             self._forget(pid)
             self._unseen[pid] = _unseen(error)
-        except schema.MISSHAPEN:
+        except documents.MISSHAPEN:
             self._forget(pid)
             self._unseen[pid] = Unseen.UNREADABLE
 

@@ -148,7 +148,31 @@ def _event(name: str, part: str, pattern: str) -> _Event:
 
 _DEVICE = rf"[\w-]{{1,40}} (?P<pci>{_PCI}\.\d)"
 """A driver and its PCI device, as dev_printk begins a line."""
-_EDAC = r"EDAC MC\d+: \d+ %s .{1,200} on .{1,200}page:0x"
+_INTERFACE = r"(?P<interface>[\w.@-]{1,15})"
+_DISK = r"(?P<device>[\w!-]{1,32})"
+"""A block device as the kernel names it; `!` stands for a slash."""
+_JOURNAL = r"(?P<device>dm-\d+|[\w!]{1,32})(?:-\d{1,10})?"
+"""A journal is named after its file system's device and its inode there."""
+_SERVER = r"(?P<server>[\w.:%@-]{1,64})"
+_EDAC = (
+    r"EDAC MC\d+: \d+ %s .{1,200}? on (?:(?!unknown |any )(?P<device>[\w#.:/-]{2,64}) \(.{0,200}"
+    r"|.{1,200})page:0x"
+)
+"""What EDAC's drivers print, with the label of a DIMM if they know which it is."""
+# The status register of a bank, bits 63 to 60 (valid, overflow, uncorrected, enabled) in its first
+# digit: Intel SDM 3B, 17.3.2.2 (IA32_MCi_STATUS MSRs), AMD APM 2, 9.3.2. Errors of a memory
+# controller have the code 000F 0000 1MMM CCCC in its last four (SDM, table 17-11); AMD has no such
+# code. Firmware's records of memory errors get it, too (arch/x86/kernel/cpu/mce/apei.c).
+_BANK = (
+    r"(?:mce: )?\[Hardware Error\]: CPU %s: Machine Check(?: Exception)?: [0-9a-f]{1,16} Bank \d+: "
+)
+_OF_MEMORY, _OF_CPU = _BANK % r"\d+", _BANK % r"(?P<cpu>\d{1,5})"
+_UC, _CE = "[abef][0-9a-f]{11}", "[89cd][0-9a-f]{11}"
+_CONTROLLER, _ELSEWHERE = "[01]0[89a-f][0-9a-f]", "(?![01]0[89a-f])[0-9a-f]{4}"
+# drivers/edac/mce_amd.c decodes it. A deferred error is one that is not corrected, nor used yet.
+_BANK_AMD = (
+    r"\[Hardware Error\]: CPU:(?P<cpu>\d{1,5})\s{1,4}\([0-9a-f:]{5,12}\) MC\d+_STATUS\[(?:Over|-)\|"
+)
 _OOPS = r"(?:Oops: |general protection fault|invalid opcode: |Internal error: )(?:.{0,200}[ :])?[0-9a-f]{4,16} \[#\d+\](?: [A-Z]|$)"
 _SEGFAULT = (
     r"(?:traps: )?.{1,16}\[\d+\]:? (?:segfault at|general protection fault|trap [a-z ]{1,20}) "
@@ -169,7 +193,12 @@ _TABLE = (
     _event("allocation_failure", "page allocation failure: order:", r".{1,64}?: page allocation failure: order:\d+"),
     _event("memory_error_corrected", " CE ", _EDAC % "CE"),
     _event("memory_error_uncorrected", " UE ", _EDAC % "UE"),
-    _event("machine_check", "[Hardware Error]: CPU ", r"(?:mce: )?\[Hardware Error\]: CPU \d+: Machine Check"),
+    _event("memory_error_corrected", ": Machine Check", _OF_MEMORY + _CE + _CONTROLLER),
+    _event("memory_error_uncorrected", ": Machine Check", _OF_MEMORY + _UC + _CONTROLLER),
+    _event("machine_check_corrected", ": Machine Check", _OF_CPU + _CE + _ELSEWHERE),
+    _event("machine_check", ": Machine Check", _OF_CPU + _UC + _ELSEWHERE),
+    _event("machine_check_corrected", "_STATUS[", _BANK_AMD + r"CE\|"),
+    _event("machine_check", "_STATUS[", _BANK_AMD + r"(?:UE|-\|[\w|-]{1,80}\bDeferred)\b"),
     # limits
     _event("open_files_exhausted", "file-max limit ", r"VFS: file-max limit \d+ reached"),
     _event("time_wait_overflow", "time wait bucket table overflow", r"TCP: time wait bucket table overflow"),
@@ -180,7 +209,7 @@ _TABLE = (
     _event("hung_task", "INFO: task ", r"INFO: task .{1,80}:\d+ .{0,60}?blocked .{0,80}?for more than \d+ seconds"),
     _event("soft_lockup", "BUG: soft lockup", r"(?:(?:NMI )?watchdog: )?BUG: soft lockup - CPU#\d+ stuck for "),
     _event("hard_lockup", "hard LOCKUP on cpu",
-           r"(?:(?:NMI )?watchdog: )?(?:CPU\d+: )?Watchdog detected hard LOCKUP on cpu \d"),
+           r"(?:(?:NMI )?watchdog: )?(?:CPU\d+: )?Watchdog detected hard LOCKUP on cpu (?P<cpu>\d{1,5})"),
     _event("rcu_stall", "detected ", r"(?:rcu: )?INFO: rcu\w* (?:self-)?detected (?:expedited )?stall"),
     _event("kernel_oops", "[#", _OOPS),
     # Only seen if the machine survives for a moment, as with kernel.panic delays.
@@ -190,47 +219,50 @@ _TABLE = (
     # storage
     _event("io_error", " error, dev ",
            r"(?:(?:blk_update_request|print_req_error): )?(?:I/O|timeout|protection|recoverable transport|critical (?:medium|target|nexus))"
-           r" error, dev (?!fd\d)\S+, sector \d"),
-    _event("io_error", "Buffer I/O error on dev", r"Buffer I/O error on dev(?:ice)? (?!fd\d)\S+, logical block \d"),
-    _event("nvme_timeout", "timeout, ", r"nvme nvme\d+: I/O (?:tag )?\d+ .{0,80}?timeout, "),
+           rf" error, dev (?!fd\d){_DISK}, sector \d"),
+    _event("io_error", "Buffer I/O error on dev", rf"Buffer I/O error on dev(?:ice)? (?!fd\d){_DISK}, logical block \d"),
+    _event("nvme_timeout", "timeout, ", r"nvme (?P<device>nvme\d+): I/O (?:tag )?\d+ .{0,80}?timeout, "),
+    # What it does after a time-out; most controllers come back.
+    _event("nvme_timeout", "controller is down", r"nvme (?P<device>nvme\d+): controller is down; will reset"),
     _event("nvme_failure", "nvme nvme",
-           r"nvme nvme\d+: (?:controller is down; will reset|Removing after probe failure|Disabling device after reset failure"
+           r"nvme (?P<device>nvme\d+): (?:Removing after probe failure|Disabling device after reset failure"
            r"|Device not ready; aborting)"),
     _event("nvme_path_lost", " path - ",
-           r"block nvme\d+n\d+: no (?:usable path - requeuing|available path - failing) I/O"),
+           r"block (?P<device>nvme\d+n\d+): no (?:usable path - requeuing|available path - failing) I/O"),
     # raid0 and linear print no colon between the level and the array's name.
-    _event("raid_disk_failed", ": Disk failure on ", r"md/(?:raid\d{0,2}|linear):?\S{0,40}: Disk failure on "),
-    _event("filesystem_error", "EXT4-fs error ", r"EXT4-fs error \(device \S+\): "),
+    _event("raid_disk_failed", ": Disk failure on ", rf"md/(?:raid\d{{0,2}}|linear):?\S{{0,40}}: Disk failure on {_DISK}"),
+    _event("filesystem_error", "EXT4-fs error ", rf"EXT4-fs error \(device {_DISK}\): "),
     _event("filesystem_error", "EXT4-fs (",
-           r"EXT4-fs \(\S+\): (?:I/O error while writing superblock"
+           rf"EXT4-fs \({_DISK}\): (?:I/O error while writing superblock"
            r"|previous I/O error to superblock detected"
            r"|This should not happen!! Data will be lost)"),
     _event("filesystem_error", "JBD2: Detected IO errors",
-           r"JBD2: Detected IO errors \d*.{0,4}while flushing file data on "),
-    _event("filesystem_error", "Aborting journal on device", r"Aborting journal on device \S+\.$"),
+           rf"JBD2: Detected IO errors \d*.{{0,4}}while flushing file data on {_JOURNAL}"),
+    _event("filesystem_error", "Aborting journal on device", rf"Aborting journal on device {_JOURNAL}\.$"),
     _event("filesystem_error", "XFS (",
-           r"XFS \(\S+\): (?:Corruption |Internal error |[Mm]etadata (?:CRC|corruption|I/O) error|log I/O error"
+           rf"XFS \({_DISK}\): (?:Corruption |Internal error |[Mm]etadata (?:CRC|corruption|I/O) error|log I/O error"
            r"|.{0,60}[Ss]hutting down filesystem|[Ff]ilesystem has been shut down)"),
-    _event("filesystem_error", "BTRFS", r"BTRFS:? (?:error|critical) \(device "),
-    _event("filesystem_read_only", "forced readonly", r"BTRFS:? info \(device .{1,80}?\): forced readonly"),
+    _event("filesystem_error", "BTRFS", rf"BTRFS:? (?:error|critical) \(device {_DISK}"),
+    _event("filesystem_read_only", "forced readonly", rf"BTRFS:? info \(device {_DISK}.{{0,80}}?\): forced readonly"),
     _event("filesystem_read_only", "Remounting filesystem read-only",
-           r"EXT4-fs \(\S+\): Remounting filesystem read-only"),
+           rf"EXT4-fs \({_DISK}\): Remounting filesystem read-only"),
     _event("nfs_unresponsive", " not responding, ",
-           r"(?:nfs\w*|lockd|RPC: \w+): server (?P<server>\S+) not responding, "),
+           rf"(?:nfs\w*|lockd|RPC: \w+): server {_SERVER} not responding, "),
     _event("nfs_state_lost", "reclaim", r"(?:NFS: )?_{0,2}nfs4_reclaim_\w+: (?:Lock reclaim|unhandled)"),
-    _event("nfs_state_lost", "NFS: state manager", r"NFS: state manager.{0,80} failed on NFSv4 server "),
+    _event("nfs_state_lost", "NFS: state manager", rf"NFS: state manager.{{0,80}} failed on NFSv4 server {_SERVER}"),
     _event("lustre_connection_lost", " was lost; in progress operations",
-           r"Lustre(?:Error)?: .{1,160} was lost; in progress operations "),
+           rf"Lustre(?:Error)?: .{{1,160}}?(?: to {_SERVER} \(.{{1,80}})? was lost; in progress operations "),
     # -19 and -107: the server is gone, or has forgotten this client; -5, -30 and -110 reach the job.
     _event("lustre_operation_failed", "failed: rc = -",
-           r"LustreError: \d+-\d+: \S{1,100}: operation \w+ to node (?P<server>\S{1,80}) failed: "
+           rf"LustreError: \d+-\d+: \S{{1,100}}: operation \w+ to node {_SERVER} failed: "
            r"rc = -(?:5|19|30|107|108|110)\b"),
-    _event("lustre_evicted", "This client was evicted by ", r"LustreError: .{1,100}: This client was evicted by "),
+    _event("lustre_evicted", "This client was evicted by ", rf"LustreError: .{{1,100}}: This client was evicted by {_SERVER}"),
     # network
-    _event("link_down", "Link ", rf"{_DEVICE} \S+: (?:NIC )?Link (?:is )?[Dd]own"),
-    _event("link_down", " Link DOWN", rf"{_DEVICE} \S+: Port: \d+ Link DOWN"),
+    _event("link_down", "Link ", rf"{_DEVICE} {_INTERFACE}: (?:NIC )?Link (?:is )?[Dd]own"),
+    _event("link_down", " Link DOWN", rf"{_DEVICE} {_INTERFACE}: Port: \d+ Link DOWN"),
     _event("transmit_timeout", "NETDEV WATCHDOG: ",
-           rf"(?:{_DEVICE} \S+: )?NETDEV WATCHDOG: .{{1,80}}: transmit queue \d+ timed out"),
+           rf"(?:{_DEVICE} {_INTERFACE}: NETDEV WATCHDOG: .{{1,80}}"
+           rf"|NETDEV WATCHDOG: {_INTERFACE.replace('interface', 'interface_2')} \(.{{1,64}}\)): transmit queue \d+ timed out"),
     _event("adapter_failure", "device's health compromised", _MLX5 + "device's health compromised"),
     _event("adapter_failure", "Fatal error ", _MLX5 + r"Fatal error \d+ detected"),
     _event("adapter_command_failed", "op_mod(",
@@ -238,7 +270,7 @@ _TABLE = (
     _event("adapter_command_timed_out", " timeout. Will cause a leak of a command resource",
            _MLX5 + r"[A-Z0-9_]+\(0x[0-9a-f]+\) timeout\. Will cause a leak"),
     _event("adapter_command_failed", ": Failed to process command ",
-           rf"(?:infiniband|efa) (?:(?P<pci>{_PCI}\.\d) )?efa_\d+: Failed to process command "),
+           rf"(?:infiniband|efa) (?:(?P<pci>{_PCI}\.\d) )?(?P<interface>efa_\d+): Failed to process command "),
     _event("adapter_overheated", "High temperature on sensors", _MLX5 + "High temperature on sensors"),
     _event("adapter_power_insufficient", "Detected insufficient power",
            _MLX5 + "Detected insufficient power on the PCIe slot"),
@@ -246,13 +278,17 @@ _TABLE = (
     _event("module_unplugged", "Cable unplugged", _MLX5 + r"Port module event: module \d+, Cable unplugged"),
     # buses and the GPU driver
     _event("pcie_error_corrected", "severity=Correct", rf"{_DEVICE}: (?:AER: )?PCIe Bus Error: severity=Correct"),
-    _event("pcie_error_uncorrected", "severity=Uncorrect", rf"{_DEVICE}: (?:AER: )?PCIe Bus Error: severity=Uncorrect"),
+    _event("pcie_error_nonfatal", "severity=Uncorrect",
+           rf"{_DEVICE}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Non-Fatal\)"),
+    _event("pcie_error_fatal", "severity=Uncorrect",
+           rf"{_DEVICE}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"),
     _event("pcie_slot_down", "pciehp: Slot(",
            rf"pcieport (?P<pci>{_PCI}\.\d): pciehp: Slot\([\w-]+\): (?:Link Down|Card not present)"),
     _event("pcie_containment", "DPC: containment event", rf"pcieport (?P<pci>{_PCI}\.\d): DPC: containment event"),
     _event("pcie_recovery_failed", "device recovery failed", rf"{_DEVICE}: (?:AER: )?device recovery failed"),
-    _event("iommu_fault", "fault addr ", r"DMAR: \[[\w ]+\] Request device \[[0-9a-fx:.]+\] .{0,20}fault addr "),
-    _event("iommu_fault", "IO_PAGE_FAULT", rf"(?:{_DEVICE}: )?AMD-Vi: Event logged \[IO_PAGE_FAULT "),
+    _event("iommu_fault", "fault addr ", r"DMAR: \[[\w ]+\] Request device \[(?P<pci>[0-9a-fx:.]{4,16})\] .{0,20}fault addr "),
+    _event("iommu_fault", "IO_PAGE_FAULT",
+           rf"(?:{_DEVICE}: )?AMD-Vi: Event logged \[IO_PAGE_FAULT (?:device=(?P<device>[0-9a-f:.]{{4,16}}) )?"),
     # The first is printed when the driver probes a GPU, without an Xid.
     _event("gpu_off_bus", "allen off the bus", rf"NVRM: (?:GPU (?P<pci>{_PCI}\.\d): GPU has )?fallen off the bus"),
     # GSP's heartbeat and its calls: on some releases no Xid follows.
@@ -273,7 +309,18 @@ _TABLE = (
 )  # fmt: skip
 
 EVENTS = tuple(dict.fromkeys(event.name for event in _TABLE))
-"""Names that `event` returns."""
+"""Names of events."""
+
+
+class Event(NamedTuple):
+    """A fault that the kernel logs."""
+
+    name: str
+    """One of `EVENTS`."""
+    device: str
+    """What has it, by the kernel's own name: `nvme0n1`, `0000:17:00.0`, a CPU's number, the label of a
+    DIMM, a server's name; empty if the line does not say.
+    """
 
 
 def event_expressions(name: str) -> list[str]:
@@ -287,9 +334,78 @@ def event_expressions(name: str) -> list[str]:
     return [event.pattern.pattern for event in _TABLE if event.name == name]
 
 
-def event(message: str) -> str | None:
-    """Return the event that a kernel log line reports, one of `EVENTS`, or None."""
+_GROUPS = ("device", "interface", "interface_2", "cpu", "server", "pci")
+"""Groups that name the device, the most telling first."""
+_PARTITION = re.compile(
+    r"((?:nvme\d+(?:c\d+)?n|mmcblk|md|nbd|loop)\d+)p\d+|((?:s|v|h|xv)d[a-z]+)\d+"
+)
+
+
+def event(message: str) -> Event | None:
+    """Return the event that a line of the kernel log reports, or None."""
     for name, part, pattern in _TABLE:
-        if part in message and pattern.match(message):
-            return name
+        if part in message and (match := pattern.match(message)):
+            groups = match.groupdict()
+            device = next((groups[key] for key in _GROUPS if groups.get(key)), "")
+            partition = _PARTITION.fullmatch(device)
+            return Event(name, (partition[1] or partition[2]) if partition else device)
     return None
+
+
+_RECORD = re.compile(
+    r"\{(?P<record>\d{1,10})\}\[Hardware Error\]: {1,8}(?:Error \d+, type: (?P<severity>\w+)"
+    rf"|section_type: (?P<section>[\w /-]{{1,60}})|device_id: (?P<pci>{_PCI}\.\d))$"
+)
+_PCIE = {
+    "corrected": "pcie_error_corrected",
+    "recoverable": "pcie_error_nonfatal",
+    "fatal": "pcie_error_fatal",
+}
+_MEMORY = {
+    "corrected": "memory_error_corrected",
+    "recoverable": "memory_error_uncorrected",
+    "fatal": "memory_error_uncorrected",
+}
+_PROCESSOR = {
+    "corrected": "machine_check_corrected",
+    "recoverable": "machine_check",
+    "fatal": "machine_check",
+}
+
+
+class EventParser:
+    """Parses the lines of one log in their order, with those that make up a record together.
+
+    Errors that firmware reports (APEI) have their severity, their kind and their device in lines of
+    their own, with the number of the record in front: drivers/firmware/efi/cper.c. Records of the
+    previous boot have no number, and are none of this one.
+    """
+
+    def __init__(self) -> None:
+        """Begin outside a record."""
+        self._record = self._severity = self._section = ""
+
+    def event(self, message: str) -> Event | None:
+        """Return the event that the next line reports or completes, or None."""
+        if not message.startswith("{"):
+            return event(message)
+        match = _RECORD.match(message)
+        if match is None:
+            return None
+        if match["severity"] is not None:
+            self._record, self._severity, self._section = match["record"], match["severity"], ""
+            return None
+        if match["record"] != self._record:
+            return None
+        section, device = match["section"] or self._section, match["pci"] or ""
+        self._section = section
+        names = {}
+        if section == "memory error":
+            names = _MEMORY
+        elif section.endswith("processor error"):
+            names = _PROCESSOR
+        elif section == "PCIe error" and device:
+            names = _PCIE
+        self._section = "" if names else section
+        name = names.get(self._severity)
+        return None if name is None else Event(name, device)

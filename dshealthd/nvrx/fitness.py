@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.findings import gpus
-from dshealthd.findings.catalogue import catalogue
 from dshealthd.findings.finding import State
 
 if TYPE_CHECKING:
-    from dshealthd.findings.finding import Finding, Verdict
+    from dshealthd.findings.finding import Verdict
 
 _SOURCES = ("gpu", "gpu_bus", "ecc", "kernel_log", "findings")
 """Collectors without which fitness is unknown, as far as they run; and the judgement."""
@@ -20,12 +19,14 @@ _RULES = ("gpus.", "agent.accused")
 _UNWATCHED = "DshealthdGpusUnwatched"
 """The finding that GPUs are not monitored: the node may be healthy."""
 
+_COMPUTES_WRONG = "DshealthdComputesWrong"
+
 
 class FitnessCheck(enum.StrEnum):
     """Checks that can fail; the values of the label `check`."""
 
     GPU_LOST = "gpu_lost"
-    """A GPU is off the PCI bus, cannot be read, or is missing from NVML's list."""
+    """A GPU is off the PCI bus or cannot be read, or the node has fewer than it had."""
     NVML_BROKEN = "nvml_broken"
     """NVML hangs, or cannot be loaded."""
     MEMORY_UNCORRECTED = "memory_uncorrected"
@@ -43,7 +44,7 @@ CHECKS = {
     "DshealthdNvmlBroken": FitnessCheck.NVML_BROKEN,
     "DshealthdGpuSramWornOut": FitnessCheck.MEMORY_WORN_OUT,
     "DshealthdGpuResetNeeded": FitnessCheck.RESET_NEEDED,
-    "DshealthdComputesWrong": FitnessCheck.SUSPECT,
+    _COMPUTES_WRONG: FitnessCheck.SUSPECT,
     "DshealthdProbeFails": FitnessCheck.SUSPECT,
     "DshealthdNodeSlow": FitnessCheck.SUSPECT,
     "DshealthdLinkSuspect": FitnessCheck.SUSPECT,
@@ -89,7 +90,7 @@ def fitness(verdict: Verdict) -> Fitness:
     failures = []
     unknown = []
     for finding in verdict.findings:
-        check = None if _mild(finding) else CHECKS.get(finding.alert)
+        check = CHECKS.get(finding.alert)
         if check is FitnessCheck.RESET_NEEDED:
             check = BY_REASON.get(finding.reason, check)
         unread = finding.severity is State.UNKNOWN and any(
@@ -98,12 +99,8 @@ def fitness(verdict: Verdict) -> Fitness:
         starting = not finding.alert  # nothing follows from what is not found yet
         if unread or starting or finding.alert == _UNWATCHED:
             unknown.append(finding.detail)
+        elif finding.alert == _COMPUTES_WRONG and finding.severity is State.WARNING:
+            continue  # bits that differ without a wrong result prove nothing yet
         elif check is not None and "--" not in finding.part:  # a link's other end may be it
             failures.append(FailedCheck(check, finding.part or "node", finding.detail))
     return Fitness(tuple(failures), tuple(unknown))
-
-
-def _mild(finding: Finding) -> bool:
-    """Return whether a finding stops no job, though others of its alert do."""
-    kind = catalogue()[finding.alert].type if finding.alert else None
-    return kind is not None and kind.severity == "critical" and finding.severity is State.WARNING

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core import background, schema
+from dshealthd.core import background, documents
 from dshealthd.core.child import StartError
 from dshealthd.core.host import read_named, signatures
 from dshealthd.core.options import ConfigError, Errors, unknown
@@ -97,7 +97,7 @@ def read(path: Path, errors: Errors) -> WebConfig:
         errors.append(f"cannot be read: {error.strerror}")
     except UnicodeDecodeError as error:
         errors.append(f"is not UTF-8: {error.reason} at byte {error.start}")
-    except (yaml.YAMLError, *schema.MISSHAPEN) as error:  # a tag that its value does not fit
+    except (yaml.YAMLError, *documents.MISSHAPEN) as error:  # a tag that its value does not fit
         errors.append(f"is not YAML: {' '.join(str(error).split())}")
     return from_document({} if document is None else document, str(path), errors)
 

@@ -133,7 +133,7 @@ def _group(
         try:
             named = dict(zip(metric.dimensions, map(clean, labels), strict=True))
             written = value if math.isfinite(value) else number(value)
-        except documents.DEFECTS as error:
+        except documents.MISSHAPEN as error:
             left_out.add(f"sample of {metric.name}", error)
             continue
         family = metrics.get(metric.name)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.core import schema, wire
+from dshealthd.core import documents, wire
 from dshealthd.core.collector import Fault, Reason, gauge
 from dshealthd.core.result import CollectionOutcome, Result
 
@@ -102,7 +102,7 @@ def test_nonsense_is_refused(nonsense: dict[str, Any]) -> None:
     `malformed`.
     """
     message = sent(wire.Encoder(), Result(CollectionOutcome.OK, (B(1.0),)))
-    with pytest.raises(schema.MISSHAPEN):
+    with pytest.raises(documents.MISSHAPEN):
         wire.Decoder(METRICS).unpack({**message, **nonsense})
 
 

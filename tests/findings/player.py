@@ -24,6 +24,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.findings.agent import CRASHED
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State
 from dshealthd.findings.gpu_history import GpuHistory
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from dshealthd.findings.finding import Finding
 
 FILES = sorted((Path(__file__).parent / "scenes").glob("*.yml"))
-METRICS = reference.all_metrics()
+METRICS = {**reference.all_metrics(), CRASHED.name: CRASHED}
 LOOKBACK = 300.0
 """Seconds for which a series lasts after its last value, unless it is `stale`."""
 STALE, MISSING = "stale", "_"

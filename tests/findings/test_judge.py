@@ -380,6 +380,30 @@ async def test_findings_outlive_a_restart(tmp_path: Path) -> None:
     await later.judge.close()
 
 
+@pytest.mark.parametrize("end", ["stopped", "defect", "killed"])
+async def test_only_crashes_are_a_crash_loop(end: str, tmp_path: Path) -> None:
+    """Three ends by a signal, as a rollout causes, are none; three by a defect or by SIGKILL are.
+
+    An agent that is killed right after its start, before anything is due to be saved, counts too.
+    """
+    now = 1000.0
+    for _ in range(4):
+        node = Node(tmp_path)
+        node.now = now
+        await node.judge.apply(loaded("", tmp_path))
+        node.read(0.1)
+        node.judge.judge()
+        await state_writer.settled(60)
+        if end == "stopped":
+            node.judge.record_stop()
+        kept = (tmp_path / "findings.json").read_bytes()
+        await node.judge.close()
+        if end == "killed":
+            (tmp_path / "findings.json").write_bytes(kept)
+        now += 100
+    assert node.found() == ([] if end == "stopped" else ["AgentTrouble"])
+
+
 async def test_a_request_before_the_start_costs_no_past(tmp_path: Path) -> None:
     """What asks for the verdict before the file is read neither replaces it nor holds its findings
     anew, and hears that nothing is known.

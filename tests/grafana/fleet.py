@@ -107,7 +107,7 @@ def faults(node: int, nodes: int) -> list[Series]:
             1.7e9,
             1.7e9,
         ),
-        Series("dshealthd_kernel_events_total", {"event": "oom_kill"}, 0, 2),
+        Series("dshealthd_kernel_events_total", {"event": "oom_kill", "device": ""}, 0, 2),
         Series("dshealthd_path_failing", {"path": "/data", "reason": "io_error"}, 1, 1),
         Series("dshealthd_collector_failing", {"collector": "gpu", "reason": "gpu_lost"}, 1, 1),
         Series("dshealthd_worker_failures_total", {"worker": "device", "reason": "timeout"}, 0, 2),

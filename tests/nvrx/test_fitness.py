@@ -14,6 +14,7 @@ from dshealthd.core.collector import Fault, Reason, Sample
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.findings import judgement
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.gpu_history import BEFORE
 from dshealthd.findings.judgement import judge as findings
 from dshealthd.findings.judgement import series_of
 from dshealthd.nvrx.fitness import Fitness, FitnessCheck, fitness
@@ -101,6 +102,21 @@ def test_gpu_missing() -> None:
     """Fewer GPUs in NVML than on the bus make it unfit."""
     verdict = judge(results={"gpu_bus": Result(CollectionOutcome.OK, (EXPECTED(3),))})
     assert [failure.check for failure in verdict.failures] == [FitnessCheck.GPU_LOST]
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        {"gpu_bus": not_available("no NVIDIA GPU on the PCI bus"), "gpu": not_available("none")},
+        {"gpu_bus": Result(CollectionOutcome.OK, (EXPECTED(2),))},
+    ],
+    ids=["all", "some"],
+)
+def test_gpus_gone_from_the_bus(results: dict[str, Result]) -> None:
+    """A node that has had GPUs which are gone, all or some, is unfit; one that never had more is fit."""
+    verdict = judge(results=results, accusations=(BEFORE(8),))
+    assert [failure.check for failure in verdict.failures] == [FitnessCheck.GPU_LOST]
+    assert judge(accusations=(BEFORE(2),)).fit is True
 
 
 HANGS = Fault("gpu 1", Reason.TIMEOUT, "nvmlDeviceGetTotalEccErrors")

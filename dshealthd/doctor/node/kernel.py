@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Result, critical, ok, unknown, warning
 from dshealthd.doctor.snapshot_check import snapshot_check
-from dshealthd.linux.kernel_lines import event
+from dshealthd.linux.kernel_lines import EventParser
 from dshealthd.linux.kmsg import KernelLogReader
 from dshealthd.linux.process import is_gpu_device, open_files, sleeping
 
@@ -29,7 +29,7 @@ OF_A_JOB = "Memory cgroup out of memory"
 SERIOUS = {
     "oom_kill": "the kernel's OOM killer killed a process",
     "memory_error_uncorrected": "uncorrected host memory errors",
-    "machine_check": "machine checks",
+    "machine_check": "uncorrected machine checks",
     "open_files_exhausted": "the system ran out of open files",
     "time_wait_overflow": "more sockets in TIME_WAIT than tcp_max_tw_buckets",
     "conntrack_full": "the firewall's connection table was full, and packets were dropped",
@@ -56,15 +56,18 @@ def _run(context: NodeContext) -> Iterator[Result]:
     last: dict[str, str] = {}
     counts: Counter[str] = Counter()
     records = 0
+    parser = EventParser()
     try:
         for record in reader.read(MOST, SECONDS):
             records += 1
             if record.facility or now - record.timestamp > RECENT:
                 continue
-            name = event(record.message)
-            if name in SERIOUS and not record.message.startswith(OF_A_JOB):
-                counts[name] += 1
-                last[name] = record.message
+            event = parser.event(record.message)
+            if event is None or event.name not in SERIOUS:
+                continue
+            if not record.message.startswith(OF_A_JOB):
+                counts[event.name] += 1
+                last[event.name] = record.message
     except PermissionError:
         yield unknown(
             "no permission to read the kernel log, which reports Xids, OOM kills and hung tasks",

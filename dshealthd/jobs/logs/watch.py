@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from dshealthd.core import schema
+from dshealthd.core import documents
 from dshealthd.core.result import fault_of
 from dshealthd.explain.causality import Finding, decide
 from dshealthd.explain.recognition import Recognizer
@@ -162,7 +162,7 @@ class LogWatch:
             if seconds > 0:
                 try:
                     self._follow(job, len(jobs), bytes_left * share, begun + seconds)
-                except (OSError, *schema.MISSHAPEN) as error:  # a line, or a defect
+                except (OSError, *documents.MISSHAPEN) as error:  # a line, or a defect
                     yield fault_of(part, error)
             job.overdrawn = max(0.0, self._spent() - begun - seconds)
             bytes_left -= self.read - before

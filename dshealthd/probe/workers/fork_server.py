@@ -17,7 +17,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core import documents, schema
+from dshealthd.core import documents
 from dshealthd.core.child import StartError, channel, how_ended, spawn
 from dshealthd.core.host import read_bytes
 from dshealthd.core.timing import happens, time_limit
@@ -279,7 +279,7 @@ class ForkServer:
             return
         try:
             self._process(json.loads(packet), descriptors)
-        except schema.MISSHAPEN:  # it runs what others have installed
+        except documents.MISSHAPEN:  # it runs what others have installed
             log.exception("probe: the workers' fork server sent an invalid message; it is killed")
             self._child.kill()
 

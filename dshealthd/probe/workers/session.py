@@ -13,7 +13,7 @@ import struct
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core import schema, wire
+from dshealthd.core import documents, wire
 from dshealthd.core.timing import time_limit
 from dshealthd.linux.starvation import STARVED
 from dshealthd.probe.observation import Outcome, Stage, Timing
@@ -161,7 +161,7 @@ class WorkerSession:
             if not self._over:
                 self.reason = "exited"
                 await self.worker.gone(LAST_MOMENT)
-        except (*schema.MISSHAPEN, struct.error) as error:
+        except (*documents.MISSHAPEN, struct.error) as error:
             self._conclude(
                 Outcome.FAILED,
                 "malformed",

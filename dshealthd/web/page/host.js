@@ -26,7 +26,7 @@ export function kernelLog(status) {
   const events = status
     .samples("kernel_events_total")
     .filter((sample) => sample.value > 0)
-    .map(({ labels, value }) => figure(words(labels.event), `${count(value)}\u00d7`));
+    .map(({ labels, value }) => figure(`${words(labels.event)} ${labels.device}`.trim(), `${count(value)}\u00d7`));
   const lost = status.value("kernel_log_records_lost_total");
   const quiet = !xids.length && !events.length && status.collectors.get("kernel_log").state === "ok";
   return panel(
