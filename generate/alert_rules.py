@@ -62,6 +62,8 @@ URGENT = "5s"
 """Evaluation interval of alerts that set none, whatever is global in a Prometheus."""
 AT_ONCE = frozenset({"none"})
 """Severities of alerts that do not keep firing."""
+MANY = "many"
+"""The label of tickets that are a page where many nodes with training jobs have them at once."""
 PREFIX = "Dshealthd"
 """What an alert's name has before that of its finding."""
 JOBS = (
@@ -140,6 +142,7 @@ def _finding_rules(
             *((("warning", "", ""),) if rule and rule.ticket else ()),
         ),
         "job": (("critical", ', training_job!=""', of_job), ("warning", ', training_job=""', "")),
+        "many": (("warning", "", ""),),
         "never": (("warning", "", ""),),
     }[finding.page]
     if finding.page_after:
@@ -167,6 +170,7 @@ def _finding_rules(
                 "component": finding.component,
                 "symptom": symptom.slug,
                 **({"audience": finding.audience} if finding.audience != "operator" else {}),
+                **({MANY: "page"} if finding.page == MANY else {}),
             },
             "annotations": {
                 "summary": finding.summary,

@@ -125,8 +125,10 @@ class FindingType:
     """The alert's name; the label `finding` is the same without `Dshealthd`."""
     component: str
     """The kind of part it concerns, one of COMPONENTS."""
-    page: Literal["always", "job", "never"]
-    """When it is a page rather than a ticket: always, where a training job uses the part, never."""
+    page: Literal["always", "job", "many", "never"]
+    """When it is a page rather than a ticket: always, where a training job uses the part, where many
+    nodes with training jobs have it at once, never.
+    """
     summary: str
     """What is broken, as a title."""
     says: str
@@ -151,7 +153,7 @@ class FindingType:
     @property
     def severity(self) -> str:
         """`critical` if it stops or corrupts training, so that it may be a page."""
-        return "warning" if self.page == "never" else "critical"
+        return "warning" if self.page in {"many", "never"} else "critical"
 
     @property
     def severities(self) -> str:

@@ -34,6 +34,7 @@ _SEVERITIES = {
 _PAGES = {
     "always": "page",
     "job": "page where a training job uses the part, otherwise ticket",
+    "many": "ticket, and a page where many nodes with training jobs have it at once",
     "never": "ticket",
 }
 

@@ -31,7 +31,7 @@ NEVER_ONE = {
     "DshealthdFabricSlow": "a ratio above 1",
     "DshealthdFleetUnreachable": "fires above three nodes",
     "DshealthdJobVersionsDiffer": "fires above one version",
-    "DshealthdManyNodes": "five nodes, unless the threshold is changed",
+    "DshealthdManyNodes": "two nodes or more",
     "DshealthdNvlinkDomainUnhealthy": "fires above one node",
 }
 """Alerts whose value is never 1, and why; what the rule says, not what usually happens."""
