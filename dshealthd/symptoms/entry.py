@@ -79,6 +79,10 @@ class Alert:
     """Who can fix it: the operator of the cluster, or the owner of the training job."""
     act: str = ""
     """What to do now, for the runbook, if the description's first step depends on labels."""
+    step: str = ""
+    """What to do first, as a sentence, if it is not part of the description."""
+    steps: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """What to do first by the label `reason`, in place of `step`."""
     every: str = ""
     """Evaluation interval, if longer than usual because the expression reads many series or much
     history.
@@ -107,6 +111,10 @@ class FleetRule:
     """
     ticket: str = ""
     """The expression under which a finding that is a page otherwise is a ticket."""
+    case: str = ""
+    """A template of the case for `steps`, `$case` in the description, if no label of the rule is
+    it: what may change while the alert remains the same.
+    """
     description: str = ""
     """What Prometheus can say of several nodes, as a template, in place of the finding's `says`."""
     hold: str = ""
@@ -210,7 +218,10 @@ _FIELDS = {"for": "hold", "keep_firing_for": "keep", "ticket_for": "ticket_hold"
 
 
 def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {_FIELDS.get(key, key): value.strip() for key, value in row.items()}
+    return {
+        _FIELDS.get(key, key): MappingProxyType(value) if isinstance(value, dict) else value.strip()
+        for key, value in row.items()
+    }
 
 
 def _finding(row: Mapping[str, Any]) -> FindingType:

@@ -378,3 +378,16 @@ def test_texts_do_not_repeat_thresholds(name: str) -> None:
         }
         found = [one for one in written if re.search(rf"(?<![\w.]){re.escape(one)}(?![\w.])", said)]
         assert found == [], f"{threshold} is said in words"
+
+
+def test_every_step_of_an_alert_is_for_a_reason_that_it_has() -> None:
+    """A first step whose reason no rule gives would never be told, and the reason would get another's."""
+    alerts = [
+        alert for symptom in all_symptoms().values() for alert in symptom.alerts if alert.steps
+    ]
+    assert len(alerts) > 1
+    for alert in alerts:
+        reasons = set(re.findall(r'"reason",\s*"([^"]+)"', alert.expr + alert.ticket))
+        assert alert.steps.keys() < reasons, alert.name
+        # One reason at most is left for the step of all others.
+        assert len(reasons - alert.steps.keys()) == 1, alert.name
