@@ -31,7 +31,7 @@ NEVER_ONE = {
     "DshealthdFabricSlow": "a ratio above 1",
     "DshealthdFleetUnreachable": "fires above one node",
     "DshealthdJobVersionsDiffer": "fires above one version",
-    "DshealthdManyNodes": "two nodes or more",
+    "DshealthdManyNodes": "three nodes or more",
     "DshealthdNvlinkDomainUnhealthy": "fires above one node",
 }
 """Alerts whose value is never 1, and why; what the rule says, not what usually happens."""
