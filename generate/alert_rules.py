@@ -62,6 +62,8 @@ URGENT = "5s"
 """Evaluation interval of alerts that set none, whatever is global in a Prometheus."""
 AT_ONCE = frozenset({"none"})
 """Severities of alerts that do not keep firing."""
+MANY = "many"
+"""The label of tickets that are a page where many nodes with training jobs have them at once."""
 PREFIX = "Dshealthd"
 """What an alert's name has before that of its finding."""
 JOBS = (
@@ -131,6 +133,7 @@ def _finding_rules(
     """
     label, rule = finding.name.removeprefix(PREFIX), finding.rule
     says = (rule and rule.description) or template(finding.says)
+    case = (rule and rule.case) or ""
     about_job = finding.component == "job"
     of_job = "" if about_job else "Training job: {{ $labels.training_job }}. "
     stands = rule and symptom.slug in PARTS and finding.component in PART_COMPONENTS
@@ -140,6 +143,7 @@ def _finding_rules(
             *((("warning", "", ""),) if rule and rule.ticket else ()),
         ),
         "job": (("critical", ', training_job!=""', of_job), ("warning", ', training_job=""', "")),
+        "many": (("warning", "", ""),),
         "never": (("warning", "", ""),),
     }[finding.page]
     if finding.page_after:
@@ -167,10 +171,11 @@ def _finding_rules(
                 "component": finding.component,
                 "symptom": symptom.slug,
                 **({"audience": finding.audience} if finding.audience != "operator" else {}),
+                **({MANY: "page"} if finding.page == MANY else {}),
             },
             "annotations": {
                 "summary": finding.summary,
-                "description": f"{says} {job}{FIRST_STEP}{_step(finding)}",
+                "description": f"{case}{says} {job}{FIRST_STEP}{_step(finding, case)}",
                 "runbook_url": _link(
                     runbooks, OWN_OR_ANY_AGENT if rule else OWN_AGENT, symptom.slug, finding
                 ),
@@ -178,22 +183,23 @@ def _finding_rules(
         }
 
 
-def _step(finding: FindingType) -> str:
-    """Return the template of a finding's first step, by the case that the labels tell."""
+def _step(entry: FindingType | Alert, known: str = "") -> str:
+    """Return the template of a first step, by the case that is `known` or that the labels tell."""
     cases = "".join(
         f'{{{{ {"else " if place else ""}if eq $case "{case}" }}}}{template(step)}'
-        for place, (case, step) in enumerate(finding.steps.items())
+        for place, (case, step) in enumerate(entry.steps.items())
     )
     if not cases:
-        return template(finding.step)
-    case = "{{ $case := or $labels.reason $labels.class }}"
-    return f"{case}{cases}{{{{ else }}}}{template(finding.step)}{{{{ end }}}}"
+        return template(entry.step)
+    case = "" if known else "{{ $case := or $labels.reason $labels.class }}"
+    return f"{case}{cases}{{{{ else }}}}{template(entry.step)}{{{{ end }}}}"
 
 
 def _alert_rules(
     symptom: Symptom, alert: Alert, thresholds: int, runbooks: str
 ) -> Iterator[dict[str, Any]]:
     """Yield an alert's rule, and that of its milder cases, with the same words."""
+    step = f" {FIRST_STEP}{_step(alert)}" if alert.step else ""
     cases = [(alert.expr, alert.hold, alert.severity)]
     if alert.ticket:
         cases.append((alert.ticket, alert.ticket_hold, "warning"))
@@ -213,7 +219,7 @@ def _alert_rules(
             },
             "annotations": {
                 "summary": alert.summary,
-                "description": alert.description,
+                "description": alert.description + step,
                 "runbook_url": _link(
                     runbooks,
                     ANY_AGENT if symptom.slug == GONE else OWN_OR_ANY_AGENT,

@@ -140,3 +140,45 @@ def test_no_alertmanager(url: str, expected: str, capsys: pytest.CaptureFixture[
     """Where nothing answers, that is what is said."""
     assert cli.main(["test-alert", "--alertmanager", url]) == 1
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("files", "text", "status", "said"),
+    [
+        (
+            [],
+            '{{ template "site.text" . }}',
+            1,
+            "STOPPED  receiver dshealthd-page takes texts from",
+        ),
+        ([], '{{ template "slack.default.text" . }}', 1, "its messages have no text"),
+        (["nowhere/*.tmpl"], '{{ template "site.text" . }}', 1, "UNKNOWN  receiver dshealthd-page"),
+        ([], '{{ define "a" }}b{{ end }}{{ template "a" . }}', 0, "delivered by slack"),
+    ],
+)
+def test_a_message_without_a_text(
+    files: list[str],
+    text: str,
+    status: int,
+    said: str,
+    tmp_path: Path,
+    receiver: Receiver,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A page whose template nothing can define is a failure. Where a file might, that it is unknown
+    is said: this Alertmanager then sends nothing, newer ones a page without title and text.
+    """
+    (tmp_path / "slack").write_text(f"{receiver.url}/slack", encoding="utf-8")
+
+    def slack(config: dict[str, Any]) -> None:
+        config["templates"] = files
+        page = next(found for found in config["receivers"] if found["name"] == "dshealthd-page")
+        del page["webhook_configs"]
+        page["slack_configs"] = [
+            {"api_url_file": str(tmp_path / "slack"), "channel": "#a", "text": text}
+        ]
+
+    with serve(tmp_path, receiver, slack) as server:
+        assert send(server) == status
+    printed = capsys.readouterr()
+    assert said in printed.out + printed.err

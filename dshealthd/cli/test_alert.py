@@ -23,7 +23,7 @@ from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange, ve
 from dshealthd.symptoms.entry import RULESET
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
 TIMEOUT = 5.0
 """Seconds for one request and its answer."""
@@ -38,6 +38,11 @@ _COUNTER = re.compile(
     r'^alertmanager_notification_requests_(failed_)?total\{[^}]*integration="([^"]+)"[^}]*\} (\S+)$',
     re.MULTILINE,
 )
+
+_USED = re.compile(r"""\{\{-?\s*template\s+["`]([^"`]+)["`]""")
+_DEFINED = re.compile(r"""\{\{-?\s*(?:define|block)\s+["`]([^"`]+)["`]""")
+_DEFAULT = re.compile(r"__|[a-z0-9]+\.default\.")
+"""Names of the templates in Alertmanager's own default.tmpl."""
 
 
 class Stopped(Exception):
@@ -142,6 +147,7 @@ def _follow(url: str, mark: str, before: Mapping[tuple[str, bool], float], wait:
         )
         raise Stopped(message)
     _passed(f"routed to {', '.join(receivers)}")
+    _check_texts(url, receivers)
 
     def changed() -> dict[tuple[str, bool], float]:
         now = _deliveries(url)
@@ -167,6 +173,52 @@ def _follow(url: str, mark: str, before: Mapping[tuple[str, bool], float], wait:
         raise Stopped(message)
     sent = ", ".join(sorted({integration for integration, _ in after}))
     _passed(f"delivered by {sent}: check your phone")
+
+
+def _check_texts(url: str, receivers: Collection[str]) -> None:
+    """Raise Stopped if a message of these receivers lacks its texts: if it takes one from a
+    template that is not defined, Alertmanager sends it without title, text and channel, or not at
+    all. Whether files of templates define it, its API does not say.
+    """
+    import yaml
+
+    status = _get(url, "/api/v2/status", "Alertmanager")
+    try:
+        config = yaml.safe_load(status["config"]["original"])
+    except yaml.YAMLError as error:
+        message = f"Alertmanager {url}: its configuration is not YAML"
+        raise Stopped(message) from error
+    files = ", ".join(config.get("templates") or ())
+    for receiver in config["receivers"]:
+        names = set(_templates(receiver)) if receiver["name"] in receivers else ()
+        if not names:
+            continue
+        named = f"receiver {receiver['name']} takes texts from {', '.join(sorted(names))}"
+        if not files:
+            message = (
+                f"{named}, and Alertmanager's configuration has no `templates` that could define "
+                "them: its messages have no text; use the receivers of deploy/alertmanager"
+            )
+            raise Stopped(message)
+        print(
+            f"UNKNOWN  {printable(named)}. Alertmanager does not say whether {printable(files)} "
+            "defines them: if the message has no title or text, the files were not found there",
+            flush=True,
+        )
+
+
+def _templates(config: object) -> Iterator[str]:
+    """Yield the templates that the texts of a receiver use but neither define nor find among
+    Alertmanager's own, of which that of Slack's text is empty.
+    """
+    if isinstance(config, str):
+        own = _DEFINED.findall(config)
+        for name in _USED.findall(config):
+            if name not in own and (name == "slack.default.text" or not _DEFAULT.match(name)):
+                yield name
+    elif isinstance(config, (dict, list)):
+        for value in config.values() if isinstance(config, dict) else config:
+            yield from _templates(value)
 
 
 def _deliveries(url: str) -> dict[tuple[str, bool], float]:

@@ -6,6 +6,7 @@ time. Users control what their logs say, so findings raise tickets and never pag
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 FAILURE = gauge(
     "dshealthd_job_failure_info",
     "1 for the cause of the job's failure according to its logs on this node: its runbook (slug), "
-    "the culprit ranks (at most eight; empty if no single rank is), and their node (empty if the "
-    "logs do not name it).",
-    *("training_job", "slug", "rank", "node"),
+    "the culprit ranks (at most eight; empty if no single rank is), their node (empty if the logs "
+    "do not name it), and the same in words (cause).",
+    *("training_job", "slug", "rank", "node", "cause"),
 )
 FILES = gauge(
     "dshealthd_job_log_files",
@@ -95,12 +96,20 @@ class JobLogs(Collector):
             named = [rank for rank in finding.ranks if rank <= LARGEST_RANK]
             ranks = named if len(finding.ranks) <= MAX_RANKS else ()
             for rank in ranks or ("",):
-                yield FAILURE(1, job, finding.slug, str(rank), node)
+                cause = finding.title or _title(finding.slug)
+                yield FAILURE(1, job, finding.slug, str(rank), node, cause)
         states = self._watch.states
         for state in LogFileState:
             yield FILES(states[state], state)
         yield SKIPPED(self._watch.skipped)
         yield JOBS_LEFT_OUT(self._watch.jobs_left_out)
+
+
+@functools.cache
+def _title(slug: str) -> str:
+    from dshealthd.explain.patterns import heading  # must stay out of the agent
+
+    return heading(slug)[0]
 
 
 def _node(finding: Finding, here: frozenset[int]) -> str:

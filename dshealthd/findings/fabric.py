@@ -21,6 +21,11 @@ WEEK = 7 * DAY
 """Time for which the agent remembers a port, an interface or an adapter that is gone."""
 BLIP = 30.0
 """Seconds that a port must be down to be found so (the hold); shorter ones are blips."""
+IN_JOB = 8.0
+"""The same on a node with a job. NCCL gives a connection up after 30 s (NCCL_IB_RETRY_CNT 7 of
+NCCL_IB_TIMEOUT 20, 4.096 µs * 2^20): 22 s of them pass with a sample (5 s), a scrape (5 s), a round
+of the rules (5 s) and Alertmanager's wait for other nodes (7 s). A link that retrains takes less.
+"""
 LASTING = 300.0
 """Seconds for which an interface must be slow, flap or have errors."""
 DOWN = 600.0
@@ -82,6 +87,7 @@ def ports(series: Series, _wall: float) -> Iterator[Sign]:
         _pair(labels): labels["interface"] for labels, _ in series("infiniband_port_info")
     }
     told = set()
+    in_job = any(ranks for _, ranks in series("job_ranks")) or any(series("job_step"))
     for port, state in _down(series).items():
         told.add(interfaces.get(port))
         # An Ethernet port that has moved no RDMA may be one for management.
@@ -89,7 +95,8 @@ def ports(series: Series, _wall: float) -> Iterator[Sign]:
             yield _link_down(ethernet[port] or "/".join(port), "infiniband_port_up")
             continue
         alert, name = "DshealthdFabricPortDown", "infiniband_port_up"
-        yield Sign(alert, state, part="/".join(port), value=0, source=name)
+        hold = IN_JOB if in_job else None
+        yield Sign(alert, state, part="/".join(port), value=0, source=name, hold=hold)
     used = _used_interfaces(series)
     for labels, value in series("network_up"):
         device = labels["device"]

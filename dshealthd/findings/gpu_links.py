@@ -31,7 +31,8 @@ NVLINK_ERRORS = {
 }
 """Types of errors: their limit, its seconds, and words for them."""
 GENERATION_5 = 5
-PCIE, MULTI_NODE = "DshealthdPcieDegraded", "DshealthdMultiNodeNvlinkDown"
+PCIE, FABRIC = "DshealthdPcieDegraded", "DshealthdNvlinkFabricUnhealthy"
+OFF_FABRIC = "GPUs are not registered with the NVLink fabric, or it calls them unhealthy"
 DEVICE = "a PCIe device"
 """The part where the kernel's log does not name it."""
 IOMMU_FAULTS = 10
@@ -146,9 +147,10 @@ def nvlink_domain(series: Series, _wall: float) -> Iterator[Sign]:
         # Compares with the node's other GPUs and with its own past: nodes of one domain may be in
         # different cliques (partitions).
         yield Sign(
-            MULTI_NODE,
+            FABRIC,
             "GPUs are outside the NVLink domain or clique of the others, or that the node was in",
             apart="domain",
+            mild=True,
             hold=300.0,
             value=outside,
             limit=0,
@@ -158,7 +160,8 @@ def nvlink_domain(series: Series, _wall: float) -> Iterator[Sign]:
     for name, state in (("imex_running", "running"), ("imex_listening", "listening")):
         if nodes is not None and nodes > 1:
             reason = f"nvidia-imex, configured for several nodes, is not {state}"
-            yield from flagged(series, MULTI_NODE, name, reason, at=0.0, value=nodes)
+            silent = flagged(series, FABRIC, name, reason, at=0.0, value=nodes)
+            yield from each(silent, apart="IMEX", mild=True, hold=120.0)
 
 
 def _domain(labels: Mapping[str, str]) -> str:
@@ -182,8 +185,8 @@ def _off_fabric(series: Series, domains: Mapping[str, str]) -> Iterator[Sign]:
     }
     if sick:
         common = Counter(domains.values()).most_common(1)
-        alert, part = "DshealthdNvlinkFabricUnhealthy", common[0][0] if common else ""
-        yield Sign(alert, part=part, value=len(sick), limit=0, source="gpu_fabric_state")
+        part, source = common[0][0] if common else "", "gpu_fabric_state"
+        yield Sign(FABRIC, OFF_FABRIC, part=part, value=len(sick), limit=0, source=source)
 
 
 def pcie(series: Series, _wall: float) -> Iterator[Sign]:

@@ -44,6 +44,27 @@ XIDS_TOLD = (
     XIDS_APPLICATION | XIDS_MEMORY | XIDS_EXCHANGE | XIDS_RESET | {"63", "74", "79", "94", "154"}
 )
 """Xids that have findings of their own, or need none."""
+XID_WORDS = {
+    "8": "the GPU stopped processing",
+    "32": "an invalid or corrupted push buffer stream",
+    "38": "a driver firmware error",
+    "54": "auxiliary power is not connected to the board",
+    "57": "an error programming the memory interface",
+    "58": "an unstable memory interface",
+    "61": "a breakpoint or warning of an internal microcontroller",
+    "80": "corrupted data were sent to the GPU",
+    "92": "many single-bit ECC errors, which were corrected",
+    "93": "the infoROM's wear limit is exceeded",
+    "121": "an error of the link between CPU and GPU (C2C)",
+    "122": "the board's flash cannot be read",
+    "123": "the board's flash cannot be written",
+    "124": "the board's flash cannot be erased",
+    "125": "an error of the infoROM's file system",
+    "155": "an NVLink error that software defines",
+    "156": "a faulty part of the GPU was retired",
+    "157": "a faulty part of the GPU could not be retired",
+}
+"""What NVIDIA's catalogue says of Xids without a finding of their own (deploy/xid-errors)."""
 RECOVERY = {
     1: "asks for a reset",
     2: "asks for a reboot",
@@ -299,7 +320,8 @@ def _other_xids(series: Series, wall: float) -> Iterator[Sign]:
         new = at > wall - series.limits.xid_recent_seconds
         if new and labels["xid"] not in XIDS_TOLD and not link:
             xid = f"Xid {labels['xid']}"
-            reason = f"its driver has logged {xid}"
+            words = XID_WORDS.get(labels["xid"], "a number without words in our table")
+            reason = f"its driver has logged {xid}: {words}"
             yield Sign(REPAIR, reason, labels, source=_XID, since=at, apart=xid)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 from collections import Counter, OrderedDict, deque
 from typing import TYPE_CHECKING, Any
@@ -98,6 +99,12 @@ LAST = gauge(
     "Unix time of the end of the last round.",
     "kind",
 )
+MEMBER = gauge(
+    "dshealthd_probe_member_hash",
+    "Hash, below 2^48, of a member's name. of: self, or met, the member of the last round, while "
+    "that round succeeded; so others know that a node which is not scraped is up.",
+    "of",
+)
 
 BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 LAST_ROUNDS = 20
@@ -131,11 +138,13 @@ class RoundMetrics:
         self._offsets: OrderedDict[str, float] = OrderedDict()
         self._disagreeing: OrderedDict[str, str] = OrderedDict()
         self._last: dict[str, float] = {}
+        self._met = ""
         self._checksums: dict[str, Checksum] = {}
 
     def skip(self, reason: str) -> None:
         """Count a round that was not run as planned, by reason."""
         self._skips[reason] += 1
+        self._met = ""
 
     def add(self, report: RoundReport, me: str) -> None:
         """Add a round to the metrics."""
@@ -171,6 +180,8 @@ class RoundMetrics:
             if observation.kind is Kind.LIGHT and size == 0 and report.led:
                 self._trips.append(timing.seconds)
         peer = next((name for name in observation.members if name != me), "")
+        if peer:
+            self._met = peer if observation.outcome is Outcome.OK else ""
         if report.offset is not None:
             _put_bounded(self._offsets, peer, report.offset, LATEST)
         if observation.outcome is Outcome.DECLINED and observation.reason in DISAGREEMENTS:
@@ -192,8 +203,12 @@ class RoundMetrics:
             for name in [name for name in store if name not in kept]:
                 del store[name]
 
-    def samples(self, suspects: Iterable[Suspect]) -> Iterator[Sample]:
-        """Yield the metrics of rounds."""
+    def samples(self, suspects: Iterable[Suspect], me: str = "") -> Iterator[Sample]:
+        """Yield the metrics of rounds; `me` is empty while no rounds can run."""
+        for of, name in (("self", me), ("met", me and self._met)):
+            if name:
+                digest = hashlib.blake2b(name.encode(), digest_size=6).digest()
+                yield MEMBER(float(int.from_bytes(digest)), of)
         for (kind, outcome), count in self._ended.items():
             yield ROUNDS(float(count), kind, outcome)
         for reason, count in self._skips.items():

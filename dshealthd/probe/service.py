@@ -168,7 +168,8 @@ class ProbeService:
         yield from self._state.local_membership.samples()
         running = self._running
         yield from self._state.metrics.samples(
-            running.detector.suspects() if running is not None else ()
+            running.detector.suspects() if running is not None else (),
+            self.me if running is not None else "",
         )
         yield from self._state.hung_jobs.samples()
         yield GPU_SECONDS(self._state.policy.used)

@@ -79,6 +79,10 @@ class Alert:
     """Who can fix it: the operator of the cluster, or the owner of the training job."""
     act: str = ""
     """What to do now, for the runbook, if the description's first step depends on labels."""
+    step: str = ""
+    """What to do first, as a sentence, if it is not part of the description."""
+    steps: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """What to do first by the label `reason`, in place of `step`."""
     every: str = ""
     """Evaluation interval, if longer than usual because the expression reads many series or much
     history.
@@ -107,6 +111,10 @@ class FleetRule:
     """
     ticket: str = ""
     """The expression under which a finding that is a page otherwise is a ticket."""
+    case: str = ""
+    """A template of the case for `steps`, `$case` in the description, if no label of the rule is
+    it: what may change while the alert remains the same.
+    """
     description: str = ""
     """What Prometheus can say of several nodes, as a template, in place of the finding's `says`."""
     hold: str = ""
@@ -125,8 +133,10 @@ class FindingType:
     """The alert's name; the label `finding` is the same without `Dshealthd`."""
     component: str
     """The kind of part it concerns, one of COMPONENTS."""
-    page: Literal["always", "job", "never"]
-    """When it is a page rather than a ticket: always, where a training job uses the part, never."""
+    page: Literal["always", "job", "many", "never"]
+    """When it is a page rather than a ticket: always, where a training job uses the part, where many
+    nodes with training jobs have it at once, never.
+    """
     summary: str
     """What is broken, as a title."""
     says: str
@@ -151,7 +161,7 @@ class FindingType:
     @property
     def severity(self) -> str:
         """`critical` if it stops or corrupts training, so that it may be a page."""
-        return "warning" if self.page == "never" else "critical"
+        return "warning" if self.page in {"many", "never"} else "critical"
 
     @property
     def severities(self) -> str:
@@ -209,7 +219,10 @@ _FIELDS = {"for": "hold", "keep_firing_for": "keep", "ticket_for": "ticket_hold"
 
 
 def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {_FIELDS.get(key, key): value.strip() for key, value in row.items()}
+    return {
+        _FIELDS.get(key, key): MappingProxyType(value) if isinstance(value, dict) else value.strip()
+        for key, value in row.items()
+    }
 
 
 def _finding(row: Mapping[str, Any]) -> FindingType:

@@ -34,6 +34,7 @@ _SEVERITIES = {
 _PAGES = {
     "always": "page",
     "job": "page where a training job uses the part, otherwise ticket",
+    "many": "ticket, and a page where many nodes with training jobs have it at once",
     "never": "ticket",
 }
 
@@ -57,21 +58,23 @@ def first_step(alert: Alert) -> str:
     """
     if alert.act:
         return alert.act
-    _, _, step = alert.description.partition(FIRST_STEP)
-    plain = _TEMPLATE.sub(_placeholder, step.replace("\\\n", "")).strip()
+    if alert.step:
+        return step(alert)
+    _, _, told = alert.description.partition(FIRST_STEP)
+    plain = _TEMPLATE.sub(_placeholder, told.replace("\\\n", "")).strip()
     if "{{" in plain or not plain:
         message = f"{alert.name}: its first step depends on labels; `act` must say what to do"
         raise ValueError(message)
     return plain[0].upper() + plain[1:] if plain[0] != "`" else plain
 
 
-def step(finding: FindingType) -> str:
+def step(entry: FindingType | Alert) -> str:
     """Return the runbook's first step for a finding, with NODE, PART and so on in place of labels."""
-    if not finding.steps:
-        return _plain(finding.step)
-    cases = [f"- {case.replace('_', ' ')}: {_plain(text)}" for case, text in finding.steps.items()]
+    if not entry.steps:
+        return _plain(entry.step)
+    cases = [f"- {case.replace('_', ' ')}: {_plain(text)}" for case, text in entry.steps.items()]
     return "\n".join(
-        ["By the cause in the alert:", "", *cases, f"- otherwise: {_plain(finding.step)}"]
+        ["By the cause in the alert:", "", *cases, f"- otherwise: {_plain(entry.step)}"]
     )
 
 

@@ -112,6 +112,24 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
             alert("checkpoint-path", component="path", node="b", part="/ckpt"),
         ],
     ),
+    "a page about many nodes, over their tickets of that kind": (
+        [
+            *(alert("gpu-throttled", component="fleet", node=node, **MANY) for node in "ab"),
+            alert("gpu-throttled", "warning", "gpu", node="c", part="GPU 0", many="page"),
+        ],
+        [
+            alert("gpu-throttled", "warning", "gpu", node="a", part="GPU 0", many="page"),
+            alert("gpu-throttled", "warning", "gpu", node="a", part="GPU 1", many="page"),
+            alert("gpu-throttled", "warning", "gpu", node="b", part="GPU 0", many="page"),
+        ],
+    ),
+    "a node that only Prometheus does not reach, over nothing of it": (
+        [
+            alert("agent-gone", "warning", node="a"),
+            alert("nccl-remote-error", node="a", part="a"),
+        ],
+        [],
+    ),
     "a ticket about targets, over no node that is gone": (
         [alert("agent-gone", "warning", "fleet"), alert("agent-gone", node="b")],
         [],

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tests import yaml_files
 from tests.alertmanager.test_messages import LOST, TEXT
-from tests.lab.servers import alertmanager, routes
+from tests.lab.servers import ALERTMANAGER, PART, alertmanager, routes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.lab.receiver import Notification, Receiver
     from tests.lab.station import Loopback
 
 ADDRESS = "127.0.0.63"
 ALERTS, TOPIC = "v2/alerts", "gpu-oncall?template=alertmanager"
 """Where Opsgenie and ntfy are sent it."""
-FILE = Path(__file__).parents[2] / "deploy/alertmanager/receivers.yml"
+FILE = ALERTMANAGER / PART
 
 
 def test_opsgenie_and_ntfy(station: Loopback, receiver: Receiver, tmp_path: Path) -> None:
     """A page arrives at both, with the key from its file, and says what and where in their fields."""
-    copied = yaml.safe_load(FILE.read_text(encoding="utf-8"))["receivers"]
-    (opsgenie,) = copied[0]["opsgenie_configs"]
-    (ntfy,) = copied[1]["webhook_configs"]
+    found = {one["name"]: one for one in yaml_files.load(FILE)["receivers"]}
+    (opsgenie,) = found["dshealthd-page-opsgenie"]["opsgenie_configs"]
+    (ntfy,) = found["dshealthd-page-ntfy"]["webhook_configs"]
     (tmp_path / "opsgenie").write_text("k3y", encoding="utf-8")
     (tmp_path / "ntfy").write_text("t0ken", encoding="utf-8")
     opsgenie |= {"api_key_file": str(tmp_path / "opsgenie"), "api_url": f"{receiver.url}/"}
@@ -37,23 +39,22 @@ def test_opsgenie_and_ntfy(station: Loopback, receiver: Receiver, tmp_path: Path
             route |= {"group_wait": "1s"}
         page = next(found for found in config["receivers"] if found["name"] == "dshealthd-page")
         page |= {"opsgenie_configs": [opsgenie], "webhook_configs": [ntfy]}
-        config["receivers"] += copied
 
     with alertmanager(station, tmp_path, receiver, adapt) as server:
         server.ask("/api/v2/alerts", [LOST])
 
-        def found() -> dict[str, Notification]:
+        def sent() -> dict[str, Notification]:
             return {entry.receiver: entry for entry in list(receiver.notifications)}
 
-        assert receiver.wait(lambda: {ALERTS, TOPIC} <= found().keys(), 60), found()
-    taken = found()[ALERTS]
+        assert receiver.wait(lambda: {ALERTS, TOPIC} <= sent().keys(), 60), sent()
+    taken = sent()[ALERTS]
     alert = taken.document
     assert taken.authorization == "GenieKey k3y"
     assert alert["message"].endswith("GPU lost: node-17 GPU 3")
     assert alert["description"].strip() == TEXT.strip()
     assert (alert["priority"], alert["entity"]) == ("P1", "node-17")
     assert alert["tags"] == ["gpu-lost", "gpu"]
-    taken = found()[TOPIC]
+    taken = sent()[TOPIC]
     assert taken.authorization == "Bearer t0ken"
     assert taken.document["alerts"][0]["annotations"]["summary"] == "GPU lost"
 

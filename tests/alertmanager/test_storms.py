@@ -104,7 +104,7 @@ def storm(server: Server, receiver: Receiver) -> dict[str, list[Any]]:
     cluster = "storm"
     nodes = [f"node-{number:04}" for number in range(NODES)]
     hangs = partial(page, "DshealthdPathFailing", "checkpoint-path", "path", part="/ckpt")
-    many = partial(page, "DshealthdManyNodes", "checkpoint-path", "fleet")
+    many = partial(page, "DshealthdManyNodes", "checkpoint-path", "fleet", pages="PathFailing")
     alerts = [kind(node=node, cluster=cluster) for kind in (hangs, many) for node in nodes]
     server.ask("/api/v2/alerts", alerts)
     assert receiver.wait(lambda: len(of_cluster(receiver, "page", cluster)) > 0, 60)
@@ -131,7 +131,7 @@ def test_storm_is_one_page(storm: dict[str, list[Any]]) -> None:
     (slack,) = storm["slack"]
     title = slack["attachments"][0]["title"]
     assert title.endswith(f"… ({NODES} in all)")
-    assert "checkpoint-path" in title
+    assert "(PathFailing)" in title
 
 
 def test_storm_is_no_long_message(storm: dict[str, list[Any]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.alertmanager.test_inhibition import hang
+from tests.alertmanager.test_inhibition import alert, hang
 from tests.lab.receiver import FIRING, RESOLVED
 
 if TYPE_CHECKING:
@@ -32,6 +32,26 @@ def told(receiver: Receiver, job: str) -> Sequence[Notification]:
 def shown(notification: Notification) -> set[tuple[str, str]]:
     """Return class and status of each alert of a page."""
     return {(alert.labels["class"], alert.status) for alert in notification.alerts}
+
+
+def test_what_ten_nodes_have_is_one_ticket(server: Server, receiver: Receiver) -> None:
+    """Tickets of one kind about ten nodes are one message, though five jobs run there."""
+    alerts = [
+        alert("host-errors", "warning", node=f"n{number}", training_job=f"slurm-{number % 5}")
+        for number in range(10)
+    ]
+    server.ask("/api/v2/alerts", [{"labels": labels} for labels in alerts])
+
+    def tickets() -> list[Notification]:
+        return [
+            one
+            for one in list(receiver.notifications)
+            if one.receiver == "ticket"
+            and one.document["groupLabels"].get("symptom") == "host-errors"
+        ]
+
+    assert receiver.wait(lambda: any(len(one.alerts) == len(alerts) for one in tickets()), SECONDS)
+    assert len({one.document["groupKey"] for one in tickets()}) == 1
 
 
 def test_cause_that_is_found_after_the_page_updates_it(server: Server, receiver: Receiver) -> None:

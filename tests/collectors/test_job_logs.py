@@ -79,8 +79,10 @@ class Node(Bench):
 
 
 def causes(result: Result) -> set[tuple[str, ...]]:
-    """Return job, slug, rank and node of each cause."""
-    return set(values(result, job_logs.FAILURE))
+    """Return job, slug, rank and node of each cause, which is in words, too."""
+    found = set(values(result, job_logs.FAILURE))
+    assert all(" " in words for *_, words in found)
+    return {labels[:-1] for labels in found}
 
 
 def states(result: Result) -> dict[str, float]:

@@ -110,10 +110,12 @@ def alertmanager(
 
     `adapt` may change more of it.
     """
+    # As prometheus-operator has it: the file is written into a folder of its own, beside which no
+    # other file of ours is found by a relative path.
     folder = directory / "alertmanager"
-    shutil.copytree(ALERTMANAGER, folder)
-    file = folder / PART
-    config = yaml_files.load(file)
+    file = folder / "config_out/alertmanager.env.yaml"
+    file.parent.mkdir(parents=True)
+    config = yaml_files.load(ALERTMANAGER / PART)
     for found in config["receivers"]:
         for webhook in found.get("webhook_configs", ()):
             webhook["url"] = receiver.url + urllib.parse.urlsplit(webhook["url"]).path

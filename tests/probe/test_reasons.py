@@ -12,7 +12,7 @@ import pytest
 from dshealthd.core import schema
 from dshealthd.core.schema import SchemaError
 from dshealthd.probe import node, policy
-from dshealthd.probe.metrics import OPERATION, SKIPS, RoundMetrics
+from dshealthd.probe.metrics import MEMBER, OPERATION, SKIPS, RoundMetrics
 from dshealthd.probe.observation import (
     OTHER,
     REASONS,
@@ -119,3 +119,32 @@ def test_sizes_that_others_choose_are_no_series() -> None:
             metrics.add(RoundReport(seen, plan, 0.1, led=led), "a")
     sizes = {sample.labels[-1] for sample in metrics.samples(()) if sample.metric is OPERATION}
     assert sizes == {"8", "12346"}
+
+
+def test_the_member_of_the_last_round_is_named_while_it_succeeded() -> None:
+    """Two agents give the same member the same hash; a round that fails or is skipped, and probes
+    that do not run, name nobody.
+    """
+    metrics, theirs = RoundMetrics(), RoundMetrics()
+    plan = RoundPlan(
+        round="x", epoch=1, kind=Kind.LIGHT, backend=Backend.AGENT, members=("a", "b"), digest=""
+    )
+    ok = Observation(1, Kind.LIGHT, "agent", ("a", "b"), Outcome.OK, Stage.DONE)
+
+    def hashes(of: RoundMetrics, me: str) -> dict[str, float]:
+        return {one.labels[0]: one.value for one in of.samples((), me) if one.metric is MEMBER}
+
+    metrics.add(RoundReport(ok, plan, 0.1, led=True), "a")
+    met = hashes(metrics, "a")
+    assert met == {"self": hashes(theirs, "a")["self"], "met": hashes(theirs, "b")["self"]}
+    assert met["self"] != met["met"]
+    assert hashes(metrics, "") == {}
+    for end in (
+        lambda: metrics.skip("maintenance"),
+        lambda: metrics.add(
+            RoundReport(replace(ok, outcome=Outcome.FAILED), plan, 0.1, led=True), "a"
+        ),
+    ):
+        metrics.add(RoundReport(ok, plan, 0.1, led=True), "a")
+        end()
+        assert hashes(metrics, "a").keys() == {"self"}

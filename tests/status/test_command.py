@@ -342,7 +342,10 @@ def test_one_of_each(shown: Callable[..., str]) -> None:
 
 def test_a_job_that_failed(shown: Callable[..., str]) -> None:
     """What its log tells is the state of the job, though its ranks have gone."""
-    told = (FAILURE(1, "run-3", "cuda-oom", "3", "n7"), FAILURE(1, "run-4", "nccl-timeout", "", ""))
+    told = (
+        FAILURE(1, "run-3", "cuda-oom", "3", "n7", ""),
+        FAILURE(1, "run-4", "nccl-timeout", "", "", ""),
+    )
     said = shown("jobs", *told)
     assert "run-3  failed" in said
     assert "failure in its log: cuda-oom on rank 3 (n7)\n" in said

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DESCRIPTIONS = {
     entry.name: entry.description for symptom in all_symptoms().values() for entry in symptom.alerts
 } | {
-    finding.name: finding.rule.description
+    finding.name: finding.rule.case + finding.rule.description
     for symptom in all_symptoms().values()
     for finding in symptom.findings
     if finding.rule and finding.rule.description
@@ -29,9 +29,9 @@ FINDINGS = [finding for symptom in all_symptoms().values() for finding in sympto
 NEVER_ONE = {
     "DshealthdComputesWrong": "two GPUs at least",
     "DshealthdFabricSlow": "a ratio above 1",
-    "DshealthdFleetUnreachable": "fires above three nodes",
+    "DshealthdFleetUnreachable": "fires above one node",
     "DshealthdJobVersionsDiffer": "fires above one version",
-    "DshealthdManyNodes": "five nodes, unless the threshold is changed",
+    "DshealthdManyNodes": "three nodes or more",
     "DshealthdNvlinkDomainUnhealthy": "fires above one node",
 }
 """Alerts whose value is never 1, and why; what the rule says, not what usually happens."""

@@ -4,6 +4,7 @@ none lacks tests, runbook or row.
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from collections import Counter
@@ -378,3 +379,54 @@ def test_texts_do_not_repeat_thresholds(name: str) -> None:
         }
         found = [one for one in written if re.search(rf"(?<![\w.]){re.escape(one)}(?![\w.])", said)]
         assert found == [], f"{threshold} is said in words"
+
+
+def test_every_step_of_an_alert_is_for_a_reason_that_it_has() -> None:
+    """A first step whose reason no rule gives would never be told, and the reason would get another's."""
+    alerts = [
+        alert for symptom in all_symptoms().values() for alert in symptom.alerts if alert.steps
+    ]
+    assert len(alerts) > 1
+    for alert in alerts:
+        reasons = set(re.findall(r'"reason",\s*"([^"]+)"', alert.expr + alert.ticket))
+        assert alert.steps.keys() < reasons, alert.name
+        # One reason at most is left for the step of all others.
+        assert len(reasons - alert.steps.keys()) == 1, alert.name
+
+
+@pytest.mark.parametrize(
+    ("nodes", "severity", "least"),
+    [
+        (6, "critical", 3),
+        (1_000, "critical", 3),
+        (10_000, "critical", 4),
+        (100_000, "critical", 8),
+        (100, "warning", 3),
+        (1_000, "warning", 5),
+        (10_000, "warning", 12),
+    ],
+)
+def test_many_nodes_are_more_than_fail_by_chance_in_a_year(
+    nodes: int, severity: str, least: int
+) -> None:
+    """As many nodes as make a storm get a page within two minutes less than once a year by chance;
+    one fewer may, unless these are two.
+    """
+    recorded = {rule["record"]: rule["expr"] for _, rule in rule_groups() if "record" in rule}
+    rule = recorded["dshealthd:node:paged_at_once"]
+    (limit,), (floor,) = (re.findall(text, rule) for text in (r"(?m)\) > ([\d.]+)$", r"> (\d) *\)"))
+    name = {"critical": "node_pages_per_day", "warning": "node_tickets_per_day"}[severity]
+    rate = float(recorded[f"dshealthd:threshold:{name}"].removeprefix("vector(").rstrip(")\n"))
+    expected = nodes * rate / 720
+
+    def storm(found: int) -> bool:
+        return found > int(floor) and found * (math.log(found / expected) - 1) > float(limit)
+
+    def per_year(found: int) -> float:
+        fewer = sum(expected**each / math.factorial(each) for each in range(found))
+        return 365 * 720 * (1 - math.exp(-expected) * fewer)
+
+    assert (storm(least), storm(least - 1)) == (True, False)
+    assert per_year(least) < 1
+    # The bound is one node too high at most.
+    assert per_year(least - 1) > 0.05 or least - 1 == int(floor)

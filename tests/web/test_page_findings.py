@@ -107,7 +107,7 @@ def test_a_listener_whose_parent_ended_is_detached(browser: Browser) -> None:
 
 def test_a_job_that_failed_shows_why(browser: Browser) -> None:
     """What its log tells stands with the job."""
-    told = FAILURE(1, "bert-large", "cuda-oom", "3", "n7")
+    told = FAILURE(1, "bert-large", "cuda-oom", "3", "n7", "Out of memory")
     with shown(browser, snapshot(*JOB, told)) as visit:
         assert "cuda-oom on rank 3 (n7)" in visit.panel("Jobs")
 
