@@ -162,7 +162,7 @@ class Episodes:
                 restored[finding.key] = Episode(finding, now - ages[0], now - ages[1], opened=True)
         # They began before anything that was seen since.
         self._episodes |= restored
-        self._now = max(self._now, now) if self._now else now
+        self._now = now
 
 
 def _continued(episode: Episode, sign: Finding) -> Finding:
