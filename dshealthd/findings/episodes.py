@@ -168,7 +168,7 @@ class Episodes:
                     )
         # They began before anything that was seen since.
         self._episodes |= restored
-        self._now = max(self._now, now) if self._now else now
+        self._now = now
 
 
 def _continued(episode: Episode, sign: Finding) -> Finding:

@@ -347,8 +347,9 @@ class Fleet:
             if (answer := known.get(name)) is not None and answer.summary:
                 (current if answer.heard >= since else old).append((name, answer.summary))
         for name, summary in current:
-            for part in summary.get("left_out", ()):
-                left_out.note(name, part)
+            for told in summary.get("left_out", ()):
+                part, _, reason = told.partition(": ")
+                left_out.note(f"{name}, {part}", reason)
         found = merged(current, old, left_out)
         shown = shortened(found)
         states = {name: _state(known.get(name), since) for name in membership.names}

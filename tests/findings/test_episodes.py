@@ -148,11 +148,15 @@ def test_ticket_becomes_a_page() -> None:
     assert episodes.due(29.0) == 1.0
     later = Episodes()
     later.restore(json.loads(json.dumps(episodes.document(29.0))), 500.0, lambda _alert: True)
+    assert later.verdict().state is State.WARNING
     later.update([sign(page_seconds=30.0)], 500.5, 1029.5)
     assert later.verdict().state is State.WARNING
     later.update([sign(page_seconds=30.0)], 501.0, 1030.0)
     assert later.verdict().state is State.CRITICAL
     assert [one.severity for one in later.firing(501.0)] == [State.CRITICAL]
+    last = Episodes()
+    last.restore(json.loads(json.dumps(later.document(501.0))), 900.0, lambda _alert: True)
+    assert last.verdict().state is State.CRITICAL
 
 
 def test_certain_evidence_is_a_page_at_once() -> None:

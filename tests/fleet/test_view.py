@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +116,24 @@ async def test_states() -> None:
     assert view["nodes"][5]["problem"] == "refused"  # once
     assert view["nodes"][3]["leaf"] == "leaf-1"
     assert view["suspects"][0]["component"] == "n0000--n0001"
+    await cluster.fleet.close()
+
+
+async def test_what_cannot_be_shown_is_told() -> None:
+    """A job that no JSON holds costs itself; what a member left out is told with its name."""
+    cluster = Cluster(2)
+    odd = PART | {"job": "odd", "steps_per_minute": math.inf}
+    lacking = ("job huge: SchemaError: too many ranks", "job other: ValueError: x")
+    cluster.answers = {"n0001": WELL | {"jobs": (PART, odd), "left_out": lacking}}
+    await cluster.settled()
+    view = await cluster.settled()
+    assert [job["job"] for job in view["jobs"]] == ["bert"]
+    why = {one["part"]: one["reason"] for one in view["left_out"]}
+    assert why == {
+        "n0001, job huge": "SchemaError: too many ranks",
+        "n0001, job other": "ValueError: x",
+        "job odd": "ValueError: Out of range float values are not JSON compliant",
+    }
     await cluster.fleet.close()
 
 
