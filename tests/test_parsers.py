@@ -1,12 +1,13 @@
 """Every parser of what others write, on text that it was not made for.
 
-It returns something, or refuses with ValueError (LookupError where its caller expects that); nothing
-else, and in time that grows no faster than the text. A parser without a property test is found.
+It returns something, or refuses with ValueError or an error of its own; nothing else, and in time
+that grows no faster than the text. A parser without a property test is found.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import json
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dshealthd.core import schema
 from dshealthd.core.options import Errors
 
 if TYPE_CHECKING:
@@ -29,6 +31,10 @@ WORDS = [
     *(":0050", "0100007F", "PRETTY_NAME", "Package:", "Status:", "install", "Version:"),
     *("socket:[", "+--", "LOCAL", "32", "host", "eth0:", "Max", "Limit", "unlimited", "Uid:"),
     *("nan%", "slots=", "null", "true", "29500-29600"),
+    # A number that no float holds, one that Python does not convert, dates that no zone has.
+    *("1" + "0" * 400, "9" * 5000, "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"),
+    # Separators of other kinds and digits of other scripts, which Python takes for blanks and digits.
+    *("\x1d", "\x85", "\u2028", "\xa0", "\u0663", "\u00b2"),
 ]
 PIECES = st.sampled_from([*WORDS, '"', "'", "\\", "\n", "\t", "\r", "\0", "\x1b"])
 TEXT = st.lists(st.one_of(PIECES, st.text(max_size=6)), max_size=40).map(" ".join)
@@ -61,10 +67,10 @@ def plain(name: str, function: str) -> Callable[[Any], object]:
 
 
 def _but_no_shape(parser: Callable[..., object], *arguments: Any) -> object:
-    """Call a parser that says so by TypeError and AttributeError too, which its callers take."""
+    """Call a parser that says so by any error over a shape, which its callers take."""
     try:
         return parser(*arguments)
-    except (TypeError, AttributeError) as error:
+    except schema.MISSHAPEN as error:
         raise ValueError(str(error)) from error
 
 
@@ -242,7 +248,36 @@ def test_parser(place: tuple[str, str]) -> None:
     def refuses(text: Any) -> None:
         try:
             call(text)
-        except (ValueError, LookupError, refusal) as refused:
+        except (ValueError, refusal) as refused:
             json.dumps(str(refused))
 
     refuses()
+
+
+@pytest.mark.parametrize("place", sorted(HERE), ids=".".join)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9" * 5000,
+        "1" + "0" * 400,
+        "1e999",
+        "[" * 20_000,
+        '{"a":' * 20_000,
+        "a=" * 20_000,
+        "x:1\n" * 20_000,
+        "\x1d\x85\u2028" * 5_000,
+    ],
+    ids=lambda text: f"{len(text)} of {text[:6]!r}",
+)
+def test_parser_of_much(place: tuple[str, str], text: str) -> None:
+    """What is large, deep or long is refused as well, or read."""
+    call, strategy = HERE[place]
+    own = REFUSALS.get(place)
+    refusal = getattr(module(own[0]), own[1]) if own else ValueError
+    given: Any = text
+    if strategy is BYTES:
+        given = text.encode()
+    elif strategy not in (LINES, TEXT):
+        pytest.skip("takes another kind of value")
+    with contextlib.suppress(ValueError, refusal):
+        call(given)

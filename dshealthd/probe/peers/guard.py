@@ -92,7 +92,7 @@ class Guard:
         self, request: BaseRequest, connection: PeerConnection, call: Call
     ) -> bytes | None:
         """Return an accepted body; None if it requests a nonce. Raises RequestRejected."""
-        length = _content_length(request)
+        length = content_length(request)
         authorization = request.headers.getall("Authorization", ())
         claim = RequestClaim.parse(authorization[0]) if len(authorization) == 1 else None
         # Before the body is read: a request without a claim costs only a header.
@@ -168,7 +168,7 @@ class Guard:
                 known = await resolver.addresses(sender)
         except (LookupFailed, TimeoutError):
             return False
-        return bool(address) and _plain(address) in {_plain(other) for _, other in known}
+        return bool(address) and plain(address) in {plain(other) for _, other in known}
 
     async def _read(self, request: BaseRequest) -> bytes:
         try:
@@ -182,14 +182,14 @@ class Guard:
             raise RequestRejected(Rejection.MALFORMED) from error
 
 
-def _plain(address: str) -> str:
+def plain(address: str) -> str:
     """Return a caller's address in canonical form: without a zone, mapped IPv4 as plain IPv4."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
     return str(mapped or parsed)
 
 
-def _content_length(request: BaseRequest) -> int:
+def content_length(request: BaseRequest) -> int:
     """Return the length of a body; refuse a request that is ambiguous or needs decoding."""
     lengths = request.headers.getall("Content-Length", ())
     if any(

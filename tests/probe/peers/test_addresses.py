@@ -6,9 +6,12 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
+from multidict import CIMultiDict
 
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
+from dshealthd.probe.peers import guard
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.resolver import Resolver
@@ -82,3 +85,31 @@ def test_a_name_without_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_addresses_that_are_translated(tmp_path: Path) -> None:
     """The check can be turned off."""
     assert call(tmp_path, "a", "127.0.0.23", check_addresses=False) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("address", "plain"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("fe80::1%eth0", "fe80::1"),
+        ("FD00:0::1", "fd00::1"),
+    ],
+)
+def test_an_address_has_one_form(address: str, plain: str) -> None:
+    """A caller is compared with its name's addresses whichever way its socket writes its own."""
+    assert guard.plain(address) == plain
+
+
+@pytest.mark.parametrize(
+    "lengths", [[], ["4", "4"], ["4", "5"], ["+4"], ["4, 4"], ["\u0664"], [""], ["9" * 19], ["-1"]]
+)
+def test_a_length_is_one_number(lengths: list[str]) -> None:
+    """A body whose length is missing, given twice or no plain number is refused, also if the parser
+    of HTTP before it lets that through.
+    """
+    headers = CIMultiDict(("Content-Length", length) for length in lengths)
+    with pytest.raises(guard.RequestRejected):
+        guard.content_length(make_mocked_request("POST", "/", headers))
+    plain = CIMultiDict({"Content-Length": "4"})
+    assert guard.content_length(make_mocked_request("POST", "/", plain)) == 4
