@@ -128,8 +128,8 @@ def _strings(items: Any) -> set[str] | None:
             more = _strings(value[2])
             more = None if more is None else more | {""}
         elif name == "BRANCH":
-            branches = [_strings(branch) for branch in value[1]]
-            if None not in branches:
+            branches = [one for branch in value[1] if (one := _strings(branch)) is not None]
+            if len(branches) == len(value[1]):
                 more = set().union(*branches)
         if more is None or len(found) * len(more) > MAX_STRINGS:
             return None

@@ -440,7 +440,8 @@ class Reader:
         previous = self._last.get(line.origin)
         if chosen is None:
             name = text.partition(":")[0].strip()[:120] or "exception"
-            chosen = _PYTHON_EXIT if name.endswith(("SystemExit", "KeyboardInterrupt")) else _PYTHON
+            is_end = traceback.ignored or name.endswith(("SystemExit", "KeyboardInterrupt"))
+            chosen = _PYTHON_EXIT if is_end else _PYTHON
             fields = {"exception": name, "message": text.partition(":")[2].strip()[:200]}
         if traceback.chained and previous is not None and previous.role == "cause":
             if not previous.weak or chosen.weak or chosen.role != "cause":

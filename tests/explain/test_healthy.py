@@ -181,6 +181,28 @@ def test_an_error_that_the_run_went_on_after_is_no_cause(tmp_path: Path) -> None
     assert any("the job continued" in reason for reason in finding.against)
 
 
+IGNORED = (
+    "Exception ignored in: <function Pool.__del__ at 0x7f2b1c0d5d00>\n"
+    "Traceback (most recent call last):\n"
+    '  File "/usr/lib/python3.12/multiprocessing/pool.py", line 271, in __del__\n'
+    "    self._change_notifier.put(None)\n"
+)
+
+
+def test_an_exception_that_python_ignores_is_no_cause(tmp_path: Path) -> None:
+    """A destructor's exception ends nothing; what it says of a disk or a GPU still counts, and so
+    does the exception after it.
+    """
+    done = (
+        f"step 8 | loss 2.1\nTraining finished.\n{IGNORED}OSError: [Errno 9] Bad file descriptor\n"
+    )
+    assert explained_text(tmp_path, done).outcome == "nothing"
+    own = f"{IGNORED}OSError: [Errno 9] Bad file descriptor\n\nValueError: the cause\n"
+    assert explained_text(tmp_path, own).statement == "ValueError: the cause"
+    broken = f"step 8 | loss 2.1\n{IGNORED}OSError: [Errno 30] Read-only file system: '/ckpt'\n"
+    assert explained_text(tmp_path, broken).slug == "checkpoint-path"
+
+
 def test_a_needle_in_much_noise_is_found_whatever_finder_looks(tmp_path: Path) -> None:
     """The finder leaves out lines, and never one that matters."""
     text = noise(6_000, 9)
