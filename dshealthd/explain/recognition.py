@@ -23,9 +23,10 @@ from dshealthd.explain.facts import (
     SourceFacts,
     spoken_rank,
 )
-from dshealthd.explain.prefilter import MAX_MATCHED, Need, Templates, bare
+from dshealthd.explain.prefilter import Need, bare
 from dshealthd.explain.progress import FINITE_LOSS
 from dshealthd.explain.streams import Line, Splitter
+from dshealthd.explain.templates import MAX_MATCHED, Templates
 from dshealthd.explain.tracebacks import HEAD, Assembler, LauncherSummary, Traceback, as_exception
 
 if TYPE_CHECKING:

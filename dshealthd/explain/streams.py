@@ -92,7 +92,7 @@ _RECORD = re.compile(
 """How a line begins that does not continue another."""
 _CONTINUED = re.compile(r" ?(?:WorkNCCL\(|[a-z(])")
 """How a line begins that continues one of ProcessGroupNCCL's, wherever that was wrapped."""
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LEVELS = frozenset(
     "trace debug info notice warn warning err error crit critical alert emerg fatal panic".split()  # noqa: SIM905
 )
@@ -234,7 +234,7 @@ class Splitter:
         level = named = ""
         prefixed = False
         if "\x1b" in text:
-            text = _ANSI.sub("", text)
+            text = ANSI.sub("", text)
         text = self._unquoted(text)
         if self._is_collected and (match := _COLLECTED.match(text)):
             text = text[match.end() :]
