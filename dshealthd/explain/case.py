@@ -148,7 +148,9 @@ def _place(case: Case, year: int) -> None:
         if "rank" in event.fields and event.rank is None:
             event.rank = int(event.fields["rank"])
         if "rank_other" in event.fields and event.rank is not None:
-            event.ranks = tuple(sorted({event.rank, int(event.fields["rank_other"])}))
+            both = {int(event.fields["rank"]), int(event.fields["rank_other"])}
+            # Ranks of a group, if the one that names them is neither.
+            event.ranks = tuple(sorted(both)) if event.rank in both else ()
         tasks = _numbers(event.fields.get("tasks", event.fields.get("task", "")))
         if event.rank is None and tasks and not identities.is_node(event.origin.source, tasks[0]):
             event.rank, event.ranks = tasks[0], tasks

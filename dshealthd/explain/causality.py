@@ -101,7 +101,7 @@ def decide(found: Recognized, *, year: int) -> Finding:
         slug, root = left.slug, left
         says = f"{left.says}, and only {listed(ranks)} reported no error" if ranks else left.says
         proof = (left.place, *proof)
-    if slug == "address-in-use" and not ranks:
+    if root.pattern == "address-in-use/store" and not ranks:
         ranks = (0,)  # its node holds the store
     if slug == "nccl-timeout" and found.ledger.in_gradients:
         slug = "gradient-sync-timeout"

@@ -9,22 +9,15 @@ from __future__ import annotations
 import importlib
 import re
 from collections import defaultdict
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from dshealthd.explain import input as logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from dshealthd.explain.patterns import Patterns
 
 _parser: Any = importlib.import_module("re._parser")
 """The parser that `re` itself uses; there is no public access to a parsed expression."""
 MIN_LENGTH = 3
 """Minimum characters of a literal: shorter ones are in nearly every line."""
-MAX_MATCHED = 2000
-"""Maximum characters of a line to match: the time of a pattern may grow with their square."""
 MAX_STRINGS = 16
 """Maximum number of wordings of a part of an expression that are searched for as a whole."""
 _DIGITS = str.maketrans("", "", "0123456789")
@@ -128,8 +121,8 @@ def _strings(items: Any) -> set[str] | None:
             more = _strings(value[2])
             more = None if more is None else more | {""}
         elif name == "BRANCH":
-            branches = [_strings(branch) for branch in value[1]]
-            if None not in branches:
+            branches = [one for branch in value[1] if (one := _strings(branch)) is not None]
+            if len(branches) == len(value[1]):
                 more = set().union(*branches)
         if more is None or len(found) * len(more) > MAX_STRINGS:
             return None
@@ -240,79 +233,3 @@ def alternation(words: Iterable[str]) -> str:
         return ""
     branches = "|".join(re.escape(first) + alternation(rests[first]) for first in sorted(rests))
     return f"(?:{branches})" + "?" * ends if ends or len(rests) > 1 else branches
-
-
-MAX_TEMPLATE = 1 << 10
-"""Maximum bytes of a remembered line; longer ones are searched each time."""
-MAX_REMEMBERED = 1 << 23
-"""Maximum bytes of all remembered lines; beyond it, all are forgotten."""
-_OVERHEAD = 120
-"""Bytes that Python needs for one more entry."""
-_DIGIT_BYTES = b"0123456789"
-_Decision = bool | tuple[re.Pattern[str], ...]
-"""Whether a line may matter; expressions of which one must match it, if its digits decide."""
-
-
-class Templates:
-    """Finder that searches each line once for what patterns need, ignoring digits.
-
-    A training job prints few distinct lines, with different numbers, so nearly all lines cost one
-    dictionary look-up. The patterns of values that a training loop reports, as of a loss, need
-    what its healthy lines have, too: if only these may match, their expressions decide.
-    """
-
-    def __init__(self, patterns: Patterns) -> None:
-        self._patterns = patterns
-        self._known: dict[bytes, _Decision] = {}
-        self._size = 0
-
-    def __call__(self, block: bytes) -> Sequence[int]:
-        """Return the offsets of the lines that may match a pattern."""
-        templates = block.translate(None, _DIGIT_BYTES).split(b"\n")
-        known = self._known
-        decided = list(map(known.get, templates))
-        if decided.count(False) == len(decided):
-            return ()
-        lines = block.split(b"\n")
-        starts = [0, *accumulate(len(line) + 1 for line in lines)]
-        found = []
-        for number, (template, decision) in enumerate(zip(templates, decided, strict=True)):
-            if decision is False:
-                continue
-            if decision is None:
-                decision = known.get(template)  # noqa: PLW2901 - learned in this block
-                if decision is None:
-                    decision = self._learn(template)  # noqa: PLW2901
-            if decision is True or (decision and _any_matches(decision, lines[number])):
-                found.append(starts[number])
-        return found
-
-    def _learn(self, template: bytes) -> _Decision:
-        decision = self._decide(template)
-        if len(template) <= MAX_TEMPLATE:
-            self._size += len(template) + _OVERHEAD
-            if self._size > MAX_REMEMBERED:
-                self._known.clear()
-                self._size = len(template) + _OVERHEAD
-            self._known[template] = decision
-        return decision
-
-    def _decide(self, template: bytes) -> _Decision:
-        every = self._patterns.every
-        numbers = self._patterns.prefilter.find(template.decode("utf-8", "replace"))
-        if not numbers:
-            return False
-        # Of a record or a colored line, the text that patterns see is not known yet.
-        if template.startswith(b"{") or b"\x1b" in template:
-            return True
-        if any(number >= len(every) or every[number].role != "loss" for number in numbers):
-            return True
-        return tuple(every[number].regex for number in numbers)
-
-
-def _any_matches(expressions: Iterable[re.Pattern[str]], line: bytes) -> bool:
-    # A progress bar may have redrawn the line.
-    parts = line[: logs.MAX_LINE].decode("utf-8", "replace").split("\r")
-    return any(
-        expression.search(part[:MAX_MATCHED]) for expression in expressions for part in parts
-    )

@@ -24,9 +24,10 @@ from dshealthd.explain.facts import (
     SourceFacts,
     spoken_rank,
 )
-from dshealthd.explain.prefilter import MAX_MATCHED, Need, Templates, bare
+from dshealthd.explain.prefilter import Need, bare
 from dshealthd.explain.progress import FINITE_LOSS
 from dshealthd.explain.streams import Line, Splitter
+from dshealthd.explain.templates import MAX_MATCHED, Templates
 from dshealthd.explain.tracebacks import HEAD, Assembler, LauncherSummary, Traceback, as_exception
 
 if TYPE_CHECKING:
@@ -441,7 +442,8 @@ class Reader:
         previous = self._last.get(line.origin)
         if chosen is None:
             name = text.partition(":")[0].strip()[:120] or "exception"
-            chosen = _PYTHON_EXIT if name.endswith(("SystemExit", "KeyboardInterrupt")) else _PYTHON
+            is_end = traceback.ignored or name.endswith(("SystemExit", "KeyboardInterrupt"))
+            chosen = _PYTHON_EXIT if is_end else _PYTHON
             fields = {"exception": name, "message": text.partition(":")[2].strip()[:200]}
         if traceback.chained and previous is not None and previous.role == "cause":
             if not previous.weak or chosen.weak or chosen.role != "cause":

@@ -92,10 +92,13 @@ _RECORD = re.compile(
 """How a line begins that does not continue another."""
 _CONTINUED = re.compile(r" ?(?:WorkNCCL\(|[a-z(])")
 """How a line begins that continues one of ProcessGroupNCCL's, wherever that was wrapped."""
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_NO_NODE = re.compile(
-    r"(?:\w*(?:Error|Exception|Warning)|INFO|WARNING|ERROR|DEBUG|E|W|srun|slurmstepd)$"
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_LEVELS = frozenset(
+    "trace debug info notice warn warning err error crit critical alert emerg fatal panic".split()  # noqa: SIM905
 )
+"""Levels of loggers, of syslog and of glog."""
+_PROGRAMS = frozenset({"srun", "slurmstepd"})
+"""Programs that put their name before each line."""
 
 _PATH_RANK = re.compile(
     r"(?:^|[/._-])(?:global_?)?rank[_.-]?(?P<rank>\d{1,6})(?=[/._-]|$)", re.IGNORECASE
@@ -188,7 +191,7 @@ class Splitter:
         nodes = Counter(
             match["node"]
             for line in sample
-            if (match := _NODE.match(line)) and not _NO_NODE.match(match["node"])
+            if (match := _NODE.match(line)) and is_host(match["node"])
         )
         if len(sample) > _ENOUGH and sum(nodes.values()) >= 0.9 * len(sample):
             self.nodes = frozenset(nodes)
@@ -231,7 +234,7 @@ class Splitter:
         level = named = ""
         prefixed = False
         if "\x1b" in text:
-            text = _ANSI.sub("", text)
+            text = ANSI.sub("", text)
         text = self._unquoted(text)
         if self._is_collected and (match := _COLLECTED.match(text)):
             text = text[match.end() :]
@@ -281,7 +284,8 @@ class Splitter:
                     break
                 stamp, prefixed = Stamp("iso", match["iso"]), prefixed or not self.is_stamped
                 if match["syslog_host"]:
-                    host, named = match["syslog_host"], text[match.start("syslog_host") :]
+                    named = text[match.start("syslog_host") :]
+                    host = _syslog_host(match) or host
             elif head.isalpha():
                 match = _LETTER.match(text)
                 if match is None:
@@ -301,7 +305,8 @@ class Splitter:
                     level = match["level"] or level
                     launcher = int(match["launcher"]) if match["launcher"] else launcher
                     if match["syslog_host"]:
-                        host, named = match["syslog_host"], text[match.start("syslog_host") :]
+                        named = text[match.start("syslog_host") :]
+                        host = _syslog_host(match) or host
                     for form in ("syslog", "glog"):
                         if match[form]:
                             stamp = Stamp(form, match[form])
@@ -315,6 +320,22 @@ class Splitter:
             else Origin(self.source, rank, local, task, host, pid, gpu)
         )
         return Line(text, origin, stamp, level, prefixed, launcher, named)
+
+
+def is_host(word: str) -> bool:
+    """Return whether a word at the place of a host name can be one, rather than a level or a field.
+
+    Host names are of lower case, or have a digit, a dot or a hyphen.
+    """
+    if word.lower() in _LEVELS or word in _PROGRAMS:
+        return False
+    return word.islower() or any(not character.isalpha() for character in word)
+
+
+def _syslog_host(match: re.Match[str]) -> str | None:
+    """Return the host of a line in syslog's form; None for a logger's, which has a level there."""
+    host, tag = match["syslog_host"], match["tag"]
+    return host if is_host(host) and tag.lower() not in _LEVELS else None
 
 
 def _constant_prefix(texts: Sequence[str]) -> re.Pattern[str] | None:

@@ -25,6 +25,8 @@ MAX_STREAMS = 4096
 MAX_HEAD = 400
 """Maximum length of a line in which `Traceback` opens one: some loggers put a record before it."""
 HEAD = "Traceback (most recent call last)"
+_IGNORED = "Exception ignored in"
+"""What Python prints before an exception that ends nothing, as in a destructor."""
 _FRAME = re.compile(r'\s+File "([^"\n]{1,400})", line (\d{1,9})(?:, in (.{1,200}))?')
 _BOXED_FRAME = re.compile(r"│ (/[^│\n]{1,300}\.py):(\d{1,9}) in ([\w.<>]{1,100})")
 """A frame in the format of the library rich."""
@@ -72,6 +74,8 @@ class Traceback:
     """It was raised while handling the previous one in its stream, or because of it."""
     bare: bool = False
     """Only its last line was found."""
+    ignored: bool = False
+    """Python says that it ignored it."""
     stamp: Stamp | None = None
 
     @property
@@ -92,16 +96,24 @@ class Assembler:
         self._open: dict[object, list[Traceback]] = Bounded(MAX_STREAMS)
         self._closing: dict[object, Traceback] = {}
         self._chained: dict[object, bool] = Bounded(MAX_STREAMS)
+        self._ignored: set[object] = set()
+        """Streams whose last line says that the next exception was ignored."""
         self._headless: Place | None = None
 
     def feed(self, line: Line, place: Place) -> tuple[bool, list[Traceback]]:
         """Add a line; return whether it belongs to a traceback, and the tracebacks it completes."""
         key, text = line.origin, line.text
+        ignored = key in self._ignored
+        if ignored:
+            self._ignored.remove(key)
+        elif text.startswith(_IGNORED) and len(self._ignored) < MAX_STREAMS:
+            self._ignored.add(key)
         if HEAD in text and len(text) < MAX_HEAD:
             done = self._finish(key)
             opened = self._open.setdefault(key, [])
             if len(opened) < MAX_OPEN:
-                opened.append(Traceback(place, line, chained=self._chained.pop(key, False)))
+                chained = self._chained.pop(key, False)
+                opened.append(Traceback(place, line, chained=chained, ignored=ignored))
             return True, done
         opened = self._open.get(key, [])
         if closing := self._closing.get(key):

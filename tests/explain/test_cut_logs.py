@@ -17,8 +17,8 @@ import pytest
 from dshealthd.explain import command
 from dshealthd.explain import input as logs
 from dshealthd.explain.patterns import load
-from dshealthd.explain.prefilter import Templates
 from dshealthd.explain.recognition import Recognizer
+from dshealthd.explain.templates import Templates
 from tests.explain.explaining import explained_paths
 from tests.explain.test_collectives import dump_of
 from tests.explain.test_genuine_nccl import RUNS

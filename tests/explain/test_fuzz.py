@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from dshealthd.explain import answer, command
 from dshealthd.explain import input as logs
 from dshealthd.explain.patterns import load
-from dshealthd.explain.prefilter import Templates
 from dshealthd.explain.recognition import Recognizer
 from dshealthd.explain.tail import Tail
+from dshealthd.explain.templates import Templates
 from tests.explain.explaining import peak_memory
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.explain.patterns import load
-from dshealthd.explain.prefilter import Templates, bare
+from dshealthd.explain.prefilter import bare
 from dshealthd.explain.recognition import Recognizer
+from dshealthd.explain.templates import Templates
 from tests.explain.explaining import explained_paths, explained_text
 from tests.explain.test_genuine import runs
 from tests.explain.variants import variants
@@ -133,13 +134,15 @@ def test_chatter_of_healthy_runs_is_not_examined(line: str) -> None:
         "\r 12%|█▏ | 1/8 [00:03<00:26,  1.79s/it]\r{'loss': 2.1, 'grad_norm': nan}\r",
         '{"message": "loss \\"nan\\""}',
         "step: 4  loss: \x1b[31mnan\x1b[0m",
+        "\x1b[1mCUDA\x1b[0m out of \x1b[31mmemory\x1b[0m. Tried to allocate 2.00 GiB",
+        '{"message": "\\"nvme_path\\" in DeepSpeed Config cannot be None"}',
         "lm loss: 2.1 | grad norm: 0.1 | number of nan iterations:   1 |",
         "\r  1%| | 1/9 [00:01<00:09]OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 2, "
         "reducing to 1\r  2%| | 2/9",
     ],
 )
-def test_a_value_that_is_lost_is_found_among_chatter(line: str) -> None:
-    """The same lines with a NaN are examined, in whatever form they come."""
+def test_what_matters_is_found_among_chatter(line: str) -> None:
+    """The same lines with a NaN are examined, and errors in records and in colors."""
     find = Templates(load())
     before = "\n".join(chatter.format(n=1, s=1, h=1, g=1) for chatter in CHATTER) + "\n"
     assert list(find(f"{before}{line}\n{before}".encode())) == [len(before.encode())]
@@ -179,6 +182,28 @@ def test_an_error_that_the_run_went_on_after_is_no_cause(tmp_path: Path) -> None
     finding = explained_paths(tmp_path)
     assert finding.slug == "disk-full"
     assert any("the job continued" in reason for reason in finding.against)
+
+
+IGNORED = (
+    "Exception ignored in: <function Pool.__del__ at 0x7f2b1c0d5d00>\n"
+    "Traceback (most recent call last):\n"
+    '  File "/usr/lib/python3.12/multiprocessing/pool.py", line 271, in __del__\n'
+    "    self._change_notifier.put(None)\n"
+)
+
+
+def test_an_exception_that_python_ignores_is_no_cause(tmp_path: Path) -> None:
+    """A destructor's exception ends nothing; what it says of a disk or a GPU still counts, and so
+    does the exception after it.
+    """
+    done = (
+        f"step 8 | loss 2.1\nTraining finished.\n{IGNORED}OSError: [Errno 9] Bad file descriptor\n"
+    )
+    assert explained_text(tmp_path, done).outcome == "nothing"
+    own = f"{IGNORED}OSError: [Errno 9] Bad file descriptor\n\nValueError: the cause\n"
+    assert explained_text(tmp_path, own).statement == "ValueError: the cause"
+    broken = f"step 8 | loss 2.1\n{IGNORED}OSError: [Errno 30] Read-only file system: '/ckpt'\n"
+    assert explained_text(tmp_path, broken).slug == "checkpoint-path"
 
 
 def test_a_needle_in_much_noise_is_found_whatever_finder_looks(tmp_path: Path) -> None:
