@@ -148,7 +148,6 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
         named.add(labels["gpu"])
         yield Sign(alert, "Xid 79", labels, source=_XID, since=at, hold=0.0)
     unread = {labels["gpu"] for labels, value in series("gpu_up") if not value}
-    users = Users(series)
     for labels, value in series("gpu_fault"):
         reason = labels["reason"]
         gone = reason in {"gpu_lost", "not_found"}
@@ -157,7 +156,7 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
             named.add(labels["gpu"])
             says = _NVML_SAYS.get(reason) or f"NVML: {reason.replace('_', ' ')}"
             # The driver resets no GPU that a process uses.
-            hold = 0.0 if users.of_gpu(labels) else None
+            hold = 0.0 if Users(series).of_gpu(labels) else None
             yield Sign(alert, says, labels, source="gpu_fault", hold=hold)
     expected, visible = series.value("gpus_expected"), series.value("gpus_visible")
     if expected is not None and visible is not None and expected - visible > len(named):

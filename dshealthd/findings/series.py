@@ -333,7 +333,8 @@ def logged(
     events each are taken together.
     """
     name = "kernel_events_total"
-    found = by(series.rise(name, seconds, event=events), "device")
+    rises = series.rise(name, seconds, event=events)
+    found = by((point for point in rises if point.value > 0), "device")
     gpus, others = series.gpus, 0.0  # each time, because the past is kept of what is asked for
     for device, lines in found.items():
         if device in UNNAMED or lines < at_least:

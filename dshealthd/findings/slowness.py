@@ -75,27 +75,23 @@ def _held(series: Series) -> list[float]:
     makes steps, or computes at half of the moments at least. A single look cannot tell.
     """
     name = "gpu_utilization_ratio"
-    computing = {
-        (labels["gpu"], labels["uuid"])
-        for labels, value in series.median(name, HELD_SECONDS)
-        if value > 0
-    }
-    stepping = {
-        labels["training_job"]
-        for labels, steps in series.rise("job_step", HELD_SECONDS)
-        if steps > 0
-    }
-    at_work = computing | {
-        (labels["gpu"], labels["uuid"])
-        for labels, _ in series("job_gpu_info")
-        if labels["training_job"] in stepping
-    }
+    # Both are asked for each time, because the past is kept of what is asked for.
+    medians, made = series.median(name, HELD_SECONDS), series.rise("job_step", HELD_SECONDS)
     limits, total = series.limits, of_gpus(series, "gpu_memory_total_bytes")
     of_jobs = series.parts("job_gpu_info", "gpu", "uuid")
     full = {
         gpu
         for gpu, value in of_gpus(series, "gpu_memory_used_bytes").items()
         if gpu in of_jobs and value > limits.gpu_memory_held_ratio * total.get(gpu, math.inf)
+    }
+    if not full:
+        return []
+    at_work = {(labels["gpu"], labels["uuid"]) for labels, value in medians if value > 0}
+    stepping = {labels["training_job"] for labels, steps in made if steps > 0}
+    at_work |= {
+        (labels["gpu"], labels["uuid"])
+        for labels, _ in series("job_gpu_info")
+        if labels["training_job"] in stepping
     }
     return [
         value
