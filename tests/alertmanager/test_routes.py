@@ -16,6 +16,7 @@ from dshealthd.findings.judge import FINDING
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.entry import RULESET
 from tests import yaml_files
+from tests.findings.player import seconds
 from tests.lab.servers import ALERTMANAGER, PART, routes
 from tests.symptoms.promtool import RULES
 
@@ -265,3 +266,25 @@ def test_every_receiver_is_either_routed_to_or_an_example() -> None:
         for kind, names in (("page", "pagerduty slack opsgenie ntfy"), ("ticket", "slack mail"))
         for name in names.split()
     }
+
+
+def test_pages_of_nodes_wait_for_that_of_many() -> None:
+    """What happens to many nodes at once fires in two rounds of the rules; the page of the first
+    of them waits until the last one and that of all together have come.
+    """
+    rules = [group for file in RULES for group in yaml_files.load(file)["groups"]]
+    (storms,) = (group for group in rules if group["name"] == "dshealthd-storms")
+    nodes = [
+        group for group in rules if re.fullmatch("dshealthd-(node|gpu|nic|path)", group["name"])
+    ]
+    assert len(nodes) == 4
+    (waiting,) = (
+        route
+        for route in routes(yaml_files.load(FILE))
+        if route["receiver"] == "dshealthd-page" and "leaf" in route.get("group_by", ())
+    )
+    # Recorded in one round of storms, fired in the next.
+    later = 2 * seconds(storms["interval"])
+    assert (
+        seconds(waiting["group_wait"]) >= max(seconds(each["interval"]) for each in nodes) + later
+    )
