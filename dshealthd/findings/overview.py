@@ -85,12 +85,13 @@ def _state_of_all(parts: Sequence[JobPart]) -> str:
     return worst
 
 
-_BETWEEN_STEPS = {("stalled", HangClass.BETWEEN_STEPS), ("stalled", HangClass.COLLECTIVE)}
+_NOT_AT_WORK = {HangClass.IDLE, HangClass.COLLECTIVE}
+_BETWEEN_STEPS = {("stalled", cause) for cause in (HangClass.BETWEEN_STEPS, *_NOT_AT_WORK)}
 
 
 def _none_at_work(parts: Sequence[JobPart]) -> bool:
-    """Return whether the ranks of a job that pause between two steps do not do so together, or all
-    wait in collectives, as `dshealthd:job:hang` has it.
+    """Return whether the ranks of a job that pause between two steps do not do so together, or some
+    wait in collectives and none is at work, as `dshealthd:job:hang` has it.
 
     Not of several runs within one allocation, which do not wait for each other.
     """
@@ -100,7 +101,8 @@ def _none_at_work(parts: Sequence[JobPart]) -> bool:
         return False
     steps = {part.step for part in parts} | {part.step_highest for part in parts}
     apart = len(steps - {None}) > 1
-    return apart or (ranks == world and all(part.cause == HangClass.COLLECTIVE for part in parts))
+    causes = {part.cause for part in parts}
+    return apart or (ranks == world and HangClass.COLLECTIVE in causes <= _NOT_AT_WORK)
 
 
 def overview(series: Series, bundles: str) -> list[dict[str, Any]]:
@@ -132,7 +134,7 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
     )
     seen = [int(point.value) for point in series("job_ranks", training_job=job)]
     found = silent(series, job)
-    if found and found.cause == HangClass.COLLECTIVE and sum(seen) > len(ranks):
+    if found and found.cause in _NOT_AT_WORK and sum(seen) > len(ranks):
         # What the ranks without heartbeats do is not known.
         cause = HangClass.BETWEEN_STEPS
         found = found._replace(cause=cause, says=explain(cause, named=False, whole=False))
