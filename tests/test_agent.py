@@ -10,8 +10,8 @@ import time
 from typing import TYPE_CHECKING
 
 from dshealthd.agent.agent import Agent
-from dshealthd.collectors.job_hang import HANG, OVERDUE
 from dshealthd.collectors.job_activity import FILES
+from dshealthd.collectors.job_hang import HANG, OVERDUE
 from dshealthd.collectors.training import STEP
 from dshealthd.config import config
 from dshealthd.core.result import CollectionOutcome, Result

@@ -1,28 +1,32 @@
 """What the processes of training jobs do besides their steps: bytes that they read, write, send and
-receive, and the CPU time of their child processes.
+receive, the CPU time of their child processes, and which ranks are stopped or have ended.
 
 A job that moves bytes is at work, whatever its ranks do not report: it saves a checkpoint, uploads
-one, or loads data. So is one whose compilers or data loaders compute.
+one, or loads data. So is one whose compilers or data loaders compute. None of this takes heartbeats.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.collector import Collector, CollectorOptions, Worker, gauge
+from dshealthd.core.collector import Collector, CollectorOptions, Worker, every, gauge
 from dshealthd.core.host import read_bytes
 from dshealthd.core.result import fault_of
+from dshealthd.core.text import printable
 from dshealthd.jobs import shares
+from dshealthd.jobs.hangs.hang import BUSY, IDLE_SHARE
 from dshealthd.jobs.processes import ProcessTable
+from dshealthd.jobs.rank_processes import RankProcesses
 from dshealthd.linux import sock_diag
 from dshealthd.linux.process import TICKS, open_files, parse_stat
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.socket_owners import parse_inode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dshealthd.core.collector import Context, Fault, Sample
     from dshealthd.jobs.processes import TrainingProcess
@@ -47,7 +51,29 @@ CHILDREN = gauge(
     "loaders, took since the sample before.",
     "training_job",
 )
+TROUBLE = gauge(
+    "dshealthd_job_rank_trouble_seconds",
+    "Time since the process of a rank here was first seen to be stopped by a signal (stopped), to wait in "
+    "the kernel for a file system or driver (blocked), or to have ended while others of its run go on "
+    "here: ended (exit status 0), failed, terminated, killed, crashed, or unknown. Absent for other ranks, and "
+    "of a run of which all are stopped.",
+    *("training_job", "rank", "what"),
+)
+IDLE = gauge(
+    "dshealthd_job_idle_seconds",
+    "Time for which the job's processes here have been idle: no rank's main thread took 1 % of a core, "
+    "nor its child processes half of one, and they moved no more than 10 kB/s.",
+    "training_job",
+)
+PROCESS = gauge(
+    "dshealthd_job_process_info",
+    "1; the job's first process on this node by its number, with the name of the script or module that it "
+    "runs, and the number of its user.",
+    *("training_job", "script", "user", "pid"),
+)
 
+IDLE_BYTES = 1e4
+"""Bytes per second up to which a job counts as idle: stores, monitors and loggers move a tenth."""
 MAX_JOBS = 16
 MAX_DESCRIPTORS = 32_768
 """Most descriptors looked at in a sample, about 0.1 s; a user can have millions."""
@@ -85,6 +111,9 @@ def parse_interfaces(data: bytes) -> int:
     return total
 
 
+_THREADS = "threads"
+
+
 class JobActivity(Collector):
     """Reads `/proc` for the processes of jobs, in the worker that holds the process table.
 
@@ -93,22 +122,46 @@ class JobActivity(Collector):
 
     worker = Worker.STORAGE
 
+    Options = every("10s")
+
     def __init__(self, options: CollectorOptions, context: Context) -> None:
         super().__init__(options, context)
         self._at: float | None = None
         """When the sample before was taken."""
         self._before: Mapping[object, float] = {}
         """The counters at the sample before, by what is counted and where."""
+        self._ranks = RankProcesses(self.host)
+        self._scripts: dict[tuple[int, int], str] = {}
+        """What each job's first process runs, by pid and start."""
+        self._busy: dict[str, float] = {}
+        """When each job was last seen at work, or first seen."""
+
+    def close(self) -> None:
+        """Release the processes that are followed."""
+        self._ranks.close()
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield each job's rates; a process that cannot be read is a fault, never 0."""
-        jobs, _ = shares.jobs(self.context.shared(ProcessTable).refresh(), MAX_JOBS)
+        processes = self.context.shared(ProcessTable).refresh()
+        jobs, _ = shares.jobs(processes, MAX_JOBS)
         now, before = self.context.monotonic(), self._before
         elapsed = None if self._at is None else now - self._at
+        for trouble in self._ranks.troubles(processes, now):
+            if trouble.job in jobs:
+                job, rank, what, seconds = trouble
+                yield TROUBLE(seconds, job, str(rank), what)
         counted: dict[object, float] = {}
         sockets = self._sockets(jobs)
         for job, members in jobs.items():
             rises: defaultdict[object, list[float]] = defaultdict(list)
+
+            def count(
+                what: object, key: object, value: float, rises: Any = rises, *, new: bool = False
+            ) -> None:
+                counted[what, key] = value
+                if (what, key) in before or new:
+                    rises[what].append(value - before.get((what, key), 0.0))
+
             children = _children(members)
             for process in members:
                 part = f"process {process.pid}"
@@ -126,19 +179,48 @@ class JobActivity(Collector):
                     yield fault_of(part, error)
                     continue
                 ticks = stat.children_ticks + (stat.cpu_ticks if process.pid in children else 0)
-                for metric, count in ((FILES, float(moved)), (CHILDREN, ticks / TICKS)):
-                    counted[metric, key] = count
-                    if (metric, key) in before:
-                        rises[metric].append(count - before[metric, key])
-            for key, count in sockets.get(job, {}).items():
-                counted[SOCKETS, key] = count
-                # A connection that is new has moved all of it since.
-                rises[SOCKETS].append(count - before.get((SOCKETS, key), 0 if before else count))
+                count(FILES, key, moved)
+                count(CHILDREN, key, ticks / TICKS)
+            for place, moved in sockets.get(job, {}).items():
+                count(
+                    SOCKETS, place, moved, new=bool(before)
+                )  # a new one has moved all of it since
+            for key, seconds in self._ranks.threads.get(job, {}).items():
+                count(_THREADS, key, seconds)
             if elapsed:
+                rates = {
+                    what: max(sum(rise), 0.0) / elapsed for what, rise in rises.items() if rise
+                }
                 for metric in (FILES, SOCKETS, CHILDREN):
-                    if rises[metric]:
-                        yield metric(max(sum(rises[metric]), 0.0) / elapsed, job)
+                    if metric in rates:
+                        yield metric(rates[metric], job)
+                thread = max(rises[_THREADS], default=elapsed) / elapsed
+                if (
+                    thread >= IDLE_SHARE
+                    or rates.get(CHILDREN, 0.0) >= BUSY
+                    or rates.get(FILES, 0.0) + rates.get(SOCKETS, 0.0) > IDLE_BYTES
+                ):
+                    self._busy[job] = now
+                yield IDLE(now - self._busy.setdefault(job, now), job)
+            yield from self._first(job, members)
         self._at, self._before = now, counted
+        self._busy = {job: at for job, at in self._busy.items() if job in jobs}
+
+    def _first(self, job: str, members: list[TrainingProcess]) -> Iterator[Sample]:
+        """Yield who runs what in a job: nothing where that cannot be read."""
+        first = min(members, key=lambda process: (process.start, process.pid))
+        key = first.pid, first.start
+        running = {one[1] for one in self._before if isinstance(one, tuple)}
+        if key not in self._scripts and self.context.entering(f"process {first.pid}") is None:
+            self._scripts = {  # and forget those of jobs that have ended
+                known: script for known, script in self._scripts.items() if known in running
+            }
+            with contextlib.suppress(OSError):
+                line = read_bytes(self.host.proc(f"{first.pid}/cmdline"), 4096)
+                self._scripts[key] = script(line.split(b"\0"))
+        if name := self._scripts.get(key):
+            user = "" if first.user is None else str(first.user)
+            yield PROCESS(1, job, name, user, str(first.pid))
 
     def _sockets(self, jobs: Mapping[str, list[TrainingProcess]]) -> dict[str, dict[object, float]]:
         """Return the bytes that each job's connections, or network namespaces, have moved so far."""
@@ -165,6 +247,28 @@ class JobActivity(Collector):
                     if inode in owners:
                         found[owners[inode]][inode] = moved
         return found
+
+
+def script(arguments: Sequence[bytes]) -> str:
+    """Return the name of the script or module that a command line runs, without its directory; of
+    another program than Python's interpreter that program's.
+    """
+    program, *rest = [os.fsdecode(argument) for argument in arguments] or [""]
+    name = os.path.basename(program)
+    if name.startswith("python"):
+        for position, argument in enumerate(rest):
+            if argument == "-m" and position + 1 < len(rest):
+                name = rest[position + 1]
+                break
+            if argument and not argument.startswith("-") and rest[position - 1] not in _TAKE_ONE:
+                name = os.path.basename(argument)
+                break
+    return printable(name)[:MAX_NAME]
+
+
+_TAKE_ONE = {"-W", "-X"}
+"""Options of Python's interpreter that are followed by a value."""
+MAX_NAME = 64
 
 
 def _children(members: list[TrainingProcess]) -> set[int]:

@@ -33,6 +33,8 @@ class ShownStandstill(NamedTuple):
     is_hang: bool
     left: float | None
     """Seconds until it counts as a hang; None if it never does."""
+    unseen: str
+    """What this node does not see that may be the cause of a rank's end; empty if it sees all."""
     missing: str
     """Why ranks at different places name no culprit: `tie` or `elsewhere`; otherwise empty."""
 
@@ -68,6 +70,7 @@ def silent(series: Series, job: str) -> ShownStandstill | None:
         overdue=overdue,
         is_hang=found.value == 1,
         left=None if hold is None and cause in PAUSES else max(0.0, (hold or 0) - (overdue or 0)),
+        unseen=consequence(series, job),
         missing=("tie" if whole else "elsewhere") if apart else "",
     )
 
@@ -127,13 +130,33 @@ def _gpus(series: Series, job: str, name: str) -> dict[int, float]:
     }
 
 
+def consequence(series: Series, job: str) -> str:
+    """Return that the end of a rank here may follow from that of one elsewhere; empty if all ranks
+    are here.
+    """
+    here, size = _sizes(series, job)
+    if size is None or here >= size:
+        return ""
+    return f"; this node sees {here} of {size:g} ranks: that may follow from another's end"
+
+
 def _whole(series: Series, job: str) -> bool:
     """Return whether all ranks of a job are on this node, as far as their environments say."""
+    here, size = _sizes(series, job)
+    return size is not None and here >= size
+
+
+def _sizes(series: Series, job: str) -> tuple[int, float | None]:
+    """Return the ranks of a job here, and how many it has, as far as their environments say."""
     sizes = [point.value for point in series("job_world_size", training_job=job)]
     sizes += [
         float(point.labels["world_size"])
         for point in series("job_info", training_job=job)
         if point.labels["world_size"]
     ]
-    here = {point.labels["rank"] for point in series("job_step", training_job=job)}
-    return bool(sizes) and len(here) >= max(sizes)
+    ranks = {
+        point.labels["rank"]
+        for name in ("job_step", "job_rank_ended_timestamp_seconds")
+        for point in series(name, training_job=job)
+    }
+    return len(ranks), max(sizes, default=None)

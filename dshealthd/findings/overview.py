@@ -8,7 +8,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.collectors.training import USUAL, quantile
-from dshealthd.findings.hangs import problem, silent
+from dshealthd.findings.hangs import problem, silent, work
+from dshealthd.findings.stalls import IDLE_SECONDS
 from dshealthd.jobs.hangs.hang import HangClass, explain
 
 if TYPE_CHECKING:
@@ -140,10 +141,16 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
         found = found._replace(cause=cause, says=explain(cause, named=False, whole=False))
     hang = _hang(found) if found is not None and found.is_hang else None
     stall = _stall(series, job, found) if found is not None and not hang else None
-    stall = stall or (None if found else _paused(series, job))
+    stall = stall or (None if found else _paused(series, job) or _idle(series, job))
     failures = _failures(series, job)
+    process: Mapping[str, str] = next(
+        (point.labels for point in series("job_process_info", training_job=job)), {}
+    )
     return {
         "job": job,
+        "script": process.get("script"),
+        "user": process.get("user"),
+        "pid": int(process["pid"]) if process else None,
         "launcher": info.get("launcher", ""),
         "world_size": None if world is None else int(world),
         "ranks_here": max(len(ranks), sum(seen)),
@@ -161,9 +168,9 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
         if found and found.cause == HangClass.SUSPENDED
         else "stalled"
         if found
-        else "paused"
-        if stall
         else "training"
+        if steps and not stall
+        else "paused"
         if steps
         else "no heartbeats",
         "hang": hang,
@@ -202,6 +209,7 @@ def _ranks(series: Series, job: str) -> Iterator[dict[str, Any]]:
             "stage": _chosen(series, "job_stage", "stage", id),
             "process": _chosen(series, "job_rank_state", "state", id),
             "overdue_seconds": series.value("job_overdue_seconds", **id),
+            "bound_seconds": series.value("job_step_bound_seconds", **id),
             "heartbeat": series.value("job_heartbeat_timestamp_seconds", **id),
             "loss_finite": _flag(series.value("job_loss_finite", **id)),
             "gpu": next((point.labels["gpu"] for point in series("job_gpu_info", **id)), None),
@@ -249,6 +257,18 @@ def _paused(series: Series, job: str) -> dict[str, Any] | None:
     if phase is None or seconds < PAUSE:
         return None
     return {"cause": phase, "says": phase, "silent_seconds": seconds, "hung_in_seconds": None}
+
+
+def _idle(series: Series, job: str) -> dict[str, Any] | None:
+    """Return for how long a job without heartbeats has been seen to do nothing here; None if it does,
+    or if that is not known.
+    """
+    idle = series.value("job_idle_seconds", training_job=job) or 0.0
+    sends = any(series("job_step", training_job=job))
+    if sends or idle < IDLE_SECONDS or work(series, job).says:
+        return None
+    says = "no rank here has used CPU or GPU"
+    return {"cause": "idle", "says": says, "silent_seconds": idle, "hung_in_seconds": None}
 
 
 def _failures(series: Series, job: str) -> list[dict[str, Any]]:

@@ -13,9 +13,12 @@ import pytest
 from dshealthd.collectors.job_activity import (
     CHILDREN,
     FILES,
+    IDLE,
+    PROCESS,
     SOCKETS,
     parse_interfaces,
     parse_io,
+    script,
 )
 from dshealthd.core.collector import Reason
 from tests.collectors.bench import Bench, Values, reasons, values
@@ -187,3 +190,45 @@ def test_this_kernel_counts_a_save(writer: subprocess.Popen[bytes]) -> None:
     writer.stdout.readline()
     with open(f"/proc/{writer.pid}/io", "rb") as file:
         assert parse_io(file.read()) - before >= 8 << 20
+
+
+def test_a_job_that_does_nothing(scene: Scene) -> None:
+    """It is idle for as long as no thread of its ranks computes and it moves no bytes; what monitors
+    and loggers move does not count.
+    """
+    task = scene.machine.root / "10" / "task" / "10"
+    task.mkdir(parents=True)
+
+    def look(ticks: int, written: int) -> float:
+        fields = (scene.machine.root / "10" / "stat").read_text().split()
+        fields[13] = str(ticks)
+        (task / "stat").write_text(" ".join(fields))
+        scene.writes(10, written)
+        return values(scene.collect(10.0), IDLE)["slurm-7",]
+
+    assert look(0, 1000) == 0.0
+    assert [look(0, 1000), look(5, 50_000)] == [10.0, 20.0]
+    assert look(500, 50_000) == 0.0
+    assert [look(500, 50_000), look(500, 10**6)] == [10.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        (b"/usr/bin/python3\0-u\0/home/u/train.py\0--key\0secret\0", "train.py"),
+        (b"python\0-X\0dev\0-m\0pkg.train\0--x\0", "pkg.train"),
+        (b"/opt/bin/trainer\0config.yml\0", "trainer"),
+        (b"python3\0", "python3"),
+        (b"", ""),
+    ],
+)
+def test_what_a_process_runs(line: bytes, name: str) -> None:
+    """Its script or module is named, and no argument of it."""
+    assert script(line.split(b"\0")) == name
+
+
+def test_a_job_has_a_name_that_its_owner_knows(scene: Scene) -> None:
+    """The first process tells what runs, and under which pid."""
+    (scene.machine.root / "10" / "cmdline").write_bytes(b"python\0train.py\0")
+    result = scene.collect(10.0)
+    assert list(values(result, PROCESS)) == [("slurm-7", "train.py", "", "10")]
