@@ -17,10 +17,10 @@ from dshealthd.core.host import read_bytes
 from dshealthd.core.result import fault_of
 from dshealthd.core.text import printable
 from dshealthd.jobs import shares
-from dshealthd.jobs.hangs.hang import BUSY, IDLE_SHARE
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.rank_processes import RankProcesses
 from dshealthd.linux import sock_diag
+from dshealthd.linux.activity import BUSY, IDLE_SHARE
 from dshealthd.linux.process import TICKS, open_files, parse_stat
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.socket_owners import parse_inode

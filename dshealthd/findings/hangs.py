@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.jobs.hangs.hang import BUSY, PAUSES, PROBLEMS, HangClass, Work, explain
+from dshealthd.jobs.hangs.hang import PAUSES, PROBLEMS, HangClass, Work, explain
+from dshealthd.linux.activity import BUSY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,6 +20,16 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
 
 
+BUSY = 0.5
+"""Share of a core's time from which a rank is at work, unless its GPU waits in a kernel, for which a
+host spins. What libraries run beside a training takes a tenth of it.
+"""
+IDLE_SHARE = 0.01
+"""Share of a core's time below which the training's thread does nothing: one that blocks takes none,
+one that polls fifty times a second a tenth of it, and one that decodes 10 MB/s three times as much.
+"""
+
+
 class ThreadState(enum.StrEnum):
     """State of a process's main thread."""
 

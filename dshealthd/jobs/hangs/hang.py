@@ -28,20 +28,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
-from dshealthd.linux.activity import ThreadState
+from dshealthd.linux.activity import BUSY, IDLE_SHARE, ThreadState
 from dshealthd.training.message import Phase, StepStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-BUSY = 0.5
-"""Share of a core's time from which a rank is at work, unless its GPU waits in a kernel, for which a
-host spins. What libraries run beside a training takes a tenth of it.
-"""
-IDLE_SHARE = 0.01
-"""Share of a core's time below which the training's thread does nothing: one that blocks takes none,
-one that polls fifty times a second a tenth of it, and one that decodes 10 MB/s three times as much.
-"""
 IDLE_FOR = 50.0
 """Seconds for which a rank must have been idle before it counts as the one that others, which wait in
 a collective, wait for. It is to be paged within 90 s: 20 s are the rule's own, 15 s a scrape.
