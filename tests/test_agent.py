@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.agent.agent import Agent
+from dshealthd.collectors.job_activity import FILES
 from dshealthd.collectors.job_hang import HANG, OVERDUE
-from dshealthd.collectors.job_writes import WRITES
 from dshealthd.collectors.training import STEP
 from dshealthd.config import config
 from dshealthd.core.documents import LeftOut
@@ -118,7 +118,7 @@ def test_a_job_is_at_work_by_the_limits_of_the_configuration(tmp_path: Path) -> 
     """
     file = tmp_path / "dshealthd.toml"
     file.write_text(
-        f"[path]\nstate = '{tmp_path}'\n[findings.limits]\nhang_write_bytes_per_second = 1000\n",
+        f"[path]\nstate = '{tmp_path}'\n[findings.limits]\nhang_moved_bytes_per_second = 1000\n",
         encoding="utf-8",
     )
     loaded = config.load(file)
@@ -128,14 +128,18 @@ def test_a_job_is_at_work_by_the_limits_of_the_configuration(tmp_path: Path) -> 
         agent = Agent(loaded, file, {})
         await agent._judge.apply(loaded)
         agent._snapshot.expect("training", 3600)
-        samples = (*silent, WRITES(2000, "run-1"))
+        samples = (*silent, FILES(2000, "run-1"))
         agent._snapshot.put("training", Result(CollectionOutcome.OK, samples))
         (job,) = agent._sections(LeftOut())["jobs"]
         (jobs,) = (service for service in agent._services if isinstance(service, Jobs))
         await agent._judge.close()
         return job["state"], job["stall"]["says"], jobs._work("run-1").says
 
-    assert asyncio.run(seen()) == ("stalled", "no step, but it writes files", "it writes files")
+    assert asyncio.run(seen()) == (
+        "stalled",
+        "no step, but it reads or writes files",
+        "it reads or writes files",
+    )
 
 
 def test_port_in_use_is_a_clear_error(tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
     (name, function): (plain(name, function), strategy)
     for name, function, strategy in (
         ("collectors.disk", "parse_diskstats", LINES),
-        ("collectors.job_writes", "parse_io", BYTES),
+        ("collectors.job_activity", "parse_io", BYTES),
+        ("collectors.job_activity", "parse_interfaces", BYTES),
         ("collectors.kernel", "parse_cpus", LINES),
         ("collectors.kernel", "parse_loadavg", LINES),
         ("collectors.memory", "parse_meminfo", LINES),

@@ -27,18 +27,19 @@ HANG = gauge(
     "dshealthd_job_hang",
     "1 while the job is hung as far as this node knows, with the cause: process, checkpoint, input, "
     "desync; waiting if no cause is on this node, which is 0 for the time of "
-    "dshealthd_job_hang_hold_seconds. 0 while its ranks here are silent without a hang: "
-    "between_steps (of an unmarked pause, for 600 s), collective (the same, and each rank here waits "
-    "for others), working (its GPUs, CPUs, NCCL or files show "
-    "it), suspended (all its processes here are stopped), debugger. 0 with class none while the "
-    "job makes progress, or is in a marked pause.",
+    "dshealthd_job_hang_hold_seconds. 0 while its ranks here are silent without a hang: working "
+    "(its GPUs, CPUs, NCCL, files or sockets show it), between_steps (what they do is not known), idle "
+    "(none is at work or in a collective), collective (some wait for others, and none is at work), "
+    "starting (in the first steps), suspended (all its processes here are stopped), debugger. 0 with "
+    "class none while the job makes progress, or is in a marked pause.",
     *("training_job", "class"),
 )
 HOLD = gauge(
     "dshealthd_job_hang_hold_seconds",
-    "Time that the ranks of a silent job must be overdue before this node shows it as hung: 600 s "
-    "between two steps and while only CPUs work, 90 s while no cause is known here, else 0; absent "
-    "for pauses that may last for ever.",
+    "Time that the ranks of a silent job must be overdue before this node shows it as hung: 90 s "
+    "while no cause is known here; what is left of 600 s, or of the time until a minute before its "
+    "collectives time out, while nothing is known or only CPUs work; else 0. Absent for pauses that may "
+    "last for ever.",
     "training_job",
 )
 CULPRIT = gauge(
@@ -58,7 +59,7 @@ OVERDUE = gauge(
 BOUND = gauge(
     "dshealthd_job_step_bound_seconds",
     "Longest usual silence in the rank's current phase: twice the longest of the last hours, at "
-    "least 30 s; 1800 where little is known.",
+    "least 30 s; 100 s in the first steps, and half an hour in a marked pause of the first kind.",
     *_RANK,
 )
 POSITION = gauge(
@@ -101,8 +102,9 @@ PHASE_SECONDS = gauge(
 )
 COLLECTIVE = gauge(
     "dshealthd_job_collective_seconds",
-    "Time for which a silent rank's host has waited in a collective between two steps; absent while "
-    "it does not, while it moves data (0.5 % of a core and more), and where torch's waits are not seen.",
+    "Time for which a silent rank has waited for others between two steps, in a collective, or in a "
+    "kernel of its GPU that moves no data; absent while it does not, and where torch's waits are not "
+    "seen.",
     *_RANK,
     "operation",
 )
@@ -143,6 +145,10 @@ class JobHang(Collector):
         for job, rank in shown(detector.jobs):
             yield from samples(job, rank)
             if job in detector.standstills and rank.ended is None:
+                where = detector.standstills[job].waiting.get(rank.rank, "step")
+                if where != "step":
+                    seconds = rank.silence if where == "kernel" else rank.collective_for
+                    yield COLLECTIVE(seconds, job, str(rank.rank), where)
                 stage = "" if rank.stage is StepStage.UNKNOWN else rank.stage.name.lower()
                 yield SILENT_POSITION(position(rank), job, str(rank.rank), stage)
 
@@ -195,7 +201,5 @@ def samples(job: str, rank: RankState) -> Iterator[Sample]:
     yield OVERDUE(max(0.0, rank.silence - rank.bound), job, name)
     if rank.phase is not Phase.TRAINING:
         yield PHASE_SECONDS(rank.phase_seconds, job, name)
-    if rank.overdue and rank.collective:
-        yield COLLECTIVE(rank.collective_for, job, name, rank.collective)
     if rank.stage is not StepStage.UNKNOWN:
         yield POSITION(position(rank), job, name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.jobs.hangs.hang import PAUSES, PROBLEMS, HangClass, Work, explain
+from dshealthd.linux.activity import BUSY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +34,8 @@ class ShownStandstill(NamedTuple):
     is_hang: bool
     left: float | None
     """Seconds until it counts as a hang; None if it never does."""
+    unseen: str
+    """What this node does not see that may be the cause of a rank's end; empty if it sees all."""
     missing: str
     """Why ranks at different places name no culprit: `tie` or `elsewhere`; otherwise empty."""
 
@@ -68,6 +71,7 @@ def silent(series: Series, job: str) -> ShownStandstill | None:
         overdue=overdue,
         is_hang=found.value == 1,
         left=None if hold is None and cause in PAUSES else max(0.0, (hold or 0) - (overdue or 0)),
+        unseen=consequence(series, job),
         missing=("tie" if whole else "elsewhere") if apart else "",
     )
 
@@ -78,42 +82,82 @@ def problem(reason: str) -> str:
 
 
 def work(series: Series, job: str) -> Work:
-    """Return what the GPUs, NCCL and the files of a job on this node show."""
-    moving = _moving(series, job)
-    written = series.value("job_write_bytes_per_second", training_job=job)
+    """Return what the GPUs, NCCL, the files, the sockets and the child processes of a job on this
+    node show.
+    """
+    computes = _gpus(series, job, "gpu_memory_activity_ratio")
+    busy = _gpus(series, job, "gpu_utilization_ratio")
+    active = series.limits.hang_memory_activity_ratio
+    still = {rank for rank, most in computes.items() if most <= active}
     says = (
         "its GPUs compute"
-        if any(moving.values())
+        if len(still) < len(computes)
         else "NCCL launches operations"
         if series.value("job_nccl_answers_without_progress", training_job=job) == 0
-        else "it writes files"
-        if written is not None and written > series.limits.hang_write_bytes_per_second
-        else ""
+        else next((says for name, says in _MOVES if _moves(series, job, name)), "")
     )
-    waits = any(
-        point.value > _BUSY and moving.get(point.labels["uuid"]) is False
-        for point in series("gpu_utilization_ratio", uuid=set(moving))
+    cores = series.value("job_children_cpu_cores", training_job=job)
+    return Work(
+        says,
+        computes=cores is not None and cores >= BUSY,
+        still=frozenset(still),
+        waits=frozenset(rank for rank in still if busy.get(rank, 0.0) > _BUSY),
     )
-    return Work(says, waits)
 
 
-def _moving(series: Series, job: str) -> dict[str, bool]:
-    """Return for each GPU of a job here whether it reads or writes its memory, where it is known."""
-    gpus = {point.labels["uuid"] for point in series("job_gpu_info", training_job=job)}
-    active = series.limits.hang_memory_activity_ratio
+_MOVES = (
+    ("job_file_bytes_per_second", "it reads or writes files"),
+    ("job_socket_bytes_per_second", "it sends or receives over the network"),
+)
+
+
+def _moves(series: Series, job: str, name: str) -> bool:
+    rate = series.value(name, training_job=job)
+    return rate is not None and rate > series.limits.hang_moved_bytes_per_second
+
+
+def _gpus(series: Series, job: str, name: str) -> dict[int, float]:
+    """Return the highest value of a metric among the GPUs of each rank of a job here, where it is
+    known of each of them.
+    """
+    found = {point.labels["uuid"]: point.value for point in series(name)}
+    ranks: dict[int, list[float | None]] = {}
+    for labels, _ in series("job_gpu_info", training_job=job):
+        ranks.setdefault(int(labels["rank"]), []).append(found.get(labels["uuid"]))
     return {
-        point.labels["uuid"]: point.value > active
-        for point in series("gpu_memory_activity_ratio", uuid=gpus)
+        rank: max(known)
+        for rank, values in ranks.items()
+        if len(known := [value for value in values if value is not None]) == len(values)
     }
+
+
+def consequence(series: Series, job: str) -> str:
+    """Return that the end of a rank here may follow from that of one elsewhere; empty if all ranks
+    are here.
+    """
+    here, size = _sizes(series, job)
+    if size is None or here >= size:
+        return ""
+    return f"; this node sees {here} of {size:g} ranks: that may follow from another's end"
 
 
 def _whole(series: Series, job: str) -> bool:
     """Return whether all ranks of a job are on this node, as far as their environments say."""
+    here, size = _sizes(series, job)
+    return size is not None and here >= size
+
+
+def _sizes(series: Series, job: str) -> tuple[int, float | None]:
+    """Return the ranks of a job here, and how many it has, as far as their environments say."""
     sizes = [point.value for point in series("job_world_size", training_job=job)]
     sizes += [
         float(point.labels["world_size"])
         for point in series("job_info", training_job=job)
         if point.labels["world_size"]
     ]
-    here = {point.labels["rank"] for point in series("job_step", training_job=job)}
-    return bool(sizes) and len(here) >= max(sizes)
+    ranks = {
+        point.labels["rank"]
+        for name in ("job_step", "job_rank_ended_timestamp_seconds")
+        for point in series(name, training_job=job)
+    }
+    return len(ranks), max(sizes, default=None)

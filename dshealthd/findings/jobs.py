@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.hangs import problem, silent
+from dshealthd.findings.hangs import consequence, problem, silent
 from dshealthd.findings.limits import source as limit_source
 from dshealthd.findings.series import by, over, short_name
 from dshealthd.findings.settings import ranks_named
-from dshealthd.jobs.hangs.hang import HangClass
+from dshealthd.jobs.hangs.hang import Culprit, HangClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -63,9 +63,10 @@ def hangs(series: Series, wall: float) -> Iterator[Sign]:
             continue
         culprits = [f"rank {one['rank']} {problem(one['reason'])}" for one in found.culprits]
         reason = found.culprits[0]["reason"] if found.culprits else ""
+        unseen = found.unseen if reason == Culprit.GONE else ""
         yield Sign(
             "DshealthdJobHang",
-            ", ".join(culprits[:MOST_NAMED]) or found.says,
+            ", ".join(culprits[:MOST_NAMED]) + unseen if culprits else found.says,
             job=job,
             case=reason or found.missing or found.cause,
             value=found.overdue,
@@ -122,7 +123,7 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
             and reserved.get(_rank(labels), 0.0) > series.limits.gpu_memory_held_ratio * total
         ):
             said = "ended with an error while PyTorch held nearly all of its GPU's memory"
-        said = f"rank {labels['rank']} {said}"
+        said = f"rank {labels['rank']} {said}{consequence(series, job) if how == 'failed' else ''}"
         yield Sign(alert, said, job=job, value=at, source=name, since=at)
     # Without heartbeats nobody knows which process it was, unless ranks of the only job here are gone.
     gone = any((series.value("job_ranks", **labels) or 0.0) < most for labels, most in ranks_before)

@@ -134,9 +134,11 @@ class Limits:
         "Memory activity up to which a GPU waits in a collective; beyond, it computes, and its job "
         "does not hang. sichek's event rules [R]",
     )
-    hang_write_bytes_per_second: Bytes = option(
-        Bytes(10**6),
-        "Rate from which a silent job that writes files is at work: it saves a checkpoint. [O]",
+    hang_moved_bytes_per_second: Bytes = option(
+        Bytes(10**5),
+        "Rate from which a silent job that reads and writes files, or sends and receives over the "
+        "network, is at work: it saves, uploads or loads. A tenth of what the slowest upload "
+        "worth waiting for moves, and ten times what stores and loggers of a hung job do. [O]",
         minimum=1,
     )
     hang_utilization_ratio: float = _ratio(

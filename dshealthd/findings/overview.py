@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.collectors.training import USUAL, quantile
 from dshealthd.core.documents import LeftOut
-from dshealthd.findings.hangs import problem, silent
+from dshealthd.findings.hangs import problem, silent, work
+from dshealthd.findings.stalls import IDLE_SECONDS
 from dshealthd.jobs.hangs.hang import HangClass, explain
 
 if TYPE_CHECKING:
@@ -86,12 +87,13 @@ def _state_of_all(parts: Sequence[JobPart]) -> str:
     return worst
 
 
-_BETWEEN_STEPS = {("stalled", HangClass.BETWEEN_STEPS), ("stalled", HangClass.COLLECTIVE)}
+_NOT_AT_WORK = {HangClass.IDLE, HangClass.COLLECTIVE}
+_BETWEEN_STEPS = {("stalled", cause) for cause in (HangClass.BETWEEN_STEPS, *_NOT_AT_WORK)}
 
 
 def _none_at_work(parts: Sequence[JobPart]) -> bool:
-    """Return whether the ranks of a job that pause between two steps do not do so together, or all
-    wait in collectives, as `dshealthd:job:hang` has it.
+    """Return whether the ranks of a job that pause between two steps do not do so together, or some
+    wait in collectives and none is at work, as `dshealthd:job:hang` has it.
 
     Not of several runs within one allocation, which do not wait for each other.
     """
@@ -101,7 +103,8 @@ def _none_at_work(parts: Sequence[JobPart]) -> bool:
         return False
     steps = {part.step for part in parts} | {part.step_highest for part in parts}
     apart = len(steps - {None}) > 1
-    return apart or (ranks == world and all(part.cause == HangClass.COLLECTIVE for part in parts))
+    causes = {part.cause for part in parts}
+    return apart or (ranks == world and HangClass.COLLECTIVE in causes <= _NOT_AT_WORK)
 
 
 def overview(series: Series, bundles: str, left_out: LeftOut | None = None) -> list[dict[str, Any]]:
@@ -136,16 +139,22 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut) -> dict[str,
     )
     seen = [int(point.value) for point in series("job_ranks", training_job=job)]
     found = silent(series, job)
-    if found and found.cause == HangClass.COLLECTIVE and sum(seen) > len(ranks):
+    if found and found.cause in _NOT_AT_WORK and sum(seen) > len(ranks):
         # What the ranks without heartbeats do is not known.
         cause = HangClass.BETWEEN_STEPS
         found = found._replace(cause=cause, says=explain(cause, named=False, whole=False))
     hang = _hang(found) if found is not None and found.is_hang else None
     stall = _stall(series, job, found) if found is not None and not hang else None
-    stall = stall or (None if found else _paused(series, job))
+    stall = stall or (None if found else _paused(series, job) or _idle(series, job))
     failures = _failures(series, job)
+    process: Mapping[str, str] = next(
+        (point.labels for point in series("job_process_info", training_job=job)), {}
+    )
     return {
         "job": job,
+        "script": process.get("script"),
+        "user": process.get("user"),
+        "pid": int(process["pid"]) if process else None,
         "launcher": info.get("launcher", ""),
         "world_size": None if world is None else int(world),
         "ranks_here": max(len(ranks), sum(seen)),
@@ -163,9 +172,9 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut) -> dict[str,
         if found and found.cause == HangClass.SUSPENDED
         else "stalled"
         if found
-        else "paused"
-        if stall
         else "training"
+        if steps and not stall
+        else "paused"
         if steps
         else "no heartbeats",
         "hang": hang,
@@ -205,6 +214,7 @@ def _ranks(series: Series, job: str, left_out: LeftOut) -> Iterator[dict[str, An
             "stage": _chosen(series, "job_stage", "stage", id),
             "process": _chosen(series, "job_rank_state", "state", id),
             "overdue_seconds": series.value("job_overdue_seconds", **id),
+            "bound_seconds": series.value("job_step_bound_seconds", **id),
             "heartbeat": series.value("job_heartbeat_timestamp_seconds", **id),
             "loss_finite": _flag(series.value("job_loss_finite", **id)),
             "gpu": next((point.labels["gpu"] for point in series("job_gpu_info", **id)), None),
@@ -254,6 +264,18 @@ def _paused(series: Series, job: str) -> dict[str, Any] | None:
     if phase is None or seconds < PAUSE:
         return None
     return {"cause": phase, "says": phase, "silent_seconds": seconds, "hung_in_seconds": None}
+
+
+def _idle(series: Series, job: str) -> dict[str, Any] | None:
+    """Return for how long a job without heartbeats has been seen to do nothing here; None if it does,
+    or if that is not known.
+    """
+    idle = series.value("job_idle_seconds", training_job=job) or 0.0
+    sends = any(series("job_step", training_job=job))
+    if sends or idle < IDLE_SECONDS or work(series, job).says:
+        return None
+    says = "no rank here has used CPU or GPU"
+    return {"cause": "idle", "says": says, "silent_seconds": idle, "hung_in_seconds": None}
 
 
 def _failures(series: Series, job: str) -> list[dict[str, Any]]:

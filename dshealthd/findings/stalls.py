@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.hangs import work
 from dshealthd.findings.series import by
 from dshealthd.findings.settings import several
-from dshealthd.jobs.hangs.silence import UNKNOWN
+from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,6 +25,20 @@ WAITING = gauge(
 )
 EXPORTED = (WAITING,)
 """Judged here from the last samples, and exported for the rules that compare the nodes of a job."""
+TROUBLES = {
+    "stopped": "is stopped (SIGSTOP)",
+    "blocked": "hangs in kernel I/O",
+    "killed": "was killed (SIGKILL)",
+    "crashed": "crashed (a signal such as SIGSEGV or SIGABRT)",
+    "failed": "ended with an error",
+    "ended": "has ended",
+    "unknown": "has ended",
+}
+"""What is wrong with a rank by its process, in words; not one that was asked to end."""
+UNLESS_AT_WORK = frozenset({"blocked", "ended", "unknown"})
+"""Those that a job at work explains: a slow disk, or work after the last step."""
+IDLE_SECONDS = 60.0
+"""Seconds for which a job must be idle for those."""
 BUS = ("pcie_transmit_bytes_total", "pcie_receive_bytes_total")
 BUS_SECONDS = 60.0
 """Seconds over which traffic is measured: a batch is copied in bursts."""
@@ -34,6 +49,15 @@ def stalls(series: Series, _wall: float) -> Iterator[Sign]:
 
     Only for jobs that have no heartbeats to be judged by, which are more precise.
     """
+    for job, ranks in _of_processes(series).items():
+        if not judged_by_heartbeats(series, job) and not work(series, job).says:
+            yield Sign(
+                "DshealthdJobStalled",
+                several(ranks.values()),
+                job=job,
+                source="job_rank_trouble_seconds",
+                hold=0.0 if ranks.keys() - UNLESS_AT_WORK else None,
+            )
     waiting = _waiting(series)
     for job, count in waiting.items():
         series.add([WAITING(float(count), job)])
@@ -58,6 +82,17 @@ def stalls(series: Series, _wall: float) -> Iterator[Sign]:
                 # What ranks that wait look like while rank 0 writes a checkpoint, too.
                 hold=0.0 if certain else None,
             )
+
+
+def _of_processes(series: Series) -> dict[str, dict[str, str]]:
+    """Return what is wrong with ranks of each job by their processes: a rank for each, in words."""
+    found: dict[str, dict[str, str]] = {}
+    for labels, seconds in series("job_rank_trouble_seconds", what=set(TROUBLES)):
+        job, what = labels["training_job"], labels["what"]
+        idle = series.value("job_idle_seconds", training_job=job) or 0.0
+        if seconds >= FLOOR and (what not in UNLESS_AT_WORK or idle >= IDLE_SECONDS):
+            found.setdefault(job, {})[what] = f"rank {labels['rank']} {TROUBLES[what]}"
+    return found
 
 
 def arrivals(series: Series, _wall: float) -> Iterator[Sign]:

@@ -14,7 +14,7 @@ from dshealthd.core.collector import NotAvailable, Reason, SourceError
 from dshealthd.core.schema import SchemaError
 from dshealthd.core.timing import Periodic
 from dshealthd.jobs.hangs.detector import HangDetector, Suspicions
-from dshealthd.jobs.hangs.hang import IDLE
+from dshealthd.jobs.hangs.hang import NO_WORK
 from dshealthd.jobs.hangs.silence import Pace
 from dshealthd.jobs.heartbeats.reception import Reception
 
@@ -46,7 +46,7 @@ class Jobs:
         on_look: Callable[[Iterable[Standstill]], object] = lambda _hangs: None,
         state: Path | None = None,
         on_suspicion: Callable[[str], object] = lambda _job: None,
-        work: Callable[[str], Work] = lambda _job: IDLE,
+        work: Callable[[str], Work] = lambda _job: NO_WORK,
     ) -> None:
         """Prepare; `apply` starts the service.
 

@@ -1,11 +1,14 @@
-"""The activity of a rank's process, from `/proc/<pid>/stat` and `schedstat`.
+"""The activity of a rank's process and of the thread that trains in it, from `/proc/<pid>/stat`,
+`task/<tid>/stat`, `schedstat` and `wchan`.
 
 Reading these never blocks on the process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,13 +20,23 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
 
 
+BUSY = 0.5
+"""Share of a core's time from which a rank is at work, unless its GPU waits in a kernel, for which a
+host spins. What libraries run beside a training takes a tenth of it.
+"""
+IDLE_SHARE = 0.01
+"""Share of a core's time below which the training's thread does nothing: one that blocks takes none,
+one that polls fifty times a second a tenth of it, and one that decodes 10 MB/s three times as much.
+"""
+
+
 class ThreadState(enum.StrEnum):
     """State of a process's main thread."""
 
     RUNNING = "running"
     SLEEPING = "sleeping"
     BLOCKED = "blocked"
-    """In uninterruptible sleep in the kernel."""
+    """In uninterruptible sleep in the kernel, or waiting there for a file system to answer."""
     STOPPED = "stopped"
     """Stopped by a signal."""
     TRACED = "traced"
@@ -59,12 +72,24 @@ class Activity:
     exit_status: int
     """As returned by waitpid(2); only valid after exit, and 0 without permission to see it."""
     queued_seconds: float | None = None
-    """Time for which its main thread was runnable without a CPU so far; None if unknown."""
+    """Time for which its training's thread was runnable without a CPU so far; None if unknown."""
+    thread_seconds: float | None = None
+    """CPU time of the training's thread alone; None if unknown."""
 
     @property
     def work_seconds(self) -> float:
         """Time for which the process computed, or would have computed with enough CPUs."""
         return self.cpu_seconds + (self.queued_seconds or 0.0)
+
+
+FILE_SYSTEMS = (
+    *("request_wait_answer", "fuse_", "p9_", "rpc_", "nfs", "smb", "cifs", "wait_for_response"),
+    *("ceph", "ptlrpc_", "ldlm_", "cl_sync", "ll_", "cxiWait"),
+)
+"""Prefixes of the kernel's functions in which threads wait for a file system's server although a
+signal would wake them, so that their state is S: FUSE (which is in D only until its first answer),
+9p, NFS, SMB, Ceph, Lustre, Spectrum Scale. Named after the kernel's sources.
+"""
 
 
 def parse_activity(data: bytes) -> Activity:
@@ -78,20 +103,51 @@ def parse_activity(data: bytes) -> Activity:
     )
 
 
-def activity(host: Host, pid: int, start: int) -> Activity | None:
+def activity(host: Host, pid: int, start: int, thread: int | None = None) -> Activity | None:
     """Return the activity of the process with this pid and start; None if it is gone.
 
-    ValueError, OSError if it cannot be read.
+    `thread` is the one that trains, by default the main one. The state is the thread's, unless the
+    process has ended. ValueError, OSError if it cannot be read.
     """
+    place = host.proc(str(pid))
     try:
-        found = parse_activity(read_bytes(host.proc(f"{pid}/stat"), 4096))
+        found = parse_activity(read_bytes(f"{place}/stat", 4096))
     except (FileNotFoundError, ProcessLookupError):
         return None
     if found.start != start:
         return None
+    if found.state in {ThreadState.ZOMBIE, ThreadState.GONE}:
+        return found
+    task = f"{place}/task/{thread or pid}"
     try:
-        queue = parse_run_queue(read_bytes(host.proc(f"{pid}/schedstat"), 4096))
+        of_thread = parse_activity(read_bytes(f"{task}/stat", 4096))
+        state = of_thread.state
+        if state is ThreadState.SLEEPING and _waits_for_files(f"{task}/wchan"):
+            state = ThreadState.BLOCKED
+        found = replace(found, state=state, thread_seconds=of_thread.cpu_seconds)
+        queue = parse_run_queue(read_bytes(f"{task}/schedstat", 4096))
         return replace(found, queued_seconds=queue.waiting)
     except (OSError, ValueError, ArithmeticError):
-        # A kernel without schedstat, or the process has just ended, which its state shows.
+        # A kernel without schedstat, or the thread has just ended.
         return found
+
+
+def _waits_for_files(place: str) -> bool:
+    """Return whether a `/proc/<pid>/wchan` shows a wait for a file system; False if it is denied."""
+    try:
+        return read_bytes(place, 256).decode(errors="replace").startswith(FILE_SYSTEMS)
+    except OSError:
+        return False
+
+
+def thread_of(host: Host, pid: int, told: int) -> int:
+    """Return the thread of a process that numbers it `told` in its own pid namespace; its main thread
+    if there is none. Reads a file for each thread.
+    """
+    place = host.proc(f"{pid}/task")
+    with contextlib.suppress(OSError, ValueError, ArithmeticError):
+        for thread in os.listdir(place) if told else ():
+            for line in read_bytes(f"{place}/{thread}/status", 8192).splitlines():
+                if line.startswith(b"NSpid:") and int(line.split()[-1]) == told:
+                    return int(thread)
+    return pid

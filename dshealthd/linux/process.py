@@ -164,6 +164,8 @@ class Stat(NamedTuple):
     """CPU time of all its threads so far."""
     exit_status: int
     """As returned by waitpid(2); valid only once it has ended; 0 if access is denied."""
+    children_ticks: int = 0
+    """CPU time of its children that have ended, and of theirs."""
 
     @property
     def image(self) -> tuple[int, int]:
@@ -183,6 +185,7 @@ def parse_stat(data: bytes) -> Stat:
             environment=int(fields[_ENVIRONMENT]) if len(fields) > _ENVIRONMENT else 0,
             cpu_ticks=int(fields[11]) + int(fields[12]),
             exit_status=int(fields[_EXIT_STATUS]) if len(fields) > _EXIT_STATUS else 0,
+            children_ticks=int(fields[13]) + int(fields[14]),
         )
     except (IndexError, ValueError, ArithmeticError) as error:
         message = f"not a process status: {data[:80]!r}"

@@ -79,6 +79,10 @@ _SOCKET = "xBBx HH 56x II"
 """State and timer, ports in network order, user and inode of a `struct inet_diag_msg`."""
 _ONE = struct.Struct(f"={_SOCKET}")
 _INT = struct.Struct("=i")
+_INFO = 2
+"""INET_DIAG_INFO, the attribute with a `struct tcp_info`."""
+_MOVED = struct.Struct("=120xQQ")
+"""Bytes that the other end has acknowledged, and bytes received, in a `tcp_info` (Linux 4.1)."""
 
 _BUFFER = 1 << 16
 """Larger than any message of the kernel in a dump (32 KiB)."""
@@ -116,19 +120,37 @@ class TcpSocket(NamedTuple):
     """The user of the process that made the socket; means nothing without an inode."""
     inode: int
     """As in `/proc/<pid>/fd`; 0 if no process holds the socket: it is not accepted yet, or closed."""
+    moved: int = 0
+    """Bytes that its other end has acknowledged and that it has received, where they are requested."""
 
 
-def _socket(fields: tuple[int, ...]) -> TcpSocket:
+def _socket(fields: tuple[int, ...], moved: int = 0) -> TcpSocket:
     state, timer, port, peer_port, uid, inode = fields
-    return TcpSocket(state, timer, socket.ntohs(port), socket.ntohs(peer_port), uid, inode)
+    return TcpSocket(state, timer, socket.ntohs(port), socket.ntohs(peer_port), uid, inode, moved)
 
 
-def request(states: int, ports: tuple[int, int] | None, sequence: int) -> bytes:
+def _moved_bytes(attributes: bytes) -> int:
+    """Return the bytes moved according to the attributes of a socket; 0 if they do not tell."""
+    position = 0
+    while position + _ATTRIBUTE.size <= len(attributes):
+        length, kind = _ATTRIBUTE.unpack_from(attributes, position)
+        if kind == _INFO and length >= _ATTRIBUTE.size + _MOVED.size:
+            if position + length > len(attributes):
+                break
+            return sum(_MOVED.unpack_from(attributes, position + _ATTRIBUTE.size))
+        position += max((length + 3) & ~3, _ATTRIBUTE.size)
+    return 0
+
+
+def request(
+    states: int, ports: tuple[int, int] | None, sequence: int, *, moved: bool = False
+) -> bytes:
     """Return the netlink request for all sockets in `states` (a sum of `TcpState.mask`).
 
-    With `ports`, only for those with a source port from first to last.
+    With `ports`, only for those with a source port from first to last; `moved` requests what they
+    have moved, too.
     """
-    body = _REQUEST.pack(0, 0, 0, 0, states, 0)
+    body = _REQUEST.pack(0, 0, 0, 1 << (_INFO - 1) if moved else 0, states, 0)
     if ports is not None:
         # Two comparisons; each is followed by its port, and jumps to the next one (8 bytes) or past
         # the end, which rejects the socket.
@@ -173,9 +195,9 @@ def lookup(own: SocketEnd, other: SocketEnd) -> TcpSocket | None:
     return found if (found.port, found.peer_port) == (own.port, other.port) else None  # a listener
 
 
-def parse(buffer: bytes, sequence: int) -> tuple[list[TcpSocket], bool]:
+def parse(buffer: bytes, sequence: int, *, moved: bool = False) -> tuple[list[TcpSocket], bool]:
     """Return the sockets in one netlink datagram of the reply to `sequence`, and whether the reply
-    ends with it.
+    ends with it; with what they have `moved`, if that was requested.
 
     Raises OSError for a refusal, Interrupted, MalformedReply.
     """
@@ -200,10 +222,12 @@ def parse(buffer: bytes, sequence: int) -> tuple[list[TcpSocket], bool]:
             if more < 0:
                 message = f"a socket of {length} bytes"
                 raise MalformedReply(message)
-            if position == 0 and _uniform(buffer, length, _HEADER.pack(*header)):
+            if position == 0 and not moved and _uniform(buffer, length, _HEADER.pack(*header)):
                 layout = f"={_HEADER.size}x {_SOCKET} {more}x"
                 return [*map(_socket, struct.iter_unpack(layout, buffer))], False
-            sockets.append(_socket(_ONE.unpack_from(buffer, position + _HEADER.size)))
+            attributes = buffer[position + length - more : position + length] if moved else b""
+            fields = _ONE.unpack_from(buffer, position + _HEADER.size)
+            sockets.append(_socket(fields, _moved_bytes(attributes)))
         elif kind == _DONE:
             _refusal(buffer, position, length)
             return sockets, True
@@ -265,6 +289,18 @@ def dump(
     return whole(lambda: _dump(states, ports, end, cpu_time))
 
 
+def moved(
+    states: int, budget: float, cpu_time: Callable[[], float] = time.thread_time
+) -> dict[int, int]:
+    """Return the bytes that each socket of this network namespace has sent and received, by inode.
+
+    Arguments and errors as for `dump`.
+    """
+    end = cpu_time() + budget
+    found = whole(lambda: _dump(states, None, end, cpu_time, moved=True))
+    return {one.inode: one.moved for one in found if one.inode}
+
+
 def whole(attempt: Callable[[], list[TcpSocket]]) -> list[TcpSocket]:
     """Return the result of a netlink dump; retry an interrupted one, three attempts in all."""
     for _ in range(_ATTEMPTS - 1):
@@ -274,14 +310,19 @@ def whole(attempt: Callable[[], list[TcpSocket]]) -> list[TcpSocket]:
 
 
 def _dump(
-    states: int, ports: tuple[int, int] | None, end: float, cpu_time: Callable[[], float]
+    states: int,
+    ports: tuple[int, int] | None,
+    end: float,
+    cpu_time: Callable[[], float],
+    *,
+    moved: bool = False,
 ) -> list[TcpSocket]:
     sequence = next(_sequences) & 0xFFFFFFFF
     # The kernel makes the first datagram during the send and each further one during a receive, so
     # there is never anything to wait for.
     with _diag() as diag:
-        diag.sendto(request(states, ports, sequence), (0, 0))
-        return [*receive(lambda: _datagram(diag), sequence, end, cpu_time)]
+        diag.sendto(request(states, ports, sequence, moved=moved), (0, 0))
+        return [*receive(lambda: _datagram(diag), sequence, end, cpu_time, moved=moved)]
 
 
 def _diag() -> socket.socket:
@@ -291,7 +332,12 @@ def _diag() -> socket.socket:
 
 
 def receive(
-    datagram: Callable[[], bytes], sequence: int, end: float, cpu_time: Callable[[], float]
+    datagram: Callable[[], bytes],
+    sequence: int,
+    end: float,
+    cpu_time: Callable[[], float],
+    *,
+    moved: bool = False,
 ) -> Iterator[TcpSocket]:
     """Yield the sockets in all datagrams of a netlink reply.
 
@@ -302,7 +348,7 @@ def receive(
         if cpu_time() > end:
             message = "the dump of TCP sockets takes too much CPU time"
             raise TimeoutError(errno.ETIMEDOUT, message)
-        sockets, done = parse(datagram(), sequence)
+        sockets, done = parse(datagram(), sequence, moved=moved)
         yield from sockets
 
 

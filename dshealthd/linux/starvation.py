@@ -6,7 +6,6 @@ this node may not have sent what the other side was waiting for.
 
 from __future__ import annotations
 
-import asyncio
 from typing import NamedTuple, Self
 
 from dshealthd.core.host import read_bytes
@@ -32,6 +31,8 @@ class LoopLag:
     """The longest delay of the running event loop, from its creation until it is closed."""
 
     def __init__(self) -> None:
+        import asyncio  # 4 MiB in each worker that reads run queues alone
+
         self._loop = asyncio.get_running_loop()
         self._longest = 0.0
         self._schedule()

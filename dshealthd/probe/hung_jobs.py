@@ -6,6 +6,9 @@ in light rounds: echoes between two agents that touch no GPU. It finds those nod
 members that follow it in the list: launchers give a job consecutive nodes, and each node of the job
 does the same, so neighbors in the job meet. It also meets a member that does not answer: the path
 to it may be at fault.
+
+Their answers also tell whether each rank of the job stands still, which no Prometheus may see alone
+where the nodes of a job are spread over several.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.collector import counter
+from dshealthd.core.collector import counter, gauge
 from dshealthd.jobs.hangs.hang import HangClass
 from dshealthd.probe.peers.messages import summary_text
 from dshealthd.probe.peers.protocol import PeerError
@@ -30,13 +33,22 @@ ROUNDS = counter(
     "dshealthd_probe_hang_rounds_total",
     "Immediate light rounds with the other nodes of a hung job; at most 4 a minute.",
 )
+STANDING = gauge(
+    "dshealthd_job_standing_ranks",
+    "Ranks of a job that hangs here without a cause which stand still, on this node and on the members "
+    "that it asked within the last minute; absent while one of these shows the job at work.",
+    "training_job",
+)
 
 PARTNERS = 4
 """Maximum nodes that this node meets for one hang."""
 SILENT = 2
 """Maximum unanswering members among them: most of those are down for another reason."""
 ASKED = 32
-"""Maximum members queried for their jobs, in list order starting after this node."""
+"""Members queried for their jobs, in list order starting after this node, and as many more as the job
+has nodes if its ranks are spread evenly; each answers in a millisecond.
+"""
+MOST_ASKED = 1024
 AT_ONCE = 8
 """Concurrent calls."""
 ANSWER = 2.0
@@ -75,6 +87,10 @@ class HungJobs:
         self._seen: set[str] = set()
         """Jobs whose current hang is already queued or handled."""
         self._waiting: list[str] = []
+        self._standing: dict[str, tuple[float, int | None]] = {}
+        """When members were last asked about each hang, and how many ranks then stood still; None if
+        a member had some at work.
+        """
         self._added = asyncio.Event()
         self._free_at = float("-inf")
         self._rounds = 0
@@ -84,6 +100,11 @@ class HungJobs:
         by_job = {hang.job: hang.reason for hang in hangs}
         self._hung = frozenset(by_job)
         self._seen &= self._hung
+        for job, (at, _) in list(self._standing.items()):
+            if job not in self._hung:
+                del self._standing[job]
+            elif self._monotonic() - at > GAP:  # ranks elsewhere fall silent later, or go on
+                self._seen.discard(job)
         for job, reason in sorted(by_job.items()):
             room = len(self._waiting) < MAX_WAITING
             if reason is HangClass.WAITING and job not in self._seen and room:
@@ -102,13 +123,17 @@ class HungJobs:
             if job not in self._hung or self._is_all_here(job):
                 continue
             self._free_at = self._monotonic() + GAP
+            met = job in self._standing
             for name in await self._partners(job, around):
-                if await around.meet(name):
+                if not met and await around.meet(name):
                     self._rounds += 1
 
     def samples(self) -> Iterator[Sample]:
         """Yield the number of rounds with nodes of hung jobs."""
         yield ROUNDS(float(self._rounds))
+        for job, (_, ranks) in self._standing.items():
+            if ranks is not None:
+                yield STANDING(ranks, job)
 
     def _is_all_here(self, job: str) -> bool:
         return any(
@@ -123,20 +148,41 @@ class HungJobs:
         if around.me not in names:
             return []
         place = names.index(around.me)
+        own = _entries(job, self._summary())
+        nodes = max(
+            (entry.get("world_size", 0) // max(entry["ranks"], 1) for entry in own), default=0
+        )
         others = [
             name for name in (*names[place + 1 :], *names[:place]) if not around.left_out(name)
-        ][:ASKED]
+        ][: min(ASKED + nodes, MOST_ASKED)]
         places = asyncio.Semaphore(AT_ONCE)
 
-        async def has_job(name: str) -> bool | None:
+        async def entries(name: str) -> list[Mapping[str, Any]] | None:
             async with places:
                 try:
-                    summary = await around.ask(name)
+                    return _entries(job, await around.ask(name))
                 except PeerError:
                     return None
-            return any(entry["job"] == summary_text(job) for entry in summary["jobs"])
 
-        found = await asyncio.gather(*map(has_job, others))
-        silent = [name for name, has in zip(others, found, strict=True) if has is None]
-        partners = [name for name, has in zip(others, found, strict=True) if has]
+        found = dict(zip(others, await asyncio.gather(*map(entries, others)), strict=True))
+        parts = [*own, *(entry for entries in found.values() for entry in entries or ())]
+        still = all(_stands_still(entry) for entry in parts)
+        ranks = sum(entry["ranks"] for entry in parts) if still else None
+        self._standing[job] = self._monotonic(), ranks
+        silent = [name for name, entries in found.items() if entries is None]
+        partners = [name for name, entries in found.items() if entries]
         return [*silent[:SILENT], *partners][:PARTNERS]
+
+
+def _entries(job: str, summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [entry for entry in summary["jobs"] if entry["job"] == summary_text(job)]
+
+
+def _stands_still(entry: Mapping[str, Any]) -> bool:
+    """Return whether a node shows no rank of a job at work."""
+    return entry["state"] == "hung" or (
+        entry["state"] == "stalled" and entry.get("cause") in _NOT_AT_WORK
+    )
+
+
+_NOT_AT_WORK = frozenset({HangClass.WAITING, HangClass.IDLE, HangClass.COLLECTIVE})

@@ -66,12 +66,42 @@ def job_lines(name: str, parts: Sequence[Part], paint: Paint) -> Iterator[str]:
     if says == "paused" and pauses:
         longest = max(pauses, key=lambda stall: float(stall["silent_seconds"]))
         says = f"{longest['says']} for {duration(longest['silent_seconds'])}"
-    facts = ", ".join(_facts(found, len(parts)))
+    if says == "training":
+        says = _silence(parts) or says
+    facts = ", ".join((*_process(parts), *_facts(found, len(parts))))
     yield f"{printable(name)}  {paint(level, printable(says))}  {facts}"
     for answer, job in parts:
         where = f"{printable(answer.name)}: " if len(parts) > 1 else ""
         for line in _details(job, hung=found.state == "hung"):
             yield f"    {where}{line}"
+
+
+SILENT = 30.0
+"""Seconds without a heartbeat from which that is said of a job that trains."""
+
+
+def _silence(parts: Sequence[Part]) -> str:
+    """Return for how long no rank was heard that should be; empty if one was just now."""
+    ages = [
+        (answer.document["time"] - rank["heartbeat"], rank.get("bound_seconds"))
+        for answer, job in parts
+        for rank in job["ranks"]
+        if rank.get("heartbeat") is not None
+    ]
+    if not ages or (age := min(age for age, _ in ages)) < SILENT:
+        return ""
+    bound = max((bound for _, bound in ages if bound is not None), default=None)
+    usual = "" if bound is None else f", judged from {duration(bound)} on"
+    return f"no step for {duration(age)}{usual}"
+
+
+def _process(parts: Sequence[Part]) -> Iterator[str]:
+    """Yield the script, its user and its first process, where an agent tells."""
+    for _, job in parts:
+        if job.get("script"):
+            user = f" of user {printable(job['user'])}" if job.get("user") else ""
+            yield f"{printable(job['script'])}{user} (pid {job['pid']})"
+            return
 
 
 def _facts(job: JobPart, nodes: int) -> Iterator[str]:

@@ -147,7 +147,8 @@ class Heartbeat:
         self._ended, self._paused, self._pause_began = now, 0.0, None
         self._count_passes()
         self._phase = Phase.TRAINING  # a process that makes steps trains, whatever it marked before
-        self._thread = threading.get_ident()
+        if self._thread != threading.get_ident():
+            self._describe()
         if self._step_timer.device is None:
             self._find_device()
         if self._stage is not StepStage.UNKNOWN:
@@ -174,6 +175,8 @@ class Heartbeat:
         if self._step_timer.device is None:
             self.parameters = self.parameters or model.parameters
             self._find_device()
+        if not self._thread:  # a rank may hang before its first step has ended
+            self._describe()
         self._stage = StepStage.FORWARD
         self._passes += 1
         self._step_timer.input_ended(now)
@@ -369,6 +372,12 @@ class Heartbeat:
         self.parameters = None  # which keeps alive what is trained
         self._step_timer.on(parameter.device.type, torch.cuda)
         waits.follow(self, parameter.device.type)
+
+    def _describe(self) -> None:
+        """Say which thread trains, which is this one, and when its collectives time out."""
+        self._thread = threading.get_ident()
+        main = self._thread == threading.main_thread().ident
+        self._page.describe(0 if main else threading.get_native_id(), waits.timeout())
 
     def _count_passes(self) -> None:
         """Learn at the end of a step how many forward passes are usual.

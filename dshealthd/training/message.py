@@ -10,8 +10,9 @@ The page holds two messages, written in turn: a process that is stopped while it
 the other whole. Each has a checksum, which exposes a message read while it is being written, even
 on processors that reorder stores.
 
-A word beside the messages says in which collective the process waits between two steps, where
-nothing else tells a rank that waits for others from one that they wait for.
+Words beside the messages say in which collective the process waits between two steps, where
+nothing else tells a rank that waits for others from one that they wait for, which thread trains, and
+when its collectives time out.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ the number of the wait, so that the next one of the same type is another.
 """
 WAIT_AT = SLOT - ROOM - WAIT.size
 """Its place in the page. A process that does not write it waits in none, as far as is known."""
+PROCESS = struct.Struct("<II")
+"""Words of the process: the id of the thread that trains, in its own pid namespace, 0 for the main
+thread; and seconds after which its collectives time out, 0 if unknown.
+"""
+PROCESS_AT = WAIT_AT - PROCESS.size
 MAX_PASSES = (1 << 16) - 1
 """The most forward passes of a step that are counted."""
 MAX_COUNT = 10**12
@@ -159,6 +165,10 @@ class Message(NamedTuple):
     """Forward passes of a usual step, several where gradients accumulate; 0 if unknown."""
     collective: tuple[int, int] = (0, 0)
     """The word of a wait, which stands beside the messages (`WAIT`)."""
+    thread: int = 0
+    """The thread that trains, as the process itself numbers it; 0 is the main one (`PROCESS`)."""
+    timeout: int = 0
+    """Seconds after which its collectives time out, which ends the job; 0 if unknown."""
 
 
 def encode(message: Message) -> bytes:
@@ -166,7 +176,7 @@ def encode(message: Message) -> bytes:
     (
         step, sent, phase, stage, last, mean, inputs, forward, skipped, finite, nonfinite, scale, norm,
         memory, communication, wait, work, source, pipeline_stage, exchanges, forward_pass, forward_passes,
-        _collective,
+        _collective, _thread, _timeout,
     ) = message  # fmt: skip
     known = 0
     if last is not None:
@@ -289,4 +299,7 @@ def newest(page: bytes) -> Message:
     if not found:
         raise ValueError(why)
     latest = max(found, key=lambda message: message.sent)
-    return latest._replace(collective=WAIT.unpack_from(page, WAIT_AT))
+    thread, timeout = PROCESS.unpack_from(page, PROCESS_AT)
+    return latest._replace(
+        collective=WAIT.unpack_from(page, WAIT_AT), thread=thread, timeout=timeout
+    )

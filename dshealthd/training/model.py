@@ -62,7 +62,12 @@ def follow(heartbeat: Heartbeat, model: Any) -> None:
             if distributed:
                 heartbeat.follow_backward(result)
 
-    handles = [model.register_forward_pre_hook(began), model.register_forward_hook(ended)]
+    # Before the hooks that are there: FSDP 2 waits for parameters in one, and a rank that waits there
+    # has begun the step.
+    handles = [
+        model.register_forward_pre_hook(began, prepend=True),
+        model.register_forward_hook(ended),
+    ]
     if not is_inner:
         handles += [
             inner.register_forward_pre_hook(computes),

@@ -14,7 +14,17 @@ import struct
 from binascii import crc32
 from typing import NamedTuple
 
-from dshealthd.training.message import HELLO, MAX_COUNT, PAGE, ROOM, SLOT, WAIT, WAIT_AT
+from dshealthd.training.message import (
+    HELLO,
+    MAX_COUNT,
+    PAGE,
+    PROCESS,
+    PROCESS_AT,
+    ROOM,
+    SLOT,
+    WAIT,
+    WAIT_AT,
+)
 
 log = logging.getLogger("dshealthd.training")
 
@@ -44,6 +54,8 @@ class Page:
         self._socket: socket.socket | None = None
         self._offset = 0
         self._due = 0.0
+        self.process = 0, 0
+        """The words of the process (`PROCESS`), which go into a page as it is made."""
         self._warned = os.environ.get("LOCAL_RANK", "0") != "0"  # only one rank of a node warns
 
     def write(self, data: bytes, now: float) -> None:
@@ -80,6 +92,13 @@ class Page:
         if memory is not None and self._pid == os.getpid():
             WAIT.pack_into(memory, WAIT_AT, collective, number)
 
+    def describe(self, thread: int, timeout: int) -> None:
+        """Write the words of the process, now and into each page that is made later."""
+        self.process = thread, timeout
+        memory = self._memory
+        if memory is not None and self._pid == os.getpid():
+            PROCESS.pack_into(memory, PROCESS_AT, *self.process)
+
     def close(self) -> None:
         """Close the heartbeat's page and the connection; the next message makes new ones."""
         self._pid, self._due = 0, 0.0
@@ -100,6 +119,7 @@ class Page:
         os.ftruncate(self._file, PAGE)
         fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         self._memory = mmap.mmap(self._file, PAGE)
+        PROCESS.pack_into(self._memory, PROCESS_AT, *self.process)
         self._pid = os.getpid()
 
     def _show(self) -> None:

@@ -43,8 +43,26 @@ OPERATIONS = (
 """Methods of c10d's `ProcessGroup`; which of them there are depends on the release."""
 OTHER = 100
 """c10d's number of an operation of no known type."""
+MAX_TIMEOUT = (1 << 32) - 1
 OUTPUTS = 8
 """Most tensors of a forward pass's result that are followed into the backward pass."""
+
+
+def timeout() -> int:
+    """Return the seconds after which collectives of the default group time out, so that its watchdog
+    ends the process; 0 if unknown.
+
+    Reads what `init_process_group` was given, or its default: some 12 µs, once.
+    """
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    group = None if c10d is None else c10d.GroupMember.WORLD
+    for device in ("cuda", "cpu"):
+        try:
+            options = group._get_backend(sys.modules["torch"].device(device)).options  # type: ignore[union-attr] # noqa: SLF001 - torch's own Python reads it so
+            return min(max(round(options._timeout.total_seconds()), 0), MAX_TIMEOUT)  # noqa: SLF001
+        except (AttributeError, RuntimeError):  # no group, no such backend, or another release
+            continue
+    return 0
 
 
 def follow(heartbeat: Any, device: str) -> None:

@@ -26,8 +26,8 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.jobs.hangs.exits import ExitKind
-from dshealthd.jobs.hangs.hang import PATIENCE, Culprit, HangClass, RankState
-from dshealthd.jobs.hangs.silence import UNKNOWN
+from dshealthd.jobs.hangs.hang import NOTICE, TIMEOUT, Culprit, HangClass, RankState
+from dshealthd.jobs.hangs.silence import FIRST
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
@@ -128,7 +128,7 @@ class Node:
 
 def known(values: Mapping[tuple[str, ...], float], number: str) -> bool:
     """Tell whether it is known for how long a rank is usually silent in training."""
-    return FLOOR <= values.get(("step_bound_seconds", number), UNKNOWN) < UNKNOWN
+    return FLOOR <= values.get(("step_bound_seconds", number), FIRST) < FIRST
 
 
 def shown(result: Result) -> dict[tuple[str, ...], float]:
@@ -253,7 +253,7 @@ async def test_an_agent_that_is_started_anew_hears_ranks_that_hang(tmp_path: Pat
         after = await found.until(hanging)
         assert after["hang", "input"] == 1
         assert after["hang_culprit_info", "1", "input", "input"] == 1
-        assert after["step_bound_seconds", "0"] == before["step_bound_seconds", "0"] < UNKNOWN
+        assert after["step_bound_seconds", "0"] == before["step_bound_seconds", "0"] < FIRST
         assert after["overdue_seconds", "0"] >= before["overdue_seconds", "0"] > 0
         await found.restart()  # and once more, with nothing heard in between
         await found.until(hanging)
@@ -271,7 +271,7 @@ async def test_an_agent_that_is_started_anew_knows_the_pace_of_ranks_that_go_on(
         before = found.look()["step_bound_seconds", "1"]
         await found.restart()
         values = await found.until(lambda values: ("step_bound_seconds", "1") in values)
-        assert before <= values["step_bound_seconds", "1"] < UNKNOWN
+        assert before <= values["step_bound_seconds", "1"] < FIRST
         reception = found.service.heartbeats()
         receiver = reception.receiver
         await found.until(
@@ -295,25 +295,34 @@ async def test_a_damaged_pace_is_learnt_anew(tmp_path: Path, ranks: str) -> None
         await found.until(lambda values: ("step_bound_seconds", "1") in values)
 
 
-@pytest.mark.parametrize("what", ["checkpoint", "compute", "end"])
+@pytest.mark.parametrize("what", ["checkpoint", "compute"])
 async def test_pauses_are_no_hang(tmp_path: Path, what: str) -> None:
-    """While one rank is in a checkpoint, or computes, or is done, the job does not stand still,
-    however long the other waits.
+    """While one rank is in a checkpoint, or computes, the job does not hang, however long the other
+    waits.
     """
     async with node(tmp_path) as found:
         await found.trained()
         found.tell(1, what)
         if what == "checkpoint":
             await found.until(lambda values: not known(values, "1"))
-        elif what == "end":
-            await found.until(lambda values: ended(values) == {("1", "ended")})
         found.tell(0, "wait")
         values = await found.until(lambda values: values["overdue_seconds", "0"] > 1.5)
         if what == "compute":
             values = await found.until(lambda values: ("hang", "working") in values)
-            assert values["hang_hold_seconds",] == PATIENCE
+            assert values["hang_hold_seconds",] == pytest.approx(TIMEOUT - NOTICE, abs=10.0)
         assert not hanging(values)
         assert found.told == []
+
+
+async def test_a_rank_that_is_done_while_the_other_waits(tmp_path: Path) -> None:
+    """A rank that ends with status 0 is the one for which another waits within a step."""
+    async with node(tmp_path) as found:
+        await found.trained()
+        found.tell(1, "end")
+        await found.until(lambda values: ended(values) == {("1", "ended")})
+        found.tell(0, "wait")
+        values = await found.until(hanging)
+        assert values["hang_culprit_info", "1", "process", "gone"] == 1
 
 
 async def test_a_pause_that_nobody_marked_teaches_nothing(tmp_path: Path) -> None:
@@ -322,7 +331,8 @@ async def test_a_pause_that_nobody_marked_teaches_nothing(tmp_path: Path) -> Non
         await found.trained()
         found.tell(0, "pause")
         values = await found.until(lambda values: ("hang", "between_steps") in values)
-        assert (values["hang", "between_steps"], values["hang_hold_seconds",]) == (0, PATIENCE)
+        assert values["hang", "between_steps"] == 0
+        assert values["hang_hold_seconds",] == pytest.approx(TIMEOUT - NOTICE, abs=10.0)
         await found.until(lambda values: values["overdue_seconds", "0"] > 4.0)
         before = found.look()["step_bound_seconds", "0"]
         found.tell(0, "go on")

@@ -73,6 +73,7 @@ rows = st.lists(
         *(st.sampled_from([int(state) for state in TcpState]), st.integers(0, 4)),
         *(st.integers(0, 65535), st.integers(0, 65535)),
         *(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
+        moved=st.just(0),
     ),
     max_size=20,
 )

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.options import Duration
 from dshealthd.jobs.hangs.hang import HangClass, Standstill
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
-from dshealthd.probe.hung_jobs import ASKED, GAP, PARTNERS, HungJobs, Neighborhood
+from dshealthd.probe.hung_jobs import (
+    ASKED,
+    GAP,
+    PARTNERS,
+    ROUNDS,
+    STANDING,
+    HungJobs,
+    Neighborhood,
+)
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.protocol import PeerError
 from tests.jobs import rank
@@ -182,6 +190,7 @@ class Company:
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
         self.jobs: dict[str, str] = {}
+        self.states: dict[str, dict[str, Any]] = {}
         self.silent: set[str] = set()
         self.left_out: set[str] = set()
         self.asked: list[str] = []
@@ -196,7 +205,8 @@ class Company:
         self.asked.append(name)
         if name in self.silent:
             raise PeerError(Outcome.UNREACHABLE, "timeout")
-        return {"jobs": [entry(self.jobs[name])] if name in self.jobs else []}
+        found = entry(self.jobs[name]) | self.states.get(name, {}) if name in self.jobs else None
+        return {"jobs": [found] if found else []}
 
     async def meet(self, name: str) -> bool:
         """Note a round."""
@@ -241,7 +251,7 @@ def test_few_are_asked_and_fewer_are_met() -> None:
     assert len(company.asked) == ASKED
     assert company.met == ["n003", "n004", "n001", "n005"]
     assert len(company.met) == PARTNERS
-    assert [sample.value for sample in watch.samples()] == [4.0]
+    assert [sample.value for sample in watch.samples() if sample.metric is ROUNDS] == [4.0]
 
 
 def test_hangs_that_need_no_rounds() -> None:
@@ -277,6 +287,31 @@ def test_a_job_that_hangs_again_and_again_is_looked_into_once_a_minute() -> None
     clock.now += GAP
     played(company, watch, "n000")
     assert len(company.asked) == 3 * asked
+
+
+def test_how_many_ranks_stand_still() -> None:
+    """Those of all members with the job are added up, as many members as it may have nodes, unless one
+    is at work; they are asked again while the hang lasts, and met once.
+    """
+    company, clock = Company(MANY), Time()
+    company.jobs = dict.fromkeys(MANY[:64], "run-1")
+    watch = watching([entry("run-1", world_size=64)], clock)
+
+    def standing() -> list[float]:
+        clock.now += GAP + 1
+        watch.see([hang("run-1")])
+        played(company, watch, "n000", turns=200)
+        return [sample.value for sample in watch.samples() if sample.metric is STANDING]
+
+    for cause in ("waiting", "idle", "collective"):
+        company.states["n033"] = {"state": "stalled", "cause": cause}
+        assert standing() == [64.0]
+    for state, cause in (("stalled", "working"), ("training", ""), ("paused", "checkpoint")):
+        company.states["n033"] = {"state": state, "cause": cause}
+        assert standing() == []
+    assert len(company.met) == PARTNERS
+    watch.see([])
+    assert [sample.metric for sample in watch.samples()] == [ROUNDS]
 
 
 def test_a_node_that_is_no_member_asks_nobody() -> None:

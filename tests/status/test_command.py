@@ -15,10 +15,10 @@ from dshealthd.cli import main as cli
 from dshealthd.collectors.gpu import ACTIVITY, FAULT, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.gpu_processes import RANK as GPU
+from dshealthd.collectors.job_activity import FILES
 from dshealthd.collectors.job_environment import RANKS, WORLD_SIZE
 from dshealthd.collectors.job_hang import BOUND, CULPRIT, HANG, HOLD, OVERDUE, PHASE_SECONDS
 from dshealthd.collectors.job_logs import FAILURE
-from dshealthd.collectors.job_writes import WRITES
 from dshealthd.collectors.kernel import UPTIME
 from dshealthd.collectors.memory import AVAILABLE, TOTAL
 from dshealthd.collectors.nvlink import UP as LINK_UP
@@ -194,7 +194,7 @@ def test_a_pause_is_no_hang_yet(shown: Callable[..., str]) -> None:
     ("samples", "does"),
     [
         ((GPU(1, "run-1", "0", "0", "GPU-a"), ACTIVITY(0.3, "0", "GPU-a")), "its GPUs compute"),
-        ((WRITES(2e7, "run-1"),), "it writes files"),
+        ((FILES(2e7, "run-1"),), "it reads or writes files"),
         ((), "its processes are at work"),
     ],
 )

@@ -227,3 +227,21 @@ def test_program_with_two_models(agents_end: AgentsEnd) -> None:
         assert (agents_end.message().step, stage(agents_end)) == (2, StepStage.UNKNOWN)
     finally:
         heartbeat.close()
+
+
+def test_a_rank_that_waits_in_a_hook_has_begun_its_step(agents_end: AgentsEnd) -> None:
+    """FSDP 2 waits for parameters in a hook of its own, which it puts first: a rank that hangs there is
+    in the forward pass and not before it.
+    """
+    model = Slow(agents_end)
+    seen: list[int] = []
+
+    def waits(*_: Any) -> None:
+        seen.append(stage(agents_end))
+
+    model.register_forward_pre_hook(waits, prepend=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with attach(optimizer=optimizer, model=model, socket=agents_end.path):
+        make_step(model, optimizer)
+        make_step(model, optimizer)
+    assert seen == [StepStage.FORWARD] * 2

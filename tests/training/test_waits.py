@@ -268,3 +268,30 @@ def test_waits_on_a_device(
     assert message.wait_seconds == (None if told is None else pytest.approx(told))
     if told is not None:
         assert message.wait_source is WaitSource.DEVICE
+
+
+def test_when_collectives_time_out(agents_end: AgentsEnd) -> None:
+    """What `init_process_group` was given, or its default, is told; without a group it is unknown."""
+    message = train(agents_end, lambda: None)
+    assert message.timeout == torch.distributed.default_pg_timeout.total_seconds()
+    assert message.thread == 0  # the main one, which has another number in a container
+    group = torch.distributed.GroupMember.WORLD
+    try:
+        torch.distributed.GroupMember.WORLD = None
+        assert waits.timeout() == 0
+    finally:
+        torch.distributed.GroupMember.WORLD = group
+
+
+def test_which_thread_trains(agents_end: AgentsEnd) -> None:
+    """A thread other than the main one is told by its number."""
+    told: list[tuple[int, int]] = []
+
+    def other() -> None:
+        told.append((train(agents_end, lambda: None).thread, threading.get_native_id()))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    ((thread_told, native),) = told
+    assert thread_told == native

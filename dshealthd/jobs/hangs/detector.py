@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.jobs.hangs.exits import ExitKind, ExitWatcher
-from dshealthd.jobs.hangs.hang import IDLE, judge
+from dshealthd.jobs.hangs.hang import NO_WORK, judge
 from dshealthd.jobs.hangs.watch import RankWatch
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ class HangDetector:
         *,
         monotonic: Callable[[], float],
         wall: Callable[[], float],
-        work: Callable[[str], Work] = lambda _job: IDLE,
+        work: Callable[[str], Work] = lambda _job: NO_WORK,
     ) -> None:
         """Start without ranks, in the running loop, which is notified when processes exit.
 
-        `work` returns what the GPUs and files of a job on this node show.
+        `work` returns what the GPUs, files and sockets of a job on this node show.
         """
         self._monotonic = monotonic
         self._wall = wall

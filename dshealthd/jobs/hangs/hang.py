@@ -1,12 +1,15 @@
 """A job's standstill on this node: whether it is a hang or a pause, its class, and the culprit.
 
 A job stands still on a node if each of its ranks there has been silent for longer than is usual
-for it, or for a moment beside a rank that is stopped or has failed, which no pause explains. Most
-of them wait for another rank, which may be on another node. Then the culprit is not here, and only
-the Prometheus rules, which see all nodes, can name it.
+for it, or for a moment beside a rank that is stopped or has ended while they wait, which no pause
+explains. Most of them wait for another rank, which may be on another node. Then the culprit is not
+here, and only the Prometheus rules, which see all nodes, can name it.
 
-A standstill is no hang while something shows that the job is at work, or that somebody has stopped
-it on purpose.
+What a rank does decides, not how long it may take: it is *at work* if its GPU, its files, its
+sockets or its CPU time show it; it *waits* for others if it is idle in a step, in a collective or in
+a kernel that moves no data; it is *idle* if its training's thread takes no CPU time, and it is none of these.
+A standstill is no hang while a rank is at work or somebody has stopped the job on purpose, and
+patience is only for ranks of which nothing is known.
 
 What a process is doing is evidence against its rank. How far a rank is only becomes evidence in
 comparison with all ranks of the job: a node that sees some of them, or as many ahead as behind,
@@ -18,22 +21,22 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
-from dshealthd.linux.activity import ThreadState
+from dshealthd.linux.activity import BUSY, IDLE_SHARE, ThreadState
 from dshealthd.training.message import Phase, StepStage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-BUSY = 0.5
-"""Share of a core's time from which a rank without a GPU counts as computing.
-
-A rank that waits for others in gloo sleeps.
+IDLE_FOR = 50.0
+"""Seconds for which a rank must have been idle before it counts as the one that others, which wait in
+a collective, wait for. It is to be paged within 90 s: 20 s are the rule's own, 15 s a scrape.
 """
 
 
@@ -54,12 +57,18 @@ class HangClass(enum.StrEnum):
     """No cause on this node: the ranks wait for a rank elsewhere, or for the network."""
     BETWEEN_STEPS = "between_steps"
     """All ranks here are between the same two steps: perhaps an unmarked checkpoint or evaluation."""
-    COLLECTIVE = "collective"
-    """All ranks here wait in collectives between the same two steps: a rank elsewhere may be at work
-    between them, or all ranks of the job wait like these, which is a hang.
+    IDLE = "idle"
+    """The same, and none is at work, nor in a collective: if ranks elsewhere are in one, they wait for
+    these.
     """
+    COLLECTIVE = "collective"
+    """Ranks here wait in collectives between the same two steps, and none is at work: a rank elsewhere
+    may be, or none is, which is a hang.
+    """
+    STARTING = "starting"
+    """In its first steps, which compile and allocate, and nothing shows what a rank here does."""
     WORKING = "working"
-    """GPUs, CPUs, NCCL or growing files show that the job is at work: an unmarked pause."""
+    """GPUs, CPUs, NCCL, files or sockets show that the job is at work: an unmarked pause."""
     SUSPENDED = "suspended"
     """All its processes here are stopped, as by `scontrol suspend`."""
     DEBUGGER = "debugger"
@@ -69,7 +78,9 @@ class HangClass(enum.StrEnum):
 PAUSES = frozenset(
     {
         HangClass.BETWEEN_STEPS,
+        HangClass.IDLE,
         HangClass.COLLECTIVE,
+        HangClass.STARTING,
         HangClass.WORKING,
         HangClass.SUSPENDED,
         HangClass.DEBUGGER,
@@ -83,9 +94,15 @@ that probes have to find one. The rules wait as long
 (`dshealthd:threshold:hang_unexplained_seconds`).
 """
 PATIENCE = 600.0
-"""Seconds that ranks may be overdue between the same two steps, or while only their CPUs compute: a
-loop that never ends computes as well.
+"""Most seconds of silence for ranks of which nothing is known, or of which only CPUs compute, as a
+loop that never ends does.
 """
+TIMEOUT = 600
+"""Seconds after which collectives time out where a job does not tell: the default of NCCL's watchdog
+in torch (`default_pg_nccl_timeout`) and of DeepSpeed since 0.19.6.
+"""
+NOTICE = 60.0
+"""Seconds before that for which a hang must be shown: the job and what it was at are there no more."""
 
 
 class Culprit(enum.StrEnum):
@@ -160,11 +177,15 @@ def explain(cause: str, *, named: bool, whole: bool) -> str:
             )
         case HangClass.BETWEEN_STEPS:
             return "between two steps"
+        case HangClass.IDLE:
+            return "idle between two steps, in no collective"
         case HangClass.COLLECTIVE:
             return (
                 "hung unless a rank on another node is at work, which this node does not see: in "
                 "collectives between two steps"
             )
+        case HangClass.STARTING:
+            return "in its first steps, and nothing shows whether it compiles or waits"
         case HangClass.WORKING:
             return "no step, but its processes are at work"
         case HangClass.SUSPENDED if whole:
@@ -177,15 +198,19 @@ def explain(cause: str, *, named: bool, whole: bool) -> str:
 
 
 class Work(NamedTuple):
-    """What else than its ranks shows whether a silent job is at work."""
+    """What else than its ranks' threads shows whether a silent job is at work."""
 
     says: str = ""
     """What works, in words; empty if nothing is seen to."""
-    waits: bool = False
-    """Whether a GPU of the job waits in a kernel: its step has not ended."""
+    computes: bool = False
+    """Whether child processes of its ranks compute, as compilers and data loaders do."""
+    still: frozenset[int] = frozenset()
+    """Ranks whose GPU is known not to compute."""
+    waits: frozenset[int] = frozenset()
+    """Those of them whose GPU waits in a kernel: their step has not ended."""
 
 
-IDLE = Work()
+NO_WORK = Work()
 
 
 STAGES = 3
@@ -241,18 +266,23 @@ class RankState:
     world_size: int | None = None
     """Ranks of the job, according to its environment; None if unknown."""
     cpu: float | None = None
-    """Share of a core's time that its process used, or was ready to use, since its last heartbeat.
-
-    None if unknown, or if it uses a GPU, where waiting takes CPU time too.
+    """Share of a core's time that its process used, or was ready to use, since its last heartbeat;
+    None if unknown.
     """
+    thread_cpu: float | None = None
+    """Share that its training's thread used; None if unknown."""
+    on_gpu: bool = False
+    """Whether it trains on a GPU, for which its host may spin."""
+    timeout: int = 0
+    """Seconds after which its collectives time out; 0 if unknown."""
     stopped_for: float = 0.0
     """Seconds for which its process has been seen stopped, by a signal or a debugger."""
     phase_seconds: float = 0.0
     """Seconds for which it has been in its phase."""
     collective: str = ""
-    """The collective in which its host waits idly between two steps; empty if it is known of none."""
+    """The collective in which its host is between two steps; empty if it is known of none."""
     collective_for: float = 0.0
-    """Seconds for which it has been seen to wait there."""
+    """Seconds for which it has been seen there."""
 
     @property
     def overdue(self) -> bool:
@@ -263,6 +293,29 @@ class RankState:
     def stopped(self) -> bool:
         """Whether the rank's process is stopped by a signal or a debugger."""
         return self.state in STOPPED
+
+    def computes(self, seen: Work) -> bool:
+        """Whether its CPU time shows that it is at work: not where its host may spin for its GPU."""
+        spins = self.rank in seen.waits or (self.on_gpu and self.rank not in seen.still)
+        return not spins and self.cpu is not None and self.cpu >= BUSY
+
+    def is_idle(self, seen: Work) -> bool:
+        """Whether it is known to do nothing."""
+        if self.on_gpu and self.rank not in seen.still:
+            return False
+        return self.rank in seen.waits or (
+            self.thread_cpu is not None and self.thread_cpu < IDLE_SHARE and not self.computes(seen)
+        )
+
+    def waits_in(self, seen: Work, floor: float) -> str:
+        """Return in what the rank waits for others; empty if it is not known to."""
+        if not self.is_idle(seen) or self.phase is not Phase.TRAINING:
+            return ""
+        if self.stage in {StepStage.FORWARD, StepStage.BACKWARD}:
+            return "step"
+        if self.rank in seen.waits:
+            return "kernel"
+        return self.collective if self.collective_for > floor else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +334,8 @@ class Standstill:
     """Whether all ranks of the job are on this node."""
     overdue: float = 0.0
     """Seconds by which the silence of each living rank exceeds the usual, at least."""
+    waiting: Mapping[int, str] = field(default_factory=dict)
+    """In what each of its ranks here waits for others, as far as they are known to."""
     hold: float = 0.0
     """Seconds that it must be overdue before it is shown as a hang; infinite for a pause that may
     last for ever.
@@ -314,31 +369,50 @@ def judge(
     job: str,
     ranks: Sequence[RankState],
     now: float,
-    work: Callable[[], Work] = lambda: IDLE,
+    work: Callable[[], Work] = lambda: NO_WORK,
     floor: float = FLOOR,
 ) -> Standstill | None:
     """Return the standstill of a job at Unix time `now`; None if it moves, or has ended or ends
     here.
 
-    `work` is asked for the job's GPUs and files only if its ranks stand still. `floor` is the
-    silence in seconds that is usual in any job.
+    `work` is asked for the job's GPUs, files and sockets only if its ranks stand still. `floor` is
+    the silence in seconds that is usual in any job.
     """
     living = [rank for rank in ranks if rank.ended is None]
-    certain = _certain(ranks, living, now, floor)
-    if not living or not (certain or all(rank.overdue for rank in living)):
+    if not living or any(rank.silence <= floor for rank in living):
         return None
-    done = any(rank.ended is ExitKind.ENDED for rank in ranks)
-    # After one rank has finished, another may still have to write results.
-    if done and not certain and any(rank.silence < UNKNOWN for rank in living):
+    seen = work()
+    waiting = {rank.rank: where for rank in living if (where := rank.waits_in(seen, floor))}
+    all_wait = len(waiting) == len(living) and not seen.says
+    # A rank that has ended well is done, unless others wait for it: they may write results.
+    gone = [rank for rank in ranks if rank.ended not in {None, *(() if all_wait else _DONE)}]
+    certain = any(rank.stopped_for > floor for rank in living) or any(
+        now - (rank.ended_at or now) > floor for rank in gone
+    )
+    if not certain and not all(rank.overdue for rank in living):
         return None
     whole = _whole(ranks)
-    reason, culprits = _cause(ranks, living, floor, whole=whole)
     overdue = min(rank.silence - (floor if certain else rank.bound) for rank in living)
-    reason, hold = _pause_or_hang(reason, living, overdue, work)
-    if reason is HangClass.BETWEEN_STEPS and all(
-        rank.collective and rank.collective_for > floor for rank in living
-    ):
-        reason, hold, culprits = _in_collectives(living, hold, whole=whole)
+    patience = _patience(living, waiting, seen)
+    if not gone and len(living) < len(ranks):
+        if overdue < patience or seen.says:
+            return None
+        gone = [rank for rank in ranks if rank.ended is not None]
+    reason, culprits = _cause(living, gone, floor, whole=whole)
+    if reason in {HangClass.SUSPENDED, HangClass.DEBUGGER}:
+        hold = math.inf
+    elif reason is HangClass.PROCESS:
+        hold = 0.0
+    elif seen.says:
+        reason, hold = HangClass.WORKING, math.inf
+    elif overdue < patience and (seen.computes or any(rank.computes(seen) for rank in living)):
+        reason, hold = HangClass.WORKING, patience
+    elif overdue < patience and not all(rank.settled or rank.is_idle(seen) for rank in living):
+        reason, hold = HangClass.STARTING, patience
+    elif overdue < patience and reason is HangClass.WAITING and _between(living):
+        reason, hold, culprits = _between_steps(living, waiting, seen, patience, whole=whole)
+    else:
+        hold = UNEXPLAINED if reason is HangClass.WAITING else 0.0
     return Standstill(
         job=job,
         reason=reason,
@@ -348,22 +422,23 @@ def judge(
         since=now - min(rank.silence for rank in living),
         whole=whole,
         overdue=overdue,
+        waiting=waiting,
         hold=hold,
     )
 
 
-def _certain(
-    ranks: Sequence[RankState], living: Sequence[RankState], now: float, floor: float
-) -> bool:
-    """Return whether a rank has been stopped, or has failed, for so long that no pause explains
-    the silence of the others, however long they may be silent in their phase.
+_DONE = (ExitKind.ENDED,)
+
+
+def _patience(living: Sequence[RankState], waiting: Mapping[int, str], seen: Work) -> float:
+    """Return the seconds that ranks may be overdue while nothing shows that they hang: less than
+    until a collective's time-out ends the job, but for a start that compiles while nobody waits.
     """
-    stopped = any(rank.stopped_for > floor for rank in living)
-    failed = any(
-        rank.ended not in {None, ExitKind.ENDED} and now - (rank.ended_at or now) > floor
-        for rank in ranks
-    )
-    return (stopped or failed) and all(rank.silence > floor for rank in living)
+    compiles = seen.computes or any(rank.computes(seen) for rank in living)
+    most = min(PATIENCE, *((rank.timeout or TIMEOUT) - NOTICE for rank in living))
+    if compiles and not waiting and not all(rank.settled for rank in living):
+        most = UNKNOWN
+    return max(most - max(rank.bound for rank in living), UNEXPLAINED)
 
 
 def _whole(ranks: Sequence[RankState]) -> bool:
@@ -374,53 +449,47 @@ def _whole(ranks: Sequence[RankState]) -> bool:
     )
 
 
-def _pause_or_hang(
-    reason: HangClass, living: Sequence[RankState], overdue: float, work: Callable[[], Work]
-) -> tuple[HangClass, float]:
-    """Return the class of a standstill, and how long it must be overdue to be shown as a hang."""
-    if reason in {HangClass.SUSPENDED, HangClass.DEBUGGER}:
-        return reason, math.inf
-    if reason is HangClass.PROCESS:
-        return reason, 0.0
-    seen = work()
-    if seen.says:
-        return HangClass.WORKING, math.inf
-    if overdue < PATIENCE:
-        if any(rank.cpu is not None and rank.cpu >= BUSY for rank in living):
-            return HangClass.WORKING, PATIENCE
-        between = all(
-            rank.phase is Phase.TRAINING and rank.stage is StepStage.INPUT for rank in living
-        )
-        # On a GPU, the host may be between two steps while its step still waits in a kernel.
-        if reason is HangClass.WAITING and between and not seen.waits:
-            return HangClass.BETWEEN_STEPS, PATIENCE
-    return reason, UNEXPLAINED if reason is HangClass.WAITING else 0.0
+def _between(living: Sequence[RankState]) -> bool:
+    return all(rank.phase is Phase.TRAINING and rank.stage is StepStage.INPUT for rank in living)
 
 
-def _in_collectives(
-    ranks: Sequence[RankState], patience: float, *, whole: bool
+def _between_steps(
+    living: Sequence[RankState],
+    waiting: Mapping[int, str],
+    seen: Work,
+    patience: float,
+    *,
+    whole: bool,
 ) -> tuple[HangClass, float, list[tuple[int, Culprit]]]:
-    """Return the class of a standstill in which all ranks here wait for others between two steps,
-    its hold, and the ranks that wait in another collective than most.
+    """Return the class of a standstill between the same two steps, its hold, and the ranks that the
+    others wait for: those that are idle, or wait in another collective than most.
 
     If these are all ranks of the job, none is left that could write a checkpoint or evaluate.
     """
-    if not whole:
+    rest = [rank for rank in living if rank.rank not in waiting]
+    if any(rank.collective or not rank.is_idle(seen) or rank.silence <= IDLE_FOR for rank in rest):
+        return HangClass.BETWEEN_STEPS, patience, []
+    if not waiting:
+        return HangClass.IDLE, patience, []
+    if not whole and (rest or "kernel" not in waiting.values()):
         return HangClass.COLLECTIVE, patience, []
-    counts = Counter(rank.collective for rank in ranks)
+    if rest:
+        named = [(rank.rank, Culprit.INPUT) for rank in rest]
+        return HangClass.INPUT, 0.0, named if len(rest) <= len(waiting) else []
+    counts = Counter(waiting.values())
     most, count = counts.most_common(1)[0]
-    if count == len(ranks):
+    if count == len(living) or "kernel" in counts:
         return HangClass.WAITING, UNEXPLAINED, []
-    apart = [(rank.rank, Culprit.APART) for rank in ranks if rank.collective != most]
-    return HangClass.DESYNC, 0.0, apart if count * 2 > len(ranks) else []
+    apart = [(rank, Culprit.APART) for rank, operation in waiting.items() if operation != most]
+    return HangClass.DESYNC, 0.0, apart if count * 2 > len(living) else []
 
 
 def _cause(
-    ranks: Sequence[RankState], living: Sequence[RankState], floor: float, *, whole: bool
+    living: Sequence[RankState], ended: Sequence[RankState], floor: float, *, whole: bool
 ) -> tuple[HangClass, list[tuple[int, Culprit]]]:
     # The most certain first: the kernel's view of a process, then what a rank has marked itself,
     # and only then how far each rank is, which has to be compared.
-    gone = [(rank.rank, Culprit.GONE) for rank in ranks if rank.ended is not None]
+    gone = [(rank.rank, Culprit.GONE) for rank in ended]
     stopped = [(rank.rank, Culprit.STOPPED) for rank in living if rank.state is ThreadState.STOPPED]
     if stopped and len(stopped) == len(living) and not gone:
         return HangClass.SUSPENDED, stopped

@@ -4,8 +4,8 @@ Heartbeats come when steps end, so a pause between two steps (an evaluation ever
 checkpoint, a late batch) is a silence like any other. Usual is therefore the longest silence of the
 last hours, not the time of a step. A silence that was recognized as a pause is not learnt, and one
 beyond the bound only once the like has come twice, so that neither hides a hang for hours. Marked
-phases are learnt separately from training. A bound is always finite. It is generous while little is
-known: before the first steps, which compile and warm up, and in a phase that has not ended before.
+phases are learnt separately from training. A bound is always finite. It is longer while little is
+known: in the first steps, which compile and warm up, and in a phase that has not ended before.
 """
 
 from __future__ import annotations
@@ -35,8 +35,12 @@ LONGEST = 600.0
 """Most seconds that a silence in training counts for, so that a hang that ended by itself does not
 hide the next one.
 """
+FIRST = 100.0
+"""Seconds of silence that are usual in the first steps. A hang there is to be paged within 150 s, of
+which the rule and a scrape take 35; what else takes longer is known by its CPU time.
+"""
 UNKNOWN = 1800.0
-"""Bound in seconds while nothing is known.
+"""Bound in seconds of a marked phase that has not ended before.
 
 It is gloo's default timeout of a collective, and three times NCCL's.
 """
@@ -170,7 +174,7 @@ class SilenceBaseline:
                 else max(MARKED_FLOOR, MARKED_MARGIN * min(seconds, UNKNOWN))
             )
         if not self.knows_training:
-            return max(UNKNOWN, self._floor)
+            return max(FIRST, self._floor)
         if seconds is None:  # steps are too fast for each to be seen: their mean has to do
             seconds = (self.heard - self._began) / (self._step - self._first)
         return max(self._floor, MARGIN * min(seconds, LONGEST))

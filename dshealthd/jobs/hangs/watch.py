@@ -18,11 +18,11 @@ from dshealthd.jobs.hangs.hang import STOPPED, RankState, operation
 from dshealthd.jobs.hangs.silence import FLOOR, SilenceBaseline
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.shares import shared
-from dshealthd.linux.activity import ThreadState, activity
+from dshealthd.linux.activity import Activity, ThreadState, activity, thread_of
 from dshealthd.training.message import Message, Phase, StepStage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from dshealthd.core.host import Host
     from dshealthd.jobs.hangs.exits import ExitWatcher
@@ -46,12 +46,12 @@ another rank waits, unless the job goes on with another process.
 
 They are forgotten together, never the first one alone: the rest would appear to be first.
 """
+WINDOW = 30.0
+"""Seconds, at least, over which the CPU time of a silent rank is averaged, and twice that at most:
+one that has stopped to compute is soon seen to be idle.
+"""
 WAITING = KEPT / 2
 """Seconds of silence from which a living rank counts as waiting for those that have ended."""
-IDLE = 0.005
-"""Share of a core's time below which a rank only waits in a collective, which takes 0.0015 in gloo;
-moving 1 Gbit/s takes 0.02.
-"""
 MAX_ENDED = 256
 """Most ranks whose end is reported at a time, as many as can send heartbeats at a time.
 
@@ -70,12 +70,12 @@ class Watched:
     who: Identity
     message: Message
     baseline: SilenceBaseline
-    cpu_before: tuple[float, float] | None = None
-    """Its work time and the watch's time, both in seconds, at the first check of its process after
-    its last heartbeat.
+    checks: tuple[tuple[Activity, float], ...] = ()
+    """What it had done, with the watch's time, since its last heartbeat: when WINDOW began, when the
+    next one did, and at the last check of its process.
     """
-    cpu: float | None = None
-    """Share of a core's time that it used, or waited for, since then."""
+    thread: int | None = None
+    """Its training's thread, once it was looked for."""
     state: ThreadState = ThreadState.UNKNOWN
     stopped_at: float | None = None
     """The watch's time at which its process was first seen stopped; None while it is not."""
@@ -93,6 +93,14 @@ class Watched:
     def key(self) -> tuple[int, int]:
         """Pid and start time of the watched rank."""
         return self.who.process.pid, self.who.process.start
+
+    def share(self, seconds: Callable[[Activity], float | None]) -> float | None:
+        """Return the share of a core's time that some count of seconds took of late."""
+        if not self.checks or self.checks[-1][1] <= self.checks[0][1]:
+            return None
+        (first, began), *_, (last, now) = self.checks
+        before, after = seconds(first), seconds(last)
+        return None if before is None or after is None else (after - before) / (now - began)
 
     def at(self, clock: float) -> RankState:
         """Return the rank's state at this time of the watch."""
@@ -114,14 +122,13 @@ class Watched:
             ended=self.end.how if self.end is not None else None,
             ended_at=self.end.at if self.end is not None else None,
             settled=self.baseline.knows_training,
-            # Waiting for a GPU takes a core as well, so CPU time shows nothing there.
-            cpu=self.cpu if self.message.memory is None else None,
+            cpu=self.share(lambda activity: activity.work_seconds),
+            thread_cpu=self.share(lambda activity: activity.thread_seconds),
+            on_gpu=self.message.memory is not None,
+            timeout=self.message.timeout,
             stopped_for=0.0 if self.stopped_at is None else clock - self.stopped_at,
             phase_seconds=clock - self.phase_began,
-            # Of an operation that takes long because it moves much, nobody waits for nothing.
-            collective=operation(self.message.collective[0])
-            if self.cpu is not None and self.cpu < IDLE
-            else "",
+            collective=operation(self.message.collective[0]),
             collective_for=clock - self.collective_at,
         )
 
@@ -204,7 +211,9 @@ class RankWatch:
                 )
                 if message.phase != watched.message.phase:
                     watched.phase_began = heard
-                watched.message, watched.cpu_before, watched.cpu = message, None, None
+                if message.thread != watched.message.thread:
+                    watched.thread = None
+                watched.message, watched.checks = message, ()
                 watched.collective_at = self._clock
             elif watched.message.collective != message.collective:
                 watched.message, watched.collective_at = message, self._clock
@@ -262,8 +271,10 @@ class RankWatch:
         # A process with a recent heartbeat is healthy, and is not checked each time.
         if self._looks % SELDOM and watched.baseline.silence(self._clock) < FRESH:
             return
+        if watched.thread is None:
+            watched.thread = thread_of(self._host, watched.key[0], watched.message.thread)
         try:
-            found = activity(self._host, *watched.key)
+            found = activity(self._host, *watched.key, watched.thread)
         except (OSError, ValueError, ArithmeticError):
             found = None
         before, watched.state = watched.state, found.state if found else ThreadState.UNKNOWN
@@ -278,13 +289,13 @@ class RankWatch:
         elif watched.stopped_at is None:
             watched.stopped_at = self._clock
         if found is None:
-            watched.cpu = None
-        elif watched.cpu_before is None:
-            watched.cpu_before = found.work_seconds, self._clock
-        elif self._clock > watched.cpu_before[1]:
-            watched.cpu = (found.work_seconds - watched.cpu_before[0]) / (
-                self._clock - watched.cpu_before[1]
-            )
+            watched.checks = ()
+            return
+        now = found, self._clock
+        first, middle, *_ = watched.checks or (now, now)
+        if now[1] - middle[1] > WINDOW:
+            first, middle = middle, now
+        watched.checks = first, middle, now
 
     def _forget_ends(self) -> None:
         """Forget the ends of each job that are too old, and those beyond `MAX_ENDED`.

@@ -63,6 +63,7 @@ function one(job) {
     failures.map(({ slug, rank, node }) =>
       figure("failure in its log", h("span", { class: "bad" }, `${slug}${known(rank) ? ` on rank ${rank}` : ""}${node ? ` (${node})` : ""}`)),
     ),
+    job.script ? figure("script", `${job.script}, user ${job.user || "unknown"}, pid ${job.pid}`) : null,
     job.launcher ? figure("started by", words(job.launcher)) : null,
     figure("ranks on this node", ranks),
     job.state === "no heartbeats"

@@ -9,7 +9,10 @@ import pytest
 
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.hang import (
+    IDLE_FOR,
+    NOTICE,
     PATIENCE,
+    TIMEOUT,
     UNEXPLAINED,
     Culprit,
     HangClass,
@@ -19,7 +22,7 @@ from dshealthd.jobs.hangs.hang import (
     judge,
     position,
 )
-from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
+from dshealthd.jobs.hangs.silence import FIRST, FLOOR, UNKNOWN
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
 from tests.symptoms.promtool import rule_groups
@@ -37,7 +40,11 @@ WAITS = RankState(
     state=ThreadState.SLEEPING,
     world_size=3,
     cpu=0.01,
+    thread_cpu=0.0,
 )
+HOLD = TIMEOUT - NOTICE - FLOOR
+"""Seconds that ranks may be overdue while nothing is known."""
+ALL = frozenset({0, 1, 2})
 
 
 def ranks(**of_rank_1: object) -> list[RankState]:
@@ -158,14 +165,17 @@ def test_nobody_here_is_at_fault(same: dict[str, object]) -> None:
     [
         {"silence": 29.0},
         {"bound": 1800.0, "phase": Phase.CHECKPOINT},
-        {"ended": ExitKind.ENDED, "state": ThreadState.GONE},
+        {"ended": ExitKind.ENDED, "state": ThreadState.GONE, "silence": 29.0},
     ],
 )
 def test_no_hang(rank_1: dict[str, object]) -> None:
-    """One rank that is within its bound, or that is done, and the job does not count as standing
-    still.
+    """One rank that is within its bound, and the job does not count as standing still; nor does one
+    that ends, whose ranks do so one after another.
     """
-    assert judge("run-1", ranks(**rank_1), 1000.0) is None
+    states = ranks(**rank_1)
+    if "ended" in rank_1:
+        states[0] = replace(states[0], silence=FLOOR - 1)
+    assert judge("run-1", states, 1000.0) is None
 
 
 @pytest.mark.parametrize("rank", [0, 3])
@@ -207,29 +217,73 @@ BARRIER = {"stage": INPUT, "collective": "barrier", "collective_for": 31.0}
 """What is known of a rank that waits for others between two steps."""
 
 
+LATE = {"silence": IDLE_FOR + 1}
+
+
 @pytest.mark.parametrize(
     ("rank_1", "reason", "culprits", "hold"),
     [
         ({}, HangClass.WAITING, (), UNEXPLAINED),
         ({"collective": "broadcast"}, HangClass.DESYNC, ((1, Culprit.APART),), 0.0),
-        # It may write a checkpoint, or did until a moment ago.
-        ({"collective": ""}, HangClass.BETWEEN_STEPS, (), PATIENCE),
-        ({"collective_for": 29.0}, HangClass.BETWEEN_STEPS, (), PATIENCE),
-        ({"cpu": 1.0}, HangClass.WORKING, (), PATIENCE),
-        # A rank on another node may.
-        ({"world_size": 4}, HangClass.COLLECTIVE, (), PATIENCE),
+        # It may have written a checkpoint until a moment ago, or does.
+        ({"collective_for": 29.0}, HangClass.BETWEEN_STEPS, (), HOLD),
+        ({"thread_cpu": 0.05}, HangClass.BETWEEN_STEPS, (), HOLD),
+        ({"thread_cpu": None}, HangClass.BETWEEN_STEPS, (), HOLD),
+        ({"collective": "", "silence": 49.0}, HangClass.BETWEEN_STEPS, (), HOLD),
+        ({"collective": "", "thread_cpu": 0.05}, HangClass.BETWEEN_STEPS, (), HOLD),
+        ({"cpu": 1.0}, HangClass.WORKING, (), HOLD),
+        # It does nothing, and the others wait for it: in an evaluation, a compiler or the like.
+        ({"collective": ""}, HangClass.INPUT, ((1, Culprit.INPUT),), 0.0),
+        # A rank on another node may be at work.
+        ({"world_size": 4}, HangClass.COLLECTIVE, (), HOLD),
+        ({"world_size": 4, "collective": ""}, HangClass.COLLECTIVE, (), HOLD),
     ],
 )
 def test_collectives_between_two_steps(
     rank_1: dict[str, object], reason: HangClass, culprits: object, hold: float
 ) -> None:
-    """Ranks that all wait for others between two steps hang, as none is left that could be at work;
-    the one that waits in another collective than the rest is named.
+    """Ranks that all wait for others between two steps, or are idle while the rest wait, hang, as none
+    is left that could be at work; the one that is idle, or waits in another collective than the rest, is
+    named.
     """
-    states = [replace(rank, **(BARRIER | (rank_1 if rank.rank == 1 else {}))) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    states = [
+        replace(rank, **(BARRIER | LATE | (rank_1 if rank.rank == 1 else {})))  # type: ignore[arg-type] # fields of it
+        for rank in ranks()
+    ]
     still = found(states)
     assert (still.reason, still.culprits, still.hold) == (reason, culprits, hold)
     assert found(states, Work("it writes files")).reason is HangClass.WORKING
+
+
+def test_background_threads() -> None:
+    """What a logger takes beside the training's thread hides no wait."""
+    states = [replace(rank, **BARRIER, cpu=0.05) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    assert found(states).waiting == dict.fromkeys(range(3), "barrier")
+
+
+def test_idle_ranks_alone() -> None:
+    """Ranks that are all idle between two steps wait for something else than each other."""
+    idle = [replace(rank, stage=INPUT, silence=IDLE_FOR + 1) for rank in ranks()]
+    still = found(idle)
+    assert (still.reason, still.hold, still.is_pause) == (HangClass.IDLE, HOLD, True)
+
+
+def test_a_rank_whose_gpu_does_nothing() -> None:
+    """Of ranks whose hosts are between two steps, the one whose GPU runs no kernel is waited for by
+    those whose GPUs wait in one, if its host does nothing; with other nodes, which may be at work, none
+    is named.
+    """
+    states = [replace(rank, stage=INPUT, on_gpu=True, cpu=1.0, **LATE) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    states[1] = replace(states[1], cpu=0.0)
+    seen = Work(still=ALL, waits=frozenset({0, 2}))
+    assert (found(states, seen).reason, found(states, seen).culprits) == (
+        HangClass.INPUT,
+        ((1, Culprit.INPUT),),
+    )
+    busy = [states[0], replace(states[1], cpu=1.0), states[2]]
+    assert found(busy, seen).reason is HangClass.WORKING
+    part = [replace(rank, world_size=4) for rank in states]
+    assert found(part, seen).reason is HangClass.COLLECTIVE
 
 
 def test_collectives_without_a_majority() -> None:
@@ -245,10 +299,54 @@ def test_patience_with_who_computes_ends() -> None:
     """A rank that computes on CPUs without ever making a step is a hang as well, later: a loop that
     does not end computes too. On a GPU, where waiting takes a core, CPU time shows nothing.
     """
-    computes = [replace(WAITS, cpu=1.0, silence=30.0 + PATIENCE - 1)]
-    assert (found(computes).reason, found(computes).hold) == (HangClass.WORKING, PATIENCE)
-    assert found([replace(WAITS, cpu=1.0, silence=30.0 + PATIENCE)]).shown
-    assert not found([replace(WAITS, cpu=None)]).is_pause
+    computes = [replace(WAITS, cpu=1.0, silence=30.0 + HOLD - 1)]
+    assert (found(computes).reason, found(computes).hold) == (HangClass.WORKING, HOLD)
+    assert found([replace(WAITS, cpu=1.0, silence=30.0 + HOLD)]).shown
+    assert found(computes, Work(waits=frozenset({0}))).reason is HangClass.WAITING
+    assert not found([replace(WAITS, cpu=1.0, on_gpu=True)]).is_pause
+
+
+@pytest.mark.parametrize(
+    ("timeout", "silence"), [(0, 540.0), (300, 240.0), (1800, PATIENCE), (60, FLOOR + UNEXPLAINED)]
+)
+def test_patience_ends_before_the_watchdog(timeout: int, silence: float) -> None:
+    """A hang is shown before a collective's time-out ends the job, where that is not too soon."""
+    states = [replace(rank, stage=INPUT, thread_cpu=0.05, timeout=timeout) for rank in ranks()]
+    assert found(states).hold == silence - 30.0
+
+
+FIRST_STEP = {"settled": False, "bound": FIRST, "silence": FIRST + 1, "step": 2}
+
+
+@pytest.mark.parametrize(
+    ("of_all", "rank_1", "reason", "hold"),
+    [
+        ({}, {"stage": INPUT}, HangClass.INPUT, 0.0),
+        ({}, {}, HangClass.WAITING, UNEXPLAINED),
+        # It compiles, in its own process or in others, while the others wait or do the same.
+        ({}, {"stage": INPUT, "cpu": 1.0, "thread_cpu": 1.0}, HangClass.WORKING, 540.0 - FIRST),
+        ({"cpu": 1.0, "thread_cpu": 1.0}, {}, HangClass.WORKING, UNKNOWN - FIRST),
+        # On a device that shows nothing it may compile as well.
+        ({"on_gpu": True}, {"stage": INPUT}, HangClass.STARTING, 540.0 - FIRST),
+        ({"thread_cpu": 0.05}, {"stage": INPUT}, HangClass.STARTING, 540.0 - FIRST),
+    ],
+)
+def test_the_first_steps(
+    of_all: dict[str, object], rank_1: dict[str, object], reason: HangClass, hold: float
+) -> None:
+    """Ranks at different places hang in the first steps as in any, once nobody works; one that
+    compiles for minutes does not hang.
+    """
+    states = [replace(rank, **(FIRST_STEP | of_all)) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    states[1] = replace(states[1], **rank_1)  # type: ignore[arg-type] # likewise
+    still = found(states)
+    assert (still.reason, still.hold) == (reason, hold)
+
+
+def test_child_processes_that_compile() -> None:
+    """Compilers and data loaders are processes of their own, for which a rank waits idly."""
+    states = [replace(rank, **FIRST_STEP, stage=INPUT) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    assert found(states, Work(computes=True)).reason is HangClass.WORKING
 
 
 @pytest.mark.parametrize(
@@ -304,19 +402,34 @@ def test_a_job_that_is_being_suspended() -> None:
 
 def test_a_kernel_that_waits_is_between_no_steps() -> None:
     """The host may have finished a step whose collective its GPU still waits in."""
-    between = [replace(rank, stage=INPUT) for rank in ranks()]
+    between = [replace(rank, stage=INPUT, on_gpu=True, world_size=4) for rank in ranks()]
     assert found(between).reason is HangClass.BETWEEN_STEPS
-    assert found(between, Work(waits=True)).reason is HangClass.WAITING
+    assert found(between, Work(still=ALL, waits=ALL)).reason is HangClass.WAITING
 
 
-def test_who_is_done_is_at_fault_at_last() -> None:
-    """Ranks that wait for one that has ended well are waited for half an hour, as one may write for
-    the others; then it is a hang.
+def test_who_is_done_while_others_wait() -> None:
+    """A rank that has ended well is the one that those in a step or in a collective wait for."""
+    done = {"ended": ExitKind.ENDED, "ended_at": 1000.0 - FLOOR - 1, "state": ThreadState.GONE}
+    for others in ({}, BARRIER):
+        states = [replace(rank, **others, bound=UNKNOWN) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+        states[1] = replace(states[1], **done)  # type: ignore[arg-type] # likewise
+        hang = found(states)
+        assert (hang.reason, hang.culprits) == (HangClass.PROCESS, ((1, Culprit.GONE),))
+        just = replace(states[1], ended_at=1000.0 - FLOOR + 1)
+        assert judge("run-1", [states[0], just, states[2]], 1000.0) is None
+
+
+@pytest.mark.parametrize("others", [{"stage": INPUT}, {"thread_cpu": 0.5}, {"on_gpu": True}])
+def test_an_orderly_end(others: dict[str, object]) -> None:
+    """Of ranks that are not known to wait for it, one may write results after another has ended well:
+    the job ends, for as long as nothing is known.
     """
-    waiting = [replace(rank, silence=UNKNOWN + 1) for rank in ranks()]
-    waiting[1] = replace(waiting[1], ended=ExitKind.ENDED)
-    hang = found(waiting)
-    assert (hang.reason, hang.culprits) == (HangClass.PROCESS, ((1, Culprit.GONE),))
+    states = [replace(rank, **others, silence=29.0 + HOLD) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    states[1] = replace(states[1], ended=ExitKind.ENDED, ended_at=0.0)
+    assert judge("run-1", states, 1000.0) is None
+    late = [replace(rank, silence=31.0 + HOLD) for rank in states]
+    assert found(late).culprits == ((1, Culprit.GONE),)
+    assert judge("run-1", late, 1000.0, lambda: Work("it sends")) is None
 
 
 def test_most_are_behind() -> None:
@@ -362,7 +475,7 @@ def test_a_process_is_evidence_by_itself(rank_1: dict[str, object], culprit: Cul
 @pytest.mark.parametrize(
     ("of_all", "hold"),
     [
-        ({"stage": INPUT}, PATIENCE),
+        ({"stage": INPUT}, HOLD),
         ({"stage": INPUT, "phase": Phase.EVALUATION}, UNEXPLAINED),
         ({}, UNEXPLAINED),
         ({"stage": StepStage.UNKNOWN}, UNEXPLAINED),
@@ -374,14 +487,14 @@ def test_what_may_be_a_pause_is_held(of_all: dict[str, object], hold: float) -> 
     assert (still.hold, still.overdue, still.is_pause, still.shown) == (
         hold,
         1.0,
-        hold == PATIENCE,
+        hold == HOLD,
         False,
     )
-    late = [replace(rank, **of_all, silence=30.0 + PATIENCE) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    late = [replace(rank, **of_all, silence=30.0 + HOLD) for rank in ranks()]  # type: ignore[arg-type] # fields of it
     assert found(late).shown
 
 
-@pytest.mark.parametrize(("name", "hold"), [("unexplained", UNEXPLAINED), ("unseen", PATIENCE)])
+@pytest.mark.parametrize(("name", "hold"), [("unexplained", UNEXPLAINED), ("unseen", HOLD)])
 def test_the_hold_is_that_of_the_rules(name: str, hold: float) -> None:
     """The node waits as long as the page to the phone."""
     (held,) = (

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.jobs.hangs.silence import (
+    FIRST,
     FIRST_STEPS,
     FLOOR,
     LONGEST,
@@ -39,13 +40,13 @@ def trained(seconds: float, steps: int = 3 * FIRST_STEPS) -> tuple[SilenceBaseli
     jitter=st.lists(st.floats(0.75, 1.25), min_size=60, max_size=60),
     every=st.integers(1, 20),
     pause=st.floats(0.0, 0.9),
-    first=st.floats(0.0, UNKNOWN),
+    first=st.floats(0.0, FIRST),
 )
 def test_healthy_history_is_never_overdue(
     seconds: float, jitter: list[float], every: int, pause: float, first: float
 ) -> None:
     """Steps that vary by a quarter, a first one that compiles, and unmarked pauses short of the
-    bound are never taken for a stop.
+    bound are never taken for a stop; of the first steps, those that are not longer than usual ones.
     """
     baseline, now = SilenceBaseline(0.0, 0, Phase.TRAINING), 0.0
     pauses = pause * (max(FLOOR, MARGIN * 0.75 * seconds) - 1.25 * seconds)
@@ -55,7 +56,7 @@ def test_healthy_history_is_never_overdue(
             if step == 1
             else seconds * factor + (max(pauses, 0.0) if step % every == 0 else 0.0)
         )
-        assert baseline.overdue(now + silence) == 0.0
+        assert baseline.overdue(now + silence) == 0.0 or (step <= FIRST_STEPS and silence > FIRST)
         now += silence
         baseline.hear(now, step, Phase.TRAINING)
 
@@ -93,11 +94,11 @@ def test_a_stop_is_found(seconds: float, age: float) -> None:
 
 
 def test_nothing_is_known_of_the_first_steps() -> None:
-    """While a training compiles and warms up its silence is granted generously, and never for ever."""
+    """While a training compiles and warms up, more silence is usual."""
     baseline, now, _ = trained(1.0, FIRST_STEPS - 1)
-    assert baseline.bound == UNKNOWN
-    assert baseline.overdue(now + UNKNOWN - 1.0) == 0.0
-    assert baseline.overdue(now + UNKNOWN + 5.0) == 5.0
+    assert baseline.bound == FIRST
+    assert baseline.overdue(now + FIRST - 1.0) == 0.0
+    assert baseline.overdue(now + FIRST + 5.0) == 5.0
 
 
 def test_fast_steps() -> None:
@@ -181,7 +182,7 @@ def test_going_back_to_a_checkpoint() -> None:
     """
     baseline, now, _ = trained(0.5)
     baseline.hear(now + 1.0, 3, Phase.TRAINING)
-    assert baseline.bound == UNKNOWN
+    assert baseline.bound == FIRST
 
 
 def test_the_floor_is_an_option() -> None:

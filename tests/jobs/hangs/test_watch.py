@@ -13,7 +13,7 @@ from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
 from dshealthd.jobs.hangs.silence import FLOOR
-from dshealthd.jobs.hangs.watch import GRACE, KEPT, MAX_ENDED, RankWatch
+from dshealthd.jobs.hangs.watch import GRACE, KEPT, MAX_ENDED, WINDOW, RankWatch
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.linux.activity import ThreadState
@@ -68,12 +68,18 @@ class Scene:
             self.process(rank)
         self.look(0.0)
 
-    def process(self, rank: int, state: str = "S", ticks: int = 0, start: int = 1) -> None:
-        """Have the process of a rank be in a state, with so many ticks on CPUs."""
+    def process(
+        self, rank: int, state: str = "S", ticks: int = 0, start: int = 1, thread: int = 0
+    ) -> None:
+        """Have the process of a rank be in a state, with so many ticks on CPUs, and so many of its
+        main thread, which waits in the kernel where a file says.
+        """
         place = self.proc / str(100 + rank)
-        place.mkdir(exist_ok=True)
-        fields = [state, *["0"] * 10, str(ticks), "0", *["0"] * 6, str(start), *["0"] * 30]
-        (place / "stat").write_text(f"{100 + rank} (python) {' '.join(fields)}\n")
+        task = place / "task" / str(100 + rank)
+        task.mkdir(parents=True, exist_ok=True)
+        for where, used in ((place, ticks), (task, thread)):
+            fields = [state, *["0"] * 10, str(used), "0", *["0"] * 6, str(start), *["0"] * 30]
+            (where / "stat").write_text(f"{100 + rank} (python) {' '.join(fields)}\n")
 
     def step(self, rank: int, **of_message: object) -> None:
         """Have a rank make a step just now."""
@@ -156,17 +162,42 @@ def test_an_agent_that_stood_still(scene: Scene) -> None:
 
 
 def test_time_on_cpus(scene: Scene) -> None:
-    """What a silent rank takes of a core is the average since it was last heard."""
+    """What a silent rank takes of a core is an average since it was last heard, and of the last
+    minute; what its training's thread takes is told apart from what others do.
+    """
     for second in range(1, 13):
-        scene.process(0, ticks=100 * second)
+        scene.process(0, ticks=100 * second, thread=90 * second)
         scene.process(1, ticks=5 * second)
         scene.look()
-    assert scene.rank(0).cpu == pytest.approx(1.0)
+    assert (scene.rank(0).cpu, scene.rank(0).thread_cpu) == (1.0, 0.9)
     assert scene.rank(1).cpu == pytest.approx(0.05)
-    scene.step(0, memory=DeviceMemory(1, 2, 3))
-    for _ in range(10):
+    assert scene.rank(1).thread_cpu == 0.0
+    for _ in range(round(2 * WINDOW) + 2):
         scene.look()
-    assert scene.rank(0).cpu is None
+    assert scene.rank(0).cpu == 0.0
+    scene.step(0, memory=DeviceMemory(1, 2, 3))
+    scene.look()
+    assert (scene.rank(0).cpu, scene.rank(0).on_gpu) == (None, True)
+
+
+def test_the_thread_that_trains(scene: Scene) -> None:
+    """It may be another than the main one, and has another number outside its container."""
+    task = scene.proc / "100" / "task"
+    for thread, inside in ((100, 7), (105, 12), (109, 16)):
+        (task / str(thread)).mkdir(exist_ok=True)
+        (task / str(thread) / "status").write_text(f"Name:\tx\nNSpid:\t{thread}\t{inside}\n")
+    scene.step(0, thread=12)
+
+    def look(ticks: int) -> None:
+        fields = ["S", *["0"] * 10, str(ticks), "0", *["0"] * 6, "1", *["0"] * 30]
+        (task / "105" / "stat").write_text(f"105 (python) {' '.join(fields)}\n")
+        (task / "105" / "wchan").write_text("request_wait_answer")
+        scene.look()
+
+    for second in range(13):
+        look(20 * second)
+    assert scene.rank(0).thread_cpu == pytest.approx(0.2)
+    assert scene.rank(0).state is ThreadState.BLOCKED
 
 
 def test_states(scene: Scene) -> None:
@@ -227,19 +258,6 @@ def test_for_how_long_a_rank_waits_in_a_collective(scene: Scene) -> None:
     operation, waited, silent = wait((1, 5), 3)
     assert (operation, waited) == ("broadcast", 2.0)
     assert silent == pytest.approx(3.0, abs=1.0)
-
-
-def test_a_collective_that_moves_data(scene: Scene) -> None:
-    """A rank that takes CPU time in a collective does not only wait."""
-    identity, message = scene.present[JOB, 0]
-    scene.present[JOB, 0] = identity, message._replace(collective=(1, 1))
-    for second in range(1, 41):
-        scene.process(0, ticks=second)
-        scene.look()
-    assert (scene.rank(0).collective, scene.rank(0).collective_for) == ("", 39.0)
-    for _ in range(60):
-        scene.look()
-    assert scene.rank(0).collective == "broadcast"
 
 
 def test_an_unusual_silence_is_not_learnt(scene: Scene) -> None:

@@ -1,0 +1,281 @@
+"""What the processes of training jobs do besides their steps: bytes that they read, write, send and
+receive, the CPU time of their child processes, and which ranks are stopped or have ended.
+
+A job that moves bytes is at work, whatever its ranks do not report: it saves a checkpoint, uploads
+one, or loads data. So is one whose compilers or data loaders compute. None of this takes heartbeats.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.core.collector import Collector, CollectorOptions, Worker, every, gauge
+from dshealthd.core.host import read_bytes
+from dshealthd.core.result import fault_of
+from dshealthd.core.text import printable
+from dshealthd.jobs import shares
+from dshealthd.jobs.processes import ProcessTable
+from dshealthd.jobs.rank_processes import RankProcesses
+from dshealthd.linux import sock_diag
+from dshealthd.linux.activity import BUSY, IDLE_SHARE
+from dshealthd.linux.process import TICKS, open_files, parse_stat
+from dshealthd.linux.sock_diag import TcpState
+from dshealthd.linux.socket_owners import parse_inode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dshealthd.core.collector import Context, Fault, Sample
+    from dshealthd.jobs.processes import TrainingProcess
+
+FILES = gauge(
+    "dshealthd_job_file_bytes_per_second",
+    "Rate at which the job's processes on this node read and wrote since the sample before; absent "
+    "until there is one. The larger of read_bytes + write_bytes of /proc/<pid>/io, which count pages, and "
+    "rchar + wchar, which count what goes through read and write.",
+    "training_job",
+)
+SOCKETS = gauge(
+    "dshealthd_job_socket_bytes_per_second",
+    "Rate at which TCP connections of the job's processes on this node sent and received since the "
+    "sample before, as their other ends have acknowledged it; in a network namespace of its own, that "
+    "of all its interfaces but lo. Absent where no connection of theirs is seen.",
+    "training_job",
+)
+CHILDREN = gauge(
+    "dshealthd_job_children_cpu_cores",
+    "CPU cores that child processes of the job's ranks on this node, such as compilers and data "
+    "loaders, took since the sample before.",
+    "training_job",
+)
+TROUBLE = gauge(
+    "dshealthd_job_rank_trouble_seconds",
+    "Time since the process of a rank here was first seen to be stopped by a signal (stopped), to wait in "
+    "the kernel for a file system or driver (blocked), or to have ended while others of its run go on "
+    "here: ended (exit status 0), failed, terminated, killed, crashed, or unknown. Absent for other ranks, and "
+    "of a run of which all are stopped.",
+    *("training_job", "rank", "what"),
+)
+IDLE = gauge(
+    "dshealthd_job_idle_seconds",
+    "Time for which the job's processes here have been idle: no rank's main thread took 1 % of a core, "
+    "nor its child processes half of one, and they moved no more than 10 kB/s.",
+    "training_job",
+)
+PROCESS = gauge(
+    "dshealthd_job_process_info",
+    "1; the job's first process on this node by its number, with the name of the script or module that it "
+    "runs, and the number of its user.",
+    *("training_job", "script", "user", "pid"),
+)
+
+IDLE_BYTES = 1e4
+"""Bytes per second up to which a job counts as idle: stores, monitors and loggers move a tenth."""
+MAX_JOBS = 16
+MAX_DESCRIPTORS = 32_768
+"""Most descriptors looked at in a sample, about 0.1 s; a user can have millions."""
+BUDGET = 0.1
+"""Seconds of CPU time that the dump of sockets may take."""
+
+
+def parse_io(data: bytes) -> int:
+    """Return the bytes read and written, from a `/proc/<pid>/io`; ValueError if it lacks them."""
+    found = {}
+    for line in data.splitlines():
+        name, _, value = line.partition(b":")
+        if name in {b"rchar", b"wchar", b"read_bytes", b"write_bytes"}:
+            found[name] = int(value)
+    try:
+        return max(found[b"rchar"] + found[b"wchar"], found[b"read_bytes"] + found[b"write_bytes"])
+    except KeyError as error:
+        message = f"no {error.args[0].decode()}"
+        raise ValueError(message) from error
+
+
+def parse_interfaces(data: bytes) -> int:
+    """Return the bytes that the interfaces of a `/proc/<pid>/net/dev` received and sent, but for lo;
+    ValueError if malformed.
+    """
+    total = 0
+    for line in data.splitlines()[2:]:
+        name, _, values = line.partition(b":")
+        numbers = values.split()
+        if len(numbers) < 9:  # noqa: PLR2004 - eight of receiving come before those of sending
+            message = f"not an interface: {line[:80]!r}"
+            raise ValueError(message)
+        if name.strip() != b"lo":
+            total += int(numbers[0]) + int(numbers[8])
+    return total
+
+
+_THREADS = "threads"
+
+
+class JobActivity(Collector):
+    """Reads `/proc` for the processes of jobs, in the worker that holds the process table.
+
+    The kernel makes a reader wait while the process executes another program.
+    """
+
+    worker = Worker.STORAGE
+
+    Options = every("10s")
+
+    def __init__(self, options: CollectorOptions, context: Context) -> None:
+        super().__init__(options, context)
+        self._at: float | None = None
+        """When the sample before was taken."""
+        self._before: Mapping[object, float] = {}
+        """The counters at the sample before, by what is counted and where."""
+        self._ranks = RankProcesses(self.host)
+        self._scripts: dict[tuple[int, int], str] = {}
+        """What each job's first process runs, by pid and start."""
+        self._busy: dict[str, float] = {}
+        """When each job was last seen at work, or first seen."""
+
+    def close(self) -> None:
+        """Release the processes that are followed."""
+        self._ranks.close()
+
+    def collect(self) -> Iterator[Sample | Fault]:
+        """Yield each job's rates; a process that cannot be read is a fault, never 0."""
+        processes = self.context.shared(ProcessTable).refresh()
+        jobs, _ = shares.jobs(processes, MAX_JOBS)
+        now, before = self.context.monotonic(), self._before
+        elapsed = None if self._at is None else now - self._at
+        for trouble in self._ranks.troubles(processes, now):
+            if trouble.job in jobs:
+                job, rank, what, seconds = trouble
+                yield TROUBLE(seconds, job, str(rank), what)
+        counted: dict[object, float] = {}
+        sockets = self._sockets(jobs)
+        for job, members in jobs.items():
+            rises: defaultdict[object, list[float]] = defaultdict(list)
+
+            def count(
+                what: object, key: object, value: float, rises: Any = rises, *, new: bool = False
+            ) -> None:
+                counted[what, key] = value
+                if (what, key) in before or new:
+                    rises[what].append(value - before.get((what, key), 0.0))
+
+            children = _children(members)
+            for process in members:
+                part = f"process {process.pid}"
+                if (fault := self.context.entering(part)) is not None:
+                    yield fault
+                    continue
+                key = process.pid, process.start
+                place = self.host.proc(str(process.pid))
+                try:
+                    moved = parse_io(read_bytes(f"{place}/io", 4096))
+                    stat = parse_stat(read_bytes(f"{place}/stat", 4096))
+                except (FileNotFoundError, ProcessLookupError):
+                    continue  # it has ended
+                except (OSError, ValueError) as error:
+                    yield fault_of(part, error)
+                    continue
+                ticks = stat.children_ticks + (stat.cpu_ticks if process.pid in children else 0)
+                count(FILES, key, moved)
+                count(CHILDREN, key, ticks / TICKS)
+            for place, moved in sockets.get(job, {}).items():
+                count(
+                    SOCKETS, place, moved, new=bool(before)
+                )  # a new one has moved all of it since
+            for key, seconds in self._ranks.threads.get(job, {}).items():
+                count(_THREADS, key, seconds)
+            if elapsed:
+                rates = {
+                    what: max(sum(rise), 0.0) / elapsed for what, rise in rises.items() if rise
+                }
+                for metric in (FILES, SOCKETS, CHILDREN):
+                    if metric in rates:
+                        yield metric(rates[metric], job)
+                thread = max(rises[_THREADS], default=elapsed) / elapsed
+                if (
+                    thread >= IDLE_SHARE
+                    or rates.get(CHILDREN, 0.0) >= BUSY
+                    or rates.get(FILES, 0.0) + rates.get(SOCKETS, 0.0) > IDLE_BYTES
+                ):
+                    self._busy[job] = now
+                yield IDLE(now - self._busy.setdefault(job, now), job)
+            yield from self._first(job, members)
+        self._at, self._before = now, counted
+        self._busy = {job: at for job, at in self._busy.items() if job in jobs}
+
+    def _first(self, job: str, members: list[TrainingProcess]) -> Iterator[Sample]:
+        """Yield who runs what in a job: nothing where that cannot be read."""
+        first = min(members, key=lambda process: (process.start, process.pid))
+        key = first.pid, first.start
+        running = {one[1] for one in self._before if isinstance(one, tuple)}
+        if key not in self._scripts and self.context.entering(f"process {first.pid}") is None:
+            self._scripts = {  # and forget those of jobs that have ended
+                known: script for known, script in self._scripts.items() if known in running
+            }
+            with contextlib.suppress(OSError):
+                line = read_bytes(self.host.proc(f"{first.pid}/cmdline"), 4096)
+                self._scripts[key] = script(line.split(b"\0"))
+        if name := self._scripts.get(key):
+            user = "" if first.user is None else str(first.user)
+            yield PROCESS(1, job, name, user, str(first.pid))
+
+    def _sockets(self, jobs: Mapping[str, list[TrainingProcess]]) -> dict[str, dict[object, float]]:
+        """Return the bytes that each job's connections, or network namespaces, have moved so far."""
+        found: defaultdict[str, dict[object, float]] = defaultdict(dict)
+        owners: dict[int, str] = {}
+        left = MAX_DESCRIPTORS
+        for job, members in jobs.items():
+            for process in members:
+                with contextlib.suppress(OSError, ValueError):  # it has ended, or access is denied
+                    if process.network:
+                        if process.network not in found[job]:
+                            place = self.host.proc(f"{process.pid}/net/dev")
+                            found[job][process.network] = parse_interfaces(read_bytes(place))
+                        continue
+                    for link in open_files(self.host, process.pid):
+                        left -= 1
+                        if left < 0:
+                            break
+                        if (inode := parse_inode(link)) is not None:
+                            owners[inode] = job
+        if owners:
+            with contextlib.suppress(OSError, sock_diag.Interrupted, sock_diag.MalformedReply):
+                for inode, moved in sock_diag.moved(TcpState.ESTABLISHED.mask, BUDGET).items():
+                    if inode in owners:
+                        found[owners[inode]][inode] = moved
+        return found
+
+
+def script(arguments: Sequence[bytes]) -> str:
+    """Return the name of the script or module that a command line runs, without its directory; of
+    another program than Python's interpreter that program's.
+    """
+    program, *rest = [os.fsdecode(argument) for argument in arguments] or [""]
+    name = os.path.basename(program)
+    if name.startswith("python"):
+        for position, argument in enumerate(rest):
+            if argument == "-m" and position + 1 < len(rest):
+                name = rest[position + 1]
+                break
+            if argument and not argument.startswith("-") and rest[position - 1] not in _TAKE_ONE:
+                name = os.path.basename(argument)
+                break
+    return printable(name)[:MAX_NAME]
+
+
+_TAKE_ONE = {"-W", "-X"}
+"""Options of Python's interpreter that are followed by a value."""
+MAX_NAME = 64
+
+
+def _children(members: list[TrainingProcess]) -> set[int]:
+    """Return the pids of those processes whose parent is of the same rank."""
+    ranks = {process.pid: process.launch.rank for process in members}
+    return {
+        process.pid
+        for process in members
+        if ranks.get(process.parent) == process.launch.rank and process.parent != process.pid
+    }

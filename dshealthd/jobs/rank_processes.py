@@ -1,0 +1,149 @@
+"""What the kernel tells of ranks that send no heartbeats: which are stopped, hang in the kernel, or
+have ended while others of their run go on, and since when.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.jobs.hangs.exits import ExitKind, how
+from dshealthd.jobs.processes import boot_id
+from dshealthd.jobs.ranks import Ranks
+from dshealthd.linux.activity import ThreadState, activity
+from dshealthd.linux.process import exit_status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dshealthd.core.host import Host
+    from dshealthd.jobs.processes import TrainingProcess
+    from dshealthd.jobs.ranks import Key, Run
+
+MAX_RANKS = 256
+"""Most ranks that are followed: each takes a descriptor."""
+KEPT = 600.0
+"""Seconds for which an end is told."""
+
+
+class RankTrouble(NamedTuple):
+    """A rank of which its process shows why others may wait for it."""
+
+    job: str
+    rank: int
+    what: str
+    """`stopped`, `blocked`, or how it ended (`ExitKind`)."""
+    seconds: float
+    """Time since that was first seen."""
+
+
+class _Followed(NamedTuple):
+    run: tuple[str, str]
+    """Job and name of the run."""
+    rank: int
+    descriptor: int
+    """A pidfd; -1 if there is none."""
+
+
+class RankProcesses:
+    """The processes of the ranks of this node's jobs, from sample to sample."""
+
+    def __init__(self, host: Host) -> None:
+        """Start without processes."""
+        self._host = host
+        self._ranks = Ranks()
+        self._followed: dict[Key, _Followed] = {}
+        self._ended: dict[Key, tuple[_Followed, ExitKind, float]] = {}
+        self._states: dict[Key, tuple[ThreadState, float]] = {}
+        """The state of each rank that is stopped or blocked, and since when."""
+        self.threads: dict[str, dict[Key, float]] = {}
+        """CPU seconds of each rank's main thread, by job, where they are known."""
+
+    def troubles(self, processes: Sequence[TrainingProcess], now: float) -> Iterator[RankTrouble]:
+        """Update with all training processes at monotonic time `now`; yield the ranks in trouble.
+
+        A run of which all processes are stopped was suspended, and has none.
+        """
+        runs = self._ranks.runs(processes, boot_id(self._host))
+        self._follow(runs, now)
+        before, self._states, self.threads = self._states, {}, {}
+        for run in runs:
+            states: dict[Key, tuple[int, ThreadState, float]] = {}
+            for rank, members in run.ranks.items():
+                for process in members:
+                    key = process.pid, process.start
+                    state = self._state(run.job, key)
+                    was, since = before.get(key, (state, now))
+                    states[key] = rank, state, since if was is state else now
+            if all(state is ThreadState.STOPPED for _, state, _ in states.values()):
+                continue
+            for key, (rank, state, since) in states.items():
+                if state in {ThreadState.STOPPED, ThreadState.BLOCKED}:
+                    self._states[key] = state, since
+                    yield RankTrouble(run.job, rank, str(state), now - since)
+        for followed, ended, at in self._ended.values():
+            yield RankTrouble(followed.run[0], followed.rank, str(ended), now - at)
+
+    def close(self) -> None:
+        """Release the processes."""
+        for followed in self._followed.values():
+            _release(followed)
+        self._followed = {}
+
+    def _state(self, job: str, key: Key) -> ThreadState:
+        try:
+            found = activity(self._host, *key)
+        except (OSError, ValueError):
+            found = None
+        if found is None:
+            return ThreadState.UNKNOWN
+        if found.thread_seconds is not None:
+            self.threads.setdefault(job, {})[key] = found.thread_seconds
+        return found.state
+
+    def _how(self, key: Key, descriptor: int) -> ExitKind:
+        """Return how a process ended, whether its parent has reaped it or not."""
+        try:
+            found = activity(self._host, *key)
+        except (OSError, ValueError):
+            found = None
+        if found is not None and found.state in {ThreadState.ZOMBIE, ThreadState.GONE}:
+            return how(found.exit_status)
+        status = None if descriptor < 0 else exit_status(descriptor)
+        return ExitKind.UNKNOWN if status is None else how(status)
+
+    def _follow(self, runs: Sequence[Run], now: float) -> None:
+        """Note which processes have ended since; those of a run count while others of it run, until
+        its rank has a new process.
+        """
+        living = {
+            (process.pid, process.start): ((run.job, run.name), rank)
+            for run in runs
+            for rank, members in run.ranks.items()
+            for process in members
+        }
+        for key in self._followed.keys() - living.keys():
+            followed = self._followed.pop(key)
+            self._ended[key] = followed, self._how(key, followed.descriptor), now
+            _release(followed)
+        places = set(living.values())
+        going = {run for run, _ in places}
+        self._ended = {
+            key: end
+            for key, end in self._ended.items()
+            if end[0].run in going
+            and (end[0].run, end[0].rank) not in places
+            and now - end[2] < KEPT
+        }
+        for key, (run, rank) in living.items():
+            if key not in self._followed and len(self._followed) < MAX_RANKS:
+                try:
+                    descriptor = os.pidfd_open(key[0])
+                except OSError:  # before Linux 5.3, or it has just ended
+                    descriptor = -1
+                self._followed[key] = _Followed(run, rank, descriptor)
+
+
+def _release(followed: _Followed) -> None:
+    if followed.descriptor >= 0:
+        os.close(followed.descriptor)

@@ -1,0 +1,234 @@
+"""What training jobs do besides their steps, from the counters of their processes and sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.collectors.job_activity import (
+    CHILDREN,
+    FILES,
+    IDLE,
+    PROCESS,
+    SOCKETS,
+    parse_interfaces,
+    parse_io,
+    script,
+)
+from dshealthd.core.collector import Reason
+from tests.collectors.bench import Bench, Values, reasons, values
+from tests.jobs.machines import TORCH, Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+IO = "rchar: 5\nwchar: 7\nread_bytes: 0\nwrite_bytes: {}\ncancelled_write_bytes: 4\n"
+
+
+class Scene(Bench):
+    """A rank and its data loader, of one job, and the collector."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("job_activity", path)
+        self.machine = Machine(path / "proc")
+        for pid in (10, 11):
+            self.machine.process(pid, {**TORCH, "SLURM_JOB_ID": "7"})
+            self.writes(pid, 1000)
+
+    def writes(self, pid: int, count: int) -> None:
+        """Have a process have written so many bytes."""
+        (self.machine.root / str(pid) / "io").write_text(IO.format(count))
+
+    def look(self) -> tuple[Values, dict[str, Reason]]:
+        """Return the rate of each job, ten seconds later, and the faults."""
+        result = self.collect(10.0)
+        return values(result, FILES), reasons(result)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    """A job whose processes have been looked at once."""
+    made = Scene(tmp_path)
+    assert made.look() == ({}, {})
+    return made
+
+
+def test_a_job_that_writes(scene: Scene) -> None:
+    """All its processes count, since the look before."""
+    scene.writes(10, 1000 + 2 * 10**7)
+    scene.writes(11, 1500)
+    rates, faults = scene.look()
+    assert (rates, faults) == ({("slurm-7",): 2e6 + 50}, {})
+    assert scene.look() == ({("slurm-7",): 0.0}, {})
+
+
+def test_a_process_that_cannot_be_read_is_no_zero(scene: Scene) -> None:
+    """It is a fault; its job's other processes count, and without any nothing is told of the job."""
+    first, other = (scene.machine.root / str(pid) / "io" for pid in (10, 11))
+    first.write_text("")
+    scene.writes(11, 1500)
+    assert scene.look() == ({("slurm-7",): 50.0}, {"process 10": Reason.MALFORMED})
+    for place in (first, other):
+        place.unlink()
+        place.mkdir()
+    assert scene.look() == ({}, dict.fromkeys(("process 10", "process 11"), Reason.IO_ERROR))
+    for place in (first, other):
+        place.rmdir()
+    assert scene.look() == ({}, {})  # they have ended
+
+
+def test_what_the_kernel_does_not_tell() -> None:
+    """A kernel without these counters is an error, not a job that moves nothing."""
+    with pytest.raises(ValueError, match="no read_bytes"):
+        parse_io(b"rchar: 5\nwchar: 7\n")
+    with pytest.raises(ValueError, match="not an interface"):
+        parse_interfaces(b"\n\neth0: 5\n")
+
+
+def test_either_way_of_moving_bytes() -> None:
+    """What is mapped shows as pages alone, and what a file system in user space gets does not."""
+    assert parse_io(b"rchar: 1\nwchar: 2\nread_bytes: 30\nwrite_bytes: 40\n") == 70
+    assert parse_io(b"rchar: 10\nwchar: 20\nread_bytes: 0\nwrite_bytes: 4\n") == 30
+
+
+def cores(scene: Scene) -> Values:
+    """Return what the child processes of each job took, ten seconds later."""
+    return values(scene.collect(10.0), CHILDREN)
+
+
+def test_child_processes(tmp_path: Path) -> None:
+    """Those that run count, and those that a rank has waited for; the rank itself does not."""
+    scene = Scene(tmp_path)
+    variables = {**TORCH, "SLURM_JOB_ID": "7"}
+
+    def ticks(pid: int, parent: int, own: int, waited: int) -> None:
+        scene.machine.process(pid, variables, parent=parent)
+        fields = (scene.machine.root / str(pid) / "stat").read_text().split()
+        fields[13:17] = str(own), "0", str(waited), "0"
+        (scene.machine.root / str(pid) / "stat").write_text(" ".join(fields))
+
+    ticks(10, 1, 1000, 0)
+    ticks(11, 10, 0, 0)
+    assert cores(scene) == {}
+    ticks(10, 1, 2000, 500)
+    ticks(11, 10, 1500, 0)
+    assert cores(scene) == {("slurm-7",): 2.0}
+
+
+def test_a_network_namespace_of_its_own(tmp_path: Path) -> None:
+    """In a pod the interfaces tell what the job moves, as the agent does not see its connections."""
+    head = b"Inter-|   Receive\n face |bytes\n"
+    assert parse_interfaces(head + b"lo: 7 1 0 0 0 0 0 0 7 1\neth0: 5 1 0 0 0 0 0 0 9 1\n") == 14
+    scene = Scene(tmp_path)
+    for pid in (10, 11):
+        place = scene.machine.root / str(pid)
+        (place / "ns").mkdir()
+        (place / "net").mkdir()
+        (place / "ns" / "net").symlink_to("net:[9]")
+    own = scene.machine.root / "self" / "ns"
+    own.mkdir(parents=True)
+    (own / "net").symlink_to("net:[1]")
+
+    def rate(count: int) -> Values:
+        for pid in (10, 11):
+            (scene.machine.root / str(pid) / "net" / "dev").write_bytes(
+                head + f"eth0: 0 1 0 0 0 0 0 0 {count} 1\n".encode()
+            )
+        return values(scene.collect(10.0), SOCKETS)
+
+    assert rate(1000) == {}
+    assert rate(51000) == {("slurm-7",): 5000.0}
+
+
+def test_this_kernel_counts_an_upload(tmp_path: Path) -> None:
+    """What a connection has sent, and its other end received, is known of the process that holds it."""
+    scene = Scene(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sends = socket.create_connection(server.getsockname())
+        receives, _ = server.accept()
+    with sends, receives:
+        place = scene.machine.root / "10" / "fd"
+        (place / "5").symlink_to(f"socket:[{os.fstat(sends.fileno()).st_ino}]")
+        assert values(scene.collect(10.0), SOCKETS) == {}
+        assert values(scene.collect(10.0), SOCKETS) == {("slurm-7",): 0.0}
+        sends.sendall(bytes(50_000))
+        left = 50_000
+        while left:
+            left -= len(receives.recv(left))
+        assert values(scene.collect(10.0), SOCKETS) == {("slurm-7",): 5000.0}
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that writes eight megabytes as its input ends, and waits."""
+    program = (
+        "import os, sys, time; sys.stdin.read(); f = open(sys.argv[1], 'wb');"
+        "f.write(bytes(8 << 20)); f.flush(); os.fsync(f.fileno()); print(flush=True); time.sleep(99)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "checkpoint")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        yield process
+        process.kill()
+
+
+def test_this_kernel_counts_a_save(writer: subprocess.Popen[bytes]) -> None:
+    """What a genuine process saves to a file is in its counter."""
+    with open(f"/proc/{writer.pid}/io", "rb") as file:
+        before = parse_io(file.read())
+    assert writer.stdin is not None
+    assert writer.stdout is not None
+    writer.stdin.close()
+    writer.stdout.readline()
+    with open(f"/proc/{writer.pid}/io", "rb") as file:
+        assert parse_io(file.read()) - before >= 8 << 20
+
+
+def test_a_job_that_does_nothing(scene: Scene) -> None:
+    """It is idle for as long as no thread of its ranks computes and it moves no bytes; what monitors
+    and loggers move does not count.
+    """
+    task = scene.machine.root / "10" / "task" / "10"
+    task.mkdir(parents=True)
+
+    def look(ticks: int, written: int) -> float:
+        fields = (scene.machine.root / "10" / "stat").read_text().split()
+        fields[13] = str(ticks)
+        (task / "stat").write_text(" ".join(fields))
+        scene.writes(10, written)
+        return values(scene.collect(10.0), IDLE)["slurm-7",]
+
+    assert look(0, 1000) == 0.0
+    assert [look(0, 1000), look(5, 50_000)] == [10.0, 20.0]
+    assert look(500, 50_000) == 0.0
+    assert [look(500, 50_000), look(500, 10**6)] == [10.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        (b"/usr/bin/python3\0-u\0/home/u/train.py\0--key\0secret\0", "train.py"),
+        (b"python\0-X\0dev\0-m\0pkg.train\0--x\0", "pkg.train"),
+        (b"/opt/bin/trainer\0config.yml\0", "trainer"),
+        (b"python3\0", "python3"),
+        (b"", ""),
+    ],
+)
+def test_what_a_process_runs(line: bytes, name: str) -> None:
+    """Its script or module is named, and no argument of it."""
+    assert script(line.split(b"\0")) == name
+
+
+def test_a_job_has_a_name_that_its_owner_knows(scene: Scene) -> None:
+    """The first process tells what runs, and under which pid."""
+    (scene.machine.root / "10" / "cmdline").write_bytes(b"python\0train.py\0")
+    result = scene.collect(10.0)
+    assert list(values(result, PROCESS)) == [("slurm-7", "train.py", "", "10")]

@@ -1,0 +1,125 @@
+"""Ranks without heartbeats, as the kernel shows their processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.core.host import Host
+from dshealthd.jobs.environment import launch
+from dshealthd.jobs.processes import TrainingProcess
+from dshealthd.jobs.rank_processes import RankProcesses
+from tests.jobs.machines import TORCH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Three processes, which end with the test."""
+    made = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) for _ in range(3)]
+    yield made
+    for process in made:
+        process.kill()
+        process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def started(pid: int) -> int:
+    """Return the ticks at which a process started."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+        return int(file.read().rpartition(")")[2].split()[19])
+
+
+class Scene:
+    """The ranks of a job, without those that are gone, as a table of processes shows them."""
+
+    def __init__(self, ranks: list[subprocess.Popen[bytes]]) -> None:
+        self.processes: list[TrainingProcess] = []
+        for number, rank in enumerate(ranks):
+            environment = {**TORCH, "RANK": str(number), "LOCAL_RANK": str(number)}
+            place = launch(environment)
+            assert place is not None
+            self.processes.append(
+                TrainingProcess(rank.pid, started(rank.pid), 1, "run-1", place, environment)
+            )
+        self.watch = RankProcesses(Host())
+        self.now = 0.0
+
+    def look(self, *, gone: tuple[int, ...] = ()) -> set[tuple[int, str, float]]:
+        """Return the troubles ten seconds later."""
+        self.now += 10.0
+        left = [one for number, one in enumerate(self.processes) if number not in gone]
+        return {
+            (rank, what, seconds) for _, rank, what, seconds in self.watch.troubles(left, self.now)
+        }
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something."""
+        end = time.monotonic() + 60.0
+        while not condition():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    def state(self, number: int) -> str:
+        """Return the kernel's letter for a rank."""
+        with open(f"/proc/{self.processes[number].pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0]
+
+
+def test_a_rank_that_is_stopped(ranks: list[subprocess.Popen[bytes]]) -> None:
+    """It is told with for how long, until it goes on; a job of which all are stopped was suspended."""
+    scene = Scene(ranks)
+    with closing(scene.watch):
+        assert scene.look() == set()
+        ranks[1].send_signal(signal.SIGSTOP)
+        scene.until(lambda: scene.state(1) == "T")
+        assert scene.look() == {(1, "stopped", 0.0)}
+        assert scene.look() == {(1, "stopped", 10.0)}
+        for rank in (ranks[0], ranks[2]):
+            rank.send_signal(signal.SIGSTOP)
+        scene.until(lambda: scene.state(0) == scene.state(2) == "T")
+        assert scene.look() == set()
+        for rank in ranks:
+            rank.send_signal(signal.SIGCONT)
+        scene.until(lambda: all(scene.state(number) != "T" for number in range(3)))
+        assert scene.look() == set()
+
+
+@pytest.mark.parametrize("reaped", [True, False])
+def test_a_rank_that_is_killed(ranks: list[subprocess.Popen[bytes]], *, reaped: bool) -> None:
+    """How it ended is told while others of its run go on, and no longer."""
+    scene = Scene(ranks)
+    with closing(scene.watch):
+        scene.look()
+        ranks[1].kill()
+        scene.until(lambda: scene.state(1) == "Z")
+        if reaped:
+            ranks[1].wait()
+        # Before Linux 6.15 nobody knows how a process ended that its parent has reaped.
+        ((rank, what, seconds),) = scene.look(gone=(1,))
+        assert (rank, seconds) == (1, 0.0)
+        assert what in ({"killed", "unknown"} if reaped else {"killed"})
+        assert {(rank, seconds) for rank, _, seconds in scene.look(gone=(1,))} == {(1, 10.0)}
+        assert scene.look(gone=(0, 1, 2)) == set()
+
+
+def test_a_rank_that_is_started_anew(ranks: list[subprocess.Popen[bytes]]) -> None:
+    """Its earlier process is told no longer."""
+    scene = Scene(ranks[:2])
+    first = scene.processes[1]
+    with closing(scene.watch):
+        scene.look()
+        assert len(scene.look(gone=(1,))) == 1
+        scene.processes[1] = TrainingProcess(
+            ranks[2].pid, started(ranks[2].pid), 1, "run-1", first.launch, first.environment
+        )
+        assert scene.look() == set()
