@@ -200,10 +200,9 @@ def _check_texts(url: str, receivers: Collection[str]) -> None:
                 "them: its messages have no text; use the receivers of deploy/alertmanager"
             )
             raise Stopped(message)
-        print(
+        print_lines(
             f"UNKNOWN  {printable(named)}. Alertmanager does not say whether {printable(files)} "
-            "defines them: if the message has no title or text, the files were not found there",
-            flush=True,
+            "defines them: if the message has no title or text, the files were not found there"
         )
 
 

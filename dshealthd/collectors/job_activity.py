@@ -8,13 +8,14 @@ one, or loads data. So is one whose compilers or data loaders compute. None of t
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import Collector, CollectorOptions, Worker, every, gauge
 from dshealthd.core.host import read_bytes
-from dshealthd.core.result import fault_of
+from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.core.text import printable
 from dshealthd.jobs import shares
 from dshealthd.jobs.processes import ProcessTable
@@ -84,7 +85,7 @@ BUDGET = 0.1
 def parse_io(data: bytes) -> int:
     """Return the bytes read and written, from a `/proc/<pid>/io`; ValueError if it lacks them."""
     found = {}
-    for line in data.splitlines():
+    for line in data.split(b"\n"):
         name, _, value = line.partition(b":")
         if name in {b"rchar", b"wchar", b"read_bytes", b"write_bytes"}:
             found[name] = int(value)
@@ -100,7 +101,7 @@ def parse_interfaces(data: bytes) -> int:
     ValueError if malformed.
     """
     total = 0
-    for line in data.splitlines()[2:]:
+    for line in data.rstrip(b"\n").split(b"\n")[2:]:
         name, _, values = line.partition(b":")
         numbers = values.split()
         if len(numbers) < 9:  # noqa: PLR2004 - eight of receiving come before those of sending
@@ -144,7 +145,7 @@ class JobActivity(Collector):
         """Yield each job's rates; a process that cannot be read is a fault, never 0."""
         processes = self.context.shared(ProcessTable).refresh()
         jobs, _ = shares.jobs(processes, MAX_JOBS)
-        now, before = self.context.monotonic(), self._before
+        now = self.context.monotonic()
         elapsed = None if self._at is None else now - self._at
         for trouble in self._ranks.troubles(processes, now):
             if trouble.job in jobs:
@@ -153,58 +154,70 @@ class JobActivity(Collector):
         counted: dict[object, float] = {}
         sockets = self._sockets(jobs)
         for job, members in jobs.items():
-            rises: defaultdict[object, list[float]] = defaultdict(list)
-
-            def count(
-                what: object, key: object, value: float, rises: Any = rises, *, new: bool = False
-            ) -> None:
-                counted[what, key] = value
-                if (what, key) in before or new:
-                    rises[what].append(value - before.get((what, key), 0.0))
-
-            children = _children(members)
-            for process in members:
-                part = f"process {process.pid}"
-                if (fault := self.context.entering(part)) is not None:
-                    yield fault
-                    continue
-                key = process.pid, process.start
-                place = self.host.proc(str(process.pid))
-                try:
-                    moved = parse_io(read_bytes(f"{place}/io", 4096))
-                    stat = parse_stat(read_bytes(f"{place}/stat", 4096))
-                except (FileNotFoundError, ProcessLookupError):
-                    continue  # it has ended
-                except (OSError, ValueError) as error:
-                    yield fault_of(part, error)
-                    continue
-                ticks = stat.children_ticks + (stat.cpu_ticks if process.pid in children else 0)
-                count(FILES, key, moved)
-                count(CHILDREN, key, ticks / TICKS)
-            for place, moved in sockets.get(job, {}).items():
-                count(
-                    SOCKETS, place, moved, new=bool(before)
-                )  # a new one has moved all of it since
-            for key, seconds in self._ranks.threads.get(job, {}).items():
-                count(_THREADS, key, seconds)
-            if elapsed:
-                rates = {
-                    what: max(sum(rise), 0.0) / elapsed for what, rise in rises.items() if rise
-                }
-                for metric in (FILES, SOCKETS, CHILDREN):
-                    if metric in rates:
-                        yield metric(rates[metric], job)
-                thread = max(rises[_THREADS], default=elapsed) / elapsed
-                if (
-                    thread >= IDLE_SHARE
-                    or rates.get(CHILDREN, 0.0) >= BUSY
-                    or rates.get(FILES, 0.0) + rates.get(SOCKETS, 0.0) > IDLE_BYTES
-                ):
-                    self._busy[job] = now
-                yield IDLE(now - self._busy.setdefault(job, now), job)
-            yield from self._first(job, members)
+            read = functools.partial(
+                self._job, job, members, now, elapsed, counted, sockets.get(job, {})
+            )
+            yield from one_of_many(f"job {job}", read)
         self._at, self._before = now, counted
         self._busy = {job: at for job, at in self._busy.items() if job in jobs}
+
+    def _job(
+        self,
+        job: str,
+        members: list[TrainingProcess],
+        now: float,
+        elapsed: float | None,
+        counted: dict[object, float],
+        sockets: Mapping[object, float],
+    ) -> Iterator[Sample | Fault]:
+        """Yield what the processes of one job do, and add their counters to `counted`."""
+        before = self._before
+        rises: defaultdict[object, list[float]] = defaultdict(list)
+
+        def count(
+            what: object, key: object, value: float, rises: Any = rises, *, new: bool = False
+        ) -> None:
+            counted[what, key] = value
+            if (what, key) in before or new:
+                rises[what].append(value - before.get((what, key), 0.0))
+
+        children = _children(members)
+        for process in members:
+            part = f"process {process.pid}"
+            if (fault := self.context.entering(part)) is not None:
+                yield fault
+                continue
+            key = process.pid, process.start
+            place = self.host.proc(str(process.pid))
+            try:
+                moved = parse_io(read_bytes(f"{place}/io", 4096))
+                stat = parse_stat(read_bytes(f"{place}/stat", 4096))
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended
+            except (OSError, ValueError, ArithmeticError) as error:
+                yield fault_of(part, error)
+                continue
+            ticks = stat.children_ticks + (stat.cpu_ticks if process.pid in children else 0)
+            count(FILES, key, moved)
+            count(CHILDREN, key, ticks / TICKS)
+        for place, moved in sockets.items():
+            count(SOCKETS, place, moved, new=bool(before))  # a new one has moved all of it since
+        for key, seconds in self._ranks.threads.get(job, {}).items():
+            count(_THREADS, key, seconds)
+        if elapsed:
+            rates = {what: max(sum(rise), 0.0) / elapsed for what, rise in rises.items() if rise}
+            for metric in (FILES, SOCKETS, CHILDREN):
+                if metric in rates:
+                    yield metric(rates[metric], job)
+            thread = max(rises[_THREADS], default=elapsed) / elapsed
+            if (
+                thread >= IDLE_SHARE
+                or rates.get(CHILDREN, 0.0) >= BUSY
+                or rates.get(FILES, 0.0) + rates.get(SOCKETS, 0.0) > IDLE_BYTES
+            ):
+                self._busy[job] = now
+            yield IDLE(now - self._busy.setdefault(job, now), job)
+        yield from self._first(job, members)
 
     def _first(self, job: str, members: list[TrainingProcess]) -> Iterator[Sample]:
         """Yield who runs what in a job: nothing where that cannot be read."""
@@ -229,7 +242,9 @@ class JobActivity(Collector):
         left = MAX_DESCRIPTORS
         for job, members in jobs.items():
             for process in members:
-                with contextlib.suppress(OSError, ValueError):  # it has ended, or access is denied
+                with contextlib.suppress(
+                    OSError, ValueError, ArithmeticError
+                ):  # it has ended, or access is denied
                     if process.network:
                         if process.network not in found[job]:
                             place = self.host.proc(f"{process.pid}/net/dev")

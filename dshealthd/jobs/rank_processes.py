@@ -93,7 +93,7 @@ class RankProcesses:
     def _state(self, job: str, key: Key) -> ThreadState:
         try:
             found = activity(self._host, *key)
-        except (OSError, ValueError):
+        except (OSError, ValueError, ArithmeticError):
             found = None
         if found is None:
             return ThreadState.UNKNOWN
@@ -105,7 +105,7 @@ class RankProcesses:
         """Return how a process ended, whether its parent has reaped it or not."""
         try:
             found = activity(self._host, *key)
-        except (OSError, ValueError):
+        except (OSError, ValueError, ArithmeticError):
             found = None
         if found is not None and found.state in {ThreadState.ZOMBIE, ThreadState.GONE}:
             return how(found.exit_status)

@@ -147,7 +147,7 @@ def thread_of(host: Host, pid: int, told: int) -> int:
     place = host.proc(f"{pid}/task")
     with contextlib.suppress(OSError, ValueError, ArithmeticError):
         for thread in os.listdir(place) if told else ():
-            for line in read_bytes(f"{place}/{thread}/status", 8192).splitlines():
+            for line in read_bytes(f"{place}/{thread}/status", 8192).split(b"\n"):
                 if line.startswith(b"NSpid:") and int(line.split()[-1]) == told:
                     return int(thread)
     return pid

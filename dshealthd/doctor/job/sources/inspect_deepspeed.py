@@ -445,7 +445,7 @@ def main() -> None:
     found = answer(json.load(sys.stdin))
     try:
         text = json.dumps(found, allow_nan=False)
-    except ValueError as error:  # Infinity in a configuration
+    except (ValueError, ArithmeticError) as error:  # Infinity in a configuration
         text = json.dumps({"problem": f"no JSON: {error}"}, allow_nan=False)
     with os.fdopen(output, "w") as stream:
         stream.write(text)
