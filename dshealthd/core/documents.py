@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -50,10 +51,8 @@ class LeftOut:
         a part is its kind and its `name`.
         """
         for item in items:
-            part = f"{kind} {name(item)}"
-            if (
-                made := self.section(part, lambda item=item: build(item), _NOTHING)
-            ) is not _NOTHING:
+            made = self.section(f"{kind} {name(item)}", functools.partial(build, item), _NOTHING)
+            if made is not _NOTHING:
                 yield made
 
     def section(self, part: str, build: Callable[[], Any], otherwise: object = None) -> Any:
