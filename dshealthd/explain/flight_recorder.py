@@ -63,8 +63,8 @@ class _Unpickler(pickle.Unpickler):
 def load(data: bytes) -> Any:
     """Return the plain values that a dump's pickle holds.
 
-    `MalformedDump` if it holds anything else. Call it in a process whose memory is limited: a
-    number in the pickle makes the unpickler reserve as much as it says.
+    `MalformedDump` if it holds anything else, MemoryError: a number in the pickle makes the
+    unpickler reserve as much as it says, so call it in a process whose memory is limited.
     """
     try:
         return _Unpickler(io.BytesIO(data)).load()
@@ -78,7 +78,6 @@ def load(data: bytes) -> Any:
         TypeError,
         LookupError,
         AttributeError,
-        MemoryError,
     ) as error:
         message = f"not a pickle of plain values: {type(error).__name__}: {str(error)[:MAX_TEXT]}"
         raise MalformedDump(message) from error

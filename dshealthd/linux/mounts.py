@@ -52,7 +52,7 @@ def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
     return best
 
 
-_SERVED = re.compile(rb"^(\d+) .* - fuse[^ ]* .*\buser_id=([1-9]\d*)", re.MULTILINE)
+_SERVED = re.compile(rb"^(\d{1,10}) .* - fuse[^ ]* .*\buser_id=([1-9]\d{0,9})", re.MULTILINE)
 _MOUNT_ID = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
 
 

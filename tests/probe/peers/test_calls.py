@@ -14,10 +14,12 @@ from dshealthd.core.schema import SchemaError
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.messages import MAX_PAYLOAD
+from dshealthd.probe.peers.nonces import LIFETIME, Nonces
 from dshealthd.probe.peers.protocol import (
     ABSENT,
     ANSWER,
     MAX_BODY,
+    NONCE,
     PREFIX,
     Refusal,
     RequestClaim,
@@ -232,6 +234,40 @@ async def test_request_without_a_challenge(key: Path) -> None:
         assert (head.status, text) == UNAUTHORIZED
         assert node.refused("key") == 1
         assert node.metric("requests_total", "echo", "ok") == 0
+
+
+async def test_request_for_a_nonce_has_no_body(key: Path) -> None:
+    """What costs this node a nonce, which anybody may request, costs it nothing else."""
+    async with listening(keyed(key)) as node, connected(node) as raw:
+        head, _ = await raw.ask(request(RequestClaim("a", "b"), BODY, PREFIX + NONCE))
+        assert head.status != 200
+        assert node.refused("malformed") == 1
+
+
+def test_spent_nonces_are_bounded() -> None:
+    """A sender with the key cannot make this node remember more nonces than its rate allows, whatever
+    it is refused for afterwards; those of others are spent as before.
+    """
+    clock = Time()
+    nonces = Nonces(rate=2.0, burst=5, monotonic=clock)
+    most = 5 + 2 * LIFETIME * 2.0
+    spent = [nonces.spend(nonces.issue("a"), "a") for _ in range(200)]
+    assert most <= spent.count(True) <= most + 1
+    assert spent[:40] == [True] * 40
+    assert nonces.spend(nonces.issue("b"), "b")
+    clock.now += LIFETIME + 0.1
+    assert nonces.spend(nonces.issue("a"), "a")
+
+
+def test_a_nonce_lives_for_ten_seconds() -> None:
+    """To the end of its life it is fresh, and not a moment longer."""
+    clock = Time()
+    nonces = Nonces(rate=2.0, burst=5, monotonic=clock)
+    nonce = nonces.issue("a")
+    clock.now += LIFETIME
+    assert nonces.fresh(nonce, "a")
+    clock.now += 0.001
+    assert not nonces.fresh(nonce, "a")
 
 
 async def test_nonce_is_of_one_sender_and_ages(key: Path) -> None:
