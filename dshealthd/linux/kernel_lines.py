@@ -160,9 +160,9 @@ _EDAC = (
 )
 """What EDAC's drivers print, with the label of a DIMM if they know which it is."""
 # The status register of a bank, bits 63 to 60 (valid, overflow, uncorrected, enabled) in its first
-# digit: Intel SDM 3B, 17.3.2.2 (IA32_MCi_STATUS MSRs), AMD APM 2, 9.3.2. Errors of a memory
-# controller have the code 000F 0000 1MMM CCCC in its last four (SDM, table 17-11); AMD has no such
-# code. Firmware's records of memory errors get it, too (arch/x86/kernel/cpu/mce/apei.c).
+# digit: IA32_MCi_STATUS in Intel's SDM 3B, MCi_STATUS in AMD's APM 2. Errors of a memory controller
+# have the compound code 000F 0000 1MMM CCCC in its last four (SDM); AMD has no such code. Firmware's
+# records of memory errors get it, too (arch/x86/kernel/cpu/mce/apei.c).
 _BANK = (
     r"(?:mce: )?\[Hardware Error\]: CPU %s: Machine Check(?: Exception)?: [0-9a-f]{1,16} Bank \d+: "
 )
