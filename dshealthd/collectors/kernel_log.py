@@ -300,14 +300,16 @@ class KernelLog(Collector):
     def _samples(self) -> list[Sample]:
         """Return the kernel log's counts as samples; the same list if nothing is new."""
         if self._shown is None:
-            # An unseen event is known to be 0 only once the whole log has been read.
+            # An unseen event is known to be 0 only once the whole log has been read. Before, counts
+            # of lines that were there already would rise, as those of new lines do.
             events: dict[tuple[str, ...], float] = {}
             if self._reader.drained:
                 events = {(name, ""): 0.0 for name in lines.EVENTS}
             shown = []
             for metric, labels, value in self._tally:
                 if metric is EVENTS:
-                    events[labels] = value
+                    if self._resumed or self._reader.drained:
+                        events[labels] = value
                 elif metric in _OF_GPU:
                     shown.append(metric(value, self._gpu(labels[0]), *labels))
                 else:
