@@ -266,7 +266,7 @@ class KernelLog(Collector):
                 self._tell_of_gpus()
                 self._tally.count(SXIDS, sxid.switch, sxid.pci_bus_id, code, sxid.severity)
         elif (event := self._parser.event(message)) is not None:
-            self._tally.count(EVENTS, event.name, self._device(event))
+            self._tally.count(EVENTS, event.name, self._device(event), by=event.errors)
 
     def _device(self, event: lines.Event) -> str:
         """Return the device that an event is counted for."""
