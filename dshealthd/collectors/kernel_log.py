@@ -266,7 +266,7 @@ class KernelLog(Collector):
                 self._tell_of_gpus()
                 self._tally.count(SXIDS, sxid.switch, sxid.pci_bus_id, code, sxid.severity)
         elif (event := self._parser.event(message)) is not None:
-            self._tally.count(EVENTS, event.name, self._device(event))
+            self._tally.count(EVENTS, event.name, self._device(event), by=event.errors)
 
     def _device(self, event: lines.Event) -> str:
         """Return the device that an event is counted for."""
@@ -300,14 +300,16 @@ class KernelLog(Collector):
     def _samples(self) -> list[Sample]:
         """Return the kernel log's counts as samples; the same list if nothing is new."""
         if self._shown is None:
-            # An unseen event is known to be 0 only once the whole log has been read.
+            # An unseen event is known to be 0 only once the whole log has been read. Before, counts
+            # of lines that were there already would rise, as those of new lines do.
             events: dict[tuple[str, ...], float] = {}
             if self._reader.drained:
                 events = {(name, ""): 0.0 for name in lines.EVENTS}
             shown = []
             for metric, labels, value in self._tally:
                 if metric is EVENTS:
-                    events[labels] = value
+                    if self._resumed or self._reader.drained:
+                        events[labels] = value
                 elif metric in _OF_GPU:
                     shown.append(metric(value, self._gpu(labels[0]), *labels))
                 else:

@@ -52,10 +52,10 @@ class PersistentCounters:
         """Iterate over metric, labels and value."""
         return ((metric, labels, value) for (metric, labels), value in self._values.items())
 
-    def count(self, metric: Metric, *labels: str) -> None:
-        """Add one to a counter."""
+    def count(self, metric: Metric, *labels: str, by: int = 1) -> None:
+        """Add to a counter."""
         key = self._key(metric, labels)
-        self._values[key] = self._values.get(key, 0.0) + 1.0
+        self._values[key] = self._values.get(key, 0.0) + by
         self.changed = True
 
     def put(self, value: float, metric: Metric, *labels: str) -> None:

@@ -155,14 +155,14 @@ _JOURNAL = r"(?P<device>dm-\d+|[\w!]{1,32})(?:-\d{1,10})?"
 """A journal is named after its file system's device and its inode there."""
 _SERVER = r"(?P<server>[\w.:%@-]{1,64})"
 _EDAC = (
-    r"EDAC MC\d+: \d+ %s .{1,200}? on (?:(?!unknown |any )(?P<device>[\w#.:/-]{2,64}) \(.{0,200}"
+    r"EDAC MC\d+: (?P<count>\d{1,9}) %s .{1,200}? on (?:(?!unknown |any )(?P<device>[\w#.:/-]{2,64}) \(.{0,200}"
     r"|.{1,200})page:0x"
 )
-"""What EDAC's drivers print, with the label of a DIMM if they know which it is."""
+"""What EDAC's drivers print of so many errors, with the label of a DIMM if they know which it is."""
 # The status register of a bank, bits 63 to 60 (valid, overflow, uncorrected, enabled) in its first
-# digit: Intel SDM 3B, 17.3.2.2 (IA32_MCi_STATUS MSRs), AMD APM 2, 9.3.2. Errors of a memory
-# controller have the code 000F 0000 1MMM CCCC in its last four (SDM, table 17-11); AMD has no such
-# code. Firmware's records of memory errors get it, too (arch/x86/kernel/cpu/mce/apei.c).
+# digit: IA32_MCi_STATUS in Intel's SDM 3B, MCi_STATUS in AMD's APM 2. Errors of a memory controller
+# have the compound code 000F 0000 1MMM CCCC in its last four (SDM); AMD has no such code. Firmware's
+# records of memory errors get it, too (arch/x86/kernel/cpu/mce/apei.c).
 _BANK = (
     r"(?:mce: )?\[Hardware Error\]: CPU %s: Machine Check(?: Exception)?: [0-9a-f]{1,16} Bank \d+: "
 )
@@ -321,6 +321,8 @@ class Event(NamedTuple):
     """What has it, by the kernel's own name: `nvme0n1`, `0000:17:00.0`, a CPU's number, the label of a
     DIMM, a server's name; empty if the line does not say.
     """
+    errors: int = 1
+    """How many the line stands for."""
 
 
 def event_expressions(name: str) -> list[str]:
@@ -347,8 +349,9 @@ def event(message: str) -> Event | None:
         if part in message and (match := pattern.match(message)):
             groups = match.groupdict()
             device = next((groups[key] for key in _GROUPS if groups.get(key)), "")
-            partition = _PARTITION.fullmatch(device)
-            return Event(name, (partition[1] or partition[2]) if partition else device)
+            if partition := _PARTITION.fullmatch(device):
+                device = partition[1] or partition[2]
+            return Event(name, device, int(groups.get("count") or 1))
     return None
 
 

@@ -208,6 +208,24 @@ def test_a_journal_that_hangs_is_a_fault(machine: Machine) -> None:
     assert machine.collect(collector).faults == (stuck,)
 
 
+def test_old_lines_are_no_new_ones(machine: Machine) -> None:
+    """A log that takes several collections to read shows no count that rises meanwhile; an agent that
+    goes on where another was shows what that one had counted at once.
+    """
+    machine.options = kernel_log.KernelLogOptions(read_records=2)
+    line = b"3,%d,1,-;nvme nvme%d: Removing after probe failure status: -19\n"
+    machine.log(line % (number, number % 2) for number in range(5))
+    first = machine.collector()
+    shown = [values(machine.collect(first), kernel_log.EVENTS) for _ in range(3)]
+    assert shown[:2] == [{}, {}]
+    assert shown[2]["nvme_failure", "nvme0"] == 3
+    assert shown[2]["nvme_failure", "nvme1"] == 2
+    close(first)
+    machine.log(line % (number, 0) for number in range(5, 8))
+    again = values(machine.collect(machine.collector()), kernel_log.EVENTS)
+    assert again["nvme_failure", "nvme0"] == 5
+
+
 def test_nothing_new_is_cheap(machine: Machine) -> None:
     """Without a new record the very same samples are given again."""
     collector = machine.collector()
