@@ -81,6 +81,12 @@ async def test_every_pair_meets(tmp_path: Path) -> None:
             assert agent.value("probe_up") == 1
             assert agent.value("members") == 4
         assert len({agent.value("members_hash") for agent in members}) == 1
+        selves = {agent.value("probe_member_hash", "self") for agent in members}
+        assert len(selves) == 4
+        # Whom each has met last: for whoever knows of none in this moment, in a next epoch.
+        for agent in members:
+            others = selves - {agent.value("probe_member_hash", "self")}
+            await until(lambda: agent.value("probe_member_hash", "met") in others)  # noqa: B023
         # The leader is drawn anew in every epoch, and only the leader measures.
         leaders = [agent for agent in members if any(entry["led"] for entry in agent.rounds)]
         assert len(leaders) >= 2
@@ -100,6 +106,8 @@ async def test_half_the_agents_gone(tmp_path: Path) -> None:
         await until(lambda: {entry["component"] for entry in one.suspects} == names)
         assert {(entry["kind"], entry["reason"]) for entry in one.suspects} == {("node", "refused")}
         await until(lambda: any(epoch > ended for epoch in epochs([one, two])))
+        met = one.value("probe_member_hash", "met")
+        assert met in {0, two.value("probe_member_hash", "self")}, "nobody has met who is gone"
 
 
 async def test_odd_one_rests(tmp_path: Path) -> None:
