@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, CollectorOptions, Worker, every, gauge
 from dshealthd.core.host import read_bytes
@@ -151,17 +151,22 @@ class JobActivity(Collector):
                 job, rank, what, seconds = trouble
                 yield TROUBLE(seconds, job, str(rank), what)
         counted: dict[object, float] = {}
+
+        def count(
+            rises: defaultdict[object, list[float]],
+            what: object,
+            key: object,
+            value: float,
+            *,
+            new: bool = False,
+        ) -> None:
+            counted[what, key] = value
+            if (what, key) in before or new:
+                rises[what].append(value - before.get((what, key), 0.0))
+
         sockets = self._sockets(jobs)
         for job, members in jobs.items():
             rises: defaultdict[object, list[float]] = defaultdict(list)
-
-            def count(
-                what: object, key: object, value: float, rises: Any = rises, *, new: bool = False
-            ) -> None:
-                counted[what, key] = value
-                if (what, key) in before or new:
-                    rises[what].append(value - before.get((what, key), 0.0))
-
             children = _children(members)
             for process in members:
                 part = f"process {process.pid}"
@@ -179,14 +184,13 @@ class JobActivity(Collector):
                     yield fault_of(part, error)
                     continue
                 ticks = stat.children_ticks + (stat.cpu_ticks if process.pid in children else 0)
-                count(FILES, key, moved)
-                count(CHILDREN, key, ticks / TICKS)
-            for place, moved in sockets.get(job, {}).items():
-                count(
-                    SOCKETS, place, moved, new=bool(before)
-                )  # a new one has moved all of it since
+                count(rises, FILES, key, moved)
+                count(rises, CHILDREN, key, ticks / TICKS)
+            for where, sent in sockets.get(job, {}).items():
+                # A new connection has moved all of it since.
+                count(rises, SOCKETS, where, sent, new=bool(before))
             for key, seconds in self._ranks.threads.get(job, {}).items():
-                count(_THREADS, key, seconds)
+                count(rises, _THREADS, key, seconds)
             if elapsed:
                 rates = {
                     what: max(sum(rise), 0.0) / elapsed for what, rise in rises.items() if rise

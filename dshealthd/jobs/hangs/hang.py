@@ -384,8 +384,13 @@ def judge(
     seen = work()
     waiting = {rank.rank: where for rank in living if (where := rank.waits_in(seen, floor))}
     all_wait = len(waiting) == len(living) and not seen.says
-    # A rank that has ended well is done, unless others wait for it: they may write results.
-    gone = [rank for rank in ranks if rank.ended not in {None, *(() if all_wait else _DONE)}]
+    # A rank that has ended well is done, unless others have waited since: they may write results.
+    gone = [
+        rank
+        for rank in ranks
+        if rank.ended not in {None, ExitKind.ENDED}
+        or (rank.ended and all_wait and now - (rank.ended_at or 0.0) > floor)
+    ]
     certain = any(rank.stopped_for > floor for rank in living) or any(
         now - (rank.ended_at or now) > floor for rank in gone
     )
@@ -425,9 +430,6 @@ def judge(
         waiting=waiting,
         hold=hold,
     )
-
-
-_DONE = (ExitKind.ENDED,)
 
 
 def _patience(living: Sequence[RankState], waiting: Mapping[int, str], seen: Work) -> float:
@@ -505,7 +507,7 @@ def _cause(
     if saving := [rank.rank for rank in living if rank.phase is Phase.CHECKPOINT]:
         return HangClass.CHECKPOINT, [(rank, Culprit.CHECKPOINT) for rank in saving]
     blocked = [rank.rank for rank in living if rank.state is ThreadState.BLOCKED]
-    if 0 < len(blocked) * 2 <= len(living):
+    if 0 < len(blocked) * 2 <= len(living) or len(blocked) == len(living):
         return HangClass.INPUT, [(rank, Culprit.BLOCKED) for rank in blocked]
     paused = [rank.rank for rank in living if rank.phase is not Phase.TRAINING]
     if 0 < len(paused) < len(living):

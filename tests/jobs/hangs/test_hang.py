@@ -419,6 +419,21 @@ def test_who_is_done_while_others_wait() -> None:
         assert judge("run-1", [states[0], just, states[2]], 1000.0) is None
 
 
+def test_ranks_that_end_one_after_another() -> None:
+    """One that has just ended well is no culprit, though the others are overdue by now."""
+    states = [replace(rank, **BARRIER) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    states[1] = replace(states[1], ended=ExitKind.ENDED, ended_at=995.0)
+    assert judge("run-1", states, 1000.0) is None
+
+
+def test_all_ranks_in_the_same_storage() -> None:
+    """Where all ranks of a node hang in the kernel, all are named; of a few that do not, none is known."""
+    blocked = [replace(rank, state=ThreadState.BLOCKED) for rank in ranks()]
+    assert found(blocked).culprits == tuple((rank, Culprit.BLOCKED) for rank in range(3))
+    most = [*blocked[:2], replace(WAITS, rank=2)]
+    assert found(most).reason is HangClass.WAITING
+
+
 @pytest.mark.parametrize("others", [{"stage": INPUT}, {"thread_cpu": 0.5}, {"on_gpu": True}])
 def test_an_orderly_end(others: dict[str, object]) -> None:
     """Of ranks that are not known to wait for it, one may write results after another has ended well:
