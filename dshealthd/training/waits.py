@@ -61,7 +61,12 @@ def timeout() -> int:
             options = group._get_backend(sys.modules["torch"].device(device)).options  # type: ignore[union-attr] # noqa: SLF001 - torch's own Python reads it so
             seconds = int(options._timeout.total_seconds())  # noqa: SLF001
             return min(max(seconds, 0), MAX_TIMEOUT)
-        except (AttributeError, RuntimeError):  # no group, no such backend, or another release
+        except (
+            AttributeError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ):  # no group, no such backend, or another release
             continue
     return 0
 
