@@ -34,9 +34,10 @@ from dshealthd.training.message import Phase, StepStage
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-IDLE_FOR = 50.0
+IDLE_FOR = 45.0
 """Seconds for which a rank must have been idle before it counts as the one that others, which wait in
-a collective, wait for. It is to be paged within 90 s: 20 s are the rule's own, 15 s a scrape.
+a collective, wait for. It is to be paged within 90 s: of these, 20 s are the rule's own, 15 s a scrape,
+and some 10 s two checks and the evaluation of rules.
 """
 
 

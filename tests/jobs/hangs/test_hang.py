@@ -229,7 +229,7 @@ LATE = {"silence": IDLE_FOR + 1}
         ({"collective_for": 29.0}, HangClass.BETWEEN_STEPS, (), HOLD),
         ({"thread_cpu": 0.05}, HangClass.BETWEEN_STEPS, (), HOLD),
         ({"thread_cpu": None}, HangClass.BETWEEN_STEPS, (), HOLD),
-        ({"collective": "", "silence": 49.0}, HangClass.BETWEEN_STEPS, (), HOLD),
+        ({"collective": "", "silence": IDLE_FOR - 1}, HangClass.BETWEEN_STEPS, (), HOLD),
         ({"collective": "", "thread_cpu": 0.05}, HangClass.BETWEEN_STEPS, (), HOLD),
         ({"cpu": 1.0}, HangClass.WORKING, (), HOLD),
         # It does nothing, and the others wait for it: in an evaluation, a compiler or the like.
