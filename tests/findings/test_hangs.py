@@ -56,7 +56,7 @@ def test_what_gpus_show_of_each_rank() -> None:
         *(UTILIZATION(0.0, "1", "GPU-1"), ACTIVITY(0.0, "1", "GPU-1")),
     )
     found = work(series(*gpus, *readings), "run-1")
-    assert (found.says, found.still, found.waits) == ("", {0, 1}, {0})
+    assert (found.says, found.still, found.waits) == ("", frozenset({0, 1}), frozenset({0}))
     busy = (UTILIZATION(1.0, "2", "GPU-2"), ACTIVITY(0.5, "2", "GPU-2"))
     assert work(series(*gpus, *readings, *busy), "run-1").says == "its GPUs compute"
 

@@ -380,30 +380,29 @@ def judge(
     the silence in seconds that is usual in any job.
     """
     living = [rank for rank in ranks if rank.ended is None]
-    if not living or any(rank.silence <= floor for rank in living):
+    ended = [rank for rank in ranks if rank.ended is not None]
+    late = all(rank.overdue for rank in living)
+    gone = [rank for rank in ended if rank.ended is not ExitKind.ENDED]
+    stopped = any(rank.stopped_for > floor for rank in living)
+    quiet = living and all(rank.silence > floor for rank in living)
+    if not quiet or not (late or stopped or ended):
         return None
     seen = work()
     waiting = {rank.rank: where for rank in living if (where := rank.waits_in(seen, floor))}
-    all_wait = len(waiting) == len(living) and not seen.says
+    since = [rank for rank in ended if now - (rank.ended_at or 0.0) > floor]
     # A rank that has ended well is done, unless others have waited since: they may write results.
-    gone = [
-        rank
-        for rank in ranks
-        if rank.ended not in {None, ExitKind.ENDED}
-        or (rank.ended and all_wait and now - (rank.ended_at or 0.0) > floor)
-    ]
-    certain = any(rank.stopped_for > floor for rank in living) or any(
-        now - (rank.ended_at or now) > floor for rank in gone
-    )
-    if not certain and not all(rank.overdue for rank in living):
+    if not gone and len(waiting) == len(living) and not seen.says:
+        gone = since
+    certain = stopped or any(rank in since and rank.ended_at for rank in gone)
+    if not certain and not late:
         return None
     whole = _whole(ranks)
     overdue = min(rank.silence - (floor if certain else rank.bound) for rank in living)
     patience = _patience(living, waiting, seen)
-    if not gone and len(living) < len(ranks):
+    if ended and not gone:
         if overdue < patience or seen.says:
             return None
-        gone = [rank for rank in ranks if rank.ended is not None]
+        gone = ended
     reason, culprits = _cause(living, gone, floor, whole=whole)
     if reason in {HangClass.SUSPENDED, HangClass.DEBUGGER}:
         hold = math.inf

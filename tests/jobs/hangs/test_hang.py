@@ -193,6 +193,16 @@ def test_a_loader_of_a_pipeline(rank: int) -> None:
     )
 
 
+def test_work_is_asked_for_only_if_needed() -> None:
+    """It takes milliseconds of the agent's loop: not for each check of a job in a long step."""
+
+    def work() -> Work:
+        raise AssertionError
+
+    assert judge("run-1", ranks(bound=240.0), 1000.0, work) is None
+    assert judge("run-1", ranks(silence=29.0), 1000.0, work) is None
+
+
 def test_all_have_ended() -> None:
     """A job without a process here does not stand still here."""
     assert (
