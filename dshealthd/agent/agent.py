@@ -256,7 +256,7 @@ class Agent:
 
     def _see(self, hangs: Iterable[Standstill]) -> None:
         found = tuple(hangs)
-        self._evidence.see(found)
+        self._evidence.see(hang for hang in found if not hang.is_pause)
         self._probes.see(found)
 
     def _fitness(self) -> Fitness:

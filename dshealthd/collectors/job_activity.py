@@ -11,7 +11,7 @@ import contextlib
 import functools
 import os
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, CollectorOptions, Worker, every, gauge
 from dshealthd.core.host import read_bytes
@@ -174,9 +174,7 @@ class JobActivity(Collector):
         before = self._before
         rises: defaultdict[object, list[float]] = defaultdict(list)
 
-        def count(
-            what: object, key: object, value: float, rises: Any = rises, *, new: bool = False
-        ) -> None:
+        def count(what: object, key: object, value: float, *, new: bool = False) -> None:
             counted[what, key] = value
             if (what, key) in before or new:
                 rises[what].append(value - before.get((what, key), 0.0))
@@ -200,8 +198,8 @@ class JobActivity(Collector):
             ticks = stat.children_ticks + (stat.cpu_ticks if process.pid in children else 0)
             count(FILES, key, moved)
             count(CHILDREN, key, ticks / TICKS)
-        for place, moved in sockets.items():
-            count(SOCKETS, place, moved, new=bool(before))  # a new one has moved all of it since
+        for where, sent in sockets.items():
+            count(SOCKETS, where, sent, new=bool(before))  # a new one has moved all of it since
         for key, seconds in self._ranks.threads.get(job, {}).items():
             count(_THREADS, key, seconds)
         if elapsed:

@@ -50,7 +50,8 @@ class Jobs:
     ) -> None:
         """Prepare; `apply` starts the service.
 
-        `on_look` is called in the loop after each check, with all hangs confirmed by then, and
+        `on_look` is called in the loop after each check, with all hangs confirmed by then and what is
+        one unless a rank elsewhere is at work, and
         `on_suspicion` with a job that may hang (`dshealthd.jobs.hangs.detector`). Both must return
         at once. `state` is the directory for the ranks' baselines, from which a restarted agent
         continues; None to keep nothing. `work` returns what the GPUs and files of a job show.
@@ -170,7 +171,7 @@ class Jobs:
         self._report()
 
     def _report(self) -> None:
-        hangs = () if self._detector is None else tuple(self._detector.hangs.values())
+        hangs = () if self._detector is None else tuple(self._detector.reported)
         # In its own callback: a callee's defect must not fail the check.
         asyncio.get_running_loop().call_soon(self._on_look, hangs)
 

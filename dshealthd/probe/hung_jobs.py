@@ -74,6 +74,9 @@ class Neighborhood:
     """Runs a light round with a member; tells whether it could be started."""
 
 
+_WITHOUT_CAUSE = frozenset({HangClass.WAITING, HangClass.COLLECTIVE})
+
+
 class HungJobs:
     """The hangs for which this node still has to meet other nodes."""
 
@@ -107,7 +110,7 @@ class HungJobs:
                 self._seen.discard(job)
         for job, reason in sorted(by_job.items()):
             room = len(self._waiting) < MAX_WAITING
-            if reason is HangClass.WAITING and job not in self._seen and room:
+            if reason in _WITHOUT_CAUSE and job not in self._seen and room:
                 self._seen.add(job)
                 self._waiting.append(job)
                 self._added.set()

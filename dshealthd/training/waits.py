@@ -59,8 +59,14 @@ def timeout() -> int:
     for device in ("cuda", "cpu"):
         try:
             options = group._get_backend(sys.modules["torch"].device(device)).options  # type: ignore[union-attr] # noqa: SLF001 - torch's own Python reads it so
-            return min(max(round(options._timeout.total_seconds()), 0), MAX_TIMEOUT)  # noqa: SLF001
-        except (AttributeError, RuntimeError):  # no group, no such backend, or another release
+            seconds = int(options._timeout.total_seconds())  # noqa: SLF001
+            return min(max(seconds, 0), MAX_TIMEOUT)
+        except (
+            AttributeError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ):  # no group, no such backend, or another release
             continue
     return 0
 

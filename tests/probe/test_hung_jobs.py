@@ -245,7 +245,7 @@ def test_few_are_asked_and_fewer_are_met() -> None:
     company.silent = {"n002", "n003", "n004"}
     company.left_out = {"n099", "n000", "n002"}
     watch = watching()
-    watch.see([hang("run-1")])
+    watch.see([hang("run-1", HangClass.COLLECTIVE)])
     played(company, watch, "n098")
     assert company.asked == [f"n{number:03d}" for number in (1, *range(3, 34))]
     assert len(company.asked) == ASKED

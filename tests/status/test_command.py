@@ -15,14 +15,14 @@ from dshealthd.cli import main as cli
 from dshealthd.collectors.gpu import ACTIVITY, FAULT, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.gpu_processes import RANK as GPU
-from dshealthd.collectors.job_activity import FILES
+from dshealthd.collectors.job_activity import FILES, IDLE, PROCESS
 from dshealthd.collectors.job_environment import RANKS, WORLD_SIZE
 from dshealthd.collectors.job_hang import BOUND, CULPRIT, HANG, HOLD, OVERDUE, PHASE_SECONDS
 from dshealthd.collectors.job_logs import FAILURE
 from dshealthd.collectors.kernel import UPTIME
 from dshealthd.collectors.memory import AVAILABLE, TOTAL
 from dshealthd.collectors.nvlink import UP as LINK_UP
-from dshealthd.collectors.training import LOSS_FINITE, PHASE, STEP, STEP_SECONDS
+from dshealthd.collectors.training import HEARD, LOSS_FINITE, PHASE, STEP, STEP_SECONDS
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.http import client
@@ -226,6 +226,34 @@ def test_a_marked_pause_is_the_headline(shown: Callable[..., str]) -> None:
     assert "run-1  checkpoint for 45 s  2 ranks here, steps 1245-1246, loss finite\n" in said
     said = shown("jobs", *pause, PHASE_SECONDS(1, "run-1", "0"))
     assert "run-1  training  2 ranks here" in said
+
+
+def test_a_job_has_a_script_and_no_false_calm(shown: Callable[..., str]) -> None:
+    """A job is shown with what its owner knows of it, and how long no rank was heard."""
+    first = PROCESS(1, "run-1", "train.py", "1000", "4242")
+    silent = (
+        *JOB,
+        *(HEARD(time.time() - 40, "run-1", rank) for rank in "01"),
+        BOUND(100, "run-1", "0"),
+    )
+    said = shown("jobs", *silent, first)
+    assert re.search(
+        r"run-1  no step for ([\d.]+ s|\d min), judged from 100 s on  "
+        r"train.py of user 1000 \(pid 4242\), 2 ranks",
+        said,
+    )
+
+
+def test_a_job_without_heartbeats_that_does_nothing(shown: Callable[..., str]) -> None:
+    """How long no rank used CPU or GPU is said, and is no problem by itself."""
+    ranks = RANKS(2, "run-1", "run-1")
+    idle = "no rank here has used CPU or GPU for 12 min\n"
+    said = shown("jobs", ranks, IDLE(720, "run-1"))
+    assert "run-1  no heartbeats  2 ranks here" in said
+    assert idle in said
+    computes = (GPU(1, "run-1", "0", "0", "GPU-a"), ACTIVITY(0.3, "0", "GPU-a"))
+    assert idle not in shown("jobs", ranks, IDLE(720, "run-1"), *computes)
+    assert idle not in shown("jobs", ranks, IDLE(20, "run-1"))
 
 
 def test_one_headline_for_several_nodes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.jobs.hangs.exits import ExitKind, ExitWatcher
-from dshealthd.jobs.hangs.hang import NO_WORK, judge
+from dshealthd.jobs.hangs.hang import NO_WORK, HangClass, judge
 from dshealthd.jobs.hangs.watch import RankWatch
 
 if TYPE_CHECKING:
@@ -65,6 +65,13 @@ class HangDetector:
     def hangs(self) -> Mapping[str, Standstill]:
         """The confirmed standstills that are no pauses."""
         return {job: found for job, found in self.standstills.items() if not found.is_pause}
+
+    @property
+    def reported(self) -> Iterator[Standstill]:
+        """The hangs, and those standstills that are one unless a rank elsewhere is at work."""
+        for found in self.standstills.values():
+            if not found.is_pause or found.reason is HangClass.COLLECTIVE:
+                yield found
 
     def look(self, ranks: Mapping[tuple[str, int], Sequence[tuple[Identity, Sender]]]) -> None:
         """Check for hangs now; if a rank has several processes, the latest counts."""

@@ -34,9 +34,10 @@ from dshealthd.training.message import Phase, StepStage
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-IDLE_FOR = 50.0
+IDLE_FOR = 45.0
 """Seconds for which a rank must have been idle before it counts as the one that others, which wait in
-a collective, wait for. It is to be paged within 90 s: 20 s are the rule's own, 15 s a scrape.
+a collective, wait for. It is to be paged within 90 s: of these, 20 s are the rule's own, 15 s a scrape,
+and some 10 s two checks and the evaluation of rules.
 """
 
 
@@ -379,25 +380,29 @@ def judge(
     the silence in seconds that is usual in any job.
     """
     living = [rank for rank in ranks if rank.ended is None]
-    if not living or any(rank.silence <= floor for rank in living):
+    ended = [rank for rank in ranks if rank.ended is not None]
+    late = all(rank.overdue for rank in living)
+    gone = [rank for rank in ended if rank.ended is not ExitKind.ENDED]
+    stopped = any(rank.stopped_for > floor for rank in living)
+    quiet = living and all(rank.silence > floor for rank in living)
+    if not quiet or not (late or stopped or ended):
         return None
     seen = work()
     waiting = {rank.rank: where for rank in living if (where := rank.waits_in(seen, floor))}
-    all_wait = len(waiting) == len(living) and not seen.says
-    # A rank that has ended well is done, unless others wait for it: they may write results.
-    gone = [rank for rank in ranks if rank.ended not in {None, *(() if all_wait else _DONE)}]
-    certain = any(rank.stopped_for > floor for rank in living) or any(
-        now - (rank.ended_at or now) > floor for rank in gone
-    )
-    if not certain and not all(rank.overdue for rank in living):
+    since = [rank for rank in ended if now - (rank.ended_at or 0.0) > floor]
+    # A rank that has ended well is done, unless others have waited since: they may write results.
+    if not gone and len(waiting) == len(living) and not seen.says:
+        gone = since
+    certain = stopped or any(rank in since and rank.ended_at for rank in gone)
+    if not certain and not late:
         return None
     whole = _whole(ranks)
     overdue = min(rank.silence - (floor if certain else rank.bound) for rank in living)
     patience = _patience(living, waiting, seen)
-    if not gone and len(living) < len(ranks):
+    if ended and not gone:
         if overdue < patience or seen.says:
             return None
-        gone = [rank for rank in ranks if rank.ended is not None]
+        gone = ended
     reason, culprits = _cause(living, gone, floor, whole=whole)
     if reason in {HangClass.SUSPENDED, HangClass.DEBUGGER}:
         hold = math.inf
@@ -425,9 +430,6 @@ def judge(
         waiting=waiting,
         hold=hold,
     )
-
-
-_DONE = (ExitKind.ENDED,)
 
 
 def _patience(living: Sequence[RankState], waiting: Mapping[int, str], seen: Work) -> float:
@@ -505,7 +507,7 @@ def _cause(
     if saving := [rank.rank for rank in living if rank.phase is Phase.CHECKPOINT]:
         return HangClass.CHECKPOINT, [(rank, Culprit.CHECKPOINT) for rank in saving]
     blocked = [rank.rank for rank in living if rank.state is ThreadState.BLOCKED]
-    if 0 < len(blocked) * 2 <= len(living):
+    if 0 < len(blocked) * 2 <= len(living) or len(blocked) == len(living):
         return HangClass.INPUT, [(rank, Culprit.BLOCKED) for rank in blocked]
     paused = [rank.rank for rank in living if rank.phase is not Phase.TRAINING]
     if 0 < len(paused) < len(living):

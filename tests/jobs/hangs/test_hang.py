@@ -193,6 +193,16 @@ def test_a_loader_of_a_pipeline(rank: int) -> None:
     )
 
 
+def test_work_is_asked_for_only_if_needed() -> None:
+    """It takes milliseconds of the agent's loop: not for each check of a job in a long step."""
+
+    def work() -> Work:
+        raise AssertionError
+
+    assert judge("run-1", ranks(bound=240.0), 1000.0, work) is None
+    assert judge("run-1", ranks(silence=29.0), 1000.0, work) is None
+
+
 def test_all_have_ended() -> None:
     """A job without a process here does not stand still here."""
     assert (
@@ -229,7 +239,7 @@ LATE = {"silence": IDLE_FOR + 1}
         ({"collective_for": 29.0}, HangClass.BETWEEN_STEPS, (), HOLD),
         ({"thread_cpu": 0.05}, HangClass.BETWEEN_STEPS, (), HOLD),
         ({"thread_cpu": None}, HangClass.BETWEEN_STEPS, (), HOLD),
-        ({"collective": "", "silence": 49.0}, HangClass.BETWEEN_STEPS, (), HOLD),
+        ({"collective": "", "silence": IDLE_FOR - 1}, HangClass.BETWEEN_STEPS, (), HOLD),
         ({"collective": "", "thread_cpu": 0.05}, HangClass.BETWEEN_STEPS, (), HOLD),
         ({"cpu": 1.0}, HangClass.WORKING, (), HOLD),
         # It does nothing, and the others wait for it: in an evaluation, a compiler or the like.
@@ -417,6 +427,21 @@ def test_who_is_done_while_others_wait() -> None:
         assert (hang.reason, hang.culprits) == (HangClass.PROCESS, ((1, Culprit.GONE),))
         just = replace(states[1], ended_at=1000.0 - FLOOR + 1)
         assert judge("run-1", [states[0], just, states[2]], 1000.0) is None
+
+
+def test_ranks_that_end_one_after_another() -> None:
+    """One that has just ended well is no culprit, though the others are overdue by now."""
+    states = [replace(rank, **BARRIER) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    states[1] = replace(states[1], ended=ExitKind.ENDED, ended_at=995.0)
+    assert judge("run-1", states, 1000.0) is None
+
+
+def test_all_ranks_in_the_same_storage() -> None:
+    """Where all ranks of a node hang in the kernel, all are named; of a few that do not, none is known."""
+    blocked = [replace(rank, state=ThreadState.BLOCKED) for rank in ranks()]
+    assert found(blocked).culprits == tuple((rank, Culprit.BLOCKED) for rank in range(3))
+    most = [*blocked[:2], replace(WAITS, rank=2)]
+    assert found(most).reason is HangClass.WAITING
 
 
 @pytest.mark.parametrize("others", [{"stage": INPUT}, {"thread_cpu": 0.5}, {"on_gpu": True}])
