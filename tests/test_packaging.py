@@ -142,8 +142,10 @@ def test_closure_of_dependencies(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     wheels = {"aiohttp": Path("a"), "yarl": Path("y"), "idna": Path("i")}
     wheels |= {name: Path(name) for name in ("bcrypt", "nvidia-ml-py", "pyyaml", "new")}
+    wheels["prometheus-client"] = Path("prometheus")
     assert build.closure("dshealthd", wheels) == {
-        *("aiohttp", "bcrypt", "idna", "new", "nvidia-ml-py", "pyyaml", "yarl"),
+        *("aiohttp", "bcrypt", "idna", "new", "nvidia-ml-py", "prometheus-client"),
+        *("pyyaml", "yarl"),
     }
 
 

@@ -50,6 +50,7 @@ NOT_PACKED = re.compile(
     r"|.*\.dist-info/(RECORD|INSTALLER|REQUESTED|WHEEL|(entry_points|top_level)\.txt)"
     r"|example\.py"  # of nvidia-ml-py
     r"|aiohttp/(pytest_plugin|test_utils|worker)\.py"
+    r"|prometheus_client/(aiohttp|bridge|django|twisted)/.*"
     # It needs the host's libstdc++; frozenlist has the same in Python.
     r"|frozenlist/_frozenlist\..*\.so"
     # A second parser of YAML: only SafeLoader, which is Python, is called.
