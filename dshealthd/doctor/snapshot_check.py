@@ -59,7 +59,7 @@ def snapshot_check(
         found += problems(context)
         yield from found
         yield from _unread(context, collectors, found)
-        if context.document["source"] == "agent" and not context.document["ready"]:
+        if context.document.get("source") == "agent" and not context.document["ready"]:
             why = "the agent has just started, and has not judged all sources yet"
             yield unknown(why, remedy="wait a few seconds, then run this check again")
         elif not found and (text := _readable(context, collectors)):
