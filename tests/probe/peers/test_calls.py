@@ -562,3 +562,16 @@ async def test_node_type_is_complete() -> None:
         names = {(sample.metric.name, sample.labels) for sample in node.server.samples()}
         assert ("dshealthd_probe_peer_requests_refused_total", ("key",)) in names
         assert ("dshealthd_probe_peer_connections_refused_total", ("replaced",)) in names
+
+
+@pytest.mark.parametrize("header", ["", "a", f"{'a' * 32}", f"{'a' * 32} b c", f"{'g' * 32}; -"])
+def test_an_answer_s_header_is_two_tokens(header: str) -> None:
+    """Nothing else is taken for the nonce and the MAC of an answer."""
+    assert parse_answer(header) is None
+
+
+def test_a_claim_is_of_our_scheme() -> None:
+    """Credentials of another scheme are none, however alike their fields are."""
+    claim = str(signed("0" * 32, BODY))
+    assert RequestClaim.parse(claim) is not None
+    assert RequestClaim.parse(f"Basic {claim.partition(' ')[2]}") is None
