@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dshealthd.core import schema
+from dshealthd.core import documents
 from dshealthd.core.options import Errors
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _but_no_shape(parser: Callable[..., object], *arguments: Any) -> object:
     """Call a parser that says so by any error over a shape, which its callers take."""
     try:
         return parser(*arguments)
-    except schema.MISSHAPEN as error:
+    except documents.MISSHAPEN as error:
         raise ValueError(str(error)) from error
 
 

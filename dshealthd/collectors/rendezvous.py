@@ -170,7 +170,8 @@ class RendezvousPorts(Collector):
         owners = self._search.owners({inode for inode in inodes[:MAX_FOLLOWED] if inode})
         since_boot = uptime(self.host) if owners else 0.0
         ages: dict[str, list[float]] = {"true": [], "false": [], "unknown": []}
-        for _, _, port, _, _, inode in listeners:
+        for listener in listeners:
+            port, inode = listener.port, listener.inode
             since, appeared = self._seen[inode]
             age, orphaned = now - since, None
             if (owner := owners.get(inode)) is not None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.core import schema
+from dshealthd.core import documents, schema
 
 SOUND = st.recursive(
     st.none()
@@ -44,7 +44,7 @@ def test_anything_else_is_one_error(text: str) -> None:
         schema.document(b"\xff" + text.encode())
 
 
-@pytest.mark.parametrize("error", schema.MISSHAPEN)
+@pytest.mark.parametrize("error", documents.MISSHAPEN)
 def test_errors_over_a_shape_become_one(error: type[Exception]) -> None:
     """Whatever reading a document of another shape raises names what was read, and why."""
     with (
