@@ -69,6 +69,17 @@ def drop_all(node: Node) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def unscraped(node: Node) -> Iterator[None]:
+    """Lose what `services`, and so Prometheus, sends to a node; other nodes reach it."""
+    rules = [f"ip daddr {node.address} drop"]
+    with (
+        node.lab.injected(f"lose what services sends to {node.name}"),
+        node.lab.rules(node.lab.services, "inet", {"output": rules}),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def unplug(node: Node) -> Iterator[None]:
     """Take the node's cable out: its interface loses its carrier."""
     with node.lab.injected(f"unplug {node.name}"):

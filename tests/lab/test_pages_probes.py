@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.lab import faults
 from tests.lab.catalogue import FAULTS
 from tests.lab.paging import Paging
 from tests.lab.probing import KNOWN, echoes_are_known
@@ -41,3 +42,32 @@ def test_slow_node(tmp_path: Path) -> None:
             str(alert) for alert in lab.receiver.firing()
         ]
         assert [str(alert) for alert in lab.receiver.told() if not fault.names(alert, node)] == []
+
+
+@pytest.mark.timeout(900)
+def test_node_that_only_prometheus_does_not_reach(tmp_path: Path) -> None:
+    """A node that is not scraped while others meet it in rounds is a ticket; when it dies, it is a
+    page.
+    """
+    with Paging(tmp_path, 4, gpus=1, period=3.0) as lab:
+        lab.until_watched()
+        known = 'count(dshealthd:member:hash) + count(dshealthd_probe_member_hash{of="met"}) == 8'
+        end = time.monotonic() + GOES
+        while not lab.prometheus.query(known):
+            assert time.monotonic() < end, "not all nodes have met others"
+            time.sleep(0.5)
+        node = lab.lab.nodes[1]
+
+        def told() -> set[str]:
+            return {
+                alert.labels["severity"]
+                for alert in lab.receiver.firing()
+                if (alert.labels["symptom"], alert.labels.get("node")) == ("agent-gone", node.name)
+            }
+
+        with faults.unscraped(node):
+            assert lab.receiver.wait(told, GOES), lab.pending()
+            assert told() == {"warning"}
+            with faults.drop_all(node):
+                assert lab.receiver.wait(lambda: "critical" in told(), GOES), lab.pending()
+        assert lab.receiver.wait(lambda: not told(), GOES), lab.pending()
