@@ -10,6 +10,7 @@ import pytest
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.hang import (
     IDLE_FOR,
+    NO_WORK,
     NOTICE,
     PATIENCE,
     TIMEOUT,
@@ -269,6 +270,46 @@ def test_background_threads() -> None:
     """What a logger takes beside the training's thread hides no wait."""
     states = [replace(rank, **BARRIER, cpu=0.05) for rank in ranks()]  # type: ignore[arg-type] # fields of it
     assert found(states).waiting == dict.fromkeys(range(3), "barrier")
+
+
+HEALTHY: dict[str, tuple[dict[str, object], Work]] = {
+    # what rank 1 is at, while the others wait for it in a collective, and what is seen of the job
+    "evaluates on its GPU": ({"collective": ""}, Work("its GPUs compute")),
+    "evaluates on CPUs": ({"collective": "", "cpu": 2.0, "thread_cpu": 1.0}, NO_WORK),
+    "tokenizes in other threads": ({"collective": "", "cpu": 3.0}, NO_WORK),
+    "waits for its data loaders": ({"collective": ""}, Work(computes=True)),
+    "compiles again": ({"collective": "", "cpu": 1.0, "thread_cpu": 1.0}, NO_WORK),
+    "writes a checkpoint": ({"collective": ""}, Work("it reads or writes files")),
+    "uploads one": ({"collective": ""}, Work("it sends or receives over the network")),
+    "gathers a large tensor": ({}, Work("it sends or receives over the network")),
+    "gets no CPU": ({"collective": "", "cpu": 0.9}, NO_WORK),
+    "runs at some percent": ({"collective": "", "thread_cpu": 0.03}, NO_WORK),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_ranks_that_others_wait_for(name: str) -> None:
+    """A rank that is at work, or may be, while the others wait for it in a collective is no hang, and
+    none is named.
+    """
+    rank_1, seen = HEALTHY[name]
+    states = [
+        replace(rank, **(BARRIER | LATE | (rank_1 if rank.rank == 1 else {})))  # type: ignore[arg-type] # fields of it
+        for rank in ranks()
+    ]
+    still = found(states, seen)
+    assert (still.is_pause, still.culprits) == (True, ())
+
+
+def test_rollouts_that_take_as_long_each_time() -> None:
+    """Ranks that wait idly for a service that generates for three minutes are no hang once that is usual,
+    and an asynchronous checkpoint makes none silent.
+    """
+    states = [replace(rank, **BARRIER, bound=360.0) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    states = [replace(rank, silence=200.0) for rank in states]
+    states[0] = replace(states[0], collective="")
+    assert judge("run-1", states, 1000.0) is None
+    assert judge("run-1", ranks(silence=0.4), 1000.0) is None
 
 
 def test_idle_ranks_alone() -> None:
