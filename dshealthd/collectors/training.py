@@ -78,8 +78,8 @@ WAIT_SECONDS = gauge(
     "dshealthd_job_step_wait_seconds",
     "Time of a step in which the rank waited for other ranks, in collectives, sends and receives: "
     "average over ten steps without the shortest and the longest. Absent where no wait is seen. "
-    "role is empty, or the stage of a pipeline, or experts where ranks exchange tokens; source is "
-    "the clock: host, or device (CUDA events).",
+    "role is empty, or the stage of a pipeline; source is the clock: host, or device (CUDA "
+    "events).",
     *_RANK,
     *("role", "source"),
 )
@@ -298,5 +298,4 @@ def quantile(share: float, ordered: Sequence[float]) -> float:
 
 def role(message: Message) -> str:
     """Return what a rank does beside others: only ranks of one role do the same work."""
-    stage = "" if message.pipeline_stage is None else f"stage {message.pipeline_stage}"
-    return " ".join(filter(None, (stage, "experts" if message.exchanges else "")))
+    return "" if message.pipeline_stage is None else f"stage {message.pipeline_stage}"
