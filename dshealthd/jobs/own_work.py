@@ -54,6 +54,8 @@ SPREAD = 0.01
 """The least constant difference taken as usual: like GPUs differ by 1 % whatever they compute. So no
 excess below 7 % counts, nor below 17 % of up to 8 ranks.
 """
+HUGE = 700.0
+"""A logarithm that no float exceeds by much: ranks may claim any seconds."""
 LOSS = 0.05
 """The share of a step that a job must lose to a slow rank for a ticket, as in `thresholds.yml`."""
 UNBIASED = 1.6
@@ -135,7 +137,7 @@ class Course:
             return None
         ends = zip(marks[1:], marks[:-1], strict=True)
         found = [(b.work - a.work, b.steps - a.steps) for b, a in ends]
-        if any(work <= 0 or steps <= 0 for work, steps in found):
+        if not all(0 < work < math.inf and steps > 0 for work, steps in found):
             return None
         return [work / steps for work, steps in found]
 
@@ -235,7 +237,8 @@ def _error(values: Sequence[float]) -> float:
 
 def limit(ranks: int, spread: float, error: float) -> float:
     """Return from which ratio of own work on one of so many ranks is slow."""
-    return math.exp(Z * math.hypot(error, max(spread, SPREAD) * min(1 + FEW / ranks, MOST)))
+    wide = Z * math.hypot(error, max(spread, SPREAD) * min(1 + FEW / ranks, MOST))
+    return math.exp(min(wide, HUGE))
 
 
 class Part(NamedTuple):
@@ -278,7 +281,7 @@ def slow_ranks(parts: Sequence[Part]) -> list[Slow]:
         pick = statistics.median if ranks > 4 else min  # noqa: PLR2004
         spread = pick(part.figures.spread for part in nodes)
         if several:
-            apart = statistics.median(abs(math.log(own / usual)) for own in usuals)
+            apart = statistics.median(abs(math.log(own) - math.log(usual)) for own in usuals)
             spread = max(spread, 1.4826 * apart)
         bound = limit(ranks, spread, pick(part.figures.error for part in nodes))
         slow = [
