@@ -60,8 +60,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Own work against the peers",
-            f"""Of the slowest rank of each node: its step without its wait for other ranks, against ranks of its role. The {SERIES} slowest,
-            and from which ratio on a rank is slow, which depends on how much those of its job differ.""",
+            f"""Of the slowest rank of each node: its step without its wait for other ranks, against ranks of its role. The {SERIES}
+            slowest, and from which ratio on a rank is slow, which depends on how much those of its job differ.""",
             (
                 worst(f"max by ({NODE}) (dshealthd:job:work_ratio{{@of_jobs}})", NODE),
                 "{{training_job}} {{node}} {{role}}",
