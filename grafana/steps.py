@@ -60,14 +60,17 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Own work against the peers",
-            f"""Of the slowest rank of each node: its step without its wait for other ranks, against ranks of its role; without any, against
-            its own past. The {SERIES} slowest. Dashed: the threshold of the straggler alert.""",
+            f"""Of the slowest rank of each node: its step without its wait for other ranks, against ranks of its role. The {SERIES}
+            slowest, and from which ratio on a rank is slow, which depends on how much those of its job differ.""",
             (
                 worst(f"max by ({NODE}) (dshealthd:job:work_ratio{{@of_jobs}})", NODE),
                 "{{training_job}} {{node}} {{role}}",
             ),
+            (
+                worst(f"min by ({JOB}) (dshealthd:job:work_ratio:limit{{@of_jobs}})", JOB),
+                "{{training_job}} limit",
+            ),
             unit="none",
-            steps=((None, GREEN), (limits["straggler_ratio"], ORANGE)),
             minimum=None,
             link=series_link(),
         ),

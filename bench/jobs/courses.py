@@ -62,8 +62,8 @@ FAULTS = {
     for fault in (
         Fault("1.3 x", 90.0, SLOW_ALERT, factor=1.3),
         Fault("2 x", 60.0, SLOW_ALERT, factor=2.0),
-        Fault("1.3 x from the start", 400.0, SLOW_ALERT, factor=1.3, from_start=True),
-        Fault("2 x from the start", 400.0, SLOW_ALERT, factor=2.0, from_start=True),
+        Fault("1.3 x from the start", 90.0, SLOW_ALERT, factor=1.3, from_start=True),
+        Fault("2 x from the start", 90.0, SLOW_ALERT, factor=2.0, from_start=True),
         Fault("2 x by a CPU quota", 60.0, SLOW_ALERT, factor=2.0, quota=True),
         Fault("node, 1.3 x", 90.0, SLOW_ALERT, (2, 3), factor=1.3),
         Fault("node, 2 x", 60.0, SLOW_ALERT, (2, 3), factor=2.0),

@@ -5,19 +5,23 @@ Steps, step times, loss and memory of each rank, as the ranks themselves report 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import statistics
+from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, Fault, Sample, counter, gauge
 from dshealthd.jobs.environment import launched_by
+from dshealthd.jobs.heartbeats.receiver import PERIOD
 from dshealthd.jobs.heartbeats.sender import RejectReason
 from dshealthd.jobs.options import HeartbeatOptions
+from dshealthd.jobs.own_work import SCALES, compared, level
 from dshealthd.jobs.service import Jobs
 from dshealthd.jobs.shares import shared
 from dshealthd.training.message import Phase, StepStage, WaitSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping
 
+    from dshealthd.jobs.heartbeats.sender import Sender
     from dshealthd.training.message import Message
 
 _RANK = ("training_job", "rank")
@@ -77,9 +81,9 @@ FORWARD_SECONDS = gauge(
 WAIT_SECONDS = gauge(
     "dshealthd_job_step_wait_seconds",
     "Time of a step in which the rank waited for other ranks, in collectives, sends and receives: "
-    "average over ten steps without the shortest and the longest. Absent where no wait is seen. "
-    "role is empty, or the stage of a pipeline, or experts where ranks exchange tokens; source is "
-    "the clock: host, or device (CUDA events).",
+    "mean over some 30 s. Absent where no wait is seen. "
+    "role is empty, or the stage of a pipeline; source is the clock: host, or device (CUDA "
+    "events).",
     *_RANK,
     *("role", "source"),
 )
@@ -90,24 +94,30 @@ WORK_SECONDS = gauge(
 )
 NODE_WORK_SECONDS = gauge(
     "dshealthd_job_node_work_seconds",
-    "dshealthd_job_step_work_seconds of this node's ranks of one role: that of the slowest (slow), "
-    "what a third are below (usual), and what a tenth are below (fast); of two ranks, both are "
-    "that of the faster one.",
-    *("training_job", "role", "of"),
+    "dshealthd_job_step_work_seconds of this node's ranks of one role over eight windows of steps: "
+    "of the slowest, as far as it was so in six of them (slow), and their median (usual). over is "
+    "the nominal time of the windows. Absent while no steps are made.",
+    *("training_job", "role", "over", "of"),
+)
+NODE_SPREAD = gauge(
+    "dshealthd_job_node_work_spread_ratio",
+    "By how much the others of them differ, as a standard deviation of the logarithm: constantly "
+    "(ranks), and at random, of a rank's mean over the windows (error).",
+    *("training_job", "role", "over", "of"),
+)
+SLOWEST = gauge(
+    "dshealthd_job_node_slowest_rank",
+    "The slowest of them, by its number.",
+    *("training_job", "role", "over"),
 )
 NODE_RANKS = gauge(
     "dshealthd_job_node_role_ranks",
     "Ranks of this node among which dshealthd_job_node_work_seconds compares.",
     *("training_job", "role"),
 )
-SLOWEST = gauge(
-    "dshealthd_job_node_slowest_rank",
-    "The slowest of them, by its number.",
-    *("training_job", "role"),
-)
 NODE_STEP_SECONDS = gauge(
     "dshealthd_job_node_step_seconds",
-    "dshealthd_job_step_seconds of the slowest of them.",
+    "Mean step of the slowest of them over the longest of these times.",
     *("training_job", "role"),
 )
 NODE_HEARD = gauge(
@@ -169,11 +179,6 @@ LEFT_OUT = gauge(
     "Ranks without series because there are more than max_ranks.",
 )
 
-FAST, USUAL = 0.1, 0.33
-"""Shares of a node's ranks that are below what is fast and what is usual there, as in
-`deploy/prometheus/recording.yml`.
-"""
-
 
 class Training(Collector):
     """Exports the heartbeats that the agent's receiver has read.
@@ -198,7 +203,7 @@ class Training(Collector):
         yield LEFT_OUT(max(0, len(ranks) - self.options.max_ranks))
         infos = set()
         heard: dict[str, float] = {}
-        works: dict[tuple[str, str], list[Work]] = {}
+        roles: dict[tuple[str, str], dict[int, Sender]] = {}
         for (job, rank), senders in shared(
             ranks.items(),
             self.options.max_ranks,
@@ -219,16 +224,16 @@ class Training(Collector):
             if sender.message is not None:
                 message = sender.message
                 yield from samples(message, sender.heard, job, str(rank))
+                yield from shares(sender, job, str(rank))
                 heard[job] = max(sender.heard, heard.get(job, 0.0))
-                if message.wait_seconds is not None and message.work_seconds is not None:
-                    work = Work(message.work_seconds, rank, message.mean_seconds)
-                    works.setdefault((job, role(message)), []).append(work)
+                if message.work_seconds is not None:
+                    roles.setdefault((job, role(message)), {})[rank] = sender
         for labels in sorted(infos):
             yield INFO(1, *labels)
         for job, at in heard.items():
             yield NODE_HEARD(at, job)
-        for of, ranks_of_role in works.items():
-            yield from compared(sorted(ranks_of_role, key=lambda work: work.seconds), *of)
+        for of, of_role in roles.items():
+            yield from work(of_role, *of)
 
 
 def samples(message: Message, heard: float, job: str, rank: str) -> Iterator[Sample]:
@@ -253,50 +258,51 @@ def samples(message: Message, heard: float, job: str, rank: str) -> Iterator[Sam
     ):
         if value is not None:
             yield metric(value, job, rank)
-    if message.wait_seconds is not None and message.work_seconds is not None:
-        labels = job, rank, role(message), WaitSource(message.wait_source).name.lower()
-        yield WAIT_SECONDS(message.wait_seconds, *labels)
-        yield WORK_SECONDS(message.work_seconds, *labels)
     if message.memory is not None:
         for kind, size in message.memory._asdict().items():
             yield MEMORY(size, job, rank, kind)
 
 
-class Work(NamedTuple):
-    """What a rank does itself in a step."""
-
-    seconds: float
-    rank: int
-    step_seconds: float | None
-
-
-def compared(ranks: Sequence[Work], job: str, role: str) -> Iterator[Sample]:
-    """Yield what rules compare between nodes: few series, however many ranks a node has.
-
-    `ranks` are those of one role, the fastest first.
-    """
-    slowest = ranks[-1]
-    seconds = [work.seconds for work in ranks]
-    faster = seconds[:-1]
-    others = faster if len(faster) == 1 else seconds  # between two ranks there is nothing usual
-    yield NODE_WORK_SECONDS(quantile(FAST, others), job, role, "fast")
-    yield NODE_WORK_SECONDS(quantile(USUAL, others), job, role, "usual")
-    yield NODE_WORK_SECONDS(slowest.seconds, job, role, "slow")
-    yield NODE_RANKS(len(ranks), job, role)
-    yield SLOWEST(slowest.rank, job, role)
-    if slowest.step_seconds is not None:
-        yield NODE_STEP_SECONDS(slowest.step_seconds, job, role)
+def shares(sender: Sender, job: str, rank: str) -> Iterator[Sample]:
+    """Yield own work and wait of a rank's step, which add up to it."""
+    message = sender.message
+    if message is None or message.mean_seconds is None:
+        return
+    found = sender.course.shares(level(min(SCALES.values()), message.mean_seconds))
+    if found is None and message.work_seconds is not None and message.wait_seconds is not None:
+        found = message.work_seconds, message.wait_seconds  # of a training that has just begun
+    if found is not None:
+        labels = job, rank, role(message), WaitSource(message.wait_source).name.lower()
+        yield WORK_SECONDS(found[0], *labels)
+        yield WAIT_SECONDS(found[1], *labels)
 
 
-def quantile(share: float, ordered: Sequence[float]) -> float:
-    """Return a quantile as PromQL does: interpolated between neighbors."""
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+def work(senders: Mapping[int, Sender], job: str, role: str) -> Iterator[Sample]:
+    """Yield what rules compare between nodes: few series, however many ranks of a role there are."""
+    known = [sender.message.mean_seconds for sender in senders.values() if sender.message]
+    steps = [seconds for seconds in known if seconds is not None]
+    if not steps:
+        return
+    step, now = statistics.median(steps), max(sender.looked for sender in senders.values())
+    courses = {rank: sender.course for rank, sender in senders.items()}
+    whole = None
+    for over, seconds in SCALES.items():
+        size = level(seconds, step)
+        # A rank that makes no steps has no speed: in a hung job nobody is slow.
+        found = compared(courses, size, now - 2 * (step * 2**size + PERIOD))
+        if found is None:
+            continue
+        yield NODE_WORK_SECONDS(found.slow, job, role, over, "slow")
+        yield NODE_WORK_SECONDS(found.usual, job, role, over, "usual")
+        yield NODE_SPREAD(found.spread, job, role, over, "ranks")
+        yield NODE_SPREAD(found.error, job, role, over, "error")
+        yield SLOWEST(found.rank, job, role, over)
+        whole = courses[found.rank].shares(size)
+    if whole is not None:
+        yield NODE_STEP_SECONDS(sum(whole), job, role)
+    yield NODE_RANKS(len(senders), job, role)
 
 
 def role(message: Message) -> str:
     """Return what a rank does beside others: only ranks of one role do the same work."""
-    stage = "" if message.pipeline_stage is None else f"stage {message.pipeline_stage}"
-    return " ".join(filter(None, (stage, "experts" if message.exchanges else "")))
+    return "" if message.pipeline_stage is None else f"stage {message.pipeline_stage}"

@@ -7,11 +7,12 @@ import statistics
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dshealthd.collectors.training import USUAL, quantile
 from dshealthd.core.documents import LeftOut
 from dshealthd.findings.hangs import problem, silent, work
+from dshealthd.findings.slowness import of_job
 from dshealthd.findings.stalls import IDLE_SECONDS
 from dshealthd.jobs.hangs.hang import HangClass, explain
+from dshealthd.jobs.own_work import SCALES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,6 @@ MAX_ROLES = 8
 """Most roles of a job told: a node of 8 GPUs has no more."""
 MAX_RANKS = 64
 """Most ranks listed of a job; no node has more GPUs."""
-PAIR = 2
 PAUSE = 5.0
 """Seconds from which a marked pause is shown: checkpoints of a moment would make a page flicker."""
 STATES = ("no heartbeats", "training", "paused", "suspended", "stalled", "failed", "hung")
@@ -185,6 +185,17 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut) -> dict[str,
             _longest(series, job, role, work)
             for role, work in sorted(_work(series, job).items())[:MAX_ROLES]
         ],
+        "own_work": [
+            {
+                "over": over,
+                "role": part.role,
+                "ranks": part.ranks,
+                "step_seconds": part.step,
+                **part.figures._asdict(),
+            }
+            for over in SCALES
+            for part in list(of_job(series, job, over))[:MAX_ROLES]
+        ],
         "evidence": f"{bundles}/{evidence[-1]}" if evidence and bundles else None,
         "ranks": ranks[:MAX_RANKS],
     }
@@ -324,11 +335,10 @@ def _longest(series: Series, job: str, role: str, work: Mapping[str, float]) -> 
 
 
 def usual(seconds: Iterable[float]) -> float:
-    """Return what own work usually takes, of that of some ranks or nodes: of two the shorter, else
-    what a third are below, as in `dshealthd:job:work_ratio`.
+    """Return what own work usually takes, of that of some ranks or nodes: their median, of two the
+    shorter.
     """
-    ordered = sorted(seconds)
-    return quantile(0.0 if len(ordered) == PAIR else USUAL, ordered)
+    return statistics.median_low(seconds)
 
 
 def _chosen(series: Series, metric: str, label: str, id: Mapping[str, str]) -> str | None:

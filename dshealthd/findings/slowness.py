@@ -12,6 +12,7 @@ from dshealthd.findings.finding import Sign
 from dshealthd.findings.series import by, over, short_name
 from dshealthd.findings.settings import ranks_named
 from dshealthd.findings.stalls import of_gpus
+from dshealthd.jobs.own_work import LOSS, SCALES, Figures, Part, slow_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,6 +170,46 @@ def _busy_as_usual(series: Series) -> set[str]:
     }
 
 
+def ranks(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about ranks that are slow beside those of their role on this node.
+
+    A node all of whose ranks are slow sees nothing of it: rules compare nodes, too.
+    """
+    alert, source = "DshealthdRankSlow", "job_node_work_seconds"
+    found = set()
+    for (job,) in series.parts("job_node_step_seconds", "training_job"):
+        for over_time in SCALES:
+            for one in slow_ranks(list(of_job(series, job, over_time))):
+                if one.loss > LOSS and (job, one.role) not in found:
+                    found.add((job, one.role))
+                    part, value = f"rank {one.rank}", one.ratio
+                    yield Sign(
+                        alert, part=part, job=job, value=value, limit=one.limit, source=source
+                    )
+
+
+def of_job(series: Series, job: str, over_time: str) -> Iterator[Part]:
+    """Yield what this node tells of the ranks of a job, by role, over one of the times."""
+    for labels, step in series("job_node_step_seconds", training_job=job):
+        of = {"training_job": job, "role": labels["role"]}
+        number = series.value("job_node_role_ranks", **of)
+        of["over"] = over_time
+        rank = series.value("job_node_slowest_rank", **of)
+        slow = series.value("job_node_work_seconds", of="slow", **of)
+        usual = series.value("job_node_work_seconds", of="usual", **of)
+        if number and rank is not None and slow and usual and step:
+            spread, error = (_differ(series, {**of, "of": kind}) for kind in ("ranks", "error"))
+            figures = Figures(int(rank), slow, usual, spread, error)
+            yield Part("", labels["role"], int(number), step, figures)
+
+
+def _differ(series: Series, labels: dict[str, str]) -> float:
+    """Return by how much a node's ranks differ, at least what was usual in the last hour."""
+    name = "job_node_work_spread_ratio"
+    now = series.value(name, **labels) or 0.0
+    return max(now, *(value for _, value in series.median(name, 3600.0, **labels)), 0.0)
+
+
 def detours(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs that go on over the node's other ports while a fabric port is down."""
     down, enough = fabric.fabric_down(series), series.limits.failover_bytes_per_second
@@ -192,4 +233,4 @@ def detours(series: Series, _wall: float) -> Iterator[Sign]:
             yield Sign(alert, job=job, value=float(len(down)), limit=0, source=name)
 
 
-RULES = (starved, inputs, steps, detours)
+RULES = (starved, inputs, steps, ranks, detours)

@@ -248,14 +248,22 @@ def _reachable(host: str | None) -> str:
 def remote(loaded: Config, node: str, access: Access, unauthorized: str = UNAUTHORIZED) -> Client:
     """Return a client for `NODE`, `NODE:PORT` or `[ADDRESS]:PORT`, which is sent the credentials.
 
+    A URL of one is taken as well, if it is of the scheme that the configuration gives.
+
     The default port is that of this node's agent.
     Raise ValueError if the address is invalid, OSError if a file cannot be read.
     """
     _, port = listen_address(loaded.web.listen_address)
+    named, tls = node, access.context()
+    scheme, is_url, rest = node.partition("://")
+    if is_url and scheme == ("https" if tls else "http"):
+        node = rest.removesuffix("/")
     bare = node.count(":") > 1 and not node.startswith("[")
+    message = f"{named} is not a node: give NODE, NODE:PORT or [ADDRESS]:PORT"
+    if "://" in node:
+        raise ValueError(message)
     parts = urlsplit(f"//[{node}]" if bare else f"//{node}")
     if not parts.hostname or parts.path or parts.username is not None:
-        message = f"{node} is not a node: give NODE, NODE:PORT or [ADDRESS]:PORT"
         raise ValueError(message)
     return Client(
         Request(
@@ -263,7 +271,7 @@ def remote(loaded: Config, node: str, access: Access, unauthorized: str = UNAUTH
             port=parts.port or port,
             path="/",
             headers=access.headers(),
-            tls=access.context(),
+            tls=tls,
         ),
         unauthorized=unauthorized,
     )

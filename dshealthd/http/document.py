@@ -177,6 +177,13 @@ _RANK = _record(
     **dict.fromkeys(("work_seconds", "wait_seconds", "work_ratio"), OrNull(FIGURE)),
     wait_source=OrNull(TEXT),
 )
+_OWN_WORK = _record(
+    {
+        **dict.fromkeys(("over", "role"), TEXT),
+        **dict.fromkeys(("ranks", "rank"), WHOLE),
+        **dict.fromkeys(("step_seconds", "slow", "usual", "spread", "error"), FIGURE),
+    }
+)
 _JOB = _record(
     {
         **dict.fromkeys(("job", "loss", "state"), TEXT),
@@ -189,6 +196,7 @@ _JOB = _record(
     },
     step_highest=OrNull(WHOLE),
     stall=OrNull(_STALL),
+    own_work=Array(_OWN_WORK, MANY),
     failures=Array(_record({"slug": TEXT, "rank": OrNull(WHOLE), "node": TEXT}), MANY),
 )
 _COLLECTOR = _record(

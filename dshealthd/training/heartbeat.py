@@ -124,8 +124,6 @@ class Heartbeat:
         """
         self.pipeline_stage: int | None = None
         """The stage of the pipeline that this rank computes; None without a pipeline."""
-        self.exchanges = False
-        """Whether the ranks exchange tokens, as a mixture of experts does."""
         self.skipped: int | None = None
         """Steps skipped so far; None if unknown."""
         self.loss_scale: float | None = None
@@ -153,7 +151,7 @@ class Heartbeat:
             self._find_device()
         if self._stage is not StepStage.UNKNOWN:
             self._stage = StepStage.INPUT
-        self._step_timer.step_ended(now)
+        self._step_timer.step_ended(now, self.steps)
         self._tell(now)
 
     @never_raise
@@ -434,8 +432,8 @@ class Heartbeat:
             self._step_timer.work.value,
             WaitSource.DEVICE if self._step_timer.device == "cuda" else WaitSource.HOST,
             self.pipeline_stage,
-            self.exchanges,
             *self._forward_passes(),
+            self._step_timer.totals,
         )
         self._page.write(encode(message), now)
 

@@ -24,7 +24,7 @@ from binascii import crc32
 from typing import NamedTuple
 
 MAGIC = b"dshb"
-VERSION = 2
+VERSION = 3
 HELLO = MAGIC + b"\1"
 """What a process sends when it hands over its page: the version of the handover, not of messages."""
 SLOT = 512
@@ -69,10 +69,11 @@ MAX_FLOAT32 = 3.5e38
 _HEADER = struct.Struct("<4sBxHI")
 """Magic, version, length, and the checksum of everything after the header."""
 _FIRST = "<BBxxIQQQddddddddQQQ"
-_BODY = struct.Struct(_FIRST + "ddHHHxx")
+_SECOND = _FIRST + "ddHHHxx"
+_BODY = struct.Struct(_SECOND + "QQdd")
 SIZE = _HEADER.size + _BODY.size
-SIZE_1 = _HEADER.size + struct.calcsize(_FIRST)
-"""That of version 1, whose messages end before the waits."""
+SIZE_1, SIZE_2 = (_HEADER.size + struct.calcsize(body) for body in (_FIRST, _SECOND))
+"""Those of version 1, whose messages end before the waits, and of version 2, before the totals."""
 
 
 class Phase(enum.IntEnum):
@@ -107,8 +108,8 @@ class WaitSource(enum.IntEnum):
 
 (
     _STEP_SECONDS, _SKIPPED, _LOSS, _LOSS_FINITE, _LOSS_SCALE, _GRADIENT_NORM, _MEMORY,
-    _COMMUNICATION, _INPUT, _FORWARD, _OWN, _ON_DEVICE, _PIPELINE, _EXCHANGES,
-) = (1 << bit for bit in range(14))  # fmt: skip
+    _COMMUNICATION, _INPUT, _FORWARD, _OWN, _ON_DEVICE, _PIPELINE, _UNUSED, _TOTALS,
+) = (1 << bit for bit in range(15))  # fmt: skip
 """Which fields of a message are known: plain numbers, as an IntFlag would cost more than the rest."""
 
 
@@ -119,6 +120,17 @@ class DeviceMemory(NamedTuple):
     reserved: int
     peak: int
     """The most that was allocated at one time."""
+
+
+class Totals(NamedTuple):
+    """Sums over the steps whose own work and wait are known, none of them left out."""
+
+    step: int
+    """The last of these steps, as `Message.step` counts: on a device some are still under way."""
+    steps: int
+    """How many they are: fewer than `step` where some have a marked pause."""
+    work_seconds: float
+    wait_seconds: float
 
 
 class Message(NamedTuple):
@@ -157,12 +169,11 @@ class Message(NamedTuple):
     wait_source: int = WaitSource.HOST
     pipeline_stage: int | None = None
     """The stage of the pipeline that the rank computes; None without a pipeline."""
-    exchanges: bool = False
-    """Whether ranks exchange tokens, so that experts have more or less to do."""
     forward_pass: int = 0
     """Forward passes that the step has begun so far; 0 before the first, or unknown."""
     forward_passes: int = 0
     """Forward passes of a usual step, several where gradients accumulate; 0 if unknown."""
+    totals: Totals | None = None
     collective: tuple[int, int] = (0, 0)
     """The word of a wait, which stands beside the messages (`WAIT`)."""
     thread: int = 0
@@ -175,7 +186,7 @@ def encode(message: Message) -> bytes:
     """Return a heartbeat message as bytes; struct.error if a count is out of range."""
     (
         step, sent, phase, stage, last, mean, inputs, forward, skipped, finite, nonfinite, scale, norm,
-        memory, communication, wait, work, source, pipeline_stage, exchanges, forward_pass, forward_passes,
+        memory, communication, wait, work, source, pipeline_stage, forward_pass, forward_passes, totals,
         _collective, _thread, _timeout,
     ) = message  # fmt: skip
     known = 0
@@ -201,13 +212,13 @@ def encode(message: Message) -> bytes:
         known |= _OWN | _ON_DEVICE if source else _OWN
     if pipeline_stage is not None:
         known |= _PIPELINE
-    if exchanges:
-        known |= _EXCHANGES
+    if totals is not None:
+        known |= _TOTALS
     allocated, reserved, peak = memory or (0, 0, 0)
     body = _BODY.pack(
         phase, stage, known, step, skipped or 0, nonfinite, sent, last or 0.0, mean or 0.0, inputs or 0.0, forward or 0.0, scale or 0.0,
         norm or 0.0, communication or 0.0, allocated, reserved, peak, wait or 0.0, work or 0.0, pipeline_stage or 0,
-        min(forward_pass, MAX_PASSES), min(forward_passes, MAX_PASSES),
+        min(forward_pass, MAX_PASSES), min(forward_passes, MAX_PASSES), *(totals or (0, 0, 0.0, 0.0)),
     )  # fmt: skip
     return _HEADER.pack(MAGIC, VERSION, SIZE, crc32(body)) + body
 
@@ -231,14 +242,16 @@ def decode(data: bytes) -> Message:
         raise ValueError(message)
     (
         phase, stage, known, step, skipped, nonfinite, sent, last, mean, inputs, forward, scale, norm,
-        communication, *memory, wait, work, pipeline_stage, forward_pass, forward_passes,
+        communication, allocated, reserved, peak, wait, work, pipeline_stage, forward_pass, forward_passes, *sums,
     ) = _BODY.unpack_from(body.ljust(_BODY.size, b"\0"))  # fmt: skip
+    memory, totals = DeviceMemory(allocated, reserved, peak), Totals(*sums)
     if max(step, skipped, nonfinite) > MAX_COUNT or sent > MAX_TOTAL:
         message = f"a count exceeds {MAX_COUNT}, or the time {sent} s is none since a boot"
         raise ValueError(message)
     for name, value in (
         ("sent", sent), ("step time", last), ("mean step time", mean), ("input", inputs), ("forward pass", forward),
         ("communication", communication), ("wait", wait), ("work", work),
+        ("work so far", totals.work_seconds), ("wait so far", totals.wait_seconds),
     ):  # fmt: skip
         if not 0.0 <= value < math.inf:
             message = f"{name}: {value} s"
@@ -256,6 +269,7 @@ def decode(data: bytes) -> Message:
     for value, most, bit in (
         (inputs, LONGEST_STEP, _INPUT), (forward, LONGEST_STEP, _FORWARD), (communication, MAX_TOTAL, _COMMUNICATION),
         (scale, MAX_FLOAT32, _LOSS_SCALE), (max(memory), MAX_MEMORY, _MEMORY),
+        (max(totals[:2]), MAX_COUNT, _TOTALS), (totals.work_seconds + totals.wait_seconds, MAX_TOTAL, _TOTALS),
     ):  # fmt: skip
         if value > most:
             known &= ~bit
@@ -276,15 +290,15 @@ def decode(data: bytes) -> Message:
         nonfinite=nonfinite,
         loss_scale=scale if known & _LOSS_SCALE else None,
         gradient_norm=norm if known & _GRADIENT_NORM else None,
-        memory=DeviceMemory(*memory) if known & _MEMORY else None,
+        memory=memory if known & _MEMORY else None,
         communication_seconds=communication if known & _COMMUNICATION else None,
         wait_seconds=wait if known & _OWN else None,
         work_seconds=work if known & _OWN else None,
         wait_source=WaitSource.DEVICE if known & _ON_DEVICE else WaitSource.HOST,
         pipeline_stage=pipeline_stage if known & _PIPELINE else None,
-        exchanges=bool(known & _EXCHANGES),
         forward_pass=forward_pass,
         forward_passes=forward_passes,
+        totals=totals if known & _TOTALS else None,
     )
 
 

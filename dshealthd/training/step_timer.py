@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from dshealthd.training.message import Totals
+
 AVERAGED = 10
 """Steps over which times are averaged."""
 SPANS = 2048
@@ -108,11 +110,13 @@ class Spans:
 class Lap:
     """The spans of one step."""
 
-    __slots__ = ("began", "forwards", "input_waits", "inputs", "waits", "whole")
+    __slots__ = ("began", "forwards", "input_waits", "inputs", "step", "waits", "whole")
 
     def __init__(self, began: Any) -> None:
         self.began = began
         """The mark of the end of the step before."""
+        self.step = 0
+        """Its number, known at its end."""
         self.inputs = Spans()
         self.input_waits = Spans()
         """Waits for other ranks within the inputs."""
@@ -134,7 +138,9 @@ class StepTimer:
     one of them.
 
     A step is what this rank did itself and what it waited for other ranks. A step in which no wait
-    was seen has neither: a job whose waits cannot be seen has unknown ones, not none.
+    was seen has neither: a job whose waits cannot be seen has unknown ones, not none. Its time is
+    added to the totals with the next step that has one: ranks that exchange every tenth step work
+    by themselves in the other nine.
     """
 
     def __init__(self) -> None:
@@ -142,6 +148,10 @@ class StepTimer:
         self.forward = Average()
         self.wait = TrimmedAverage()
         self.work = TrimmedAverage()
+        self.totals: Totals | None = None
+        """Sums over all measured steps, with those in which a process stood still."""
+        self._unseen = 0, 0.0
+        """Number and seconds of the steps since the last one in which a wait was seen."""
         self._lap = Lap(None)
         self._late: deque[Lap] = deque(maxlen=LATE)
         self.device: str | None = None
@@ -197,9 +207,10 @@ class StepTimer:
         self.input_dropped()
         self._ended = self.mark(now)
 
-    def step_ended(self, now: float) -> None:
-        """End the step, and begin the input span of the next."""
+    def step_ended(self, now: float, step: int = 0) -> None:
+        """End the step of this number, and begin the input span of the next."""
         mark, lap = self.mark(now), self._lap
+        lap.step = step
         if lap.began is not None:
             lap.whole.add(lap.began, mark)
         self.input_dropped()
@@ -239,6 +250,20 @@ class StepTimer:
         if forwards is not None:
             self.forward.add(forwards)
         wait, whole = lap.waits.seconds(), lap.whole.seconds()
-        if wait is not None and whole is not None:
-            self.wait.add(min(wait, whole))
-            self.work.add(max(whole - wait, 0.0))
+        if whole is None:
+            return
+        if wait is not None:
+            self._measured(lap.step, whole, min(wait, whole))
+        elif not lap.waits.count:
+            steps, seconds = self._unseen
+            self._unseen = steps + 1, seconds + whole
+
+    def _measured(self, step: int, whole: float, wait: float) -> None:
+        """Add a step whose wait is known to averages and totals."""
+        self.wait.add(wait)
+        self.work.add(whole - wait)
+        (unseen, seconds), self._unseen = self._unseen, (0, 0.0)
+        _, steps, worked, waited = self.totals or Totals(0, 0, 0.0, 0.0)
+        self.totals = Totals(
+            step, steps + unseen + 1, worked + seconds + whole - wait, waited + wait
+        )

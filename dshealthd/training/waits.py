@@ -30,10 +30,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-EXCHANGES = ("alltoall", "alltoall_base", "all_to_all_single")
-"""Operations by which experts get their tokens: how many each gets is in the nature of the model."""
 OPERATIONS = (
-    *EXCHANGES,
+    *("alltoall", "alltoall_base", "all_to_all_single"),
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "scatter", "barrier"),
     *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced"),
     *("all_gather_single", "all_gather_single_coalesced"),
@@ -80,11 +78,9 @@ def follow(heartbeat: Any, device: str) -> None:
     functional = sys.modules.get("torch.distributed._functional_collectives")
     if functional is not None:
         replace(heartbeat, functional, "wait_tensor", _timed)
-    for name in EXCHANGES if device == "cpu" else OPERATIONS:
-        exchanges = name in EXCHANGES
-        wrap = functools.partial(_called, exchanges=exchanges, device=device)
-        replace(heartbeat, c10d.ProcessGroup, name, wrap)
     if device == "cuda":
+        for name in OPERATIONS:
+            replace(heartbeat, c10d.ProcessGroup, name, _called)
         replace(heartbeat, sys.modules["torch"].cuda.Event, "wait", _awaited)
 
 
@@ -168,17 +164,13 @@ def _operation(work: Any = None, *_: Any) -> int:
     return OTHER if kind is None else min(int(kind()), OTHER)
 
 
-def _called(
-    heartbeat: Any, original: Callable[..., Any], *, exchanges: bool, device: str
-) -> Callable[..., Any]:
+def _called(heartbeat: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that launches an operation, and reports it as a wait if it has been awaited
     when it returns, which an operation without a work object has.
     """
 
     def call(*arguments: Any, **named: Any) -> Any:
-        if exchanges:
-            heartbeat.exchanges = True
-        if device == "cpu" or heartbeat.closed:
+        if heartbeat.closed:
             return original(*arguments, **named)
         mark = heartbeat.wait_began()
         work = original(*arguments, **named)

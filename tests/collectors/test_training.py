@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from dshealthd.collectors.training import Training, Work, compared, samples
+from dshealthd.collectors.training import Training, samples, shares, work
 from dshealthd.core.collector import Context, Reason
 from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
@@ -22,15 +22,18 @@ from dshealthd.jobs.environment import launch
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.heartbeats.reception import by_rank
 from dshealthd.jobs.options import HeartbeatOptions
+from dshealthd.jobs.own_work import Course
 from dshealthd.jobs.processes import TrainingProcess
-from dshealthd.training.message import DeviceMemory, Message, Phase, StepStage, WaitSource
+from dshealthd.training.message import DeviceMemory, Message, Phase, StepStage, Totals, WaitSource
 from tests.jobs.heartbeats.senders import sending
 from tests.jobs.machines import TORCH
 from tests.jobs.service import configured, jobs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from dshealthd.core.collector import Sample
     from dshealthd.jobs.heartbeats.sender import Sender
 
 
@@ -51,7 +54,7 @@ def test_everything_that_a_message_says() -> None:
         step=12, sent=0.0, phase=Phase.EVALUATION, stage=StepStage.INPUT, last_seconds=0.5, mean_seconds=0.25, input_seconds=0.125,
         forward_seconds=0.0625, skipped=3, loss_finite=False, nonfinite=4,
         loss_scale=65536.0, gradient_norm=1.5, memory=DeviceMemory(1, 2, 3), communication_seconds=6.0,
-        wait_seconds=0.1, work_seconds=0.15, wait_source=WaitSource.DEVICE, pipeline_stage=2, exchanges=True,
+        wait_seconds=0.1, work_seconds=0.15, wait_source=WaitSource.DEVICE, pipeline_stage=2,
     )  # fmt: skip
     found = {
         (sample.metric.name.removeprefix("dshealthd_job_"), *sample.labels[2:]): sample.value
@@ -72,8 +75,6 @@ def test_everything_that_a_message_says() -> None:
         ("loss_scale",): 65536,
         ("gradient_norm",): 1.5,
         ("communication_seconds_total",): 6.0,
-        ("step_wait_seconds", "stage 2 experts", "device"): 0.1,
-        ("step_work_seconds", "stage 2 experts", "device"): 0.15,
         ("memory_bytes", "allocated"): 1,
         ("memory_bytes", "reserved"): 2,
         ("memory_bytes", "peak"): 3,
@@ -83,40 +84,77 @@ def test_everything_that_a_message_says() -> None:
     )
 
 
+def reporting(
+    works: Sequence[Sequence[float]], *, step: float = 2.0, looked: float | None = None
+) -> dict[int, Sender]:
+    """Return senders of ranks 8 and up that have worked so long in each step."""
+    senders = {}
+    for rank, work_of_rank in enumerate(works, 8):
+        course, done, message = Course(), 0.0, Message(step=0, sent=0.0)
+        for number, seconds in enumerate(work_of_rank, 1):
+            done += seconds
+            totals = Totals(number, number, done, number * step - done)
+            message = Message(
+                step=number, sent=number * step, mean_seconds=step, totals=totals, wait_seconds=9.0, work_seconds=9.0
+            )  # fmt: skip
+            course.add(message, number * step)
+        now = len(work_of_rank) * step if looked is None else looked
+        sender = SimpleNamespace(course=course, message=message, looked=now)
+        senders[rank] = cast("Sender", sender)
+    return senders
+
+
+def told(samples_of_node: Iterable[Sample]) -> dict[tuple[str, ...], float]:
+    """Return samples by their name and labels, without the job."""
+    return {
+        (sample.metric.name.removeprefix("dshealthd_job_"), *sample.labels[1:]): sample.value
+        for sample in samples_of_node
+    }
+
+
 def test_a_node_compares_its_ranks() -> None:
-    """Rules get few figures of a node, however many ranks it has: the slowest by its number, what is
-    usual and what is fast; of two ranks the faster one is usual, and unknown is left out.
+    """Rules get few figures of a node, however many ranks it has: of the slowest by its number, what
+    is usual, and by how much the others differ, over each time that its steps fill.
     """
-
-    def figures(*ranks: Work) -> dict[tuple[str, ...], float]:
-        return {
-            (
-                sample.metric.name.removeprefix("dshealthd_job_node_"),
-                *sample.labels[2:],
-            ): sample.value
-            for sample in compared(sorted(ranks), "slurm-1", "")
-        }
-
-    eight = figures(
-        *(Work(1.0 + 0.01 * rank, 8 + rank, 2.0) for rank in range(7)), Work(3.0, 15, 2.1)
-    )
-    assert eight == pytest.approx(
+    ranks = reporting([[1.0 + 0.01 * (rank % 7)] * 40 for rank in range(7)] + [[1.5] * 40])
+    found = told(work(ranks, "slurm-1", "stage 1"))
+    assert found == pytest.approx(
         {
-            ("work_seconds", "fast"): 1.007,
-            ("work_seconds", "usual"): 1.0231,
-            ("work_seconds", "slow"): 3.0,
-            ("role_ranks",): 8,
-            ("slowest_rank",): 15,
-            ("step_seconds",): 2.1,
-        }
+            ("node_work_seconds", "stage 1", "30s", "slow"): 1.5,
+            ("node_work_seconds", "stage 1", "30s", "usual"): 1.03,
+            ("node_work_spread_ratio", "stage 1", "30s", "ranks"): 0.031,
+            ("node_work_spread_ratio", "stage 1", "30s", "error"): 0.0,
+            ("node_slowest_rank", "stage 1", "30s"): 15,
+            ("node_work_seconds", "stage 1", "1m", "slow"): 1.5,
+            ("node_work_seconds", "stage 1", "1m", "usual"): 1.03,
+            ("node_work_spread_ratio", "stage 1", "1m", "ranks"): 0.031,
+            ("node_work_spread_ratio", "stage 1", "1m", "error"): 0.0,
+            ("node_slowest_rank", "stage 1", "1m"): 15,
+            ("node_role_ranks", "stage 1"): 8,
+            ("node_step_seconds", "stage 1"): 2.0,
+        },
+        rel=0.1,
+        abs=1e-9,
     )
-    two = figures(Work(2.0, 1, None), Work(1.0, 0, 4.0))
-    assert two == {
-        ("work_seconds", "fast"): 1.0,
-        ("work_seconds", "usual"): 1.0,
-        ("work_seconds", "slow"): 2.0,
-        ("role_ranks",): 2,
-        ("slowest_rank",): 1,
+
+
+def test_a_hung_job_has_no_slow_rank() -> None:
+    """Without new steps there are no figures: an innocent rank would be accused on frozen ones."""
+    ranks = reporting([[1.0] * 40, [1.5] * 40], looked=100.0)
+    assert told(work(ranks, "slurm-1", "")) == {("node_role_ranks", ""): 2}
+
+
+def test_shares_of_a_step_add_up() -> None:
+    """Own work and wait are a step, also where averages leave out steps without a wait."""
+    (sender,) = reporting([[0.5, 1.5] * 20]).values()
+    assert told(shares(sender, "run-1", "8")) == {
+        ("step_work_seconds", "8", "", "host"): pytest.approx(1.0),
+        ("step_wait_seconds", "8", "", "host"): pytest.approx(1.0),
+    }
+    (new,) = reporting([[0.5]]).values()
+    assert told(shares(new, "run-1", "8")) == {
+        ("step_work_seconds", "8", "", "host"): 9.0,
+        ("step_wait_seconds", "8", "", "host"): 9.0,
     }
 
 

@@ -45,10 +45,15 @@ def series(node: int, *, sick: bool) -> list[Series]:
         ),
         _steady("nccl_inspector_files", 1, state="stale"),
         _steady("job_node_role_ranks", RANKS, training_job=job, role=""),
-        _steady("job_node_slowest_rank", RANKS * node, training_job=job, role=""),
+        _steady("job_node_slowest_rank", RANKS * node, training_job=job, role="", over="30s"),
         *(
-            _steady("job_node_work_seconds", 0.7 + 0.1 * sick, training_job=job, role="", of=of)
-            for of in ("fast", "usual", "slow")
+            _steady(f"job_node_work_{name}", value, training_job=job, role="", over="30s", of=of)
+            for name, of, value in (
+                ("seconds", "usual", 0.7 + 0.1 * sick),
+                ("seconds", "slow", 0.7 + 0.1 * sick),
+                ("spread_ratio", "ranks", 0.01),
+                ("spread_ratio", "error", 0.002),
+            )
         ),
     ]
     for number in range(RANKS):

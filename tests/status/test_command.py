@@ -256,6 +256,40 @@ def test_a_job_without_heartbeats_that_does_nothing(shown: Callable[..., str]) -
     assert idle not in shown("jobs", ranks, IDLE(20, "run-1"))
 
 
+def test_slow_ranks_of_all_nodes_that_were_queried(capsys: pytest.CaptureFixture[str]) -> None:
+    """A node whose ranks are all slow is so beside another one; a slow stage of a pipeline that
+    nobody waits for is told as that. Nodes may be given by their URL.
+    """
+
+    def own(role: str, usual: float) -> dict[str, Any]:
+        figures = {"rank": 3, "slow": usual * 1.01, "usual": usual, "spread": 0.01, "error": 0.002}
+        return figures | {"over": "30s", "role": role, "ranks": 8, "step_seconds": 4.0}
+
+    told = {
+        "n1": job(own_work=[own("stage 0", 1.0), own("stage 1", 2.0)]),
+        "n2": job(own_work=[own("stage 0", 1.5), own("stage 1", 2.6)]),
+    }
+    with contextlib.ExitStack() as stack:
+        ports = [
+            stack.enter_context(
+                impostors.serving(impostors.saying(json.dumps(document(node=node, jobs=[one]))))
+            )
+            for node, one in told.items()
+        ]
+        assert run("jobs", *(f"http://127.0.0.1:{port}/" for port in ports)) == 0
+        lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+        assert (
+            "rank 3 on n2 (stage 0) takes 1.52 times as long as its peers; "
+            "the job does not wait for it: other ranks have more to do" in lines
+        )
+        assert (
+            "rank 3 on n2 (stage 1) takes 1.31 times as long as its peers; "
+            "up to 16% of the job's throughput are lost" in lines
+        )
+        run("jobs", f"127.0.0.1:{ports[1]}")
+        assert "takes" not in capsys.readouterr().out
+
+
 def test_one_headline_for_several_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     """A job is one over all nodes: steps as a range, and no hang while other ranks pause."""
     steady = rank(work_seconds=1.99, wait_seconds=0.07, work_ratio=1.28, wait_source="torch")
@@ -382,8 +416,8 @@ def test_a_job_that_failed(shown: Callable[..., str]) -> None:
 
 def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     """What is no node, and a file that is not there, is said in one line."""
-    assert run("status", "http://n1/") == 3
-    assert "UNKNOWN  http://n1/ is not a node: give NODE" in capsys.readouterr().out
+    assert run("status", "https://n1/") == 3  # without TLS here
+    assert "UNKNOWN  https://n1/ is not a node: give NODE" in capsys.readouterr().out
     assert run("status", "--user", "x", "--password-file", "/nonexistent", "n1") == 3
     assert "/nonexistent" in capsys.readouterr().err
 

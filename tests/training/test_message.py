@@ -24,11 +24,13 @@ from dshealthd.training.message import (
     SHORTEST_STEP,
     SIZE,
     SIZE_1,
+    SIZE_2,
     SLOT,
     DeviceMemory,
     Message,
     Phase,
     StepStage,
+    Totals,
     WaitSource,
     decode,
     encode,
@@ -67,9 +69,9 @@ def messages(draw: st.DrawFn) -> Message:
         work_seconds=draw(PART_SECONDS) if own else None,
         wait_source=draw(st.sampled_from(WaitSource)) if own else WaitSource.HOST,
         pipeline_stage=draw(st.none() | st.integers(0, (1 << 16) - 1)),
-        exchanges=draw(st.booleans()),
         forward_pass=draw(st.integers(0, MAX_PASSES)),
         forward_passes=draw(st.integers(0, MAX_PASSES)),
+        totals=draw(st.none() | st.builds(Totals, COUNT, COUNT, SECONDS, SECONDS)),
     )
 
 
@@ -92,10 +94,14 @@ def test_newer_senders_are_understood(message: Message, more: bytes, version: in
 
 @given(messages())
 def test_older_senders_are_understood(message: Message) -> None:
-    """A training with the first version's package tells nothing of its waits: they are unknown."""
+    """A training with an older version's package tells nothing of its waits, or of their sums: they
+    are unknown.
+    """
+    second = message._replace(totals=None)
+    assert decode(sealed(encode(second)[12:SIZE_2], 2)) == second
     plain = message._replace(
         wait_seconds=None, work_seconds=None, wait_source=WaitSource.HOST, pipeline_stage=None,
-        exchanges=False, forward_pass=0, forward_passes=0,
+        forward_pass=0, forward_passes=0, totals=None,
     )  # fmt: skip
     assert decode(sealed(encode(plain)[12:SIZE_1])) == plain
 
@@ -109,7 +115,8 @@ def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
         assert 0 <= message.phase <= max(Phase)
         assert 0 <= message.stage <= max(StepStage)
         timings = (getattr(message, field) for field in Message._fields if "seconds" in field)
-        for value in (message.sent, *timings):
+        sums = message.totals[2:] if message.totals else ()
+        for value in (message.sent, *timings, *sums):
             assert value is None or 0 <= value < math.inf
 
 
@@ -120,7 +127,7 @@ def test_damaged_messages_are_refused(message: Message, place: int, change: int)
     data[place] ^= change
     if place in {4, 5}:
         return
-    with pytest.raises(ValueError, match=r"not a heartbeat|checksum"):
+    with pytest.raises(ValueError, match=r"not a heartbeat|checksum|too few"):
         decode(bytes(data))
 
 
@@ -155,6 +162,8 @@ def test_cut_messages_are_refused(message: Message, length: int) -> None:
         (Message(step=1, sent=1.0, communication_seconds=-1.0), "communication: -1"),
         (Message(step=1, sent=1.0, input_seconds=math.nan), "input: nan"),
         (Message(step=1, sent=1.0, loss_scale=math.nan), "loss scale nan"),
+        (Message(step=1, sent=1.0, totals=Totals(1, 1, math.nan, 0.0)), "work so far: nan"),
+        (Message(step=1, sent=1.0, totals=Totals(1, MAX_COUNT + 1, 0.0, 0.0)), "a count exceeds"),
     ],
 )
 def test_impossible_values_are_refused(message: Message, why: str) -> None:

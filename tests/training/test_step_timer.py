@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dshealthd.training.message import Totals
 from dshealthd.training.step_timer import LATE, SPANS, Average, StepTimer, TrimmedAverage
 
 
@@ -231,3 +232,24 @@ def test_steps_without_a_wait_or_with_a_pause(device: Device, step_timer: StepTi
     device.comes_to(*(float(number) for number in range(len(device.events))))
     make_waiting_step(step_timer)
     assert step_timer.wait.value is step_timer.work.value is None
+
+
+def test_totals_leave_no_step_out() -> None:
+    """A step in which the process stood still counts whole; so do steps without a wait, as soon as
+    one follows that has one. A step with a marked pause is missing from the count as well.
+    """
+    host = StepTimer()
+    host.on("cpu", None)
+    assert host.totals is None
+    ends = (0.0, 1.0, 2.0, 13.0, 14.0, 20.0, 21.0)
+    for step, (end, waited) in enumerate(
+        zip(ends, (0.5, 0.25, 0.0, 0.0, 0.5, 0.5, 0.25), strict=True)
+    ):
+        if waited:
+            host.waited(end - waited, end)
+        if end == 20.0:
+            host.interrupted()
+        host.step_ended(end, step)
+        if step == 3:
+            assert host.totals == Totals(1, 1, 0.75, 0.25)
+    assert host.totals == Totals(6, 5, 14.0, 1.0)

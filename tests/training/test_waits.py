@@ -88,7 +88,6 @@ def test_ways_to_wait(agents_end: AgentsEnd, way: str) -> None:
     assert message.mean_seconds is not None
     assert message.wait_seconds >= SECONDS
     assert message.wait_source is WaitSource.HOST
-    assert not message.exchanges
 
 
 def test_functional_collectives(agents_end: AgentsEnd, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,14 +214,6 @@ def test_nothing_stays(agents_end: AgentsEnd) -> None:
     assert heartbeats == 5 * [True]
     assert c10d.Work.wait is wait
     assert {name: getattr(c10d.ProcessGroup, name, None) for name in before} == before
-
-
-def test_experts(agents_end: AgentsEnd) -> None:
-    """Ranks that exchange tokens are told as such: their work differs by nature."""
-    message = train(
-        agents_end, lambda: torch.distributed.all_to_all_single(torch.ones(2), torch.ones(2))
-    )
-    assert message.exchanges
 
 
 @pytest.mark.parametrize(("stream", "told"), [(0, 0.030), (7, None)])

@@ -329,6 +329,7 @@ class Receiver:
                 age = min(max(now - message.sent, 0.0), now - sender.looked)
                 sender.heard = self._wall() - age
             sender.data, sender.message, sender.moved = data, message, now
+            sender.course.add(message, now)
             self.received += 1
         sender.torn, sender.looked = 0, now
 

@@ -9,10 +9,11 @@ import fcntl
 import os
 import socket
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender
+from dshealthd.jobs.own_work import Course
 from dshealthd.linux.mounts import mount_id
 from dshealthd.training.message import HELLO, PAGE, Message
 
@@ -72,6 +73,8 @@ class Sender:
     """The other end of the stand-in connection of an adopted sender, which has none of its own."""
     heard: float = 0.0
     """Unix time in seconds at which the last message was written."""
+    course: Course = field(default_factory=Course)
+    """What its messages told of its steps."""
 
 
 def take_page(

@@ -1,0 +1,271 @@
+"""Who is named slow in healthy jobs whose work is uneven, and after how long a slow rank is.
+
+    python -m bench.slow_ranks healthy HOURS [MODEL …]   # HOURS of jobs for each model
+    python -m bench.slow_ranks slow JOBS [MODEL …]       # JOBS for each size, with a rank of 1.3x
+
+The agent's figures (`dshealthd.jobs.own_work`) and the rules of the group dshealthd-ranks in numpy,
+over thousands of job hours; `tests/jobs/test_slow_ranks.py` holds both against the agent's own code
+and promtool. Steps take STEP seconds; a rank is looked at whenever a window ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dshealthd.jobs.own_work import (
+    FEW,
+    LOW,
+    MOST,
+    PAIR,
+    SCALES,
+    SPREAD,
+    UNBIASED,
+    WINDOWS,
+    Z,
+    level,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+STEP = 2.5
+"""Seconds of a step; own work of 1 is two thirds of it or less."""
+PER_NODE = 8
+LOSS = 0.05
+"""`dshealthd:threshold:straggler_step_ratio`."""
+DELAY = 5.0 / 2 + 10.0 / 2 + 10.0
+"""Seconds from the end of a window to the alert: half a scrape, half a round of the rules, `for`."""
+HELD = 10.0
+"""Seconds for which the rule must hold, `for`."""
+SIZES = {8: 0.3, 16: 0.25, 64: 0.2, 256: 0.15, 1024: 0.1}
+"""Ranks of the jobs, and the share of each size in the hours."""
+
+
+def _noise(random: np.random.Generator, steps: int, ranks: int, deviation: float) -> Array:
+    return deviation * random.standard_normal((steps, ranks))
+
+
+def _drift(
+    random: np.random.Generator, steps: int, ranks: int, deviation: float, seconds: float
+) -> Array:
+    """Return values that forget themselves within so many seconds, and have this deviation."""
+    keep = np.exp(-STEP / seconds)
+    values = _noise(random, steps, ranks, deviation)
+    values[1:] *= np.sqrt(1 - keep * keep)
+    for step in range(1, steps):
+        values[step] += keep * values[step - 1]
+    return values
+
+
+def _lengths(random: np.random.Generator, steps: int, ranks: int, deviation: float) -> Array:
+    """Return lognormal factors of mean 1, as lengths of sequences have."""
+    variance = np.log(1 + deviation**2)
+    return np.asarray(np.exp(_noise(random, steps, ranks, np.sqrt(variance)) - variance / 2))
+
+
+def _rollouts(random: np.random.Generator, steps: int, ranks: int) -> Array:
+    """Return five updates after each rollout, which takes most of the time and differs by 30 %."""
+    work = 0.5 * (1 + _noise(random, steps, ranks, 0.01))
+    work[::5] += 3.5 * np.exp(_noise(random, len(work[::5]), ranks, 0.3))
+    return work
+
+
+def _pauses(random: np.random.Generator, steps: int, ranks: int) -> Array:
+    """Return steps of which one in 500 of each rank takes twice as long."""
+    return 1 + _noise(random, steps, ranks, 0.02) + (random.random((steps, ranks)) < 1 / 500)
+
+
+def _sorted(random: np.random.Generator, steps: int, ranks: int) -> Array:
+    """Return work that goes up and down by 15 % in 15 minutes, in each rank by itself."""
+    seconds = np.arange(steps)[:, None] * STEP
+    phase = random.uniform(0, 2 * np.pi, ranks)
+    return 1 + 0.15 * np.sin(2 * np.pi * seconds / 900 + phase) + _noise(random, steps, ranks, 0.02)
+
+
+def _common(random: np.random.Generator, steps: int, ranks: int) -> Array:
+    """Return work that all ranks have more or less of, as in a curriculum or with padding."""
+    longer = np.repeat(random.uniform(0.5, 2, steps // 400 + 1), 400)[:steps]
+    return (longer * _lengths(random, steps, 1, 0.3)[:, 0])[:, None] * (
+        1 + _noise(random, steps, ranks, 0.03)
+    )
+
+
+def _later(random: np.random.Generator, steps: int, ranks: int) -> Array:
+    """Return work that is even for half of the time, and drifts then."""
+    work = 1 + _noise(random, steps, ranks, 0.02)
+    work[steps // 2 :] += _drift(random, steps - steps // 2, ranks, 0.06, 300)
+    return work
+
+
+MODELS: dict[str, Callable[[np.random.Generator, int, int], Array]] = {
+    "quiet": lambda r, s, n: 1 + _noise(r, 1, n, 0.01) + _noise(r, s, n, 0.02),
+    "constant, 3 %": lambda r, s, n: 1 + _noise(r, 1, n, 0.03) + _noise(r, s, n, 0.02),
+    "constant, 5 %": lambda r, s, n: 1 + _noise(r, 1, n, 0.05) + _noise(r, s, n, 0.02),
+    "lengths, 25 %": lambda r, s, n: _lengths(r, s, n, 0.25),
+    "lengths, 40 %": lambda r, s, n: _lengths(r, s, n, 0.4),
+    "experts": lambda r, s, n: 1 + _drift(r, s, n, 0.08, 600) + _noise(r, s, n, 0.03),
+    "drift": lambda r, s, n: 1 + _drift(r, s, n, 0.05, 120) + _noise(r, s, n, 0.02),
+    "mixed": lambda r, s, n: (
+        1 + _noise(r, 1, n, 0.02) + _drift(r, s, n, 0.03, 120) + _noise(r, s, n, 0.08)
+    ),
+    "sorted shards": _sorted,
+    "rollouts": _rollouts,
+    "pauses": _pauses,
+    "longer for all": _common,
+    "uneven later": _later,
+}
+"""Own work of healthy ranks: seconds by step and rank, about 1."""
+
+
+class Looks(NamedTuple):
+    """What the rules see whenever a window ends; arrays by look, and by node where that varies."""
+
+    at: Array
+    """Seconds since the first step."""
+    rank: Array
+    ratio: Array
+    limit: Array
+    loss: Array
+
+
+def _median_low(values: Array, axis: int) -> Array:
+    middle = (values.shape[axis] - 1) // 2
+    return np.asarray(np.partition(values, middle, axis=axis).take(middle, axis=axis))
+
+
+def _last(values: Array) -> Array:
+    """Return the last WINDOWS of each window, as a last axis."""
+    return np.lib.stride_tricks.sliding_window_view(values, WINDOWS, axis=0)
+
+
+def figures(work: Array, size: int, per_node: int) -> tuple[Any, Array, Array, Array, Array]:
+    """Return rank, slow and usual (logarithms), spread and error, by look and node, as an agent."""
+    ranks = work.shape[1]
+    own = np.log(work[: len(work) // size * size].reshape(-1, size, ranks).mean(1))
+    own = own.reshape(len(own), -1, per_node)
+    middle = _median_low(own, 2)
+    levels = _last(middle).mean(-1)
+    if per_node == 1:
+        low = np.partition(_last(middle), LOW, axis=-1)[..., LOW]
+        error = _last(middle).std(-1, ddof=1) / np.sqrt(WINDOWS)
+        rank = np.broadcast_to(np.arange(ranks), levels.shape)
+        return rank, np.minimum(levels, low), levels, np.zeros_like(error), error
+    excess = _last(own - middle[..., None])
+    means = excess.mean(-1)
+    lasting = np.minimum(means, 2 * np.partition(excess, LOW, axis=-1)[..., LOW])
+    error = np.median(excess.std(-1, ddof=1), axis=2) / np.sqrt(WINDOWS)
+    order = np.sort(means, axis=2)
+    if per_node == 2:
+        spread = PAIR * (order[..., 1] - order[..., 0])
+    else:
+        at = (per_node - 1) // 2
+        others = np.concatenate([order[..., :at], order[..., at + 1 : -1]], axis=2)
+        spread = UNBIASED * np.median(np.abs(others - order[..., at : at + 1]), axis=2)
+    usual = levels + order[..., (per_node - 1) // 2]
+    slowest = lasting.argmax(2) + np.arange(order.shape[1]) * per_node
+    constant = np.sqrt(np.maximum(spread**2 - error**2, 0))
+    return slowest, levels + lasting.max(2), usual, constant, error
+
+
+def _lasting(values: Array, looks: int) -> Array:
+    """Return each value, but at least the median of so many looks before it."""
+    # Of long pasts a median of some 200, for speed.
+    past = [
+        np.median(values[max(at - looks, 0) : at + 1 : 1 + looks // 200])
+        for at in range(len(values))
+    ]
+    return np.maximum(values, past)
+
+
+def looks(work: Array, seconds: float, per_node: int = PER_NODE, step: float = STEP) -> Looks:
+    """Return what the rules see of a job in windows that aim at so many seconds."""
+    size = 2 ** level(seconds, step)
+    per_node = min(per_node, work.shape[1])
+    nodes = work.shape[1] // per_node
+    rank, slow, usual, spread, error = figures(work, size, per_node)
+    many = nodes > 2
+    normal = np.median(usual, axis=1) if many else usual.min(1)
+    large = work.shape[1] > 4
+    constant, random = (
+        np.median(values, axis=1) if large else values.min(1) for values in (spread, error)
+    )
+    if many:
+        between = 1.4826 * np.median(np.abs(usual - normal[:, None]), axis=1)
+        constant = np.maximum(constant, between)
+    hour = max(int(3600 / (size * step)), 1)
+    constant = _lasting(np.maximum(constant, SPREAD), hour) * min(1 + FEW / work.shape[1], MOST)
+    limit = np.exp(Z * np.hypot(constant, _lasting(random, hour)))
+    ratio = np.exp(slow - normal[:, None])
+    most = np.exp(slow.max(1, keepdims=True))
+    lost = 2 * np.exp(slow) - np.exp(normal[:, None]) - most
+    whole = work.max(1).mean() * 1.2
+    ends = np.cumsum(np.full(len(ratio) + WINDOWS - 1, size * step))[WINDOWS - 1 :]
+    return Looks(ends, rank, ratio, limit, lost / whole)
+
+
+def named(work: Array, per_node: int = PER_NODE, step: float = STEP) -> list[tuple[float, int]]:
+    """Return when the alert begins, and for which rank, in order of time."""
+    found = []
+    for seconds in SCALES.values():
+        seen = looks(work, seconds, per_node, step)
+        above = seen.ratio > seen.limit[:, None]
+        nodes = above.shape[1]
+        few = above.sum(1, keepdims=True) <= max(0.25 * nodes, 1)
+        hits = above & few & (seen.loss > LOSS)
+        # Held for 10 s: in the next look as well, where one is due by then.
+        held = int(HELD / (seen.at[0] / WINDOWS))
+        for look, node in np.argwhere(hits):
+            if hits[look : look + held + 1, node].all():
+                found.append((float(seen.at[look]) + DELAY, int(seen.rank[look, node])))
+    return sorted(found)
+
+
+def healthy(hours: float, names: list[str]) -> None:
+    """Print how many ranks are accused in so many hours of healthy jobs of each model."""
+    for name in names:
+        random, begun, text = np.random.default_rng(1), time.monotonic(), []
+        accused = 0
+        for ranks, share in SIZES.items():
+            jobs = max(round(hours * share), 1)
+            wrong = 0
+            for _ in range(jobs):
+                work = np.maximum(MODELS[name](random, int(3600 / STEP), ranks), 0.05)
+                wrong += len({rank for _, rank in named(work)})
+            accused += wrong
+            text.append(f"{ranks}: {wrong}/{jobs}")
+        taken = time.monotonic() - begun
+        print(f"| {name} | {accused} | {', '.join(text)} | {taken:.0f} s |", flush=True)
+
+
+def slow(jobs: int, names: list[str], factor: float = 1.3) -> None:
+    """Print when a rank that is slow from the first step, or from the tenth minute, is named."""
+    for name in names:
+        random = np.random.default_rng(2)
+        for ranks in (8, 64, 1024):
+            after, others = [], 0
+            for job in range(jobs):
+                begins = 0 if job % 2 else int(600 / STEP)
+                work = np.maximum(MODELS[name](random, int(1800 / STEP), ranks), 0.05)
+                work[begins:, ranks // 2 + 3] *= factor
+                found = named(work)
+                right = [at - begins * STEP for at, rank in found if rank == ranks // 2 + 3]
+                after.append(min(right, default=np.inf))
+                others += any(rank != ranks // 2 + 3 for _, rank in found)
+            times = np.array(after)
+            print(
+                f"| {name} | {ranks} | {np.isfinite(times).mean():.0%} | {np.median(times):.0f} | "
+                f"{(times <= 90).mean():.0%} | {(times <= 180).mean():.0%} | {others} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    kind, number, *chosen = sys.argv[1:]
+    run = {"healthy": lambda n, m: healthy(float(n), m), "slow": lambda n, m: slow(int(n), m)}
+    run[kind](number, chosen or list(MODELS))

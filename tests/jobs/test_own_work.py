@@ -1,0 +1,228 @@
+"""Windows of steps, and figures of own work: exact, in step with other ranks, without news none."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from dshealthd.jobs.own_work import (
+    LOSS,
+    LOW,
+    WINDOWS,
+    Course,
+    Figures,
+    Part,
+    compared,
+    figures,
+    level,
+    limit,
+    slow_ranks,
+)
+from dshealthd.training.message import Message, Totals
+
+
+def course(
+    works: list[float], *, every: int = 1, wait: float = 0.5, before: int = 0
+) -> tuple[Course, float]:
+    """Return the course of a rank with this own work in each step, of which each `every`th is read;
+    and when the last was.
+    """
+    made = Course()
+    sums = itertools.accumulate(works, initial=0.0)
+    now = 0.0
+    for step, work in enumerate(sums):
+        now = work + step * wait
+        if step % every == 0:
+            totals = Totals(before + step, step, work, step * wait)
+            made.add(Message(step=before + step, sent=now, totals=totals), now)
+    return made, now
+
+
+def test_windows_are_exact_and_shared() -> None:
+    """Windows begin at multiples of their length, whichever step the agent saw first."""
+    works = [float(step) for step in range(1, 61)]
+    early, _ = course(works)
+    late, _ = course(works[3:], before=3)
+    assert early.number(2, 0.0) == late.number(2, 0.0) == 15
+    windows = early.windows(2, 15)
+    assert windows == [4 * number + 2.5 for number in range(7, 15)]
+    assert late.windows(2, 15) == windows
+    assert early.windows(3, 7) is None  # not yet eight of them
+    assert early.shares(2) == pytest.approx((sum(works[28:]) / 32, 0.5))
+
+
+def test_windows_that_end_between_two_reads() -> None:
+    """What passed between two reads counts for the windows in equal parts; of windows that are much
+    shorter, none is known.
+    """
+    made, _ = course([1.0, 2.0, 3.0] * 40, every=3)
+    assert made.windows(2, 29) == pytest.approx([2.0] * WINDOWS, rel=0.06)
+    gone, _ = course([1.0] * 160, every=16)
+    assert gone.windows(0, 160) is None
+    assert gone.windows(2, 40) == [1.0] * WINDOWS
+
+
+def test_a_course_that_begins_anew() -> None:
+    """A training that goes back to an earlier step, as after a restore, starts with no windows."""
+    made, now = course([1.0] * 40)
+    assert made.windows(1, 20) is not None
+    made.add(Message(step=10, sent=now, totals=Totals(10, 41, 41.0, 0.0)), now)
+    assert made.number(1, 0.0) is None
+    assert made.shares(1) is None
+
+
+def test_trainings_with_an_older_package() -> None:
+    """Averages make windows as well: of a training whose package knows no sums."""
+    made = Course()
+    for step in range(40):
+        message = Message(step=step, sent=0.0, wait_seconds=0.25, work_seconds=0.75)
+        made.add(message, float(step))
+    assert made.windows(1, 19) == [0.75] * WINDOWS
+    assert made.shares(1) == (0.75, 0.25)
+
+
+def test_levels() -> None:
+    """A window is the power of two of steps that is closest to its time, one step at least."""
+    assert [level(4.0, step) for step in (60.0, 4.0, 2.0, 0.5, 0.001, 0.0)] == [0, 0, 1, 3, 12, 15]
+
+
+def test_work_without_new_steps_is_none() -> None:
+    """In a hung job nobody is slow, whatever the last windows say; nor is a rank that stopped
+    making steps compared with others.
+    """
+    slow, ended = course([2.0] * 40, wait=0.0)
+    usual, _ = course([1.0] * 40, wait=1.0)
+    both = {0: usual, 1: slow}
+    found = compared(both, 1, ended - 5.0)
+    assert found is not None
+    assert found.rank == 1
+    assert found.slow == pytest.approx(2.0)
+    assert found.usual == pytest.approx(1.0)
+    assert compared(both, 1, ended + 1.0) is None
+
+
+def test_one_rank_s_page_is_read_before_its_step() -> None:
+    """Windows that only some ranks have ended yet are left for the next time."""
+    ahead, _ = course([1.0] * 40)
+    behind, _ = course([1.5] * 39)
+    found = compared({0: ahead, 1: behind}, 1, 0.0)
+    assert found is not None
+    assert found.rank == 1
+
+
+def logs(*works: list[float]) -> dict[int, list[float]]:
+    """Return the logarithms of work by rank and window."""
+    return {rank: [math.log(value) for value in work] for rank, work in enumerate(works)}
+
+
+def test_the_same_rank_is_slow() -> None:
+    """A rank that is slow in all windows is slow; one that pauses in two of them is not, however
+    long, nor are ranks that are slowest in turn.
+    """
+    usual = [1.0] * WINDOWS
+    assert figures(logs(usual, usual, [1.3] * WINDOWS, usual)).slow == pytest.approx(1.3)
+    pauses = [5.0] * LOW + [1.0] * (WINDOWS - LOW)
+    assert figures(logs(usual, usual, pauses, usual)).slow == pytest.approx(1.0)
+    turns = [[3.0 if window % 4 == rank else 1.0 for window in range(WINDOWS)] for rank in range(4)]
+    found = figures(logs(*turns))
+    assert found.slow == pytest.approx(1.0)
+    assert found.error > 0.1
+
+
+def test_differences_are_constant_or_random() -> None:
+    """The spread of a node's other ranks is told apart: what lasts, and what each window changes."""
+    dice = random.Random(1)
+    constant = figures(logs(*([1 + 0.1 * rank] * WINDOWS for rank in range(8))))
+    assert constant.spread == pytest.approx(0.3, rel=0.3)
+    assert constant.error == 0.0
+    noise = figures({rank: [dice.gauss(0.0, 0.1) for _ in range(WINDOWS)] for rank in range(8)})
+    assert noise.error == pytest.approx(0.1 / math.sqrt(WINDOWS), rel=0.5)
+    assert noise.spread < 0.05
+
+
+def test_the_only_rank_of_a_role() -> None:
+    """Nothing here tells its pauses from what all ranks do then: its lower windows count."""
+    found = figures(logs([1.0] * 4 + [1.5] * 4))
+    assert found.slow == pytest.approx(1.0)
+    assert found.usual == pytest.approx(math.sqrt(1.5))
+    assert figures(logs([1.2] * WINDOWS)).slow == pytest.approx(1.2)
+
+
+def test_of_a_pair_the_faster_is_usual() -> None:
+    """Of two ranks one may be slow, so the other is usual."""
+    found = figures(logs([2.0] * WINDOWS, [1.0] * WINDOWS))
+    assert found.rank == 0
+    assert found.usual == pytest.approx(1.0)
+    assert found.spread == pytest.approx(0.89 * math.log(2))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "spread", "error", "slow", "healthy"),
+    [
+        (1024, 0.005, 0.0, 1.08, 1.06),
+        (8, 0.005, 0.0, 1.18, 1.17),
+        (4, 0.015, 0.0, 1.28, 1.27),
+        (1024, 0.05, 0.0, 1.4, 1.3),
+        (1024, 0.0, 0.04, 1.32, 1.28),
+    ],
+)
+def test_limit(ranks: int, spread: float, error: float, slow: float, healthy: float) -> None:
+    """A few per cent show where many ranks are alike; what few ranks show must be more."""
+    assert healthy < limit(ranks, spread, error) < slow
+
+
+def part(node: str, slow: float, usual: float = 1.0, role: str = "", ranks: int = 8) -> Part:
+    """Return what a node tells of ranks that differ by 1 %, in steps of 2 s."""
+    return Part(node, role, ranks, 2.0, Figures(3, slow, usual, 0.01, 0.004))
+
+
+def test_nodes_are_compared() -> None:
+    """A rank is slow beside those of all nodes; all ranks of a node are slow beside another node's,
+    which it cannot see itself.
+    """
+    assert slow_ranks([part("a", 1.3, 1.3)]) == []
+    (found,) = slow_ranks([part("a", 1.3, 1.3), part("b", 1.02)])
+    assert (found.node, found.rank) == ("a", 3)
+    assert found.ratio == pytest.approx(1.3)
+    assert found.loss == pytest.approx(0.15)
+    many = [part(f"n{number}", 1.02) for number in range(7)]
+    assert [one.node for one in slow_ranks([*many, part("a", 1.3)])] == ["a"]
+
+
+def test_unequal_work_accuses_nobody() -> None:
+    """Where a quarter of the nodes and more have a rank with more work, that is its nature."""
+    parts = [part(f"n{number}", 1.3 if number < 3 else 1.02) for number in range(8)]
+    assert slow_ranks(parts) == []
+
+
+def test_who_holds_up_the_job() -> None:
+    """A slow stage beside one with more to do is slow, and costs nothing; the second slowest rank
+    costs what the slowest leaves.
+    """
+    stages = [
+        *(part("a", 1.0, role="stage 0", ranks=1), part("b", 1.5, 1.5, "stage 0", 1)),
+        *(part("a", 2.0, 2.0, "stage 1", 1), part("b", 2.0, 2.0, "stage 1", 1)),
+    ]
+    (found,) = slow_ranks(stages)
+    assert (found.node, found.role) == ("b", "stage 0")
+    assert found.loss <= 0.0
+    many = [part(f"n{number}", 1.02) for number in range(14)]
+    first, second = slow_ranks([*many, part("a", 1.5), part("b", 1.3)])
+    assert first.loss == pytest.approx(0.25)
+    assert second.loss == pytest.approx(LOSS, abs=1e-9)
+
+
+def test_whatever_ranks_claim() -> None:
+    """Seconds that no training has, as a hostile one may send, make figures or none."""
+    large, _ = course([1e300] * 40)
+    small, _ = course([1e-300] * 40)
+    found = compared({0: large, 1: small, 2: small, 3: large}, 1, 0.0)
+    assert found is not None
+    assert all(one.ratio > one.limit for one in slow_ranks([Part("a", "", 4, 1.0, found)]))
+    made = Course()
+    for step in range(0, 2**50, 2**44):
+        made.add(Message(step=step, sent=0.0, wait_seconds=0.0, work_seconds=1e300), float(step))
+    assert all(compared({0: made}, size, 0.0) is None for size in (0, 15))

@@ -1,0 +1,161 @@
+"""Slow ranks from single steps to the alert: the agent's own figures, the shipped rules, and the
+simulation of `bench/slow_ranks.py`, which must see the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pytest
+
+from bench import slow_ranks
+from dshealthd.collectors.training import work
+from dshealthd.jobs.own_work import SCALES, Course
+from dshealthd.training.message import Message, Totals
+from tests import yaml_files
+from tests.symptoms.promtool import RULES, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dshealthd.jobs.heartbeats.sender import Sender
+
+RANKS = 64
+SCRAPE = 5.0
+ALERT = 'ALERTS{alertname="DshealthdRankSlow", alertstate="firing"}'
+
+
+def scraped(works: slow_ranks.Array) -> dict[str, list[float | None]]:
+    """Return each series of all nodes by scrape, of a job whose ranks work so long in each step."""
+    step, ranks = slow_ranks.STEP, works.shape[1]
+    senders = {
+        rank: SimpleNamespace(course=Course(), message=None, looked=0.0) for rank in range(ranks)
+    }
+    sums = np.cumsum(works, axis=0)
+    waits = np.cumsum(1.2 * works.max(1, keepdims=True) - works, axis=0)
+    count = int(len(works) * step / SCRAPE)
+    series: dict[str, list[float | None]] = {}
+    made = 0
+    for scrape in range(count):
+        now = scrape * SCRAPE
+        while (made + 1) * step <= now:
+            for rank, sender in senders.items():
+                own, wait = float(sums[made, rank]), float(waits[made, rank])
+                totals = Totals(made + 1, made + 1, own, wait)
+                sender.message = Message(step=made + 1, sent=now, mean_seconds=step, totals=totals)
+                sender.course.add(sender.message, (made + 1) * step)
+            made += 1
+        for node in range(ranks // slow_ranks.PER_NODE):
+            here = range(node * slow_ranks.PER_NODE, (node + 1) * slow_ranks.PER_NODE)
+            for rank in here:
+                senders[rank].looked = now
+            of_node = cast("dict[int, Sender]", {rank: senders[rank] for rank in here})
+            for sample in work(of_node, "run-1", ""):
+                labels = dict(zip(sample.metric.dimensions, sample.labels, strict=True))
+                labels |= {"job": "dshealthd", "instance": f"n{node}:1", "node": f"n{node}"}
+                text = ", ".join(f'{key}="{value}"' for key, value in labels.items())
+                values = series.setdefault(f"{sample.metric.name}{{{text}}}", [None] * count)
+                values[scrape] = sample.value
+    return series
+
+
+def rules(path: Path) -> list[str]:
+    """Return files with the rules as shipped, of which only those that concern slow ranks."""
+    files = []
+    for source in RULES:
+        content = yaml_files.load(source)
+        for group in content["groups"]:
+            group["rules"] = [
+                rule
+                for rule in group["rules"]
+                if group["name"] == "dshealthd-ranks"
+                or rule.get("alert") == "DshealthdRankSlow"
+                or "straggler" in rule.get("record", "")
+            ]
+        files.append(path / source.name)
+        files[-1].write_text(json.dumps(content), encoding="utf-8")
+    return list(map(str, files))
+
+
+def played(path: Path, works: slow_ranks.Array, tests: list[dict[str, Any]]) -> str:
+    """Play a job to the rules as shipped, and return what promtool prints."""
+    series = [
+        {"series": name, "values": " ".join("_" if v is None else f"{v:.9g}" for v in values)}
+        for name, values in scraped(works).items()
+    ]
+    test = {"interval": "5s", "input_series": series, "promql_expr_test": tests}
+    scene = {"rule_files": rules(path), "evaluation_interval": "10s", "tests": [test]}
+    file = path / "scene.yml"
+    file.write_text(json.dumps(scene), encoding="utf-8")
+    return run("test", "rules", file)[1]
+
+
+def uneven(model: str, minutes: float) -> slow_ranks.Array:
+    """Return the own work of a job of this model, by step and rank."""
+    steps = int(minutes * 60 / slow_ranks.STEP)
+    return np.maximum(slow_ranks.MODELS[model](np.random.default_rng(7), steps, RANKS), 0.05)
+
+
+@pytest.mark.parametrize("model", ["drift", "lengths, 25 %"])
+def test_uneven_jobs_have_no_slow_rank(tmp_path: Path, model: str) -> None:
+    """Ranks that are slowest in turn, or for a while, are nobody's fault."""
+    works = uneven(model, 20)
+    assert slow_ranks.named(works) == []
+    expected = {"expr": f"count_over_time({ALERT}[20m])", "eval_time": "20m", "exp_samples": []}
+    assert "SUCCESS" in played(tmp_path, works, [expected])
+
+
+@pytest.mark.parametrize(
+    ("model", "factor", "limit"), [("quiet", 1.2, 90), ("lengths, 25 %", 1.5, 240)]
+)
+def test_slow_from_the_first_step(tmp_path: Path, model: str, factor: float, limit: int) -> None:
+    """The slow rank is named, nobody else, and the simulation says so when the rules do."""
+    works = uneven(model, 8)
+    works[:, 37] *= factor
+    found = slow_ranks.named(works)
+    assert {rank for _, rank in found} == {37}
+    assert found[0][0] <= limit
+    node = {"labels": '{node="n4"}', "value": 1}
+    text = played(
+        tmp_path,
+        works,
+        [
+            {"expr": f"count by (node) ({ALERT})", "eval_time": f"{limit}s", "exp_samples": [node]},
+            {
+                "expr": f"group by (node) (last_over_time({ALERT}[8m]))",
+                "eval_time": "8m",
+                "exp_samples": [node],
+            },
+            {
+                "expr": 'max(last_over_time(dshealthd:job:slowest_rank{node="n4"}[3m]))',
+                "eval_time": "8m",
+                "exp_samples": [{"labels": "{}", "value": 37}],
+            },
+        ],
+    )
+    assert "SUCCESS" in text, text[-3000:]
+
+
+@pytest.mark.parametrize("model", ["mixed", "rollouts"])
+def test_the_simulation_sees_what_the_rules_see(tmp_path: Path, model: str) -> None:
+    """Ratios and limits of agent and rules are those of the simulation, at each of the four times."""
+    works = uneven(model, 10)
+    names = ("dshealthd:job:work_ratio", "dshealthd:job:work_ratio:limit")
+    asked = [{"expr": name, "eval_time": "10m", "exp_samples": []} for name in names]
+    text = played(tmp_path, works, asked)
+    pattern = re.compile(r'\{(?:[^{}]*)over="(\w+)"[^{}]*\} ([\d.E+-]+)')
+    ratios, limits = (
+        [(over, float(value)) for over, value in pattern.findall(part.partition("got:")[2])]
+        for part in text.split("expr:")[1:]
+    )
+    for over, seconds in SCALES.items():
+        seen = slow_ranks.looks(works, seconds)
+        told = sorted(value for name, value in ratios if name == over)
+        assert any(
+            told == pytest.approx(sorted(ratio.tolist()), rel=0.02) for ratio in seen.ratio[-3:]
+        )
+        assert any(dict(limits)[over] == pytest.approx(look, rel=0.01) for look in seen.limit[-3:])
