@@ -50,7 +50,7 @@ from dshealthd.probe.peers.messages import METHODS
 from dshealthd.status import text
 from dshealthd.status.paint import Paint
 from dshealthd.status.query import AgentAnswer
-from dshealthd.training.message import DeviceMemory, Message, decode, encode
+from dshealthd.training.message import DeviceMemory, Message, Totals, decode, encode
 from dshealthd.web import status
 from tests.collectors.test_training import entry
 from tests.evidence.test_dump import entry as recorded
@@ -84,13 +84,14 @@ TEXTS = (
     ),
     *("x" * 100_000, "9" * 5000, '"}], "verdict": "ok"', "<script>", "../../etc/passwd", "{value}"),
 )
-NUMBERS = (*FIGURES, *COUNTS, -1, -(2**63), 10**30, True, None, [], {})
+NUMBERS: tuple[Any, ...] = (*FIGURES, *COUNTS, -1, -(2**63), 10**30, True, None, [], {})
 NOW, WALL = 5000.0, 1_800_000_000.0
 WELL = Message(
     step=100, sent=NOW, last_seconds=1.0, mean_seconds=1.0, input_seconds=0.1, forward_seconds=0.3,
     skipped=1, loss_finite=True, nonfinite=0, loss_scale=65536.0, gradient_norm=1.0,
     memory=DeviceMemory(1 << 30, 1 << 31, 1 << 31), communication_seconds=5.0, wait_seconds=0.2,
     work_seconds=0.8, pipeline_stage=0, forward_pass=1, forward_passes=2,
+    totals=Totals(100, 100, 80.0, 20.0),
 )  # fmt: skip
 
 
@@ -223,7 +224,8 @@ def test_extreme_heartbeats_beside_each_other() -> None:
     seconds = ("last_seconds", "mean_seconds", "wait_seconds", "work_seconds")
     expected, _ = everywhere()
     for pair in ((5e-324, 1e308), (1e-9, 1e7), (1e-300, 1e300), (0.0, 1e7), (1e-6, 1e7)):
-        ranks = [sent(WELL._replace(**dict.fromkeys(seconds, value))) for value in pair]
+        figures = [dict.fromkeys(seconds, value) for value in pair]
+        ranks = [sent(WELL._replace(**one)) for one in figures]  # type: ignore[arg-type]
         assert everywhere(*ranks)[0] == expected, pair
 
 

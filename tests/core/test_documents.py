@@ -20,14 +20,17 @@ def test_what_json_lacks_is_refused(value: float) -> None:
     assert dumps({"a": [1e308]}, separators=(",", ":")) == '{"a":[1e+308]}'
 
 
+NOTHING: Any = None
+
+
 @pytest.mark.parametrize(
     ("odd", "reason"),
     [
         (lambda: 1 / len(()), "ZeroDivisionError: division by zero"),
         (lambda: int(math.inf), "OverflowError: cannot convert float infinity to integer"),
         (lambda: int("x"), "ValueError: invalid literal for int() with base 10: 'x'"),
-        (lambda: {}["x"], "KeyError: 'x'"),
-        (lambda: None + 1, "TypeError: unsupported operand type(s) for +: 'NoneType' and 'int'"),
+        (lambda: dict[str, int]()["x"], "KeyError: 'x'"),
+        (lambda: NOTHING + 1, "TypeError: unsupported operand type(s) for +: 'NoneType' and 'int'"),
         (lambda: math.inf, "ValueError: Out of range float values are not JSON compliant"),
         (object, "TypeError: Object of type object is not JSON serializable"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -86,10 +86,15 @@ def loaded(text: str, tmp_path: Path) -> configuration.Config:
 GPUS: dict[str, object] = {"energy": {}, "reset": {}, "returned": {}, "most": 0, "settled": 0}
 
 
-def foreign(**changes: object) -> str:
+def foreign(**changes: Any) -> str:
     """Return a state file as the judge writes it, but for these fields."""
     ours = {"version": 1, "time": 5.0, "findings": [], "past": {}, "gpus": GPUS}
     return json.dumps(ours | changes)
+
+
+def _any(*values: Any) -> tuple[Any, ...]:
+    """Return values of any kinds."""
+    return values
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -429,19 +434,19 @@ async def test_a_request_before_the_start_costs_no_past(tmp_path: Path) -> None:
     "content",
     [
         *("", "{", "[]", "null", '"x"', "7", "\0\xff", "[" * 100_000, '{"version": 0}'),
-        *(foreign(time=time) for time in ("x", None, [], "1e400", -1.0, 1e300)),
+        *(foreign(time=time) for time in _any("x", None, [], "1e400", -1.0, 1e300)),
         *(
             foreign().replace("5.0", number)
             for number in ("NaN", "Infinity", "1e400", "1" + 400 * "0")
         ),
-        *(foreign(past=past) for past in (None, [], [1], "x", {"x": {}}, {"zzz x 60 ": {}})),
+        *(foreign(past=past) for past in _any(None, [], [1], "x", {"x": {}}, {"zzz x 60 ": {}})),
         *(
             foreign(past={"mean x 60 ": rows})
-            for rows in ([], None, {"dimensions": 5, "series": []})
+            for rows in _any([], None, {"dimensions": 5, "series": []})
         ),
-        *(foreign(gpus=gpus) for gpus in (None, [], {}, {**GPUS, "energy": [1]})),
-        *(foreign(gpus={**GPUS, "most": most}) for most in (None, "1", [], -1)),
-        *(foreign(findings=found) for found in ([{}], [[]], ["x"], [None], {"a": 1}, 5)),
+        *(foreign(gpus=gpus) for gpus in _any(None, [], {}, {**GPUS, "energy": [1]})),
+        *(foreign(gpus={**GPUS, "most": most}) for most in _any(None, "1", [], -1)),
+        *(foreign(findings=found) for found in _any([{}], [[]], ["x"], [None], {"a": 1}, 5)),
         foreign(findings=[{"finding": [], "keep": 1, "age": 1, "unseen": 1}]),
         foreign(findings=[{"finding": {}, "keep": 10**400}]),
     ],
@@ -506,7 +511,7 @@ def test_a_figure_that_cannot_be_said_hides_no_other_job(
 
     def signs(_series: object, _wall: float) -> Iterator[Sign]:
         for job, value in (("first", 1.0), ("odd", "x"), ("last", 1.0)):
-            yield Sign("DshealthdJobStalled", job=job, value=value, hold=0.0, labels={"gpu": job})
+            yield Sign("DshealthdJobStalled", job=job, value=value, hold=0.0, labels={"gpu": job})  # type: ignore[arg-type]
 
     def says(sign: Sign, *given: object) -> Finding:
         return found(dataclasses.replace(sign, value=float(sign.value or 0.0)), *given)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -201,10 +201,11 @@ def test_node_that_is_still_being_read_is_unknown() -> None:
     """Until each source has a result, nothing follows from what is not found; a failure that is
     known already counts.
     """
+    healthy: Any = HEALTHY
     for late in ({"memory": None}, dict.fromkeys(HEALTHY)):
-        assert of(snapshot({**HEALTHY, **late}, 100.0, WALL)).fit is None
+        assert of(snapshot({**healthy, **late}, 100.0, WALL)).fit is None
     assert of(snapshot({}, 100.0, WALL)).fit is None
-    lost = {**HEALTHY, "gpu": [*HEALTHY["gpu"], FAULT(1, "1", "GPU-b", "gpu_lost")]}
+    lost: Any = {**HEALTHY, "gpu": [*HEALTHY["gpu"], FAULT(1, "1", "GPU-b", "gpu_lost")]}
     assert of(snapshot({**lost, "memory": None}, 100.0, WALL)).fit is False
 
 
