@@ -40,6 +40,7 @@ from dshealthd.fleet.summary import summary
 from dshealthd.http.document import parse
 from dshealthd.jobs.nccl import inspector
 from dshealthd.jobs.options import HeartbeatOptions
+from dshealthd.jobs.own_work import Course
 from dshealthd.jobs.ras.evaluation import JobProgress, check
 from dshealthd.jobs.ras.from_json import parse_json
 from dshealthd.jobs.ras.status import MalformedAnswer
@@ -114,6 +115,7 @@ class Node:
     def __init__(self) -> None:
         """Start with nothing read."""
         self.now = NOW
+        self._courses: dict[tuple[str, int], Course] = {}
         self.snapshot = Snapshot(lambda: self.now, lambda: WALL + self.now)
         self.snapshot.expect("training", 3600.0)
         self.judge = Judge(
@@ -133,7 +135,7 @@ class Node:
             place: [
                 (
                     entry(50 + place[1], 100, rank=str(place[1]))[0],
-                    SimpleNamespace(message=message, heard=WALL + self.now),
+                    self.sender(place, message),
                 )
             ]
             for place, message in ranks.items()
@@ -149,6 +151,14 @@ class Node:
         self.snapshot.put("training", Decoder(metrics).unpack(strict(frame)))
         self.judge.judge()
         self.now += 15.0
+
+    def sender(self, place: tuple[str, int], message: Message) -> SimpleNamespace:
+        """Return the sender of a rank that is there since the node is, and has just sent this."""
+        course = self._courses.setdefault(place, Course())
+        course.add(message, self.now)
+        return SimpleNamespace(
+            message=message, heard=WALL + self.now, looked=self.now, course=course
+        )
 
     def documents(self) -> tuple[Any, Verdict, str]:
         """Return the status document as its readers have it, the verdict, and the metrics."""
@@ -212,6 +222,9 @@ def test_heartbeat_costs_only_its_own_job(field: str) -> None:
     values: tuple[Any, ...] = FIGURES
     if isinstance(usual, DeviceMemory):
         values = tuple(DeviceMemory(*(count,) * 3) for count in COUNTS)
+    elif isinstance(usual, Totals):
+        values = tuple(Totals(count, count, 80.0, 20.0) for count in COUNTS)
+        values += tuple(Totals(100, 100, seconds, seconds) for seconds in FIGURES)
     elif isinstance(usual, int):
         values = COUNTS
     for value in values:

@@ -364,7 +364,7 @@ def test_a_rank_that_no_job_has_is_not_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log may hold any number: the largest plausible rank is named, the next one is not."""
-    found = SimpleNamespace(ranks=(999_999, 1_000_000), slug="cuda-oom", host=None)
+    found = SimpleNamespace(ranks=(999_999, 1_000_000), slug="cuda-oom", title="", host=None)
     causes_found = [("slurm-12", found, frozenset({0}))]
     monkeypatch.setattr(watch.LogWatch, "findings", lambda _watch: iter(causes_found))
     node = Node(tmp_path, standard_streams=True)
