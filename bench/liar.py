@@ -73,6 +73,14 @@ class PlayedWorkers:
         """Be ready."""
         return ""
 
+    def no_gpus(self, _gpus: int) -> str:
+        """Have a torch that can use all GPUs."""
+        return ""
+
+    def problem(self, _gpus: int) -> str:
+        """Have no problem."""
+        return ""
+
     def samples(self) -> Iterator[Sample]:
         """Yield nothing."""
         return iter(())

@@ -12,7 +12,7 @@ from dshealthd.findings.finding import Sign
 from dshealthd.findings.series import by, over, short_name
 from dshealthd.findings.settings import ranks_named
 from dshealthd.findings.stalls import of_gpus
-from dshealthd.jobs.own_work import LOSS, SCALES, Figures, Part, slow_ranks
+from dshealthd.jobs.own_work import LOSS, SCALES, NodeRanks, RankFigures, slow_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -188,7 +188,7 @@ def ranks(series: Series, _wall: float) -> Iterator[Sign]:
                     )
 
 
-def of_job(series: Series, job: str, over_time: str) -> Iterator[Part]:
+def of_job(series: Series, job: str, over_time: str) -> Iterator[NodeRanks]:
     """Yield what this node tells of the ranks of a job, by role, over one of the times."""
     for labels, step in series("job_node_step_seconds", training_job=job):
         of = {"training_job": job, "role": labels["role"]}
@@ -199,8 +199,8 @@ def of_job(series: Series, job: str, over_time: str) -> Iterator[Part]:
         usual = series.value("job_node_work_seconds", of="usual", **of)
         if number and rank is not None and slow and usual and step:
             spread, error = (_differ(series, {**of, "of": kind}) for kind in ("ranks", "error"))
-            figures = Figures(int(rank), slow, usual, spread, error)
-            yield Part("", labels["role"], int(number), step, figures)
+            figures = RankFigures(int(rank), slow, usual, spread, error)
+            yield NodeRanks("", labels["role"], int(number), step, figures)
 
 
 def _differ(series: Series, labels: dict[str, str]) -> float:

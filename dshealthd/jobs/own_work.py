@@ -162,7 +162,7 @@ def level(seconds: float, step: float) -> int:
     return min(max(round(math.log2(seconds / step)), 0), LEVELS - 1)
 
 
-class Figures(NamedTuple):
+class RankFigures(NamedTuple):
     """Own work of a step of a node's ranks of one role, in seconds."""
 
     rank: int
@@ -177,7 +177,7 @@ class Figures(NamedTuple):
     """By how much they differ at random: the standard error of that of one rank."""
 
 
-def compared(courses: Mapping[int, Course], size: int, oldest: float) -> Figures | None:
+def compared(courses: Mapping[int, Course], size: int, oldest: float) -> RankFigures | None:
     """Return the figures of some ranks over their last windows of 2^size steps; None if none has
     enough of them that began after `oldest`, monotonic seconds.
     """
@@ -195,7 +195,7 @@ def compared(courses: Mapping[int, Course], size: int, oldest: float) -> Figures
     return figures(works) if works else None
 
 
-def figures(works: Mapping[int, Sequence[float]]) -> Figures:
+def figures(works: Mapping[int, Sequence[float]]) -> RankFigures:
     """Return the figures of ranks from ln(own work) in each of their windows, one rank at least."""
     middle = [statistics.median_low(window) for window in zip(*works.values(), strict=True)]
     level = statistics.fmean(middle)
@@ -203,7 +203,7 @@ def figures(works: Mapping[int, Sequence[float]]) -> Figures:
         # Nothing tells its own pauses from what all ranks do then, so its lower windows count.
         rank = next(iter(works))
         slow = min(level, sorted(middle)[LOW])
-        return Figures(rank, math.exp(slow), math.exp(level), 0.0, _error(middle))
+        return RankFigures(rank, math.exp(slow), math.exp(level), 0.0, _error(middle))
     excess = {
         rank: [own - usual for own, usual in zip(work, middle, strict=True)]
         for rank, work in works.items()
@@ -213,7 +213,7 @@ def figures(works: Mapping[int, Sequence[float]]) -> Figures:
     slowest = max(lasting, key=lasting.__getitem__)
     usual = statistics.median_low(means.values())
     error = statistics.median(map(_error, excess.values()))
-    return Figures(
+    return RankFigures(
         slowest,
         math.exp(level + lasting[slowest]),
         math.exp(level + usual),
@@ -241,7 +241,7 @@ def limit(ranks: int, spread: float, error: float) -> float:
     return math.exp(min(wide, HUGE))
 
 
-class Part(NamedTuple):
+class NodeRanks(NamedTuple):
     """What a node tells of its ranks of one role, over one of the times."""
 
     node: str
@@ -249,7 +249,7 @@ class Part(NamedTuple):
     ranks: int
     step: float
     """Seconds of a step."""
-    figures: Figures
+    figures: RankFigures
 
 
 class Slow(NamedTuple):
@@ -265,7 +265,7 @@ class Slow(NamedTuple):
     """The share of a step that the job loses to it, at most; nothing if it is not above LOSS."""
 
 
-def slow_ranks(parts: Sequence[Part]) -> list[Slow]:
+def slow_ranks(parts: Sequence[NodeRanks]) -> list[Slow]:
     """Return the slow ranks of a job, as far as these nodes show, over one of the times.
 
     The same as the rules of the group dshealthd-ranks in `deploy/prometheus/recording.yml`.

@@ -37,7 +37,7 @@ class RankTrouble(NamedTuple):
     """Time since that was first seen."""
 
 
-class _Followed(NamedTuple):
+class _RankProcess(NamedTuple):
     run: tuple[str, str]
     """Job and name of the run."""
     rank: int
@@ -52,8 +52,8 @@ class RankProcesses:
         """Start without processes."""
         self._host = host
         self._ranks = Ranks()
-        self._followed: dict[Key, _Followed] = {}
-        self._ended: dict[Key, tuple[_Followed, ExitKind, float]] = {}
+        self._followed: dict[Key, _RankProcess] = {}
+        self._ended: dict[Key, tuple[_RankProcess, ExitKind, float]] = {}
         self._states: dict[Key, tuple[ThreadState, float]] = {}
         """The state of each rank that is stopped or blocked, and since when."""
         self.threads: dict[str, dict[Key, float]] = {}
@@ -141,9 +141,9 @@ class RankProcesses:
                     descriptor = os.pidfd_open(key[0])
                 except OSError:  # before Linux 5.3, or it has just ended
                     descriptor = -1
-                self._followed[key] = _Followed(run, rank, descriptor)
+                self._followed[key] = _RankProcess(run, rank, descriptor)
 
 
-def _release(followed: _Followed) -> None:
+def _release(followed: _RankProcess) -> None:
     if followed.descriptor >= 0:
         os.close(followed.descriptor)

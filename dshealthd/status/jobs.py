@@ -85,12 +85,12 @@ def _slow(parts: Sequence[Part]) -> Iterator[str]:
     told = set()
     for over in SCALES:
         shown = [
-            own_work.Part(
+            own_work.NodeRanks(
                 answer.name,
                 one["role"],
                 one["ranks"],
                 one["step_seconds"],
-                own_work.Figures(*(one[name] for name in own_work.Figures._fields)),
+                own_work.RankFigures(*(one[name] for name in own_work.RankFigures._fields)),
             )
             for answer, job in parts
             for one in job.get("own_work", ())

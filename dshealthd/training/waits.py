@@ -64,6 +64,7 @@ def timeout() -> int:
             RuntimeError,
             TypeError,
             ValueError,
+            ArithmeticError,
         ):  # no group, no such backend, or another release
             continue
     return 0

@@ -123,12 +123,18 @@ def test_kernel_settings(tmp_path: Path) -> None:
     assert "kernel.pid_max" not in found
 
 
-def look_at_memory(directory: Path, *, requests: int = 0, **lines: int) -> NodeContext:
-    """Return a look at a host with other lines of meminfo, and asynchronous requests in use."""
+def look_at_memory(
+    directory: Path, *, requests: int = 0, waits: float = 0.0, **lines: int
+) -> NodeContext:
+    """Return a look at a host with other lines of meminfo, asynchronous requests in use, and a share
+    of the time in which some tasks wait for memory.
+    """
     proc = directory / "proc"
     for name in ("kernel", "memory", "pressure"):
         shutil.copytree(FIXTURES / name / "proc", proc, dirs_exist_ok=True)
-    shutil.copy(proc / "pressure/io", proc / "pressure/memory")  # tasks wait for none
+    some = f"some avg10={100 * waits:.2f} avg60=0.00 avg300=0.00 total=0\n"
+    none = "full avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+    (proc / "pressure/memory").write_text(some + none)
     text = (proc / "meminfo").read_text()
     for name, value in lines.items():
         text = re.sub(rf"(?m)^({name}:\s+)\d+", rf"\g<1>{value}", text)
@@ -138,8 +144,10 @@ def look_at_memory(directory: Path, *, requests: int = 0, **lines: int) -> NodeC
 
 
 def test_memory_that_runs_out(tmp_path: Path) -> None:
-    """Little memory and a full swap are found; a meminfo without the swap's size is an error."""
-    context = look_at_memory(tmp_path, MemAvailable=100_000, SwapFree=1_000_000)
+    """Little memory that tasks wait for and a full swap are found; a meminfo without the swap's size
+    is an error.
+    """
+    context = look_at_memory(tmp_path, waits=0.9, MemAvailable=100_000, SwapFree=1_000_000)
     found = {one.component: one for one in results(resources.HOST_MEMORY, context)}
     assert (found["swap"].value, "swapoff" in found["swap"].remedy) == ("88%", False)
     assert {one.limit for one in found.values()} == {"50%", "0.05"}

@@ -13,8 +13,8 @@ from dshealthd.jobs.own_work import (
     LOW,
     WINDOWS,
     Course,
-    Figures,
-    Part,
+    NodeRanks,
+    RankFigures,
     compared,
     figures,
     level,
@@ -174,9 +174,9 @@ def test_limit(ranks: int, spread: float, error: float, slow: float, healthy: fl
     assert healthy < limit(ranks, spread, error) < slow
 
 
-def part(node: str, slow: float, usual: float = 1.0, role: str = "", ranks: int = 8) -> Part:
+def part(node: str, slow: float, usual: float = 1.0, role: str = "", ranks: int = 8) -> NodeRanks:
     """Return what a node tells of ranks that differ by 1 %, in steps of 2 s."""
-    return Part(node, role, ranks, 2.0, Figures(3, slow, usual, 0.01, 0.004))
+    return NodeRanks(node, role, ranks, 2.0, RankFigures(3, slow, usual, 0.01, 0.004))
 
 
 def test_nodes_are_compared() -> None:
@@ -221,7 +221,7 @@ def test_whatever_ranks_claim() -> None:
     small, _ = course([1e-300] * 40)
     found = compared({0: large, 1: small, 2: small, 3: large}, 1, 0.0)
     assert found is not None
-    assert all(one.ratio > one.limit for one in slow_ranks([Part("a", "", 4, 1.0, found)]))
+    assert all(one.ratio > one.limit for one in slow_ranks([NodeRanks("a", "", 4, 1.0, found)]))
     made = Course()
     for step in range(0, 2**50, 2**44):
         made.add(Message(step=step, sent=0.0, wait_seconds=0.0, work_seconds=1e300), float(step))

@@ -22,6 +22,7 @@ from dshealthd.collectors.job_logs import FAILURE
 from dshealthd.collectors.kernel import UPTIME
 from dshealthd.collectors.memory import AVAILABLE, TOTAL
 from dshealthd.collectors.nvlink import UP as LINK_UP
+from dshealthd.collectors.pressure import STALLED_RATIO
 from dshealthd.collectors.training import HEARD, LOSS_FINITE, PHASE, STEP, STEP_SECONDS
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
@@ -93,7 +94,11 @@ def shown(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     ("samples", "code", "words"),
     [
         (HEALTHY, 0, "OK  healthy, 1 collector OK"),
-        ((*HEALTHY, AVAILABLE(1e9), TOTAL(1e11)), 1, "WARNING  1 problem found"),
+        (
+            (*HEALTHY, AVAILABLE(1e9), TOTAL(1e11), STALLED_RATIO(0.9, "memory", "some")),
+            1,
+            "WARNING  1 problem found",
+        ),
         ((*HEALTHY, FAULT(1, "0", "GPU-a", "gpu_lost")), 2, "CRITICAL  1 problem found"),
         ((*HEALTHY, *HUNG), 2, "CRITICAL  1 problem found"),
     ],

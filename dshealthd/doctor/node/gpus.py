@@ -126,10 +126,10 @@ def _imex(context: NodeContext) -> str:
 IMEX = snapshot_check(
     "bad-link",
     "imex",
-    "GPUs are in their NVLink domain, and IMEX runs where it is configured",
+    "GPUs are in their NVLink fabric and domain, and IMEX runs where it is configured",
     ("nvlink_domain",),
     _imex,
-    alerts="DshealthdMultiNode",
+    alerts="DshealthdNvlinkFabric",
 )
 
 
@@ -150,10 +150,10 @@ def _nvlink(context: NodeContext) -> str:
 NVLINK = snapshot_check(
     "bad-link",
     "nvlink",
-    "NVLinks and their fabric are up",
+    "NVLinks are up",
     ("nvlink", "nvlink_domain"),
     _nvlink,
-    alerts="DshealthdNv",
+    alerts=("DshealthdNvlinkDown", "DshealthdNvlinkDegraded", "DshealthdNvlinkDomain"),
 )
 
 
