@@ -80,6 +80,15 @@ def texts(found: Iterable[Result]) -> str:
     return "\n".join(result.text for result in found)
 
 
+def runs_as_nobody(program: str) -> bool:
+    """Return whether nobody can run a program; root only."""
+    try:
+        subprocess.run([program, "-c", ""], user=65534, group=65534, extra_groups=[], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
+
+
 def environment_after(remedy: str, variables: dict[str, str]) -> dict[str, str]:
     """Return what a shell with these variables has once the remedy was pasted into it."""
     done = subprocess.run(

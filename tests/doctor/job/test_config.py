@@ -28,6 +28,7 @@ from tests.doctor.job.asking import (
     inspect_many,
     outcomes,
     results,
+    runs_as_nobody,
     texts,
     with_config,
 )
@@ -434,15 +435,6 @@ def test_no_file_of_ours_shadows_a_module(tmp_path: Path) -> None:
             env={**os.environ, "PYTHONPATH": str(tmp_path)},
         )
         assert json.loads(done.stdout)["version"] == []
-
-
-def runs_as_nobody(program: str) -> bool:
-    """Return whether nobody can run a program; root only."""
-    try:
-        subprocess.run([program, "-c", ""], user=65534, group=65534, extra_groups=[], check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return False
-    return True
 
 
 @pytest.mark.timeout(600)
