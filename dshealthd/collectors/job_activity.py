@@ -76,6 +76,7 @@ PROCESS = gauge(
 IDLE_BYTES = 1e4
 """Bytes per second up to which a job counts as idle: stores, monitors and loggers move a tenth."""
 MAX_JOBS = 16
+"""Most jobs followed: a GPU each on the largest nodes, which have 16."""
 MAX_DESCRIPTORS = 32_768
 """Most descriptors looked at in a sample, about 0.1 s; a user can have millions."""
 BUDGET = 0.1
@@ -282,6 +283,7 @@ def script(arguments: Sequence[bytes]) -> str:
 _TAKE_ONE = {"-W", "-X"}
 """Options of Python's interpreter that are followed by a value."""
 MAX_NAME = 64
+"""Most characters of a script's name, which becomes a label that its user chooses."""
 
 
 def _children(members: list[TrainingProcess]) -> set[int]:

@@ -111,9 +111,13 @@ class WorkerPool:
                         for rank_spec in job.rank_specs
                     ]
                 results = [task.result() for task in running]
-                self._own_failure = next(
-                    (result.detail for result in results if result.own_finding), ""
+                # A rank that ran, and hung or computed wrongly, is no worker that cannot run.
+                unable = (
+                    result.detail
+                    for result in results
+                    if result.outcome is Outcome.FAILED and result.stage is Stage.IMPORT
                 )
+                self._own_failure = next(unable, "")
                 return results
         except ForkServerError as error:
             outcome = Outcome.HUNG if error.reason == "deadline" else Outcome.FAILED
