@@ -15,6 +15,7 @@ import pytest
 from dshealthd.config.config import Web
 from dshealthd.core.sockets import reset_on_close
 from dshealthd.http.connection import Connection
+from dshealthd.http.exchange import verifying
 from tests.leftovers import without_search
 from tests.stopwatch import Stopwatch
 from tests.web.serving import Served, closed_after, eventually, serving
@@ -38,7 +39,7 @@ def configured(directory: Path, keys: Path, text: str) -> Path:
 
 def client(keys: Path, name: str | None = None) -> ssl.SSLContext:
     """Return a client's context that trusts the authority and shows a certificate."""
-    context = ssl.create_default_context(cafile=str(keys / "ca.pem"))
+    context = verifying(keys / "ca.pem")
     if name:
         context.load_cert_chain(keys / f"{name}.pem", keys / f"{name}.key")
     return context
