@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
+
+
+def _refusal() -> str:
+    try:
+        json.dumps(math.inf, allow_nan=False)
+    except ValueError as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError
+
+
+NOT_JSON = _refusal()
+"""Why a part with an infinite figure is left out, in this Python's words."""
 
 
 def finding(**other: Any) -> dict[str, Any]:

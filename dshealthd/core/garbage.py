@@ -57,8 +57,9 @@ def free_transport(transport: asyncio.BaseTransport) -> None:
     #100348; Python 3.12 breaks it too, but not in a transport that was aborted). The event loop
     reads no more from it by then. The transport below one of TLS is left to that search.
     """
-    if hasattr(transport, "_read_ready_cb"):
-        transport._read_ready_cb = None  # noqa: SLF001 - there is no public way
+    for own in ("_read_ready_cb", "_write_ready"):  # the latter since Python 3.12
+        if hasattr(transport, own):
+            setattr(transport, own, None)  # there is no public way
 
 
 def free_frames(error: BaseException) -> None:
