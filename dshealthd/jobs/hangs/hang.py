@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from dshealthd.jobs.environment import TIMEOUT
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
 from dshealthd.linux.activity import BUSY, IDLE_SHARE, ThreadState
@@ -97,10 +98,6 @@ that probes have to find one. The rules wait as long
 PATIENCE = 600.0
 """Most seconds of silence for ranks of which nothing is known, or of which only CPUs compute, as a
 loop that never ends does.
-"""
-TIMEOUT = 600
-"""Seconds after which collectives time out where a job does not tell: the default of NCCL's watchdog
-in torch (`default_pg_nccl_timeout`) and of DeepSpeed since 0.19.6.
 """
 NOTICE = 60.0
 """Seconds before that for which a hang must be shown: the job and what it was at are there no more."""
@@ -274,8 +271,8 @@ class RankState:
     """Share that its training's thread used; None if unknown."""
     on_gpu: bool = False
     """Whether it trains on a GPU, for which its host may spin."""
-    timeout: int = 0
-    """Seconds after which its collectives time out; 0 if unknown."""
+    timeout: int = TIMEOUT
+    """Seconds after which a watchdog of its own ends it if it hangs."""
     stopped_for: float = 0.0
     """Seconds for which its process has been seen stopped, by a signal or a debugger."""
     phase_seconds: float = 0.0
@@ -434,10 +431,10 @@ def judge(
 
 def _patience(living: Sequence[RankState], waiting: Mapping[int, str], seen: Work) -> float:
     """Return the seconds that ranks may be overdue while nothing shows that they hang: less than
-    until a collective's time-out ends the job, but for a start that compiles while nobody waits.
+    until the job's own watchdog ends it, but for a start that compiles while nobody waits.
     """
     compiles = seen.computes or any(rank.computes(seen) for rank in living)
-    most = min(PATIENCE, *((rank.timeout or TIMEOUT) - NOTICE for rank in living))
+    most = min(PATIENCE, *(rank.timeout - NOTICE for rank in living))
     if compiles and not waiting and not all(rank.settled for rank in living):
         most = UNKNOWN
     return max(most - max(rank.bound for rank in living), UNEXPLAINED)

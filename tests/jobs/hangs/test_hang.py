@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from dshealthd.jobs.environment import TIMEOUT
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.hang import (
     IDLE_FOR,
     NO_WORK,
     NOTICE,
     PATIENCE,
-    TIMEOUT,
     UNEXPLAINED,
     Culprit,
     HangClass,
@@ -358,7 +358,8 @@ def test_patience_with_who_computes_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("timeout", "silence"), [(0, 540.0), (300, 240.0), (1800, PATIENCE), (60, FLOOR + UNEXPLAINED)]
+    ("timeout", "silence"),
+    [(TIMEOUT, 540.0), (300, 240.0), (1800, PATIENCE), (60, FLOOR + UNEXPLAINED)],
 )
 def test_patience_ends_before_the_watchdog(timeout: int, silence: float) -> None:
     """A hang is shown before a collective's time-out ends the job, where that is not too soon."""
