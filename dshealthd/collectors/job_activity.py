@@ -1,5 +1,6 @@
 """What the processes of training jobs do besides their steps: bytes that they read, write, send and
-receive, the CPU time of their child processes, and which ranks are stopped or have ended.
+receive, the CPU time of their child processes, for whose answer ranks wait, and which are stopped or
+have ended.
 
 A job that moves bytes is at work, whatever its ranks do not report: it saves a checkpoint, uploads
 one, or loads data. So is one whose compilers or data loaders compute. None of this takes heartbeats.
@@ -25,6 +26,7 @@ from dshealthd.linux.activity import BUSY, IDLE_SHARE
 from dshealthd.linux.process import TICKS, open_files, parse_stat
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.socket_owners import parse_inode
+from dshealthd.linux.socket_waits import awaited
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -59,6 +61,13 @@ TROUBLE = gauge(
     "here: ended (exit status 0), failed, terminated, killed, crashed, or unknown. Absent for other ranks, and "
     "of a run of which all are stopped.",
     *("training_job", "rank", "what"),
+)
+AWAITS = gauge(
+    "dshealthd_job_rank_awaits_info",
+    "1 while the main thread of a rank waits in the kernel for data over a TCP connection with something "
+    "outside the job (peer: its address and port; not the job's MASTER_PORT), which has acknowledged all "
+    "that it was sent. Absent while no rank is seen to, and where the agent may not trace processes.",
+    *("training_job", "rank", "peer"),
 )
 IDLE = gauge(
     "dshealthd_job_idle_seconds",
@@ -196,6 +205,8 @@ class JobActivity(Collector):
             except (OSError, ValueError, ArithmeticError) as error:
                 yield fault_of(part, error)
                 continue
+            if process.pid not in children:
+                yield from self._awaits(job, process)
             ticks = stat.children_ticks + (stat.cpu_ticks if process.pid in children else 0)
             count(FILES, key, moved)
             count(CHILDREN, key, ticks / TICKS)
@@ -217,6 +228,15 @@ class JobActivity(Collector):
                 self._busy[job] = now
             yield IDLE(now - self._busy.setdefault(job, now), job)
         yield from self._first(job, members)
+
+    def _awaits(self, job: str, process: TrainingProcess) -> Iterator[Sample]:
+        """Yield for whose answer a rank waits, if that is not another rank's."""
+        with contextlib.suppress(
+            OSError, ValueError, ArithmeticError
+        ):  # it has ended, or is denied
+            peer = awaited(self.host, process.pid)
+            if peer is not None and str(peer.port) != process.environment.get("MASTER_PORT"):
+                yield AWAITS(1, job, str(process.launch.rank), str(peer))
 
     def _first(self, job: str, members: list[TrainingProcess]) -> Iterator[Sample]:
         """Yield who runs what in a job: nothing where that cannot be read."""

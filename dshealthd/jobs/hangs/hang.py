@@ -206,6 +206,10 @@ class Work(NamedTuple):
     """Ranks whose GPU is known not to compute."""
     waits: frozenset[int] = frozenset()
     """Those of them whose GPU waits in a kernel: their step has not ended."""
+    awaits: frozenset[int] = frozenset()
+    """Ranks that wait for an answer from outside the job, as of a service that generates rollouts:
+    nobody sees whether it works.
+    """
 
 
 NO_WORK = Work()
@@ -466,7 +470,13 @@ def _between_steps(
     If these are all ranks of the job, none is left that could write a checkpoint or evaluate.
     """
     rest = [rank for rank in living if rank.rank not in waiting]
-    if any(rank.collective or not rank.is_idle(seen) or rank.silence <= IDLE_FOR for rank in rest):
+    if any(
+        rank.rank in seen.awaits
+        or rank.collective
+        or not rank.is_idle(seen)
+        or rank.silence <= IDLE_FOR
+        for rank in rest
+    ):
         return HangClass.BETWEEN_STEPS, patience, []
     if not waiting:
         return HangClass.IDLE, patience, []

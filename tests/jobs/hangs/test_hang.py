@@ -283,6 +283,7 @@ HEALTHY: dict[str, tuple[dict[str, object], Work]] = {
     "uploads one": ({"collective": ""}, Work("it sends or receives over the network")),
     "gathers a large tensor": ({}, Work("it sends or receives over the network")),
     "gets no CPU": ({"collective": "", "cpu": 0.9}, NO_WORK),
+    "waits for a service's rollouts": ({"collective": ""}, Work(awaits=frozenset({1}))),
     "runs at some percent": ({"collective": "", "thread_cpu": 0.03}, NO_WORK),
 }
 
