@@ -302,6 +302,28 @@ def test_healthy_ranks_that_others_wait_for(name: str) -> None:
     assert (still.is_pause, still.culprits) == (True, ())
 
 
+def test_an_upload_by_one_rank() -> None:
+    """Rank 0 sends a checkpoint to an object store while the others, on its node and on another, wait on
+    their GPUs: its node shows a job at work while the bytes move, and then one that hangs unless the
+    other is at work. What the rules make of it is in tests/symptoms/training-hang-job.yml.
+    """
+    rank = replace(WAITS, stage=INPUT, on_gpu=True, world_size=4, **LATE)  # type: ignore[arg-type] # fields of it
+    here, there = ([replace(rank, rank=number) for number in node] for node in ((0, 1), (2, 3)))
+    sends = Work("it sends", still=frozenset({0, 1}), waits=frozenset({1}))
+    assert (found(here, sends).reason, found(here, sends).waiting) == (
+        HangClass.WORKING,
+        {1: "kernel"},
+    )
+    stuck = sends._replace(says="")
+    assert (found(here, stuck).reason, found(here, stuck).shown) == (HangClass.COLLECTIVE, False)
+    waits = found(there, Work(still=frozenset({2, 3}), waits=frozenset({2, 3})))
+    assert (waits.reason, waits.hold, waits.waiting) == (
+        HangClass.WAITING,
+        UNEXPLAINED,
+        {2: "kernel", 3: "kernel"},
+    )
+
+
 def test_rollouts_that_take_as_long_each_time() -> None:
     """Ranks that wait idly for a service that generates for three minutes are no hang once that is usual,
     and an asynchronous checkpoint makes none silent.
