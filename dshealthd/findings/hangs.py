@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.findings.settings import several
-from dshealthd.jobs.hangs.hang import PAUSES, PROBLEMS, HangClass, Work, explain
+from dshealthd.jobs.hangs.hang import HANGS, PROBLEMS, HangClass, Work, explain
 from dshealthd.linux.activity import BUSY
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ def silent(series: Series, job: str) -> ShownStandstill | None:
         culprits=culprits,
         overdue=overdue,
         is_hang=found.value == 1,
-        left=None if hold is None and cause in PAUSES else max(0.0, (hold or 0) - (overdue or 0)),
+        left=None
+        if hold is None and cause not in HANGS
+        else max(0.0, (hold or 0) - (overdue or 0)),
         unseen=consequence(series, job),
         missing=("tie" if whole else "elsewhere") if apart else "",
     )

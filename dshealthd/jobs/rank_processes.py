@@ -7,11 +7,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.jobs.hangs.exits import ExitKind, how
+from dshealthd.jobs.hangs.exits import ExitKind, ended
 from dshealthd.jobs.processes import boot_id
 from dshealthd.jobs.ranks import Ranks
 from dshealthd.linux.activity import ThreadState, activity
-from dshealthd.linux.process import exit_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -81,8 +80,8 @@ class RankProcesses:
                 if state in {ThreadState.STOPPED, ThreadState.BLOCKED}:
                     self._states[key] = state, since
                     yield RankTrouble(run.job, rank, str(state), now - since)
-        for followed, ended, at in self._ended.values():
-            yield RankTrouble(followed.run[0], followed.rank, str(ended), now - at)
+        for followed, how, at in self._ended.values():
+            yield RankTrouble(followed.run[0], followed.rank, str(how), now - at)
 
     def close(self) -> None:
         """Release the processes."""
@@ -101,17 +100,6 @@ class RankProcesses:
             self.threads.setdefault(job, {})[key] = found.thread_seconds
         return found.state
 
-    def _how(self, key: Key, descriptor: int) -> ExitKind:
-        """Return how a process ended, whether its parent has reaped it or not."""
-        try:
-            found = activity(self._host, *key)
-        except (OSError, ValueError, ArithmeticError):
-            found = None
-        if found is not None and found.state in {ThreadState.ZOMBIE, ThreadState.GONE}:
-            return how(found.exit_status)
-        status = None if descriptor < 0 else exit_status(descriptor)
-        return ExitKind.UNKNOWN if status is None else how(status)
-
     def _follow(self, runs: Sequence[Run], now: float) -> None:
         """Note which processes have ended since; those of a run count while others of it run, until
         its rank has a new process.
@@ -124,7 +112,8 @@ class RankProcesses:
         }
         for key in self._followed.keys() - living.keys():
             followed = self._followed.pop(key)
-            self._ended[key] = followed, self._how(key, followed.descriptor), now
+            how = ended(self._host, *key, followed.descriptor) or ExitKind.UNKNOWN
+            self._ended[key] = followed, how, now
             _release(followed)
         places = set(living.values())
         going = {run for run, _ in places}

@@ -23,14 +23,19 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def ranks() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Three processes, which end with the test."""
-    made = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) for _ in range(3)]
+    """Three processes, which end with the test, and have read all that they need from a disk."""
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    made = [subprocess.Popen(command, stdin=-1, stdout=-1) for _ in range(3)]
+    for process in made:
+        assert process.stdout is not None
+        process.stdout.readline()
     yield made
     for process in made:
         process.kill()
         process.wait()
-        assert process.stdin is not None
-        process.stdin.close()
+        for stream in (process.stdin, process.stdout):
+            assert stream is not None
+            stream.close()
 
 
 def started(pid: int) -> int:

@@ -77,18 +77,10 @@ class HangClass(enum.StrEnum):
     """A debugger holds one of its processes."""
 
 
-PAUSES = frozenset(
-    {
-        HangClass.BETWEEN_STEPS,
-        HangClass.IDLE,
-        HangClass.COLLECTIVE,
-        HangClass.STARTING,
-        HangClass.WORKING,
-        HangClass.SUSPENDED,
-        HangClass.DEBUGGER,
-    }
+HANGS = frozenset(
+    (HangClass.PROCESS, HangClass.CHECKPOINT, HangClass.INPUT, HangClass.DESYNC, HangClass.WAITING)
 )
-"""Classes of a standstill that is no hang."""
+"""Classes of a standstill that is a hang; the others are pauses."""
 
 UNEXPLAINED = 90.0
 """Seconds that a hang without a cause on this node must be overdue before it is shown: the time
@@ -104,28 +96,18 @@ NOTICE = 60.0
 
 
 class Culprit(enum.StrEnum):
-    """The problem of the rank that the others wait for."""
+    """The problem of the rank that the others wait for; `PROBLEMS` says it in words."""
 
     STOPPED = "stopped"
-    """It is stopped by a signal (SIGSTOP)."""
     TRACED = "traced"
-    """It is stopped in a debugger."""
     GONE = "gone"
-    """Its process has ended."""
     BLOCKED = "blocked"
-    """It is in uninterruptible sleep in the kernel: storage or a driver."""
     CHECKPOINT = "checkpoint"
     PAUSED = "paused"
-    """It does not return from a phase that it has marked, other than a checkpoint."""
     INPUT = "input"
-    """It has not begun the step that the others are in, or a forward pass of it: it may wait for
-    data, or be at anything else that a training does there.
-    """
     LAGGING = "behind"
     AHEAD = "ahead"
-    """It is ahead of the others: it has skipped the operation in which they wait."""
     APART = "apart"
-    """It waits in another collective than most ranks do, between the same two steps."""
 
 
 PROBLEMS: Mapping[str, str] = MappingProxyType(
@@ -145,54 +127,43 @@ PROBLEMS: Mapping[str, str] = MappingProxyType(
 """The problem of a culprit as every page, command and file words it, after its rank."""
 
 
+_EXPLANATIONS: Mapping[str, str] = {
+    HangClass.PROCESS: "a rank's process is stopped or has ended",
+    HangClass.CHECKPOINT: "a checkpoint",
+    HangClass.INPUT: "work between steps, or I/O, of a rank",
+    HangClass.DESYNC: "ranks are at different places",
+    HangClass.WAITING: "not on this node: its ranks wait at the same place for a rank on another node, "
+    "or for the network",
+    HangClass.BETWEEN_STEPS: "between two steps",
+    HangClass.IDLE: "idle between two steps, in no collective",
+    HangClass.COLLECTIVE: "hung unless a rank on another node is at work, which this node does not see: "
+    "in collectives between two steps",
+    HangClass.STARTING: "in its first steps, and nothing shows whether it compiles or waits",
+    HangClass.WORKING: "no step, but its processes are at work",
+    HangClass.SUSPENDED: "suspended: all its processes here are stopped",
+    HangClass.DEBUGGER: "a rank is stopped in a debugger",
+}
+_WHOLE: Mapping[str, str] = {
+    HangClass.WAITING: "unknown: all ranks wait at the same place",
+    HangClass.SUSPENDED: "suspended: all its processes are stopped",
+}
+_NONE_NAMED = (
+    (
+        "ranks here are at different places; ranks on other nodes are not seen from this node, so none "
+        "is named"
+    ),
+    "ranks are at different places, as many ahead as behind, so none is named",
+)
+
+
 def explain(cause: str, *, named: bool, whole: bool) -> str:
     """Return the class of a hang in words.
 
     `named` says whether a culprit is known, `whole` whether all ranks of the job are on this node.
     """
-    match cause:
-        case HangClass.PROCESS:
-            return "a rank's process is stopped or has ended"
-        case HangClass.CHECKPOINT:
-            return "a checkpoint"
-        case HangClass.INPUT:
-            return "work between steps, or I/O, of a rank"
-        case HangClass.DESYNC if named:
-            return "ranks are at different places"
-        case HangClass.DESYNC if whole:
-            return "ranks are at different places, as many ahead as behind, so none is named"
-        case HangClass.DESYNC:
-            return (
-                "ranks here are at different places; ranks on other nodes are not seen from this "
-                "node, so none is named"
-            )
-        case HangClass.WAITING if whole:
-            return "unknown: all ranks wait at the same place"
-        case HangClass.WAITING:
-            return (
-                "not on this node: its ranks wait at the same place for a rank on another node, "
-                "or for the network"
-            )
-        case HangClass.BETWEEN_STEPS:
-            return "between two steps"
-        case HangClass.IDLE:
-            return "idle between two steps, in no collective"
-        case HangClass.COLLECTIVE:
-            return (
-                "hung unless a rank on another node is at work, which this node does not see: in "
-                "collectives between two steps"
-            )
-        case HangClass.STARTING:
-            return "in its first steps, and nothing shows whether it compiles or waits"
-        case HangClass.WORKING:
-            return "no step, but its processes are at work"
-        case HangClass.SUSPENDED if whole:
-            return "suspended: all its processes are stopped"
-        case HangClass.SUSPENDED:
-            return "suspended: all its processes here are stopped"
-        case HangClass.DEBUGGER:
-            return "a rank is stopped in a debugger"
-    return cause
+    if cause == HangClass.DESYNC and not named:
+        return _NONE_NAMED[whole]
+    return (whole and _WHOLE.get(cause)) or _EXPLANATIONS.get(cause, cause)
 
 
 class Work(NamedTuple):
@@ -346,7 +317,7 @@ class Standstill:
     @property
     def is_pause(self) -> bool:
         """Whether the standstill is no hang."""
-        return self.reason in PAUSES
+        return self.reason not in HANGS
 
     @property
     def teaches(self) -> bool:
