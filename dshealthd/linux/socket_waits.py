@@ -1,9 +1,10 @@
-"""Whether a process waits for data over a TCP connection, and from whom: by the system call of its
+"""Whether processes wait for data over a TCP connection, and from whom: by the system call of the
 main thread, the descriptors that it waits for, and the connections of its network namespace.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import struct
@@ -13,6 +14,8 @@ from dshealthd.core.host import lines_of, read
 from dshealthd.linux.socket_owners import parse_end, parse_inode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dshealthd.core.host import Host
     from dshealthd.linux.sock_diag import SocketEnd
 
@@ -39,26 +42,29 @@ TABLE = 4 << 20
 _ESTABLISHED = "01"
 
 
-def awaited(host: Host, pid: int) -> SocketEnd | None:
-    """Return the other end of a TCP connection over which the main thread of a process waits for
-    data, with nothing left that this end has not acknowledged; None if it waits for something else.
+def awaited(host: Host, pids: Iterable[int]) -> dict[int, SocketEnd]:
+    """Return the other ends of the TCP connections over which the main threads of processes wait for
+    data, with nothing left that these ends have not acknowledged, by pid.
 
-    OSError, ValueError if it cannot be read, which takes the right to trace the process. Waits while
-    the process executes another program.
+    Processes of one network namespace; without those that wait for something else, that have ended,
+    and that may not be traced. Waits while a process executes another program.
     """
-    place = host.proc(str(pid))
-    inodes = set()
-    for slot in _descriptors(place, read(f"{place}/syscall").split()):
-        inodes.add(parse_inode(os.readlink(f"{place}/fd/{slot}")))
-    inodes.discard(None)
-    if inodes:
-        for table in (f"{place}/net/tcp", f"{place}/net/tcp6"):
-            for line in lines_of(read(table, TABLE))[1:]:
-                fields = line.split()
-                if len(fields) > 9 and int(fields[9]) in inodes and fields[3] == _ESTABLISHED:  # noqa: PLR2004 - the inode
-                    unacknowledged, _, _ = fields[4].partition(":")
-                    return None if int(unacknowledged, 16) else parse_end(fields[2])
-    return None
+    wanted: dict[int, int] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, ArithmeticError):
+            place = host.proc(str(pid))
+            for slot in _descriptors(place, read(f"{place}/syscall").split()):
+                if (inode := parse_inode(os.readlink(f"{place}/fd/{slot}"))) is not None:
+                    wanted[inode] = pid
+    found: dict[int, SocketEnd] = {}
+    with contextlib.suppress(OSError, ValueError, ArithmeticError):
+        for table in ("tcp", "tcp6") if wanted else ():
+            place = host.proc(str(next(iter(wanted.values()))))
+            for line in lines_of(read(f"{place}/net/{table}", TABLE))[1:]:
+                _, _, there, state, queues, _, _, _, _, number, *_ = line.split()
+                if int(number) in wanted and state == _ESTABLISHED and not int(queues[:8], 16):
+                    found[wanted[int(number)]] = parse_end(there)
+    return found
 
 
 def _descriptors(place: str, call: list[str]) -> list[int]:

@@ -165,6 +165,33 @@ def test_this_kernel_counts_an_upload(tmp_path: Path) -> None:
         assert values(scene.collect(10.0), SOCKETS) == {("slurm-7",): 5000.0}
 
 
+def test_connections_of_ranks_at_work(scene: Scene) -> None:
+    """What a rank whose main thread computes sends is not looked at; once it is idle, what it has sent
+    before does not count.
+    """
+    task = scene.machine.root / "10" / "task" / "10"
+    task.mkdir(parents=True)
+    (task / "stat").write_text((scene.machine.root / "10" / "stat").read_text())
+    (scene.machine.root / "11" / "fd").rmdir()
+
+    def collected(ticks: int) -> Values:
+        fields = (task / "stat").read_text().split()
+        fields[13] = str(int(fields[13]) + ticks)
+        (task / "stat").write_text(" ".join(fields))
+        return values(scene.collect(10.0), SOCKETS)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sends = socket.create_connection(server.getsockname())
+        receives, _ = server.accept()
+    with sends, receives:
+        place = scene.machine.root / "10" / "fd" / "5"
+        place.symlink_to(f"socket:[{os.fstat(sends.fileno()).st_ino}]")
+        assert (collected(500), collected(10)) == ({}, {})  # a tenth of a core, 1 % of one
+        sends.sendall(bytes(50_000))
+        assert collected(9) == {}
+        assert 0.0 <= collected(9)["slurm-7",] < 5000.0
+
+
 RECEIVES = {"x86_64": 45, "aarch64": 207}
 """The number of recvfrom(2)."""
 

@@ -77,14 +77,14 @@ def test_a_connection(program: str, address: str) -> None:
     """A process that waits for data over TCP tells from whom, however it waits."""
     with waiting(program, address) as (pid, port, _):
         shown = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        wait(lambda: str(awaited(Host(), pid)) == shown)
+        wait(lambda: {key: str(end) for key, end in awaited(Host(), [pid]).items()} == {pid: shown})
 
 
 @pytest.mark.parametrize("program", OTHERS.values(), ids=list(OTHERS))
 def test_others(program: str) -> None:
     """One that waits for something else has a connection as well."""
     with waiting(program) as (pid, _, _):
-        assert awaited(Host(), pid) is None
+        assert awaited(Host(), [pid]) == {}
 
 
 def test_an_end_that_acknowledges_nothing() -> None:
@@ -92,7 +92,7 @@ def test_an_end_that_acknowledges_nothing() -> None:
     program = "connection.setblocking(False)\ntry:\n while True: connection.send(bytes(65536))\n"
     program += "except BlockingIOError: pass\nconnection.setblocking(True); connection.recv(1)"
     with waiting(program) as (pid, _, connection):
-        assert awaited(Host(), pid) is None
+        assert awaited(Host(), [pid]) == {}
         connection.settimeout(0.0)
 
         def drained() -> bool:
@@ -100,20 +100,16 @@ def test_an_end_that_acknowledges_nothing() -> None:
                 while connection.recv(1 << 20):
                     pass
             except BlockingIOError:
-                return awaited(Host(), pid) is not None
+                return pid in awaited(Host(), [pid])
             return False
 
         wait(drained)
 
 
 def test_what_is_gone_or_denied(tmp_path: Path) -> None:
-    """A process that has ended, or that may not be traced, is an error and no wait for nothing."""
-    with pytest.raises(FileNotFoundError):
-        awaited(Host(procfs=tmp_path), 10)
+    """Nothing is known of a process that has ended, that may not be traced, or that runs."""
     (tmp_path / "10").mkdir()
-    for text in ("running\n", "-1 0x7ffe 0x7f2a\n"):
-        (tmp_path / "10" / "syscall").write_text(text)
-        assert awaited(Host(procfs=tmp_path), 10) is None
-    (tmp_path / "10" / "syscall").write_text("a 1 2\n")
-    with pytest.raises(ValueError, match="invalid literal"):
-        awaited(Host(procfs=tmp_path), 10)
+    for text in (None, "running\n", "-1 0x7ffe 0x7f2a\n", "a 1 2\n"):
+        if text is not None:
+            (tmp_path / "10" / "syscall").write_text(text)
+        assert awaited(Host(procfs=tmp_path), [10, 11]) == {}
