@@ -59,7 +59,8 @@ TROUBLE = gauge(
     "Time since the process of a rank here was first seen to be stopped by a signal (stopped), to wait in "
     "the kernel for a file system or driver (blocked), or to have ended while others of its run go on "
     "here: ended (exit status 0), failed, terminated, killed, crashed, or unknown. Absent for other ranks, and "
-    "of a run of which all are stopped.",
+    "of a run of which all are stopped. For ten minutes after a run has ended here, that of a rank that was "
+    "killed or crashed first, unless all were.",
     *("training_job", "rank", "what"),
 )
 AWAITS = gauge(
@@ -160,9 +161,8 @@ class JobActivity(Collector):
         now = self.context.monotonic()
         elapsed = None if self._at is None else now - self._at
         for trouble in self._ranks.troubles(processes, now):
-            if trouble.job in jobs:
-                job, rank, what, seconds = trouble
-                yield TROUBLE(seconds, job, str(rank), what)
+            if trouble.job in jobs or trouble.over:
+                yield TROUBLE(trouble.seconds, trouble.job, str(trouble.rank), trouble.what)
         counted: dict[object, float] = {}
         idle = {job: self._idle(job, members, elapsed) for job, members in jobs.items()}
         sockets = self._sockets(idle)
