@@ -1,15 +1,26 @@
 """CPU and memory of the whole agent, workers included, against node_exporter.
 
-Both run and are scraped at the same times.
+Both run and are scraped at the same times. With `--job`, instead: the agent beside a job of eight
+ranks, each with eight data loaders and 64 connections, and an agent without the collector
+job_activity.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import os
+import socket
+import subprocess
+import sys
 import time
+from typing import TYPE_CHECKING
 
 from bench.processes import Server, agent, median, node_exporter, sleepers, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 INTERVAL = 5.0
 WARM_UP = 4
@@ -33,13 +44,64 @@ def measure(servers: list[Server], ticks: int) -> dict[str, list[float]]:
     return spent
 
 
+RANK = """
+import os, socket, sys, time
+connections = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(64)]
+for _ in range(8):
+    if os.fork() == 0:
+        time.sleep(3600)
+print(flush=True)
+while sys.argv[2] == "trains":
+    time.sleep(0.05)
+    sum(range(100_000))
+connections[0].recv(1)
+"""
+
+
+@contextlib.contextmanager
+def job(what: str) -> Iterator[None]:
+    """Keep the ranks of a job that `trains` or `hangs`, their data loaders and their connections."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=512))
+        for rank in range(8):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "8"}
+            process = subprocess.Popen(
+                [sys.executable, "-c", RANK, str(server.getsockname()[1]), what],
+                env={**os.environ, **place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+            stack.callback(os.killpg, process.pid, 9)
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield
+
+
+def beside_a_job(ticks: int) -> None:
+    """Print the CPU of an agent beside a job, and of one without the collector job_activity."""
+    rows = []
+    with agent("") as whole, agent("[collectors.job_activity]\nenabled = false\n") as less:
+        for what in ("trains", "hangs"):
+            with job(what):
+                spent = measure([whole, dataclasses.replace(less, name="less")], ticks)
+            mean, without = (sum(values) / len(values) for values in spent.values())
+            rows.append((what, mean, without, mean - without))
+    print(f"CPU ms per second, scrapes every {INTERVAL:g} s, mean of {ticks} ticks\n")
+    print(table(["the job", "agent", "without job_activity", "difference"], rows))
+
+
 def main() -> None:
     """Print CPU for two numbers of processes, and memory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--ticks", type=int, default=24, help="measured scrapes of 5 s for each number of processes"
     )
-    ticks = parser.parse_args().ticks
+    parser.add_argument("--job", action="store_true", help="beside a job instead")
+    options = parser.parse_args()
+    ticks = options.ticks
+    if options.job:
+        beside_a_job(ticks)
+        return
     with agent("") as ours, node_exporter() as theirs:
         rows: list[list[object]] = []
         for extra in (0, 500):

@@ -1,5 +1,6 @@
 """What the processes of training jobs do besides their steps: bytes that they read, write, send and
-receive, the CPU time of their child processes, and which ranks are stopped or have ended.
+receive, the CPU time of their child processes, for whose answer ranks wait, and which are stopped or
+have ended.
 
 A job that moves bytes is at work, whatever its ranks do not report: it saves a checkpoint, uploads
 one, or loads data. So is one whose compilers or data loaders compute. None of this takes heartbeats.
@@ -25,6 +26,7 @@ from dshealthd.linux.activity import BUSY, IDLE_SHARE
 from dshealthd.linux.process import TICKS, open_files, parse_stat
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.socket_owners import parse_inode
+from dshealthd.linux.socket_waits import awaited
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,9 +43,9 @@ FILES = gauge(
 )
 SOCKETS = gauge(
     "dshealthd_job_socket_bytes_per_second",
-    "Rate at which TCP connections of the job's processes on this node sent and received since the "
+    "Rate at which TCP connections of ranks here whose main thread is idle sent and received since the "
     "sample before, as their other ends have acknowledged it; in a network namespace of its own, that "
-    "of all its interfaces but lo. Absent where no connection of theirs is seen.",
+    "of all its interfaces but lo. Absent where no such connection is seen.",
     "training_job",
 )
 CHILDREN = gauge(
@@ -57,8 +59,16 @@ TROUBLE = gauge(
     "Time since the process of a rank here was first seen to be stopped by a signal (stopped), to wait in "
     "the kernel for a file system or driver (blocked), or to have ended while others of its run go on "
     "here: ended (exit status 0), failed, terminated, killed, crashed, or unknown. Absent for other ranks, and "
-    "of a run of which all are stopped.",
+    "of a run of which all are stopped. For ten minutes after a run has ended here, that of a rank that was "
+    "killed or crashed first, unless all were.",
     *("training_job", "rank", "what"),
+)
+AWAITS = gauge(
+    "dshealthd_job_rank_awaits_info",
+    "1 while the main thread of a rank waits in the kernel for data over a TCP connection with something "
+    "outside the job (peer: its address and port; not the job's MASTER_PORT), which has acknowledged all "
+    "that it was sent. Absent while no rank is seen to, and where the agent may not trace processes.",
+    *("training_job", "rank", "peer"),
 )
 IDLE = gauge(
     "dshealthd_job_idle_seconds",
@@ -132,6 +142,8 @@ class JobActivity(Collector):
         """When the sample before was taken."""
         self._before: Mapping[object, float] = {}
         """The counters at the sample before, by what is counted and where."""
+        self._idle_before: set[int] = set()
+        """The processes whose connections were looked at in the sample before."""
         self._ranks = RankProcesses(self.host)
         self._scripts: dict[tuple[int, int], str] = {}
         """What each job's first process runs, by pid and start."""
@@ -149,18 +161,39 @@ class JobActivity(Collector):
         now = self.context.monotonic()
         elapsed = None if self._at is None else now - self._at
         for trouble in self._ranks.troubles(processes, now):
-            if trouble.job in jobs:
-                job, rank, what, seconds = trouble
-                yield TROUBLE(seconds, job, str(rank), what)
+            if trouble.job in jobs or trouble.over:
+                yield TROUBLE(trouble.seconds, trouble.job, str(trouble.rank), trouble.what)
         counted: dict[object, float] = {}
-        sockets = self._sockets(jobs)
+        idle = {job: self._idle(job, members, elapsed) for job, members in jobs.items()}
+        sockets = self._sockets(idle)
         for job, members in jobs.items():
             read = functools.partial(
                 self._job, job, members, now, elapsed, counted, sockets.get(job, {})
             )
             yield from one_of_many(f"job {job}", read)
+        yield from self._awaits(idle)
         self._at, self._before = now, counted
+        self._idle_before = {one.pid for members in idle.values() for one in members}
         self._busy = {job: at for job, at in self._busy.items() if job in jobs}
+
+    def _idle(
+        self, job: str, members: list[TrainingProcess], elapsed: float | None
+    ) -> list[TrainingProcess]:
+        """Return the processes of those ranks whose main thread has done nothing since the sample
+        before, as far as is known.
+
+        Only of them it matters whether they move bytes, and the descriptors of a training that makes
+        steps, whose data loaders have a copy of each, take most of a sample's time.
+        """
+        threads, children = self._ranks.threads.get(job, {}), _children(members)
+        working = set()
+        for process in members:
+            key = process.pid, process.start
+            if process.pid not in children and key in threads:
+                before = self._before.get((_THREADS, key))
+                if before is None or threads[key] - before >= IDLE_SHARE * (elapsed or 0.0):
+                    working.add(process.launch.rank)
+        return [process for process in members if process.launch.rank not in working]
 
     def _job(
         self,
@@ -169,7 +202,7 @@ class JobActivity(Collector):
         now: float,
         elapsed: float | None,
         counted: dict[object, float],
-        sockets: Mapping[object, float],
+        sockets: Mapping[object, tuple[float, bool]],
     ) -> Iterator[Sample | Fault]:
         """Yield what the processes of one job do, and add their counters to `counted`."""
         before = self._before
@@ -199,8 +232,8 @@ class JobActivity(Collector):
             ticks = stat.children_ticks + (stat.cpu_ticks if process.pid in children else 0)
             count(FILES, key, moved)
             count(CHILDREN, key, ticks / TICKS)
-        for where, sent in sockets.items():
-            count(SOCKETS, where, sent, new=bool(before))  # a new one has moved all of it since
+        for where, (moved_there, new) in sockets.items():
+            count(SOCKETS, where, moved_there, new=new)
         for key, seconds in self._ranks.threads.get(job, {}).items():
             count(_THREADS, key, seconds)
         if elapsed:
@@ -218,6 +251,20 @@ class JobActivity(Collector):
             yield IDLE(now - self._busy.setdefault(job, now), job)
         yield from self._first(job, members)
 
+    def _awaits(self, idle: Mapping[str, list[TrainingProcess]]) -> Iterator[Sample]:
+        """Yield for whose answer ranks wait, if that is not another rank's."""
+        places: defaultdict[str, dict[int, TrainingProcess]] = defaultdict(dict)
+        for members in idle.values():
+            children = _children(members)
+            for process in members:
+                if process.pid not in children:
+                    places[process.network][process.pid] = process
+        for found in places.values():
+            for pid, peer in awaited(self.host, found).items():
+                process = found[pid]
+                if str(peer.port) != process.environment.get("MASTER_PORT"):
+                    yield AWAITS(1, process.job, str(process.launch.rank), str(peer))
+
     def _first(self, job: str, members: list[TrainingProcess]) -> Iterator[Sample]:
         """Yield who runs what in a job: nothing where that cannot be read."""
         first = min(members, key=lambda process: (process.start, process.pid))
@@ -234,10 +281,14 @@ class JobActivity(Collector):
             user = "" if first.user is None else str(first.user)
             yield PROCESS(1, job, name, user, str(first.pid))
 
-    def _sockets(self, jobs: Mapping[str, list[TrainingProcess]]) -> dict[str, dict[object, float]]:
-        """Return the bytes that each job's connections, or network namespaces, have moved so far."""
-        found: defaultdict[str, dict[object, float]] = defaultdict(dict)
-        owners: dict[int, str] = {}
+    def _sockets(
+        self, jobs: Mapping[str, list[TrainingProcess]]
+    ) -> dict[str, dict[object, tuple[float, bool]]]:
+        """Return the bytes that each job's connections, or network namespaces, have moved so far, and
+        whether a connection is new: then it has moved all of them since the sample before.
+        """
+        found: defaultdict[str, dict[object, tuple[float, bool]]] = defaultdict(dict)
+        owners: dict[int, tuple[str, bool]] = {}
         left = MAX_DESCRIPTORS
         for job, members in jobs.items():
             for process in members:
@@ -247,19 +298,21 @@ class JobActivity(Collector):
                     if process.network:
                         if process.network not in found[job]:
                             place = self.host.proc(f"{process.pid}/net/dev")
-                            found[job][process.network] = parse_interfaces(read_bytes(place))
+                            moved = parse_interfaces(read_bytes(place))
+                            found[job][process.network] = moved, False
                         continue
                     for link in open_files(self.host, process.pid):
                         left -= 1
                         if left < 0:
                             break
                         if (inode := parse_inode(link)) is not None:
-                            owners[inode] = job
+                            owners[inode] = job, process.pid in self._idle_before
         if owners:
             with contextlib.suppress(OSError, sock_diag.Interrupted, sock_diag.MalformedReply):
-                for inode, moved in sock_diag.moved(TcpState.ESTABLISHED.mask, BUDGET).items():
+                for inode, count in sock_diag.moved(TcpState.ESTABLISHED.mask, BUDGET).items():
                     if inode in owners:
-                        found[owners[inode]][inode] = moved
+                        job, new = owners[inode]
+                        found[job][inode] = count, new
         return found
 
 

@@ -38,7 +38,7 @@ HOLD = gauge(
     "dshealthd_job_hang_hold_seconds",
     "Time that the ranks of a silent job must be overdue before this node shows it as hung: 90 s "
     "while no cause is known here; what is left of 600 s, or of the time until a minute before its "
-    "collectives time out, while nothing is known or only CPUs work; else 0. Absent for pauses that may "
+    "own watchdog ends it, while nothing is known or only CPUs work; else 0. Absent for pauses that may "
     "last for ever.",
     "training_job",
 )

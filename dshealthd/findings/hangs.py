@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.jobs.hangs.hang import PAUSES, PROBLEMS, HangClass, Work, explain
+from dshealthd.findings.settings import several
+from dshealthd.jobs.hangs.hang import HANGS, PROBLEMS, HangClass, Work, explain
 from dshealthd.linux.activity import BUSY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from dshealthd.findings.series import Series
 
@@ -64,13 +65,17 @@ def silent(series: Series, job: str) -> ShownStandstill | None:
     says = explain(cause, named=bool(culprits), whole=whole)
     if cause == HangClass.WORKING and (seen := work(series, job).says):
         says = f"no step, but {seen}"
+    if cause == HangClass.BETWEEN_STEPS and (awaits := dict(_awaits(series, job))):
+        says += f": {several([f'rank {rank} waits for {peer}' for rank, peer in awaits.items()])}"
     return ShownStandstill(
         cause=cause,
         says=says,
         culprits=culprits,
         overdue=overdue,
         is_hang=found.value == 1,
-        left=None if hold is None and cause in PAUSES else max(0.0, (hold or 0) - (overdue or 0)),
+        left=None
+        if hold is None and cause not in HANGS
+        else max(0.0, (hold or 0) - (overdue or 0)),
         unseen=consequence(series, job),
         missing=("tie" if whole else "elsewhere") if apart else "",
     )
@@ -102,7 +107,14 @@ def work(series: Series, job: str) -> Work:
         computes=cores is not None and cores >= BUSY,
         still=frozenset(still),
         waits=frozenset(rank for rank in still if busy.get(rank, 0.0) > _BUSY),
+        awaits=frozenset(rank for rank, _ in _awaits(series, job)),
     )
+
+
+def _awaits(series: Series, job: str) -> Iterator[tuple[int, str]]:
+    """Yield the ranks here that wait for an answer from outside the job, and from whom."""
+    for point in series("job_rank_awaits_info", training_job=job):
+        yield int(point.labels["rank"]), point.labels["peer"]
 
 
 _MOVES = (

@@ -84,7 +84,7 @@ def _last_heartbeat(series: Series, job: str) -> float | None:
     return max(heard, default=None)
 
 
-def ends(series: Series, _wall: float) -> Iterator[Sign]:
+def ends(series: Series, wall: float) -> Iterator[Sign]:
     """Yield findings about jobs of which the first rank to end here ended by a failure."""
     events = "kernel_events_total"
     where = next(
@@ -105,6 +105,11 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
     alert, name = "DshealthdJobFailed", "job_rank_ended_timestamp_seconds"
     for labels, at in series(name):
         ended.setdefault(labels["training_job"], []).append((at, labels))
+    heard = ended.keys() | {labels["training_job"] for labels, _ in series("job_step")}
+    for labels, ago in series("job_rank_trouble_seconds", what={"killed", "crashed"}):
+        job = labels["training_job"]
+        if job not in heard and series.value("job_idle_seconds", training_job=job) is None:
+            ended.setdefault(job, []).append((wall - ago, {**labels, "how": labels["what"]}))
     # The kernel's log names no job.
     ranks_before = list(series.highest("job_ranks", BEFORE_END))
     here = {labels["training_job"] for labels, _ in ranks_before}
@@ -127,8 +132,7 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
         yield Sign(alert, said, job=job, value=at, source=name, since=at)
     # Without heartbeats nobody knows which process it was, unless ranks of the only job here are gone.
     gone = any((series.value("job_ranks", **labels) or 0.0) < most for labels, most in ranks_before)
-    heard = ended.keys() | {labels["training_job"] for labels, _ in series("job_step")}
-    if where and gone and alone and here.isdisjoint(heard):
+    if where and gone and alone and here.isdisjoint(heard | ended.keys()):
         (job,) = here
         yield Sign(
             alert, f"a process crashed in {where}, by the kernel's log", job=job, source=events

@@ -51,6 +51,15 @@ _DEEPSPEED = ("CROSS_SIZE", "LOCAL_SIZE")
 
 deepspeed/launcher/launch.py sets them, torchrun does not.
 """
+_WATCHDOGS = (
+    "DEEPSPEED_TIMEOUT",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
+    "TORCH_NCCL_ENABLE_MONITORING",
+)
+TIMEOUT = 600
+"""Seconds after which collectives time out where a job does not tell: the default of NCCL's watchdog
+in torch (`default_pg_nccl_timeout`) and of DeepSpeed since 0.19.6.
+"""
 _OTHER_VARIABLES = (
     "SLURM_STEP_ID", "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE", "NCCL_INSPECTOR_DUMP_DIR",
 )  # fmt: skip
@@ -80,7 +89,7 @@ _NCCL = (
 
 ALLOWED = frozenset(itertools.chain(
     *_RANKS.values(), (name for _, name in _SCHEDULERS), RENDEZVOUS, MPI_JOBS, _PLACES, _DEEPSPEED,
-    _OTHER_VARIABLES, _FLIGHT_RECORDER, NCCL_COMMON, _NCCL,
+    _WATCHDOGS, _OTHER_VARIABLES, _FLIGHT_RECORDER, NCCL_COMMON, _NCCL,
 ))  # fmt: skip
 """The variables that are kept. A variable added here must not be able to hold a secret."""
 
@@ -152,6 +161,22 @@ def launched_by(environment: Mapping[str, str], place: Launch) -> str:
         ),
         "torch",
     )
+
+
+def watchdog_seconds(environment: Mapping[str, str], told: int) -> int:
+    """Return the seconds after which a watchdog ends a process that hangs: the time-out of its
+    collectives, as its process group has `told` it (0 if it has not), or that of the monitor of
+    NCCL's watchdog if the job sets a shorter one.
+    """
+    minutes = natural(environment.get("DEEPSPEED_TIMEOUT")) or 0
+    collectives = told or 60 * minutes or TIMEOUT
+    monitor = natural(environment.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"))
+    # As torch's getCvarBool reads it.
+    monitors = environment.get("TORCH_NCCL_ENABLE_MONITORING", "1").lower() in _TRUE
+    return min(collectives, monitor) if monitor and monitors else collectives
+
+
+_TRUE = {"1", "y", "yes", "t", "true"}
 
 
 def scheduled(environment: Mapping[str, str]) -> str | None:

@@ -5,13 +5,12 @@ have ended while others of their run go on, and since when.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from dshealthd.jobs.hangs.exits import ExitKind, how
+from dshealthd.jobs.hangs.exits import ExitKind, ended
 from dshealthd.jobs.processes import boot_id
 from dshealthd.jobs.ranks import Ranks
 from dshealthd.linux.activity import ThreadState, activity
-from dshealthd.linux.process import exit_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,6 +34,8 @@ class RankTrouble(NamedTuple):
     """`stopped`, `blocked`, or how it ended (`ExitKind`)."""
     seconds: float
     """Time since that was first seen."""
+    over: bool = False
+    """Whether its run has ended with it."""
 
 
 class _RankProcess(NamedTuple):
@@ -45,6 +46,10 @@ class _RankProcess(NamedTuple):
     """A pidfd; -1 if there is none."""
 
 
+End: TypeAlias = "tuple[_RankProcess, ExitKind, float]"
+"""A process that has ended, how, and the monotonic time of the sample that saw it."""
+
+
 class RankProcesses:
     """The processes of the ranks of this node's jobs, from sample to sample."""
 
@@ -53,7 +58,9 @@ class RankProcesses:
         self._host = host
         self._ranks = Ranks()
         self._followed: dict[Key, _RankProcess] = {}
-        self._ended: dict[Key, tuple[_RankProcess, ExitKind, float]] = {}
+        self._ended: dict[Key, End] = {}
+        self._failed: list[End] = []
+        """The ranks that runs have ended with."""
         self._states: dict[Key, tuple[ThreadState, float]] = {}
         """The state of each rank that is stopped or blocked, and since when."""
         self.threads: dict[str, dict[Key, float]] = {}
@@ -81,8 +88,9 @@ class RankProcesses:
                 if state in {ThreadState.STOPPED, ThreadState.BLOCKED}:
                     self._states[key] = state, since
                     yield RankTrouble(run.job, rank, str(state), now - since)
-        for followed, ended, at in self._ended.values():
-            yield RankTrouble(followed.run[0], followed.rank, str(ended), now - at)
+        for over, ends in ((False, self._ended.values()), (True, self._failed)):
+            for followed, how, at in ends:
+                yield RankTrouble(followed.run[0], followed.rank, str(how), now - at, over)
 
     def close(self) -> None:
         """Release the processes."""
@@ -101,20 +109,9 @@ class RankProcesses:
             self.threads.setdefault(job, {})[key] = found.thread_seconds
         return found.state
 
-    def _how(self, key: Key, descriptor: int) -> ExitKind:
-        """Return how a process ended, whether its parent has reaped it or not."""
-        try:
-            found = activity(self._host, *key)
-        except (OSError, ValueError, ArithmeticError):
-            found = None
-        if found is not None and found.state in {ThreadState.ZOMBIE, ThreadState.GONE}:
-            return how(found.exit_status)
-        status = None if descriptor < 0 else exit_status(descriptor)
-        return ExitKind.UNKNOWN if status is None else how(status)
-
     def _follow(self, runs: Sequence[Run], now: float) -> None:
         """Note which processes have ended since; those of a run count while others of it run, until
-        its rank has a new process.
+        its rank has a new process, and a run's own failure once all have ended.
         """
         living = {
             (process.pid, process.start): ((run.job, run.name), rank)
@@ -124,10 +121,17 @@ class RankProcesses:
         }
         for key in self._followed.keys() - living.keys():
             followed = self._followed.pop(key)
-            self._ended[key] = followed, self._how(key, followed.descriptor), now
+            how = ended(self._host, *key, followed.descriptor) or ExitKind.UNKNOWN
+            self._ended[key] = followed, how, now
             _release(followed)
         places = set(living.values())
         going = {run for run, _ in places}
+        self._failed = [
+            end for end in self._failed if end[0].run not in going and now - end[2] < KEPT
+        ]
+        for run in {end[0].run for end in self._ended.values()} - going:
+            self._failed += _failures([end for end in self._ended.values() if end[0].run == run])
+        del self._failed[:-MAX_RANKS]
         self._ended = {
             key: end
             for key, end in self._ended.items()
@@ -142,6 +146,19 @@ class RankProcesses:
                 except OSError:  # before Linux 5.3, or it has just ended
                     descriptor = -1
                 self._followed[key] = _RankProcess(run, rank, descriptor)
+
+
+def _failures(ends: Sequence[End]) -> Iterator[End]:
+    """Yield the ends that a run ended with: by a signal that no launcher sends at first, seen in the first
+    of the samples that saw one. Where all ended so, somebody ended the run.
+    """
+    first = min(at for _, _, at in ends)
+    found = [end for end in ends if end[1] in _SIGNALS and end[2] == first]
+    if len(found) < len(ends):
+        yield from found
+
+
+_SIGNALS = {ExitKind.KILLED, ExitKind.CRASHED}
 
 
 def _release(followed: _RankProcess) -> None:

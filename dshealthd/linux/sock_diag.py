@@ -104,6 +104,12 @@ class SocketEnd(NamedTuple):
     """Packed, 4 or 16 bytes; never IPv4 mapped to IPv6."""
     port: int
 
+    def __str__(self) -> str:
+        """Return `ADDRESS:PORT`, with brackets around an address of IPv6."""
+        if len(self.address) == 4:  # noqa: PLR2004 - bytes
+            return f"{socket.inet_ntop(socket.AF_INET, self.address)}:{self.port}"
+        return f"[{socket.inet_ntop(socket.AF_INET6, self.address)}]:{self.port}"
+
 
 class TcpSocket(NamedTuple):
     """One TCP socket."""

@@ -227,8 +227,8 @@ def _from_files(here: SocketEnd, there: SocketEnd, procfs: str) -> int | None:
             fields = line.split()
             if (
                 fields[3] == _ESTABLISHED
-                and _read(fields[1]) == there
-                and _read(fields[2]) == here
+                and parse_end(fields[1]) == there
+                and parse_end(fields[2]) == here
                 and fields[9] != "0"  # the inode, which only a socket held by a process has
             ):
                 return int(fields[7])
@@ -240,8 +240,10 @@ def _end(name: tuple[str, int]) -> SocketEnd:
     return SocketEnd(_plain(ipaddress.ip_address(name[0].partition("%")[0])), name[1])
 
 
-def _read(text: str) -> SocketEnd:
-    """Parse a connection's address in the table: words in native byte order, and a port."""
+def parse_end(text: str) -> SocketEnd:
+    """Return an end of a connection as `/proc/net/tcp` writes it: an address as words in native byte
+    order, and a port. ValueError if malformed.
+    """
     words, _, port = text.partition(":")
     raw = bytes.fromhex(words)
     if sys.byteorder == "little":

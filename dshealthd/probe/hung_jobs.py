@@ -49,6 +49,9 @@ ASKED = 32
 has nodes if its ranks are spread evenly; each answers in a millisecond.
 """
 MOST_ASKED = 1024
+"""Each node of a hung job asks the others once in GAP: from so many, each a millisecond, a node spends
+2 % of a core on answers. The size of a job is what its user says it is.
+"""
 AT_ONCE = 8
 """Concurrent calls."""
 ANSWER = 2.0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.collectors.job_activity import (
+    AWAITS,
     CHILDREN,
     FILES,
     IDLE,
@@ -162,6 +163,62 @@ def test_this_kernel_counts_an_upload(tmp_path: Path) -> None:
         while left:
             left -= len(receives.recv(left))
         assert values(scene.collect(10.0), SOCKETS) == {("slurm-7",): 5000.0}
+
+
+def test_connections_of_ranks_at_work(scene: Scene) -> None:
+    """What a rank whose main thread computes sends is not looked at; once it is idle, what it has sent
+    before does not count.
+    """
+    task = scene.machine.root / "10" / "task" / "10"
+    task.mkdir(parents=True)
+    (task / "stat").write_text((scene.machine.root / "10" / "stat").read_text())
+    (scene.machine.root / "11" / "fd").rmdir()
+
+    def collected(ticks: int) -> Values:
+        fields = (task / "stat").read_text().split()
+        fields[13] = str(int(fields[13]) + ticks)
+        (task / "stat").write_text(" ".join(fields))
+        return values(scene.collect(10.0), SOCKETS)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sends = socket.create_connection(server.getsockname())
+        receives, _ = server.accept()
+    with sends, receives:
+        place = scene.machine.root / "10" / "fd" / "5"
+        place.symlink_to(f"socket:[{os.fstat(sends.fileno()).st_ino}]")
+        assert (collected(500), collected(10)) == ({}, {})  # a tenth of a core, 1 % of one
+        sends.sendall(bytes(50_000))
+        assert collected(9) == {}
+        assert 0.0 <= collected(9)["slurm-7",] < 5000.0
+
+
+RECEIVES = {"x86_64": 45, "aarch64": 207}
+"""The number of recvfrom(2)."""
+
+
+@pytest.mark.parametrize(
+    ("master", "peers"), [("29500", {("slurm-7", "3", "10.0.0.7:8000"): 1.0}), ("8000", {})]
+)
+def test_an_answer_from_outside(
+    tmp_path: Path, master: str, peers: dict[tuple[str, ...], float]
+) -> None:
+    """The rank that waits for one is told with its peer; its job's own store is no such peer, and its
+    data loader's waits are not looked at.
+    """
+    scene = Scene(tmp_path)
+    variables = {**TORCH, "SLURM_JOB_ID": "7", "MASTER_PORT": master}
+    scene.machine.process(10, variables, parent=1)
+    scene.machine.process(11, variables, parent=10)
+    for pid in (10, 11):
+        place = scene.machine.root / str(pid)
+        (place / "syscall").write_text(f"{RECEIVES[os.uname().machine]} 0x5 0x7ffe 0x1 0x0 0x0\n")
+        (place / "fd" / "5").symlink_to("socket:[77]")
+        (place / "net").mkdir(exist_ok=True)
+        (place / "net" / "tcp").write_text(
+            "  sl  local_address rem_address   st tx_queue rx_queue\n"
+            "   0: 0100007F:9C40 0700000A:1F40 01 00000000:00000000 00:00000000 00000000 0 0 77 1\n"
+        )
+    assert values(scene.collect(10.0), AWAITS) == peers
 
 
 @pytest.fixture

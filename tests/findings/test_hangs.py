@@ -8,10 +8,10 @@ import pytest
 
 from dshealthd.collectors.gpu import ACTIVITY, UTILIZATION
 from dshealthd.collectors.gpu_processes import RANK as GPU
-from dshealthd.collectors.job_activity import CHILDREN, FILES, SOCKETS
+from dshealthd.collectors.job_activity import AWAITS, CHILDREN, FILES, SOCKETS
 from dshealthd.collectors.job_hang import CULPRIT, ENDED, HANG
 from dshealthd.collectors.training import INFO, STEP
-from dshealthd.findings.hangs import work
+from dshealthd.findings.hangs import silent, work
 from dshealthd.findings.jobs import ends, hangs
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.past import Past
@@ -73,6 +73,16 @@ def test_what_gpus_show_of_each_rank() -> None:
 def test_bytes_that_move(sample: Sample, says: str) -> None:
     """A job is at work as long as its bytes move; what loggers and stores move does not count."""
     assert work(series(sample), "run-1").says == says
+
+
+def test_an_answer_from_outside() -> None:
+    """A rank that waits for one is in a pause that says from whom, unless it is known to be another."""
+    awaits = AWAITS(1, "run-1", "0", "10.0.0.7:8000")
+    assert work(series(awaits), "run-1").awaits == frozenset({0})
+    assert work(series(awaits), "run-2").awaits == frozenset()
+    still = silent(series(awaits, HANG(0, "run-1", "between_steps")), "run-1")
+    assert still is not None
+    assert still.says == "between two steps: rank 0 waits for 10.0.0.7:8000"
 
 
 def test_child_processes_compute() -> None:

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.jobs.environment import ALLOWED, MAX_VALUE, Launcher, job_name, launch, parse_environ
+from dshealthd.jobs.environment import (
+    ALLOWED,
+    MAX_VALUE,
+    TIMEOUT,
+    Launcher,
+    job_name,
+    launch,
+    parse_environ,
+    watchdog_seconds,
+)
 from tests.jobs import machines
 
 if TYPE_CHECKING:
@@ -43,6 +52,23 @@ def test_allowed_variables_survive_among_others(
 def test_first_of_two_counts() -> None:
     """A name that occurs twice has the value that getenv(3) gives."""
     assert parse_environ(b"RANK=1\0RANK=2\0") == {"RANK": "1"}
+
+
+@pytest.mark.parametrize(("environment", "told", "seconds"), [
+    ({}, 0, TIMEOUT),
+    ({}, 300, 300),
+    ({"DEEPSPEED_TIMEOUT": "30"}, 0, 1800),
+    ({"DEEPSPEED_TIMEOUT": "30"}, 300, 300),
+    ({"DEEPSPEED_TIMEOUT": "half an hour"}, 0, TIMEOUT),
+    ({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "599"}, 0, 599),
+    ({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "601"}, 0, TIMEOUT),
+    ({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "0"}, 0, TIMEOUT),
+    ({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "120", "TORCH_NCCL_ENABLE_MONITORING": "True"}, 0, 120),
+    ({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "120", "TORCH_NCCL_ENABLE_MONITORING": "0"}, 0, TIMEOUT),
+])  # fmt: skip
+def test_watchdogs(environment: dict[str, str], told: int, seconds: int) -> None:
+    """The first of a job's own watchdogs to end it, as its process group or its environment says."""
+    assert watchdog_seconds(environment, told) == seconds
 
 
 def test_long_value_is_left_out() -> None:

@@ -14,7 +14,7 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.processes import TrainingProcess
-from dshealthd.jobs.rank_processes import RankProcesses
+from dshealthd.jobs.rank_processes import KEPT, RankProcesses
 from tests.jobs.machines import TORCH
 
 if TYPE_CHECKING:
@@ -23,14 +23,19 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def ranks() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Three processes, which end with the test."""
-    made = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) for _ in range(3)]
+    """Three processes, which end with the test, and have read all that they need from a disk."""
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    made = [subprocess.Popen(command, stdin=-1, stdout=-1) for _ in range(3)]
+    for process in made:
+        assert process.stdout is not None
+        process.stdout.readline()
     yield made
     for process in made:
         process.kill()
         process.wait()
-        assert process.stdin is not None
-        process.stdin.close()
+        for stream in (process.stdin, process.stdout):
+            assert stream is not None
+            stream.close()
 
 
 def started(pid: int) -> int:
@@ -58,9 +63,7 @@ class Scene:
         """Return the troubles ten seconds later."""
         self.now += 10.0
         left = [one for number, one in enumerate(self.processes) if number not in gone]
-        return {
-            (rank, what, seconds) for _, rank, what, seconds in self.watch.troubles(left, self.now)
-        }
+        return {(one.rank, one.what, one.seconds) for one in self.watch.troubles(left, self.now)}
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something."""
@@ -96,7 +99,7 @@ def test_a_rank_that_is_stopped(ranks: list[subprocess.Popen[bytes]]) -> None:
 
 @pytest.mark.parametrize("reaped", [True, False])
 def test_a_rank_that_is_killed(ranks: list[subprocess.Popen[bytes]], *, reaped: bool) -> None:
-    """How it ended is told while others of its run go on, and no longer."""
+    """How it ended is told while others of its run go on, and after that if it was by a signal."""
     scene = Scene(ranks)
     with closing(scene.watch):
         scene.look()
@@ -108,7 +111,30 @@ def test_a_rank_that_is_killed(ranks: list[subprocess.Popen[bytes]], *, reaped: 
         ((rank, what, seconds),) = scene.look(gone=(1,))
         assert (rank, seconds) == (1, 0.0)
         assert what in ({"killed", "unknown"} if reaped else {"killed"})
-        assert {(rank, seconds) for rank, _, seconds in scene.look(gone=(1,))} == {(1, 10.0)}
+        assert scene.look(gone=(1,)) == {(1, what, 10.0)}
+        assert scene.look(gone=(0, 1, 2)) == ({(1, what, 20.0)} if what == "killed" else set())
+
+
+@pytest.mark.parametrize("everyone", [False, True])
+def test_a_run_that_ends_with_a_rank(
+    ranks: list[subprocess.Popen[bytes]], *, everyone: bool
+) -> None:
+    """The rank that was killed first is told after its run has ended, until the job goes on; not where
+    all were, as by somebody who ends the job.
+    """
+    scene = Scene(ranks)
+    with closing(scene.watch):
+        scene.look()
+        ranks[1].kill()
+        for rank in (ranks[0], ranks[2]):
+            rank.send_signal(signal.SIGKILL if everyone else signal.SIGTERM)
+        scene.until(lambda: all(scene.state(number) == "Z" for number in range(3)))
+        told = set() if everyone else {(1, "killed")}
+        for _ in range(2):
+            found = scene.look(gone=(0, 1, 2))
+            assert {(rank, what) for rank, what, _ in found} == told
+        assert {what for _, what, _ in scene.look(gone=(0, 1))} <= {"blocked"}
+        scene.now += KEPT
         assert scene.look(gone=(0, 1, 2)) == set()
 
 

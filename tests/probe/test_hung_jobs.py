@@ -10,12 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from dshealthd.core.options import Duration
 from dshealthd.jobs.hangs.hang import HangClass, Standstill
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
 from dshealthd.probe.hung_jobs import (
     ASKED,
     GAP,
+    MOST_ASKED,
     PARTNERS,
     ROUNDS,
     STANDING,
@@ -312,6 +315,19 @@ def test_how_many_ranks_stand_still() -> None:
     assert len(company.met) == PARTNERS
     watch.see([])
     assert [sample.metric for sample in watch.samples()] == [ROUNDS]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked"), [(MOST_ASKED - ASKED - 1, MOST_ASKED - 1), (10**9, MOST_ASKED)]
+)
+def test_a_job_says_that_it_is_large(nodes: int, asked: int) -> None:
+    """As many members are asked as it may have nodes, and a thousand at most."""
+    names = tuple(f"n{number:04}" for number in range(2 * MOST_ASKED))
+    company = Company(names)
+    watch = watching([entry("run-1", world_size=nodes)])
+    watch.see([hang("run-1")])
+    played(company, watch, names[0], turns=1000)
+    assert len(company.asked) == asked
 
 
 def test_a_node_that_is_no_member_asks_nobody() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,11 @@ import pytest
 from dshealthd.collectors.gpu import UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.infiniband import UP as PORT_UP
-from dshealthd.collectors.job_hang import CULPRIT, HANG, OVERDUE, PHASE_SECONDS
+from dshealthd.collectors.job_hang import BOUND, CULPRIT, HANG, OVERDUE, PHASE_SECONDS
 from dshealthd.collectors.job_logs import FAILURE
 from dshealthd.collectors.rendezvous import LISTENERS
 from dshealthd.collectors.tcp import SOCKETS
-from dshealthd.collectors.training import INFO, LOSS_FINITE, PHASE, STEP, STEP_SECONDS
+from dshealthd.collectors.training import HEARD, INFO, LOSS_FINITE, PHASE, STEP, STEP_SECONDS
 from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
@@ -84,6 +85,13 @@ def test_a_job_that_trains(browser: Browser) -> None:
         assert visit.page.locator(".verdict.good").count() == 1
         assert "Healthy" in visit.text(".verdict")
         assert "Hung" not in panel
+
+
+def test_a_job_that_no_rank_is_heard_of(browser: Browser) -> None:
+    """It is not shown as training, but for how long no step was made, and from when that is judged."""
+    heard = (HEARD(time.time() - 4000, "bert-large", str(rank)) for rank in range(4))
+    with shown(browser, snapshot(*JOB, *heard, BOUND(7200, "bert-large", "0"))) as visit:
+        assert re.search(r"no step for \d+ min, judged from 2 h on", visit.panel("Jobs"))
 
 
 def test_a_listener_whose_parent_ended_is_detached(browser: Browser) -> None:

@@ -66,6 +66,21 @@ def how(status: int) -> ExitKind:
     return ExitKind.FAILED if code else ExitKind.ENDED
 
 
+def ended(host: Host, pid: int, start: int, descriptor: int = -1) -> ExitKind | None:
+    """Return how a process exited, from its entry in `/proc`, or from its pidfd if its parent has
+    reaped it; UNKNOWN if neither tells, None while it runs or cannot be read.
+    """
+    try:
+        found = activity(host, pid, start)
+    except (OSError, ValueError, ArithmeticError):
+        return None
+    if found is not None:
+        gone = found.state in {ThreadState.ZOMBIE, ThreadState.GONE}
+        return how(found.exit_status) if gone else None
+    status = None if descriptor < 0 else exit_status(descriptor)
+    return ExitKind.UNKNOWN if status is None else how(status)
+
+
 @dataclass(frozen=True, slots=True)
 class End:
     """The end of a process."""
@@ -101,7 +116,7 @@ class ExitWatcher:
             descriptor = os.pidfd_open(pid)
         except OSError:  # it is gone, or there are no descriptors left: `end` checks by itself
             return
-        if self._status(pid, start) is ExitKind.UNKNOWN:  # the pid was reused
+        if ended(self._host, pid, start) is ExitKind.UNKNOWN:  # the pid was reused
             os.close(descriptor)
             return
         self._followed[key] = descriptor
@@ -111,9 +126,9 @@ class ExitWatcher:
         """Return how the process exited; None while it runs as far as is known."""
         key = pid, start
         if key not in self._ended and key not in self._followed:
-            status = self._status(pid, start)
-            if status is not None:
-                self._ended[key] = End(status, self._wall())
+            found = ended(self._host, pid, start)
+            if found is not None:
+                self._ended[key] = End(found, self._wall())
         return self._ended.get(key)
 
     def forget(self, pid: int, start: int) -> None:
@@ -127,29 +142,9 @@ class ExitWatcher:
             self._release(key)
 
     def _note(self, key: tuple[int, int]) -> None:
-        found = self._status(*key) or ExitKind.UNKNOWN
-        if found is ExitKind.UNKNOWN:  # its parent has reaped it already
-            status = exit_status(self._followed[key])
-            found = found if status is None else how(status)
+        found = ended(self._host, *key, self._followed[key]) or ExitKind.UNKNOWN
         self._release(key)
         self._ended[key] = End(found, self._wall())
-
-    def _status(self, pid: int, start: int) -> ExitKind | None:
-        """Return how a process exited, from its entry in `/proc`; UNKNOWN if that is gone.
-
-        None while it runs or cannot be read.
-        """
-        try:
-            found = activity(self._host, pid, start)
-        except (OSError, ValueError, ArithmeticError):
-            return None
-        if found is None:
-            return ExitKind.UNKNOWN
-        return (
-            how(found.exit_status)
-            if found.state in {ThreadState.ZOMBIE, ThreadState.GONE}
-            else None
-        )
 
     def _release(self, key: tuple[int, int]) -> None:
         descriptor = self._followed.pop(key, None)

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from dshealthd.jobs.environment import TIMEOUT
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
 from dshealthd.linux.activity import BUSY, IDLE_SHARE, ThreadState
@@ -76,18 +77,10 @@ class HangClass(enum.StrEnum):
     """A debugger holds one of its processes."""
 
 
-PAUSES = frozenset(
-    {
-        HangClass.BETWEEN_STEPS,
-        HangClass.IDLE,
-        HangClass.COLLECTIVE,
-        HangClass.STARTING,
-        HangClass.WORKING,
-        HangClass.SUSPENDED,
-        HangClass.DEBUGGER,
-    }
+HANGS = frozenset(
+    (HangClass.PROCESS, HangClass.CHECKPOINT, HangClass.INPUT, HangClass.DESYNC, HangClass.WAITING)
 )
-"""Classes of a standstill that is no hang."""
+"""Classes of a standstill that is a hang; the others are pauses."""
 
 UNEXPLAINED = 90.0
 """Seconds that a hang without a cause on this node must be overdue before it is shown: the time
@@ -98,37 +91,23 @@ PATIENCE = 600.0
 """Most seconds of silence for ranks of which nothing is known, or of which only CPUs compute, as a
 loop that never ends does.
 """
-TIMEOUT = 600
-"""Seconds after which collectives time out where a job does not tell: the default of NCCL's watchdog
-in torch (`default_pg_nccl_timeout`) and of DeepSpeed since 0.19.6.
-"""
 NOTICE = 60.0
 """Seconds before that for which a hang must be shown: the job and what it was at are there no more."""
 
 
 class Culprit(enum.StrEnum):
-    """The problem of the rank that the others wait for."""
+    """The problem of the rank that the others wait for; `PROBLEMS` says it in words."""
 
     STOPPED = "stopped"
-    """It is stopped by a signal (SIGSTOP)."""
     TRACED = "traced"
-    """It is stopped in a debugger."""
     GONE = "gone"
-    """Its process has ended."""
     BLOCKED = "blocked"
-    """It is in uninterruptible sleep in the kernel: storage or a driver."""
     CHECKPOINT = "checkpoint"
     PAUSED = "paused"
-    """It does not return from a phase that it has marked, other than a checkpoint."""
     INPUT = "input"
-    """It has not begun the step that the others are in, or a forward pass of it: it may wait for
-    data, or be at anything else that a training does there.
-    """
     LAGGING = "behind"
     AHEAD = "ahead"
-    """It is ahead of the others: it has skipped the operation in which they wait."""
     APART = "apart"
-    """It waits in another collective than most ranks do, between the same two steps."""
 
 
 PROBLEMS: Mapping[str, str] = MappingProxyType(
@@ -148,54 +127,43 @@ PROBLEMS: Mapping[str, str] = MappingProxyType(
 """The problem of a culprit as every page, command and file words it, after its rank."""
 
 
+_EXPLANATIONS: Mapping[str, str] = {
+    HangClass.PROCESS: "a rank's process is stopped or has ended",
+    HangClass.CHECKPOINT: "a checkpoint",
+    HangClass.INPUT: "work between steps, or I/O, of a rank",
+    HangClass.DESYNC: "ranks are at different places",
+    HangClass.WAITING: "not on this node: its ranks wait at the same place for a rank on another node, "
+    "or for the network",
+    HangClass.BETWEEN_STEPS: "between two steps",
+    HangClass.IDLE: "idle between two steps, in no collective",
+    HangClass.COLLECTIVE: "hung unless a rank on another node is at work, which this node does not see: "
+    "in collectives between two steps",
+    HangClass.STARTING: "in its first steps, and nothing shows whether it compiles or waits",
+    HangClass.WORKING: "no step, but its processes are at work",
+    HangClass.SUSPENDED: "suspended: all its processes here are stopped",
+    HangClass.DEBUGGER: "a rank is stopped in a debugger",
+}
+_WHOLE: Mapping[str, str] = {
+    HangClass.WAITING: "unknown: all ranks wait at the same place",
+    HangClass.SUSPENDED: "suspended: all its processes are stopped",
+}
+_NONE_NAMED = (
+    (
+        "ranks here are at different places; ranks on other nodes are not seen from this node, so none "
+        "is named"
+    ),
+    "ranks are at different places, as many ahead as behind, so none is named",
+)
+
+
 def explain(cause: str, *, named: bool, whole: bool) -> str:
     """Return the class of a hang in words.
 
     `named` says whether a culprit is known, `whole` whether all ranks of the job are on this node.
     """
-    match cause:
-        case HangClass.PROCESS:
-            return "a rank's process is stopped or has ended"
-        case HangClass.CHECKPOINT:
-            return "a checkpoint"
-        case HangClass.INPUT:
-            return "work between steps, or I/O, of a rank"
-        case HangClass.DESYNC if named:
-            return "ranks are at different places"
-        case HangClass.DESYNC if whole:
-            return "ranks are at different places, as many ahead as behind, so none is named"
-        case HangClass.DESYNC:
-            return (
-                "ranks here are at different places; ranks on other nodes are not seen from this "
-                "node, so none is named"
-            )
-        case HangClass.WAITING if whole:
-            return "unknown: all ranks wait at the same place"
-        case HangClass.WAITING:
-            return (
-                "not on this node: its ranks wait at the same place for a rank on another node, "
-                "or for the network"
-            )
-        case HangClass.BETWEEN_STEPS:
-            return "between two steps"
-        case HangClass.IDLE:
-            return "idle between two steps, in no collective"
-        case HangClass.COLLECTIVE:
-            return (
-                "hung unless a rank on another node is at work, which this node does not see: in "
-                "collectives between two steps"
-            )
-        case HangClass.STARTING:
-            return "in its first steps, and nothing shows whether it compiles or waits"
-        case HangClass.WORKING:
-            return "no step, but its processes are at work"
-        case HangClass.SUSPENDED if whole:
-            return "suspended: all its processes are stopped"
-        case HangClass.SUSPENDED:
-            return "suspended: all its processes here are stopped"
-        case HangClass.DEBUGGER:
-            return "a rank is stopped in a debugger"
-    return cause
+    if cause == HangClass.DESYNC and not named:
+        return _NONE_NAMED[whole]
+    return (whole and _WHOLE.get(cause)) or _EXPLANATIONS.get(cause, cause)
 
 
 class Work(NamedTuple):
@@ -209,6 +177,10 @@ class Work(NamedTuple):
     """Ranks whose GPU is known not to compute."""
     waits: frozenset[int] = frozenset()
     """Those of them whose GPU waits in a kernel: their step has not ended."""
+    awaits: frozenset[int] = frozenset()
+    """Ranks that wait for an answer from outside the job, as of a service that generates rollouts:
+    nobody sees whether it works.
+    """
 
 
 NO_WORK = Work()
@@ -274,8 +246,8 @@ class RankState:
     """Share that its training's thread used; None if unknown."""
     on_gpu: bool = False
     """Whether it trains on a GPU, for which its host may spin."""
-    timeout: int = 0
-    """Seconds after which its collectives time out; 0 if unknown."""
+    timeout: int = TIMEOUT
+    """Seconds after which a watchdog of its own ends it if it hangs."""
     stopped_for: float = 0.0
     """Seconds for which its process has been seen stopped, by a signal or a debugger."""
     phase_seconds: float = 0.0
@@ -345,7 +317,7 @@ class Standstill:
     @property
     def is_pause(self) -> bool:
         """Whether the standstill is no hang."""
-        return self.reason in PAUSES
+        return self.reason not in HANGS
 
     @property
     def teaches(self) -> bool:
@@ -434,10 +406,10 @@ def judge(
 
 def _patience(living: Sequence[RankState], waiting: Mapping[int, str], seen: Work) -> float:
     """Return the seconds that ranks may be overdue while nothing shows that they hang: less than
-    until a collective's time-out ends the job, but for a start that compiles while nobody waits.
+    until the job's own watchdog ends it, but for a start that compiles while nobody waits.
     """
     compiles = seen.computes or any(rank.computes(seen) for rank in living)
-    most = min(PATIENCE, *((rank.timeout or TIMEOUT) - NOTICE for rank in living))
+    most = min(PATIENCE, *(rank.timeout - NOTICE for rank in living))
     if compiles and not waiting and not all(rank.settled for rank in living):
         most = UNKNOWN
     return max(most - max(rank.bound for rank in living), UNEXPLAINED)
@@ -469,7 +441,13 @@ def _between_steps(
     If these are all ranks of the job, none is left that could write a checkpoint or evaluate.
     """
     rest = [rank for rank in living if rank.rank not in waiting]
-    if any(rank.collective or not rank.is_idle(seen) or rank.silence <= IDLE_FOR for rank in rest):
+    if any(
+        rank.rank in seen.awaits
+        or rank.collective
+        or not rank.is_idle(seen)
+        or rank.silence <= IDLE_FOR
+        for rank in rest
+    ):
         return HangClass.BETWEEN_STEPS, patience, []
     if not waiting:
         return HangClass.IDLE, patience, []

@@ -14,7 +14,6 @@ import errno
 import functools
 import logging
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import background, schema, state_file
@@ -51,32 +50,8 @@ MARKED_FLOOR, MARKED_MARGIN = 300.0, 4.0
 
 A checkpoint goes to storage that others use too.
 """
-WINDOW = 6 * 3600.0
-"""Seconds after which a silence may be forgotten; after twice as long it is."""
-
-
-@dataclass(slots=True)
-class _Longest:
-    """The longest silence of the last one to two windows."""
-
-    current: float | None = None
-    before: float | None = None
-    until: float = 0.0
-
-    def add(self, seconds: float, at: float) -> None:
-        """Note a silence that ended `at`."""
-        # Two windows instead of all silences of six hours: only two numbers for each phase, but a
-        # silence is forgotten up to a window late.
-        if at >= self.until:
-            self.before = self.current if at < self.until + WINDOW else None
-            self.current, self.until = None, at + WINDOW
-        self.current = seconds if self.current is None else max(self.current, seconds)
-
-    @property
-    def seconds(self) -> float | None:
-        """The longest silence; None before the first."""
-        known = [seconds for seconds in (self.current, self.before) if seconds is not None]
-        return max(known, default=None)
+HALVED = 12 * 3600.0
+"""Seconds after which a silence counts for half as much: what comes every twelve hours is just usual."""
 
 
 class SilenceBaseline:
@@ -99,7 +74,8 @@ class SilenceBaseline:
         """Time of the last heartbeat."""
         self._overdue = 0.0
         """The last silence in training that was overdue."""
-        self._longest: dict[int, _Longest] = {}
+        self._longest: dict[int, tuple[float, float]] = {}
+        """The longest silence of each phase, and when it ended."""
 
     def hear(self, at: float, step: int, phase: int, *, learn: bool = True) -> None:
         """Learn a silence from a heartbeat heard `at`, not earlier than the previous one.
@@ -112,7 +88,9 @@ class SilenceBaseline:
             usual, self._overdue = min(silence, self._overdue), silence
         self.heard = at
         if learn and usual and (self._phase != Phase.TRAINING or self.knows_training):
-            self._longest.setdefault(self._phase, _Longest()).add(usual, at)
+            longest = self._usual(self._phase)
+            if longest is None or usual >= longest:
+                self._longest[self._phase] = usual, at
         if step < self._step:  # it resumed from a checkpoint: its first steps are slow again
             self._first, self._began = step, at
         self._step, self._phase = step, phase
@@ -126,8 +104,7 @@ class SilenceBaseline:
             "phase": self._phase,
             "silence": now - self.heard,
             "longest": {
-                str(phase): [longest.current, longest.before, now - longest.until]
-                for phase, longest in self._longest.items()
+                str(phase): [seconds, now - at] for phase, (seconds, at) in self._longest.items()
             },
         }
 
@@ -140,15 +117,13 @@ class SilenceBaseline:
         with schema.reading("the baseline"):
             times = [document["began"], document["silence"]]
             longest = dict(document["longest"])
-            known = [
-                seconds for entry in longest.values() for seconds in entry if seconds is not None
-            ]
+            known = [number for entry in longest.values() for number in entry]
             if any(not math.isfinite(seconds) for seconds in (*times, *known)) or min(times) < 0:
                 schema.misfit("a time", "is no number of seconds")
             self = cls(at - float(times[0]), int(document["first"]), int(document["phase"]), floor)
             self._step, self.heard = int(document["step"]), at - float(times[1])
-            for phase, (current, before, until) in longest.items():
-                self._longest[int(phase)] = _Longest(current, before, at - until)
+            for phase, (seconds, ago) in longest.items():
+                self._longest[int(phase)] = float(seconds), at - float(ago)
             return self
 
     def resume(self, at: float, step: int, phase: int) -> None:
@@ -165,8 +140,7 @@ class SilenceBaseline:
     @property
     def bound(self) -> float:
         """Seconds of silence that are still usual in its last known phase."""
-        longest = self._longest.get(self._phase)
-        seconds = longest.seconds if longest is not None else None
+        seconds = self._usual(self._phase)
         if self._phase != Phase.TRAINING:
             return (
                 UNKNOWN
@@ -178,6 +152,13 @@ class SilenceBaseline:
         if seconds is None:  # steps are too fast for each to be seen: their mean has to do
             seconds = (self.heard - self._began) / (self._step - self._first)
         return max(self._floor, MARGIN * min(seconds, LONGEST))
+
+    def _usual(self, phase: int) -> float | None:
+        """Return the longest silence of a phase as it counts at the last heartbeat; None before one."""
+        if phase not in self._longest:
+            return None
+        seconds, at = self._longest[phase]
+        return float(seconds * 0.5 ** (max(0.0, self.heard - at) / HALVED))
 
     def silence(self, now: float) -> float:
         """Return the seconds since the last heartbeat."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.schema import SchemaError
+from dshealthd.jobs.environment import watchdog_seconds
 from dshealthd.jobs.hangs.exits import End
 from dshealthd.jobs.hangs.hang import STOPPED, RankState, operation
 from dshealthd.jobs.hangs.silence import FLOOR, SilenceBaseline
@@ -125,7 +126,7 @@ class Watched:
             cpu=self.share(lambda activity: activity.work_seconds),
             thread_cpu=self.share(lambda activity: activity.thread_seconds),
             on_gpu=self.message.memory is not None,
-            timeout=self.message.timeout,
+            timeout=watchdog_seconds(self.who.process.environment, self.message.timeout),
             stopped_for=0.0 if self.stopped_at is None else clock - self.stopped_at,
             phase_seconds=clock - self.phase_began,
             collective=operation(self.message.collective[0]),

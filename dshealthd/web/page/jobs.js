@@ -6,6 +6,7 @@ import { figure, mark, panel, table } from "./pieces.js";
 import { trend } from "./status.js";
 
 const SLOWER = 1.05; // below this ratio the slowest rank of a job is not worth naming
+const SILENT = 30; // seconds without a heartbeat from which a job that trains is not just training
 const ROOM = 16; // ranks up to which a job's table is open
 
 function hang(job) {
@@ -28,10 +29,16 @@ function stall(job) {
   return h("div", { class: "warn" }, `${words(says)} for ${duration(silent)}${later}`);
 }
 
-// A marked pause instead of the word for it.
-const doing = (job) => (job.state === "paused" && job.stall ? `${words(job.stall.says)} for ${duration(job.stall.silent_seconds)}` : job.state);
+// A marked pause instead of the word for it; and no false calm while no rank is heard.
+function doing(job, now) {
+  if (job.state === "paused" && job.stall) return `${words(job.stall.says)} for ${duration(job.stall.silent_seconds)}`;
+  const silent = now - Math.max(...job.ranks.map((rank) => rank.heartbeat).filter(known));
+  if (job.state !== "training" || !Number.isFinite(silent) || silent < SILENT) return job.state;
+  const bounds = job.ranks.map((rank) => rank.bound_seconds).filter(known);
+  return `no step for ${duration(silent)}${bounds.length ? `, judged from ${duration(Math.max(...bounds))} on` : ""}`;
+}
 
-function one(job) {
+function one(job, now) {
   const { slowest_rank: slowest } = job;
   const ranks = `${job.ranks_here}${known(job.world_size) ? ` of ${job.world_size}` : ""}`;
   const apart = known(job.step_highest) && job.step_highest !== job.step ? `\u2013${count(job.step_highest)}` : "";
@@ -57,7 +64,7 @@ function one(job) {
   return h(
     "div",
     { class: "job" },
-    h("h3", {}, mark(level), job.job, h("span", { class: "unit" }, ` ${doing(job)}`)),
+    h("h3", {}, mark(level), job.job, h("span", { class: "unit" }, ` ${doing(job, now)}`)),
     hang(job),
     stall(job),
     failures.map(({ slug, rank, node }) =>
@@ -96,5 +103,5 @@ function one(job) {
 
 export function jobs(status) {
   const found = status.document.jobs || [];
-  return found.length ? panel(status, "Jobs", plural(found.length, "training job"), [], found.map(one)) : null;
+  return found.length ? panel(status, "Jobs", plural(found.length, "training job"), [], found.map((job) => one(job, status.document.time))) : null;
 }

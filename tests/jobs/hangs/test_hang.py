@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from dshealthd.jobs.environment import TIMEOUT
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.hang import (
     IDLE_FOR,
     NO_WORK,
     NOTICE,
     PATIENCE,
-    TIMEOUT,
     UNEXPLAINED,
     Culprit,
     HangClass,
@@ -283,6 +283,7 @@ HEALTHY: dict[str, tuple[dict[str, object], Work]] = {
     "uploads one": ({"collective": ""}, Work("it sends or receives over the network")),
     "gathers a large tensor": ({}, Work("it sends or receives over the network")),
     "gets no CPU": ({"collective": "", "cpu": 0.9}, NO_WORK),
+    "waits for a service's rollouts": ({"collective": ""}, Work(awaits=frozenset({1}))),
     "runs at some percent": ({"collective": "", "thread_cpu": 0.03}, NO_WORK),
 }
 
@@ -299,6 +300,28 @@ def test_healthy_ranks_that_others_wait_for(name: str) -> None:
     ]
     still = found(states, seen)
     assert (still.is_pause, still.culprits) == (True, ())
+
+
+def test_an_upload_by_one_rank() -> None:
+    """Rank 0 sends a checkpoint to an object store while the others, on its node and on another, wait on
+    their GPUs: its node shows a job at work while the bytes move, and then one that hangs unless the
+    other is at work. What the rules make of it is in tests/symptoms/training-hang-job.yml.
+    """
+    rank = replace(WAITS, stage=INPUT, on_gpu=True, world_size=4, **LATE)  # type: ignore[arg-type] # fields of it
+    here, there = ([replace(rank, rank=number) for number in node] for node in ((0, 1), (2, 3)))
+    sends = Work("it sends", still=frozenset({0, 1}), waits=frozenset({1}))
+    assert (found(here, sends).reason, found(here, sends).waiting) == (
+        HangClass.WORKING,
+        {1: "kernel"},
+    )
+    stuck = sends._replace(says="")
+    assert (found(here, stuck).reason, found(here, stuck).shown) == (HangClass.COLLECTIVE, False)
+    waits = found(there, Work(still=frozenset({2, 3}), waits=frozenset({2, 3})))
+    assert (waits.reason, waits.hold, waits.waiting) == (
+        HangClass.WAITING,
+        UNEXPLAINED,
+        {2: "kernel", 3: "kernel"},
+    )
 
 
 def test_rollouts_that_take_as_long_each_time() -> None:
@@ -358,7 +381,8 @@ def test_patience_with_who_computes_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("timeout", "silence"), [(0, 540.0), (300, 240.0), (1800, PATIENCE), (60, FLOOR + UNEXPLAINED)]
+    ("timeout", "silence"),
+    [(TIMEOUT, 540.0), (300, 240.0), (1800, PATIENCE), (60, FLOOR + UNEXPLAINED)],
 )
 def test_patience_ends_before_the_watchdog(timeout: int, silence: float) -> None:
     """A hang is shown before a collective's time-out ends the job, where that is not too soon."""

@@ -5,6 +5,7 @@ No healthy history is ever overdue, and a stop is found in bounded time.
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,11 +13,11 @@ from dshealthd.jobs.hangs.silence import (
     FIRST,
     FIRST_STEPS,
     FLOOR,
+    HALVED,
     LONGEST,
     MARGIN,
     MARKED_FLOOR,
     UNKNOWN,
-    WINDOW,
     SilenceBaseline,
 )
 from dshealthd.training.message import Phase
@@ -142,16 +143,18 @@ def test_a_hang_of_slow_steps() -> None:
     assert baseline.bound > MARGIN * 100.0
 
 
-def test_a_long_silence_is_forgotten() -> None:
-    """What has not come again for a day is usual no longer."""
+@pytest.mark.parametrize(("hours", "bound"), [(6, 282.8), (12, 200.0), (24, 100.0), (120, 40.0)])
+def test_a_long_silence_is_forgotten(hours: float, bound: float) -> None:
+    """What has not come again counts for half as much after half a day, until others are longer."""
     baseline, now, step = trained(0.5)
     for _ in range(2):
         now, step = now + 200.0, step + 1
         baseline.hear(now, step, Phase.TRAINING)
-    for _ in range(round(2 * WINDOW / 20.0) + 1):
+    for _ in range(round(hours * 3600.0 / 20.0)):
         now, step = now + 20.0, step + 1
         baseline.hear(now, step, Phase.TRAINING)
-    assert baseline.bound == MARGIN * 20.0
+    assert baseline.bound == pytest.approx(bound, rel=0.001)
+    assert HALVED == 12 * 3600.0
 
 
 def test_a_marked_phase_has_a_range_of_its_own() -> None:
@@ -162,7 +165,7 @@ def test_a_marked_phase_has_a_range_of_its_own() -> None:
     baseline.hear(now + 200.1, step, Phase.TRAINING)
     assert baseline.bound == FLOOR
     baseline.hear(now + 201.0, step, Phase.EVALUATION)
-    assert baseline.bound == 800.0
+    assert baseline.bound == pytest.approx(800.0, rel=1e-4)
     baseline.hear(now + 202.0, step, Phase.CHECKPOINT)
     assert baseline.bound == UNKNOWN
 

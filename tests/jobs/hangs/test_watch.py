@@ -135,6 +135,20 @@ def test_silence(scene: Scene) -> None:
     )
 
 
+def test_a_watchdog_of_its_own(scene: Scene) -> None:
+    """When a job ends itself, its process group tells, and its environment may tell an earlier time."""
+    identity, message = scene.present[JOB, 0]
+    process = dataclasses.replace(
+        identity.process, environment={**TORCH, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "120"}
+    )
+    for told, seconds in ((60, 60), (300, 120)):
+        of_rank = dataclasses.replace(identity, process=process), message._replace(timeout=told)
+        scene.present[JOB, 0] = of_rank
+        scene.step(0)
+        scene.look()
+        assert scene.rank(0).timeout == seconds
+
+
 def test_when_a_step_was_made(scene: Scene) -> None:
     """Silence is counted from the step itself and not from when the agent saw it."""
     scene.now += 0.2

@@ -1,0 +1,115 @@
+"""For whose answer a process waits, of genuine processes."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.core.host import Host
+from dshealthd.linux.socket_waits import awaited
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+START = """
+import os, select, socket, sys, threading, time
+connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+pipe = os.pipe()
+def poll(descriptor):
+    polled = select.poll()
+    polled.register(descriptor, select.POLLIN)
+    polled.poll()
+def epoll(descriptor):
+    polled = select.epoll()
+    polled.register(descriptor, select.EPOLLIN)
+    polled.poll()
+print(flush=True)
+"""
+WAITS = {
+    "as requests does": "connection.recv(1)",
+    "with a time-out, as httpx does": "connection.settimeout(900); connection.recv(1)",
+    "in a loop of events, as aiohttp does": "epoll(connection)",
+}
+OTHERS = {
+    "its data loader": "poll(pipe[0])",
+    "another thread": "threading.Semaphore(0).acquire()",
+    "nobody": "time.sleep(900)",
+    "a loop of events without connections": "epoll(pipe[0])",
+}
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@contextmanager
+def waiting(program: str, address: str = "127.0.0.1") -> Iterator[tuple[int, int, socket.socket]]:
+    """Yield the pid of a process that waits, and the port and the server's end of its connection."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as server:
+        port = server.getsockname()[1]
+        command = [sys.executable, "-c", START + program, address, str(port)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            connection, _ = server.accept()
+            with connection:
+                assert process.stdout is not None
+                process.stdout.readline()
+                asleep = Path(f"/proc/{process.pid}/stat")
+                wait(lambda: asleep.read_text().rpartition(")")[2].split()[0] == "S")
+                yield process.pid, port, connection
+            process.kill()
+
+
+@pytest.mark.parametrize("program", WAITS.values(), ids=list(WAITS))
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_connection(program: str, address: str) -> None:
+    """A process that waits for data over TCP tells from whom, however it waits."""
+    with waiting(program, address) as (pid, port, _):
+        shown = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        wait(lambda: {key: str(end) for key, end in awaited(Host(), [pid]).items()} == {pid: shown})
+
+
+@pytest.mark.parametrize("program", OTHERS.values(), ids=list(OTHERS))
+def test_others(program: str) -> None:
+    """One that waits for something else has a connection as well."""
+    with waiting(program) as (pid, _, _):
+        assert awaited(Host(), [pid]) == {}
+
+
+def test_an_end_that_acknowledges_nothing() -> None:
+    """Who waits for a peer that does not take what it is sent waits for no answer."""
+    program = "connection.setblocking(False)\ntry:\n while True: connection.send(bytes(65536))\n"
+    program += "except BlockingIOError: pass\nconnection.setblocking(True); connection.recv(1)"
+    with waiting(program) as (pid, _, connection):
+        assert awaited(Host(), [pid]) == {}
+        connection.settimeout(0.0)
+
+        def drained() -> bool:
+            try:
+                while connection.recv(1 << 20):
+                    pass
+            except BlockingIOError:
+                return pid in awaited(Host(), [pid])
+            return False
+
+        wait(drained)
+
+
+def test_what_is_gone_or_denied(tmp_path: Path) -> None:
+    """Nothing is known of a process that has ended, that may not be traced, or that runs."""
+    (tmp_path / "10").mkdir()
+    for text in (None, "running\n", "-1 0x7ffe 0x7f2a\n", "a 1 2\n"):
+        if text is not None:
+            (tmp_path / "10" / "syscall").write_text(text)
+        assert awaited(Host(procfs=tmp_path), [10, 11]) == {}
