@@ -186,7 +186,7 @@ def _finding_rules(
 def _step(entry: FindingType | Alert, known: str = "") -> str:
     """Return the template of a first step, by the case that is `known` or that the labels tell."""
     cases = "".join(
-        f'{{{{ {"else " if place else ""}if eq $case "{case}" }}}}{template(step)}'
+        f'{{{{ {"else " if place else ""}if match "^{case}" $case }}}}{template(step)}'
         for place, (case, step) in enumerate(entry.steps.items())
     )
     if not cases:

@@ -59,7 +59,7 @@ def found(sign: Sign, node: str, limits: Limits, rule: str = "") -> Finding:
     limit, limit_source = sign.limit, sign.limit_source
     if isinstance(limit, str):
         limit_source, limit = source(limit), float(getattr(limits, limit))
-    step = kind.steps.get(sign.case or sign.reason, kind.step)
+    step = kind.first_step(sign.case or sign.reason)
     return Finding(
         slug=entry.slug,
         alert=sign.alert,

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     Key = tuple[str, str, str, str]
 
 
+MAX_WATCHED = 20
+"""Most signs shown that are no findings yet; a node has as many only while everything breaks."""
+
+
 @dataclass(slots=True)
 class Episode:
     """One sign over time. It is a finding from `opened` on."""
@@ -102,6 +106,17 @@ class Episodes:
                 for episode in self._episodes.values()
                 if episode.opened and now - episode.began >= episode.finding.hold_seconds
             ).findings
+        )
+
+    def watched(self, now: float, wall: float) -> tuple[Finding, ...]:
+        """Return the signs that have not lasted for their hold, those first that soon will have.
+
+        They are `since` the first judgement that saw them, as their hold is.
+        """
+        held = [episode for episode in self._episodes.values() if not episode.opened]
+        return tuple(
+            dataclasses.replace(episode.finding, since=wall - (now - episode.began))
+            for episode in sorted(held, key=self._end)[:MAX_WATCHED]
         )
 
     def open_at(self, finding: Finding, now: float) -> bool:

@@ -179,6 +179,8 @@ class Verdict:
     """All findings of one moment, worst first."""
 
     findings: tuple[Finding, ...]
+    watched: tuple[Finding, ...] = ()
+    """Signs that are no findings yet, as they have not lasted for their hold; they decide nothing."""
 
     @classmethod
     def of(cls, findings: Iterable[Finding]) -> Verdict:
@@ -198,6 +200,7 @@ class Verdict:
             "schema": SCHEMA,
             "verdict": str(self.state),
             "findings": [finding.document() for finding in self.findings],
+            "watched": [finding.document() for finding in self.watched],
         }
 
 

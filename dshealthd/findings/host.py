@@ -17,14 +17,19 @@ REFUSED = (
     "ended, or is on another node"
 )
 BUSY, NEAR = "DshealthdRendezvousPortsBusy", "DshealthdHostLimitNear"
-UNREACHABLE, ERROR = "DshealthdRendezvousUnreachable", "DshealthdHostErrors"
+ERROR = "DshealthdHostErrors"
+MEET = "DshealthdRanksDoNotMeet"
+UNREACHABLE = "its MASTER_ADDR cannot be reached:"
 OUTCOMES = {
-    "timed_out": "no answer, as when a firewall drops packets",
-    "unreachable": "no route, or a firewall that rejects",
-    "name_unknown": "the name does not resolve there",
-    "failed": "the connection fails",
+    "refused": REFUSED,
+    "timed_out": f"{UNREACHABLE} no answer, as when a firewall drops packets",
+    "unreachable": f"{UNREACHABLE} no route, or a firewall that rejects",
+    "name_unknown": f"{UNREACHABLE} the name does not resolve there",
+    "failed": f"{UNREACHABLE} the connection fails",
 }
-"""Why ranks cannot reach their master, by the outcome of the agent's own attempt."""
+"""Why ranks do not meet their master, by the outcome of the agent's own attempt."""
+LOADS = 900.0
+"""Seconds for which rank 0 may load before it calls init_process_group, and listens."""
 
 
 HOUR, DAY = 3600.0, 86400.0
@@ -203,8 +208,8 @@ def rendezvous(series: Series, _wall: float) -> Iterator[Sign]:
     unanswered = series.value(name, state="syn_sent")
     if unanswered:
         yield Sign(
-            UNREACHABLE,
-            "packets are dropped on the way, or MASTER_ADDR is wrong",
+            MEET,
+            f"{UNREACHABLE} packets are dropped on the way, or it is wrong",
             part="a job",
             hold=75.0,
             value=unanswered,
@@ -213,17 +218,15 @@ def rendezvous(series: Series, _wall: float) -> Iterator[Sign]:
     name = "job_master_connection"
     for labels, value in series(name):
         outcome = labels["outcome"]
-        if value == 1 and outcome in {*OUTCOMES, "refused"}:
+        if value == 1 and outcome in OUTCOMES:
             refused = outcome == "refused"
-            # Rank 0 listens only once it calls init_process_group: loading before that may take
-            # minutes.
             yield Sign(
-                "DshealthdRanksStuckAtInit" if refused else UNREACHABLE,
-                REFUSED if refused else OUTCOMES[outcome],
+                MEET,
+                OUTCOMES[outcome],
                 job=labels["training_job"],
                 source=name,
-                apart="rank 0" if refused else "",
-                hold=900.0 if refused else None,
+                apart="rank 0" if refused else "master",
+                hold=LOADS if refused else None,
             )
 
 

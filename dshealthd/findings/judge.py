@@ -7,6 +7,7 @@ findings.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import math
@@ -148,7 +149,8 @@ class Judge:
             node, _ = self._names()
             why = "the last judgement failed by a defect; the log has it"
             found.append(unread(self.name, "", Reason.INTERNAL, why, node))
-        return Verdict.of(found)
+        watched = self._episodes.watched(self._monotonic(), self._wall())
+        return dataclasses.replace(Verdict.of(found), watched=watched)
 
     @property
     def unready(self) -> str:

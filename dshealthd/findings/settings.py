@@ -120,7 +120,7 @@ def placement(series: Series, _wall: float) -> Iterator[Sign]:
         for job, problem in rule(series):
             found.setdefault(job, set()).add(problem)
     for job, problems in found.items():
-        alert, value = "DshealthdRankAssignment", float(len(problems))
+        alert, value = "DshealthdRanksDoNotMeet", float(len(problems))
         yield _of_job(alert, job, problems, value, "job_processes")
 
 

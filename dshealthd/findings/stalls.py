@@ -104,8 +104,15 @@ def arrivals(series: Series, _wall: float) -> Iterator[Sign]:
         if count > 0 and not any(series("job_step", training_job=job)):
             named = several(_troubles(series, job)) or "NCCL names none in trouble"
             reason = "its ranks have been initializing a communicator for minutes, without a step"
-            alert = "DshealthdRanksStuckAtInit"
-            yield Sign(alert, f"{reason}: {named}", job=job, value=count, source=name)
+            yield Sign(
+                "DshealthdRanksDoNotMeet",
+                f"{reason}: {named}",
+                job=job,
+                value=count,
+                source=name,
+                apart="communicator",
+                hold=300.0,
+            )
 
 
 def judged_by_heartbeats(series: Series, job: str) -> bool:

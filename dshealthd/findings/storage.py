@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.gpus import HUNG
-from dshealthd.findings.series import RECENT, by, each_over, logged, over, share, short_name
+from dshealthd.findings.series import RECENT, by, each, each_over, logged, over, share, short_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ NVME = {
     "nvme_timeout": "does not answer in time",
 }
 TROUBLE, HANGS = "DshealthdStorageTrouble", "hangs"
-FULL, FILLING = "DshealthdFilesystemFull", "DshealthdFilesystemFilling"
+FULL = "DshealthdFilesystemFull"
 FREE = "filesystem_free_bytes"
 HALF_A_MINUTE, MINUTES_5, MINUTES_15 = 30.0, 300.0, 900.0
 HOUR, DAY = 3600.0, 86400.0
@@ -78,7 +78,7 @@ def space(series: Series, _wall: float) -> Iterator[Sign]:
     for labels, value in series("path_failing", reason=NO_SPACE):
         if value == 1 and labels["path"] not in apart:
             used = _used(series, labels["path"])
-            reason = "a write found no space, or its quota used up"
+            reason = "had no space for a write, or its quota is used up"
             yield Sign(FULL, reason, labels, value=used, source="path_failing")
     highest = by(series.highest(FREE, DAY), "path", max)
     for labels, free in series(FREE):
@@ -94,16 +94,18 @@ def space(series: Series, _wall: float) -> Iterator[Sign]:
         crowded = free < series.limits.filesystem_free_bytes
         no_inodes = inodes is not None and 1 - inodes > series.limits.filesystem_used_critical_ratio
         limit = "filesystem_used_critical_ratio"
-        reason = "nearly all of its space or inodes are in use"
+        reason = "has nearly all of its space or inodes in use"
         full = over(series, FULL, used, limit, FREE, reason, labels)
         signs = [*full] if crowded or no_inodes else []
-        limit = "filesystem_used_ratio"
         yield from signs
         # A large file system has room for days even then, if it is not being filled.
         filled = highest.get(path, free) - free
         room = free >= max(series.limits.filesystem_free_bytes, filled * WEEKEND)
         if not signs and (not room or (inodes is not None and 1 - inodes == used)):
-            yield from over(series, FILLING, used, limit, FREE, labels=labels)
+            limit = "filesystem_used_ratio"
+            reason = "is filling up: most of its space or inodes are in use"
+            filling = over(series, FULL, used, limit, FREE, reason, labels)
+            yield from each(filling, mild=True, apart="filling", hold=MINUTES_5)
     yield from _soon(series, apart)
     yield from _shared_memory(series)
 
@@ -132,9 +134,12 @@ def _soon(series: Series, apart: set[str]) -> Iterator[Sign]:
         seconds = free / (highest - free) * HOUR
         if seconds < series.limits.filesystem_full_seconds:
             yield Sign(
-                FILLING,
-                ", and will be full within hours at the rate of the last one",
+                FULL,
+                "is filling up: it will be full within hours at the rate of the last one",
                 labels,
+                mild=True,
+                apart="filling",
+                hold=MINUTES_5,
                 value=_used(series, labels["path"]),
                 limit="filesystem_full_seconds",
                 source=FREE,
@@ -242,7 +247,7 @@ def checkpoints(series: Series, _wall: float) -> Iterator[Sign]:
         if needed is not None and free < needed:
             yield Sign(
                 FULL,
-                "less is free than its last checkpoints took",
+                "has less free than the last ones took",
                 job=labels["training_job"],
                 part=f"the checkpoint path of {labels['training_job']}",
                 hold=MINUTES_5,

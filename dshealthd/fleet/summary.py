@@ -73,6 +73,8 @@ def summary(verdict: Verdict, jobs: Iterable[Mapping[str, Any]]) -> dict[str, An
         ],
         "jobs": list(told),
     }
+    if verdict.watched:
+        whole["watched"] = len(verdict.watched)
     if why := [f"{one['part']}: {one['reason']}" for one in left_out.document()]:
         whole["left_out"] = [*map(summary_text, why)]
     return whole

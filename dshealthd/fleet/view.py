@@ -429,6 +429,6 @@ def _node(name: str, leaf: str, answer: MemberAnswer | None, state: str) -> dict
     entry = answer.summary
     return node | {
         name: entry[name]
-        for name in ("version", "problems", "unreadable", "findings")
+        for name in ("version", "problems", "unreadable", "watched", "findings")
         if entry.get(name)
     }

@@ -231,6 +231,7 @@ STATUS = _record(
         "collectors": Array(_COLLECTOR, MANY),
         "metrics": SampleList(),
     },
+    watched=Array(_FINDING, MANY),
     probe=OrNull(_PROBE),
     left_out=Array(_record(dict.fromkeys(("part", "reason"), TEXT)), MANY),
 )

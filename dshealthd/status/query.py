@@ -44,7 +44,7 @@ class AgentAnswer:
 
     def report(self) -> dict[str, Any]:
         """Return an agent's answer for `--json`."""
-        keys = ("version", "time", "findings", "jobs", "probe")
+        keys = ("version", "time", "findings", "watched", "jobs", "probe")
         return {
             "node": self.name,
             "url": self.url,

@@ -28,6 +28,11 @@ def node(answer: AgentAnswer, paint: Paint) -> Iterator[str]:
     document = answer.document
     for finding in document["findings"]:
         yield from _finding(finding, answer, paint)
+    for sign in document.get("watched", ()):
+        seconds = document["time"] - (sign["since"] or document["time"])
+        part, summary = printable(sign["part"] or "this node"), printable(sign["summary"])
+        hold = duration(sign["hold_seconds"])
+        yield f"  watched   {part}: {summary} (for {duration(seconds)}; a finding after {hold})"
     for title, lines in (
         ("GPUs", list(_gpus(document))),
         ("Links", list(_links(document))),
@@ -63,7 +68,8 @@ def _headline(answer: AgentAnswer) -> str:
     if unread:
         parts.append(f"{plural(unread, 'source')} not readable")
     read = sum(one["state"] == "ok" for one in answer.document["collectors"])
-    return ", ".join(parts) or f"healthy, {plural(read, 'collector')} OK"
+    so_far = " so far" if answer.document.get("watched") else ""
+    return ", ".join(parts) or f"healthy{so_far}, {plural(read, 'collector')} OK"
 
 
 def _finding(finding: Mapping[str, Any], answer: AgentAnswer, paint: Paint) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from dshealthd.symptoms import sentence
 
-COMPONENTS = ("node", "gpu", "nic", "link", "nvlink_domain", "leaf", "path", "job", "fleet")
+COMPONENTS = ("node", "gpu", "nic", "link", "leaf", "path", "job", "fleet")
 SECTIONS = ("Meaning", "Confirm", "Remedy")
 ADVICE = "Common advice, checked"
 """The optional section that checks what articles recommend against the libraries."""
@@ -152,11 +152,17 @@ class FindingType:
     audience: Literal["operator", "owner"] = "operator"
     """Who can fix it: the operator of the cluster, or the owner of the training job."""
     steps: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """What to do first in some cases, in place of `step`; the rule's labels `reason`, or else
-    `class`, tell the case.
+    """What to do first in some cases, in place of `step`, by how the rule's label `reason` begins,
+    or else `class`.
     """
     rule: FleetRule | None = None
     """How several nodes decide; None if the alert is each node's finding."""
+
+    def first_step(self, case: str) -> str:
+        """Return what to do first in a case."""
+        return next(
+            (step for known, step in self.steps.items() if case.startswith(known)), self.step
+        )
 
     @property
     def severity(self) -> str:

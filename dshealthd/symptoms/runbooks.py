@@ -96,21 +96,25 @@ def render(symptom: Symptom) -> str:
 def _lines(symptom: Symptom) -> Iterator[str]:
     yield f"# {symptom.title}"
     yield ""
-    steps = {**{each.name: step(each) for each in symptom.findings}}
-    steps |= {alert.name: first_step(alert) for alert in symptom.alerts}
-    if steps:
+    # A finding and an alert, or two alerts, of one name are one thing under two points of view.
+    alerts: dict[str, list[str]] = {}
+    for alert in symptom.entries:
+        owner = ", the job's owner" if alert.audience == "owner" else ""
+        text = step(alert) if isinstance(alert, FindingType) else first_step(alert)
+        alerts.setdefault(alert.name, []).extend(
+            (f"{alert.summary} ({_told(alert)}{owner}).", "", text, "")
+        )
+    if alerts:
         yield "## What to do now"
         yield ""
-        for alert in symptom.entries:
-            told = _told(alert)
-            owner = ", the job's owner" if alert.audience == "owner" else ""
-            yield f"### {alert.name}"
-            yield f"{alert.summary} ({told}{owner})."
-            yield ""
-            yield steps[alert.name]
-            yield ""
+        for name, texts in alerts.items():
+            yield f"### {name}"
+            yield from texts
         if any(
-            place in text for text in steps.values() for place in ("NODE", "GPU", "JOB", "PART")
+            place in text
+            for texts in alerts.values()
+            for text in texts
+            for place in ("NODE", "GPU", "JOB", "PART")
         ):
             yield "Words in capitals are the labels of the alert: `NODE`, `GPU`, `JOB`, `PART`."
             yield ""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Labels = dict[str, str]
 
-NETWORK = ("bad-link", "nccl-timeout", "rendezvous-unreachable", "slow-communication", "straggler")
+NETWORK = ("bad-link", "nccl-timeout", "slow-communication", "straggler")
 
 
 def alert(
@@ -179,19 +179,6 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
         ],
         [alert("training-slow", "warning", "job", training_job="slurm-7")],
     ),
-    "an NVLink domain off its fabric, over its nodes and not over those of another": (
-        [
-            alert(
-                "bad-link",
-                component="nvlink_domain",
-                alertname="DshealthdNvlinkDomainUnhealthy",
-                part="d/7",
-            ),
-            alert("bad-link", node="b", alertname="DshealthdNvlinkFabricUnhealthy", part="d/8"),
-            alert("bad-link", node="c", alertname="DshealthdNvlinkFabricUnhealthy"),
-        ],
-        [alert("bad-link", node="a", alertname="DshealthdNvlinkFabricUnhealthy", part="d/7")],
-    ),
     "a leaf switch over its nodes and the ways to them": (
         [
             alert("bad-link", component="leaf", leaf="l1"),
@@ -328,7 +315,7 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
     ),
     "a disk that is filling, over nothing": (
         [
-            path("DshealthdFilesystemFilling", "/data", "warning"),
+            path("DshealthdFilesystemFull", "/data", "warning", reason="is filling up: soon"),
             path("DshealthdPathFailing", "/data"),
         ],
         [],

@@ -79,6 +79,10 @@ def test_loopback_that_is_down() -> None:
         assert outcomes(resources.LOOPBACK, look("loopback")) == ["ok"]
 
 
+OF_JOBS = ("rendezvous", "job_environment", "nccl_ras")
+"""Collectors that tell whether the ranks of jobs meet."""
+
+
 @pytest.mark.usefixtures("_namespace")
 def test_master_that_does_not_answer() -> None:
     """A connection to a rendezvous port whose packets are dropped waits in SYN_SENT."""
@@ -88,16 +92,16 @@ def test_master_that_does_not_answer() -> None:
     ip("link set far1 up")
     # Known to the kernel, which otherwise gives up to resolve the address after three seconds.
     ip("neighbour add 10.9.0.2 lladdr 02:00:00:00:00:02 dev far0")
-    assert outcomes(rendezvous.RENDEZVOUS_CONNECTIONS, look("rendezvous")) == ["ok"]
+    assert outcomes(rendezvous.JOB_RENDEZVOUS, look(*OF_JOBS)) == ["ok"]
     with socket.socket() as client:
         client.settimeout(0)
         client.connect_ex(("10.9.0.2", PORT))
-        (found,) = results(rendezvous.RENDEZVOUS_CONNECTIONS, look("rendezvous"))
-    assert rendezvous.RENDEZVOUS_CONNECTIONS.slug == "rendezvous-unreachable"
+        (found,) = results(rendezvous.JOB_RENDEZVOUS, look(*OF_JOBS))
+    assert rendezvous.JOB_RENDEZVOUS.slug == "ranks-stuck-at-init"
     assert found.outcome.value == "warning"
     ip("addr add 10.9.0.2/24 dev lo")  # the way there works again
     with listener("10.9.0.2", PORT) as master, socket.create_connection(master.getsockname(), 20):
-        assert outcomes(rendezvous.RENDEZVOUS_CONNECTIONS, look("rendezvous")) == ["ok"]
+        assert outcomes(rendezvous.JOB_RENDEZVOUS, look(*OF_JOBS)) == ["ok"]
 
 
 @pytest.mark.usefixtures("_namespace")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.doctor.node import running_jobs
+from dshealthd.doctor.node import rendezvous, running_jobs
 from tests.doctor.looks import look, results
 from tests.doctor.test_snapshot_checks import seen
 
@@ -69,13 +69,13 @@ def test_ranks_devices_and_variables(make_machine: Callable[..., Machine]) -> No
         found = {
             check.name: (check.slug, [one.outcome.value for one in of_the_job(check, context)])
             for check in (
-                running_jobs.JOB_RANKS,
+                rendezvous.JOB_RENDEZVOUS,
                 running_jobs.JOB_DEVICES,
                 running_jobs.JOB_NCCL_SETTINGS,
             )
         }
     assert found == {
-        "job-ranks": ("rendezvous-env-mismatch", ["warning"]),
+        "job-rendezvous": ("ranks-stuck-at-init", ["warning"]),
         "job-devices": ("device-ordinal", ["warning"]),
         "job-nccl-settings": ("nccl-environment", ["warning", "warning"]),
     }
@@ -88,7 +88,7 @@ def test_ranks_devices_and_variables(make_machine: Callable[..., Machine]) -> No
             point for point in context.series("job_ranks") if JOB in point.labels["training_job"]
         ]
         for check in (
-            running_jobs.JOB_RANKS,
+            rendezvous.JOB_RENDEZVOUS,
             running_jobs.JOB_DEVICES,
             running_jobs.JOB_NCCL_SETTINGS,
         ):

@@ -88,7 +88,6 @@ WELL: dict[SnapshotCheck, Scene] = {
         ("filesystem_size_bytes", 1e12, "/dev/shm"),
         ("filesystem_free_bytes", 1e12, "/dev/shm"),
     ),
-    running_jobs.ARRIVALS: (),
     running_jobs.COLLECTIVES: (),
     running_jobs.JOB_CPUS: (("gpu_compute_processes", 1, "0", "GPU-0"),),
     running_jobs.JOB_ENDS: (),
@@ -132,7 +131,7 @@ def test_findings_of_an_agent(check: SnapshotCheck) -> None:
         (agent.PROBE_ROUNDS, (("probe_up", 0),), "do not run", "probes run"),
         (agent.AGENT, (("config_last_reload_successful", 0),), "not: configuration", "every"),
         (
-            rendezvous.RENDEZVOUS_CONNECTIONS,
+            rendezvous.JOB_RENDEZVOUS,
             (("rendezvous_client_sockets", 2, "syn_sent"),),
             "2 waiting for an answer",
             "none",

@@ -91,7 +91,12 @@ def test_jobs_and_their_slowest_ranks() -> None:
 
 def test_ok() -> None:
     """A node of which everything was read and nothing is wrong is ok."""
-    assert verdict(gpus()).document() == {"schema": 1, "verdict": "ok", "findings": []}
+    assert verdict(gpus()).document() == {
+        "schema": 1,
+        "verdict": "ok",
+        "findings": [],
+        "watched": [],
+    }
 
 
 def test_unknown_is_neither_ok_nor_a_warning() -> None:

@@ -36,6 +36,23 @@ def test_interrupted_sign_begins_anew() -> None:
     assert episodes.verdict().findings[0].since == 1008.0
 
 
+def test_a_sign_is_watched_until_it_is_a_finding() -> None:
+    """What is held is told with the time since when it is seen, the first to be a finding first, and
+    decides nothing; once it is a finding, or gone, it is watched no more.
+    """
+    episodes = Episodes()
+    episodes.update([sign("GPU 3", hold=30), sign("GPU 4", hold=60)], 0.0, 1000.0)
+    episodes.update([sign("GPU 3", hold=30), sign("GPU 5", hold=10, since=7.0)], 12.0, 1012.0)
+    watched = episodes.watched(13.0, 1013.0)
+    assert [(one.part, one.since, one.hold_seconds) for one in watched] == [
+        ("GPU 5", 1012.0, 10.0),
+        ("GPU 3", 1000.0, 30.0),
+    ]
+    assert episodes.verdict().state is State.OK
+    episodes.update([sign("GPU 3", hold=30)], 30.0, 1030.0)
+    assert (parts(episodes), episodes.watched(30.0, 1030.0)) == (["GPU 3"], ())
+
+
 def test_finding_remains_for_its_keep() -> None:
     """A finding ends when its sign has been gone for its keep; a gap in between does not end it."""
     episodes = Episodes()

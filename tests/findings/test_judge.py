@@ -124,6 +124,17 @@ def test_finding_is_exported_while_it_lasts() -> None:
     assert FINDING not in {sample.metric for sample in node.judge.samples()}
 
 
+def test_a_held_sign_is_watched_and_not_exported() -> None:
+    """Whoever reads the verdict sees what is coming; no alert does."""
+    node = Node()
+    node.over(0.9, 10)
+    (sign,) = node.judge.verdict.watched
+    assert (sign.part, sign.hold_seconds, node.found()) == ("the system", 30.0, [])
+    assert FINDING not in {sample.metric for sample in node.judge.samples()}
+    node.over(0.9)
+    assert node.judge.verdict.watched == ()
+
+
 def test_nothing_is_exported_before_the_first_judgement() -> None:
     """An agent that has judged nothing claims no health."""
     assert list(Node().judge.samples()) == []

@@ -51,6 +51,14 @@ def test_a_few_hundred_bytes() -> None:
     assert told["jobs"][0]["culprits"] == (9,)
 
 
+def test_a_sign_that_is_watched_is_told() -> None:
+    """Others do not take a node for healthy on which something may be about to be found."""
+    told = summary(Verdict((), (finding(),)), [])
+    assert (told["verdict"], told["watched"]) == ("ok", 1)
+    assert schema.loads(schema.dumps(told, ANSWER), ANSWER)["watched"] == 1
+    assert "watched" not in summary(Verdict(()), [])
+
+
 def test_a_pause_is_told_with_its_cause() -> None:
     """Others can tell a checkpoint from a hang, and no culprit comes with it."""
     stall = {"cause": "checkpoint", "says": "checkpoint"}

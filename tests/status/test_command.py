@@ -156,6 +156,22 @@ def test_a_finding_leads_on(capsys: pytest.CaptureFixture[str]) -> None:
         assert b"## Remedy" in Client(asked).get("/runbooks/gpu-lost")
 
 
+def test_a_sign_that_is_no_finding_yet_is_watched(capsys: pytest.CaptureFixture[str]) -> None:
+    """A port that is down for 12 s of 30 is told with both, and leaves the exit status alone."""
+    down = {"part": "mlx5_1/1", "summary": "A fabric port is down", "hold_seconds": 30.0}
+    made = snapshot(*HEALTHY)
+    now = time.time()
+    more = {"time": now, "watched": [finding(**down, since=now - 12)]}
+    with serving(made, more=more) as served:
+        assert run("status", f"127.0.0.1:{served.port}") == 0
+        said = capsys.readouterr().out
+        assert "OK  healthy so far, 1 collector OK" in said
+        assert "watched   mlx5_1/1: A fabric port is down (for 12 s; a finding after 30 s)" in said
+        assert run("status", "--json", f"127.0.0.1:{served.port}") == 0
+    (node,) = json.loads(capsys.readouterr().out)["nodes"]
+    assert (node["verdict"], node["watched"][0]["part"]) == ("ok", "mlx5_1/1")
+
+
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     """`--json` is one document with a version, and has the same exit status."""
     with serving(snapshot(*HEALTHY, *HUNG)) as served:

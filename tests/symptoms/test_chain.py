@@ -50,7 +50,7 @@ def test_ranks_share_a_gpu(tmp_path: Path) -> None:
         machine.simulator.set(0, "processes", f"{one}:1000000, {two}:1000000")
         machine.simulator.set(1, "processes", "")
         ill = machine.scrape()
-    leads_to("DshealthdRankAssignment", well, ill, tmp_path, job=NAME)
+    leads_to("DshealthdRanksDoNotMeet", well, ill, tmp_path, job=NAME)
 
 
 def test_p2p_disabled(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_master_unreachable(tmp_path: Path) -> None:
             well = machine.scrape()
         with rank(JOB, 1, MASTER_ADDR="192.0.2.1"):
             ill = machine.scrape()
-    leads_to("DshealthdRendezvousUnreachable", well, ill, tmp_path, job=NAME)
+    leads_to("DshealthdRanksDoNotMeet", well, ill, tmp_path, job=NAME)
 
 
 def test_ranks_in_init(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_ranks_in_init(tmp_path: Path) -> None:
         finally:
             process.close()
     well, ill = texts
-    leads_to("DshealthdRanksStuckAtInit", well, ill, tmp_path, job=NAME)
+    leads_to("DshealthdRanksDoNotMeet", well, ill, tmp_path, job=NAME)
 
 
 def test_memory_held_idle(tmp_path: Path) -> None:
@@ -271,4 +271,4 @@ def test_job_of_two_versions(tmp_path: Path) -> None:
             texts.append(machine.scrape())
     one, other = texts
     nodes = {"node-1": (one, one), "node-2": (one, other)}
-    assert fires("DshealthdJobVersionsDiffer", nodes, tmp_path, job=NAME) == (False, True)
+    assert fires("DshealthdNodeDrift", nodes, tmp_path, job=NAME) == (False, True)

@@ -199,7 +199,11 @@ def test_tests_name_alerts_that_exist() -> None:
 
 def test_names_are_unique() -> None:
     """An alert's name belongs to one symptom."""
-    names = Counter(entry.name for symptom in all_symptoms().values() for entry in symptom.entries)
+    names = Counter(
+        name
+        for symptom in all_symptoms().values()
+        for name in {entry.name for entry in symptom.entries}
+    )
     assert [name for name, times in names.items() if times > 1] == []
 
 

@@ -192,6 +192,19 @@ def test_unknown_is_not_green(browser: Browser) -> None:
             assert "1 not applicable or disabled: mig" in visit.text(".absent")
 
 
+def test_a_sign_that_is_no_finding_yet_is_quiet(browser: Browser) -> None:
+    """What is watched is said with its time and its hold, and the page stays as green as it is."""
+    down = {"part": "mlx5_1/1", "summary": "A fabric port is down", "hold_seconds": 30.0}
+    watched = [finding(**down, since=time.time() - 12)]
+    with shown(browser, snapshot(), watched=watched) as visit:
+        assert visit.page.locator(".verdict.good").count() == 1
+        assert "Healthy so far" in visit.text(".verdict h2")
+        said = visit.text(".verdict p.quiet")
+        assert "Watched: mlx5_1/1: A fabric port is down, for 1" in said
+        assert "a finding after 30 s" in said
+        assert not visit.page.title().startswith("(")
+
+
 def test_a_failing_collector_has_its_reason_in_its_panel(browser: Browser) -> None:
     """Nothing of what cannot be read is shown as a number; the reason goes with the fault."""
     made = snapshot()

@@ -102,11 +102,11 @@ def _rendezvous_connections(context: NodeContext) -> str:
     )
 
 
-RENDEZVOUS_CONNECTIONS = snapshot_check(
-    "rendezvous-unreachable",
-    "rendezvous-connections",
-    "Connections to rendezvous ports are answered",
-    ("rendezvous",),
+JOB_RENDEZVOUS = snapshot_check(
+    "ranks-stuck-at-init",
+    "job-rendezvous",
+    "Ranks of training jobs meet",
+    ("rendezvous", "job_environment", "nccl_ras"),
     _rendezvous_connections,
 )
 

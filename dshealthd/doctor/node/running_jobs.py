@@ -74,13 +74,6 @@ COLLECTIVES = snapshot_check(
     ("nccl_ras",),
     "NCCL RAS reports no stuck communicator in the jobs on this node",
 )
-ARRIVALS = snapshot_check(
-    "ranks-stuck-at-init",
-    "job-arrivals",
-    "All ranks of training jobs arrive",
-    ("nccl_ras",),
-    "NCCL RAS reports no job here whose ranks wait for others to arrive",
-)
 JOB_ENDS = snapshot_check(
     "child-failed",
     "job-ends",
@@ -175,11 +168,4 @@ JOB_NCCL_SETTINGS = snapshot_check(
     ("job_environment",),
     _runs("none has a wrong NCCL variable"),
     _job_nccl_settings_problems,
-)
-JOB_RANKS = snapshot_check(
-    "rendezvous-env-mismatch",
-    "job-ranks",
-    "No rank of a running job is used twice",
-    ("job_environment",),
-    _runs("no rank is used twice, or on another's GPU"),
 )

@@ -302,7 +302,10 @@ METHODS: Mapping[str, Method] = {
                 ),
                 "jobs": Array(JOB, MAX_JOBS),
             },
-            {"left_out": Array(Text(MAX_SUMMARY_TEXT), MAX_JOBS)},  # jobs that do not fit `JOB`
+            {
+                "watched": Integer(0, 100_000),
+                "left_out": Array(Text(MAX_SUMMARY_TEXT), MAX_JOBS),  # jobs that do not fit `JOB`
+            },
         ),
     ),
 }

@@ -26,7 +26,8 @@ function says(node, now) {
     const texts = node.findings.map((finding) => `${finding.part ? `${finding.part}: ` : ""}${finding.summary}`);
     return `${texts.join("; ")}${more > 0 ? `; and ${more} more` : ""}`;
   }
-  return node.state === "ok" ? "healthy" : node.state;
+  if (node.state === "ok") return node.watched ? `healthy so far, ${plural(node.watched, "sign")} watched` : "healthy";
+  return node.state;
 }
 
 // The worst level among the states that are counted.

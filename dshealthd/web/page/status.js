@@ -11,6 +11,7 @@ export class Status {
     this.document = document;
     // An agent without a verdict is unknown, not healthy.
     this.findings = document.findings || [];
+    this.watched = document.watched || [];
     this.verdict = document.verdict || "unknown";
     this.collectors = new Map(document.collectors.map((collector) => [collector.name, collector]));
   }

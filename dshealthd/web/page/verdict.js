@@ -12,7 +12,7 @@ function title(status) {
   const unread = findings.length - problems;
   const hidden = unread ? `${plural(unread, "source")} not readable` : "";
   if (problems) return `${plural(problems, "problem")} found${hidden && `, ${hidden}`}`;
-  if (verdict === "ok") return "Healthy";
+  if (verdict === "ok") return status.watched.length ? "Healthy so far" : "Healthy";
   return `State unknown${hidden && `: ${hidden}`}`;
 }
 
@@ -42,6 +42,13 @@ function item(finding, now) {
   );
 }
 
+// A sign that has not lasted for its hold yet: what it is about, for how long, and when it counts.
+function sign(watched, now) {
+  const seconds = Math.max(0, now - watched.since);
+  const when = `for ${duration(seconds)}; a finding after ${duration(watched.hold_seconds)}`;
+  return h("p", { class: "quiet" }, `Watched: ${watched.part || "this node"}: ${watched.summary}, ${when}`);
+}
+
 export function verdict(status) {
   const level = LEVELS[status.verdict];
   return h(
@@ -49,6 +56,7 @@ export function verdict(status) {
     { class: `verdict ${level}`, "aria-label": "Summary" },
     h("h2", {}, mark(level), title(status), h("span", { class: "quiet" }, `  ${about(status)}`)),
     status.findings.length ? h("ul", {}, status.findings.map((finding) => item(finding, status.document.time))) : null,
+    status.watched.map((watched) => sign(watched, status.document.time)),
   );
 }
 
