@@ -71,6 +71,11 @@ class Case:
     _coverage: Coverage | None = None
 
     @property
+    def enough(self) -> int:
+        """How many healthy lines after an error show that it ended nothing."""
+        return max(CLEARED_AFTER, 3 * len(self.seen))
+
+    @property
     def coverage(self) -> Coverage:
         """What the logs cover for each rank; worked out on first use."""
         if self._coverage is None:
@@ -132,7 +137,8 @@ def _place(case: Case, year: int) -> None:
     """Work out rank, host and time of every event."""
     found = case.found
     identities = Identities(found)
-    events = found.events
+    stated = (kept.event for facts in found.sources for kept in facts.statements)
+    events = [*found.events, *stated]
     year = case.year = clocks.year_of((event.stamp for event in events if event.stamp), year)
     # Before any time is used, as all are converted to the same clock.
     case.clocks = clocks.compare(found.shared, year)
@@ -280,11 +286,15 @@ def _signal(code: int) -> str:
 def _sort(case: Case) -> None:
     """Sort events into causes, consequences, and errors that the job recovered from."""
     found = case.found
+    # A new attempt shows that an error is over once it works, or fails by itself.
     latest: dict[str, int] = defaultdict(int)
     for facts in found.sources:
         run = facts.name.partition("/attempt_")[0]
-        latest[run] = max(latest[run], facts.attempt)
-    enough = max(CLEARED_AFTER, 3 * len(case.seen))
+        latest[run] = max(latest[run], facts.working)
+    for event in found.events:
+        if event.role in {"cause", "loss"}:
+            run = found.sources[event.origin.source].name.partition("/attempt_")[0]
+            latest[run] = max(latest[run], event.attempt)
     joined.excuse_full_disk(found.events)
     ended = joined.ended(found.events)
     for event in found.events:
@@ -299,7 +309,7 @@ def _sort(case: Case) -> None:
             case.consequences.append(event)
         elif event.role == "cause":
             is_over = (
-                later >= enough
+                later >= case.enough
                 or event.last_order < facts.finished
                 or (later > 0 and _is_skipped(event, facts.skips))
             )

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dshealthd.core.text import plural
 from dshealthd.explain import clocks
 from dshealthd.explain.accusation import ON_ALL, absent_ranks, accused, is_timeout, left_silently
 from dshealthd.explain.case import prepare
@@ -18,6 +19,8 @@ from dshealthd.explain.coverage import ABORTED, TERMINATED
 from dshealthd.explain.events import Event, Place, Stamp, listed
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
 from dshealthd.explain.patterns import advised, load
+from dshealthd.explain.reading import PATTERN as STATED
+from dshealthd.explain.reading import cause, standing, worth_reading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,14 +86,26 @@ class Finding:
     chain: tuple[Event, ...] = ()
     verdicts: tuple[GroupVerdict, ...] = ()
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a pattern knows the cause; if not, it is quoted from the log as it is."""
+        return self.root is None or self.root.pattern != STATED
+
 
 def decide(found: Recognized, *, year: int) -> Finding:
     """Return the cause of the failure that all logs together show."""
     case = prepare(found, year=year)
-    if not case.causes:
-        return _without_cause(case)
     first = _first_failure(case)
     ordered = sorted(case.causes, key=lambda event: _key(event, first, case))
+    if not ordered or _wraps(ordered[0]):
+        # That a process ended is no cause: what it said before is.
+        confirmed = any(_is_telling(event, case) for event in (*ordered, *case.consequences))
+        stated = cause(standing(case), confirmed=confirmed or bool(case.found.failures))
+        if stated is not None:
+            _adopt(stated, ordered)
+            ordered.insert(0, stated)
+    if not ordered:
+        return _without_cause(case)
     root = ordered[0]
     verdicts = _judged(case) if is_timeout(root) else []
     ranks, proof, says = accused(root, case, verdicts)
@@ -135,11 +150,27 @@ def decide(found: Recognized, *, year: int) -> Finding:
     )
 
 
+def _wraps(event: Event) -> bool:
+    """Return whether an event only says that a process ended, or that another failed."""
+    if event.layer == "launcher":
+        return not event.first
+    return event.layer == "communication" and event.weak
+
+
+def _adopt(stated: Event, ordered: Sequence[Event]) -> None:
+    """Give a statement the rank and the host of the only process whose end follows from it."""
+    ends = [event for event in ordered if event.origin.source == stated.origin.source]
+    if stated.rank is None and len({(event.rank, event.ranks) for event in ends}) == 1:
+        stated.rank, stated.ranks = ends[0].rank, ends[0].ranks
+    if stated.host is None and len(hosts := {event.host for event in ends}) == 1:
+        stated.host = hosts.pop()
+
+
 def _step(
     root: Event, ranks: Sequence[int], host: str | None, verdicts: Sequence[GroupVerdict]
 ) -> str:
     """Return the first step for a cause with its values filled in; empty if none is known."""
-    values = {**root.fields, "log": root.place.file}
+    values = {**root.fields, "log": root.place.file, "line": str(root.place.line)}
     if len(ranks) == 1:
         values["rank"] = str(ranks[0])
     if host is not None:
@@ -257,12 +288,12 @@ def _comes_after(event: Event, case: Case) -> bool:
         if other.layer in {"scheduler", "launcher"} or other.role == "loss" or other is event:
             continue
         before, after = case.when(other), case.when(event)
-        if before is not None and after is not None:
+        is_same = other.origin.source == event.origin.source
+        # The time of a line without a stamp is that of an earlier one.
+        if before is not None and after is not None and (other.exact or not is_same):
             if before < after - clocks.UNCERTAINTY:
                 return True
-        elif (
-            other.origin.source == event.origin.source and other.order < event.order
-        ) or other.origin.source != event.origin.source:
+        elif not is_same or other.place.line < event.place.line:
             return True
     return False
 
@@ -356,6 +387,17 @@ def _without_cause(case: Case) -> Finding:
             missing=("the logs of all ranks from before the first of these lines",),
             chain=tuple(case.consequences[:MAX_CHAIN]),
         )
+    if said := worth_reading(standing(case)):
+        return Finding(
+            outcome="undecided",
+            statement=f"{plural(len(said), 'line')} of these logs may speak of a failure, and no pattern knows "
+            + ("it" if len(said) == 1 else "them"),
+            proof=tuple(event.place for event in said),
+            missing=(
+                "what these logs say after the last of these lines, or the logs of all ranks",
+            ),
+            chain=tuple(case.recovered[:MAX_CHAIN]),
+        )
     if noticed := [event for event in case.found.events if _NOTICED.search(event.place.quote)]:
         return Finding(
             outcome="undecided",
@@ -381,6 +423,9 @@ def _without_cause(case: Case) -> Finding:
 def _is_telling(event: Event, case: Case) -> bool:
     """Return whether a consequence shows that something failed: not at the end of a good run."""
     facts = case.found.sources[event.origin.source]
-    if event.weak and (facts.finished or facts.alive > event.last_order):
+    is_hint = event.weak or event.layer == "program"
+    if facts.finished > event.last_order or (
+        is_hint and (facts.finished or facts.alive > event.last_order)
+    ):
         return False
-    return not event.pattern.endswith(("/ended-by-launcher", "/exit", "/xid-after"))
+    return not event.pattern.endswith(("/ended-by-launcher", "/exit"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NoReturn
@@ -18,7 +19,7 @@ from dshealthd.explain.recognition import Recognizer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-EXIT_NOTHING, EXIT_FOUND, EXIT_UNDECIDED, EXIT_USAGE = 0, 1, 2, 64
+EXIT_NOTHING, EXIT_FOUND, EXIT_UNDECIDED, EXIT_USAGE = 0, 1, 3, 64
 EXIT = {"nothing": EXIT_NOTHING, "found": EXIT_FOUND, "undecided": EXIT_UNDECIDED}
 
 
@@ -33,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     made = _Parser(
         prog="dshealthd explain",
         description="Name the cause of a job's failure from its logs.",
-        epilog="Exit status: 0 no failure found, 1 cause found, 2 undecided, 64 bad usage.",
+        epilog="Exit status: 0 no failure found, 1 cause found, 3 undecided, 64 bad usage.",
     )
     made.add_argument(
         "logs", nargs="+", metavar="LOG", help="file, folder or glob pattern; - is standard input"
@@ -52,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Explain logs and return the exit status.
 
-    0 nothing found, 1 a cause found, 2 undecided, 64 bad usage or no readable log.
+    0 nothing found, 1 a cause found, 3 undecided, 64 bad usage or no readable log.
     """
     options = parser().parse_args(arguments)
     try:
@@ -75,6 +76,7 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer,
     InputError: a name matches no file, or none of the files can be read.
     """
     usual = set()
+    good = Recognizer()
     if healthy:
         good, _ = read(healthy)
         usual = {(event.pattern, event.says) for event in good.found.events}
@@ -95,9 +97,10 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer,
             unread.append(f"not read: {error}")
     if files and len(unread) == len(files):
         raise logs.InputError(unread[0])
-    if usual:
-        events = recognizer.found.events
-        events[:] = [event for event in events if (event.pattern, event.says) not in usual]
+    events = recognizer.found.events
+    events[:] = [event for event in events if (event.pattern, event.says) not in usual]
+    for facts, healthy_one in itertools.product(recognizer.found.sources, good.found.sources):
+        facts.statements.forget(healthy_one.statements)
     return recognizer, unread
 
 

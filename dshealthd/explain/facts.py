@@ -10,6 +10,7 @@ from dshealthd.explain import input as logs
 from dshealthd.explain.clocks import Clock, clock_of
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.ledger import Ledger
+from dshealthd.explain.reading import Statements
 
 if TYPE_CHECKING:
     from dshealthd.explain.streams import Line
@@ -98,8 +99,14 @@ class SourceFacts:
     """Whether any of those lines shows progress."""
     last_step: int | None = None
     """The last step in it."""
+    calm: int = 0
+    """Healthy lines so far: of level INFO, or that nothing had to be examined in."""
+    statements: Statements = field(default_factory=Statements)
+    """What its lines say of a failure that no pattern knows."""
     alive: int = 0
     """Order of the last line that shows NCCL or the training at work."""
+    working: int = 0
+    """The attempt of that line."""
     skips: list[int] = field(default_factory=list)
     """Orders of lines that say that something is skipped or tried again."""
     finished: int = 0

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.explain.events import LAYERS
 from dshealthd.explain.prefilter import Need, Prefilter, needed
+from dshealthd.explain.remarks import WORDS
 from dshealthd.linux.kernel_lines import event_expressions, xid_expression
 from dshealthd.symptoms import entry
 
@@ -156,9 +157,11 @@ class Patterns:
 
     @functools.cached_property
     def prefilter(self) -> Prefilter:
-        """The search for what patterns need, by their number; greater numbers are texts of GENERIC."""
+        """The search for what patterns need, by their number; greater numbers are texts of
+        GENERIC, then words of remarks.
+        """
         needs = [pattern.need for pattern in self.every]
-        return Prefilter([*needs, *(Need((text,)) for text in GENERIC)])
+        return Prefilter([*needs, *(Need((text,)) for text in (*GENERIC, *WORDS))])
 
     def candidates(self, text: str, *, any_text: bool = False) -> list[Pattern]:
         """Return the patterns that may match a text without digits, in the order of `every`.
@@ -169,6 +172,17 @@ class Patterns:
         if any_text:
             numbers = sorted((*numbers, *self.prefilter.without_anchor))
         return [self.every[number] for number in numbers if number < len(self.every)]
+
+    def kind(self, text: str) -> tuple[tuple[Pattern, ...], bool]:
+        """Return the patterns that may match a line that is no exception, in their order, and
+        whether it may be a remark; `text` is the line without digits.
+        """
+        numbers = self.prefilter.find(text)
+        found = (self.every[number] for number in numbers if number < len(self.every))
+        return (
+            tuple(one for one in found if one.where != "exception" and one.frames is None),
+            bool(numbers) and numbers[-1] >= len(self.every),
+        )
 
 
 @functools.cache

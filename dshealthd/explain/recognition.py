@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core import documents
 from dshealthd.explain import input as logs
 from dshealthd.explain import patterns as known
-from dshealthd.explain import progress
+from dshealthd.explain import progress, remarks
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.facts import (
     MAX_SKIPS,
@@ -26,6 +26,8 @@ from dshealthd.explain.facts import (
 )
 from dshealthd.explain.prefilter import Need, bare
 from dshealthd.explain.progress import FINITE_LOSS
+from dshealthd.explain.reading import PATTERN as STATED
+from dshealthd.explain.reading import STEP
 from dshealthd.explain.streams import Line, Splitter
 from dshealthd.explain.templates import MAX_MATCHED, Templates
 from dshealthd.explain.tracebacks import HEAD, Assembler, LauncherSummary, Traceback, as_exception
@@ -65,6 +67,10 @@ _GRADIENT_STACK = re.compile(
     r"|finish_grad_sync|reduce_ready_partitions\w*|__reduce\w*) from "
 )
 """A frame in ProcessGroupNCCL's `Stack trace of the failed collective`."""
+_OF_TORCH = re.compile(
+    r"ProcessGroup\w*\.cpp|\[c10d\]|torch/distributed/elastic|torch\.distributed\.elastic"
+)
+"""Lines of watchdogs, stores and launchers."""
 _TROUBLE = re.compile(r"frame #|Exception raised from |[=-]{5}|.{0,100}ProcessGroupNCCL")
 """Lines of watchdogs, stacks and launchers' summaries that no pattern covers."""
 _BLANK = ("", " ", "\t")
@@ -84,7 +90,7 @@ class Recognizer:
         self._max_events = max_events
         self._patterns = patterns or known.load()
         self.find = finder or Templates(self._patterns)
-        self._near: dict[str, tuple[Pattern, ...]] = {}
+        self._near: dict[str, tuple[tuple[Pattern, ...], bool]] = {}
         self._near_size = 0
         self._kept: dict[tuple[str, Origin, int], Event] = {}
         self._order = 0
@@ -114,19 +120,14 @@ class Recognizer:
         self.found.sources.append(SourceFacts(name))
         return Reader(self, len(self.found.sources) - 1, self.found.sources[-1], rank)
 
-    def near(self, text: str) -> tuple[Pattern, ...]:
-        """Return the patterns that may match a line, in the order in which to try them.
+    def near(self, template: str) -> tuple[tuple[Pattern, ...], bool]:
+        """Return the patterns that may match a line, and whether it may be a remark.
 
-        Lines that differ only in their digits have the same patterns: most occur thousands of times.
+        Lines that differ only in their digits are alike: most occur thousands of times.
         """
-        template = bare(text)
         found = self._near.get(template)
         if found is None:
-            found = tuple(
-                pattern
-                for pattern in self._patterns.candidates(template)
-                if pattern.where != "exception" and pattern.frames is None
-            )
+            found = self._patterns.kind(template)
             self._near_size += len(template)
             if self._near_size > MAX_REMEMBERED:
                 self._near.clear()
@@ -214,6 +215,7 @@ class Reader:
         if isinstance(item, logs.Skipped):
             yield from self._flush_sample()
             yield from self._flush()
+            self._facts.calm += item.lines
             if item.is_progress:
                 self._facts.progress += item.lines
             if not self._facts.is_troubled:
@@ -318,25 +320,19 @@ class Reader:
         if consumed or len(text) < 4:  # noqa: PLR2004 - shorter than any pattern
             return consumed
         text = text[:MAX_MATCHED]
-        is_finite = False
-        if progress.is_end(text):
-            self._facts.finished = self._order
-        elif progress.is_nccl_at_work(text):
-            self._facts.alive = self._order
-        if shown := progress.find(text):
-            self._facts.progress += 1
-            self._facts.alive = self._order
-            self._facts.progress_before |= not self._facts.is_troubled
-            if step := shown["step"]:
-                self._facts.last_step = int(step)
-            is_finite = bool(self._losses) and FINITE_LOSS.search(text) is not None
+        is_finite = self._progress(text)
         if any(map(text.__contains__, _RESTART_WORDS)) and _RESTART.search(text):
             yield from self._exceptions(self._assembler.finish())  # they ended with the attempt
             self._attempt += self._failed_since_restart
             self._failed_since_restart = False
-        found = self._match(line.named[:MAX_MATCHED], line.level) if line.named else None
+        template = bare(text)
+        near, is_remark = self._parent.near(template)
+        found = None
+        if line.named:
+            named = line.named[:MAX_MATCHED]
+            found = _match(self._parent.near(bare(named))[0], named, line.level)
         if found is None:
-            found = self._match(text, line.level)
+            found = _match(near, text, line.level)
         if found is not None:
             pattern, match = found
             if is_finite and pattern.role != "loss":
@@ -345,16 +341,57 @@ class Reader:
             return pattern.slug == "nccl-timeout"
         if is_finite:
             self._losses.clear()
+        level = remarks.level_of(place.quote, line.level)
+        if self._facts.statements.again(template, place, self._order, self._facts.calm):
+            return False
+        if not is_remark:
+            self._facts.statements.follow(text, place)
+            self._facts.calm += level == "calm"
+        elif level not in {"calm", "warning"} and (embedded := remarks.embedded(text)):
+            self._exception(Traceback(place, line, message=[embedded], bare=True))
+        else:
+            self._state(line, text, template, level, place)
         return False
 
-    def _match(self, text: str, level: str) -> tuple[Pattern, re.Match[str]] | None:
-        """Return the first pattern that matches a line's text, and its match."""
-        for pattern in self._parent.near(text):
-            if pattern.where == "any" or level in {"E", "F"}:
-                match = pattern.regex.search(text)
-                if match:
-                    return pattern, match
-        return None
+    def _progress(self, text: str) -> bool:
+        """Learn whether a line shows the job at work; return whether it has a finite loss."""
+        facts = self._facts
+        if progress.is_end(text):
+            facts.finished, facts.working = self._order, self._attempt
+        elif progress.is_nccl_at_work(text):
+            facts.alive, facts.working = self._order, self._attempt
+        shown = progress.find(text)
+        if shown is None:
+            return False
+        facts.progress += 1
+        facts.alive, facts.working = self._order, self._attempt
+        facts.progress_before |= not facts.is_troubled
+        if step := shown["step"]:
+            facts.last_step = int(step)
+        return bool(self._losses) and FINITE_LOSS.search(text) is not None
+
+    def _state(self, line: Line, text: str, template: str, level: str, place: Place) -> None:
+        """Keep what a line says of a failure, or count it as healthy."""
+        facts = self._facts
+        if facts.statements.follow(text, place):
+            return
+        remark = remarks.read(text, level)
+        if remark is None:
+            facts.calm += level == "calm"
+            return
+        # The rest of a line, where a log was cut, says nothing.
+        is_rest = self._order == 1 and not line.prefixed and line.stamp is None
+        if is_rest and text[:1].islower() and remark.weight < remarks.STATES:
+            return
+        if _OF_TORCH.search(place.quote[:200]):  # what it says of a job is never why
+            remark = remark._replace(wraps=True)
+        event = Event(
+            slug="child-failed", pattern=STATED, role="cause", layer="program",
+            title=remark.content, says=remark.content, steps=STEP, place=place, origin=line.origin,
+            order=self._order, stamp=self._stamp(line), exact=line.stamp is not None, weak=True,
+            fields=spoken_rank(text), progress=facts.progress, attempt=self._attempt,
+        )  # fmt: skip
+        facts.statements.add(template, remark, event, facts.calm)
 
     def _stamp(self, line: Line) -> Stamp | None:
         if line.stamp is not None:
@@ -435,7 +472,7 @@ class Reader:
         text = traceback.text
         chosen, fields = None, {}
         for pattern in self._parent.explaining(traceback):
-            if match := pattern.regex.search(text):
+            if match := _fullest(pattern, text):
                 chosen, fields = pattern, match.groupdict()
                 break
         place, line = traceback.place, traceback.line
@@ -443,7 +480,7 @@ class Reader:
         if chosen is None:
             name = text.partition(":")[0].strip()[:120] or "exception"
             is_end = traceback.ignored or name.endswith(("SystemExit", "KeyboardInterrupt"))
-            chosen = _PYTHON_EXIT if is_end else _PYTHON
+            chosen = _PYTHON_EXIT if is_end else _PYTHON if traceback.frames else _PYTHON_BARE
             fields = {"exception": name, "message": text.partition(":")[2].strip()[:200]}
         if traceback.chained and previous is not None and previous.role == "cause":
             if not previous.weak or chosen.weak or chosen.role != "cause":
@@ -455,6 +492,25 @@ class Reader:
             event.says += event.whence
 
 
+def _match(near: Iterable[Pattern], text: str, level: str) -> tuple[Pattern, re.Match[str]] | None:
+    """Return the first pattern that matches a line's text, and its match."""
+    for pattern in near:
+        if pattern.where == "any" or level in {"E", "F"}:
+            match = _fullest(pattern, text)
+            if match:
+                return pattern, match
+    return None
+
+
+def _fullest(pattern: Pattern, text: str) -> re.Match[str] | None:
+    """Return the match that says most: a reason often stands behind its own summary."""
+    return max(
+        pattern.regex.finditer(text),
+        key=lambda match: sum(value is not None for value in match.groups()),
+        default=None,
+    )
+
+
 _PYTHON = known.Pattern(
     slug="child-failed", name="python", id="child-failed/python", expression=".",
     names={"exception": "exception", "message": "message"}, need=Need(), source="CPython", layer="program",
@@ -464,6 +520,8 @@ _PYTHON = known.Pattern(
 _PYTHON_EXIT = replace(
     _PYTHON, name="exit", id="child-failed/exit", role="consequence", layer="launcher"
 )
+
+_PYTHON_BARE = replace(_PYTHON, step=STEP)
 
 
 def _error_file(name: str) -> list[logs.Raw] | None:

@@ -7,6 +7,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import input as logs
+from dshealthd.explain import remarks
+from dshealthd.explain.patterns import GENERIC
 from dshealthd.explain.streams import ANSI
 
 if TYPE_CHECKING:
@@ -82,12 +84,19 @@ class Templates:
         numbers = self._patterns.prefilter.find(text)
         if not numbers:
             return False
+        known = [number for number in numbers if number < len(every) + len(GENERIC)]
+        is_remark = len(known) < len(numbers)
+        if is_remark and remarks.may_be(text):
+            return True
+        expressions = [remarks.ENDED] if is_remark and remarks.ENDED.search(f"{text} 1") else []
+        if not known:
+            return tuple(expressions) or False
         # What patterns see of a record or of a colored line is another text than this one.
         if is_record or is_colored:
             return True
-        if any(number >= len(every) or every[number].role != "loss" for number in numbers):
+        if any(number >= len(every) or every[number].role != "loss" for number in known):
             return True
-        return tuple(every[number].regex for number in numbers)
+        return (*expressions, *(every[number].regex for number in known))
 
 
 def _any_matches(expressions: Iterable[re.Pattern[str]], line: bytes) -> bool:

@@ -13,8 +13,8 @@ import re
 from typing import NamedTuple
 
 _PCI = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}"
-_XID_TEXT = (
-    rf"NVRM: Xid \((?:PCI:)?(?P<pci>{_PCI})(?:\.\d)?(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): "
+_XID_TEXT = (  # older drivers print the address in capitals
+    r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.\d)?(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): "
     r"(?P<code>%s)(?:, |$)"
 )
 _XID = re.compile(_XID_TEXT % r"\d+")
@@ -82,7 +82,7 @@ class LinkError(NamedTuple):
 def xid(message: str) -> Xid | None:
     """Return the Xid that a kernel log line reports, if any."""
     match = _XID.match(message)
-    return Xid(f"{match[1]}.0", int(match[2]), message[match.end() :]) if match else None
+    return Xid(f"{match[1].lower()}.0", int(match[2]), message[match.end() :]) if match else None
 
 
 def xid_expression(codes: str) -> str:

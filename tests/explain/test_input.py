@@ -132,7 +132,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
 
 
 def test_exit_statuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """0 nothing found, 1 found, 2 undecided, 64 usage; of text and JSON alike."""
+    """0 nothing found, 1 found, 3 undecided, 64 usage; of text and JSON alike."""
     (tmp_path / "ok").write_text("step 1\n")
     (tmp_path / "oom").write_text(f"{OOM}\n")
     (tmp_path / "after").write_text(
@@ -140,7 +140,7 @@ def test_exit_statuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         "failed or "
         "timed out.\n"
     )
-    for name, status in (("ok", 0), ("oom", 1), ("after", 2)):
+    for name, status in (("ok", 0), ("oom", 1), ("after", 3)):
         assert command.main([str(tmp_path / name)]) == status
         assert command.main(["--json", str(tmp_path / name)]) == status
     assert command.main([str(tmp_path / "none")]) == 64

@@ -203,7 +203,9 @@ class LogWatch:
         if worked:
             year = datetime.fromtimestamp(self._wall(), UTC).year
             finding = decide(job.recognizer.found, year=year)
-            job.finding = finding if finding.outcome == "found" else None
+            # While a job runs, words that no pattern knows are no reason for a ticket.
+            is_clear = finding.outcome == "found" and finding.is_known
+            job.finding = finding if is_clear else None
 
     def _root(self, job: _Job) -> Root | None:
         """Return the file system of a job's logs; None if out of reach after the job's end."""

@@ -1,0 +1,238 @@
+"""Remarks: lines that speak of a failure, whatever program wrote them.
+
+A log has more ways to fail than anybody has patterns for. What nearly all programs share is how they
+speak of it: a level, a few words, an exception, an exit code. From these a line gets a weight, and
+is told apart into content, which says what happened, and wrapper, which says that something did.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+HINTS, SAYS, STATES = 1, 2, 3
+"""Weights: a warning, or an error that was dealt with; words of failure; a failure stated as one."""
+MAX_CONTENT = 200
+"""Maximum characters quoted as a cause."""
+MAX_BEFORE = 200
+"""Maximum characters before an exception that loggers and collectors put there."""
+MAX_READ = 1000
+"""Maximum characters of a line that are read."""
+
+WORDS = (
+    "error", "Error", "ERROR", "fail", "Fail", "FAIL", "EXCEPTION", "atal", "FATAL", "bort",
+    "ABORT", "rash", "xception", "anic", "illed", "KILLED", "imed out", "imes out", "imeout",
+    "annot ", "an't ", "ould not", "ouldn't", "nable to", "enied", "DENIED", "efused", "nreachable",
+    "o such ", "ot found", "NOT FOUND", "nvalid", "INVALID", "llegal", "ncaught", "nhandled",
+    "orrupt", " stuck", " hung", " hang", " lost", " died", " dead", "xceed", "nsufficient",
+    "ot enough", "ut of memory", "OOM", "victed", "reempted", "PREEMPT", "ackOff", "ack-off",
+    "nhealthy", "ot ready", "NotReady", "erminated", "ancelled", "CANCELLED", "anceled", "core dump",
+    "egfault", "egmentation", "us error", "navailable", "isconnect", "ismatch", "nresponsive",
+    "ncorrectable", "ssertion", "igquit", "SIGTERM", "SIGKILL", "SIGSEGV", "SIGABRT", "SIGQUIT",
+    "non-zero", "closed", "exit code", "exited with", "exit status",
+)  # fmt: skip
+"""Each remark has one of these: what the search through all lines of a log looks for."""
+_LEVEL = re.compile(
+    r"(?<![\w/.-])(?:(?P<calm>TRACE|DEBUG|INFO|NOTICE)|(?P<warning>WARN|WARNING)"
+    r"|(?P<error>ERROR|ERR|CRITICAL|CRIT|FATAL|SEVERE|ALERT|EMERG|PANIC))(?![\w/.-])"
+    r"|(?:^|[\[<|:=\"'(] ?)(?:(?P<calm_2>trace|debug|info|notice|Info|Notice)"
+    r"|(?P<warning_2>warn|warning|Warning)"
+    r"|(?P<error_2>error|err|critical|crit|fatal|alert|emerg|panic|Error|Fatal))\s{0,8}[\]>|:\"')]"
+    r"|^<(?P<error_3>[0-3])>|^<(?P<warning_3>[4])>|^<(?P<calm_3>[567])>"
+)
+_GLOG = {"E": "error", "F": "error", "W": "warning", "I": "calm", "D": "calm", "V": "calm"}
+_FAILURES = (
+    r"errors?|fail(?:ed|ures?|s|ing)?|abort(?:ed|ing|s)?|crash(?:ed|es|ing)?|exceptions?"
+    r"|panic(?:ked)?|killed|timed[ -]?out|times out|time-?outs?|cannot|can't|can not"
+    r"|could(?: not|n't)|unable to|denied|refused|rejected|unreachable|no such|not found|invalid"
+    r"|illegal|corrupt(?:ed|ion)?|stuck|hangs?|hung|lost|dead|died|exceed(?:ed|s)?|insufficient"
+    r"|not enough|out of memory|oom[- ]?kill(?:ed|er|ing)?|evicted|preempted|preemption|back-?off"
+    r"|unhealthy|not ready|terminated|cancell?ed|unavailable|disconnected|mismatch(?:ed|es)?"
+)
+"""Words of failure, which may also be spoken of as possible."""
+_FAILS = re.compile(
+    rf"(?<![\w/@=-])(?:{_FAILURES}|fatal|unhandled|uncaught|core dumped|segfault|bus error"
+    r"|segmentation fault|unresponsive|uncorrectable|assertion|failedscheduling|notready"
+    r"|connection (?:to \S{1,60} )?(?:was )?closed|sig(?:term|kill|segv|abrt|quit|bus|ill|fpe)"
+    r")(?![\w=/]|\.\w|-[a-z])",
+    re.IGNORECASE,
+)
+_UNREAL = re.compile(
+    r"\b(?:0|no|zero|without|any)\s+(?:\w+ ){0,2}(?:errors?|failures?|exceptions?|time-?outs?)\b"
+    r"|\b(?:errors?|fail(?:ed|ures?)|time-?outs?|exceptions?|unavailable|dead|lost|preempted|evicted)"
+    r"\b['\"]?\s*[:=]\s*(?:\d|\[\]|None|null|[Ff]alse|[,;|)}]|$)"
+    r"|out of memory\b[^.]{0,40}\b(?:ok|OK)\b|\bon (?:error|failure|time-?out)s?\b"
+    r"|\b(?:if|unless|in case|may|might|would|whether|when|whenever|avoid|prevent\w*|should"
+    rf"|in order to|to detect)\b[^.!]{{0,80}}\b(?:{_FAILURES})\b",
+    re.IGNORECASE,
+)
+"""Failures counted as none, set as an option, or only spoken of as possible."""
+_HANDLED = re.compile(
+    r"\b(?:ignor(?:ed|ing|e)|skip(?:ped|ping)?|retry(?:ing)?|retries|try(?:ing)? again|will try"
+    r"|fall(?:ing|s)?[ -]?back|recover(?:ed|ing)|corrected|non-?fatal|continu(?:e|es|ing)|instead"
+    r"|disabl(?:ed|ing)|by default|deprecat\w+|reconnect\w*|harmless|safely|warning|optional)\b",
+    re.IGNORECASE,
+)
+_SPENT = re.compile(
+    r"retr(?:y|ies)\b.{0,20}(?:exceed|exhaust|fail|limit|left)"
+    r"|(?:exceed|exhaust|after|max).{0,30}retr",
+    re.IGNORECASE,
+)
+"""Retries that did not help."""
+_EXCEPTION = re.compile(
+    r"(?<![\w.'\"`(=/-])(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Fault)\b(?=: \S|$)"
+    r"|\bpanicked at |^panic: |terminate called after throwing|Exception in thread "
+    r"|Fatal Python error"
+)
+ENDED = re.compile(
+    r"exit(?:ed|ing|s)?(?: \w+){0,3}? ?(?:with )?(?:code|status|value)?s?[ :=(]{1,3}"
+    r"-?(?:[1-9]\d{0,4}|0x[1-9a-fA-F]\w*)\b"
+    r"|non-?zero (?:exit|return|status)|return(?:ed)?[ -]?code[ :=]{1,3}-?[1-9]|\brc=-?[1-9]"
+    r"|(?:on|by|with|got|received) signal:? ?\(?(?:\d+|SIG[A-Z]+)|core dumped",
+    re.IGNORECASE,
+)
+"""How a process ended: that is not why."""
+_EVENT = re.compile(
+    r"(?:^|\s)Warning\s+(?P<reason>[A-Z][A-Za-z]{3,40})\s+"
+    r"(?:(?:[\dsmhd]+|<\w+>)(?: \(x\d+ over \w+\))?\s+\S+|[\w.-]+/\S+)\s+(?P<message>\S.*)"
+)
+"""A row of Kubernetes' events."""
+_STACK = re.compile(
+    r"\s*(?:Exception raised from |frame #|#\d+ |File \"|raise\b|return\b|await\b|with\b|assert\b"
+    r"|@|\^+|~+|[\w.]+ = |[\w.]+\((?:.*\))?$)"
+)
+"""Stacks, and the code in them."""
+_BAR = re.compile(
+    r"^.{0,80}?\d+%\|.{0,200}?\[[^\]]{0,80}(?:it|s)/[^\]]{0,20}\]|^.{0,60}\b\d+it \[[^\]]{0,40}\]"
+)
+"""A progress bar, whose line others continue."""
+_KERNEL = re.compile(
+    r"\bkernel: |^\[ *\+?\d+\.\d{6}\]|\bkern +:|: kern: |^\[\w{3} \w{3} [ \d]\d [\d:]{8} \d{4}\]"
+)
+_PROCESSES = (
+    r"(?:child(?:ren)?|workers?|engines?|subprocess|process(?:es)?|ranks?|tasks?|actors?|jobs?|step"
+    r"|pods?|containers?|scheduler|server|launcher|group)"
+)
+_WRAPS = re.compile(
+    # Where else to look.
+    r"\bsee (?:the )?(?:\w+ ){0,2}(?:above|below|logs?|stack|trace|root cause)|root cause"
+    r"|of the following|(?:reported|described|shown|printed) (?:as )?above"
+    r"|for more (?:details|information)"
+    # Who failed.
+    rf"|\b{_PROCESSES}\b[^.:]{{0,40}}\b(?:failed|fails|died|dead|exited|terminated|killed|crashed"
+    r"|aborted|cancell?ed|stopped|lost|unhealthy|evicted)\b"
+    rf"|\b(?:failed|failure|error|died|exit\w*|killed|terminated|back-off)\b[^.:]{{0,30}}"
+    rf"\b{_PROCESSES}\b|^(?:task|step|job|process|rank)s? \S{{1,60}}: |^\*\*\* (?:STEP|JOB) "
+    r"|^\S{1,200} FAILED$"
+    # What was done about it.
+    r"|shut(?:ting)? ?down|terminating|exiting|killing|aborting|stopping|tearing down|cancel|ended"
+    r"|gave up|sig(?:term|quit|kill|int|abrt)"
+    # That something failed.
+    r"|(?:error|exception) (?:has )?(?:occurred|was raised|in (?:the )?\w+ ?(?:thread|process|loop))"
+    r"|\b(?:internal|unknown|unexpected|inner) (?:error|failure)\b|unexpectedly|terminate called"
+    # What a process notices of another.
+    r"|\bpeers?\b|\bremote\b|heartbeat|broken pipe"
+    r"|connection (?:to \S{1,60} )?(?:was )?(?:reset|closed|aborted)"
+    r"|\bNCCL work\b|WorkNCCL|collectives?\b|watchdog thread|ProcessGroup|PyTorch|\[PG |TCPStore",
+    re.IGNORECASE,
+)
+"""What speaks of another process, or of a failure as such."""
+_INNER = re.compile(
+    r"(?:[Cc]aused by|[Dd]ue to|[Bb]ecause(?: of)?|[Rr]eason|[Ll]ast error|desc(?:ription)?"
+    r"|[Mm]essage|err(?:or)?msg|msg)['\"]?\s*[:=]\s*['\"]?(?=[^\s,'\"]{2,})"
+)
+"""What a wrapper puts before its content."""
+_LOGGER = re.compile(
+    r"^(?:[^\w(<\[{'\"]{0,3}(?:\[[^\]]{0,60}\]|\([^()]{0,80}\)|<\d>|[\d:.,/TZ+-]{4,35}"
+    r"|(?:kern|user|daemon)\s*:|[A-Z][a-z]{2} +\d{1,2}|[\w./-]{1,60}:\d+\]?|[\w.-]{1,60}:(?= )"
+    r"|(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERR(?:OR)?|CRIT(?:ICAL)?|FATAL|error|fatal)\b"
+    r"|\w{1,20}\([\w,. -]{0,60}\):)[\s:|>-]{0,4}){1,8}"
+)
+"""What loggers and collectors put before a message: no part of what is quoted."""
+_EMBEDDED = re.compile(
+    r"(?:^|(?<=[\s:|>\]\"'=]))(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Interrupt)(?:: \S|$)"
+)
+_PROSE = re.compile(
+    r"caught|catch|ignor|retry|skip|handl|suppress|swallow|warn|except|raise|unless|\bif\b|when|try"
+    r"|[({'\"`]$",
+    re.IGNORECASE,
+)
+
+
+def embedded(text: str) -> str | None:
+    """Return the exception in a line with something before it that is no sentence about it."""
+    if "Error" not in text and "Exception" not in text and "Interrupt" not in text:
+        return None
+    match = _EMBEDDED.search(text)
+    if match is None or match.start() > MAX_BEFORE or _PROSE.search(text[: match.start()]):
+        return None
+    return text[match.start() :]
+
+
+class Remark(NamedTuple):
+    """What a line says of a failure."""
+
+    weight: int
+    content: str
+    """What happened, without what stands before it."""
+    wraps: bool
+    """Whether it only says that something failed, not what."""
+
+
+def level_of(text: str, level: str = "") -> str:
+    """Return `error`, `warning` or `calm`, as the line says; empty if it has no level.
+
+    `level` is glog's letter, if a prefix had one.
+    """
+    if "NCCL WARN" in text:  # NCCL says so of what ends it, too
+        return ""
+    if level in _GLOG:
+        return _GLOG[level]
+    match = _LEVEL.search(text[:200])
+    return "" if match is None else str(match.lastgroup).partition("_")[0]
+
+
+def may_be(template: str) -> bool:
+    """Return whether a line may be a remark; `template` is the line without its digits."""
+    text = template[:MAX_READ]
+    return _EXCEPTION.search(text) is not None or (_fails(text) and level_of(text) != "calm")
+
+
+def _fails(text: str) -> bool:
+    return _FAILS.search(text) is not None and _FAILS.search(_UNREAL.sub(" ", text)) is not None
+
+
+def is_kernel(quote: str) -> bool:
+    """Return whether a line, as it is in its file, is the kernel's, which repeats itself for days."""
+    return _KERNEL.search(quote[:200]) is not None
+
+
+def read(text: str, level: str) -> Remark | None:
+    """Return what a line says of a failure; None if nothing.
+
+    `text` is the line without the prefixes that are known, `level` one of `level_of`.
+    """
+    text = _LOGGER.sub("", _BAR.sub("", text[:MAX_READ], count=1).strip(), count=1)
+    if _STACK.match(text):
+        return None
+    exception = _EXCEPTION.search(text)
+    event = _EVENT.search(text)
+    ended = ENDED.search(text)
+    is_plain = exception is None and ended is None and event is None
+    fails = _fails(text)
+    if is_plain and ((not fails and level != "error") or level == "calm"):
+        return None
+    weight = SAYS if is_plain and not (fails and level == "error") else STATES
+    if level in {"warning", "calm"} and event is None:
+        weight = HINTS
+    elif not event and _HANDLED.search(text) and not _SPENT.search(text):
+        weight = HINTS if is_plain else weight - 1
+    inner = None
+    if event is not None:
+        text = f"{event['reason']}: {event['message']}"
+    elif exception is not None:
+        text = text[exception.start() :]
+    elif (inner := _INNER.search(text)) and len(text[inner.end() :].split()) > 2:  # noqa: PLR2004 - a code says less than the words before it
+        text = text[inner.end() :]
+    wraps = inner is None and (ended is not None or _WRAPS.search(text) is not None)
+    return Remark(weight, " ".join(text.split())[:MAX_CONTENT], wraps)

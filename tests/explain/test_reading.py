@@ -1,0 +1,133 @@
+"""The general reading: what a log says at its end, where no pattern knows it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.explain import command, remarks
+from dshealthd.explain.reading import PATTERN, WORTH_READING
+from tests.explain.explaining import explained
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEPS = [f"step {number}/800 | loss 2.1 | 0.3 s" for number in range(40)]
+ENDS = [
+    "ERROR: cannot get the cache: it is held by a lock of host n-2",
+    "fatal: the queue lost its spindle",
+    "2026-01-05 10:00:00,123 - trainer - CRITICAL - invalid shard 7 of the corpus",
+    "Error: spool quota exceeded for /scratch/u",
+    "panic: runtime error: index out of range [3] with length 3",
+    "thread 'main' panicked at src/main.rs:3:5: no route",
+    "com.example.ShardError: no shard 7",
+    "  Warning  FailedScheduling  12s  default-scheduler  0/8 nodes are available: no GPU.",
+]
+"""Ends of logs that no pattern knows."""
+HEALTHY = [
+    "errors: 0, failed: 0",
+    "0 errors, no failures",
+    "INFO retry policy: abort on error, time-out 30 s",
+    "[W105 10:00:00 x.cpp:3] Warning: connection failed, retrying",
+    "this may cause errors if the timeout is exceeded",
+    "WARNING: cache not found, falling back to the default",
+    "timeout=1800, fail_on_nan=False, error_if_nonfinite=True",
+]
+"""Lines of healthy runs with words of failure."""
+
+
+@pytest.mark.parametrize("line", ENDS)
+def test_a_failure_that_no_pattern_knows_is_quoted(line: str) -> None:
+    """A log that ends in one never ends in silence: the answer has the log's own words."""
+    finding = explained(*STEPS, line)
+    assert (finding.outcome, finding.slug) == ("found", "child-failed")
+    assert finding.proof[0].quote == line.strip()
+    assert finding.step
+
+
+@pytest.mark.parametrize("line", ENDS)
+def test_what_healthy_lines_follow_was_no_end(line: str) -> None:
+    """The same line in the middle of a run that goes on ended nothing."""
+    assert explained(*STEPS, line, *STEPS).outcome == "nothing"
+
+
+@pytest.mark.parametrize("line", HEALTHY)
+def test_words_of_failure_in_healthy_lines_are_none(line: str) -> None:
+    """Counts of none, options, warnings, and what was dealt with, speak of no failure."""
+    assert explained(*STEPS, line).outcome == "nothing"
+
+
+def test_words_of_failure_alone_are_undecided_and_to_be_read() -> None:
+    """Without a level, an exception or an exit code, nobody says that the job failed."""
+    odd = [f"shard {'abcdef'[number]} is unreachable" for number in range(5)]
+    finding = explained(*STEPS, *odd)
+    assert finding.outcome == "undecided"
+    assert [place.quote for place in finding.proof] == odd[:WORTH_READING]
+    assert command.EXIT[finding.outcome] == 3
+
+
+def test_content_explains_more_than_its_wrapper() -> None:
+    """What a launcher says of a task's end is no cause: what the task said before it is."""
+    finding = explained(
+        "slurmstepd: error: pyxis: container start failed with error code: 1",
+        "slurmstepd: error: pyxis:     enroot-switchroot: failed to execute: /bin/bash: No such file",
+        "srun: error: n-2: task 1: Exited with exit code 1",
+    )
+    assert finding.statement == "failed to execute: /bin/bash: No such file"
+    assert (finding.ranks, finding.host) == ((1,), "n-2")
+
+
+@pytest.mark.parametrize(
+    "first",
+    ["ERROR: the job failed because of the following:", "RuntimeError: no import because of:"],
+)
+def test_a_line_that_announces_its_reason_has_it_on_the_next(first: str) -> None:
+    """A colon at its end gives the next line to it."""
+    assert "no spindle of size 7" in explained(*STEPS, first, "no spindle of size 7").statement
+
+
+def test_a_launchers_report_alone_stays_what_it_is() -> None:
+    """Where nothing else is said, the task's end is the answer."""
+    finding = explained(*STEPS, "srun: error: n-2: task 1: Exited with exit code 1")
+    assert (finding.root.pattern if finding.root else "") == "child-failed/srun"
+
+
+def test_a_known_cause_is_not_replaced_by_words() -> None:
+    """Patterns know more than a reading of words."""
+    finding = explained("ERROR: something odd failed", "RuntimeError: CUDA error: out of memory")
+    assert finding.slug == "cuda-oom"
+
+
+@pytest.mark.parametrize("level", ["ERROR", "[error]", "E0105 10:00:00.1 7 x.cc:1]", "<3>"])
+def test_levels_of_many_loggers_are_read(level: str) -> None:
+    """An error by its level is a statement, whoever logs it."""
+    remark = remarks.read(f"{level} the queue is stuck", remarks.level_of(level, level[:1]))
+    assert remark is not None
+    assert remark.weight >= remarks.SAYS
+    assert explained(f"{level} x").outcome in {"nothing", "undecided", "found"}
+
+
+@pytest.mark.parametrize("unit", ["exit ", "a:1 ", "no a b ", "task ", "[a]", "x(", "1it [", "if "])
+def test_hostile_lines_take_no_longer_than_others(unit: str) -> None:
+    """No text makes the search for words grow with its square."""
+    text = (unit * 2000)[: remarks.MAX_READ]
+    began = time.process_time()
+    remarks.read(text, remarks.level_of(text))
+    assert time.process_time() - began < 0.5
+
+
+def test_what_a_good_run_says_too_is_no_statement(tmp_path: Path) -> None:
+    """`--healthy` takes out words that every run prints."""
+    (tmp_path / "good").write_text("The queue lost spindle 3\nstep 1\n")
+    (tmp_path / "bad").write_text("The queue lost spindle 4\n")
+    recognizer, _ = command.read([str(tmp_path / "bad")], [str(tmp_path / "good")])
+    assert command.conclude(recognizer).outcome == "nothing"
+    recognizer, _ = command.read([str(tmp_path / "bad")])
+    assert command.conclude(recognizer).outcome == "undecided"
+
+
+def test_the_pattern_of_a_statement_is_no_slug_of_its_own() -> None:
+    """It belongs to a symptom that has a runbook."""
+    assert PATTERN.startswith("child-failed/")
