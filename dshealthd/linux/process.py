@@ -267,9 +267,10 @@ def open_files(host: Host, pid: int) -> Iterator[str]:
 
     PermissionError; FileNotFoundError or ProcessLookupError if it has ended.
     """
-    for number in os.listdir(host.proc(f"{pid}/fd")):
+    place = host.proc(f"{pid}/fd")
+    for slot in os.listdir(place):
         with contextlib.suppress(FileNotFoundError):  # closed in the meantime
-            yield os.readlink(host.proc(f"{pid}/fd/{number}"))
+            yield os.readlink(f"{place}/{slot}")
 
 
 def is_gpu_device(host: Host, path: str) -> bool:

@@ -85,6 +85,7 @@ SINGLE = {
     ("jobs/heartbeats/sender.py", "f'{directory}/{number}'"): "held by O_PATH, not opened",
     ("jobs/heartbeats/sender.py", "f'/proc/self/fd/{held}'"): "memory, by its mount",
     ("linux/process.py", "own"): "procfs",
+    ("linux/process.py", "place"): "procfs",
     ("linux/socket_waits.py", "f'{place}/net/{table}'"): "procfs",
     ("collectors/job_activity.py", "place"): "procfs",
     ("linux/activity.py", "f'{task}/stat'"): "procfs",

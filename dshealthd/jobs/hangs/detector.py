@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -120,29 +120,21 @@ AGAIN_AFTER = 5.0
 """Seconds between reports of a lasting suspicion; a running job completes a step in between."""
 
 
-@dataclass(slots=True)
-class _Suspicion:
-    since: float
-    told_again: bool = False
-
-
 class Suspicions:
     """The suspected jobs, remembered so that each suspicion is reported at most twice."""
 
     def __init__(self) -> None:
-        self._suspected: dict[str, _Suspicion] = {}
+        self._due: dict[str, float] = {}
+        """When each suspicion that lasts is reported again."""
 
     def look(self, jobs: Mapping[str, Sequence[RankState]], now: float) -> Iterator[str]:
         """Yield the jobs to report at monotonic time `now`: new suspicions, lasting ones once."""
         suspected = {job for job, ranks in jobs.items() if suspicious(ranks)}
-        self._suspected = {job: known for job, known in self._suspected.items() if job in suspected}
+        self._due = {job: due for job, due in self._due.items() if job in suspected}
         for job in sorted(suspected):
-            known = self._suspected.get(job)
-            if known is None:
-                self._suspected[job] = _Suspicion(now)
-                yield job
-            elif not known.told_again and now - known.since >= AGAIN_AFTER:
-                known.told_again = True
+            due = self._due.get(job)
+            if due is None or now >= due:
+                self._due[job] = now + AGAIN_AFTER if due is None else math.inf
                 yield job
 
 

@@ -386,7 +386,11 @@ def judge(
         reason, hold = HangClass.WORKING, patience
     elif overdue < patience and not all(rank.settled or rank.is_idle(seen) for rank in living):
         reason, hold = HangClass.STARTING, patience
-    elif overdue < patience and reason is HangClass.WAITING and _between(living):
+    elif (
+        overdue < patience
+        and reason is HangClass.WAITING
+        and all(rank.phase is Phase.TRAINING and rank.stage is StepStage.INPUT for rank in living)
+    ):
         reason, hold, culprits = _between_steps(living, waiting, seen, patience, whole=whole)
     else:
         hold = UNEXPLAINED if reason is HangClass.WAITING else 0.0
@@ -421,10 +425,6 @@ def _whole(ranks: Sequence[RankState]) -> bool:
     return None not in sizes and len({rank.rank for rank in ranks}) >= max(
         size for size in sizes if size is not None
     )
-
-
-def _between(living: Sequence[RankState]) -> bool:
-    return all(rank.phase is Phase.TRAINING and rank.stage is StepStage.INPUT for rank in living)
 
 
 def _between_steps(
