@@ -28,8 +28,7 @@ from dshealthd.probe.members.schedule import Timetable, root_order
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
 from dshealthd.probe.options import BaselineOptions, VerdictOptions
 from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
-from dshealthd.probe.verdicts.detector import Confirmation, Detector
-from dshealthd.probe.verdicts.peer_history import INTERMITTENT
+from dshealthd.probe.verdicts.detector import INTERMITTENT, Confirmation, Detector
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -317,11 +316,15 @@ class Cluster:
         while events and events[0][0] < end + ROUND:
             self.time, _, event, node = heapq.heappop(events)
             if isinstance(event, Observation):
-                for at, asked, asker in self._told(event):
+                for at, asked, asker in self._told(event, node):
                     heapq.heappush(events, (at, next(order), asked, asker))
                 continue
             members = tuple(self.numbers[name] for name in event.members)
-            free = max(self._free[member] for member in members)
+            if node not in members and self._is_cut_off(node, members[0]):
+                self._decline(event, node)
+                continue
+            # Whoever calls a dead node does not wait for others that call it.
+            free = max(self._free[member] for member in members if not self._dead(member))
             seconds = ECHO if event.kind is Kind.LIGHT else ROUND
             if free > self.time or self._dead(node):
                 if free + seconds <= end and not self._dead(node):
@@ -336,13 +339,19 @@ class Cluster:
             observation, seconds = self._run(members, -1, event.kind)
             for member in members:
                 self._free[member] = self.time + seconds
-            heapq.heappush(events, (self.time + seconds, next(order), observation, -1))
+            asker = -1 if node in members else node
+            heapq.heappush(events, (self.time + seconds, next(order), observation, asker))
         self.epoch += 1
 
     def _decline(self, asked: Confirmation, node: int) -> None:
         """There is no time left in this epoch; the next round asks again."""
         if not self._dead(node):
             self.judges[node].withdraw(asked)
+
+    def _is_cut_off(self, node: int, other: int) -> bool:
+        """Tell whether a node cannot ask another to call a third."""
+        fault = self.fault
+        return fault is not None and self._ends_badly(fault, (node, other), Kind.LIGHT)
 
     def _dead(self, node: int) -> bool:
         return (
@@ -352,19 +361,23 @@ class Cluster:
             and node in self.fault.nodes
         )
 
-    def _told(self, observation: Observation) -> Iterable[tuple[float, Confirmation, int]]:
-        """Let all members of a round see it."""
+    def _told(
+        self, observation: Observation, asker: int
+    ) -> Iterable[tuple[float, Confirmation, int]]:
+        """Let all members of a round see it, and the node that asked one of them for it, if any."""
         asked = []
-        for name in observation.members:
+        for name in (*observation.members, *([self.names[asker]] if asker >= 0 else [])):
             node = self.numbers[name]
             if self._dead(node):
                 continue
             detector = self.judges[node]
             seen = observation
-            if observation.outcome is Outcome.UNREACHABLE:  # each has called the other one itself
+            # Each has called the other one itself.
+            if observation.outcome is Outcome.UNREACHABLE and name in observation.members:
                 others = tuple(other for other in observation.members if other != name)
                 seen = replace(observation, members=(name, *others), late=others)
-            asked += [(self.time, confirmation, node) for confirmation in detector.observe(seen)]
+            extra = detector.observe(seen, requested=asker >= 0)
+            asked += [(self.time, confirmation, node) for confirmation in extra]
             suspects = frozenset(detector.suspects())
             before = self.standing.get(node, frozenset())
             if suspects != before:

@@ -181,9 +181,7 @@ class Policy:
         (self._scheduled if scheduled else self._on_demand).spend(seconds)
 
     def spend_in_vain(self, seconds: float) -> None:
-        """Charge the whole duration of another node's round that hung or failed. It has no timings,
-        and a member could hang in each of its rounds on purpose.
-        """
+        """Charge the whole duration of another node's round that hung or failed: it has no timings."""
         self._fruitless.spend(min(seconds, LONGEST))
 
     def objection(self, *, scheduled: bool, asked: bool = False) -> str:

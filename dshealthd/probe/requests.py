@@ -9,7 +9,7 @@ from dshealthd.probe.observation import Kind
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.protocol import Refusal
 from dshealthd.probe.rounds.active_round import Decline
-from dshealthd.probe.rounds.conclusion import timing_fields
+from dshealthd.probe.rounds.conclusion import score_fields, timing_fields
 from dshealthd.probe.rounds.plan import ON_DEMAND, PAIR
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class PeerRequests:
         rounds: Rounds,
         lead: Callable[..., Awaitable[RoundReport | None]],
     ) -> None:
-        """`lead` is `SlotRunner`'s."""
+        """`lead` leads a round of these members, kind and steps."""
         self._me = state.local_membership.me
         self._state, self._rounds, self._lead = state, rounds.handlers(), lead
 
@@ -65,7 +65,7 @@ class PeerRequests:
         if not set(members) <= set(self._state.local_membership.membership.names):
             raise Refusal(Decline.MEMBERS)
         steps = tuple((step["size"], step["repetitions"]) for step in body["steps"])
-        report = await self._lead(ON_DEMAND, members, kind, steps)
+        report = await self._lead(members, kind, steps)
         if report is None:
             raise Refusal(Decline.TESTING)
         found = report.observation
@@ -76,6 +76,7 @@ class PeerRequests:
             },
             "backend": Backend(found.backend),
             "timings": timing_fields(found.timings),
+            "scores": score_fields(found.scores),
         }
 
     async def _summarize(self, _sender: str, _body: dict[str, Any]) -> dict[str, Any]:

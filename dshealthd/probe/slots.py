@@ -23,11 +23,12 @@ from dshealthd.probe.node import ThisNode
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.messages import Backend
+from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.requests import PeerRequests
 from dshealthd.probe.rounds.active_round import Decline, RoundContext, RoundReport
-from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
+from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine, scores_of
 from dshealthd.probe.rounds.plan import (
     DEADLINES,
     ON_DEMAND,
@@ -64,6 +65,8 @@ TRIES = 8
 """Attempts at an epoch's round while this node or another member is in an extra round."""
 BUSY_TRIES = 4
 """Attempts at an extra round while another round is in progress."""
+REQUESTED = 6.0
+"""Seconds for a member to call another and report: twice those of its invitation and its echo."""
 BUSY_WAIT = 1.5
 """Seconds between these attempts."""
 
@@ -112,7 +115,7 @@ class SlotRunner:
             options.peer,
             self._me,
             lambda: state.local_membership.membership.names,
-            PeerRequests(state, self.rounds, self._lead).handlers(),
+            PeerRequests(state, self.rounds, self._lead_for_another).handlers(),
             credentials=credentials,
             monotonic=state.monotonic,
             resolver=resolver,
@@ -124,6 +127,8 @@ class SlotRunner:
         self._names = membership.names
         self._recent: deque[Observation] = deque(maxlen=2 * TRIES)
         """Recent scheduled rounds, including those that came to nothing."""
+        self._requested: set[tuple[str, ...]] = set()
+        """Members of the rounds that this node leads for another member."""
         self._saved = state.monotonic()
 
     async def open(self) -> None:
@@ -185,7 +190,7 @@ class SlotRunner:
             for name in set(self._names) - set(membership.names):
                 self.client.forget(name)
             self._names = names = membership.names
-            self.detector.take_members(membership.leaves)
+            self.detector.apply_members(membership.leaves)
             self._state.metrics.forget(names)
             self._state.absences.forget(names)
 
@@ -315,6 +320,16 @@ class SlotRunner:
         )
         return await self.rounds.lead(plan.light() if reason else plan, reason)
 
+    async def _lead_for_another(
+        self, members: tuple[str, ...], kind: Kind, steps: tuple[tuple[int, int], ...]
+    ) -> RoundReport | None:
+        """Lead a round that another member has requested."""
+        self._requested.add(members)
+        try:
+            return await self._lead(ON_DEMAND, members, kind, steps)
+        finally:
+            self._requested.discard(members)
+
     async def _confirm(self, confirmation: Confirmation) -> bool:
         """Run an extra round that the detector asked for. Return False if this node was busy with
         another one for too long, or a member is in maintenance.
@@ -329,11 +344,39 @@ class SlotRunner:
                 if not self.rounds.busy:
                     await self._local(ON_DEMAND)
                     return True
+            elif confirmation.members[0] != self._me:
+                reason = await self._request_call(*confirmation.members)
+                if not reason:
+                    return True
+                if reason != Decline.TESTING:
+                    break
             elif await self._lead(ON_DEMAND, confirmation.members, confirmation.kind) is not None:
                 return True
             await asyncio.sleep(BUSY_WAIT)
         self.detector.withdraw(confirmation)
         return False
+
+    async def _request_call(self, name: str, other: str) -> str:
+        """Have a member call another that this node cannot call. Return why it does not, or empty."""
+        body = {"members": [name, other], "kind": Kind.LIGHT, "steps": []}
+        try:
+            answer = await self.client.call(name, "lead", body, REQUESTED)
+        except PeerError as error:
+            return error.reason
+        observation = Observation(
+            ON_DEMAND,
+            Kind.LIGHT,
+            Backend.AGENT,
+            (name, other),
+            answer["outcome"],
+            answer["stage"],
+            late=tuple(answer["late"]),
+            reason=answer["reason"],
+            scores=scores_of(answer, other),
+            at=self._state.wall(),
+        )
+        self._observe(observation)
+        return ""
 
     async def _local(self, epoch: int) -> None:
         gpus, begin = self._state.gpus.count(), self._state.monotonic()
@@ -383,7 +426,13 @@ class SlotRunner:
             ", ".join(observation.members),
             _words(observation),
         )
-        for dropped in self.confirmations.add(self.detector.observe(observation)):
+        requested = observation.epoch == ON_DEMAND and observation.members in self._requested
+        self._observe(observation, requested=requested)
+
+    def _observe(self, observation: Observation, *, requested: bool = False) -> None:
+        """Have the detector evaluate a round, and queue the extra round that it needs, if any."""
+        needed = self.detector.observe(observation, requested=requested)
+        for dropped in self.confirmations.add(needed):
             self.detector.withdraw(dropped)
 
 

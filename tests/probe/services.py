@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bench.liar import PlayedService, PlayedWorkers
 from bench.processes import free_port
 from dshealthd.collectors import gpu_bus, gpu_processes, maintenance
 from dshealthd.core.host import Host
@@ -22,6 +21,7 @@ from dshealthd.core.snapshot import Snapshot
 from dshealthd.probe.options import MembershipOptions, PeerOptions, PolicyOptions, ProbeOptions
 from tests.probe.company import give_time
 from tests.probe.peering import KEY, secret
+from tests.probe.played import PlayedService, PlayedWorkers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.liar import PlayedWorkers
 from dshealthd.core.options import Duration
 from dshealthd.probe import policy as policy_module
 from dshealthd.probe.node import LIMITED
@@ -19,6 +18,7 @@ from dshealthd.probe.policy import DUTY, SAVED
 from dshealthd.probe.rounds.active_round import Decline
 from dshealthd.probe.rounds.plan import ON_DEMAND, WARM_UP, RoundPlan
 from tests.probe.peering import PATIENT, until
+from tests.probe.played import PlayedWorkers
 from tests.probe.services import NAMES, agents, snapshot
 
 if TYPE_CHECKING:

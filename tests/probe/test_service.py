@@ -87,12 +87,8 @@ async def test_every_pair_meets(tmp_path: Path) -> None:
         for agent in members:
             others = selves - {agent.value("probe_member_hash", "self")}
             await until(lambda: agent.value("probe_member_hash", "met") in others)  # noqa: B023
-        # The leader is drawn anew in every epoch, and only the leader measures.
-        leaders = [agent for agent in members if any(entry["led"] for entry in agent.rounds)]
-        assert len(leaders) >= 2
         for agent in members:
-            echo = agent.value("probe_operation_seconds", "light", "agent", "echo")
-            assert (echo > 0) == (agent in leaders)
+            assert agent.value("probe_operation_seconds", "light", "agent", "echo") > 0
 
 
 async def test_half_the_agents_gone(tmp_path: Path) -> None:

@@ -151,6 +151,15 @@ TIMING = Record(
     }
 )
 
+BOUNDS = Record(
+    {
+        "op": Choice(Op),
+        "size": Integer(0, MAX_SIZE),
+        "at_least": SECONDS,
+        "at_most": SECONDS,
+    }
+)
+
 RANK_NUMBER = Integer(0, 10**7)
 """The largest jobs have 10^5 ranks."""
 PART_SECONDS = Number(INSTANT, LONGEST_STEP)
@@ -245,7 +254,7 @@ METHODS: Mapping[str, Method] = {
                 "timings": Array(TIMING, 128),
                 "scores": SCORES,
             },
-            {"offset": Number(-1e11, 1e11)},
+            {"offset": Number(-1e11, 1e11), "bounds": Array(BOUNDS, 8)},
         ),
         Record({}),
     ),
@@ -266,6 +275,7 @@ METHODS: Mapping[str, Method] = {
                 "timings": Array(TIMING, 128),
                 "late": LATE,
                 "reason": KnownReason(),
+                "scores": SCORES,
             }
         ),
     ),

@@ -1,7 +1,6 @@
 """The conclusion of a round: the results of all its workers, combined into one observation.
 
-Each member draws its own conclusion from what the other sent it. If both are honest, both reach the
-same conclusion.
+Each member draws its own conclusion from what the other sent it; both reach the same one.
 """
 
 from __future__ import annotations
@@ -151,7 +150,7 @@ def combine(
     """Return the conclusion of a round for the node `me`, from its members' shares. `error` is that
     of a call to the other member, if it has given no share.
     """
-    # First of all: impossible timings cast doubt on everything else that their sender says.
+    # First of all: who measures impossible times may have anything else wrong.
     absurd = sorted(name for name, share in shares.items() if name != me and not share.plausible)
     if absurd:
         return RoundResult(Outcome.FAILED, Stage.SIZES, (), tuple(absurd), IMPLAUSIBLE)
@@ -233,7 +232,7 @@ def score_fields(scores: Iterable[tuple[str, float]]) -> list[dict[str, Any]]:
 def scores_of(body: Mapping[str, Any], name: str) -> Scores:
     """Return a message's scores about its sender; a member has no say about any others."""
     scores = ((entry["component"], entry["score"]) for entry in body.get("scores", ()))
-    own = f"{name}/", f"{name}--", f"{name}->"
+    own = f"{name}/", f"{name}--"
     return tuple(
         (component, score)
         for component, score in scores

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.timing import happens
@@ -22,6 +23,7 @@ from dshealthd.probe.rounds.conclusion import (
     combine,
     score_fields,
     scores_of,
+    timing_fields,
     without,
 )
 from dshealthd.probe.rounds.plan import ON_DEMAND
@@ -186,6 +188,12 @@ async def _tell(context: RoundContext, active: ActiveRound, result: RoundResult)
         **MemberResult(ranks, active.scores.get(me, ())).message(),
         **({} if active.offset is None else {"offset": active.offset}),
     }
+    if active.plan.kind is Kind.LIGHT:
+        # Only the leader can time an echo, which says as much about both ends.
+        body |= {
+            "timings": timing_fields(result.timings),
+            "bounds": [asdict(bounds) for bounds in result.bounds],
+        }
     answer = await context.ask(active.peer, "conclusion", body, CONCLUSION)
     if isinstance(answer, PeerError) and answer.reason != Decline.ROUND:
         log.debug(

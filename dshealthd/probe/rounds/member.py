@@ -10,9 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.timing import time_limit
 from dshealthd.linux.starvation import STARVED
-from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.observation import Bounds, Kind, Outcome, Stage
 from dshealthd.probe.peers.protocol import PeerError
-from dshealthd.probe.rounds.conclusion import SILENT, MemberResult, RoundResult, combine
+from dshealthd.probe.rounds.conclusion import (
+    SILENT,
+    MemberResult,
+    RoundResult,
+    combine,
+    timings_of,
+)
 from dshealthd.probe.rounds.remote_store import RemoteStore
 
 if TYPE_CHECKING:
@@ -99,7 +105,8 @@ def _conclude(me: str, active: ActiveRound) -> RoundResult:
         # The problem is between the root and this node, so this node is late.
         return RoundResult(outcome, stage, (), (me,), reason)
     if is_light:
-        return RoundResult(outcome, stage, reason=reason)
+        bounds = tuple(Bounds(**entry) for entry in told.get("bounds", ()))
+        return RoundResult(outcome, stage, timings_of(told["timings"]), (), reason, bounds)
     if me not in active.shares:
         return RoundResult(Outcome.HUNG, active.stage, (), (me,), SILENT)
     silent = None if active.plan.root in active.shares else PeerError(Outcome.HUNG, SILENT)

@@ -20,10 +20,9 @@ ON_DEMAND = -1
 """The epoch of an unscheduled round: a confirmation, or one that a person requested."""
 PAIR = 2
 """Members of a round between nodes."""
-PROTOCOL = 4
-"""Version of the meaning of a round's messages. 2: each member sends its result itself. 3: an echo's
-answer to a root says how long the member has waited for a CPU. 4: a round has two members. Members
-with different numbers decline each other's rounds.
+PROTOCOL = 5
+"""Version of the meaning of a round's messages. Members with different numbers decline each other's
+rounds.
 """
 SPEAKS = f"{__version__}/{PROTOCOL}"
 WARM_UP = 2

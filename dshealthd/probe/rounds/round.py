@@ -3,8 +3,8 @@
 The root invites the member, which answers that it is ready, which starts its workers, or declines
 with a reason. The workers meet in the root's store. The member sends its workers' results to the
 root; the root sends its own when it announces the end of the round. From these each of the two
-draws its own conclusion: neither speaks for the other, so one that lies can blame only itself. If
-one may not use its GPUs now, the round becomes a light one. One that falls silent is late.
+draws its own conclusion. If one may not use its GPUs now, the round becomes a light one. One that
+falls silent is late.
 """
 
 from __future__ import annotations

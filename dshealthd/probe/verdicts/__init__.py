@@ -4,33 +4,15 @@ Each round goes through four steps; `detector` owns the state and calls the othe
 
     measure   `detector._items`      an observation becomes measurements, one for each signal,
                                      compared with `baseline`
-    update    `signals`,             a measurement is added to the window of its signal, to its
-              `peer_history`         open investigation, and to the suspicion of a pair
-    decide    `explanation`, `links` pure functions and rules find what explains the bad rounds
-    plan      `planner.plan`         a pure function chooses the extra round that is needed next
+    update    `signals`, `pairs`     a measurement is added to the window of its signal, and to its
+                                     open investigation; the round to the suspicion of its pair
+    decide    `explanation`, `pairs` pure functions find what explains the bad rounds
+    plan      `planner.plan`         a pure function yields the extra rounds that are needed next
 
-States of a signal of this node:
+A signal with which two of the last three peers are bad is investigated: extra rounds with reference
+peers confirm it, or show that it was chance. A peer with which a round was bad is suspected: rounds
+of both ends with others, and calls of others, show whether it is the peer, the link, or chance.
 
-    quiet ── 2 of the last 3 scheduled rounds bad ──> investigated
-      ^                                                   │
-      │ more good rounds than a fault lets through        │ extra rounds with reference peers
-      ├───────────────────────────────────────────────────┤
-      │                                                   │ enough bad ones, and no few members
-      │ 3 good rounds in a row (8 if the fault            │ could have caused all of them
-      │ is intermittent)                                  v
-      └────────────────────────────────────────────── accused: this node, its part, its leaf
-
-States of a pair with one peer:
-
-    quiet ── a bad round with it ──> suspected ── both ends well with others, or nobody
-      ^                                │          reaches the peer ──> accused: link or peer
-      │ a good round (two after more   │                                   │
-      │ than one bad), or 6 epochs     │                                   │ two good rounds
-      │ without a round                │                                   │
-      └────────────────────────────────┴───────────────────────────────────┘
-
-Who is believed: a node accuses itself only by its own measurements, and a peer only by rounds
-between the two. What a peer reports about itself can take blame off others, never put it on them.
-Rounds that a peer leads on its own initiative count once per peer. Up to `Surroundings.liars`
-members may lie together without effect.
+Each rule is one of medians: a node is at fault if most of its peers find it bad, a link if both of
+its ends are well with most others. Members are believed, but a single peer's word accuses nobody.
 """

@@ -45,10 +45,6 @@ _SMALL = 6.0
 """A deviation of n values is multiplied by 1 + 6/n, as it and the median are uncertain."""
 _FASTER = 0.03
 """Minimum share by which recent values must lie below the median to replace it."""
-_IMPLAUSIBLE = 4.0
-"""A value this many times below the median is not learnt: no repair makes a class so much faster.
-If it is real, rounds with several peers confirm it, and `_Class` restarts from those values.
-"""
 ANCHOR_KEPT = 15 * 86400.0
 """Seconds after which the search for the lowest median restarts. The lowest of the preceding period
 counts for as long again. So one wrong value does not count forever, and a part may creep by
@@ -94,7 +90,7 @@ class _Class:
     earlier: float = math.inf
     """The lowest median of the period before that."""
     anchored: float = -math.inf
-    recent: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     median: float = 0.0
     sigma: float = 0.0
     reference: float = 0.0
@@ -108,14 +104,12 @@ class _Class:
     def known(self) -> bool:
         return len(self.values) >= ENOUGH
 
-    def learn(self, value: float, at: float, peer: str) -> bool:
+    def learn(self, value: float, at: float) -> bool:
         """Add a value to the baseline if one is due; tell whether anything has changed."""
-        self.recent.append((value, peer))
+        self.recent.append(value)
         if self.known and len(self.recent) == RECENT and self._faster():
-            self.values = deque((seconds for seconds, _ in self.recent), KEPT)
+            self.values = deque(self.recent, KEPT)
             self.anchor = self.earlier = math.inf
-        elif self.known and value * _IMPLAUSIBLE < self.median:
-            return False
         # `at < kept_at`: the clock was ahead at the last value, and waiting for it to catch up may
         # take years.
         elif len(self.values) < FILL or at - self.kept_at >= SPACING or at < self.kept_at:
@@ -127,12 +121,9 @@ class _Class:
         return True
 
     def _faster(self) -> bool:
-        """Return whether nearly all recent values are faster than the baseline's chance explains.
-        No single peer may have taken part in all of them; values of this node alone have no peer.
-        """
+        """Return whether nearly all recent values are faster than the baseline's chance explains."""
         limit = self.median * (1 - max(_FASTER, 2 * self.sigma))
-        fast = [peer for value, peer in self.recent if value < limit]
-        return len(fast) >= RECENT - 1 and (len(set(fast)) > 1 or not fast[0])
+        return sum(value < limit for value in self.recent) >= RECENT - 1
 
     def _measure(self) -> None:
         self.median = median(self.values)
@@ -176,9 +167,9 @@ class Baselines:
             return self._prior(series, seconds)
         return Reading(seconds / known.reference, known.limit)
 
-    def update(self, series: TimingClass, seconds: float, at: float, peer: str = "") -> None:
-        """Learn a timing of a round in which nothing was wrong, with `peer` if there was one; `at`
-        is Unix time. A timing below what any transport can do is not learnt.
+    def update(self, series: TimingClass, seconds: float, at: float) -> None:
+        """Learn a timing of a round in which nothing was wrong; `at` is Unix time. A timing below
+        what any transport can do is not learnt.
         """
         if not FLOOR <= seconds < math.inf:
             return
@@ -187,7 +178,7 @@ class Baselines:
             if len(self._classes) >= MAX_CLASSES:
                 return
             known = self._put(series, _Class())
-        if known.learn(seconds, at, peer):
+        if known.learn(seconds, at):
             self.changed = True
             self._refer(series, known)
 

@@ -1,34 +1,30 @@
 """The detector: what one agent concludes from its own rounds and from its peers' reports.
 
-A part that is flagged in two of three scheduled rounds becomes suspicious. Extra rounds with
-members known to be well confirm it. Then the cause that explains most is accused: the leaf, if the
-neighbors report the same about themselves; otherwise a rail, a GPU or the node; the link, if one
-pair is bad and both its ends are well with others. Each agent accuses its own node and its own
-links, and other nodes only if they cannot report for themselves. Declined and inconclusive rounds
-accuse nobody.
+A part that is flagged with two of the last three peers becomes suspicious. Extra rounds with members
+known to be well confirm it. Then the cause that explains most is accused: the leaf, if the neighbors
+report the same about themselves; otherwise a rail, a GPU or the node; the link, if one pair is bad
+and both its ends are well with others. Each agent accuses its own node and its own links, and other
+nodes only if they cannot report for themselves. Declined and inconclusive rounds accuse nobody.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Suspect
 from dshealthd.probe.verdicts.accusation import AMBIGUOUS, Verdicts, accusations
 from dshealthd.probe.verdicts.baseline import TimingClass
-from dshealthd.probe.verdicts.explanation import Cause, Surroundings, blamed, explain, reason_of
-from dshealthd.probe.verdicts.links import SLOW, Links, accused_links, link
-from dshealthd.probe.verdicts.peer_history import INTERMITTENT, SILENCES, Outages, PeerHistory
+from dshealthd.probe.verdicts.company import Company, Met
+from dshealthd.probe.verdicts.explanation import Cause, Surroundings, explain, reason_of
+from dshealthd.probe.verdicts.pairs import Finding, PairSuspicion
 from dshealthd.probe.verdicts.planner import (
     Confirmation,
-    NextStep,
     PlanningInput,
-    Purpose,
     early,
     plan,
-    unreached,
 )
-from dshealthd.probe.verdicts.recent_rounds import RecentRounds
 from dshealthd.probe.verdicts.signals import (
     HARD,
     OWN_NODE,
@@ -42,7 +38,7 @@ from dshealthd.probe.verdicts.signals import (
     SignalHistory,
     decode_scores,
     encode_scores,
-    hard_track,
+    hard_signal,
 )
 
 if TYPE_CHECKING:
@@ -55,6 +51,10 @@ __all__ = ["Confirmation", "Detector"]
 
 BUSY = "already_testing"
 """The reason of a round that was declined because another one was in progress."""
+INTERMITTENT = "intermittent"
+"""The reason of an accusation because of short outages."""
+SLOW = "slow"
+_SILENCES = frozenset({Outcome.UNREACHABLE, Outcome.HUNG})
 _CALM = 0.6
 """Share of the way from 1 to the limit below which a timing counts as good. The threshold that ends
 an accusation is thus lower than the one that starts it.
@@ -65,6 +65,8 @@ _STEADY = 8
 """The same for an intermittent fault, where good rounds and bad ones alternate."""
 _PENDING = 30.0
 """Seconds after which an extra round that has not taken place is given up."""
+_LEAF_GONE = 3
+"""Members of a leaf that must be gone, with none of it well, to accuse the leaf."""
 
 
 class Detector:
@@ -86,129 +88,127 @@ class Detector:
         self._options = options
         self._wall = wall
         self._high = 1 + baselines.slow_ratio
-        self._peer_history = PeerHistory(me, leaves)
-        self._around = self._surroundings()
+        self._company = Company(me, leaves)
         self._history: dict[Signal, SignalHistory] = {}
-        self._verdicts: Verdicts = {}
-        self._links = Links(
-            self._peer_history,
-            high=self._high,
-            confirmations=options.confirmations,
-            hold=options.hold_epochs,
-        )
-        self._pending: dict[frozenset[str], float] = {}
+        self._pairs: dict[str, PairSuspicion] = {}
+        self._ended: dict[str, PairSuspicion] = {}
+        """The last suspicion of each peer that good rounds ended."""
+        self._gone: dict[str, tuple[Suspect, int]] = {}
+        """Nodes that nobody reaches: the accusation, and the epoch of the last evidence."""
+        self._pending: dict[tuple[str, ...], float] = {}
         """Members of the requested extra rounds, and the time of each request."""
-        self._recent = RecentRounds(me, self._high)
-        self._outages = Outages()
         self._epoch = -1
-        self._led_by_other = -1
-        """Epoch of the last scheduled round that the other node led."""
+        self._number = 0
         self._told: tuple[tuple[str, float], ...] | None = None
+        self._keep_company()
 
-    def take_members(self, leaves: Mapping[str, str]) -> None:
+    def apply_members(self, leaves: Mapping[str, str]) -> None:
         """Apply a new list of members; removed ones are no longer suspects."""
-        self._peer_history.take_members(leaves, self._epoch)
+        self._company.apply_members(leaves, self._epoch)
         self._keep_company()
 
     def _keep_company(self) -> None:
-        company = self._peer_history.leaves
-        self._around = self._surroundings()
-        self._links.keep(company)
-        self._recent.keep(company)
-        self._outages.keep(company)
-        for history in self._history.values():
-            for pairs in (history.pairs, history.ended):
-                for peer in pairs.keys() - company.keys():
-                    del pairs[peer]
-
-    def _surroundings(self) -> Surroundings:
-        known = self._peer_history
-        return Surroundings(
+        company = self._company
+        self._around = Surroundings(
             self._me,
-            known.intra_leaf,
-            known.inter_leaf,
+            company.intra_leaf,
+            company.inter_leaf,
             self._high,
             self._options.confirmations,
-            known_leaf=bool(known.leaf),
         )
+        stores: tuple[dict[str, object], ...] = (self._pairs, self._ended, self._gone)  # type: ignore[assignment] # only keys are removed
+        for store in stores:
+            for name in store.keys() - company.leaves.keys():
+                del store[name]
 
-    def observe(self, observation: Observation) -> tuple[Confirmation, ...]:
-        """Evaluate a round; return the extra round to run at once, if one is needed."""
-        peer = next((member for member in observation.members if member != self._me), "")
+    def observe(
+        self, observation: Observation, *, requested: bool = False
+    ) -> tuple[Confirmation, ...]:
+        """Evaluate a round; return the extra round to run at once, if one is needed. A round that
+        another member `requested` is evidence for that member, and raises no suspicion here.
+        """
+        members, scheduled = observation.members, observation.epoch >= 0
+        if self._me not in members:
+            return self._record_word(observation)
+        self._told = None
+        peer = next((member for member in members if member != self._me), "")
+        led = members[0] == self._me
         # Keyed by members, whoever led: a round of the same pair that the peer led tells as much.
-        self._pending.pop(frozenset(observation.members), None)
-        led = observation.members[0] == self._me
-        scheduled = self._is_scheduled(observation, peer)
+        requested_here = self._pending.pop(tuple(sorted(members)), None) is not None
         if scheduled:
             # Even if it is lower: the clock was wrong and has been corrected.
             self._epoch = observation.epoch
-            if self._peer_history.turn_to(self._epoch):
+            if self._company.turn_to(self._epoch):
                 self._keep_company()
-        self._peer_history.admit(peer)
+        self._company.admit(peer)
         if observation.outcome in {Outcome.DECLINED, Outcome.INCONCLUSIVE}:
             if peer:
-                self._peer_history.declined(peer, observation.at, busy=observation.reason == BUSY)
+                self._company.rest(peer, observation.at, busy=observation.reason == BUSY)
                 if observation.outcome is Outcome.DECLINED and led:
-                    self._reached(peer)
-                    self._recent.declined(peer, self._epoch)
-                    self._told = None
+                    self._clear_unreached(peer)
             else:
                 # The policy denied the GPUs to the local round that distinguishes an adapter from
                 # its GPU: an investigation that waits for it must be decided without it.
                 for history in self._history.values():
                     if history.investigation:
                         history.investigation.home_refused = True
-            return self._ask()
-        told = decode_scores(observation, peer)
+            return self._request()
+        self._number += 1
         round = ObservedRound(
+            number=self._number,
             epoch=self._epoch,
             at=observation.at,
             kind=observation.kind,
             peer=peer,
-            near=self._peer_history.near(peer),
+            near=self._company.near(peer),
             extra=not scheduled,
             led=led,
-            told=told,
+            told=decode_scores(observation, peer),
         )
-        if told is not None:
-            self._peer_history.heard(peer, observation.at, self._epoch, told)
         found = list(self._items(observation, round))
         for history, measurement in found:
-            history.add(measurement, self._high)
-        self._note_outages(observation, round)
-        self._remember(observation, round, found)
-        self._told = None
+            if measurement.explained:
+                # This covers earlier rounds too: a peer takes some rounds to find itself at fault,
+                # and until then its bad rounds counted against this node.
+                history.explain(peer)
+            history.add(measurement)
+        if peer:
+            opens = scheduled or (led and not requested_here and not requested)
+            self._record_round(observation, round, found, opens=opens)
         self._consider(round)
-        return self._ask()
-
-    def _is_scheduled(self, observation: Observation, peer: str) -> bool:
-        """Return whether the schedule asked for a round, rather than the member that led it. A
-        member that leads any other round, or leads one again, has chosen this node.
-        """
-        epoch = observation.epoch
-        if epoch < 0 or not peer or observation.members[0] == self._me:
-            # This node itself chose whom to lead; only the choices of others can be aimed at it.
-            return epoch >= 0
-        if not self._peer_history.scheduled(observation.members, epoch):
-            return False
-        if observation.outcome is Outcome.DECLINED:
-            return True  # the leader tries again if a member is in another round
-        # Only the first such round of an epoch counts, so that the peer cannot add evidence by
-        # leading more of them.
-        first, self._led_by_other = self._led_by_other != epoch, epoch
-        return first
+        return self._request()
 
     def withdraw(self, confirmation: Confirmation) -> None:
-        """Note that an extra round is not run after all. After the next observation the detector
+        """Record that an extra round is not run after all. After the next observation the detector
         asks for what is needed then.
         """
-        self._pending.pop(frozenset(confirmation.members), None)
+        self._pending.pop(tuple(sorted(confirmation.members)), None)
+        if confirmation.members[0] != self._me:
+            self._company.rest(confirmation.members[0], self._wall())
 
-    def _reached(self, peer: str) -> None:
+    def _clear_unreached(self, peer: str) -> None:
         """Drop the suspicion that a peer is unreachable: it has answered."""
-        self._links.met(peer, self._epoch, well=True, led=True)
-        if REACH in self._history:
-            self._history[REACH].pairs.pop(peer, None)
+        self._gone.pop(peer, None)
+        if peer in self._pairs and REACH in self._pairs[peer].signals:
+            del self._pairs[peer]
+
+    def _record_word(self, observation: Observation) -> tuple[Confirmation, ...]:
+        """Record whether a member that was asked could call another, and what that reported."""
+        asked, peer = observation.members
+        self._pending.pop(tuple(sorted(observation.members)), None)
+        pair = self._pairs.get(peer)
+        if pair is not None and observation.outcome is not Outcome.INCONCLUSIVE:
+            told = decode_scores(observation, peer)
+            self._company.record_report(
+                replace(pair.first, number=self._number, epoch=self._epoch, told=told)
+            )
+            well = observation.outcome in {Outcome.OK, Outcome.DECLINED}
+            pair.words[asked] = self._epoch, well
+            if told is not None and told.accuses_itself(REACH, self._high):
+                del self._pairs[peer]
+            else:
+                self._judge(pair)
+        return self._request()
 
     # What a round measured
 
@@ -218,21 +218,23 @@ class Detector:
         """Yield each of a round's measurements with the history of its signal. Timings are learnt
         as usual if nothing in the round hints at a fault.
         """
-        ok = observation.outcome is Outcome.OK
-        hard = hard_track(observation)
-        for track in (
-            (OWN_NODE,)
-            if observation.kind is Kind.LOCAL
-            else (REACH,)
-            if observation.kind is Kind.LIGHT
-            else (REACH, RUN)
-        ):
-            bad = not ok and track == hard
-            if track == RUN and hard == REACH and not ok:
-                continue  # the round did not get that far
-            late = "".join(observation.late) if track == RUN and bad else ""
-            ratio, reason = HARD if bad else 1.0, str(observation.outcome)
-            yield self._of(track), Measurement(round, ratio, bad, not bad, reason, late=late)
+        ok, hard, told = observation.outcome is Outcome.OK, hard_signal(observation), round.told
+        local = observation.kind is Kind.LOCAL
+        for signal in (OWN_NODE,) if local else (REACH,) if hard == REACH else (REACH, RUN):
+            bad = not ok and signal == hard
+            blamed = told is not None and told.accuses_itself(signal, self._high)
+            yield (
+                self._of(signal),
+                Measurement(
+                    round,
+                    HARD if bad else 1.0,
+                    bad,
+                    not bad,
+                    str(observation.outcome),
+                    # If the peer was late, the round says nothing against this node.
+                    bad and (blamed or (observation.late == (round.peer,) and signal == RUN)),
+                ),
+            )
         if not ok:
             return
         family = str(observation.kind) if observation.kind in {Kind.LOCAL, Kind.LIGHT} else "fabric"
@@ -245,13 +247,15 @@ class Detector:
                 part,
                 bool(round.peer) and not round.near,
             )
-            track = Signal(family, observation.backend, op, size, part)
+            signal = Signal(family, observation.backend, op, size, part)
             measurement = self._timed(round, series, least, most)
             # No history is started before enough is known to judge.
-            history = self._history.get(track) if measurement is None else self._of(track)
+            history = self._history.get(signal) if measurement is None else self._of(signal)
             is_exact, bad = least == most, False
+            blamed = told is not None and told.accuses_itself(signal, self._high)
             if measurement is not None and history is not None:
                 bad = measurement.bad
+                measurement.explained = bad and blamed
                 if is_exact or bad or measurement.good:
                     yield history, measurement
             if (
@@ -259,12 +263,10 @@ class Detector:
                 # be wrong, an open investigation may concern a fault that does not flag every
                 # round, and a peer that is slow by its own account slows this timing too.
                 is_exact
-                and not bad
-                and not round.extra
+                and not (bad or blamed or round.extra)
                 and (history is None or history.investigation is None)
-                and not self._accuses_itself(track, round)
             ):
-                self._baselines.update(series, least, round.at, round.peer)
+                self._baselines.update(series, least, round.at)
 
     def _timed(
         self, round: ObservedRound, series: TimingClass, least: float, most: float
@@ -283,108 +285,167 @@ class Detector:
             SLOW,
         )
 
-    def _accuses_itself(self, track: Signal, round: ObservedRound) -> bool:
-        return round.told is not None and round.told.accuses_itself(track, self._high)
-
-    def _of(self, track: Signal) -> SignalHistory:
-        history = self._history.get(track)
+    def _of(self, signal: Signal) -> SignalHistory:
+        history = self._history.get(signal)
         if history is None:
-            history = self._history[track] = SignalHistory(track)
+            history = self._history[signal] = SignalHistory(signal)
         return history
 
-    def _note_outages(self, observation: Observation, round: ObservedRound) -> None:
-        """Note whether the peer was silent or answered, unless it accuses itself."""
-        if observation.outcome is Outcome.OK:
-            self._outages.answered(round.peer, self._epoch)
-        elif (
-            observation.outcome in SILENCES
-            and hard_track(observation) == REACH
-            and round.peer in observation.late
-        ):
-            self._outages.silent(round.peer, self._epoch)
-        if self._accuses_itself(REACH, round):
-            self._outages.explained(round.peer)
-
-    def _remember(
+    def _record_round(
         self,
         observation: Observation,
         round: ObservedRound,
         found: list[tuple[SignalHistory, Measurement]],
+        *,
+        opens: bool,
     ) -> None:
-        if not round.peer:
+        """Record a round with a peer as a whole, and what it says of the pair."""
+        peer, late = round.peer, observation.late
+        bads = {history.signal: entry for history, entry in found if entry.bad}
+        hard = next((signal for signal in (REACH, RUN) if signal in bads), None)
+        bad = frozenset(bads if hard is None else (hard,))
+        ratios = sorted(entry.ratio for entry in bads.values() or (entry for _, entry in found))
+        # The highest of many good timings is high by chance, so their median counts. An echo that
+        # takes a tenth longer than usual is fine, but peers judge by the tolerance of collectives.
+        light = observation.kind is Kind.LIGHT
+        ratio = ratios[-1] if bad else 1.0 if light else ratios[len(ratios) // 2]
+        silent = hard == REACH and observation.outcome in _SILENCES and late == (peer,)
+        told, pair = round.told, self._pairs.get(peer)
+        self._company.record_report(round)
+        if not any(entry.explained for entry in bads.values()):
+            # A round that the peer takes the blame for says nothing of this node.
+            self._company.log.append(Met(round, light, ratio, bool(bad), silent))
+        if observation.outcome is Outcome.OK and round.led:
+            self._gone.pop(peer, None)
+        elif peer in self._gone and hard == REACH and round.led:
+            self._gone[peer] = self._gone[peer][0], self._epoch
+        if told is not None and any(
+            told.accuses_itself(signal, self._high) for signal in (pair.signals if pair else bad)
+        ):
+            self._pairs.pop(peer, None)
+            self._ended.pop(peer, None)
             return
-        measurements = [measurement for _, measurement in found]
-        well = not any(measurement.bad for measurement in measurements)
-        self._peer_history.met(round.peer, round.at, well=well)
-        self._links.met(
-            round.peer, self._epoch, well=observation.outcome is Outcome.OK, led=round.led
-        )
-        timings = sum(history.track.timed for history, _ in found)
-        self._recent.note(round, measurements, timings, self._epoch)
+        if late == (self._me,) and hard == RUN:
+            return  # the peer waited for this node
+        reason = reason_of(bads.values()) if bads else ""
+        measured = {history.signal: entry.good for history, entry in found}
+        if pair is None:
+            if bad and opens and peer not in self._gone:
+                before = self._ended.pop(peer, None)
+                self._pairs[peer] = PairSuspicion.begin(round, bad, ratio, reason, before)
+        elif pair.update(round, bad, ratio, reason, measured):
+            self._ended[peer] = self._pairs.pop(peer)
 
     # What it means
+
+    @property
+    def _verdicts(self) -> Verdicts:
+        return {
+            signal: history.investigation.verdict
+            for signal, history in self._history.items()
+            if history.investigation and history.investigation.verdict
+        }
 
     def _consider(self, round: ObservedRound) -> None:
         # With occasional packet loss, good rounds come between the bad ones and the window never
         # becomes suspicious: such a fault is counted separately, by its short outages.
-        if REACH not in self._verdicts and self._outages.many(self._epoch, self._around.liars):
-            reach = self._of(REACH)
-            reach.investigation = Investigation.open(reach.window, round.at)
-            self._verdicts[REACH] = Cause.SELF, INTERMITTENT
-        silent = unreached(self._history, self._links.gone)
-        for track, history in self._history.items():
-            if history.investigation is None:
-                if not history.suspicious():
-                    if history.pairs:
-                        self._links.review(history, self._epoch, self._around, silent)
-                    continue
-                # Only later rounds decide: those that opened the investigation were selected for
-                # being bad.
-                history.investigation = Investigation.open(history.window, round.at)
-                continue
-            cause = explain(history.investigation, track, self._around)
-            if track in self._verdicts:
-                self._review(track, history, cause)
-            elif cause is Cause.NOTHING:
-                history.forget()
-            elif cause not in {Cause.MORE_NEAR, Cause.MORE_FAR} and not early(track, self._history):
-                self._verdicts[track] = (
-                    cause,
-                    reason_of(
-                        (*history.investigation.earlier, *history.investigation.measurements)
-                    ),
-                )
-                history.investigation.decided = round.at
-        self._links.expire(self._epoch)
-
-    def _review(self, track: Signal, history: SignalHistory, cause: Cause) -> None:
-        """Clear a suspect, or correct the accusation."""
-        assert history.investigation is not None  # noqa: S101 - a verdict has a case
-        # A faulty uplink does not affect rounds inside the leaf, so good ones there clear nothing.
-        leaf_alone = self._verdicts[track][0] in {Cause.LEAF, Cause.FABRIC} and not any(
-            i.bad and i.round.near for i in history.investigation.measurements
-        )
-        enough = _STEADY if self._verdicts[track][1] == INTERMITTENT else _CLEARED
-        telling = [
-            measurement
-            for measurement in history.investigation.measurements
-            if not (leaf_alone and measurement.round.near)
-        ][-enough:]
-        if len(telling) == enough and all(measurement.good for measurement in telling):
-            history.forget()
-            self._outages.forget()
-            history.pairs.clear()  # this fault explains the bad rounds with peers
-            history.ended.clear()
-            del self._verdicts[track]
-        elif cause in {Cause.SELF, Cause.LEAF, Cause.FABRIC} and any(
-            measurement.bad for measurement in history.investigation.measurements
+        reach = self._of(REACH)
+        if not (reach.investigation and reach.investigation.verdict) and (
+            self._company.is_intermittent(self._epoch)
         ):
-            self._verdicts[track] = (
-                cause,
-                reason_of((*history.investigation.earlier, *history.investigation.measurements)),
-            )
+            reach.investigation = Investigation((), round.at, verdict=(Cause.SELF, INTERMITTENT))
+        for signal, history in self._history.items():
+            investigation = history.investigation
+            if investigation is None:
+                if history.suspicious():
+                    history.investigation = Investigation(tuple(history.window), round.at)
+                continue
+            if investigation.verdict:
+                self._review(history, investigation)
+                continue
+            cause = explain(investigation, signal, self._around)
+            if cause is Cause.NOTHING:
+                history.forget()
+            elif cause.decided and not early(signal, self._history):
+                investigation.verdict = cause, reason_of(investigation.bads)
+                investigation.decided = round.at
+        for pair in list(self._pairs.values()):
+            self._judge(pair)
+        self._gone = {
+            name: (suspect, since)
+            for name, (suspect, since) in self._gone.items()
+            if 0 <= self._epoch - since <= self._options.hold_epochs
+        }
 
-    def _ask(self) -> tuple[Confirmation, ...]:
+    def _review(self, history: SignalHistory, investigation: Investigation) -> None:
+        """Clear a suspect, or correct the accusation."""
+        assert investigation.verdict is not None  # noqa: S101 - what is reviewed
+        cause, reason = investigation.verdict
+        # A faulty uplink does not affect rounds inside the leaf, so good ones there clear nothing.
+        leaf_alone = cause in {Cause.LEAF, Cause.FABRIC} and not any(
+            entry.bad and entry.round.near for entry in investigation.measurements
+        )
+        enough = _STEADY if reason == INTERMITTENT else _CLEARED
+        telling = [
+            entry for entry in investigation.measurements if not (leaf_alone and entry.round.near)
+        ][-enough:]
+        if len(telling) == enough and all(entry.good for entry in telling):
+            history.forget()
+            self._company.log.clear()
+            # This fault explains the bad rounds with peers.
+            for pair in [p for p in self._pairs.values() if history.signal in p.signals]:
+                del self._pairs[pair.peer]
+            self._ended.clear()
+        elif investigation.bads and any(entry.bad for entry in investigation.measurements):
+            cause = explain(investigation, history.signal, self._around)
+            if cause in {Cause.SELF, Cause.LEAF, Cause.FABRIC}:
+                investigation.verdict = cause, reason_of(investigation.bads)
+
+    def _judge(self, pair: PairSuspicion) -> None:
+        """Accuse a pair's link, or its other end, or this node, if that is known by now."""
+        if pair.is_stale(self._epoch):
+            del self._pairs[pair.peer]
+            return
+        if any(self._of(signal).investigation for signal in pair.signals) or (
+            pair.accused not in {"", AMBIGUOUS}
+        ):
+            return
+        found = pair.find(
+            self._company, self._unreached(), self._epoch, self._options.confirmations, self._high
+        )
+        if found is Finding.LINK:
+            pair.accused = pair.reason
+        elif found is Finding.AMBIGUOUS:
+            pair.accused = AMBIGUOUS
+        elif found is Finding.SELF:
+            run = self._of(RUN)
+            run.investigation = Investigation((), self._wall(), verdict=(Cause.SELF, pair.reason))
+            run.investigation.decided = self._wall()
+        elif found is Finding.PEER:
+            del self._pairs[pair.peer]
+            self._give_up(pair)
+
+    def _give_up(self, pair: PairSuspicion) -> None:
+        """Accuse a node that others do not reach either, or its leaf if several are gone."""
+        company, name = self._company, pair.peer
+        self._gone[name] = Suspect(Part.NODE, name, pair.reason), self._epoch
+        leaf = company.leaves.get(name, "")
+        gone = [other for other in self._gone if company.leaves.get(other) == leaf]
+        if (
+            leaf
+            # If its own leaf were gone, this node would be cut off itself and could not know.
+            and leaf != company.leaf
+            and len(gone) >= _LEAF_GONE
+            and not company.has_been_well(leaf, pair.first.number)
+        ):
+            for other in gone:
+                self._gone[other] = Suspect(Part.LEAF, leaf, pair.reason), self._gone[other][1]
+
+    def _unreached(self) -> set[str]:
+        """Return the members that did not answer when last called."""
+        return {*self._gone, *(pair.peer for pair in self._pairs.values() if pair.unreached)}
+
+    def _request(self) -> tuple[Confirmation, ...]:
         """Return the extra round that the detector needs next, unless one is pending."""
         now = self._wall()
         self._pending = {
@@ -397,64 +458,43 @@ class Detector:
         if self._pending:
             return ()
         state = PlanningInput(
-            self._peer_history,
+            self._company,
             self._history,
+            self._pairs,
             self._verdicts,
-            self._links.gone,
-            self._links.back,
-            self._recent.doubts(self._epoch),
+            self._unreached(),
             self._around,
             self._epoch,
             now,
         )
-        planned = plan(state)
-        self._note_plan(planned)
-        if planned.step is None:
+        step = next(plan(state), None)
+        for history in self._history.values():
+            if history.investigation:
+                history.investigation.asked += 1
+        if step is None:
             return ()
-        confirmation = planned.step.confirmation
-        self._pending[frozenset(confirmation.members)] = now
-        return (confirmation,)
-
-    def _note_plan(self, planned: NextStep) -> None:
-        for signal in planned.considered:
-            if investigation := self._history[signal].investigation:
-                investigation.asked += 1
-        step = planned.step
-        if step is not None and step.purpose is Purpose.SECOND:
-            self._recent.second(step.peer, self._epoch)
-        if step is None or step.signal is None:
-            return
-        history = self._history[step.signal]
-        pair = history.pairs.get(step.peer)
-        if step.purpose is Purpose.ASK and pair is not None:
-            pair.asked[step.confirmation.members[-1]] = self._epoch
-        elif step.purpose is Purpose.HEAR and pair is not None:
-            pair.hearings, pair.heard = pair.hearings + 1, self._epoch
-        elif step.purpose is Purpose.RECHECK and pair is not None:
-            pair.checked = self._epoch
-        elif step.purpose is Purpose.RECHECK and history.investigation is not None:
-            history.investigation.checked = self._epoch
+        if step.peer and step.confirmation.members[0] == self._me:
+            self._pairs[step.peer].checked = self._epoch
+        elif step.signal is not None and (case := self._history[step.signal].investigation):
+            case.checked = self._epoch
+        self._pending[tuple(sorted(step.confirmation.members))] = now
+        return (step.confirmation,)
 
     # What is reported
 
     def suspects(self) -> tuple[Suspect, ...]:
-        """Return all current suspects."""
+        """Return the current accusations; each agent exports its own."""
         found = list(
-            accusations(
-                self._me, self._peer_history.leaf, self._history, self._verdicts, self._wall()
-            )
+            accusations(self._me, self._company.leaf, self._history, self._verdicts, self._wall())
         )
-        own = any(suspect.part in {Part.NODE, Part.LEAF} for suspect in found)
         # A faulty node sees all its links bad, so they are not accused as well.
-        if not own:
-            found += accused_links(self._me, self._history.values())
-        for track, (cause, _) in self._verdicts.items():
-            investigation = self._history[track].investigation
-            if cause is Cause.PEER and investigation is not None:
-                found += [
-                    link(self._me, name, AMBIGUOUS) for name in blamed(investigation, self._around)
-                ]
-        found += self._links.suspects()
+        if not any(suspect.part in {Part.NODE, Part.LEAF} for suspect in found):
+            found += [
+                Suspect(Part.LINK, "--".join(sorted((self._me, pair.peer))), pair.accused)
+                for pair in self._pairs.values()
+                if pair.accused
+            ]
+        found += [suspect for suspect, _ in self._gone.values()]
         return tuple(
             sorted(
                 set(found), key=lambda suspect: (suspect.part, suspect.component, suspect.reason)
@@ -465,13 +505,17 @@ class Detector:
         """Return this node's own score: the median over its parts of their recent ratios. HARD if
         its rounds fail; None before the first round.
         """
-        if any(
-            track in self._verdicts or self._history[track].suspicious()
-            for track in (REACH, RUN, OWN_NODE)
-            if track in self._history
-        ):
-            return HARD
-        parts = self._ratios()
+        for signal in (REACH, RUN, OWN_NODE):
+            history = self._history.get(signal)
+            if history is not None and (
+                history.suspicious() or (history.investigation and history.investigation.verdict)
+            ):
+                return HARD
+        parts: dict[str, float] = {}
+        for signal, history in self._history.items():
+            # The worst over operations and sizes, without echoes.
+            if signal.timed and signal.family != "light" and (ratio := history.ratio()) is not None:
+                parts[signal.part] = max(parts.get(signal.part, 0.0), ratio)
         return median(parts.values()) if parts else (1.0 if REACH in self._history else None)
 
     def scores(self) -> tuple[tuple[str, float], ...]:
@@ -480,28 +524,16 @@ class Detector:
         """
         if self._told is None:
             slow = {
-                e.track.word: e.ratio() or 1.0
-                for e in self._history.values()
-                if e.track.word and (e.suspicious() or e.investigation)
+                entry.signal.word: entry.ratio() or 1.0
+                for entry in self._history.values()
+                if entry.signal.word and (entry.suspicious() or entry.investigation)
             }
-            uplink = [e for e in self._history.values() if e.leaves_badly()]
-            pairs, calls = self._recent.told(self._epoch)
-            worst = max((measurement.ratio for e in uplink for measurement in e.far), default=1.0)
-            self._told = encode_scores(
-                self._me,
-                PeerReport(self.score(), uplink=bool(uplink), pairs=pairs, calls=calls),
-                slow,
-                worst,
-            )
+            uplink = [entry for entry in self._history.values() if entry.leaves_badly()]
+            worst = max((far.ratio for entry in uplink for far in entry.far), default=1.0)
+            pairs = self._company.told(self._epoch)
+            report = PeerReport(self.score(), uplink=bool(uplink), pairs=pairs)
+            self._told = encode_scores(self._me, report, slow, worst)
         return self._told
-
-    def _ratios(self) -> dict[str, float]:
-        """Return each part's ratio, the worst over its operations and sizes, without echoes."""
-        ratios: dict[str, float] = {}
-        for track, history in self._history.items():
-            if track.timed and track.family != "light" and (ratio := history.ratio()) is not None:
-                ratios[track.part] = max(ratios.get(track.part, 0.0), ratio)
-        return ratios
 
 
 def _times(observation: Observation) -> Iterator[tuple[str, int, str, float, float]]:

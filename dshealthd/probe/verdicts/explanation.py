@@ -1,37 +1,34 @@
-"""The explanation of an investigation's bad rounds: this node, its leaf, its peers, or nothing yet.
+"""The explanation of an investigation's bad rounds: this node, its leaf, the fabric, or nothing yet.
 
-Pure functions of the rounds of one investigation. The larger cause is tried first: if nearly all
-neighbors on the leaf report the same about themselves, it is the leaf; if they do not, it is this
-node, or the part of it that was timed.
+Pure functions of the rounds of one investigation. The larger cause is tried first: if most neighbors
+on the leaf report the same about themselves, it is the leaf; if they do not, it is this node, or the
+part of it that was timed.
 """
 
 from __future__ import annotations
 
 import enum
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.probe.observation import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from dshealthd.probe.verdicts.signals import Investigation, Measurement, Signal
 
 _CUT_OFF = frozenset({Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED})
 _MOST = 12
 """Rounds of an investigation after which an undecided cause is called ambiguous."""
-_LEAST_FAR = 3
-"""Members of other leaves that the leaf's uplink must fail with to be blamed. That is more than may
-lie, as they alone implicate the uplink.
-"""
 _ALIKE = 1.15
 """Maximum ratio between the largest and the smallest bad ratio that counts as equally slow. Jitter
 of 3 % at both ends of 4 rounds stays below it; random spikes, by 1.2 to 3, do not.
 """
-_AGREED = 3
-"""Neighbors that must agree for each one that disagrees."""
+PEERS = 2
+"""Well peers with which rounds must be bad, or good, to tell whose fault it is: a single peer's
+accuses nobody. Fewer if there are fewer.
+"""
 
 
 class Cause(enum.Enum):
@@ -47,12 +44,13 @@ class Cause(enum.Enum):
     LEAF = "leaf"
     FABRIC = "fabric"
     """Everybody reports the same: it is more than a leaf, or the usual has changed everywhere."""
-    PEER = "peer"
-    """Every bad round includes the only peer, or one of so few that they may lie. It is these
-    peers, the path to them, or this node.
-    """
     UNCLEAR = "unclear"
     """This node or its leaf: the neighbors' reports do not settle it."""
+
+    @property
+    def decided(self) -> bool:
+        """Whether it is a cause, not a round that is needed."""
+        return self not in {Cause.MORE_NEAR, Cause.MORE_FAR}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,215 +64,129 @@ class Surroundings:
     """Members elsewhere."""
     high: float
     confirmations: int
-    known_leaf: bool
-
-    @property
-    def liars(self) -> int:
-        """How many other members may lie together without being believed. Two among five others or
-        more, one among two to four, none if there is only one.
-        """
-        others = self.intra_leaf + self.inter_leaf
-        return 2 if others > 2 * 2 else 1 if others > 1 else 0
-
-    def witnesses(self, unreached: Collection[str]) -> int:
-        """Return how many others must fail to call a member before it counts as gone.
-
-        More than may lie, unless fewer are left: `unreached` are members that do not answer this
-        node, among them the one in question. One is enough if so many do not answer that some of
-        them cannot be lying: then it is not this node's path to a single one that is cut.
-        """
-        if len(unreached) - 1 > self.liars:
-            return 1
-        return max(1, min(self.liars + 1, self.intra_leaf + self.inter_leaf - len(unreached)))
-
-
-def _count_by_result(measurements: Iterable[Measurement]) -> Counter[str]:
-    """Count rounds: explained ones, and bad and good ones, of these also the near and far ones."""
-    count: Counter[str] = Counter()
-    for measurement in measurements:
-        if measurement.explained:
-            count["explained"] += 1
-        elif measurement.bad or measurement.good:
-            kind = "bad" if measurement.bad else "good"
-            count.update((kind, f"{'near' if measurement.round.near else 'far'} {kind}"))
-    return count
 
 
 def reason_of(measurements: Iterable[Measurement]) -> str:
-    """Return the most common reason among the bad measurements."""
-    return Counter(
-        measurement.reason for measurement in measurements if measurement.bad
-    ).most_common(1)[0][0]
+    """Return the most common reason among measurements."""
+    reasons = [measurement.reason for measurement in measurements]
+    return max(reasons, key=reasons.count)
 
 
-def explain(investigation: Investigation, track: Signal, around: Surroundings) -> Cause:
+def explain(investigation: Investigation, signal: Signal, around: Surroundings) -> Cause:
     """Return the cause of an investigation's bad rounds, as far as its rounds show it."""
-    measurements = list(investigation.measurements)
-    count = _count_by_result(measurements)
-    first = _count_by_result(investigation.earlier)
-    # Chance slows a round but does not break it, so half as many failures are proof.
-    needed = around.confirmations if track.timed else (around.confirmations + 1) // 2
-    cut_off = not track.timed and any(
-        measurement.reason in _CUT_OFF
-        for measurement in (*investigation.earlier, *measurements)
-        if measurement.bad
-    )
-    if track.timed and _alike((*investigation.earlier, *measurements)):
-        needed -= 1
-    if cut_off:
-        # Several peers may be gone at once, and nobody else can report that it is their fault.
+    rounds = list(investigation.measurements)
+    if signal.timed:
+        # Rounds that are slow by the same ratio are not random spikes: one fewer will do.
+        ratios = [entry.ratio for entry in investigation.bads]
+        needed = around.confirmations - (max(ratios) <= _ALIKE * min(ratios))
+    elif any(entry.reason in _CUT_OFF for entry in investigation.bads):
+        # Several peers may be gone at once, and cannot say that it is their fault.
         needed = around.confirmations
+    else:
+        # Chance slows a round but does not break it, so half as many failures are proof.
+        needed = (around.confirmations + 1) // 2
+    bads = [entry for entry in rounds if entry.bad and not entry.explained]
+    spent = len(rounds) >= _MOST or investigation.asked >= 2 * _MOST
     if (
-        around.known_leaf
+        around.intra_leaf
         and around.inter_leaf
-        and not first["near bad"] + count["near bad"] + count["explained"]
-        and first["far bad"]
+        and not any(entry.explained for entry in rounds)
+        and not any(entry.round.near for entry in investigation.bads)
     ):
-        return _way_out(measurements, track, count, around, needed)
-    # An intermittent fault lets a round through now and then. A node that is cut off gets no answer
-    # at all.
-    tolerated = 0 if cut_off else 1
-    if count["good"] > tolerated:
-        return Cause.NOTHING
-    if count["bad"] + count["explained"] >= needed:
-        return _inward(investigation, track, count, around, needed)
-    return _next(measurements, around)
-
-
-def _alike(measurements: Iterable[Measurement]) -> bool:
-    """Return whether all bad rounds are slow by about the same ratio, unlike random spikes."""
-    ratios = [measurement.ratio for measurement in measurements if measurement.bad]
-    return max(ratios) <= _ALIKE * min(ratios)
+        cause = _uplink(rounds, bads, signal, around, needed)
+    else:
+        # An intermittent fault lets a round through now and then. A node that is cut off gets no
+        # answer at all.
+        cut_off = not signal.timed and needed == around.confirmations
+        if sum(entry.good for entry in rounds) > (not cut_off):
+            return Cause.NOTHING
+        cause = (
+            _inward(rounds, bads, signal, around, needed, spent=spent)
+            if sum(entry.bad for entry in rounds) >= needed
+            else _next(rounds, around)
+        )
+    return Cause.UNCLEAR if spent and not cause.decided else cause
 
 
 def _inward(
-    investigation: Investigation,
-    track: Signal,
-    count: Counter[str],
+    rounds: Sequence[Measurement],
+    bads: Sequence[Measurement],
+    signal: Signal,
     around: Surroundings,
     needed: int,
+    *,
+    spent: bool,
 ) -> Cause:
     """Distinguish leaf and node as the cause when rounds are bad inside and outside the leaf."""
-    measurements = list(investigation.measurements)
-    # `asked` also counts rounds for which no peer was left: without it, such an investigation would
-    # stay open forever.
-    spent = len(measurements) >= _MOST or investigation.asked >= 2 * _MOST
-    if track.family not in {"local", "home"} and blamed_by_few(
-        [*investigation.earlier, *measurements], around.liars
+    if signal.local:
+        return Cause.SELF
+    near_same, near_other = _words(rounds, signal, around, near=True)
+    far_same, far_other = _words(rounds, signal, around, near=False)
+    if not around.intra_leaf:
+        if far_same > max(PEERS, far_other):
+            return Cause.FABRIC
+    elif near_same >= min(PEERS, around.intra_leaf) and near_same > near_other:
+        if around.inter_leaf and not far_other and far_same < PEERS and not spent:
+            return Cause.MORE_FAR  # one alone may be faulty itself
+        return Cause.FABRIC if far_same >= PEERS and far_same > far_other else Cause.LEAF
+    if len(bads) < needed or len({entry.round.peer for entry in bads}) < PEERS:
+        return _next(rounds, around)
+    if around.intra_leaf and (
+        near_same > near_other or (signal.timed and not (near_same or near_other))
     ):
-        # So few members could have made all these rounds bad: they prove nothing against others.
-        return Cause.PEER if spent else _next(measurements, around)
-    near_high, near_low = _words(measurements, track, around, near=True)
-    far_high, far_low = _words(measurements, track, around, near=False)
-    agreed = len(near_high) >= max(1, min(2, around.intra_leaf)) and len(
-        near_high
-    ) >= _AGREED * len(near_low)
-    if around.intra_leaf and agreed:
-        if around.inter_leaf and not far_low and (len(far_high) < 2 and not spent):  # noqa: PLR2004 - one alone may be faulty itself
-            return Cause.MORE_FAR
-        return Cause.FABRIC if len(far_high) > 1 and not far_low else Cause.LEAF
-    if not around.known_leaf and len(far_high) >= _AGREED and not far_low:
-        return Cause.FABRIC
-    peers = {
-        measurement.round.peer
-        for measurement in measurements
-        if measurement.bad and not measurement.explained
-    }
-    if track.family in {"local", "home"}:
-        return Cause.SELF
-    if count["bad"] >= needed and len(peers) > 1:
-        unheard = around.intra_leaf and not near_high and not near_low
-        if unheard and track.timed:
-            return Cause.UNCLEAR if spent else Cause.MORE_NEAR
-        if near_high and len(near_low) < len(near_high):
-            return Cause.UNCLEAR if spent else Cause.MORE_NEAR
-        return Cause.SELF
-    if around.intra_leaf + around.inter_leaf < 2:  # noqa: PLR2004 - with one peer nothing can be compared
-        return Cause.PEER
-    return Cause.UNCLEAR if spent else _next(measurements, around)
+        return Cause.MORE_NEAR
+    return Cause.SELF
 
 
-def _way_out(
-    measurements: Sequence[Measurement],
-    track: Signal,
-    count: Counter[str],
+def _uplink(
+    rounds: Sequence[Measurement],
+    bads: Sequence[Measurement],
+    signal: Signal,
     around: Surroundings,
     needed: int,
 ) -> Cause:
-    if count["far good"] > 1 or (count["far good"] and not track.timed):
+    """Find whether rounds are bad because they leave the leaf."""
+    good = [entry.round for entry in rounds if entry.good]
+    if sum(not round.near for round in good) > signal.timed:
         return Cause.NOTHING
-    spent = len(measurements) >= _MOST
-    peers = {measurement.round.peer for measurement in measurements if measurement.bad}
-    # If there are few members on other leaves, all of them together must suffice as proof.
-    if blamed_by_few(measurements, min(around.liars, around.inter_leaf - 1)):
-        return Cause.PEER if spent else Cause.MORE_FAR
-    if count["far bad"] < needed or len(peers) < min(_LEAST_FAR, around.inter_leaf):
-        return Cause.UNCLEAR if spent else Cause.MORE_FAR
-    if around.intra_leaf and count["near good"] < min(2, around.intra_leaf):
-        return Cause.UNCLEAR if spent else Cause.MORE_NEAR
-    told = [
-        (measurement.round.near, measurement.round.told)
-        for measurement in measurements
-        if measurement.round.told is not None
-    ]
+    peers = {entry.round.peer for entry in bads}
+    if len(bads) < needed or len(peers) < min(PEERS, around.inter_leaf):
+        return Cause.MORE_FAR
+    if sum(round.near for round in good) < min(PEERS, around.intra_leaf):
+        return Cause.MORE_NEAR
+    told = [(entry.round.near, entry.round.told) for entry in rounds if entry.round.told]
     if any(not near and word.uplink for near, word in told):
         return Cause.FABRIC
-    if (
-        any(
-            near and (word.uplink or word.accuses_itself(track, around.high)) for near, word in told
-        )
-        or not around.intra_leaf
+    if any(
+        near and (word.uplink or word.accuses_itself(signal, around.high)) for near, word in told
     ):
         return Cause.LEAF
-    return Cause.UNCLEAR if spent else Cause.MORE_NEAR
-
-
-def blamed_by_few(measurements: Iterable[Measurement], liars: int) -> bool:
-    """Return whether `liars` members could have made all of these rounds bad between them."""
-    return len({entry.round.peer for entry in measurements if entry.bad}) <= liars
-
-
-def blamed(investigation: Investigation, around: Surroundings) -> set[str]:
-    """Return the few peers that explain the bad rounds of an investigation. A peer must be in more
-    than one bad round, as a single one may be chance.
-    """
-    rounds = Counter(
-        entry.round.peer
-        for entry in (*investigation.earlier, *investigation.measurements)
-        if entry.bad
-    )
-    if len(rounds) > max(1, around.liars):
-        return set()
-    return {peer for peer, count in rounds.items() if count > 1}
+    return Cause.MORE_NEAR
 
 
 def _words(
-    measurements: Iterable[Measurement], track: Signal, around: Surroundings, *, near: bool
-) -> tuple[set[str], set[str]]:
-    """Return the peers that report this node's problem about themselves, and those that deny it.
+    rounds: Iterable[Measurement], signal: Signal, around: Surroundings, *, near: bool
+) -> tuple[int, int]:
+    """Return how many peers report this node's problem about themselves, and how many deny it.
 
-    Only rounds inside the leaf count (`near`), or only those outside it, and only the last report
-    of each peer. A peer that finds itself well, but whose recent rounds with others were not mostly
-    good, does not know yet and is in neither set.
+    Only peers inside the leaf count (`near`), or only those outside it, by their last report. A peer
+    that finds itself well, but whose recent rounds with others were not mostly good, does not know
+    yet and is not counted.
     """
     words: dict[str, bool | None] = {}
-    for measurement in measurements:
-        # A neighbor's report distinguishes the leaf from the node, a report from another leaf the
-        # fabric from the leaf.
-        told = measurement.round.told
-        if measurement.round.near is near and told is not None and told.node is not None:
-            same = told.accuses_itself(track, around.high)
+    for entry in rounds:
+        told = entry.round.told
+        if entry.round.near is near and told is not None and told.node is not None:
+            same = told.accuses_itself(signal, around.high)
             known = same or told.is_well(around.me, around.high)
-            words[measurement.round.peer] = same if known else None
-    return {peer for peer, word in words.items() if word}, {
-        peer for peer, word in words.items() if word is False
-    }
+            words[entry.round.peer] = same if known else None
+    return sum(word is True for word in words.values()), sum(
+        word is False for word in words.values()
+    )
 
 
-def _next(measurements: Sequence[Measurement], around: Surroundings) -> Cause:
-    near = sum(measurement.round.near for measurement in measurements)
-    if not around.intra_leaf:
-        return Cause.MORE_FAR
-    if not around.inter_leaf:
-        return Cause.MORE_NEAR
-    return Cause.MORE_NEAR if near <= len(measurements) - near else Cause.MORE_FAR
+def _next(rounds: Sequence[Measurement], around: Surroundings) -> Cause:
+    near = sum(entry.round.near for entry in rounds)
+    if not around.intra_leaf or not around.inter_leaf:
+        return Cause.MORE_NEAR if around.intra_leaf else Cause.MORE_FAR
+    return Cause.MORE_NEAR if near <= len(rounds) - near else Cause.MORE_FAR

@@ -25,23 +25,25 @@ TRIALS, RIGHT = 24, 15
 class BusyCompany(Company):
     """The agents, with collectives that both ends time."""
 
-    def _round(self, leader: str, member: str, epoch: int) -> Iterator[tuple[str, Confirmation]]:
+    def _round(
+        self, leader: str, member: str, epoch: int, _asker: str = ""
+    ) -> Iterator[tuple[str, Confirmation]]:
         self.now += 0.02
         timings = tuple(self._timing(size, of_pair={leader, member} == PAIR) for size in TIMES)
         ends = leader, member
         scores = tuple(score for name in ends for score in self._detectors[name].scores())
+        observation = Observation(
+            epoch,
+            Kind.PAIR,
+            "gloo",
+            ends,
+            Outcome.OK,
+            Stage.DONE,
+            timings,
+            scores=scores,
+            at=self.now,
+        )
         for name in ends:
-            observation = Observation(
-                epoch,
-                Kind.PAIR,
-                "gloo",
-                ends,
-                Outcome.OK,
-                Stage.DONE,
-                timings,
-                scores=scores,
-                at=self.now,
-            )
             for extra in self._detectors[name].observe(observation):
                 yield name, extra
 

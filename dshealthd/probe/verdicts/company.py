@@ -1,0 +1,212 @@
+"""The members among which this node's rounds take place: its rounds with them, and their reports."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.probe.members.schedule import Timetable
+from dshealthd.probe.verdicts.signals import HARD
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from dshealthd.probe.verdicts.signals import ObservedRound, PeerReport
+
+_RESTS = 20.0
+"""Seconds for which a member that declined is not asked again."""
+_BUSY = 2.0
+"""The same for a member that is in another round, which will soon be over."""
+_RECENT = 60.0
+"""Seconds for which a good round shows that a member is well."""
+_LOG = 64
+"""Rounds remembered: more than the scheduled and extra ones of _MEMORY epochs."""
+_TOLD = 6
+"""Maximum pairs reported to peers; only those of this epoch or the last one are."""
+_SHORT = 3
+"""Epochs within which a silent peer must answer again for a short outage: booting takes longer."""
+_MEMORY = 16
+"""Epochs for which a short outage counts."""
+_OUTAGES = 3
+"""Outages that put the blame on this node."""
+_SEVERAL = 5
+"""Other members from which on the outages must be with _OUTAGES of them: two may be faulty at once.
+Among fewer, with two.
+"""
+
+
+class Met(NamedTuple):
+    """A round with a peer, as a whole."""
+
+    round: ObservedRound
+    light: bool
+    ratio: float
+    """The worst of what was bad, otherwise the median."""
+    bad: bool
+    silent: bool
+    """Whether the peer gave no answer. A refusal is one: an agent refuses while it restarts."""
+
+
+class Company:
+    """The other members, as this node knows them."""
+
+    def __init__(self, me: str, leaves: Mapping[str, str]) -> None:
+        """`leaves` has every member, with "" if its leaf is not known."""
+        self.me = me
+        self.leaves: dict[str, str] = {}
+        """The leaf of each member in whose company this node's rounds take place now."""
+        self.log: deque[Met] = deque(maxlen=_LOG)
+        """The last rounds that no peer takes the blame for."""
+        self._reports: dict[str, ObservedRound] = {}
+        """The last round in which each peer has made a report."""
+        self._rests: dict[str, float] = {}
+        """Until when a member that declined is not asked again."""
+        self.apply_members(leaves)
+
+    def apply_members(self, leaves: Mapping[str, str], epoch: int = 0) -> None:
+        """Apply a new list of members and drop what is known of removed ones."""
+        self._every = leaves
+        self._timetable = Timetable(leaves, leaves)
+        self._names: tuple[str, ...] = ()
+        self.turn_to(epoch)
+
+    def turn_to(self, epoch: int) -> bool:
+        """Apply the company of an epoch, and tell whether it is another one. What is known of other
+        members is dropped: it would grow with the fleet, and be old when they are met again.
+        """
+        names = self._timetable.company(self.me, epoch)
+        if names == self._names:
+            return False
+        self._names = names
+        self.leaves = {name: self._every.get(name, "") for name in names}
+        self.leaf = self.leaves.get(self.me, "")
+        same = sum(leaf == self.leaf for leaf in self.leaves.values()) - 1
+        self.intra_leaf = same if self.leaf else 0
+        self.inter_leaf = max(0, len(names) - 1 - self.intra_leaf)
+        self.log = deque((met for met in self.log if met.round.peer in self.leaves), _LOG)
+        self._reports = {name: said for name, said in self._reports.items() if name in self.leaves}
+        self._rests = {name: end for name, end in self._rests.items() if name in self.leaves}
+        return True
+
+    def admit(self, name: str) -> None:
+        """Count a member among the company that is met all the same, such as one of a hung job.
+        Until the company changes.
+        """
+        if name in self._every:
+            self.leaves.setdefault(name, self._every[name])
+
+    def near(self, name: str) -> bool:
+        """Return whether a peer is known to be on this node's leaf, where the node itself, "", is."""
+        return bool(self.leaf) and (not name or self.leaves.get(name) == self.leaf)
+
+    def rest(self, name: str, at: float, *, busy: bool = False) -> None:
+        """Record that a peer cannot take part now; `busy` if it is in another round."""
+        self._rests[name] = at + (_BUSY if busy else _RESTS)
+
+    def rests(self, name: str, now: float) -> bool:
+        """Return whether a peer has declined recently and must not be asked yet."""
+        return 0 < self._rests.get(name, float("-inf")) - now <= _RESTS
+
+    def record_report(self, round: ObservedRound) -> None:
+        """Record what a peer reported in a round."""
+        if round.told is not None:
+            self._reports[round.peer] = round
+
+    def report(self, name: str, since: int = -1) -> PeerReport | None:
+        """Return a peer's last report, if it has made one since the round of that number."""
+        round = self._reports.get(name)
+        return round.told if round is not None and round.number > since else None
+
+    def fails_with_others(self, name: str, epoch: int) -> bool:
+        """Return whether a peer's last report, if recent, blames itself or has a failed round with
+        another member.
+        """
+        round = self._reports.get(name)
+        return (
+            round is not None
+            and round.told is not None
+            and 0 <= epoch - round.epoch <= _MEMORY
+            and (
+                (round.told.node or 0.0) >= HARD
+                or any(ratio >= HARD for ratio in self.pairs_of(name, round.told))
+            )
+        )
+
+    def pairs_of(self, name: str, report: PeerReport) -> list[float]:
+        """Return the ratios in a peer's report of its rounds with others than this node. For a peer
+        on another leaf, only those of rounds that left its leaf.
+        """
+        leaf = "" if self.near(name) else self.leaves.get(name, "")
+        return [
+            ratio
+            for other, ratio in report.pairs.items()
+            if other != self.me and not (leaf and self.leaves.get(other) == leaf)
+        ]
+
+    def told(self, epoch: int) -> dict[str, float]:
+        """Return the ratios of recent rounds by peer, to report them to others."""
+        last = {met.round.peer: met for met in self.log if met.round.epoch >= epoch - 1}
+        newest = sorted(last.values(), key=lambda met: met.round.number)[-_TOLD:]
+        return {met.round.peer: met.ratio for met in newest}
+
+    def has_been_well(self, leaf: str, since: int) -> bool:
+        """Return whether a round with a member of a leaf went well after that of a number."""
+        return any(
+            not met.bad and met.round.number > since and self.leaves.get(met.round.peer) == leaf
+            for met in self.log
+        )
+
+    def choose(
+        self, *, near: bool | None, asked: Mapping[str, int], ill: Collection[str], now: float
+    ) -> str | None:
+        """Return a peer for an extra round, None if there is none; `near` says on which side it must
+        be. Peers that were asked least often by `asked` come first, then those recently found well,
+        in an order of this node's own. Nobody in `ill` is chosen.
+        """
+        well = {met.round.peer for met in self.log if not met.bad and now - met.round.at < _RECENT}
+        ranks = [
+            (
+                asked.get(name, 0),
+                name not in well,
+                # If many nodes become suspicious at once, they must not all ask the same member.
+                # Not hash(), which differs between processes.
+                zlib.crc32(f"{self.me}/{name}".encode()),
+                name,
+            )
+            for name in self.leaves
+            if name != self.me
+            and (near is None or self.near(name) is near)
+            and name not in ill
+            and not self.rests(name, now)
+        ]
+        return min(ranks)[-1] if ranks else None
+
+    def is_intermittent(self, epoch: int) -> bool:
+        """Return whether peers in turn were silent and answered soon after, so often that this node
+        must be losing packets. Those that blame themselves do not count.
+        """
+        peers = [peer for peer in self._outages(epoch) if not self._is_guilty(peer)]
+        others = len(self.leaves) - 1
+        return len(peers) >= _OUTAGES and len(set(peers)) >= (_OUTAGES if others >= _SEVERAL else 2)
+
+    def _is_guilty(self, name: str) -> bool:
+        report = self.report(name)
+        return report is not None and (report.node or 0.0) >= HARD
+
+    def _outages(self, epoch: int) -> Iterator[str]:
+        """Yield the peer of each short outage. Overlapping ones count once: this node was cut off."""
+        began: dict[str, ObservedRound] = {}
+        over = -1
+        for met in self.log:
+            round = met.round
+            if met.silent:
+                began.setdefault(round.peer, round)
+                continue
+            first = began.pop(round.peer, None)
+            if first is None or (met.bad and met.ratio >= HARD):
+                continue
+            if round.epoch - first.epoch <= _SHORT and first.number > over:
+                over = round.number
+                if 0 <= epoch - round.epoch <= _MEMORY:
+                    yield round.peer
