@@ -115,11 +115,9 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Rendezvous ports",
-            """Sockets that hold one of the rendezvous ports of training jobs, by state. The threshold is for TIME_WAIT, which holds a port
-            for a minute.""",
+            """Sockets that hold one of the rendezvous ports of training jobs, by state. TIME_WAIT holds a port for a minute.""",
             ("max by (state) (dshealthd_rendezvous_sockets{@node})", "{{state}}"),
             unit="none",
-            steps=((limits["rendezvous_time_wait_sockets"], ORANGE),),
         ),
         rows(
             "Listeners on rendezvous ports",
@@ -164,7 +162,7 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
                 "tracked connections",
             ),
             unit="percentunit",
-            steps=((limits["time_wait_ratio"], ORANGE),),
+            steps=((limits["limit_used_ratio"], ORANGE),),
         ),
         graph(
             "Open files",
@@ -175,7 +173,7 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
                 "{{scope}}",
             ),
             unit="percentunit",
-            steps=((limits["open_files_ratio"], ORANGE),),
+            steps=((limits["limit_used_ratio"], ORANGE),),
         ),
         graph(
             "Loopback",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,5 +51,5 @@ def read(file: Path = FILE) -> Limits:
                 message = f"{file}: {rule['record']} is not a threshold of the form vector(NUMBER)"
                 raise ValueError(message)
             values[rule["record"].removeprefix(PREFIX)] = float(match["number"])
-    values |= {name: float(value) for name, value in dataclasses.asdict(findings.Limits()).items()}
+    values |= findings.shipped()
     return Limits(values, str(file))

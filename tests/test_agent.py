@@ -64,7 +64,7 @@ def test_first_answer_has_what_an_earlier_agent_found(tmp_path: Path) -> None:
 
     async def find() -> None:
         await earlier.judge.apply(loaded("", tmp_path))
-        earlier.over(0.9)
+        earlier.over(0.95)
         await earlier.judge.close()
 
     asyncio.run(find())

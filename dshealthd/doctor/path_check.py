@@ -11,7 +11,6 @@ import time
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Result, critical, ok, warning
-from dshealthd.findings import limits
 from dshealthd.findings.finding import State
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.linux.credentials import assumed
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.doctor.node_context import NodeContext
+    from dshealthd.findings.limits import Limits
 
 DEADLINE = 5.0
 """Seconds, as for configured paths."""
@@ -67,9 +67,7 @@ def _write(directory: int) -> float:
     return time.monotonic() - started
 
 
-def _judge(
-    path: str, status: os.statvfs_result, seconds: float, limit: limits.Limits
-) -> Iterator[Result]:
+def _judge(path: str, status: os.statvfs_result, seconds: float, limit: Limits) -> Iterator[Result]:
     slow, full = limit.path_write_seconds, limit.filesystem_used_critical_ratio
     used = 1 - status.f_bavail / status.f_blocks if status.f_blocks else 0.0
     free = status.f_bavail * status.f_frsize
@@ -81,7 +79,6 @@ def _judge(
             remedy=f"nfsiostat 1 5 {path}; iostat -x 1 5",
             value=f"{seconds:.2g} s",
             limit=f"{slow:g} s",
-            source=limits.source("path_write_seconds"),
             component=path,
         )
     if used > full:
@@ -93,7 +90,6 @@ def _judge(
             remedy=f"df -h {path}; ls -dt {path}/*  # then delete old checkpoints",
             value=f"{used:.1%}",
             limit=f"{full:.0%}",
-            source=limits.source("filesystem_used_critical_ratio"),
             component=path,
         )
     if well:

@@ -234,27 +234,29 @@ def _slow_pcie(series: Series) -> Iterator[Sign]:
         for labels, value in series("pcie_link_generation_max")
         if value >= GENERATION_5
     }
-    name, reason = "pcie_replays_total", "retransmits packets after errors"
-    for labels, replays in series.rise(name, RECENT):
-        allowed = "pcie_replays_per_minute"
-        if labels["gpu"] in gen5:  # a link of twice the rate may have twice as many errors
-            allowed = "pcie_replays_gen5_per_minute"
-        yield from over(series, PCIE, replays * 60 / RECENT, allowed, name, reason, labels)
+    replays = series.rise("pcie_replays_total", RECENT)
+    corrected = series.rise("pcie_errors_total", RECENT, type="correctable")
+    for name, reason, rises in (
+        ("pcie_replays_total", "retransmits packets after errors", replays),
+        ("pcie_errors_total", "counts many corrected errors", corrected),
+    ):
+        for labels, errors in rises:
+            # A link of twice the rate may have twice as many errors.
+            gen = "gen5_" if labels["gpu"] in gen5 else ""
+            allowed = f"pcie_replays_{gen}per_minute"
+            yield from over(series, PCIE, errors * 60 / RECENT, allowed, name, reason, labels)
 
 
 def _pcie_errors(series: Series) -> Iterator[Sign]:
     """Yield errors that are not fatal, counted by GPUs at their end or in the kernel's log."""
-    errors, hour = "pcie_errors_total", "pcie_corrected_errors_per_hour"
-    for type_, seconds, limit, reason in (
-        ("nonfatal", QUARTER, "pcie_nonfatal_errors_in_15m", "counts non-fatal errors"),
-        ("correctable", 3600.0, hour, "counts many corrected errors"),
-    ):
-        rises = series.rise(errors, seconds, type=type_)
-        yield from each_over(series, PCIE, rises, limit, errors, reason)
-    nonfatal = series.limit("pcie_nonfatal_errors_in_15m")
+    limit, errors = "pcie_nonfatal_errors_in_15m", "pcie_errors_total"
+    rises = series.rise(errors, QUARTER, type="nonfatal")
+    yield from each_over(series, PCIE, rises, limit, errors, "counts non-fatal errors")
+    nonfatal = series.limit(limit)
+    corrected = series.limit("pcie_replays_per_minute") * RECENT / 60
     for event, lines, seconds, reason in (
         ("pcie_error_nonfatal", nonfatal + 1, QUARTER, "has had non-fatal errors"),
-        ("pcie_error_corrected", series.limit(hour) + 1, 3600.0, "has many corrected errors"),
+        ("pcie_error_corrected", corrected + 1, RECENT, "has many corrected errors"),
         ("iommu_fault", IOMMU_FAULTS, RECENT, "accesses memory that the IOMMU does not allow it"),
     ):
         signs = logged(series, PCIE, event, part=DEVICE, at_least=lines, seconds=seconds)

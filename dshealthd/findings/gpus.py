@@ -319,8 +319,8 @@ def _other_xids(series: Series, wall: float) -> Iterator[Sign]:
         new = at > wall - series.limits.xid_recent_seconds
         if new and labels["xid"] not in XIDS_TOLD and not link:
             xid = f"Xid {labels['xid']}"
-            words = XID_WORDS.get(labels["xid"], "a number without words in our table")
-            reason = f"its driver has logged {xid}: {words}"
+            words = XID_WORDS.get(labels["xid"])
+            reason = f"its driver has logged {xid}" + (f": {words}" if words else "")
             yield Sign(REPAIR, reason, labels, source=_XID, since=at, apart=xid)
 
 

@@ -70,7 +70,6 @@ def _near(
     series: Series,
     what: str,
     value: float | None,
-    limit: str,
     source: str,
     part: str = "",
     job: str = "",
@@ -79,6 +78,7 @@ def _near(
     system.
     """
     part = part or (f"job {job}" if job else "the system")
+    limit = "limit_used_ratio"
     return over(series, NEAR, value, limit, source, what, part=part, job=job, apart=what)
 
 
@@ -95,13 +95,13 @@ def memory(series: Series, _wall: float) -> Iterator[Sign]:
     yield from _running_out(series)
     name = "aio_requests"
     requests = share(series.value(name), series.value("aio_requests_limit"))
-    yield from _near(series, "asynchronous I/O requests", requests, "aio_requests_ratio", name)
+    yield from _near(series, "asynchronous I/O requests", requests, name)
     name = "job_locked_memory_bytes"
     for labels, limit in series("job_locked_memory_limit_bytes"):
         job = labels["training_job"]
         locked = max((value for _, value in series(name, training_job=job)), default=None)
         used = share(locked, limit)
-        yield from _near(series, "lockable memory", used, "locked_memory_ratio", name, job=job)
+        yield from _near(series, "lockable memory", used, name, job=job)
 
 
 def _running_out(series: Series) -> Iterator[Sign]:
@@ -138,14 +138,14 @@ def files(series: Series, _wall: float) -> Iterator[Sign]:
             other.value / most for _, other, most in _limited(series, "open_files", scope="job")
         )
         if scope != "process" or value > max(of_job, default=0.0):
-            part, limit = "a process" if scope == "process" else "", "open_files_ratio"
-            yield from _near(series, "open files", value, limit, "open_files", part, job)
+            part = "a process" if scope == "process" else ""
+            yield from _near(series, "open files", value, "open_files", part, job)
     used = share(series.value("threads"), series.value("threads_limit"))
-    yield from _near(series, "threads", used, "threads_ratio", "threads")
+    yield from _near(series, "threads", used, "threads")
     for labels, value in series("job_threads"):
         used = share(value, series.value("job_threads_limit", **labels))
         job = labels["training_job"]
-        yield from _near(series, "threads", used, "threads_ratio", "job_threads", job=job)
+        yield from _near(series, "threads", used, "job_threads", job=job)
 
 
 def _limited(series: Series, name: str, **labels: str) -> Iterator[tuple[str, Point, float]]:
@@ -170,24 +170,20 @@ def sockets(series: Series, _wall: float) -> Iterator[Sign]:
     yield from each(slow, apart="slow", mild=True, hold=60.0)
     name = "tcp_ephemeral_ports_used"
     used = share(series.value(name), series.value("tcp_ephemeral_ports"))
-    yield from _near(series, "ephemeral ports", used, "ephemeral_ports_ratio", name)
+    yield from _near(series, "ephemeral ports", used, name)
     name = "tcp_sockets"
     used = share(series.value(name, state="time_wait"), series.value("tcp_time_wait_limit"))
-    yield from _near(series, "sockets in TIME_WAIT", used, "time_wait_ratio", name)
+    yield from _near(series, "sockets in TIME_WAIT", used, name)
     name = "conntrack_entries"
     used = share(series.value(name), series.value("conntrack_entries_limit"))
-    yield from _near(series, "tracked connections", used, "conntrack_ratio", name)
+    yield from _near(series, "tracked connections", used, name)
 
 
 def rendezvous(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about rendezvous ports, and about ranks that cannot reach their master."""
-    # Sockets in TIME_WAIT are in use as well: where they are the reason, it is the only one.
     used = share(series.value("rendezvous_ports_used"), series.value("rendezvous_ports"))
-    part, name = "rendezvous ports", "rendezvous_sockets"
-    limit, reason = "rendezvous_time_wait_sockets", "are held by sockets in TIME_WAIT"
-    waiting = series.value(name, state="time_wait")
-    yield from over(series, BUSY, waiting, limit, name, reason, part=part)
-    limit, reason = "rendezvous_ports_ratio", "are mostly in use"
+    part = "rendezvous ports"
+    limit, reason = "rendezvous_ports_ratio", "are mostly in use, or held by sockets in TIME_WAIT"
     yield from over(series, BUSY, used, limit, "rendezvous_ports_used", reason, part=part)
     for labels, age in series("rendezvous_orphan_age_seconds"):
         connections = series.value("rendezvous_orphan_connections", **labels) or 0

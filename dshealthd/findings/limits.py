@@ -1,12 +1,15 @@
-"""The limits that findings compare with: the table `[findings.limits]` of the configuration.
+"""The limits that findings compare with, each with its source or its derivation.
 
-Sources: [R] read in the named source, [S] second-hand, [O] our own judgement.
+Those that depend on a site are options, the table `[findings.limits]` of the configuration. The
+others come from a specification, from a vendor or from arithmetic, and are the same everywhere.
+
+Sources: [R] read in the named source, [S] second-hand, [D] derived as stated, [O] our own judgment.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 from dshealthd.core.options import Bytes, Duration, option
 
@@ -20,114 +23,50 @@ def _ratio(default: float, doc: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """When a reading becomes a finding. A reload applies them to the next judgement."""
+    """When a reading becomes a finding. A reload applies them to the next judgment."""
 
-    rendezvous_time_wait_sockets: float = option(
-        100.0,
-        "Sockets of rendezvous ports in TIME_WAIT; each job that ends leaves some for a minute. [O]",
-        minimum=1,
-    )
-    rendezvous_ports_ratio: float = _ratio(0.5, "Share of the rendezvous ports in use. [O]")
-    time_wait_ratio: float = _ratio(0.8, "Share of tcp_max_tw_buckets in use. [O]")
-    ephemeral_ports_ratio: float = _ratio(0.8, "Share of the ephemeral ports in use. [O]")
-    conntrack_ratio: float = _ratio(
-        0.9, "Share of the kernel's connection tracking table in use. [O]"
-    )
-    orphan_listener_seconds: Duration = option(
-        "60s",
-        "Age from which a listener on a rendezvous port whose launcher is gone counts as left "
-        "over. [O]",
-        minimum="1s",
-    )
-    loopback_connect_seconds: Duration = option(
-        "20ms",
-        "Time to connect to 127.0.0.1, which takes tens of microseconds; the agent gives up after "
-        "0.1 s. [O]",
-        minimum="1ms",
+    limit_used_ratio: float = _ratio(
+        0.9,
+        "Share in use of a limit that the kernel sets: open files, threads, locked memory, "
+        "asynchronous requests, ephemeral ports, TIME_WAIT, tracked connections. node_exporter's "
+        "rules for open files [S]",
     )
     memory_pressure_ratio: float = _ratio(
-        0.1, "Share of time in which all tasks wait for memory. [O]"
+        0.1,
+        "Share of time in which all tasks wait for memory: a sixth of that at which systemd-oomd "
+        "ends them (0.6), so that there is time to act. [D]",
     )
     memory_available_ratio: float = _ratio(
         0.05,
         "Share of the host's memory that must be available, where tasks wait for it or it shrinks by a "
-        "tenth a minute. [O]",
+        "tenth a minute. earlyoom, which kills at it [R]",
     )
-    open_files_ratio: float = _ratio(0.8, "Share of a limit on open files in use. [O]")
-    threads_ratio: float = _ratio(0.9, "Share of the system's or a job's threads in use. [O]")
-    locked_memory_ratio: float = _ratio(0.9, "Share of the limit on locked memory in use. [O]")
     filesystem_used_ratio: float = _ratio(
         0.9,
         "Share of space or inodes in use: ticket. Of space, if what is left would not last for three "
-        "days like the last one, or is no more than filesystem_free_bytes. [O]",
-    )
-    filesystem_used_critical_ratio: float = _ratio(
-        0.97, "The same: full, if no more than filesystem_free_bytes are left. [O]"
+        "days like the last one, or is no more than filesystem_free_bytes. The kubelet, which evicts "
+        "pods at it [R]",
     )
     filesystem_free_bytes: Bytes = option(
         Bytes(100 * 10**9),
         "Space with which a file system is not full, whatever its share: a checkpoint of a model of "
-        "7 billion parameters takes 98 GB. [O]",
+        "7 billion parameters takes 98 GB, 14 bytes each. [D]",
         minimum=0,
     )
-    filesystem_full_seconds: Duration = option(
-        "4h", "Time in which a file system will be full at the rate of the last hour. [O]"
-    )
-    disk_request_seconds: Duration = option(
-        "100ms",
-        "Mean time of a request of a disk that does not rotate: a healthy one takes less than 1 ms, "
-        "or tens of ms with deep queues. [O]",
-        minimum="1ms",
-    )
-    disk_request_ratio: float = option(
-        5.0, "The same, relative to the disk's own best of the last day. [O]", minimum=1
-    )
-    disk_busy_bytes_per_second: Bytes = option(
-        Bytes(10**8),
-        "Rate from which requests queue because a disk is busy, not because it is faulty. [O]",
-        minimum=0,
-    )
-    path_write_seconds: Duration = option(
-        "1s", "Time to write and sync 4 KiB; the agent gives up after 5 s. [O]", minimum="1ms"
-    )
-    shared_memory_bytes: Bytes = option(
-        Bytes(10**9), "Size of /dev/shm; Docker's default is 64 MiB. [O]", minimum=0
-    )
-    aio_requests_ratio: float = _ratio(0.9, "Share of fs.aio-max-nr in use. [O]")
     clock_offset_seconds: Duration = option(
         "1s",
-        "Offset of the clock from its peers' clocks; credentials of the peer API are valid for "
-        "10 s. [O]",
+        "Offset of the clock from its peers' clocks: a tenth of the 10 s for which credentials of "
+        "the peer API are valid. [D]",
         minimum="1ms",
-    )
-    gpu_temperature_celsius: float = option(
-        83.0,
-        "Core temperature of a GPU that reports no limits: ticket. NVSentinel, Azure [R]",
-        minimum=40,
-        maximum=120,
-    )
-    gpu_temperature_critical_celsius: float = option(
-        90.0, "The same, critical. NVSentinel, Azure [R]", minimum=40, maximum=120
     )
     gpus: float = option(
         0.0,
         "GPUs that the node must have on its PCI bus; 0: as many as it has ever had. Set it after "
-        "GPUs were removed on purpose. [O]",
+        "GPUs were removed on purpose. [D]",
         minimum=0,
-    )
-    xid_recent_seconds: Duration = option(
-        "10m",
-        "Time for which an Xid counts as recent; those that only a reset clears count until then. "
-        "[O]",
-        minimum="1m",
     )
     ecc_corrected_per_minute: float = option(
         100.0, "Corrected ECC errors per minute. Azure's health checks [R]", minimum=1
-    )
-    sram_uncorrected_aggregate: float = option(
-        4.0,
-        "Uncorrected SRAM errors over the life of the part. NVML, ml-engineering [R]",
-        minimum=0,
     )
     hang_memory_activity_ratio: float = _ratio(
         0.05,
@@ -158,30 +97,17 @@ class Limits:
         "rank as evidence. [O]",
         minimum=2,
     )
-    cpu_pressure_ratio: float = _ratio(
-        0.3, "Share of the time in which tasks wait for a CPU, so that it delays the GPUs. [O]"
-    )
     gpu_utilization_training_ratio: float = _ratio(
         0.5, "Utilization of the GPUs of a training below which it is slow. Guides [S]"
     )
-    gpu_memory_held_ratio: float = _ratio(
-        0.9, "Share of a GPU's memory in use from which it counts as full. Guides [S]"
-    )
-    gpu_utilization_held_ratio: float = _ratio(
-        0.3, "Utilization below which a GPU with full memory is idle. Guides [S]"
-    )
     input_ratio: float = _ratio(0.3, "Share of a step that a rank may wait for its input. [O]")
     job_slowed_ratio: float = option(
-        1.3, "A job's step time relative to its own usual one. [O]", minimum=1
+        1.3,
+        "A job's step time relative to its own usual one: a quarter of its throughput is lost. [O]",
+        minimum=1,
     )
     communication_ratio: float = _ratio(
         0.5, "Share of time in collectives above which it is too much. Guides [S]"
-    )
-    failover_bytes_per_second: Bytes = option(
-        Bytes(10**6),
-        "Bytes per second on a node's other ports that show that a job's traffic has moved to them: "
-        "more than the fabric's own management traffic. [O]",
-        minimum=0,
     )
     # Spikes of a few steps are normal: PaLM's largest run had about twenty, and went back to a
     # checkpoint for each; in OLMo 2 they preceded loss spikes. They reach a thousand times the
@@ -193,12 +119,6 @@ class Limits:
         "[O]",
         minimum=1,
     )
-    skipped_steps_ratio: float = _ratio(
-        0.1, "Share of a job's last steps that are skipped because of an overflow. [O]"
-    )
-    nvlink_settle_seconds: Duration = option(
-        "10m", "Time after a boot or a GPU reset in which NVLinks may still train. [O]"
-    )
     nvlink_errors_per_minute: float = option(
         1.0,
         "Replays or recoveries of a GPU's NVLinks per minute; with NVLink 5 also receive errors or "
@@ -208,39 +128,12 @@ class Limits:
     nvlink_crc_per_second: float = option(
         1.0, "CRC errors of a GPU's NVLinks per second, up to NVLink 4. DCGM 4.6 [R]", minimum=0
     )
-    nvlink_bit_error_ratio: float = _ratio(
-        1e-12, "NVLink 5: bit errors per bit after correction. DCGM [R]"
-    )
     pcie_replays_per_minute: float = option(
         16.0,
-        "Packets that a GPU's PCIe link retransmits per minute, up to generation 4. DCGM, Azure [R]",
+        "Packets that a PCIe link retransmits, or errors that it corrects, per minute, up to "
+        "generation 4; 31 from generation 5 on: the bit errors that the specification allows (1e-12) on "
+        "16 lanes. DCGM, Azure [R]",
         minimum=1,
-    )
-    pcie_replays_gen5_per_minute: float = option(
-        31.0, "The same from generation 5 on. DCGM, Azure [R]", minimum=1
-    )
-    pcie_nonfatal_errors_in_15m: float = option(
-        2.0,
-        "Non-fatal errors that a GPU counts on its PCIe link; a driver that looks for devices causes "
-        "one or two. [O]",
-        minimum=0,
-    )
-    pcie_corrected_errors_per_hour: float = option(
-        60.0,
-        "Corrected errors of a PCIe link, as its GPU counts them, and as the kernel logs them, which "
-        "limits their rate. [O]",
-        minimum=0,
-    )
-    gpu_busy_ratio: float = _ratio(
-        0.5, "Utilization from which values count that an idle GPU lowers to save power. [O]"
-    )
-    roce_fabric_bytes: Bytes = option(
-        Bytes(10**9),
-        "RDMA bytes that an Ethernet port must have moved to count as part of the fabric. [O]",
-        minimum=0,
-    )
-    port_settle_seconds: Duration = option(
-        "5m", "Time after a boot in which fabric ports may still train. [O]"
     )
     link_downed_in_3h: float = option(
         3.0,
@@ -251,43 +144,98 @@ class Limits:
     infiniband_flaps_in_12h: float = option(
         3.0, "How often a fabric port left ACTIVE in twelve hours. NVSentinel, gpud [R]", minimum=1
     )
-    infiniband_symbol_errors_in_12m: float = option(
-        2.88, "Symbol errors at NDR (400 Gb/s) and above: 1e-14. UFM README [R]", minimum=0
-    )
-    infiniband_symbol_errors_in_125m: float = option(
-        3.0, "The same at 1e-15. UFM README [R]", minimum=0
-    )
-    infiniband_symbol_errors_in_1h: float = option(
-        120.0, "Symbol errors below NDR. IBTA, UFM README [R]", minimum=0
-    )
-    infiniband_recovery_per_minute: float = option(
-        5.0, "Link error recoveries per minute. NVSentinel [R]", minimum=0
-    )
-    infiniband_receive_errors_per_second: float = option(
-        10.0, "Receive errors per second. NVSentinel [R]", minimum=0
-    )
     infiniband_discards_per_second: float = option(
         100.0, "Discarded packets per second. NVSentinel [R]", minimum=0
     )
-    roce_slow_restarts_per_second: float = option(
-        10.0, "Slow restarts of RoCE flows per second. NVSentinel [R]", minimum=0
-    )
-    network_used_bytes: Bytes = option(
-        Bytes(10**9),
-        "Bytes that a network interface must have received to count as in use. [O]",
+    network_errors_per_second: float = option(
+        10.0,
+        "Bad packets per second of an interface: what NVSentinel allows a fabric port. [S]",
         minimum=0,
     )
-    network_errors_per_second: float = option(
-        10.0, "Bad packets per second of an interface; NVSentinel uses 10 for ports. [O]", minimum=0
-    )
-    probe_silent_seconds: Duration = option(
-        "5m", "Time without a round while probes run. [O]", minimum="30s"
-    )
     certificate_seconds: Duration = option(
-        "336h", "Time before the peer certificate expires. [O]", minimum="1m"
+        "336h", "Time before the peer certificate expires: two weeks. [O]", minimum="1m"
     )
+
+    # Most: whoever picks one of the rendezvous ports fails more often than not. [D]
+    rendezvous_ports_ratio: ClassVar[float] = 0.5
+    # A listener on a rendezvous port without its launcher: torchrun and Slurm end what is left of a
+    # job 30 s after they asked it to, and this is twice that. [D]
+    orphan_listener_seconds: ClassVar[float] = 60.0
+    # The fastest of a minute's connects to 127.0.0.1 takes tens of microseconds, and a turn at a
+    # busy CPU some milliseconds. [O]
+    loopback_connect_seconds: ClassVar[float] = 0.02
+    # node_exporter's rules: 3 % left, or full within four hours, are critical. [R]
+    filesystem_used_critical_ratio: ClassVar[float] = 0.97
+    filesystem_full_seconds: ClassVar[float] = 4 * 3600.0
+    # A request of a disk that does not rotate takes less than 1 ms, tens of ms with deep queues: a
+    # hundred times as long, five times what it took at best in a day, and not for the queue of a
+    # busy disk, which moves more than a rotating one could. [O]
+    disk_request_seconds: ClassVar[float] = 0.1
+    disk_request_ratio: ClassVar[float] = 5.0
+    disk_busy_bytes_per_second: ClassVar[float] = 1e8
+    # To write and sync 4 KiB: a fifth of the time after which a path counts as one that hangs. [D]
+    path_write_seconds: ClassVar[float] = 1.0
+    # /dev/shm: NVIDIA's containers are started with `--shm-size=1g`; Docker's default is 64 MiB. [S]
+    shared_memory_bytes: ClassVar[float] = 1e9
+    # GPUs that report no limits of their own. NVSentinel, Azure [R]
+    gpu_temperature_celsius: ClassVar[float] = 83.0
+    gpu_temperature_critical_celsius: ClassVar[float] = 90.0
+    # As long as NCCL's time-out: a job that an Xid has broken ends within it. [D]
+    xid_recent_seconds: ClassVar[float] = 600.0
+    # Over the life of the part. NVML, ml-engineering [R]
+    sram_uncorrected_aggregate: ClassVar[float] = 4.0
+    # Tasks that wait for a CPU, where GPUs are idle too: with less than a third of the time lost
+    # GPUs at half of their utilization are idle for other reasons. [O]
+    cpu_pressure_ratio: ClassVar[float] = 0.3
+    # A GPU that is full, and idle all the same. Guides [S]
+    gpu_memory_held_ratio: ClassVar[float] = 0.9
+    gpu_utilization_held_ratio: ClassVar[float] = 0.3
+    # Values count that an idle GPU lowers to save power, from this utilization on: most of the
+    # time. [D]
+    gpu_busy_ratio: ClassVar[float] = 0.5
+    # On a node's other ports: a training moves gigabytes, the fabric's management some packets of 256
+    # bytes. [D]
+    failover_bytes_per_second: ClassVar[float] = 1e6
+    # A healthy loss scale overflows when it grows, every 1,000 (DeepSpeed) or 2,000 steps (torch): a
+    # hundred times that. [D]
+    skipped_steps_ratio: ClassVar[float] = 0.1
+    # Links may train for so long after a boot or a reset: 214 nodes were reported elsewhere at once
+    # because theirs did. [O]
+    nvlink_settle_seconds: ClassVar[float] = 600.0
+    port_settle_seconds: ClassVar[float] = 300.0
+    # Bit errors per bit after correction, NVLink 5. DCGM [R]
+    nvlink_bit_error_ratio: ClassVar[float] = 1e-12
+    # The same rate of bit errors on 16 lanes of twice the rate. DCGM, Azure [R]
+    pcie_replays_gen5_per_minute: ClassVar[float] = 31.0
+    # A driver that looks for devices causes one or two. [O]
+    pcie_nonfatal_errors_in_15m: ClassVar[float] = 2.0
+    # A port or an interface is in use once it has moved one step's gradients of a small model; what
+    # manages a node needs years for it. [O]
+    roce_fabric_bytes: ClassVar[float] = 1e9
+    network_used_bytes: ClassVar[float] = 1e9
+    # Symbol errors: at NDR (400 Gb/s) and above bit errors of 1e-14 and of 1e-15, below of the
+    # InfiniBand specification. UFM README [R]
+    infiniband_symbol_errors_in_12m: ClassVar[float] = 2.88
+    infiniband_symbol_errors_in_125m: ClassVar[float] = 3.0
+    infiniband_symbol_errors_in_1h: ClassVar[float] = 120.0
+    # Per minute, and per second: NVSentinel [R]
+    infiniband_recovery_per_minute: ClassVar[float] = 5.0
+    infiniband_receive_errors_per_second: ClassVar[float] = 10.0
+    roce_slow_restarts_per_second: ClassVar[float] = 10.0
+    # Thirty of the probes' epochs. [D]
+    probe_silent_seconds: ClassVar[float] = 300.0
+
+
+OPTIONS = frozenset(field.name for field in fields(Limits))
+"""The limits that the configuration has."""
 
 
 def source(name: str) -> str:
-    """Return the configuration key of a limit, as findings name it."""
-    return f"{SECTION}.{name}"
+    """Return the configuration key of a limit, as findings name it; empty if it is fixed."""
+    return f"{SECTION}.{name}" if name in OPTIONS else ""
+
+
+def shipped() -> dict[str, float]:
+    """Return all limits by name, options with their default."""
+    names = [name for name in Limits.__annotations__ if not name.startswith("_")]
+    return {name: float(getattr(Limits(), name)) for name in names}

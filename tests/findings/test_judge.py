@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +19,7 @@ from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.options import ConfigError
 from dshealthd.core.result import CollectionOutcome, Result, not_available
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.findings import catalogue, judgement
+from dshealthd.findings import catalogue, judgement, limits
 from dshealthd.findings.finding import Sign, State
 from dshealthd.findings.judge import DELAY, FINDING, JUDGED, MAX_EXPORTED, Judge, exported
 from dshealthd.findings.limits import Limits
@@ -26,7 +28,6 @@ from tests.findings.test_episodes import sign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from dshealthd.core.collector import Sample
     from dshealthd.findings.finding import Finding
@@ -107,7 +108,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_finding_is_exported_while_it_lasts() -> None:
     """The series has all that the alert and its routes need, and ends with the finding."""
     node = Node()
-    node.over(0.9)
+    node.over(0.95)
     (finding, *_), judged = list(node.judge.samples()), list(node.judge.samples())[-1]
     assert finding.metric is FINDING
     assert dict(zip(FINDING.dimensions, finding.labels, strict=True)) == {
@@ -127,11 +128,11 @@ def test_finding_is_exported_while_it_lasts() -> None:
 def test_a_held_sign_is_watched_and_not_exported() -> None:
     """Whoever reads the verdict sees what is coming; no alert does."""
     node = Node()
-    node.over(0.9, 10)
+    node.over(0.95, 10)
     (sign,) = node.judge.verdict.watched
     assert (sign.part, sign.hold_seconds, node.found()) == ("the system", 30.0, [])
     assert FINDING not in {sample.metric for sample in node.judge.samples()}
-    node.over(0.9)
+    node.over(0.95)
     assert node.judge.verdict.watched == ()
 
 
@@ -204,7 +205,7 @@ def test_unread_source_is_unknown_while_its_finding_waits() -> None:
 def test_unreadable_source_ends_no_finding() -> None:
     """A limit that was nearly reached is not far away because it cannot be read any more."""
     node = Node()
-    node.over(0.9)
+    node.over(0.95)
     node.fail()
     node.judge.judge()
     assert "HostLimitNear" in node.found()
@@ -296,7 +297,7 @@ async def test_new_sample_is_judged_within_a_second(tmp_path: Path) -> None:
     """The judge looks for new samples by itself; no request is needed."""
     node = Node()
     await node.judge.apply(loaded("", tmp_path))
-    node.over(0.9, 35)
+    node.over(0.95, 35)
     node.read(0.1)
     await until(lambda: node.found() == [])
     await node.judge.close()
@@ -322,7 +323,7 @@ async def test_hold_ends_without_a_new_sample(tmp_path: Path) -> None:
     """A sign that lasts becomes a finding when its hold is over, not with the next change."""
     node = Node()
     await node.judge.apply(loaded("", tmp_path))
-    node.read(0.9)
+    node.read(0.95)
     await until(lambda: node.judge.verdict.findings == () and node.judge._timer is not None)
     node.now += 30
     await until(lambda: node.found() == ["HostLimitNear"])
@@ -335,23 +336,23 @@ async def test_reload_changes_limits(tmp_path: Path) -> None:
     await node.judge.apply(loaded("", tmp_path))
     node.over(0.6)
     assert node.found() == []
-    await node.judge.apply(loaded("[findings.limits]\nopen_files_ratio = 0.5", tmp_path))
+    await node.judge.apply(loaded("[findings.limits]\nlimit_used_ratio = 0.5", tmp_path))
     node.over(0.6)
     assert node.found() == ["HostLimitNear"]
     (finding,) = node.judge.verdict.findings
-    assert (finding.limit, finding.limit_source) == (0.5, "findings.limits.open_files_ratio")
+    assert (finding.limit, finding.limit_source) == (0.5, "findings.limits.limit_used_ratio")
     await node.judge.close()
 
 
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ("open_files_ratoi = 0.5", "open_files_ratoi: unknown key; did you mean open_files_ratio?"),
-        ("open_files_ratio = 1.5", "open_files_ratio: must be at most 1, not 1.5"),
-        ('open_files_ratio = "80%"', "open_files_ratio: must be a number, not a string (80%)"),
-        ("path_write_seconds = 2", "path_write_seconds: must be a duration"),
-        ('shared_memory_bytes = "1s"', 'shared_memory_bytes: "1s" is not a size'),
-        ("xid_recent_seconds = '1s'", "xid_recent_seconds: must be at least"),
+        ("limit_used_ratoi = 0.5", "limit_used_ratoi: unknown key; did you mean limit_used_ratio?"),
+        ("limit_used_ratio = 1.5", "limit_used_ratio: must be at most 1, not 1.5"),
+        ('limit_used_ratio = "80%"', "limit_used_ratio: must be a number, not a string (80%)"),
+        ("clock_offset_seconds = 2", "clock_offset_seconds: must be a duration"),
+        ('filesystem_free_bytes = "1s"', 'filesystem_free_bytes: "1s" is not a size'),
+        ("certificate_seconds = '1s'", "certificate_seconds: must be at least"),
     ],
 )
 def test_wrong_limit_is_refused(line: str, error: str, tmp_path: Path) -> None:
@@ -365,7 +366,7 @@ async def test_findings_outlive_a_restart(tmp_path: Path) -> None:
     """The next agent has the findings before its collectors have run, with the time they began."""
     node = Node(tmp_path)
     await node.judge.apply(loaded("", tmp_path))
-    node.over(0.9)
+    node.over(0.95)
     (before,) = node.judge.verdict.findings
     await node.judge.close()
     later = Node(tmp_path)
@@ -426,12 +427,12 @@ async def test_a_request_before_the_start_costs_no_past(tmp_path: Path) -> None:
     """
     node = Node(tmp_path)
     await node.judge.apply(loaded("", tmp_path))
-    node.over(0.9)
+    node.over(0.95)
     await node.judge.close()
     kept = (tmp_path / "findings.json").read_bytes()
     later = Node(tmp_path)
     later.now = node.now + 3
-    later.read(0.9)
+    later.read(0.95)
     assert later.judge.verdict.state is State.UNKNOWN
     await state_writer.settled(60)
     assert (tmp_path / "findings.json").read_bytes() == kept
@@ -470,15 +471,21 @@ async def test_invalid_file_begins_anew_and_says_so(content: str, tmp_path: Path
     node = Node(tmp_path)
     await node.judge.apply(loaded("", tmp_path))
     assert "begins without a past" in node.judge.status()["detail"]
-    node.over(0.9)
+    node.over(0.95)
     assert node.found() == ["HostLimitNear"]
     await node.judge.close()
 
 
 def test_limits_have_sources() -> None:
-    """Each limit says where it comes from, and has bounds."""
+    """Each limit says where it comes from: an option in its documentation, others in a comment."""
+    marked = re.compile(r"\[[RSDO]\]")
     for field in dataclasses.fields(Limits):
-        assert any(mark in field.metadata["doc"] for mark in ("[R]", "[S]", "[O]")), field.name
+        assert marked.search(field.metadata["doc"]), field.name
+    text = Path(limits.__file__).read_text(encoding="utf-8")
+    blocks = re.findall(r"((?: +# .*\n)+)((?: +\w+: ClassVar.*\n)+)", text)
+    fixed = [name for _, block in blocks for name in re.findall(r"(\w+): ClassVar", block)]
+    assert sorted(fixed) == sorted(limits.shipped().keys() - limits.OPTIONS)
+    assert [comment for comment, _ in blocks if not marked.search(comment)] == []
 
 
 def test_a_rule_that_fails_hides_nothing_else(
@@ -495,7 +502,7 @@ def test_a_rule_that_fails_hides_nothing_else(
         yield Sign("DshealthdAdapterTrouble", part="mlx5_0", hold=0.0, mild=True)
 
     node = Node()
-    node.over(0.9)
+    node.over(0.95)
     assert node.found() == ["HostLimitNear"]
     place = next(place for place, rule in enumerate(judgement.RULES) if rule.__name__ == "files")
     broken.__module__, broken.__name__ = "dshealthd.findings.host", "files"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 METRICS = reference.all_metrics()
 PART = ROOT / "deploy/prometheus/dshealthd.yml"
+PRODUCT = ROOT / "dshealthd"
 ALERTMANAGER = ROOT / "deploy/alertmanager/dshealthd.yml"
 SCENES = list(scenes())
 NAMED = re.compile(r"(?<![\w./-])(dshealthd(?:_[a-z0-9_]+|(?::[a-z0-9_]+)+))(?![\w*/.-]*[*/])")
@@ -396,6 +397,18 @@ def test_every_step_of_an_alert_is_for_a_reason_that_it_has() -> None:
         assert alert.steps.keys() < reasons, alert.name
         # One reason at most is left for the step of all others.
         assert len(reasons - alert.steps.keys()) == 1, alert.name
+
+
+def test_every_step_of_a_finding_is_for_a_reason_that_it_has() -> None:
+    """A first step is chosen by how a reason begins: the product has such reasons, and no other step
+    is in its way.
+    """
+    code = "".join(file.read_text(encoding="utf-8") for file in PRODUCT.rglob("*.py"))
+    for symptom in all_symptoms().values():
+        for finding in symptom.findings:
+            for case, text in finding.steps.items():
+                assert case in code, case
+                assert finding.first_step(case) == finding.first_step(f"{case} ...") == text
 
 
 @pytest.mark.parametrize(
