@@ -39,6 +39,10 @@ MAX_CLASSES = 2048
 """Maximum classes of one node. 8 rails, 4 sizes, on one leaf and across: 64; a few dozen others."""
 _TO_SIGMA = 1.4826
 """Ratio of standard deviation to median absolute deviation in a normal distribution."""
+RESENT = 0.2
+"""Seconds after which Linux first sends a lost packet again (TCP_RTO_MIN). A round trip in a cluster
+takes milliseconds, so an echo without a baseline that takes as long has lost packets.
+"""
 _LEAST_SIBLINGS = 3
 """Minimum other parts of the node whose median can judge one part: of two, one may be slow."""
 _SMALL = 6.0
@@ -211,8 +215,11 @@ class Baselines:
 
     def _prior(self, series: TimingClass, seconds: float) -> Reading | None:
         """Judge a part without a baseline by the other parts of its node. The tolerance allows for
-        the differences between them.
+        the differences between them. An echo is judged by when TCP sends a packet again.
         """
+        if series.kind == "light":
+            limit = self._limit(series, 0.0)
+            return Reading(seconds / RESENT * limit, limit)
         if not (siblings := self._siblings(series)):
             return None
         sigma = 1.5 * max(other.sigma for other in siblings)

@@ -146,9 +146,13 @@ class Company:
 
     def told(self, epoch: int) -> dict[str, float]:
         """Return the ratios of recent rounds by peer, to report them to others."""
-        last = {met.round.peer: met for met in self.log if met.round.epoch >= epoch - 1}
-        newest = sorted(last.values(), key=lambda met: met.round.number)[-_TOLD:]
-        return {met.round.peer: met.ratio for met in newest}
+        pairs: dict[str, float] = {}
+        for met in self.log:
+            if met.round.epoch >= epoch - 1:
+                before = pairs.pop(met.round.peer, 0.0)
+                # Chance makes a round slow, but does not break it: a good one does not undo that.
+                pairs[met.round.peer] = before if before >= HARD else met.ratio
+        return dict(list(pairs.items())[-_TOLD:])
 
     def has_been_well(self, leaf: str, since: int) -> bool:
         """Return whether a round with a member of a leaf went well after that of a number."""

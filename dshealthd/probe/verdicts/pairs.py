@@ -212,6 +212,7 @@ class PairSuspicion:
             if (
                 all(words)
                 and not self.is_good
+                and self.theirs(company, high).fine
                 and not company.fails_with_others(self.peer, epoch)
                 and self.missing(confirmations) <= 0
                 and mine.well >= max(PEERS, _CUT_RATIO * mine.ill)

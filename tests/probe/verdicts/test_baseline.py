@@ -244,3 +244,15 @@ def test_survives_sigkill_at_any_point(tmp_path: Path) -> None:
         known = Baselines(OPTIONS)
         assert known.load(file)
         assert len(known) > 0
+
+
+@pytest.mark.parametrize(("seconds", "flagged"), [(0.19, False), (0.21, True)])
+def test_echo_without_a_baseline_is_judged_by_lost_packets(
+    seconds: float, *, flagged: bool
+) -> None:
+    """Where rounds are collectives, echoes are rare and not known: one in which TCP had to wait for
+    a packet to be sent again is flagged.
+    """
+    reading = Baselines(OPTIONS).ratio(series(kind="light"), seconds)
+    assert reading is not None
+    assert (reading.ratio >= reading.limit) is flagged

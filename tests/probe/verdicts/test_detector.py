@@ -341,6 +341,11 @@ def test_pair_is_not_ambiguous_before_the_other_end_has_met_others() -> None:
 GONE = Answer(outcome=Outcome.UNREACHABLE, stage=Stage.INVITE, silent=True)
 
 
+def reached(name: str) -> Answer:
+    """Return what another member tells that has called a node: it is well with others."""
+    return Answer(told={f"{name}--{other}": 1.0 for other in ("c0", "c1", "d0", "d1")})
+
+
 def vanished(
     name: str, outcome: Outcome, opinion: float | None
 ) -> Callable[[tuple[str, ...], Kind], Answer]:
@@ -352,7 +357,8 @@ def vanished(
     def world(peers: tuple[str, ...], _: Kind) -> Answer:
         return lost if name in peers else Answer()
 
-    world.word = None if opinion is None else lost if opinion >= HARD else Answer(silent=True)  # type: ignore[attr-defined]
+    word = None if opinion is None else lost if opinion >= HARD else reached(name)
+    world.word = word  # type: ignore[attr-defined]
     return world
 
 
@@ -410,20 +416,6 @@ def test_a_link_has_the_reason_that_it_has_now() -> None:
     scene.run(vanished(peer, Outcome.REFUSED, 1.0))
     found = scene.run(vanished(peer, Outcome.UNREACHABLE, 1.0), 3)
     assert found == (Suspect(Part.LINK, f"{ME}--{peer}", "unreachable"),)
-
-
-def test_node_that_calls_others_is_a_link_after_a_while() -> None:
-    """A node has called others since, but nobody has called it. The link is accused only if the
-    node stays silent towards this one.
-    """
-    scene, peer = met()
-
-    def world(peers: tuple[str, ...], _: Kind) -> Answer:
-        return GONE if peer in peers else Answer(told={f"{peers[0]}--{peer}": 1.0})
-
-    assert scene.run(world, 2) == ()
-    assert scene.run(world, 3) == (Suspect(Part.LINK, f"{ME}--{peer}", "unreachable"),)
-    assert len(scene.asked) < 5 * 4, "others are asked once an epoch what they know"
 
 
 def test_node_of_which_nobody_tells_is_ambiguous() -> None:
@@ -485,7 +477,7 @@ def test_one_word_accuses_nobody() -> None:
 
     honest = scene.detector.observe
     scene.detector.observe = observe  # type: ignore[assignment, method-assign] # what it is told
-    world.word = Answer(silent=True)  # type: ignore[attr-defined]
+    world.word = reached(peer)  # type: ignore[attr-defined]
     for _ in range(10):
         assert scene.run(world) == ()
     assert len(set(asked)) >= 2
@@ -516,7 +508,7 @@ def test_who_refuses_is_not_asked_for_what_its_rounds_come_to() -> None:
         ),
         4,
     )
-    assert 0 < sum(peer in request.members for request in scene.asked) <= 8
+    assert 0 < sum(request.members == (ME, peer) for request in scene.asked) <= 8
 
 
 @pytest.mark.parametrize(("opinion", "part"), [(HARD, Part.NODE), (1.0, Part.LINK)])
@@ -658,6 +650,25 @@ def test_hang_that_waits_for_the_peer_is_not_ours() -> None:
         )
 
     assert scene.run(world, 6) == ()
+
+
+@pytest.mark.parametrize(("ill", "named"), [(1, False), (2, True)])
+def test_echoes_after_a_hung_round_tell_node_from_link(ill: int, *, named: bool) -> None:
+    """After a collective that hung, this node exchanges echoes with two other members at once. If
+    they go badly with both, it is this node; if only with one, that tells nothing of this node.
+    """
+    scene, peer = met()
+    asked = list(scene.round((ME, peer), Answer(outcome=Outcome.HUNG, stage=Stage.SIZES)))
+    for number in range(2):
+        (request,) = asked
+        assert request.kind is Kind.LIGHT
+        assert peer not in request.members
+        lost = Answer(outcome=Outcome.UNREACHABLE, stage=Stage.INVITE, late=request.members[1:])
+        answer = lost if number < ill else Answer()
+        asked = list(scene.round(request.members, answer, extra=True, kind=Kind.LIGHT))
+    assert not asked
+    assert scene.detector.suspects() == ((Suspect(Part.NODE, ME, "hung"),) if named else ())
+    assert scene.run(well, 4) == ()
 
 
 def test_wrong_data_with_one_peer_only_is_a_link() -> None:
