@@ -16,46 +16,64 @@ if TYPE_CHECKING:
 SCHEMA = 1
 """Version of the JSON; raised when a key changes its meaning or is removed."""
 MAX_CHAIN = 12
+NEXT_TIME = "; next time "
+"""What parts a first step from what to switch on for another failure of its kind."""
 MAX_WIDTH = 180
 
 
 def text(finding: Finding, found: Recognized, unread: list[str]) -> str:
-    """Return the answer in a few lines, followed by the chain of later events."""
+    """Return the answer in a few lines: what happened and where, why that is so, what to do."""
     lines = []
+    title, runbook = heading(finding.slug) if finding.slug else ("", "")
     if finding.outcome == "nothing":
         lines.append(f"No failure found in {_read(found)}.")
     elif finding.outcome == "undecided":
-        lines.append(f"UNDECIDED  {finding.statement}")
+        lines.append(f"UNDECIDED  {_short(finding.statement)}")
     else:
-        title, runbook = heading(finding.slug)
-        lines.append(f"CAUSE      {finding.slug}: {finding.title or title}")
-        lines.append(f"WHAT       {_short(finding.statement)}")
-        lines.append(f"WHERE      {_where(finding)}")
-    proof = _unique(finding.proof)
-    for title, texts in (
-        ("PROOF", [f"{one.file}:{one.line}: {_short(one.quote)}" for one in proof]),
+        # An exception says itself what happened.
+        is_own = finding.root is not None and finding.root.pattern == "child-failed/python"
+        title = _short(finding.statement if is_own else finding.title or title)
+        where = _where(finding)
+        lines.append(f"CAUSE      {title}" + f" ({where})" * bool(where))
+        if title != _short(finding.statement):
+            lines.append(f"WHAT       {_short(finding.statement)}")
+        if finding.time is not None:
+            lines.append(f"WHEN       {_iso(finding.time)}")
+    now, _, later = finding.step.partition(NEXT_TIME)
+    for name, texts in (
+        (
+            "PROOF",
+            [f"{one.file}:{one.line}: {_short(one.quote)}" for one in _unique(finding.proof)],
+        ),
         ("NOT", map(_short, finding.against)),
         ("MISSING", map(_short, (*finding.missing, *unread))),
+        ("FIRST STEP", [now] * bool(now)),
+        ("NEXT TIME", [later] * bool(later)),
+        ("EXCLUDE", [f"--exclude={','.join(finding.excluded)}"] * bool(finding.excluded)),
+        ("RUNBOOK", [f"dshealthd explain --runbook {finding.slug}"] * bool(runbook)),
     ):
-        lines += [f"{'' if number else title:<10} {says}" for number, says in enumerate(texts)]
-    if finding.step:
-        lines.append(f"FIRST STEP {finding.step}")
-    if finding.outcome == "found" and runbook:
-        lines.append(f"RUNBOOK    {runbook}")
-    if finding.chain:
+        lines += [f"{'' if number else name:<10} {says}" for number, says in enumerate(texts)]
+    chain = [event for event in finding.chain if not _is_echo(event)]
+    if chain:
         lines += [
             "",
             "What followed:" if finding.outcome != "nothing" else "The job continued after:",
         ]
-        lines += [_followed(event) for event in finding.chain[:MAX_CHAIN]]
-        if len(finding.chain) > MAX_CHAIN:
-            lines.append(f"  … and {len(finding.chain) - MAX_CHAIN} more (--json has them)")
+        lines += [_followed(event) for event in chain[:MAX_CHAIN]]
+        if len(chain) > MAX_CHAIN:
+            lines.append(f"  … and {len(chain) - MAX_CHAIN} more (--json has them)")
     return "\n".join(lines) + "\n"
+
+
+def _is_echo(event: Event) -> bool:
+    """Return whether an event only says that a process was ended, which anybody can tell by now."""
+    return event.role == "consequence" and event.layer == "launcher"
 
 
 def document(finding: Finding, found: Recognized, unread: list[str]) -> dict[str, Any]:
     """Return the answer as JSON values; every claim has file, line and quote."""
     statistics = found.statistics
+    now, _, later = finding.step.partition(NEXT_TIME)
     title, runbook = heading(finding.slug) if finding.slug else ("", "")
     return {
         "schema": SCHEMA,
@@ -66,13 +84,27 @@ def document(finding: Finding, found: Recognized, unread: list[str]) -> dict[str
         "statement": finding.statement or None,
         "ranks": list(finding.ranks),
         "host": finding.host,
+        "pod": finding.pod,
+        "pid": finding.pid,
         "gpu": finding.gpu,
+        "device": finding.device,
+        "where": _where(finding) or None,
         "time": _iso(finding.time),
         "proof": [_place(place) for place in _unique(finding.proof)],
         "fields": dict(finding.root.fields) if finding.root else {},
         "against": list(finding.against),
         "missing": [*finding.missing, *unread],
-        "first_step": finding.step or None,
+        "first_step": now or None,
+        "next_time": later or None,
+        "exclude": {
+            "nodes": list(finding.excluded),
+            "slurm": f"--exclude={','.join(finding.excluded)}" if finding.excluded else "",
+            "kubernetes": (
+                f"kubernetes.io/hostname notin ({','.join(finding.excluded)})"
+                if finding.excluded
+                else ""
+            ),
+        },
         "runbook": runbook or None,
         "groups": [
             {
@@ -119,6 +151,8 @@ def _read(found: Recognized) -> str:
 
 
 def _where(finding: Finding) -> str:
+    """Return where a cause is, as far as the logs say; empty if they do not."""
+    root = finding.root
     parts = []
     if len(finding.ranks) == 1:
         parts.append(f"rank {finding.ranks[0]}")
@@ -126,18 +160,22 @@ def _where(finding: Finding) -> str:
         parts.append("ranks " + ", ".join(map(str, finding.ranks[:16])))
     elif finding.is_symmetric:
         parts.append("all ranks alike")
-    elif finding.root is not None and finding.root.layer == "scheduler":
+    elif root is not None and root.layer == "scheduler":
         parts.append("the whole job")
-    elif finding.device is None:
-        parts.append("rank unknown")
-    if finding.host:
-        parts.append(f"host {finding.host}")
-    if finding.gpu is not None:
-        parts.append(f"GPU {finding.gpu}")
-    if finding.device is not None:
-        parts.append(finding.device)
-    if finding.time is not None:
-        parts.append(f"at {_iso(finding.time)}")
+    elif root is not None and root.rank is not None:
+        parts.append(f"reported by rank {root.rank}")
+    parts += [
+        f"{name}{value}"
+        for name, value in (
+            ("", finding.position or None),
+            ("pod ", finding.pod),
+            ("host ", finding.host),
+            ("pid ", finding.pid),
+            ("GPU ", finding.gpu),
+            ("", finding.device),
+        )
+        if value is not None
+    ]
     return ", ".join(parts)
 
 

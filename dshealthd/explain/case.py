@@ -139,7 +139,9 @@ def _place(case: Case, year: int) -> None:
     identities = Identities(found)
     stated = (kept.event for facts in found.sources for kept in facts.statements)
     events = [*found.events, *stated]
-    year = case.year = clocks.year_of((event.stamp for event in events if event.stamp), year)
+    stamps = [event.stamp for event in events if event.stamp]
+    stamps += [stamp for facts in found.sources for stamp in facts.last_stamp.values()]
+    year = case.year = clocks.year_of(stamps, year)
     # Before any time is used, as all are converted to the same clock.
     case.clocks = clocks.compare(found.shared, year)
     for event in events:

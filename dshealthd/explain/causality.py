@@ -18,9 +18,10 @@ from dshealthd.explain.case import prepare
 from dshealthd.explain.coverage import ABORTED, TERMINATED
 from dshealthd.explain.events import Event, Place, Stamp, listed
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
+from dshealthd.explain.identities import named
 from dshealthd.explain.patterns import advised, load
 from dshealthd.explain.reading import PATTERN as STATED
-from dshealthd.explain.reading import cause, standing, worth_reading
+from dshealthd.explain.reading import WORTH_READING, cause, standing, worth_reading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +57,12 @@ _COMMUNICATION = {"rendezvous-unreachable": 0, "gradient-sync-timeout": 1, "nccl
                   "ranks-stuck-at-init": 1, "nccl-all-reduce-failed": 3}  # fmt: skip
 
 
+_OF_THE_JOB = {"host-memory-pressure"}
+"""Slugs of faults that the job brings along to any node."""
+_ADDRESS = re.compile(r"[\d.]+|[\da-f:]*:[\da-f:.]*")
+"""An address, which no scheduler knows a node by."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Finding:
     """The answer."""
@@ -74,7 +81,11 @@ class Finding:
     host: str | None = None
     gpu: int | None = None
     device: str | None = None
-    """The PCI device, as the kernel names it."""
+    """The device that the line of the cause names."""
+    pod: str | None = None
+    position: str = ""
+    """Where in the model's layout the process stands, as SGLang's `TP0`."""
+    pid: int | None = None
     is_symmetric: bool = False
     """Whether all ranks had the same error, or hung in the same operation."""
     time: float | None = None
@@ -85,6 +96,14 @@ class Finding:
     """Information that would decide or confirm it."""
     chain: tuple[Event, ...] = ()
     verdicts: tuple[GroupVerdict, ...] = ()
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """The nodes to leave out of the next attempt: those whose own part failed."""
+        root, host = self.root, self.host
+        if root is None or host is None or root.layer != "hardware" or root.weak:
+            return ()
+        return () if root.slug in _OF_THE_JOB or _ADDRESS.fullmatch(host) else (host,)
 
     @property
     def is_known(self) -> bool:
@@ -102,13 +121,16 @@ def decide(found: Recognized, *, year: int) -> Finding:
         confirmed = any(_is_telling(event, case) for event in (*ordered, *case.consequences))
         stated = cause(standing(case), confirmed=confirmed or bool(case.found.failures))
         if stated is not None:
-            _adopt(stated, ordered)
             ordered.insert(0, stated)
     if not ordered:
         return _without_cause(case)
     root = ordered[0]
+    if root.layer in {"program", "hardware"}:
+        _adopt(root, case)
     verdicts = _judged(case) if is_timeout(root) else []
     ranks, proof, says = accused(root, case, verdicts)
+    if root.pattern == STATED:
+        proof = (*proof, *(event.place for event in worth_reading(standing(case))))[:WORTH_READING]
     slug = root.slug
     # Ranks report this error when they have lost another one: a rank that left silently is the one
     # they lost, and so the cause.
@@ -128,6 +150,10 @@ def decide(found: Recognized, *, year: int) -> Finding:
     )
     _argue(root, ordered, case)
     host, gpu = _whereabouts(root, ranks, case)
+    beside = _beside(root, ranks)
+    host = host or beside.get("host")
+    if gpu is None and "gpu" in beside:
+        gpu = int(beside["gpu"])
     is_symmetric = not ranks and any(verdict.kind == "symmetric" for verdict in verdicts)
     return Finding(
         outcome="found",
@@ -139,7 +165,10 @@ def decide(found: Recognized, *, year: int) -> Finding:
         ranks=ranks,
         host=host,
         gpu=gpu,
-        device=_device(root),
+        device=_device(root) or beside.get("device"),
+        pod=beside.get("pod"),
+        position=beside.get("position", ""),
+        pid=int(beside["pid"]) if "pid" in beside else None,
         is_symmetric=is_symmetric or says.endswith(ON_ALL),
         time=root.time,
         proof=proof,
@@ -157,13 +186,20 @@ def _wraps(event: Event) -> bool:
     return event.layer == "communication" and event.weak
 
 
-def _adopt(stated: Event, ordered: Sequence[Event]) -> None:
-    """Give a statement the rank and the host of the only process whose end follows from it."""
-    ends = [event for event in ordered if event.origin.source == stated.origin.source]
-    if stated.rank is None and len({(event.rank, event.ranks) for event in ends}) == 1:
-        stated.rank, stated.ranks = ends[0].rank, ends[0].ranks
-    if stated.host is None and len(hosts := {event.host for event in ends}) == 1:
-        stated.host = hosts.pop()
+def _adopt(root: Event, case: Case) -> None:
+    """Give a cause the host, and a statement the rank, of the only process whose end is reported."""
+    ends = [
+        event
+        for event in (*case.causes, *case.consequences)
+        if event.layer == "launcher"
+        and event.origin.source == root.origin.source
+        and (event.host is not None or event.rank is not None)
+    ]
+    is_own = root.pattern == STATED  # an exception may be that of all ranks
+    if is_own and root.rank is None and len({(event.rank, event.ranks) for event in ends}) == 1:
+        root.rank, root.ranks = ends[0].rank, ends[0].ranks
+    if root.host is None and len(hosts := {event.host for event in ends}) == 1:
+        root.host = hosts.pop()
 
 
 def _step(
@@ -186,11 +222,24 @@ def _step(
     return advised(steps["missing"] if ranks else root.steps or steps["unknown"], values)
 
 
+def _beside(root: Event, ranks: Sequence[int]) -> dict[str, str]:
+    """Return what the root's line and the lines beside it name, unless others are to blame."""
+    if ranks and root.rank is not None and root.rank not in ranks:
+        return {}
+    found = named(root.place.quote)
+    if root.origin.pid is not None:
+        found.setdefault("pid", str(root.origin.pid))
+    return {
+        **found,
+        **{key: root.fields[key] for key in ("host", "pid", "pod", "device") if key in root.fields},
+    }
+
+
 def _device(root: Event) -> str | None:
     """Return the device that a line of the kernel names: of NVIDIA's driver it is a GPU."""
     address = root.fields.get("pci")
     if address is None:
-        return None
+        return f"AMD GPU node-{root.fields['agent']}" if "agent" in root.fields else None
     is_gpu = "NVRM" in root.place.quote or "nvidia " in root.place.quote
     return f"GPU {address}" if is_gpu else f"PCI device {address}"
 

@@ -8,6 +8,7 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NoReturn
 
+from dshealthd import symptoms
 from dshealthd.core import documents
 from dshealthd.core.text import print_lines, printable
 from dshealthd.explain import answer, dumps
@@ -15,6 +16,7 @@ from dshealthd.explain import input as logs
 from dshealthd.explain.causality import Finding, decide
 from dshealthd.explain.events import Place
 from dshealthd.explain.recognition import Recognizer
+from dshealthd.symptoms import runbooks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +39,10 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 no failure found, 1 cause found, 3 undecided, 64 bad usage.",
     )
     made.add_argument(
-        "logs", nargs="+", metavar="LOG", help="file, folder or glob pattern; - is standard input"
+        "logs", nargs="*", metavar="LOG", help="file, folder or glob pattern; - is standard input"
+    )
+    made.add_argument(
+        "--runbook", metavar="SLUG", help="print the runbook of a symptom, and no more"
     )
     made.add_argument("--json", action="store_true", help="one JSON document instead of text")
     made.add_argument(
@@ -55,7 +60,16 @@ def main(arguments: Sequence[str]) -> int:
 
     0 nothing found, 1 a cause found, 3 undecided, 64 bad usage or no readable log.
     """
-    options = parser().parse_args(arguments)
+    made = parser()
+    options = made.parse_args(arguments)
+    if options.runbook is not None:
+        symptom = symptoms.all_symptoms().get(options.runbook)
+        if symptom is None:
+            made.error(f"no symptom is called {options.runbook}")
+        print_lines(runbooks.render(symptom).removesuffix("\n"))
+        return EXIT_NOTHING
+    if not options.logs:
+        made.error("the following arguments are required: LOG")
     try:
         recognizer, unread = read(options.logs, options.healthy)
     except logs.InputError as error:

@@ -10,7 +10,7 @@ from dshealthd.explain import input as logs
 from dshealthd.explain.clocks import Clock, clock_of
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.ledger import Ledger
-from dshealthd.explain.reading import Statements
+from dshealthd.explain.remarks import Statements
 
 if TYPE_CHECKING:
     from dshealthd.explain.streams import Line
@@ -219,21 +219,3 @@ class Recognized:
         """Note that a rank appears in the logs."""
         if len(self.ranks_seen) < MAX_KNOWN:
             self.ranks_seen.add(rank)
-
-
-_SPOKEN = re.compile(
-    r"\[PG [^\]]{1,80}[ ]Rank (?P<group_rank>\d{1,6})\]|\[[Rr]ank[ :]?(?P<rank>\d{1,6})\]"
-    r"|--local[-_]rank[= '\",]{1,4}(?P<local>\d{1,4})\b"
-)
-"""A rank in the text of a line. ProcessGroupNCCL's is the rank in a group of the job."""
-NAMES_RANKS = frozenset({"rank", "local", "task", "tasks", "key_rank", "culprit", "culprits"})
-"""Fields of patterns that say which ranks a line is about."""
-
-
-def spoken_rank(text: str) -> dict[str, str]:
-    """Return the rank that a line names in its text rather than in a prefix, as a field."""
-    match = _SPOKEN.search(text)
-    # DeepSpeed's launcher shows the command of its last rank, whichever failed: 0 is the only one.
-    if match is None or (match["local"] or "0") != "0":
-        return {}
-    return {name: value for name, value in match.groupdict().items() if value}

@@ -1,4 +1,7 @@
-"""Which rank an event belongs to if its line does not say so."""
+"""Identities: the rank, host, pod, process and device that lines name, and whose line is whose.
+
+A name is taken only where it can be one: a false name is worse than none.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,115 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dshealthd.explain.events import Origin
     from dshealthd.explain.facts import Recognized
+
+_SPOKEN = re.compile(
+    r"\[PG [^\]]{1,80}[ ]Rank (?P<group_rank>\d{1,6})\]|\[(?:[Rr]ank|RANK)[ :]?(?P<rank>\d{1,6})\]"
+    r"|--local[-_]rank[= '\",]{1,4}(?P<local>\d{1,4})\b"
+)
+"""A rank in the text of a line. ProcessGroupNCCL's is the rank in a group of the job."""
+_SAID = re.compile(
+    r"(?:(?:^|[:(,] ?|\bon )[Rr]ank[ =]|\brank=)(?P<rank>\d{1,6})\b(?![-.]\d|,? (?:and|or|to) )"
+)
+_ANY_RANK = re.compile(r"\branks?\b", re.IGNORECASE)
+"""A line that speaks of one rank alone speaks of its own, unless it is sent to or from it."""
+NAMES_RANKS = frozenset({"rank", "local", "task", "tasks", "key_rank", "culprit", "culprits"})
+"""Fields of patterns that say which ranks a line is about."""
+_NAMES = re.compile(
+    r"\b(?:[Nn]ode|[Hh]ost(?:name)?|instance)(?: ?[:=] ?| |/)['\"]?"
+    r"(?P<host>[A-Za-z\d][\w.-]{1,62}[A-Za-z\d])"
+    r"|\b(?:[Nn]ode )?(?:ip|IP)(?: ?[:=] ?| |\[)['\"]?(?P<address>\d{1,3}(?:\.\d{1,3}){3})\b"
+    r"|\b(?:pid|PID)(?: ?[:=] ?| )(?P<pid>\d{2,10})\b"
+    r"|\[(?P<pid_2>\d{2,10})\](?::| trap| general) [^\n]{0,40}(?:segfault|ip|sp)\b"
+    r"|\b(?:GPU |GPU|cuda:|Device:|device |DEVICE\[)(?P<gpu>\d{1,2})\b(?!\.\d|,\d| ?(?:[KMG]i?B|%|x\b))"
+    r"|(?<![\w.])(?P<device>mlx5_\d{1,3}(?::\d)?|bnxt_re\d{1,2}|efa_\d{1,2}|hfi1_\d{1,2}"
+    r"|nvme\d{1,2}n\d(?:p\d{1,2})?|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)(?![\w.])"
+    r"|\bpods?[ /](?P<pod>[a-z\d][a-z\d.-]{1,62})(?![\w/'])"
+    r"|\b(?P<position>(?:DP|TP|PP|EP)\d{1,3}(?:[ _](?:DP|TP|PP|EP)\d{1,3}){0,3})(?=[\] )])"
+)
+_DETAIL = re.compile(
+    r"\s{0,40}(?P<key>[A-Za-z_][\w .-]{0,30}?)\s{0,4}:\s{1,30}['\"]?(?P<value>[^\s'\"]{1,100})"
+)
+_KEYS = {
+    "pid": "pid", "ip": "host", "node_ip": "host", "hostname": "host", "host": "host",
+    "Node": "host", "rank": "rank", "Name": "pod",
+}  # fmt: skip
+"""Keys in a block of `key: value` lines, as Ray and kubectl print them, and whose name each has."""
+_LEVELS_LIKE = re.compile(
+    r"\d+(?:[.:]\d+){0,2}|v\d[\w.]*|[\w.-]*\.(?:py|cc?|cpp|cu|h|so|log|json|out|yaml)(?:[:.]\d+)*"
+)
+"""Numbers, releases and files, at the place of a host's name."""
+
+
+def spoken_rank(text: str) -> dict[str, str]:
+    """Return the rank that a line names in its text rather than in a prefix, as a field."""
+    match = _SPOKEN.search(text)
+    if match is None and (match := _SAID.search(text)):
+        return {"rank": match["rank"]} if len(_ANY_RANK.findall(text[:400])) == 1 else {}
+    # DeepSpeed's launcher shows the command of its last rank, whichever failed: 0 is the only one.
+    if match is None or (match["local"] or "0") != "0":
+        return {}
+    return {name: value for name, value in match.groupdict().items() if value}
+
+
+def named(text: str) -> dict[str, str]:
+    """Return the host, pid, GPU, device and pod that a text names: each only if it names just one."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for match in _NAMES.finditer(text):
+        name, value = str(match.lastgroup).partition("_")[0], match[match.lastgroup or 0]
+        if name == "host" and not is_name_of_host(value):
+            continue
+        if name == "pod" and value.isalpha():  # a word: "pod memory"
+            continue
+        found["host" if name == "address" else name].add(value)
+    return {name: values.pop() for name, values in found.items() if len(values) == 1}
+
+
+def is_name_of_host(word: str) -> bool:
+    """Return whether a word can be a host's name or address, rather than prose, a number or a file."""
+    if _LEVELS_LIKE.fullmatch(word):
+        return False
+    is_number = re.fullmatch(r"(?:0x)?[0-9a-fA-F]{5,}", word) is not None
+    return not is_number and any(character.isdigit() for character in word)
+
+
+class Details:
+    """The block of `key: value` lines that the current line is in, or that ends right before it."""
+
+    def __init__(self) -> None:
+        self._fields: dict[str, str] = {}
+        self._is_over = False
+        self._described: dict[str, str] = {}
+        """The pod and the node that `kubectl describe` begins with."""
+
+    def feed(self, text: str) -> None:
+        """Add a line, or end the block if it is of another form."""
+        match = _DETAIL.match(text) if ":" in text[:40] else None
+        if self._is_over:
+            self._fields, self._is_over = {}, False
+        if match is None:
+            self._is_over = bool(self._fields) and bool(text.strip())
+            return
+        name = _KEYS.get(match["key"])
+        value = match["value"].partition("/")[0].rstrip(",")
+        if name == "host" and not is_name_of_host(value):
+            return
+        if name in {"pid", "rank"} and not value.isdecimal():
+            return
+        if name is not None and len(self._fields) < len(_KEYS):
+            self._fields.setdefault(name, value)
+        if match["key"] == "Namespace":
+            self._described = dict(self._fields)
+        elif self._described and match["key"] == "Node" and name is not None:
+            self._described.setdefault(name, value)
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """What the block names; a `Name` is a pod's only beside its node."""
+        fields = self._fields
+        if len(fields) < 2 or ("pod" in fields and "host" not in fields):  # noqa: PLR2004 - any word may precede a colon
+            fields = {}
+        return {**self._described, **fields}
+
 
 _TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
 

@@ -7,21 +7,17 @@ and the first of equals comes before those that follow from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import remarks
-from dshealthd.explain.events import Event
-from dshealthd.explain.remarks import Remark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from dshealthd.explain.case import Case
-    from dshealthd.explain.events import Place
+    from dshealthd.explain.events import Event
+    from dshealthd.explain.remarks import Statement
 
-MAX_SHAPES = 300
-"""Maximum number of different remarks kept of a file; the latest ones are those near its end."""
 CHATTER = 3
 """Times that a remark is made, with healthy lines in between, that show it to be chatter."""
 WORTH_READING = 3
@@ -33,67 +29,6 @@ STEP = (
         "documentation and the issues of the program that printed it"
     ),
 )
-
-
-@dataclass(slots=True)
-class Statement:
-    """A remark, where it was made, and what came before and after it."""
-
-    remark: Remark
-    event: Event
-    calm: int
-    """Healthy lines of the file before its last occurrence."""
-    first_calm: int
-
-
-class Statements:
-    """Collector of the remarks in one file."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, Statement] = {}
-        self._open: Statement | None = None
-        """A remark that ends in a colon, so that the next line is its content."""
-
-    def __iter__(self) -> Iterator[Statement]:
-        """Iterate over the statements in the order of their last occurrence."""
-        return iter(self._kept.values())
-
-    def forget(self, usual: Statements) -> None:
-        """Drop the remarks that a healthy run makes, too."""
-        for template in usual._kept:
-            self._kept.pop(template, None)
-
-    def again(self, template: str, place: Place, order: int, calm: int) -> bool:
-        """Count a remark that a line of the same template has made before; return whether it has."""
-        kept = self._kept.pop(template, None)
-        if kept is None:
-            return False
-        kept.event.count += 1
-        kept.event.last, kept.event.last_order = place, order
-        kept.calm = calm
-        self._kept[template] = kept
-        return True
-
-    def add(self, template: str, remark: Remark, event: Event, calm: int) -> None:
-        """Keep a remark; `template` is its line without digits."""
-        if len(self._kept) >= MAX_SHAPES:
-            del self._kept[next(iter(self._kept))]
-        self._kept[template] = kept = Statement(remark, event, calm, calm)
-        self._open = kept if remark.content.endswith(":") else None
-
-    def follow(self, text: str, place: Place) -> bool:
-        """Give the next line of the file; return whether it is the content of a remark before it."""
-        opened, self._open = self._open, None
-        if opened is None or not (text := text.strip()) or text[-1] == ":":
-            return False
-        opened.remark = Remark(
-            opened.remark.weight,
-            f"{opened.remark.content} {text}"[: remarks.MAX_CONTENT],
-            wraps=False,
-        )
-        opened.event.says = opened.remark.content
-        opened.event.place = place
-        return True
 
 
 def standing(case: Case) -> list[Statement]:

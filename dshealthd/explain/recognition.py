@@ -18,19 +18,18 @@ from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.facts import (
     MAX_SKIPS,
     MAX_STREAMS,
-    NAMES_RANKS,
     Bounded,
     Recognized,
     SourceFacts,
-    spoken_rank,
 )
+from dshealthd.explain.identities import NAMES_RANKS, Details, spoken_rank
 from dshealthd.explain.prefilter import Need, bare
 from dshealthd.explain.progress import FINITE_LOSS
 from dshealthd.explain.reading import PATTERN as STATED
 from dshealthd.explain.reading import STEP
-from dshealthd.explain.streams import Line, Splitter
+from dshealthd.explain.streams import HEAD, Line, Splitter
 from dshealthd.explain.templates import MAX_MATCHED, Templates
-from dshealthd.explain.tracebacks import HEAD, Assembler, LauncherSummary, Traceback, as_exception
+from dshealthd.explain.tracebacks import Assembler, LauncherSummary, Traceback, as_exception
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -194,6 +193,7 @@ class Reader:
         self._facts = facts
         self._source = source
         self._splitter = Splitter(source, facts.name, rank)
+        self._details = Details()
         self._attempt = self._splitter.attempt
         if self._splitter.base.rank is not None:
             self._found.see(self._splitter.base.rank)
@@ -265,7 +265,7 @@ class Reader:
 
     def _text(self, told: str, place: Place) -> Iterator[None]:
         """Recognize one line of text, once it is known where it ends."""
-        line = self._splitter.split(told)
+        line = self._splitter.bare(self._splitter.split(told))
         if self._held is not None:
             held, end, began = self._held
             whole = self._splitter.continues(held, end, line)
@@ -306,6 +306,7 @@ class Reader:
         if self._in_stack and not self._order:
             self._begins_in_stack = True
         self._order += 1
+        self._details.feed(text)
         self._found.learn(line, self._source, place.line)
         if self._summary.take(line, place):
             return True
@@ -325,6 +326,10 @@ class Reader:
             yield from self._exceptions(self._assembler.finish())  # they ended with the attempt
             self._attempt += self._failed_since_restart
             self._failed_since_restart = False
+        level = remarks.level_of(place.quote, line.level)
+        if level not in {"calm", "warning"} and (began := self._embedded(line, text)):
+            yield from self._exceptions(self._assembler.feed_bare(began, place))
+            return True
         template = bare(text)
         near, is_remark = self._parent.near(template)
         found = None
@@ -341,17 +346,22 @@ class Reader:
             return pattern.slug == "nccl-timeout"
         if is_finite:
             self._losses.clear()
-        level = remarks.level_of(place.quote, line.level)
         if self._facts.statements.again(template, place, self._order, self._facts.calm):
             return False
         if not is_remark:
             self._facts.statements.follow(text, place)
             self._facts.calm += level == "calm"
-        elif level not in {"calm", "warning"} and (embedded := remarks.embedded(text)):
-            self._exception(Traceback(place, line, message=[embedded], bare=True))
         else:
             self._state(line, text, template, level, place)
         return False
+
+    def _embedded(self, line: Line, text: str) -> Line | None:
+        """Return the exception in a line as one of its own; None if there is none."""
+        for whole in (text, line.named):
+            if (place := remarks.embedded(whole)) is not None:
+                self._splitter.follow(whole[:place])
+                return line._replace(text=whole[place:])
+        return None
 
     def _progress(self, text: str) -> bool:
         """Learn whether a line shows the job at work; return whether it has a finite loss."""
@@ -389,7 +399,7 @@ class Reader:
             slug="child-failed", pattern=STATED, role="cause", layer="program",
             title=remark.content, says=remark.content, steps=STEP, place=place, origin=line.origin,
             order=self._order, stamp=self._stamp(line), exact=line.stamp is not None, weak=True,
-            fields=spoken_rank(text), progress=facts.progress, attempt=self._attempt,
+            fields={**self._details.fields, **spoken_rank(text)}, progress=facts.progress, attempt=self._attempt,
         )  # fmt: skip
         facts.statements.add(template, remark, event, facts.calm)
 
@@ -417,6 +427,7 @@ class Reader:
         is_plain = pattern.slug != "nccl-timeout" and pattern.role in {"cause", "consequence"}
         if is_plain and not line.origin.labeled and not known_fields.keys() & NAMES_RANKS:
             known_fields |= spoken_rank(line.text)
+            known_fields = {**self._details.fields, **known_fields}
         if (
             is_plain
             and traceback is None

@@ -8,7 +8,15 @@ is told apart into content, which says what happened, and wrapper, which says th
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.explain.events import Event
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.explain.events import Place
 
 HINTS, SAYS, STATES = 1, 2, 3
 """Weights: a warning, or an error that was dealt with; words of failure; a failure stated as one."""
@@ -16,6 +24,8 @@ MAX_CONTENT = 200
 """Maximum characters quoted as a cause."""
 MAX_BEFORE = 200
 """Maximum characters before an exception that loggers and collectors put there."""
+MAX_SHAPES = 300
+"""Maximum number of different remarks kept of a file; the latest ones are those near its end."""
 MAX_READ = 1000
 """Maximum characters of a line that are read."""
 
@@ -150,23 +160,23 @@ _LOGGER = re.compile(
 )
 """What loggers and collectors put before a message: no part of what is quoted."""
 _EMBEDDED = re.compile(
-    r"(?:^|(?<=[\s:|>\]\"'=]))(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Interrupt)(?:: \S|$)"
+    r"(?:^|(?<=[\s:|>\]\"'=-]))(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Interrupt)(?:: |:?$)"
 )
 _PROSE = re.compile(
     r"caught|catch|ignor|retry|skip|handl|suppress|swallow|warn|except|raise|unless|\bif\b|when|try"
-    r"|[({'\"`]$",
+    r"|(?<!=)[({'\"`]$",
     re.IGNORECASE,
 )
 
 
-def embedded(text: str) -> str | None:
-    """Return the exception in a line with something before it that is no sentence about it."""
+def embedded(text: str) -> int | None:
+    """Return where an exception begins in a line, if nothing before it is a sentence about it."""
     if "Error" not in text and "Exception" not in text and "Interrupt" not in text:
         return None
     match = _EMBEDDED.search(text)
     if match is None or match.start() > MAX_BEFORE or _PROSE.search(text[: match.start()]):
         return None
-    return text[match.start() :]
+    return match.start()
 
 
 class Remark(NamedTuple):
@@ -236,3 +246,64 @@ def read(text: str, level: str) -> Remark | None:
         text = text[inner.end() :]
     wraps = inner is None and (ended is not None or _WRAPS.search(text) is not None)
     return Remark(weight, " ".join(text.split())[:MAX_CONTENT], wraps)
+
+
+@dataclass(slots=True)
+class Statement:
+    """A remark, where it was made, and what came before and after it."""
+
+    remark: Remark
+    event: Event
+    calm: int
+    """Healthy lines of the file before its last occurrence."""
+    first_calm: int
+
+
+class Statements:
+    """Collector of the remarks in one file."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Statement] = {}
+        self._open: Statement | None = None
+        """A remark that ends in a colon, so that the next line is its content."""
+
+    def __iter__(self) -> Iterator[Statement]:
+        """Iterate over the statements in the order of their last occurrence."""
+        return iter(self._kept.values())
+
+    def forget(self, usual: Statements) -> None:
+        """Drop the remarks that a healthy run makes, too."""
+        for template in usual._kept:
+            self._kept.pop(template, None)
+
+    def again(self, template: str, place: Place, order: int, calm: int) -> bool:
+        """Count a remark that a line of the same template has made before; return whether it has."""
+        kept = self._kept.pop(template, None)
+        if kept is None:
+            return False
+        kept.event.count += 1
+        kept.event.last, kept.event.last_order = place, order
+        kept.calm = calm
+        self._kept[template] = kept
+        return True
+
+    def add(self, template: str, remark: Remark, event: Event, calm: int) -> None:
+        """Keep a remark; `template` is its line without digits."""
+        if len(self._kept) >= MAX_SHAPES:
+            del self._kept[next(iter(self._kept))]
+        self._kept[template] = kept = Statement(remark, event, calm, calm)
+        self._open = kept if remark.content.endswith(":") else None
+
+    def follow(self, text: str, place: Place) -> bool:
+        """Give the next line of the file; return whether it is the content of a remark before it."""
+        opened, self._open = self._open, None
+        if opened is None or not (text := text.strip()) or text[-1] == ":":
+            return False
+        opened.remark = Remark(
+            opened.remark.weight,
+            f"{opened.remark.content} {text}"[:MAX_CONTENT],
+            wraps=False,
+        )
+        opened.event.says = opened.remark.content
+        opened.event.place = place
+        return True

@@ -17,17 +17,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 MAX_PREFIXES = 8
+HEAD = "Traceback (most recent call last)"
+MAX_LEAD = 160
+"""Maximum characters before a traceback that are taken for a prefix, with those of its head."""
 _SAMPLE = 0.6
 """Share of a file's first lines that must begin with `77: ` for it to be a prefix."""
 
+_CLASS = r"[\w.]{1,120}(?:Error|Exception|Interrupt):"
+"""How an exception begins: no program has such a name."""
 _BRACKET = re.compile(
     r"\[(?:rank(?P<rank>\d{1,6})\]:[ ]?"  # torch >= 2.3, once a process group exists
     r"|default(?P<local>\d{1,4})\]:[ ]?"  # torchrun --tee
     r"|(?P<iso>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)"  # logging, DeepSpeed, NCCL
-    r"(?:[ ](?:[A-Z]{2}\d{1,4}[ ]?){1,4})?\][ ]*"  # SGLang: ` DP0 TP3`
+    r"(?:[ ](?:[A-Z]{2}\d{1,4}[ ]?){1,4})?\][ ]?"  # SGLang: ` DP0 TP3`
     r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]\[[\w.]{1,80}:\d+, rank=(?P<logged>\d{1,6})\][ ])?"  # OLMo
-    r"|(?P<level>[EWIFVD])(?:(?P<glog>\d{3,4} \d\d:\d\d:\d\d(?:\.\d+)?) )?[ ]?[\w./]+:\d+\][ ]*"
-    r"|(?:INFO|WARNING|ERROR|DEBUG|CRITICAL|WARN)(?:\|[\w./]{1,80}:\d+)?\](?:[ ](?:>>|-)[ ])?[ ]*"
+    r"|(?P<level>[EWIFVD])(?:(?P<glog>\d{3,4} \d\d:\d\d:\d\d(?:\.\d+)?) )?[ ]?[\w./]+:\d+\][ ]?"
+    r"|(?:INFO|WARNING|ERROR|DEBUG|CRITICAL|WARN)(?:\|[\w./]{1,80}:\d+)?\](?:[ ](?:>>|-)[ ])?[ ]?"
     r"|(?:[\w.]{1,80}\]\[)(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\][ ]-[ ]"  # hydra, after the time
     r"|\d+,(?P<mpi>\d{1,6})\]<std(?:out|err)>:[ ]?"  # mpirun --tag-output
     r"|[ ]*\+?(?P<uptime>\d+\.\d{6})\][ ]"  # dmesg, and its time since the line before
@@ -40,11 +45,11 @@ _DIGIT = re.compile(
     r"|[ ]\|[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]*\|[ ][\w.<>]{1,100}:[\w.<>]{1,60}:\d+[ ]-"  # loguru
     r"|[ ]-[ ][\w.]{1,80}[ ]-[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]-)?"  # logging
     r"(?:[ ][-:])?[ ]?"
-    r"(?:(?P<syslog_host>[\w.-]+)[ ](?P<tag>[\w.@-]+(?:\[\d+\])?):[ ](?:\[[ ]*\d+\.\d+\][ ])?)?"
+    rf"(?:(?P<syslog_host>[\w.-]+)[ ](?P<tag>(?!{_CLASS})[\w.@-]+(?:\[\d+\])?):[ ](?:\[[ ]*\d+\.\d+\][ ])?)?"
 )
 _LETTER = re.compile(
     r"(?P<syslog>[A-Z][a-z]{2}[ ][ \d]\d[ ]\d\d:\d\d:\d\d)(?:\.\d{1,9})?[ ](?P<syslog_host>[\w.-]+)[ ]"
-    r"(?P<tag>[\w./@-]+(?:\[\d+\])?):[ ](?:\[[ ]*\d+\.\d+\][ ])?"
+    rf"(?P<tag>(?!{_CLASS})[\w./@-]+(?:\[\d+\])?):[ ](?:\[[ ]*\d+\.\d+\][ ])?"
     r"|(?P<level>[EWIF])(?P<glog>\d{4} \d\d:\d\d:\d\d\.\d+)[ ]+"
     r"(?:(?P<launcher>\d{1,10})[ ][^\]\s]{0,160}torch/distributed/elastic/[^\]\s]{1,80}"
     r"|\d+[ ][^\]\s]{1,160})\][ ]?"
@@ -148,6 +153,8 @@ class Splitter:
         """What a collector without a known form puts before every line."""
         self._width = 0
         """Length of the lines that a terminal or a logger has wrapped; 0 if none are."""
+        self._lead: re.Pattern[str] | None = None
+        """What stands before each line of the last traceback, in no form that is known."""
         self.is_stamped = False
         """Whether a log collector stamps every line, so that a stamp does not begin a record."""
         local, task = None, None
@@ -195,6 +202,20 @@ class Splitter:
         )
         if len(sample) > _ENOUGH and sum(nodes.values()) >= 0.9 * len(sample):
             self.nodes = frozenset(nodes)
+
+    def bare(self, line: Line) -> Line:
+        """Return a line without what the head of the last traceback had before it."""
+        text = line.text
+        place = text.find(HEAD, 1, MAX_LEAD)
+        if place > 0 and "traceback" not in text[:place].lower():
+            self.follow(text[:place])
+        if self._lead is not None and (match := self._lead.match(text)):
+            return line._replace(text=text[match.end() :])
+        return line
+
+    def follow(self, lead: str) -> None:
+        """Take a text, whatever its numbers, for what stands before the next lines, too."""
+        self._lead = re.compile(r"\d+".join(map(re.escape, _NUMBER.split(lead)))) if lead else None
 
     def continues(self, line: Line, end: str, following: Line) -> str | None:
         """Return the whole text if one line continues another that was wrapped; None if not.

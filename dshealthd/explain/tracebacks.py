@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.explain.events import Frame, Place, Stamp
 from dshealthd.explain.facts import MAX_FAILURES, Bounded, Failure
-from dshealthd.explain.streams import Line
+from dshealthd.explain.streams import HEAD, Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +24,6 @@ MAX_OPEN = 64
 MAX_STREAMS = 4096
 MAX_HEAD = 400
 """Maximum length of a line in which `Traceback` opens one: some loggers put a record before it."""
-HEAD = "Traceback (most recent call last)"
 _IGNORED = "Exception ignored in"
 """What Python prints before an exception that ends nothing, as in a destructor."""
 _FRAME = re.compile(r'\s+File "([^"\n]{1,400})", line (\d{1,9})(?:, in (.{1,200}))?')
@@ -130,6 +129,12 @@ class Assembler:
             self._chained[key] = True
             return True, []
         return self._frame(key, line, place)
+
+    def feed_bare(self, line: Line, place: Place) -> list[Traceback]:
+        """Add a line that is an exception; return the tracebacks that it completes."""
+        done = self._finish(line.origin)
+        bare = Traceback(place, line, message=[line.text], bare=True)
+        return done + self._close(line.origin, bare)
 
     def _frame(self, key: object, line: Line, place: Place) -> tuple[bool, list[Traceback]]:
         opened = self._open.get(key, [])

@@ -108,7 +108,7 @@ def test_an_illegal_access_of_days_ago_does_not_acquit_a_broken_gpu() -> None:
 
 
 def test_the_kernel_s_device_is_in_where(capsys: pytest.CaptureFixture[str]) -> None:
-    """The PCI address of an Xid is what somebody on call looks for."""
+    """The PCI address of an Xid is what somebody on call looks for, in the first line."""
     from dshealthd.explain import answer
     from dshealthd.explain.facts import Recognized
 
@@ -116,7 +116,9 @@ def test_the_kernel_s_device_is_in_where(capsys: pytest.CaptureFixture[str]) -> 
         KERNEL + "NVRM: Xid (PCI:0000:dc:00): 79, pid=1, GPU has fallen off the bus."
     )
     print(answer.text(finding, Recognized(), []))
-    assert "WHERE      host gpu-7, GPU 0000:dc:00" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "(host gpu-7, pid 1, GPU 0000:dc:00)" in told.splitlines()[0]
+    assert "--exclude=gpu-7" in told
 
 
 @pytest.mark.parametrize(

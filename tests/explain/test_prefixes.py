@@ -89,3 +89,63 @@ def test_the_lines_of_the_kernel_are_of_many_kinds() -> None:
 def test_what_only_speaks_of_the_kernel_s_lines_is_no_event(line: str) -> None:
     """Configurations, commands and help name no device and no number, as an event does."""
     assert explained("step 1 | loss 2.1", line, "step 2 | loss 2.0").outcome == "nothing"
+
+
+ANYWHERE = [
+    "123:", "slurm-4711.out:123:", "node-a  | ", "worker-0 \u203a pytorch ", "worker-0 pytorch ",
+    "[pod/trainer-worker-3/pytorch] ", "2026-01-05T10:00:00.123456789Z ",
+    "2026-01-05T10:00:00.123456789Z stderr F ", '{host="gpu-7", job="app"} ',
+    '2026-01-05T10:00:00Z {app="trainer"} ', "Jan 05 10:00:00 gpu-7 kernel: ",
+    "Jan  5 10:00:00 gpu-7 ", "Jan  5 10:00:00 gpu-7 python3[4711]: ",
+    "Jan 05 10:00:00 gpu-7 slurmstepd[4711]: ", "<3>Jan  5 10:00:00 gpu-7 kernel: [12345.678901] ",
+    "[12345.678901] ", "[Mon Jan  5 10:00:00 2026] ", "gpu-7 | CHANGED | rc=0 >> ", "gpu-7: ",
+    "gpu-7.example.org: ", "3: ", "17: 3: ", "[1,3]<stderr>:", "[default3]:", "[rank3]: ",
+    "[default3]:[rank3]: ", "2026-01-05 10:00:00,123 ", "2026-01-05 10:00:00,123 ERROR trainer: ",
+    "01/05/2026 10:00:00 ", "05.01.2026 10:00:00 ", "10:00:00.123 ", "[10:00:00] ", "> ", "    ", "| ",
+    "ERROR:__main__:", "[2026-01-05 10:00:00,123] [ERROR] ", "(Worker pid=4711, ip=192.0.2.4) ",
+    "(EngineCore_0 pid=4711) ERROR 01-05 10:00:00 [core.py:700] ", "2026/01/05 10:00:00 ",
+    'time="2026-01-05T10:00:00Z" level=error msg="',
+]  # fmt: skip
+"""Of grep, compose, stern, kubectl, CRI, Loki, journald, syslog, ansible, pdsh, srun, mpirun, torch,
+loggers, dates of several countries, and quoting. None says that its line is only a warning: an
+exception in one of those ended nothing."""
+
+
+def found_in(prefix: str, example: str) -> set[str]:
+    """Return the patterns that a log matches each of whose lines has a prefix."""
+    recognizer = Recognizer()
+    lines = enumerate(example.split("\n"), 1)
+    recognizer.add("job.out", [Raw(number, prefix + line) for number, line in lines])
+    return {event.pattern for event in recognizer.found.events}
+
+
+@pytest.mark.parametrize("prefix", ANYWHERE)
+def test_every_pattern_is_found_after_any_prefix(prefix: str) -> None:
+    """What a pattern knows cannot be mistaken, so its own example needs no surroundings: all but
+    bash's `Killed`, which is a word.
+    """
+    missed = [
+        example
+        for pattern in load().every
+        if pattern.frames is None
+        for example in pattern.match
+        if example != "Killed"
+        and pattern.id in found_in("", example)
+        and pattern.id not in found_in(prefix, example)
+    ]
+    assert missed == []
+
+
+@pytest.mark.parametrize("prefix", ANYWHERE)
+def test_a_traceback_is_read_after_any_prefix(prefix: str) -> None:
+    """Its own head shows what stands before each of its lines."""
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/home/u/train.py", line 12, in main',
+        "    load()",
+        "ValueError: bad shard",
+    ]
+    finding = explained(
+        *[f"starting {number}" for number in range(8)], *[prefix + x for x in lines]
+    )
+    assert finding.statement == "ValueError: bad shard at /home/u/train.py:12 in main"
