@@ -8,9 +8,10 @@ Four trainings of the same model take turns, step by step, in one process; three
 heartbeat. First table: the whole step, and its ratio to the step without. Second: what the
 heartbeat itself does in a step, before the forward pass, after it, and after the optimizer: once
 behind a step of the training without, which leaves nothing of it in the processor's caches, and
-once more at once. The stopped agent is a real one under SIGSTOP. Third: the CPU time that each
-source of a step's own work adds to a step, with what torch does to call it; the same job runs by
-turns with a heartbeat and without. Last, what an agent spends on the ranks of a node.
+once more at once; of steps that are measured and steps of which only the position is told. The
+stopped agent is a real one under SIGSTOP. Third: the CPU time that each source of a step's own work
+adds to a step, with what torch does to call it, as shipped and if every step is measured; the same
+job runs by turns with a heartbeat and without. Last, what an agent spends on the ranks of a node.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import argparse
 import contextlib
 import functools
 import importlib
+import math
 import os
 import signal
 import statistics
@@ -31,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.processes import agent, table
-from dshealthd.training import attach
+from dshealthd.training import attach, step_timer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,6 +51,8 @@ CALLS = 10
 """Collectives in a step, where there are any."""
 TURN = 20
 """Steps until the heartbeat is attached or closed."""
+SHARES = {"measured": math.inf, "not measured": 0.0}
+"""`step_timer.SHARE` for either kind of step."""
 CONFIG = '[collectors.training]\nsocket = "{socket}"\n'
 
 
@@ -99,15 +103,24 @@ def measure(sockets: dict[str, Path | None], steps: int, width: int) -> None:
     print(
         f"Whole step, µs, {steps} steps each\n\n{table(('', 'median', 'lower quartile', 'upper quartile', 'ratio of medians'), rows)}"
     )
-    cold: dict[str, list[float]] = {name: [] for name in heartbeats}
-    warm: dict[str, list[float]] = {name: [] for name in heartbeats}
-    for number in range(steps):
-        for name in rotated(list(heartbeats), number):
-            trials["no heartbeat"].step()
-            told = functools.partial(call, heartbeats[name], trials[name].model)
-            cold[name].append(timed(told))
-            warm[name].append(timed(told))
-    lines = [(name, *quartiles(cold[name]), *quartiles(warm[name])) for name in heartbeats]
+    lines = []
+    for kind, share in SHARES.items():
+        cold: dict[str, list[float]] = {name: [] for name in heartbeats}
+        warm: dict[str, list[float]] = {name: [] for name in heartbeats}
+        for number in range(-WARM_UP, steps):
+            for name in rotated(list(heartbeats), number):
+                trials["no heartbeat"].step()
+                with measuring(share):
+                    told = functools.partial(call, heartbeats[name], trials[name].model)
+                    for found in (cold, warm):
+                        wanted = heartbeats[name].measures == (kind == "measured")
+                        seconds = timed(told)
+                        if wanted and number >= 0:
+                            found[name].append(seconds)
+        lines += [
+            (f"{kind}, {name}", *quartiles(cold[name]), *quartiles(warm[name]))
+            for name in heartbeats
+        ]
     head = (
         "",
         "median, caches cold",
@@ -144,37 +157,56 @@ def measure_sources(socket: Path, turns: int) -> None:
         f"`Work.wait`, {CALLS} times": (True, False, awaited),
         f"`wait_tensor` of functional collectives, {CALLS} times": (True, False, functionally),
     }
-    rows = []
-    for name, (forward, distributed, collectives) in kinds.items():
-        trial = Trial(16)
-        if distributed:
-            trial.model = torch.nn.parallel.DistributedDataParallel(trial.model)
-        medians: dict[bool, list[float]] = {False: [], True: []}
-        for turn in range(2 * turns):
-            attached = bool(turn % 2)
-            heartbeat = None
-            if attached:
-                heartbeat = attach(
-                    optimizer=trial.optimizer,
-                    model=trial.model if forward else None,
-                    socket=str(socket),
-                )
-            seconds = []
-            for number in range(TURN + WARM_UP):
-                began = time.thread_time()
-                trial.step()
-                collectives()
-                if number >= WARM_UP:
-                    seconds.append(time.thread_time() - began)
-            medians[attached].append(statistics.median(seconds) * 1e6)
-            if heartbeat is not None:
-                heartbeat.close()
-        # Turn by turn, as the speed of a shared machine changes from one second to the next.
-        more = [with_it - without for without, with_it in zip(*medians.values(), strict=True)]
-        rows.append((name, statistics.median(medians[False]), *quartiles(more)))
     head = ("", "without a heartbeat", "more with one", "lower quartile", "upper quartile")
-    print(f"CPU time of a step, median µs\n\n{table(head, rows)}")
+    for title, share in SHARES.items():
+        rows = []
+        for name, (forward, distributed, collectives) in kinds.items():
+            trial = Trial(16)
+            if distributed:
+                trial.model = torch.nn.parallel.DistributedDataParallel(trial.model)
+            attached = functools.partial(
+                attach,
+                optimizer=trial.optimizer,
+                model=trial.model if forward else None,
+                socket=str(socket),
+            )
+            with measuring(share):
+                rows.append((name, *added(trial, attached, collectives, turns)))
+        print(f"CPU time of a step that is {title}, median µs\n\n{table(head, rows)}")
     torch.distributed.destroy_process_group()
+
+
+def added(
+    trial: Trial, attached: Callable[[], Heartbeat], collectives: Callable[[], None], turns: int
+) -> tuple[float, ...]:
+    """Return the CPU time of a step in µs, and what a heartbeat adds to it, with its quartiles."""
+    medians: dict[bool, list[float]] = {False: [], True: []}
+    for turn in range(2 * turns):
+        heartbeat = attached() if turn % 2 else None
+        seconds = []
+        for number in range(TURN + WARM_UP):
+            began = time.thread_time()
+            trial.step()
+            collectives()
+            if number >= WARM_UP:
+                seconds.append(time.thread_time() - began)
+        medians[bool(turn % 2)].append(statistics.median(seconds) * 1e6)
+        if heartbeat is not None:
+            heartbeat.close()
+    # Turn by turn, as the speed of a shared machine changes from one second to the next.
+    more = [with_it - without for without, with_it in zip(*medians.values(), strict=True)]
+    return statistics.median(medians[False]), *quartiles(more)
+
+
+@contextlib.contextmanager
+def measuring(share: float) -> Iterator[None]:
+    """Measure as many steps as take this share of a training's time."""
+    shipped = step_timer.SHARE
+    step_timer.SHARE = share
+    try:
+        yield
+    finally:
+        step_timer.SHARE = shipped
 
 
 def rotated(names: list[str], number: int) -> list[str]:

@@ -102,6 +102,13 @@ def _step(heartbeat: Heartbeat, engine: Any, loss: Any) -> None:
     if engine.global_steps == heartbeat.steps:
         heartbeat.micro_step()
         return
+    if heartbeat.measures:
+        _report(heartbeat, engine)
+    heartbeat.step(engine.global_steps)
+
+
+def _report(heartbeat: Heartbeat, engine: Any) -> None:
+    """Report what the engine keeps of a step."""
     heartbeat.skipped = engine.skipped_steps
     optimizer = engine.optimizer
     if engine.fp16_enabled():
@@ -110,7 +117,6 @@ def _step(heartbeat: Heartbeat, engine: Any, loss: Any) -> None:
     norm = engine.get_global_grad_norm()
     if norm is not None:
         heartbeat.gradient_norm(norm)
-    heartbeat.step(engine.global_steps)
 
 
 @never_raise

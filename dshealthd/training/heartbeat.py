@@ -9,26 +9,49 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any, TypeVar
 
 from dshealthd.training import waits
-from dshealthd.training.message import DeviceMemory, Message, Phase, StepStage, WaitSource, encode
+from dshealthd.training.message import (
+    MAX_COUNT,
+    MAX_PASSES,
+    PASS_BIT,
+    STEP_BIT,
+    DeviceMemory,
+    Message,
+    Phase,
+    StepStage,
+    WaitSource,
+    encode,
+)
 from dshealthd.training.page import DEFAULT_PATH, Page, Saved
 from dshealthd.training.page import encode as encode_saved
+from dshealthd.training.position import BACKWARD, FORWARD, INPUT, Position
 from dshealthd.training.readback import Readback
 from dshealthd.training.step_timer import Average, StepTimer
 
 log = logging.getLogger("dshealthd.training")
 
 SLOW_INTERVAL = 1.0
-"""Seconds between two reads of memory and communication time, which cost more to read."""
+"""Seconds after which a message is due, and memory and communication time, which cost more to read."""
 ALIKE = 10
 """Steps with equally many forward passes from which on the next one is expected to have as many."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+
+_heartbeats: weakref.WeakSet[Heartbeat] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for heartbeat in _heartbeats:
+        heartbeat.restart()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def never_raise(method: Method) -> Method:
@@ -65,10 +88,14 @@ def _is_signal_handlers(error: Exception) -> bool:
     return any(frame.f_code in codes for frame, _line in traceback.walk_tb(error.__traceback__))
 
 
-class Heartbeat:
+class Heartbeat(Position):
     """A reporter of every step to the agent.
 
     A process has one. It survives fork: the child becomes a sender of its own.
+
+    Each step and each of its stages moves the position, two words of the page. All else is told by
+    a message at the end of a step that is measured: of all steps, if they are long enough
+    (`step_timer.SHARE`).
 
     Nothing here waits for a device, the agent or a lock. Values are those of the moment of the
     message, with these exceptions:
@@ -87,35 +114,30 @@ class Heartbeat:
 
     def __init__(self, *, step: int = 0, socket: str | None = None) -> None:
         """Prepare. `step` counts the steps of earlier runs, `socket` is the agent's socket."""
-        self.closed = os.environ.get("DSHEALTHD_HEARTBEAT") == "0"
         self._page = Page(socket or os.environ.get("DSHEALTHD_HEARTBEAT_SOCKET") or DEFAULT_PATH)
-        self.steps = step
-        """Optimizer steps so far."""
+        super().__init__(step, *self._page.position)
+        self.closed = os.environ.get("DSHEALTHD_HEARTBEAT") == "0"
+        self.measures = not self.closed
         self._phase = Phase.TRAINING
-        self._stage = StepStage.UNKNOWN
         self._step_timer = StepTimer()
+        self._counted = step
+        """Steps up to the last measured one."""
         self._nonfinite = 0
         self._finite: bool | None = None
         self._last: float | None = None
         self._mean = Average()
-        self._ended: float | None = None
         self._paused = 0.0
         self._pause_began: float | None = None
         self._loss = Readback()
         self._norm = Readback()
         self._memory: DeviceMemory | None = None
         self._communication: float | None = None
-        self._slow_due = 0.0
         self._undo: list[Callable[[], object]] = []
         self._saves = 0
         self._waits = 0
         """Collectives so far in which the host has waited between two steps."""
-        self._passes = 0
-        """Forward passes of this step so far."""
-        self._usual_passes = 0
-        """Those of a usual step."""
         self._alike = 0
-        """Steps that had as many, up to twice ALIKE; another step counts as ALIKE fewer."""
+        """Steps with the usual forward passes, up to twice ALIKE; another counts as ALIKE fewer."""
         self._thread = 0
         self._entered: Any = None
         self.parameters: Callable[[], Iterator[Any]] | None = None
@@ -129,60 +151,93 @@ class Heartbeat:
         self.loss_scale: float | None = None
         self.communication: Callable[[], float | None] | None = None
         """Returns the seconds spent in collectives so far, without waiting."""
+        _heartbeats.add(self)
 
-    @never_raise
     def step(self, step: int | None = None) -> None:
         """Report an optimizer step; `attach` does this by itself.
 
         `step` sets the step count, for a caller that keeps its own.
         """
-        now = time.monotonic()
-        self.steps = self.steps + 1 if step is None else step
+        steps = self.steps + 1
+        if (
+            steps > self._brief_until
+            or self._passes != self._usual_passes
+            or (step is not None and step != steps)
+        ):
+            self._step(steps if step is None else step)
+            return
+        self.steps = steps
+        self._passes = 0
+        if self.stage:
+            self.stage = INPUT
+        self._words[0] = steps << STEP_BIT | self.stage
+        self._times[1] = self._ended = now = monotonic()
+        if now >= self._due:
+            self._brief_until = 0
+
+    @never_raise
+    def _step(self, steps: int) -> None:
+        """Report a step of which more is told than its position, or the next is measured."""
+        if not 0 <= steps <= MAX_COUNT:
+            message = f"{steps} steps"
+            raise ValueError(message)
+        now = monotonic()
+        self._counted += steps - self.steps - 1  # which this process has not made
+        self.steps = steps
         # Inside a pause the duration is unknown: the pause has not ended.
         if self._ended is not None and self._pause_began is None:
             self._last = max(now - self._ended - self._paused, 0.0)
             self._mean.add(self._last)
         self._ended, self._paused, self._pause_began = now, 0.0, None
-        self._count_passes()
+        due = self._count_passes() or self.measures or now >= self._due or self._phase
         self._phase = Phase.TRAINING  # a process that makes steps trains, whatever it marked before
         if self._thread != threading.get_ident():
             self._describe()
-        if self._step_timer.device is None:
+        timer = self._step_timer
+        if timer.device is None:
             self._find_device()
-        if self._stage is not StepStage.UNKNOWN:
-            self._stage = StepStage.INPUT
-        self._step_timer.step_ended(now, self.steps)
-        self._tell(now)
+        if self.measures:
+            counted, self._counted = self._counted, steps
+            timer.step_ended(now, steps, steps - counted, self._mean.value)
+        measured = timer.next_measured(steps + 1)
+        self._brief_until = measured - 2  # at the end of the last one before, measuring begins
+        if measured == steps + 1 and not self.measures:
+            timer.step_began(now)
+        self.measures = measured == steps + 1
+        self.move(self.stage and INPUT)
+        if due:
+            self._tell()
 
-    @never_raise
     def micro_step(self) -> None:
         """Report a micro-step that does not complete an optimizer step."""
-        now = time.monotonic()
-        if self._stage is not StepStage.UNKNOWN:
-            self._stage = StepStage.INPUT
-            self._step_timer.micro_step_ended(now)
-        self._tell(now)
+        self.move(self.stage and INPUT)
+        if self.measures:
+            self._input_began()
 
-    @never_raise
     def forward_began(self, model: Any, *, computes: bool) -> None:
         """Report that a forward pass of `model` begins.
 
         `computes` says that computing begins with it; otherwise `compute_began` will be called.
         """
-        now = time.monotonic()
+        self._passes = passes = self._passes + 1
+        self.stage = FORWARD
+        self._words[0] = self.steps << STEP_BIT | (passes & MAX_PASSES) << PASS_BIT | FORWARD
+        self._times[1] = monotonic()
+        if self.measures:
+            self._forward_began(model, computes=computes)
+
+    @never_raise
+    def _forward_began(self, model: Any, *, computes: bool) -> None:
+        now = monotonic()
         if self._step_timer.device is None:
             self.parameters = self.parameters or model.parameters
             self._find_device()
-        if not self._thread:  # a rank may hang before its first step has ended
-            self._describe()
-        self._stage = StepStage.FORWARD
-        self._passes += 1
+        self._tell_first()
         self._step_timer.input_ended(now)
         if computes:
             self._step_timer.forward_began(now)
         else:
             self._entered = self._step_timer.mark(now)
-        self._tell(now)
 
     @never_raise
     def compute_began(self, *, synchronized: bool = False) -> None:
@@ -190,7 +245,7 @@ class Heartbeat:
 
         `synchronized` says that the wrapper has waited for other ranks until now.
         """
-        now = time.monotonic()
+        now = monotonic()
         if synchronized:
             self._step_timer.waited(self._entered, now)
         self._step_timer.forward_began(now)
@@ -198,45 +253,53 @@ class Heartbeat:
     @never_raise
     def compute_ended(self) -> None:
         """Report that the model within a wrapper has finished computing."""
-        self._step_timer.forward_ended(time.monotonic())
+        self._step_timer.forward_ended(monotonic())
 
-    @never_raise
     def forward_ended(self, *, computes: bool) -> None:
         """Report that the forward pass has ended.
 
         `computes` says that computing ends with it; otherwise `compute_ended` was called before.
         """
-        now = time.monotonic()
-        self._stage = StepStage.BACKWARD
-        if computes:
-            self._step_timer.forward_ended(now)
-        self._tell(now)
+        self.stage = BACKWARD
+        self._words[0] = self.steps << STEP_BIT | (self._passes & MAX_PASSES) << PASS_BIT | BACKWARD
+        self._times[1] = monotonic()
+        if computes and self.measures:
+            self.compute_ended()
 
     @never_raise
     def follow_backward(self, result: Any) -> None:
         """Report the wait at the end of the backward pass from `result`."""
         waits.follow_backward(self, result)
 
-    @never_raise
     def load_began(self) -> None:
         """Report that a pipeline loads a micro-batch."""
-        now = time.monotonic()
-        self._stage = StepStage.INPUT
-        self._step_timer.micro_step_ended(now)
-        self._tell(now)
+        self.move(INPUT)
+        if self.measures:
+            self._input_began()
+
+    @never_raise
+    def _input_began(self) -> None:
+        self._tell_first()
+        if self.stage:
+            self._step_timer.micro_step_ended(monotonic())
 
     @never_raise
     def load_ended(self) -> None:
         """Report that a pipeline has loaded a micro-batch."""
-        self._step_timer.input_ended(time.monotonic())
+        if self.measures:
+            self._step_timer.input_ended(monotonic())
 
-    @never_raise
     def exchange_began(self) -> None:
         """Report that a rank of a pipeline sends to another stage, or receives from one."""
-        if self._stage is not StepStage.BACKWARD:
-            self._stage = StepStage.BACKWARD
-            self._step_timer.input_dropped()
-            self._tell(time.monotonic())
+        if self.stage != BACKWARD:
+            self.move(BACKWARD)
+            if self.measures:
+                self._exchange_began()
+
+    @never_raise
+    def _exchange_began(self) -> None:
+        self._tell_first()
+        self._step_timer.input_dropped()
 
     @never_raise
     def wait_began(self, stream: Any = None) -> Any:
@@ -247,7 +310,7 @@ class Heartbeat:
         """
         device = self._step_timer.device
         if device == "cpu":
-            return time.monotonic() if threading.get_ident() == self._thread else None
+            return monotonic() if threading.get_ident() == self._thread else None
         if device != "cuda":
             return None
         current = sys.modules["torch"].cuda.current_stream()
@@ -257,19 +320,19 @@ class Heartbeat:
     @never_raise
     def wait_ended(self, mark: Any) -> None:
         """Report the end of a wait."""
-        self._step_timer.waited(mark, time.monotonic())
+        self._step_timer.waited(mark, monotonic())
 
     @never_raise
-    def collective_began(self, operation: Callable[[], int]) -> bool:
-        """Report that the host waits in a collective, the type of which `operation` returns; return
-        whether its end counts.
+    def collective_began(self, work: Any = None) -> bool:
+        """Report that the host waits in a collective, whose work this is; return whether its end
+        counts.
 
         Only between two steps, where waits are few: within a step, all ranks wait for others.
         """
-        if self._stage is not StepStage.INPUT or threading.get_ident() != self._thread:
+        if self.stage != INPUT or threading.get_ident() != self._thread:
             return False
         self._waits = (self._waits + 1) & 0xFFFF
-        self._page.wait(operation() + 1, self._waits)
+        self._page.wait(waits.operation(work) + 1, self._waits)
         return True
 
     @never_raise
@@ -281,14 +344,16 @@ class Heartbeat:
     def loss(self, loss: Any) -> None:
         """Report the loss, a number or a tensor with one element.
 
-        Only whether it is finite reaches the agent.
+        Only whether it is finite reaches the agent, and only of steps that are measured.
         """
-        self._loss.offer(loss, time.monotonic())
+        if self.measures:
+            self._loss.offer(loss, monotonic())
 
     @never_raise
     def gradient_norm(self, norm: Any) -> None:
         """Report the gradient norm, as returned by `torch.nn.utils.clip_grad_norm_`."""
-        self._norm.offer(norm, time.monotonic())
+        if self.measures:
+            self._norm.offer(norm, monotonic())
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -309,15 +374,15 @@ class Heartbeat:
         phase = getattr(Phase, name.upper(), Phase.OTHER)
         if phase is self._phase:
             return
-        now = time.monotonic()
+        now = monotonic()
         if self._phase is Phase.TRAINING:
             self._pause_began = now
             self._step_timer.interrupted()
         elif phase is Phase.TRAINING and self._pause_began is not None:
             self._paused += now - self._pause_began
             self._pause_began = None
-        self._phase = phase
-        self._tell(now)
+        self._phase, self._brief_until = phase, 0
+        self._tell()
 
     @never_raise
     def saved(
@@ -340,10 +405,9 @@ class Heartbeat:
 
     def close(self) -> None:
         """Stop sending heartbeats, and detach from everything that was attached to."""
-        self.closed = True
+        self._end()
         while self._undo:
             self._undo.pop()()
-        self._page.close()
 
     def on_close(self, undo: Callable[[], object]) -> None:
         """Register `undo`, to be called by `close`."""
@@ -352,8 +416,17 @@ class Heartbeat:
     def give_up(self) -> None:
         """End the heartbeat because of the exception being handled, and log it."""
         log.warning("heartbeat stopped after an error; training goes on", exc_info=sys.exc_info())
-        self.closed = True
-        self._page.close()  # else the agent would go on reading stale values
+        self._end()
+
+    def _end(self) -> None:
+        self.closed, self.measures = True, False
+        self.restart()  # else the agent would go on reading stale values
+
+    def restart(self) -> None:
+        """Report as another process: a forked child has its parent's page, and must not write there."""
+        self._page.close()
+        self._words, self._times = self._page.position
+        self._thread, self._brief_until, self._due = 0, 0, 0.0
 
     def __enter__(self) -> Heartbeat:  # noqa: PYI034 - Self needs Python 3.11
         return self
@@ -377,11 +450,12 @@ class Heartbeat:
         main = self._thread == threading.main_thread().ident
         self._page.describe(0 if main else threading.get_native_id(), waits.timeout())
 
-    def _count_passes(self) -> None:
-        """Learn at the end of a step how many forward passes are usual.
+    def _count_passes(self) -> bool:
+        """Learn at the end of a step how many forward passes are usual; return whether that changed.
 
         A single step may have fewer at the end of an epoch, or one more for a log.
         """
+        before = self._forward_passes()
         if self._passes == self._usual_passes:
             self._alike = min(self._alike + 1, 2 * ALIKE)
         elif self._alike >= ALIKE:
@@ -389,25 +463,35 @@ class Heartbeat:
         else:
             self._usual_passes, self._alike = self._passes, 0
         self._passes = 0
+        return self._forward_passes() != before
 
-    def _forward_passes(self) -> tuple[int, int]:
-        """Return how many forward passes this step has begun, and how many are usual.
+    def _forward_passes(self) -> int:
+        """Return how many forward passes are usual in a step.
 
-        Zeros in a pipeline, whose stages are at different micro-batches by design, and in a training
+        0 in a pipeline, whose stages are at different micro-batches by design, and in a training
         whose steps have now more and now fewer: there the numbers of two ranks say nothing.
         """
-        if self.pipeline_stage is not None or self._alike < ALIKE:
-            return 0, 0
-        return self._passes, self._usual_passes
+        return 0 if self.pipeline_stage is not None or self._alike < ALIKE else self._usual_passes
 
-    def _tell(self, now: float) -> None:
+    def _tell_first(self) -> None:
+        """Write the first message: a rank may hang before its first step has ended."""
+        if not self._thread:
+            self._describe()
+            self._tell()
+
+    def _tell(self) -> None:
+        """Write a message; how far the process is says the position."""
+        if not self._page.is_open:
+            self._page.open()
+            self._words, self._times = self._page.position
+        now = self.move(self.stage)
         loss = self._loss.take()
         if loss is not None:
             # NaN and infinities minus themselves are NaN.
             self._finite = loss - loss == 0.0
             self._nonfinite += not self._finite
-        if now >= self._slow_due:
-            self._slow_due = now + SLOW_INTERVAL
+        if now >= self._due:
+            self._due = now + SLOW_INTERVAL
             self._memory = _memory()
             if self.communication is not None:
                 self._communication = self.communication()
@@ -416,7 +500,7 @@ class Heartbeat:
             self.steps,
             now,
             self._phase,
-            self._stage,
+            StepStage.UNKNOWN,
             self._last,
             self._mean.value,
             self._step_timer.input.value,
@@ -432,7 +516,8 @@ class Heartbeat:
             self._step_timer.work.value,
             WaitSource.DEVICE if self._step_timer.device == "cuda" else WaitSource.HOST,
             self.pipeline_stage,
-            *self._forward_passes(),
+            0,
+            self._forward_passes(),
             self._step_timer.totals,
         )
         self._page.write(encode(message), now)

@@ -10,9 +10,13 @@ The page holds two messages, written in turn: a process that is stopped while it
 the other whole. Each has a checksum, which exposes a message read while it is being written, even
 on processors that reorder stores.
 
-Words beside the messages say in which collective the process waits between two steps, where
-nothing else tells a rank that waits for others from one that they wait for, which thread trains, and
-when its collectives time out.
+Words beside the messages, each of which is stored whole, say more:
+
+- How far the process is, at each step and stage of one: a message a step would cost a training too
+  much. A process of which they are zero tells that in its messages.
+- In which collective it waits between two steps, where nothing else tells a rank that waits for
+  others from one that they wait for.
+- Which thread trains, and when its collectives time out.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ ROOM = 256
 `dshealthd.training.page`.
 """
 PAGE = 2 * SLOT
-WAIT = struct.Struct("<HH")
+WAIT = struct.Struct("=HH")
 """The word of a wait: one more than the type of the collective as c10d numbers it, 0 in none; and
 the number of the wait, so that the next one of the same type is another.
 """
@@ -45,6 +49,13 @@ PROCESS = struct.Struct("<II")
 thread; and seconds after which its collectives time out, 0 if unknown.
 """
 PROCESS_AT = WAIT_AT - PROCESS.size
+POSITION = struct.Struct("=Qd")
+"""The words of the position: step, number of the forward pass and stage in one, and the time at
+which the process came there.
+"""
+PASS_BIT, STEP_BIT = 2, 18
+"""Where in the first of them the number of the pass begins, and the step."""
+POSITION_AT = PAGE - ROOM - POSITION.size
 MAX_PASSES = (1 << 16) - 1
 """The most forward passes of a step that are counted."""
 MAX_COUNT = 10**12
@@ -123,7 +134,7 @@ class DeviceMemory(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Sums over the steps whose own work and wait are known, none of them left out."""
+    """Sums over all steps; where not each is measured, those before count as the next that is."""
 
     step: int
     """The last of these steps, as `Message.step` counts: on a device some are still under way."""
@@ -139,15 +150,13 @@ class Message(NamedTuple):
     step: int
     """Optimizer steps so far, including skipped ones."""
     sent: float
-    """Time of the event that the message reports, such as the start of its stage: the sender's
-    monotonic clock in seconds.
-    """
+    """Time of the last event, such as the start of a stage: the sender's monotonic clock in seconds."""
     phase: int = Phase.TRAINING
     stage: int = StepStage.UNKNOWN
     last_seconds: float | None = None
-    """Duration of the last step without pauses."""
+    """Duration of the last measured step without pauses."""
     mean_seconds: float | None = None
-    """Moving average over about ten steps; known if `last_seconds` is."""
+    """Moving average over about ten measured steps; known if `last_seconds` is."""
     input_seconds: float | None = None
     """Moving average of a step's wait for its input; on CUDA, of the device's wait."""
     forward_seconds: float | None = None
@@ -303,7 +312,9 @@ def decode(data: bytes) -> Message:
 
 
 def newest(page: bytes) -> Message:
-    """Return the newer heartbeat message of a page; ValueError if neither is whole."""
+    """Return the newer heartbeat message of a page, brought to the position of its process;
+    ValueError if neither is whole.
+    """
     found, why = [], "no heartbeat"
     for start in range(0, PAGE, SLOT):
         try:
@@ -314,6 +325,17 @@ def newest(page: bytes) -> Message:
         raise ValueError(why)
     latest = max(found, key=lambda message: message.sent)
     thread, timeout = PROCESS.unpack_from(page, PROCESS_AT)
-    return latest._replace(
+    latest = latest._replace(
         collective=WAIT.unpack_from(page, WAIT_AT), thread=thread, timeout=timeout
+    )
+    word, at = POSITION.unpack_from(page, POSITION_AT)
+    step = word >> STEP_BIT
+    # A process writes its position before the message of the same time.
+    if not (latest.sent <= at <= MAX_TOTAL and at > 0.0 and step <= MAX_COUNT):
+        return latest
+    return latest._replace(
+        step=step,
+        sent=at,
+        stage=word & ((1 << PASS_BIT) - 1),
+        forward_pass=word >> PASS_BIT & MAX_PASSES if latest.forward_passes else 0,
     )

@@ -49,17 +49,17 @@ def follow(heartbeat: Heartbeat, model: Any) -> None:
             heartbeat.forward_began(module, computes=is_inner)
 
     def computes(module: Any, _arguments: Any) -> None:
-        if not compiling() and module.training:
+        if not compiling() and heartbeat.measures and module.training:
             heartbeat.compute_began(synchronized=synchronized)
 
     def computed(module: Any, _arguments: Any, _result: Any) -> None:
-        if not compiling() and module.training:
+        if not compiling() and heartbeat.measures and module.training:
             heartbeat.compute_ended()
 
     def ended(module: Any, _arguments: Any, result: Any) -> None:
         if not compiling() and module.training:
             heartbeat.forward_ended(computes=is_inner)
-            if distributed:
+            if distributed and heartbeat.measures:
                 heartbeat.follow_backward(result)
 
     # Before the hooks that are there: FSDP 2 waits for parameters in one, and a rank that waits there

@@ -18,11 +18,11 @@ from dshealthd.training.message import (
     HELLO,
     MAX_COUNT,
     PAGE,
-    PROCESS,
+    POSITION,
+    POSITION_AT,
     PROCESS_AT,
     ROOM,
     SLOT,
-    WAIT,
     WAIT_AT,
 )
 
@@ -39,7 +39,7 @@ _NOEXEC_SEAL = 8
 class Page:
     """A page and a connection to the agent.
 
-    A forked child makes its own, because it is a separate process to report.
+    A forked child has to close its parent's, and to make its own: it is a separate process.
     """
 
     def __init__(self, path: str) -> None:
@@ -48,26 +48,24 @@ class Page:
         A path on a hung file system would make the first message hang; `/run` is not one.
         """
         self._path = path
-        self._pid = 0
         self._memory: mmap.mmap | None = None
         self._file = -1
         self._socket: socket.socket | None = None
         self._offset = 0
         self._due = 0.0
-        self.process = 0, 0
-        """The words of the process (`PROCESS`), which go into a page as it is made."""
         self._warned = os.environ.get("LOCAL_RANK", "0") != "0"  # only one rank of a node warns
+        self._map(bytearray(PAGE))
+
+    def _map(self, memory: bytearray | mmap.mmap) -> None:
+        """Write the words of a page there."""
+        view = memoryview(memory)
+        position = view[POSITION_AT : POSITION_AT + POSITION.size]
+        self.position = position.cast("Q"), position.cast("d")
+        """The words of the position, and the same as times."""
+        self._words = view.cast("I")
 
     def write(self, data: bytes, now: float) -> None:
-        """Write a message to the heartbeat's page; `now` is monotonic time in seconds.
-
-        OSError if no page can be made.
-        """
-        # A forked child has its parent's page and connection: it would overwrite the parent's
-        # messages.
-        if self._pid != os.getpid():
-            self.close()
-            self._make()
+        """Write a message to the heartbeat's page; `now` is monotonic time in seconds."""
         memory, offset = self._memory, self._offset
         if memory is None:  # another thread closed it just now
             return
@@ -81,36 +79,39 @@ class Page:
     def note(self, data: bytes) -> None:
         """Write the page's note beside the messages; do nothing before this process's first one."""
         memory = self._memory
-        if memory is None or self._pid != os.getpid():
+        if memory is None:
             return
         for number, start in enumerate(range(SLOT - ROOM, PAGE, SLOT)):
             memory[start : start + ROOM] = data[number * ROOM : (number + 1) * ROOM]
 
     def wait(self, collective: int, number: int) -> None:
-        """Write the word of a wait; do nothing before this process's first message."""
-        memory = self._memory
-        if memory is not None and self._pid == os.getpid():
-            WAIT.pack_into(memory, WAIT_AT, collective, number)
+        """Write the word of a wait."""
+        self._words[WAIT_AT // 4] = collective | number << 16
 
     def describe(self, thread: int, timeout: int) -> None:
-        """Write the words of the process, now and into each page that is made later."""
-        self.process = thread, timeout
-        memory = self._memory
-        if memory is not None and self._pid == os.getpid():
-            PROCESS.pack_into(memory, PROCESS_AT, *self.process)
+        """Write the words of the process."""
+        self._words[PROCESS_AT // 4], self._words[PROCESS_AT // 4 + 1] = thread, timeout
 
     def close(self) -> None:
-        """Close the heartbeat's page and the connection; the next message makes new ones."""
-        self._pid, self._due = 0, 0.0
+        """Close the heartbeat's page and the connection.
+
+        The memory is unmapped with its last view, which another thread may be writing to.
+        """
+        self._due = 0.0
         self._disconnect()
-        memory, self._memory = self._memory, None
-        if memory is not None:
-            memory.close()
+        self._memory = None
+        self._map(bytearray(PAGE))
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
 
-    def _make(self) -> None:
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a page."""
+        return self._memory is not None
+
+    def open(self) -> None:
+        """Make a page, with the words so far; OSError if none can be made."""
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         try:
             self._file = os.memfd_create("dshealthd-heartbeat", flags | _NOEXEC_SEAL)
@@ -118,9 +119,10 @@ class Page:
             self._file = os.memfd_create("dshealthd-heartbeat", flags)
         os.ftruncate(self._file, PAGE)
         fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        self._memory = mmap.mmap(self._file, PAGE)
-        PROCESS.pack_into(self._memory, PROCESS_AT, *self.process)
-        self._pid = os.getpid()
+        memory = mmap.mmap(self._file, PAGE)
+        memory[:] = self._words.tobytes()
+        self._map(memory)
+        self._memory = memory
 
     def _show(self) -> None:
         """Hand the heartbeat's page to the agent, if one runs that does not have it."""

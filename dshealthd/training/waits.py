@@ -27,6 +27,8 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.training.position import INPUT
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -144,10 +146,10 @@ def _timed(heartbeat: Any, original: Callable[..., Any]) -> Callable[..., Any]:
 
     def wait(*arguments: Any, **named: Any) -> Any:
         # The compiler takes this for true, and traces nothing of ours.
-        if compiling() or heartbeat.closed:
+        if compiling() or not (heartbeat.measures or heartbeat.stage == INPUT):
             return original(*arguments, **named)
-        mark = heartbeat.wait_began()
-        between = heartbeat.collective_began(functools.partial(_operation, *arguments))
+        mark = heartbeat.wait_began() if heartbeat.measures else None
+        between = heartbeat.collective_began(*arguments[:1])
         try:
             return original(*arguments, **named)
         finally:
@@ -159,7 +161,7 @@ def _timed(heartbeat: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     return wait
 
 
-def _operation(work: Any = None, *_: Any) -> int:
+def operation(work: Any) -> int:
     """Return the type of the collective that is waited for, as c10d numbers it."""
     kind = getattr(work, "_get_op_type", None)
     return OTHER if kind is None else min(int(kind()), OTHER)
@@ -171,7 +173,7 @@ def _called(heartbeat: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def call(*arguments: Any, **named: Any) -> Any:
-        if heartbeat.closed:
+        if not heartbeat.measures:
             return original(*arguments, **named)
         mark = heartbeat.wait_began()
         work = original(*arguments, **named)
@@ -186,7 +188,9 @@ def _awaited(heartbeat: Any, original: Callable[..., Any]) -> Callable[..., Any]
     """Return `torch.cuda.Event.wait`, which reports for how long the default stream waits."""
 
     def wait(event: Any, stream: Any = None) -> Any:
-        mark = None if heartbeat.closed else heartbeat.wait_began(stream)
+        if not heartbeat.measures:
+            return original(event, stream)
+        mark = heartbeat.wait_began(stream)
         try:
             return original(event, stream)
         finally:

@@ -112,14 +112,17 @@ def test_size_of_the_page_is_sealed(agents_end: AgentsEnd) -> None:
 
 
 def test_process_that_stops_while_it_writes(agents_end: AgentsEnd) -> None:
-    """Of a message that is half written the one before it is left."""
+    """Of a message that is half written the one before it is left, with the position."""
     heartbeat = Heartbeat(socket=agents_end.path)
-    spaced(heartbeat, 4)
-    assert agents_end.message().step == 4
+    spaced(heartbeat, 3)
+    third = agents_end.message()
+    spaced(heartbeat, 1, 0.1)
+    fourth = agents_end.message()
+    assert (fourth.step, fourth.last_seconds) != (4, third.last_seconds)
     (page,) = agents_end.pages
     with mmap.mmap(page, PAGE) as memory:
         memory[PAGE // 2 + 40] ^= 255  # the fourth message is in the second half
-    assert agents_end.message().step == 3
+    assert agents_end.message() == third._replace(step=4, sent=fourth.sent)
 
 
 def test_mean_forgets_a_long_first_step(agents_end: AgentsEnd) -> None:

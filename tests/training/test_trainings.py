@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.agents import running
-from tests.training.step_clock import average
 from tests.training.trainings import training
 
 if TYPE_CHECKING:
@@ -80,18 +79,19 @@ def stages(scrape: Scrape) -> dict[str, str]:
 def check_agreement(agent: RunningAgent, logged: dict[int, list[Step]]) -> None:
     """Require that the times of steps and of their input on `/metrics` are those of the log.
 
-    They lie between what the training's own clock said just before and just after the heartbeat.
+    They lie between what the training's own clock said just before and just after the heartbeat, of
+    which steps of them is not known: not all are measured.
     """
     scrape = agent.scrape()
     seconds, inputs = told(scrape, "step_seconds"), told(scrape, "input_seconds")
     assert seconds.keys() == inputs.keys() == {str(rank) for rank in logged}
     for rank, steps in logged.items():
         # The first step's duration is not known to a heartbeat.
-        least = average([step.least for step in steps[1:]])
-        most = average([step.most for step in steps[1:]])
+        least = min(step.least for step in steps[1:])
+        most = max(step.most for step in steps[1:])
         assert least - ROUNDED <= seconds[str(rank)] <= most + ROUNDED
         waited = [step.input_most for step in steps if step.input_most is not None]
-        assert 0.039 <= inputs[str(rank)] <= average(waited) + ROUNDED  # 40 ms or 2 x 20 ms
+        assert 0.039 <= inputs[str(rank)] <= max(waited) + ROUNDED  # 40 ms or 2 x 20 ms
 
 
 def test_torchrun(tmp_path: Path) -> None:

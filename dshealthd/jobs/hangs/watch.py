@@ -216,8 +216,10 @@ class RankWatch:
                     watched.thread = None
                 watched.message, watched.checks = message, ()
                 watched.collective_at = self._clock
-            elif watched.message.collective != message.collective:
-                watched.message, watched.collective_at = message, self._clock
+            else:  # its page was read while it wrote, or it waits in another collective
+                if watched.message.collective != message.collective:
+                    watched.collective_at = self._clock
+                watched.message = message
         for place, watched in list(self.watched.items()):
             watched.unheard = 0 if place in present else watched.unheard + 1
             self._examine(place, watched)

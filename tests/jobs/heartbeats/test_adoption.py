@@ -28,6 +28,7 @@ def test_the_page_of_a_process(tmp_path: Path) -> None:
     """The page is found, read only, and what it holds is what the process writes."""
     page = Page(str(tmp_path / "nobody"))
     assert find_page(Host(), os.getpid()) is None
+    page.open()
     page.write(encode(Message(7, 1.0)), 1.0)
     found = find_page(Host(), os.getpid())
     assert found is not None
