@@ -2,6 +2,7 @@
 
     python -m bench.slow_ranks healthy HOURS [MODEL …]   # HOURS of jobs for each model
     python -m bench.slow_ranks slow JOBS [MODEL …]       # JOBS for each size, with a rank of 1.3x
+    python -m bench.slow_ranks pauses JOBS [MODEL …]     # … with a rank that pauses 3 s a minute
 
 The agent's figures (`dshealthd.jobs.own_work`) and the rules of the group dshealthd-ranks in numpy,
 over thousands of job hours; `tests/jobs/test_slow_ranks.py` holds both against the agent's own code
@@ -17,13 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dshealthd.jobs.own_work import (
+    DOUBT,
+    EIGHTHS,
     FEW,
+    LOSS,
     LOW,
-    MOST,
-    PAIR,
+    PAUSES,
+    PRIOR,
     SCALES,
-    SPREAD,
-    UNBIASED,
     WINDOWS,
     Z,
     level,
@@ -37,12 +39,12 @@ if TYPE_CHECKING:
 STEP = 2.5
 """Seconds of a step; own work of 1 is two thirds of it or less."""
 PER_NODE = 8
-LOSS = 0.05
-"""`dshealthd:threshold:straggler_step_ratio`."""
 DELAY = 5.0 / 2 + 10.0 / 2 + 10.0
 """Seconds from the end of a window to the alert: half a scrape, half a round of the rules, `for`."""
 HELD = 10.0
 """Seconds for which the rule must hold, `for`."""
+SHARE = 1 / 1.2
+"""Own work of the slowest rank in a usual step."""
 SIZES = {8: 0.3, 16: 0.25, 64: 0.2, 256: 0.15, 1024: 0.1}
 """Ranks of the jobs, and the share of each size in the hours."""
 
@@ -144,76 +146,98 @@ def _last(values: Array) -> Array:
     return np.lib.stride_tricks.sliding_window_view(values, WINDOWS, axis=0)
 
 
-def figures(work: Array, size: int, per_node: int) -> tuple[Any, Array, Array, Array, Array]:
-    """Return rank, slow and usual (logarithms), spread and error, by look and node, as an agent."""
-    ranks = work.shape[1]
-    own = np.log(work[: len(work) // size * size].reshape(-1, size, ranks).mean(1))
+def steps(work: Array) -> Array:
+    """Return how long steps take: own work of the slowest rank, and as much more in each."""
+    slowest = work.max(1)
+    return np.asarray(slowest + (1 / SHARE - 1) * np.median(slowest))
+
+
+def _means(work: Array, size: int) -> Array:
+    """Return means over windows of so many steps."""
+    return np.asarray(work[: len(work) // size * size].reshape(-1, size, work.shape[1]).mean(1))
+
+
+def windows(work: Array, over: str, step: float) -> tuple[float, Array]:
+    """Return the seconds of a window and ln(own work), by window and rank, as an agent."""
+    size = 2 ** level(over, step)
+    own = _means(work, size)
+    if over == PAUSES:
+        parts = _means(work, size >> EIGHTHS)[: len(own) << EIGHTHS]
+        parts = parts.reshape(len(own), -1, work.shape[1])
+        whole = _means(steps(work)[:, None], size)
+        own = whole + own - np.median(parts, axis=1)
+    return size * step, np.log(own)
+
+
+def _between(values: Array) -> Array:
+    """Return the variance of values of normal ranks along the last axis."""
+    count = values.shape[-1]
+    others = np.sort(values, axis=-1)[..., :-1]
+    if count == 2:
+        return np.asarray((values[..., 1] - values[..., 0]) ** 2)
+    return np.asarray(others.var(-1) * (count + 3) / (count - 2))
+
+
+def figures(own: Array, low: int, per_node: int) -> tuple[Any, Array, Array, Array, Array]:
+    """Return rank, slow and usual (logarithms) and variances, by look and node, as an agent."""
+    ranks = own.shape[1]
     own = own.reshape(len(own), -1, per_node)
     middle = _median_low(own, 2)
     levels = _last(middle).mean(-1)
     if per_node == 1:
-        low = np.partition(_last(middle), LOW, axis=-1)[..., LOW]
-        error = _last(middle).std(-1, ddof=1) / np.sqrt(WINDOWS)
+        lower = np.partition(_last(middle), low, axis=-1)[..., low]
+        within = _last(middle).var(-1, ddof=1) / WINDOWS
         rank = np.broadcast_to(np.arange(ranks), levels.shape)
-        return rank, np.minimum(levels, low), levels, np.zeros_like(error), error
+        return rank, np.minimum(levels, lower), levels, np.zeros_like(within), within
     excess = _last(own - middle[..., None])
     means = excess.mean(-1)
-    lasting = np.minimum(means, 2 * np.partition(excess, LOW, axis=-1)[..., LOW])
-    error = np.median(excess.std(-1, ddof=1), axis=2) / np.sqrt(WINDOWS)
-    order = np.sort(means, axis=2)
-    if per_node == 2:
-        spread = PAIR * (order[..., 1] - order[..., 0])
-    else:
-        at = (per_node - 1) // 2
-        others = np.concatenate([order[..., :at], order[..., at + 1 : -1]], axis=2)
-        spread = UNBIASED * np.median(np.abs(others - order[..., at : at + 1]), axis=2)
-    usual = levels + order[..., (per_node - 1) // 2]
-    slowest = lasting.argmax(2) + np.arange(order.shape[1]) * per_node
-    constant = np.sqrt(np.maximum(spread**2 - error**2, 0))
-    return slowest, levels + lasting.max(2), usual, constant, error
+    lasting = np.minimum(means, 2 * np.partition(excess, low, axis=-1)[..., low])
+    within = np.median(excess.var(-1, ddof=1), axis=2) / WINDOWS
+    usual = levels + _median_low(means, 2)
+    slowest = lasting.argmax(2) + np.arange(own.shape[1]) * per_node
+    return slowest, levels + lasting.max(2), usual, _between(means), within
 
 
 def _lasting(values: Array, looks: int) -> Array:
-    """Return each value, but at least the median of so many looks before it."""
-    # Of long pasts a median of some 200, for speed.
-    past = [
-        np.median(values[max(at - looks, 0) : at + 1 : 1 + looks // 200])
-        for at in range(len(values))
-    ]
-    return np.maximum(values, past)
+    """Return each value, but at least the mean of so many looks before it."""
+    sums = np.concatenate([[0.0], values.cumsum()])
+    at = np.arange(1, len(values) + 1)
+    begun = np.maximum(at - looks, 0)
+    return np.asarray(np.maximum(values, (sums[at] - sums[begun]) / (at - begun)))
 
 
-def looks(work: Array, seconds: float, per_node: int = PER_NODE, step: float = STEP) -> Looks:
-    """Return what the rules see of a job in windows that aim at so many seconds."""
-    size = 2 ** level(seconds, step)
-    per_node = min(per_node, work.shape[1])
-    nodes = work.shape[1] // per_node
-    rank, slow, usual, spread, error = figures(work, size, per_node)
-    many = nodes > 2
-    normal = np.median(usual, axis=1) if many else usual.min(1)
-    large = work.shape[1] > 4
-    constant, random = (
-        np.median(values, axis=1) if large else values.min(1) for values in (spread, error)
-    )
-    if many:
-        between = 1.4826 * np.median(np.abs(usual - normal[:, None]), axis=1)
-        constant = np.maximum(constant, between)
-    hour = max(int(3600 / (size * step)), 1)
-    constant = _lasting(np.maximum(constant, SPREAD), hour) * min(1 + FEW / work.shape[1], MOST)
-    limit = np.exp(Z * np.hypot(constant, _lasting(random, hour)))
+def looks(work: Array, over: str, per_node: int = PER_NODE, step: float = STEP) -> Looks:
+    """Return what the rules see of a job in windows over one of the times."""
+    ranks = work.shape[1]
+    per_node = min(per_node, ranks)
+    nodes = ranks // per_node
+    seconds, own = windows(work, over, step)
+    rank, slow, usual, between, within = figures(own, LOW.get(over, 2), per_node)
+    normal = np.log(np.median(np.exp(usual), axis=1))
+    apart, random = (np.median(values, axis=1) for values in (between, within))
+    if nodes > 2:
+        apart = np.maximum(apart, _between(usual))
+    hour = max(int(3600 / seconds), 1)
+    apart, random = _lasting(apart, hour), _lasting(random, hour)
+    known = max(ranks - FEW, 0)
+    prior = 0.0 if over == PAUSES else PRIOR
+    constant = (prior + known * np.maximum(apart - DOUBT * random, 0)) / (1 + known)
+    limit = np.exp(Z * np.sqrt(random + constant))
     ratio = np.exp(slow - normal[:, None])
+    if nodes == 2:
+        ratio = np.maximum(ratio, np.exp(usual - usual.min(1, keepdims=True)))
     most = np.exp(slow.max(1, keepdims=True))
-    lost = 2 * np.exp(slow) - np.exp(normal[:, None]) - most
-    whole = work.max(1).mean() * 1.2
-    ends = np.cumsum(np.full(len(ratio) + WINDOWS - 1, size * step))[WINDOWS - 1 :]
+    lost = np.exp(slow) * (2 - 1 / ratio) - most
+    whole = steps(work).mean()
+    ends = (np.arange(len(ratio)) + WINDOWS) * seconds
     return Looks(ends, rank, ratio, limit, lost / whole)
 
 
 def named(work: Array, per_node: int = PER_NODE, step: float = STEP) -> list[tuple[float, int]]:
     """Return when the alert begins, and for which rank, in order of time."""
     found = []
-    for seconds in SCALES.values():
-        seen = looks(work, seconds, per_node, step)
+    for over in SCALES:
+        seen = looks(work, over, per_node, step)
         above = seen.ratio > seen.limit[:, None]
         nodes = above.shape[1]
         few = above.sum(1, keepdims=True) <= max(0.25 * nodes, 1)
@@ -243,29 +267,44 @@ def healthy(hours: float, names: list[str]) -> None:
         print(f"| {name} | {accused} | {', '.join(text)} | {taken:.0f} s |", flush=True)
 
 
-def slow(jobs: int, names: list[str], factor: float = 1.3) -> None:
-    """Print when a rank that is slow from the first step, or from the tenth minute, is named."""
+def slower(work: Array, rank: int, begins: int) -> None:
+    """Make a rank need 1.3 times as long from a step on."""
+    work[begins:, rank] *= 1.3
+
+
+def pausing(work: Array, rank: int, begins: int) -> None:
+    """Make a rank pause for 3 s in every minute from a step on."""
+    every = round(57 / STEP)
+    work[begins + rank % every :: every, rank] += 3.0 / STEP * np.median(steps(work))
+
+
+def faulty(jobs: int, names: list[str], fault: Callable[[Array, int, int], None]) -> None:
+    """Print when a rank with a fault from the first step, or from the tenth minute, is named."""
     for name in names:
         random = np.random.default_rng(2)
         for ranks in (8, 64, 1024):
             after, others = [], 0
             for job in range(jobs):
-                begins = 0 if job % 2 else int(600 / STEP)
+                begins, bad = (0 if job % 2 else int(600 / STEP)), ranks // 2 + job % 4
                 work = np.maximum(MODELS[name](random, int(1800 / STEP), ranks), 0.05)
-                work[begins:, ranks // 2 + 3] *= factor
+                fault(work, bad, begins)
                 found = named(work)
-                right = [at - begins * STEP for at, rank in found if rank == ranks // 2 + 3]
-                after.append(min(right, default=np.inf))
-                others += any(rank != ranks // 2 + 3 for _, rank in found)
+                right = [at - begins * STEP for at, rank in found if rank == bad]
+                after.append(min((at for at in right if at > 0), default=np.inf))
+                others += any(rank != bad for _, rank in found)
             times = np.array(after)
+            within = " | ".join(f"{(times <= limit).mean():.0%}" for limit in (90, 180, 300))
             print(
                 f"| {name} | {ranks} | {np.isfinite(times).mean():.0%} | {np.median(times):.0f} | "
-                f"{(times <= 90).mean():.0%} | {(times <= 180).mean():.0%} | {others} |",
+                f"{within} | {others} |",
                 flush=True,
             )
 
 
 if __name__ == "__main__":
     kind, number, *chosen = sys.argv[1:]
-    run = {"healthy": lambda n, m: healthy(float(n), m), "slow": lambda n, m: slow(int(n), m)}
-    run[kind](number, chosen or list(MODELS))
+    models = chosen or list(MODELS)
+    if kind == "healthy":
+        healthy(float(number), models)
+    else:
+        faulty(int(number), models, {"slow": slower, "pauses": pausing}[kind])

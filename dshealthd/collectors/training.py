@@ -96,19 +96,20 @@ NODE_WORK_SECONDS = gauge(
     "dshealthd_job_node_work_seconds",
     "dshealthd_job_step_work_seconds of this node's ranks of one role over eight windows of steps: "
     "of the slowest, as far as it was so in six of them (slow), and their median (usual). over is "
-    "the nominal time of the windows. Absent while no steps are made.",
+    "the nominal time of the windows, or pauses: a step, and what pauses in five of eight windows "
+    "of 5m add to it. Absent while no steps are made.",
     *("training_job", "role", "over", "of"),
 )
-NODE_SPREAD = gauge(
-    "dshealthd_job_node_work_spread_ratio",
-    "By how much the others of them differ, as a standard deviation of the logarithm: constantly "
-    "(ranks), and at random, of a rank's mean over the windows (error).",
+NODE_VARIANCE = gauge(
+    "dshealthd_job_node_work_variance",
+    "Variance of the logarithm of dshealthd_job_node_work_seconds: between ranks, and of one rank's "
+    "mean, as its windows differ (within).",
     *("training_job", "role", "over", "of"),
 )
 SLOWEST = gauge(
     "dshealthd_job_node_slowest_rank",
-    "The slowest of them, by its number.",
-    *("training_job", "role", "over"),
+    "The rank of them that stands out most, by its number.",
+    *("training_job", "role"),
 )
 NODE_RANKS = gauge(
     "dshealthd_job_node_role_ranks",
@@ -268,7 +269,7 @@ def shares(sender: Sender, job: str, rank: str) -> Iterator[Sample]:
     message = sender.message
     if message is None or message.mean_seconds is None:
         return
-    found = sender.course.shares(level(min(SCALES.values()), message.mean_seconds))
+    found = sender.course.shares(level("30s", message.mean_seconds))
     if found is None and message.work_seconds is not None and message.wait_seconds is not None:
         found = message.work_seconds, message.wait_seconds  # of a training that has just begun
     if found is not None:
@@ -285,21 +286,22 @@ def work(senders: Mapping[int, Sender], job: str, role: str) -> Iterator[Sample]
         return
     step, now = statistics.median(steps), max(sender.looked for sender in senders.values())
     courses = {rank: sender.course for rank, sender in senders.items()}
-    whole = None
-    for over, seconds in SCALES.items():
-        size = level(seconds, step)
+    whole, slowest = None, None
+    for over in SCALES:
+        size = level(over, step)
         # A rank that makes no steps has no speed: in a hung job nobody is slow.
-        found = compared(courses, size, now - 2 * (step * 2**size + PERIOD))
+        found = compared(courses, over, size, now - 2 * (step * 2**size + PERIOD))
         if found is None:
             continue
         yield NODE_WORK_SECONDS(found.slow, job, role, over, "slow")
         yield NODE_WORK_SECONDS(found.usual, job, role, over, "usual")
-        yield NODE_SPREAD(found.spread, job, role, over, "ranks")
-        yield NODE_SPREAD(found.error, job, role, over, "error")
-        yield SLOWEST(found.rank, job, role, over)
+        yield NODE_VARIANCE(found.between, job, role, over, "between")
+        yield NODE_VARIANCE(found.within, job, role, over, "within")
         whole = courses[found.rank].shares(size)
-    if whole is not None:
+        slowest = max(slowest or (0.0, 0), (found.distance, found.rank))
+    if whole is not None and slowest is not None:
         yield NODE_STEP_SECONDS(sum(whole), job, role)
+        yield SLOWEST(slowest[1], job, role)
     yield NODE_RANKS(len(senders), job, role)
 
 

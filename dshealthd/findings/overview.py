@@ -187,14 +187,13 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut) -> dict[str,
         ],
         "own_work": [
             {
-                "over": over,
+                "over": part.over,
                 "role": part.role,
                 "ranks": part.ranks,
                 "step_seconds": part.step,
                 **part.figures._asdict(),
             }
-            for over in SCALES
-            for part in list(of_job(series, job, over))[:MAX_ROLES]
+            for part in list(of_job(series, job))[: len(SCALES) * MAX_ROLES]
         ],
         "evidence": f"{bundles}/{evidence[-1]}" if evidence and bundles else None,
         "ranks": ranks[:MAX_RANKS],

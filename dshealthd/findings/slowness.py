@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from itertools import product
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
@@ -176,38 +177,35 @@ def ranks(series: Series, _wall: float) -> Iterator[Sign]:
     A node all of whose ranks are slow sees nothing of it: rules compare nodes, too.
     """
     alert, source = "DshealthdRankSlow", "job_node_work_seconds"
-    found = set()
     for (job,) in series.parts("job_node_step_seconds", "training_job"):
-        for over_time in SCALES:
-            for one in slow_ranks(list(of_job(series, job, over_time))):
-                if one.loss > LOSS and (job, one.role) not in found:
-                    found.add((job, one.role))
-                    part, value = f"rank {one.rank}", one.ratio
-                    yield Sign(
-                        alert, part=part, job=job, value=value, limit=one.limit, source=source
-                    )
+        for one in slow_ranks(list(of_job(series, job))):
+            if one.loss > LOSS:
+                part, value = f"rank {one.rank}", one.ratio
+                yield Sign(alert, part=part, job=job, value=value, limit=one.limit, source=source)
 
 
-def of_job(series: Series, job: str, over_time: str) -> Iterator[NodeRanks]:
-    """Yield what this node tells of the ranks of a job, by role, over one of the times."""
-    for labels, step in series("job_node_step_seconds", training_job=job):
+def of_job(series: Series, job: str) -> Iterator[NodeRanks]:
+    """Yield what this node tells of the ranks of a job, by time and role."""
+    for over_time, (labels, step) in product(
+        SCALES, series("job_node_step_seconds", training_job=job)
+    ):
         of = {"training_job": job, "role": labels["role"]}
         number = series.value("job_node_role_ranks", **of)
-        of["over"] = over_time
         rank = series.value("job_node_slowest_rank", **of)
+        of["over"] = over_time
         slow = series.value("job_node_work_seconds", of="slow", **of)
         usual = series.value("job_node_work_seconds", of="usual", **of)
         if number and rank is not None and slow and usual and step:
-            spread, error = (_differ(series, {**of, "of": kind}) for kind in ("ranks", "error"))
-            figures = RankFigures(int(rank), slow, usual, spread, error)
-            yield NodeRanks("", labels["role"], int(number), step, figures)
+            variances = (_variance(series, {**of, "of": kind}) for kind in ("between", "within"))
+            figures = RankFigures(int(rank), slow, usual, *variances)
+            yield NodeRanks("", labels["role"], over_time, int(number), step, figures)
 
 
-def _differ(series: Series, labels: dict[str, str]) -> float:
-    """Return by how much a node's ranks differ, at least what was usual in the last hour."""
-    name = "job_node_work_spread_ratio"
+def _variance(series: Series, labels: dict[str, str]) -> float:
+    """Return by how much a node's ranks differ, at least as much as in the last hour."""
+    name = "job_node_work_variance"
     now = series.value(name, **labels) or 0.0
-    return max(now, *(value for _, value in series.median(name, 3600.0, **labels)), 0.0)
+    return max(now, *(value for _, value in series.mean(name, 3600.0, **labels)), 0.0)
 
 
 def detours(series: Series, _wall: float) -> Iterator[Sign]:

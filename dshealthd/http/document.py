@@ -181,7 +181,7 @@ _OWN_WORK = _record(
     {
         **dict.fromkeys(("over", "role"), TEXT),
         **dict.fromkeys(("ranks", "rank"), WHOLE),
-        **dict.fromkeys(("step_seconds", "slow", "usual", "spread", "error"), FIGURE),
+        **dict.fromkeys(("step_seconds", "slow", "usual", "between", "within"), FIGURE),
     }
 )
 _JOB = _record(

@@ -4,7 +4,12 @@ A rank is slow if the *same* rank takes longer than its peers again and again; t
 slowest in each step is the nature of uneven work. So steps are summed up in windows that all ranks
 share: window k of length n is the steps [nk, nk + n). Over the last WINDOWS of them a rank's excess
 is the mean of ln(its own work / the median of its node's ranks) over the windows, but at most twice
-what it was in all but LOW of them: a pause or two is no persistence.
+what it was in all but LOW of them: a few events are no persistence.
+
+An excess counts if it is more than Z standard deviations of what the other ranks show: at random,
+from window to window (`within`), and constantly (`between`). Both are variances that many ranks and
+the last hour know together. PAUSES are compared by the same test: by how much the mean of a window
+exceeds the median of its eighths, in which constant differences and slow changes cancel.
 
 `deploy/prometheus/recording.yml` compares nodes by these figures and says when a rank is slow;
 `limit` is that criterion for one node. `bench/slow_ranks.py` simulates both.
@@ -15,24 +20,32 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.training.message import Totals
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from dshealthd.training.message import Message
 
 WINDOWS = 8
-LOW = 2
-"""Windows of them that may be as usual. Events that strike each rank in a share p of the windows
-strike one in six of eight with 28 p^6: at p = 2 %, twice in a billion looks.
-"""
-SCALES = {"30s": 4.0, "1m": 9.0, "2m": 18.0, "5m": 36.0}
+"""The fewest of which most can exceed what is usual although pauses strike two or three of them."""
+PAUSES = "pauses"
+SCALES = {"30s": 4.0, "2m": 18.0, "5m": 36.0, PAUSES: 36.0}
 """Aimed seconds of a window, by the nominal time of WINDOWS of them. The shortest tells 1.3 times
-in 30 s where ranks are alike; where each step differs by a quarter, it takes the mean of 45 steps;
-each window of the longest contains a pause of 3 s in every 20.
+in 30 s where ranks are alike; where each step differs by a quarter it takes the mean of 45 steps,
+where by 40 %, of 100. A pause of 3 s a minute, 5 % of the time, is in most windows of the longest.
+"""
+EIGHTHS = 3
+"""Windows are told apart in 2^3 parts, of which a pause is in less than half."""
+LOW = {PAUSES: 3}
+"""Windows of WINDOWS that may be as usual, by the time: else 2.
+
+Events that strike each rank in a share p of the windows strike one in six of eight with 28 p^6, in
+five with 56 p^5. At p = 2 %, a pause of 3 s or more in half an hour of each rank, 1,024 ranks have
+five of them once in 500 hours.
 """
 LEVELS = 16
 """Lengths of windows are powers of two up to 2^15 steps, which take 30 s at 1 ms each."""
@@ -41,30 +54,24 @@ FILLED = 4
 Z = 6.5
 """Standard deviations of what is usual from which on a rank is slow.
 
-One ticket a month in 1,000 jobs is one in 720,000 hours. A job of 64 ranks has 1,600 windows of the
-four scales in an hour, and neighboring looks share most of theirs: 2e4 independent looks at a rank
-in an hour, so one in 1.5e10 may be wrong: 6.4 deviations of a normal variable.
+One ticket a month in 1,000 jobs is one in 720,000 hours. A rank has 700 independent looks in an
+hour (times of 40, 160 and 320 s, of whose eight looks neighbors share most, and pauses), a job of 64
+ranks 45,000. So one in 3e10 may be wrong: 6.5 deviations of a normal variable.
 """
-FEW, MOST = 12.0, 2.5
-"""Constant differences count (1 + FEW / ranks) times, MOST at most: what few ranks show may be small
-by chance, and time does not tell. `bench/slow_ranks.py` counts what that leaves. Fewer than eight
-ranks are not protected as well: else 1.3 times would never show among four.
+FEW, PRIOR = 4, 0.03**2
+"""Up to FEW ranks show nothing of constant differences, as the slow one is among them: what is known
+before is a variance, and counts as much as one more rank shows. Ranks with like work differ by 1 to
+1.5 % (GPUs of five clusters have a range of 8 %: Sinha et al., Not All GPUs Are Created Equal, SC
+2022); twice as much leaves 1.3 times visible among two, and not 1.2 times.
 """
-SPREAD = 0.01
-"""The least constant difference taken as usual: like GPUs differ by 1 % whatever they compute. So no
-excess below 7 % counts, nor below 17 % of up to 8 ranks.
+DOUBT = 1.5
+"""So many times the random variance may seem constant: as much as one standard deviation of the
+variance of eight values adds. More would count each randomness twice.
 """
 HUGE = 700.0
 """A logarithm that no float exceeds by much: ranks may claim any seconds."""
-LOSS = 0.05
+LOSS = 0.04
 """The share of a step that a job must lose to a slow rank for a ticket, as in `thresholds.yml`."""
-UNBIASED = 1.6
-"""The standard deviation of normal figures relative to the median of their distances from the
-middle one, without that one and the greatest.
-"""
-
-PAIR = 0.89
-"""The same of a pair, by its difference."""
 
 
 class Mark(NamedTuple):
@@ -76,6 +83,8 @@ class Mark(NamedTuple):
     steps: float
     work: float
     wait: float
+    typical: float | None = None
+    """The median own work of a step in the eighths of the window that ends here; None if unknown."""
 
 
 class Course:
@@ -86,7 +95,7 @@ class Course:
     def __init__(self) -> None:
         """Start empty."""
         self._last: Totals | None = None
-        self._marks: list[deque[Mark]] = [deque(maxlen=WINDOWS + 2) for _ in range(LEVELS)]
+        self._marks: list[deque[Mark]] = [deque(maxlen=WINDOWS + 1 + FILLED) for _ in range(LEVELS)]
 
     def add(self, message: Message, now: float) -> None:
         """Add what a heartbeat says of the rank's steps, read at `now`, monotonic seconds."""
@@ -109,7 +118,13 @@ class Course:
                 # Of windows that end between two reads, what the steps between them share equally.
                 share = ((number << level) - last.step) / steps
                 sums = (a + share * (b - a) for a, b in zip(last[1:], totals[1:], strict=True))
-                marks.append(Mark(number, now, *sums))
+                typical = self._typical(level - EIGHTHS, number << EIGHTHS)
+                marks.append(Mark(number, now, *sums)._replace(typical=typical))
+
+    def _typical(self, level: int, number: int) -> float | None:
+        """Return the median own work of a step in the windows before this one."""
+        found = self._windows(level, number) if level >= 0 else None
+        return statistics.median(own for own, _, _ in found) if found else None
 
     def _averaged(self, message: Message) -> Totals | None:
         """Return sums of what a training tells whose package knows averages alone."""
@@ -128,18 +143,29 @@ class Course:
         marks = self._marks[level]
         return marks[-1].number if marks and marks[-1].at >= oldest else None
 
-    def windows(self, level: int, number: int) -> list[float] | None:
-        """Return the own work of a step in each of the WINDOWS before this one, in seconds; None if
-        not all are known.
+    def windows(self, level: int, number: int, over: str = "") -> list[float] | None:
+        """Return the own work of a step in each of the WINDOWS before this one, in seconds; of
+        PAUSES, a step and what pauses add to it; None if not all are known.
         """
+        found = self._windows(level, number)
+        if found is None:
+            return None
+        if over != PAUSES:
+            return [own for own, _, _ in found]
+        return [own + step - typical for own, step, typical in found if typical is not None]
+
+    def _windows(self, level: int, number: int) -> list[tuple[float, float, float | None]] | None:
+        """Return own work, seconds and typical own work of a step in each of the WINDOWS."""
         marks = [mark for mark in self._marks[level] if mark.number <= number][-WINDOWS - 1 :]
         if len(marks) <= WINDOWS or marks[-1].number - marks[0].number != WINDOWS:
             return None
-        ends = zip(marks[1:], marks[:-1], strict=True)
-        found = [(b.work - a.work, b.steps - a.steps) for b, a in ends]
-        if not all(0 < work < math.inf and steps > 0 for work, steps in found):
-            return None
-        return [work / steps for work, steps in found]
+        found = []
+        for a, b in pairwise(marks):
+            steps, work = b.steps - a.steps, b.work - a.work
+            if not (steps > 0 and 0 < work < math.inf):
+                return None
+            found.append((work / steps, (work + b.wait - a.wait) / steps, b.typical))
+        return found
 
     def shares(self, level: int) -> tuple[float, float] | None:
         """Return own work and wait of a step in seconds over the last windows of 2^level steps."""
@@ -155,15 +181,16 @@ def _less(one: float, other: float) -> bool:
     return one < other
 
 
-def level(seconds: float, step: float) -> int:
-    """Return the level of windows that take `seconds`, of steps that take `step`."""
+def level(over: str, step: float) -> int:
+    """Return the level of windows over one of the times, of steps that take `step` seconds."""
     if step <= 0:
         return LEVELS - 1
-    return min(max(round(math.log2(seconds / step)), 0), LEVELS - 1)
+    least = EIGHTHS if over == PAUSES else 0
+    return min(max(round(math.log2(SCALES[over] / step)), least), LEVELS - 1)
 
 
 class RankFigures(NamedTuple):
-    """Own work of a step of a node's ranks of one role, in seconds."""
+    """Own work of a step of a node's ranks of one role, in seconds; of PAUSES, `Course.windows`."""
 
     rank: int
     """The slowest."""
@@ -171,13 +198,23 @@ class RankFigures(NamedTuple):
     """Its own work, as far as it is persistent."""
     usual: float
     """The median of all ranks."""
-    spread: float
-    """By how much the others differ constantly: the standard deviation of ln(own work)."""
-    error: float
-    """By how much they differ at random: the standard error of that of one rank."""
+    between: float
+    """The variance of ln(own work) between ranks, of their means over the windows."""
+    within: float
+    """The variance of the mean of one rank, as its windows differ."""
+
+    @property
+    def distance(self) -> float:
+        """How far the slowest is from the median, in standard deviations; infinite if all else is
+        equal.
+        """
+        deviation = math.sqrt(max(self.between, self.within))
+        return (math.log(self.slow) - math.log(self.usual)) / deviation if deviation else math.inf
 
 
-def compared(courses: Mapping[int, Course], size: int, oldest: float) -> RankFigures | None:
+def compared(
+    courses: Mapping[int, Course], over: str, size: int, oldest: float
+) -> RankFigures | None:
     """Return the figures of some ranks over their last windows of 2^size steps; None if none has
     enough of them that began after `oldest`, monotonic seconds.
     """
@@ -190,55 +227,63 @@ def compared(courses: Mapping[int, Course], size: int, oldest: float) -> RankFig
     works = {
         rank: [math.log(seconds) for seconds in windows]
         for rank, course in courses.items()
-        if begun[rank] is not None and (windows := course.windows(size, number))
+        if begun[rank] is not None
+        and (windows := course.windows(size, number, over))
+        and len(windows) == WINDOWS
+        and 0 < min(windows) <= max(windows) < math.inf
     }
-    return figures(works) if works else None
+    return figures(works, LOW.get(over, 2)) if works else None
 
 
-def figures(works: Mapping[int, Sequence[float]]) -> RankFigures:
-    """Return the figures of ranks from ln(own work) in each of their windows, one rank at least."""
+def figures(works: Mapping[int, Sequence[float]], low: int = 2) -> RankFigures:
+    """Return the figures of ranks from ln(own work) in each of their windows, of which `low` may be
+    as usual; of one rank at least.
+    """
     middle = [statistics.median_low(window) for window in zip(*works.values(), strict=True)]
     level = statistics.fmean(middle)
     if len(works) == 1:
         # Nothing tells its own pauses from what all ranks do then, so its lower windows count.
         rank = next(iter(works))
-        slow = min(level, sorted(middle)[LOW])
-        return RankFigures(rank, math.exp(slow), math.exp(level), 0.0, _error(middle))
+        slow = min(level, sorted(middle)[low])
+        return RankFigures(rank, math.exp(slow), math.exp(level), 0.0, _within(middle))
     excess = {
         rank: [own - usual for own, usual in zip(work, middle, strict=True)]
         for rank, work in works.items()
     }
     means = {rank: statistics.fmean(values) for rank, values in excess.items()}
-    lasting = {rank: min(means[rank], 2 * sorted(values)[LOW]) for rank, values in excess.items()}
+    lasting = {rank: min(means[rank], 2 * sorted(values)[low]) for rank, values in excess.items()}
     slowest = max(lasting, key=lasting.__getitem__)
     usual = statistics.median_low(means.values())
-    error = statistics.median(map(_error, excess.values()))
     return RankFigures(
         slowest,
         math.exp(level + lasting[slowest]),
         math.exp(level + usual),
-        math.sqrt(max(_spread(sorted(means.values())) ** 2 - error**2, 0.0)),
-        error,
+        _between(means.values()),
+        statistics.median(map(_within, excess.values())),
     )
 
 
-def _spread(means: Sequence[float]) -> float:
-    """Return the standard deviation of ranks' means, in order, as their middle shows it."""
-    if len(means) == 2:  # noqa: PLR2004 - a pair has no others
-        return PAIR * (means[1] - means[0])
-    middle = (len(means) - 1) // 2
-    others = (*means[:middle], *means[middle + 1 : -1])
-    return UNBIASED * statistics.median(abs(one - means[middle]) for one in others)
+def _between(means: Iterable[float]) -> float:
+    """Return the variance of normal values as all but the greatest of them show it.
+
+    For 4 to 16 values the median of what they show is right to 3 % (10^5 trials). A pair has only
+    its difference.
+    """
+    *others, greatest = sorted(means)
+    if len(others) == 1:
+        return (greatest - others[0]) ** 2
+    return statistics.pvariance(others) * (len(others) + 4) / (len(others) - 1)
 
 
-def _error(values: Sequence[float]) -> float:
-    return statistics.stdev(values) / math.sqrt(len(values))
+def _within(values: Sequence[float]) -> float:
+    return statistics.variance(values) / len(values)
 
 
-def limit(ranks: int, spread: float, error: float) -> float:
+def limit(ranks: int, between: float, within: float, prior: float = PRIOR) -> float:
     """Return from which ratio of own work on one of so many ranks is slow."""
-    wide = Z * math.hypot(error, max(spread, SPREAD) * min(1 + FEW / ranks, MOST))
-    return math.exp(min(wide, HUGE))
+    known = max(ranks - FEW, 0)
+    constant = (prior + known * max(between - DOUBT * within, 0.0)) / (1 + known)
+    return math.exp(min(Z * math.sqrt(within + constant), HUGE))
 
 
 class NodeRanks(NamedTuple):
@@ -246,6 +291,7 @@ class NodeRanks(NamedTuple):
 
     node: str
     role: str
+    over: str
     ranks: int
     step: float
     """Seconds of a step."""
@@ -266,33 +312,45 @@ class Slow(NamedTuple):
 
 
 def slow_ranks(parts: Sequence[NodeRanks]) -> list[Slow]:
-    """Return the slow ranks of a job, as far as these nodes show, over one of the times.
+    """Return the slow ranks of a job, as far as these nodes show: one of each node and role.
 
     The same as the rules of the group dshealthd-ranks in `deploy/prometheus/recording.yml`.
     """
-    most = max((part.figures.slow for part in parts), default=0.0)
+    found: dict[tuple[str, str], Slow] = {}
+    for over in SCALES:
+        of_all = [part for part in parts if part.over == over]
+        most = max((part.figures.slow for part in of_all), default=0.0)
+        for role in sorted({part.role for part in of_all}):
+            for slow in _slow_of_role([part for part in of_all if part.role == role], over, most):
+                before = found.setdefault((slow.node, role), slow)
+                found[slow.node, role] = max(before, slow, key=lambda one: one.loss)
+    return list(found.values())
+
+
+def _slow_of_role(nodes: Sequence[NodeRanks], over: str, most: float) -> list[Slow]:
+    """Return the slow ranks of one role over one of the times.
+
+    `most` is the greatest own work of a rank in any role.
+    """
+    usuals = [part.figures.usual for part in nodes]
+    usual = statistics.median(usuals)
+    between = statistics.median(part.figures.between for part in nodes)
+    if len(nodes) > 2:  # noqa: PLR2004 - of two, one may be the slow one
+        between = max(between, _between(map(math.log, usuals)))
+    bound = limit(
+        sum(part.ranks for part in nodes),
+        between,
+        statistics.median(part.figures.within for part in nodes),
+        0.0 if over == PAUSES else PRIOR,
+    )
     found = []
-    for role in sorted({part.role for part in parts}):
-        nodes = [part for part in parts if part.role == role]
-        usuals = [part.figures.usual for part in nodes]
-        # Of two nodes all ranks of one may be slow; a pair of ranks may hold the slow one.
-        several, ranks = len(nodes) > 2, sum(part.ranks for part in nodes)  # noqa: PLR2004
-        usual = statistics.median(usuals) if several else min(usuals)
-        pick = statistics.median if ranks > 4 else min  # noqa: PLR2004
-        spread = pick(part.figures.spread for part in nodes)
-        if several:
-            apart = statistics.median(abs(math.log(own) - math.log(usual)) for own in usuals)
-            spread = max(spread, 1.4826 * apart)
-        bound = limit(ranks, spread, pick(part.figures.error for part in nodes))
-        slow = [
-            Slow(
-                *(part.node, role, part.figures.rank, part.figures.slow / usual, bound),
-                # What it still waits for a rank with more to do is no loss.
-                (part.figures.slow - usual - (most - part.figures.slow)) / part.step,
-            )
-            for part in nodes
-            if part.figures.slow > bound * usual
-        ]
-        if len(slow) <= max(len(nodes) / 4, 1):  # else their work is unequal by nature
-            found += slow
-    return found
+    for part in nodes:
+        _, slow, own, *_ = part.figures
+        # Of two nodes, all ranks of one may be slow beside the other's.
+        ratio = max(slow / usual, own / min(usuals) if len(nodes) == 2 else 0.0)  # noqa: PLR2004
+        if ratio > bound:
+            # What it still waits for a rank with more to do is no loss.
+            loss = (slow - slow / ratio - (most - slow)) / part.step
+            found.append(Slow(part.node, part.role, part.figures.rank, ratio, bound, loss))
+    # Where more than that are, their work is unequal by nature.
+    return found if len(found) <= max(len(nodes) / 4, 1) else []

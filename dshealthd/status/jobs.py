@@ -8,7 +8,6 @@ from dshealthd.core.text import duration, plural, printable
 from dshealthd.findings.finding import State
 from dshealthd.findings.overview import JobPart, merged
 from dshealthd.jobs import own_work
-from dshealthd.jobs.own_work import SCALES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -82,30 +81,27 @@ def job_lines(name: str, parts: Sequence[Part], paint: Paint) -> Iterator[str]:
 
 def _slow(parts: Sequence[Part]) -> Iterator[str]:
     """Yield the slow ranks of a job, compared over all nodes that were queried."""
-    told = set()
-    for over in SCALES:
-        shown = [
-            own_work.NodeRanks(
-                answer.name,
-                one["role"],
-                one["ranks"],
-                one["step_seconds"],
-                own_work.RankFigures(*(one[name] for name in own_work.RankFigures._fields)),
-            )
-            for answer, job in parts
-            for one in job.get("own_work", ())
-            if one["over"] == over and min(one["step_seconds"], one["slow"], one["usual"]) > 0
-        ]
-        for slow in own_work.slow_ranks(shown):
-            if (slow.node, slow.role) not in told:
-                told.add((slow.node, slow.role))
-                role = f" ({printable(slow.role)})" if slow.role else ""
-                lost = f"up to {slow.loss:.0%} of the job's throughput are lost"
-                waits = "the job does not wait for it: other ranks have more to do"
-                yield (
-                    f"rank {slow.rank} on {printable(slow.node)}{role} takes {slow.ratio:.2f} times "
-                    f"as long as its peers; {lost if slow.loss > own_work.LOSS else waits}"
-                )
+    shown = [
+        own_work.NodeRanks(
+            answer.name,
+            one["role"],
+            one["over"],
+            one["ranks"],
+            one["step_seconds"],
+            own_work.RankFigures(*(one[name] for name in own_work.RankFigures._fields)),
+        )
+        for answer, job in parts
+        for one in job.get("own_work", ())
+        if min(one["step_seconds"], one["slow"], one["usual"]) > 0
+    ]
+    for slow in own_work.slow_ranks(shown):
+        role = f" ({printable(slow.role)})" if slow.role else ""
+        lost = f"up to {slow.loss:.0%} of the job's throughput is lost"
+        waits = "the job does not wait for it: other ranks have more to do"
+        yield (
+            f"rank {slow.rank} on {printable(slow.node)}{role} takes {slow.ratio:.2f} times "
+            f"as long as its peers; {lost if slow.loss > own_work.LOSS else waits}"
+        )
 
 
 SILENT = 30.0

@@ -29,20 +29,22 @@ SCRAPE = 5.0
 ALERT = 'ALERTS{alertname="DshealthdRankSlow", alertstate="firing"}'
 
 
-def scraped(works: slow_ranks.Array) -> dict[str, list[float | None]]:
-    """Return each series of all nodes by scrape, of a job whose ranks work so long in each step."""
+def scraped(works: slow_ranks.Array, minutes: float) -> dict[str, list[float | None]]:
+    """Return each series of all nodes by scrape, of a job whose ranks work so long in each step, and
+    hang after the last.
+    """
     step, ranks = slow_ranks.STEP, works.shape[1]
     senders = {
         rank: SimpleNamespace(course=Course(), message=None, looked=0.0) for rank in range(ranks)
     }
     sums = np.cumsum(works, axis=0)
-    waits = np.cumsum(1.2 * works.max(1, keepdims=True) - works, axis=0)
-    count = int(len(works) * step / SCRAPE)
+    waits = np.cumsum(slow_ranks.steps(works)[:, None] - works, axis=0)
+    count = int(minutes * 60 / SCRAPE)
     series: dict[str, list[float | None]] = {}
     made = 0
     for scrape in range(count):
         now = scrape * SCRAPE
-        while (made + 1) * step <= now:
+        while made < len(works) and (made + 1) * step <= now:
             for rank, sender in senders.items():
                 own, wait = float(sums[made, rank]), float(waits[made, rank])
                 totals = Totals(made + 1, made + 1, own, wait)
@@ -81,11 +83,16 @@ def rules(path: Path) -> list[str]:
     return list(map(str, files))
 
 
-def played(path: Path, works: slow_ranks.Array, tests: list[dict[str, Any]]) -> str:
-    """Play a job to the rules as shipped, and return what promtool prints."""
+def played(
+    path: Path, works: slow_ranks.Array, tests: list[dict[str, Any]], minutes: float | None = None
+) -> str:
+    """Play a job to the rules as shipped, until its last step or for so long, and return what
+    promtool prints.
+    """
+    minutes = len(works) * slow_ranks.STEP / 60 if minutes is None else minutes
     series = [
         {"series": name, "values": " ".join("_" if v is None else f"{v:.9g}" for v in values)}
-        for name, values in scraped(works).items()
+        for name, values in scraped(works, minutes).items()
     ]
     test = {"interval": "5s", "input_series": series, "promql_expr_test": tests}
     scene = {"rule_files": rules(path), "evaluation_interval": "10s", "tests": [test]}
@@ -140,9 +147,41 @@ def test_slow_from_the_first_step(tmp_path: Path, model: str, factor: float, lim
     assert "SUCCESS" in text, text[-3000:]
 
 
+def test_pauses(tmp_path: Path) -> None:
+    """A rank that pauses for 3 s a minute, 5 % of the job's time, is named, and nobody else."""
+    works = uneven("constant, 3 %", 9)
+    slow_ranks.pausing(works, 37, 0)
+    found = slow_ranks.named(works)
+    assert {rank for _, rank in found} == {37}
+    asked = {
+        "expr": f"group by (node, training_job) (last_over_time({ALERT}[8m]))",
+        "eval_time": "8m",
+        "exp_samples": [{"labels": '{node="n4", training_job="run-1"}', "value": 1}],
+    }
+    text = played(tmp_path, works, [asked])
+    assert "SUCCESS" in text, text[-3000:]
+
+
+def test_a_hung_job_has_no_slow_rank(tmp_path: Path) -> None:
+    """Figures that stand still accuse nobody: a job that makes no steps has none."""
+    works = uneven("drift", 4)
+    works[-3:, 37] *= 1.5
+    asked = [
+        {"expr": f"count_over_time({ALERT}[12m])", "eval_time": "12m", "exp_samples": []},
+        {"expr": "dshealthd:job:work_ratio", "eval_time": "5m30s", "exp_samples": []},
+        {
+            "expr": 'count(dshealthd:job:work_ratio{over="30s"})',
+            "eval_time": "4m",
+            "exp_samples": [{"labels": "{}", "value": RANKS // slow_ranks.PER_NODE}],
+        },
+    ]
+    text = played(tmp_path, works, asked, minutes=12)
+    assert "SUCCESS" in text, text[-3000:]
+
+
 @pytest.mark.parametrize("model", ["mixed", "rollouts"])
 def test_the_simulation_sees_what_the_rules_see(tmp_path: Path, model: str) -> None:
-    """Ratios and limits of agent and rules are those of the simulation, at each of the four times."""
+    """Ratios and limits of agent and rules are those of the simulation, at each of the times."""
     works = uneven(model, 10)
     names = ("dshealthd:job:work_ratio", "dshealthd:job:work_ratio:limit")
     asked = [{"expr": name, "eval_time": "10m", "exp_samples": []} for name in names]
@@ -152,8 +191,8 @@ def test_the_simulation_sees_what_the_rules_see(tmp_path: Path, model: str) -> N
         [(over, float(value)) for over, value in pattern.findall(part.partition("got:")[2])]
         for part in text.split("expr:")[1:]
     )
-    for over, seconds in SCALES.items():
-        seen = slow_ranks.looks(works, seconds)
+    for over in SCALES:
+        seen = slow_ranks.looks(works, over)
         told = sorted(value for name, value in ratios if name == over)
         assert any(
             told == pytest.approx(sorted(ratio.tolist()), rel=0.02) for ratio in seen.ratio[-3:]
