@@ -25,8 +25,9 @@ from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.jobs.environment import TIMEOUT
 from dshealthd.jobs.hangs.exits import ExitKind
-from dshealthd.jobs.hangs.hang import NOTICE, TIMEOUT, Culprit, HangClass, RankState
+from dshealthd.jobs.hangs.hang import NOTICE, Culprit, HangClass, RankState
 from dshealthd.jobs.hangs.silence import FIRST
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
 from dshealthd.linux.activity import ThreadState
