@@ -23,6 +23,10 @@ ROWS = re.findall(
 """Row, slug, alerts, how far it is followed, tests."""
 DAYS = re.findall(r"^\| ([^|]+) \| ([^|]+) \| (`[^|]+) \|$", TEXT, re.MULTILINE)
 """What a fleet lives through, what is told of it, scenes."""
+HEALTHY = re.findall(
+    r"^\| ([^|]+) \| [\d,]+(?: days)? \| ([\d.]+) \| ([\d.]+) \| (`[^|]+) \|$", TEXT, re.MULTILINE
+)
+"""Of a healthy fleet: a kind, the pages and tickets of all times, a scene."""
 OF_COMMANDS = {"doctor", "explain"}
 INJECTED = {"webhook", "alert"}
 
@@ -73,6 +77,11 @@ def test_every_day_is_played(day: str, told: str, scenes: str) -> None:
     """Each scene or test that a day names exists."""
     assert day
     assert told
+    check_scenes(scenes)
+
+
+def check_scenes(scenes: str) -> None:
+    """Assert that scenes or tests exist."""
     for shown in scenes.split(" · "):
         match = re.fullmatch(r"`([^`]+)`(?:: (.+))?", shown)
         assert match is not None, shown
@@ -82,9 +91,21 @@ def test_every_day_is_played(day: str, told: str, scenes: str) -> None:
             assert any(name.startswith(beginning) for name in scenes_of(file)), shown
 
 
+def test_a_healthy_fleet() -> None:
+    """What healthy nodes get is the sum of its kinds, each of them shown, and within what is bearable:
+    a page and thirty tickets.
+    """
+    for _, _, _, scenes in HEALTHY:
+        check_scenes(scenes)
+    pages, tickets = (sum(float(row[column]) for row in HEALTHY) for column in (1, 2))
+    assert f"**{pages:g} pages and {tickets:g} tickets**" in TEXT
+    assert (pages <= 1, tickets <= 30) == (True, True)
+    assert len(HEALTHY) == TEXT.split("| of a kind |")[1].count("\n| ")
+
+
 def test_all_days_are_read() -> None:
     """No row of the table is left out for its form."""
-    assert len(DAYS) == TEXT.split("| day |")[1].count("\n| ")
+    assert len(DAYS) == TEXT.split("| day |")[1].split("\n\n")[0].count("\n| ")
 
 
 def scenes_of(file: str) -> list[str]:

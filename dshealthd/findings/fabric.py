@@ -20,7 +20,7 @@ HOUR, DAY = 3600.0, 86400.0
 WEEK = 7 * DAY
 """Time for which the agent remembers a port, an interface or an adapter that is gone."""
 BLIP = 30.0
-"""Seconds that a port must be down to be found so (the hold); shorter ones are blips."""
+"""Seconds that a port must be down to be found so (the hold), as NVSentinel and gpud have it."""
 IN_JOB = 7.0
 """The same on a node with a job. NCCL gives a connection up after 30 s (NCCL_IB_RETRY_CNT 7 of
 NCCL_IB_TIMEOUT 20, 4.096 µs * 2^20): 23 s of them pass with a sample (5 s), a scrape (5 s), a round

@@ -40,16 +40,20 @@ RUNS_OUT = 600.0
 UNCORRECTED = "has had errors that ECC did not correct"
 CORRECTED = "has had many corrected errors in a day"
 STUCK = "finds CPUs or processes stuck again and again"
+CORRECTED_IN_A_DAY = 100
+"""What mcelog allows a socket in 24 h before it speaks of it (mem-ce-error-threshold)."""
 ERRORS = (
     (("memory_error_uncorrected",), 1, HOUR, "its memory", UNCORRECTED),
     (("machine_check",), 1, HOUR, "a CPU", "has reported uncorrected machine checks"),
     (("kernel_oops",), 1, HOUR, "the kernel", "has hit a bug, and may have left locks behind"),
     (("kernel_panic",), 1, HOUR, "the kernel", "has panicked"),
     (("hard_lockup",), 1, HOUR, "a CPU", "was locked up"),
+    # The kernel tells of a process that waits every 120 s: of a checkpoint of four minutes twice.
     (("soft_lockup", "rcu_stall", "hung_task"), 3, RECENT, "the kernel", STUCK),
-    (("memory_error_corrected",), 101, DAY, "its memory", CORRECTED),
-    (("machine_check_corrected",), 101, DAY, "a CPU", CORRECTED),
+    (("memory_error_corrected",), CORRECTED_IN_A_DAY + 1, DAY, "its memory", CORRECTED),
+    (("machine_check_corrected",), CORRECTED_IN_A_DAY + 1, DAY, "a CPU", CORRECTED),
     (("cpu_throttled",), 10, HOUR, "its processor", "is slowed down by heat"),
+    # As many as the kernel writes of one moment, before it limits their rate.
     (("allocation_failure",), 10, RECENT, "the kernel", "finds no large pieces of memory"),
     (("nvidia_version_mismatch",), 1, RECENT, "a library of the GPU driver", "is not its version"),
     (("nvlink_detect_failed",), 1, RECENT, "the GPU driver", "finds no other end of some NVLinks"),
