@@ -134,11 +134,7 @@ class Rounds:
         membership = self._node.membership()
         if plan.version != SPEAKS:
             raise Refusal(Decline.VERSION)
-        if (
-            plan.members != (sender, me)
-            or plan.kind in {Kind.LOCAL, Kind.GROUP}
-            or plan.round in self._parts
-        ):
+        if plan.members != (sender, me) or plan.kind is Kind.LOCAL or plan.round in self._parts:
             raise Refusal(Decline.MALFORMED)
         if plan.epoch != ON_DEMAND and abs(plan.epoch - self._node.epoch()) > EPOCHS_APART:
             raise Refusal(Decline.CLOCK)
