@@ -1,5 +1,5 @@
-"""A node that loses packets or is slow hangs the rounds of its peers, too, which then meet nobody
-else: whoever waited in vain asks others by an echo which of the two ends it is.
+"""A node that loses packets or is slow holds up the rounds of its peers, too, which meet others for
+echoes beside them: these tell which of the two ends it is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tests.lab.probing import KNOWN, Probing, begun, suspects
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from tests.agents import Scrape
     from tests.lab.node import Node
@@ -59,7 +60,8 @@ def test_loss(full: Probing) -> None:
     alone(full, faults.loss(node, 0.2), node)
 
 
-def test_a_tenth_of_the_rate(full: Probing) -> None:
+def test_a_tenth_of_the_rate(tmp_path: Path) -> None:
     """A node whose network has a tenth of the usual rate is named, and not the fabric as well."""
-    node = full.nodes[2]
-    alone(full, faults.slow(node, 100), node)
+    with Probing(tmp_path, 4, period=5.0, large=True) as lab:
+        node = begun(lab, KNOWN).nodes[2]
+        alone(lab, faults.slow(node, 100), node)
