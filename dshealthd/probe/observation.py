@@ -19,8 +19,6 @@ class Kind(enum.StrEnum):
     """GPU k with GPU k of another node, each through the adapter nearest to it."""
     LIGHT = "light"
     """An echo between the agents of two nodes; no GPU is touched."""
-    GROUP = "group"
-    """More than two nodes: agents of earlier versions ask for it, and are refused."""
 
 
 class Stage(enum.StrEnum):

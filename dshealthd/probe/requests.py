@@ -10,7 +10,7 @@ from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.protocol import Refusal
 from dshealthd.probe.rounds.active_round import Decline
 from dshealthd.probe.rounds.conclusion import score_fields, timing_fields
-from dshealthd.probe.rounds.plan import ON_DEMAND, PAIR
+from dshealthd.probe.rounds.plan import ON_DEMAND
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -58,8 +58,6 @@ class PeerRequests:
 
     async def _asked(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
         members, kind = body["members"], body["kind"]
-        if kind is Kind.GROUP or len(members) > PAIR:
-            raise Refusal(Decline.VERSION)
         if members[0] != self._me or members[1] == self._me or kind is Kind.LOCAL:
             raise Refusal(Decline.MALFORMED)
         if not set(members) <= set(self._state.local_membership.membership.names):

@@ -262,8 +262,10 @@ class SlotRunner:
         if self._state.absences.absent(partner):
             self._state.metrics.skip(MAINTENANCE)
             return
-        for _ in range(TRIES):  # an extra round may be in progress here or there
-            report = await self._lead(epoch, (self._me, partner))
+        for attempt in range(TRIES):  # another round may be in progress here or there
+            # Beside one that still is when half of the epoch is over, an echo can run.
+            kind = Kind.LIGHT if attempt >= TRIES / 2 else None
+            report = await self._lead(epoch, (self._me, partner), kind)
             if report is not None and report.observation.reason != Decline.TESTING:
                 return
             await asyncio.sleep(self._state.options.period / TRIES)

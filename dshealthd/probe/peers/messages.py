@@ -81,8 +81,7 @@ class Data:
         return base64.b64encode(value).decode()
 
 
-MEMBERS = Array(NodeName(), 64, 2)
-"""Nodes of a round. Agents of earlier versions may name more than two, and are refused for that."""
+MEMBERS = Array(NodeName(), 2, 2)
 LATE = Array(NodeName(), 2)
 MAX_RANKS_OF_NODE = 64
 MAX_SIZE = 1 << 30

@@ -32,6 +32,10 @@ WAITED = 0.25
 """
 TRIES = 32
 """Most echoes to send in search of those that count."""
+LEAST = 4
+"""Echoes that are sent in any case: fewer give no time at all, and those of a node that loses packets
+take a second.
+"""
 PATIENCE = 1.0
 """Seconds after which no further echo is sent. On two cores with a load of 20, one echo in thirty
 counts. All of them take some 20 ms of CPU.
@@ -92,7 +96,8 @@ async def measure(
     while True:
         trips, transfers = _counting(echoes, b""), _counting(echoes, PAYLOAD)
         done = len(trips) >= ECHOES and transfers
-        if done or len(echoes) > TRIES or monotonic() - begin > PATIENCE:
+        late = monotonic() - begin > PATIENCE and len(echoes) >= LEAST
+        if done or len(echoes) > TRIES or late:
             break
         due = len(echoes) % (ECHOES + 1) == 1
         echoes.append(await exchange(PAYLOAD if due and not transfers else b""))

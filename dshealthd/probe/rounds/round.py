@@ -74,14 +74,16 @@ class Rounds:
     # Leading
 
     async def lead(self, plan: RoundPlan, reason: str = "") -> RoundReport | None:
-        """Lead a round and return its report; None if the agent is already in another round.
-        `reason` says why a plan for a light round is one. If the other member leads the same round,
-        return the report of that one.
+        """Lead a round and return its report; None if the agent is already in another round, beside
+        which this one cannot run. `reason` says why a plan for a light round is one. If the other
+        member leads the same round, return the report of that one.
         """
-        if self._current is not None:
+        beside = self._current is not None and self._runs_beside(self._current, plan)
+        if self._current is not None and not beside:
             return None
         active = self._begin(plan, led=True, reason=reason)
-        self._current = active
+        if not beside:
+            self._current = active
         try:
             result = await leader.lead(self._context, active)
         except leader.Superseded as superseded:
@@ -98,7 +100,9 @@ class Rounds:
         self._check(sender, plan)
         current = self._current
         objection = "" if plan.kind is Kind.LIGHT else self._node.objection(plan)
-        if current is not None and not self._gives_way(current, plan):
+        if current is not None and self._runs_beside(current, plan):
+            current = None
+        elif current is not None and not self._gives_way(current, plan):
             raise Refusal(Decline.TESTING)
         # Limits the state that peers can pile up here: a light round costs them one message.
         if len(self._parts) >= MAX_WAITING:
@@ -130,16 +134,19 @@ class Rounds:
         membership = self._node.membership()
         if plan.version != SPEAKS:
             raise Refusal(Decline.VERSION)
-        if (
-            plan.members != (sender, me)
-            or plan.kind in {Kind.LOCAL, Kind.GROUP}
-            or plan.round in self._parts
-        ):
+        if plan.members != (sender, me) or plan.kind is Kind.LOCAL or plan.round in self._parts:
             raise Refusal(Decline.MALFORMED)
         if plan.epoch != ON_DEMAND and abs(plan.epoch - self._node.epoch()) > EPOCHS_APART:
             raise Refusal(Decline.CLOCK)
         if plan.digest != membership.digest or sender not in membership.names:
             raise Refusal(Decline.MEMBERS)
+
+    def _runs_beside(self, current: ActiveRound, plan: RoundPlan) -> bool:
+        """Return whether a round can run beside the current one. Echoes can beside collectives, which
+        take a minute with a node that loses packets; meanwhile the others would not meet either end.
+        """
+        is_working = current.inviting is None and current.plan.kind is not Kind.LIGHT
+        return plan.kind is Kind.LIGHT and is_working
 
     def _gives_way(self, current: ActiveRound, plan: RoundPlan) -> bool:
         """Return whether the current round gives way to another.

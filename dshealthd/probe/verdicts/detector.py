@@ -391,7 +391,8 @@ class Detector:
         ][-enough:]
         if len(telling) == enough and all(entry.good for entry in telling):
             history.forget()
-            self._company.log.clear()
+            if history.signal == REACH:
+                self._company.log.clear()  # its outages
             # This fault explains the bad rounds with peers.
             for pair in [p for p in self._pairs.values() if history.signal in p.signals]:
                 del self._pairs[pair.peer]

@@ -77,6 +77,16 @@ def test_nobody_waits() -> None:
     assert peer.calls == 5
 
 
+@pytest.mark.parametrize("network", [0.4, 1.5])
+def test_slow_echoes_give_a_time(network: float) -> None:
+    """Echoes of a node that loses packets take a second, and are timed all the same, but no more
+    than needed are sent.
+    """
+    peer = ScriptedPeer(network=network)
+    assert seconds(peer.measure()) == pytest.approx([network, network])
+    assert peer.calls == light.LEAST
+
+
 def waits(end: str, seconds: Iterable[float], network: float = USUAL) -> ScriptedPeer:
     """Return a peer at which one end waits for so long in each echo."""
     return ScriptedPeer(

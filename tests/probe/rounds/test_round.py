@@ -258,7 +258,9 @@ async def test_invitations_that_cross(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 async def test_one_test_at_a_time(tmp_path: Path) -> None:
-    """A node that is in a round declines another one, and does not lead one either."""
+    """A node that is in a round declines another one, and does not lead one either. Beside its
+    collectives it meets others in light rounds, which it is called to, and which it leads.
+    """
     async with company(tmp_path, 3) as (one, two, three):
         two.fake.silent = True
         first = asyncio.create_task(one.rounds.lead(one.plan(two.name)))
@@ -266,6 +268,11 @@ async def test_one_test_at_a_time(tmp_path: Path) -> None:
         observation = (await led(three, one)).observation
         ended(observation, Outcome.DECLINED, reason="already_testing")
         assert await one.rounds.lead(one.plan(three.name)) is None
+        for root, member in ((three, one), (one, three)):
+            report = await root.rounds.lead(root.plan(member.name).light())
+            assert report is not None
+            ended(report.observation, Outcome.OK, kind=Kind.LIGHT)
+        assert one.rounds.busy
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
 

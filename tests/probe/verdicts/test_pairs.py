@@ -1,0 +1,234 @@
+"""Pairs with which rounds go badly, and the company of others by which they are judged."""
+
+from __future__ import annotations
+
+import pytest
+
+from dshealthd.probe.members.schedule import ERA, MEMBERS, Timetable
+from dshealthd.probe.observation import Kind
+from dshealthd.probe.verdicts.company import Company, Met
+from dshealthd.probe.verdicts.pairs import Finding, PairSuspicion
+from dshealthd.probe.verdicts.signals import (
+    HARD,
+    REACH,
+    RUN,
+    ObservedRound,
+    PeerReport,
+    Signal,
+)
+
+ECHO = Signal("light", "agent", "echo", 0, "")
+NAMES = ("me", "peer", "a", "b", "c", "d", "e")
+CONFIRMATIONS, HIGH = 4, 1.07
+WELL = PeerReport(node=1.0, pairs={"a": 1.0, "b": 1.0})
+
+
+def a_round(
+    number: int, peer: str = "peer", epoch: int = 0, told: PeerReport | None = None
+) -> ObservedRound:
+    """Return a round that this node led."""
+    return ObservedRound(
+        number, epoch, 10.0 * epoch, Kind.LIGHT, peer, near=False, extra=False, led=True, told=told
+    )
+
+
+def company(names: tuple[str, ...] = NAMES) -> Company:
+    """Return members whose leaves are not known."""
+    return Company("me", dict.fromkeys(names, ""))
+
+
+def met(known: Company, peer: str, ratio: float, number: int = 10, epoch: int = 1) -> None:
+    """Record a round with another member, bad if it took longer than usual."""
+    silent = ratio >= HARD
+    round = a_round(number, peer, epoch)
+    known.log.append(Met(round, light=True, ratio=ratio, bad=ratio > HIGH, silent=silent))
+
+
+def suspicion(signal: Signal, bads: int, ratio: float = HARD) -> PairSuspicion:
+    """Return the suspicion of a peer with which so many rounds were bad."""
+    pair = PairSuspicion.begin(a_round(0), frozenset({signal}), ratio, "bad", None)
+    for number in range(1, bads):
+        pair.update(a_round(number), frozenset({signal}), ratio, "bad", {signal: False})
+    return pair
+
+
+@pytest.mark.parametrize(
+    ("signal", "goods", "needed"), [(REACH, 0, 5), (REACH, 1, 8), (RUN, 0, 2), (ECHO, 0, 6)]
+)
+def test_bad_rounds_that_a_link_takes(signal: Signal, goods: int, needed: int) -> None:
+    """A cut link takes five failed calls, eight if good ones came between; a hung one two rounds,
+    and a slow one two more than a node takes.
+    """
+    for bads, enough in ((needed - 1, False), (needed, True)):
+        pair = suspicion(signal, bads)
+        pair.goods = goods
+        assert (pair.missing(CONFIRMATIONS) <= 0) is enough
+
+
+@pytest.mark.parametrize(("bads", "needed"), [(1, 1), (2, 2)])
+def test_good_rounds_that_end_a_suspicion(bads: int, needed: int) -> None:
+    """One good round refutes a single bad one, two refute more; what measures other things does
+    not count.
+    """
+    pair = suspicion(ECHO, bads)
+    assert not pair.update(a_round(50), frozenset(), 1.0, "", {REACH: True})
+    for number in range(1, needed + 1):
+        ended = pair.update(a_round(50 + number), frozenset(), 1.0, "", {ECHO: True})
+        assert ended is (number == needed)
+
+
+def test_a_suspicion_without_rounds_lapses() -> None:
+    """It does after six epochs, and what was bad before counts for thirty-six."""
+    pair = suspicion(REACH, 3)
+    assert not pair.is_stale(6)
+    assert pair.is_stale(7)
+    for epoch, earlier in ((36, 3), (37, 0)):
+        begun = a_round(100, epoch=epoch)
+        again = PairSuspicion.begin(begun, frozenset({REACH}), HARD, "bad", pair)
+        assert again.earlier == earlier
+
+
+@pytest.mark.parametrize(("ratio", "ill"), [(2.5, 0), (2.6, 1)])
+def test_what_is_bad_with_others_explains_only_what_is_alike(ratio: float, ill: int) -> None:
+    """A round with another that is bad, but four times less so, does not explain the pair's."""
+    known = company()
+    met(known, "a", ratio)
+    assert suspicion(ECHO, 6, 10.0).others(known).ill == ill
+
+
+@pytest.mark.parametrize(("bads", "epoch", "ambiguous"), [(12, 12, 0), (11, 13, 0), (12, 13, 1)])
+def test_a_pair_is_ambiguous_in_the_end(bads: int, epoch: int, *, ambiguous: int) -> None:
+    """If the peer does not say how it is with others, the pair is ambiguous after twelve epochs and
+    as many bad rounds.
+    """
+    found = suspicion(ECHO, bads, 10.0).find(company(), set(), epoch, CONFIRMATIONS, HIGH)
+    assert found is (Finding.AMBIGUOUS if ambiguous else Finding.NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "link"),
+    [
+        ({"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 1.0}, True),
+        ({"a": 1.0}, {"a": 1.0, "b": 1.0}, False),  # a single one may be wrong
+        ({"a": 1.0, "b": 1.0}, {"a": 1.0}, False),
+        ({"a": 1.0, "b": 1.0, "c": 9.0, "d": 9.0}, {"a": 1.0, "b": 1.0}, False),
+        ({"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 1.0, "c": 9.0, "d": 9.0}, False),
+    ],
+)
+def test_a_link_has_two_ends_that_are_well(
+    mine: dict[str, float], theirs: dict[str, float], *, link: bool
+) -> None:
+    """A slow link is one whose ends are each well with at least two others, and with most."""
+    known = company()
+    for name, ratio in mine.items():
+        met(known, name, ratio)
+    known.record_report(a_round(20, told=PeerReport(node=1.0, pairs=theirs)))
+    found = suspicion(ECHO, 6, 10.0).find(known, set(), 1, CONFIRMATIONS, HIGH)
+    assert found is (Finding.LINK if link else Finding.NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ([], Finding.NOTHING),
+        ([False], Finding.NOTHING),  # a single peer's word accuses nobody
+        ([False, False], Finding.PEER),
+        ([False, True], Finding.NOTHING),
+        ([True, True], Finding.LINK),
+    ],
+)
+def test_whom_nobody_reaches(words: list[bool], found: Finding) -> None:
+    """Two others are asked to call a peer that this node cannot call."""
+    known, pair = company(), suspicion(REACH, 5)
+    for name in ("a", "b"):
+        met(known, name, 1.0)
+    known.record_report(a_round(20, told=WELL))
+    pair.words = {name: (1, well) for name, well in zip(("a", "b"), words, strict=False)}
+    assert pair.find(known, {"peer"}, 1, CONFIRMATIONS, HIGH) is found
+    first = pair.find(known, {"peer"}, 0, CONFIRMATIONS, HIGH)
+    assert first is Finding.NOTHING, "in its first epoch others may know what was before the fault"
+
+
+@pytest.mark.parametrize(("well", "link"), [(3, False), (4, True)])
+def test_who_loses_packets_blames_no_link(well: int, *, link: bool) -> None:
+    """A node that fails with another, too, needs four good rounds for each bad one."""
+    known, pair = company(), suspicion(REACH, 5)
+    met(known, "c", HARD)
+    for number in range(well):
+        met(known, "ab"[number % 2], 1.0, 11 + number)
+    known.record_report(a_round(20, told=WELL))
+    pair.words = {"a": (1, True), "b": (1, True)}
+    found = pair.find(known, {"peer"}, 1, CONFIRMATIONS, HIGH)
+    assert found is (Finding.LINK if link else Finding.NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("names", "peers", "span", "later", "intermittent"),
+    [
+        (NAMES, "abc", 3, 0, True),
+        (NAMES, "ab", 3, 0, False),  # two
+        (NAMES, "aba", 3, 0, False),  # two peers may be faulty at once
+        (NAMES[:5], "aba", 3, 0, True),  # unless there are few
+        (NAMES[:5], "aaa", 3, 0, False),
+        (NAMES, "abc", 4, 0, False),  # too long for lost packets
+        (NAMES, "abc", 1, 14, True),
+        (NAMES, "abc", 1, 15, False),  # the first is forgotten
+    ],
+)
+def test_short_outages(
+    names: tuple[str, ...], peers: str, span: int, later: int, *, intermittent: bool
+) -> None:
+    """Three outages of at most three epochs within sixteen, with several peers, are this node's."""
+    known, epoch = company(names), 0
+    for number, peer in enumerate(peers):
+        met(known, peer, HARD, 2 * number, epoch)
+        met(known, peer, 1.0, 2 * number + 1, epoch + span)
+        epoch += span
+    assert known.is_intermittent(epoch + later) is intermittent
+
+
+def test_who_declines_is_not_asked() -> None:
+    """A member that declined is left alone for twenty seconds, one in another round for two."""
+    known = company()
+    for busy, seconds in ((False, 20.0), (True, 2.0)):
+        known.rest("a", 100.0, busy=busy)
+        assert known.rests("a", 99.9 + seconds)
+        assert not known.rests("a", 100.0 + seconds)
+
+
+def test_what_is_told_of_pairs() -> None:
+    """The last six pairs of two epochs are told; a failed round is not undone by a good one."""
+    known = company()
+    met(known, "a", 9.0, 1, 1)
+    met(known, "b", HARD, 2, 2)
+    met(known, "b", 1.0, 3, 3)
+    met(known, "c", 9.0, 4, 3)
+    met(known, "c", 1.0, 5, 3)
+    assert known.told(3) == {"b": HARD, "c": 1.0}
+
+
+def test_what_is_kept_does_not_grow_with_the_fleet() -> None:
+    """Among 10,000 members, a node keeps what it knows of those that it meets in an era, and drops
+    it when the next begins; a member met besides, as one of a hung job is, counts until then.
+    """
+    leaves = {f"n{number:05}": f"leaf-{number // 32:03}" for number in range(10_000)}
+    known = Company("n00000", leaves)
+    timetable = Timetable(leaves, leaves)
+    stranger = next(name for name in leaves if name not in timetable.company("n00000", 2 * ERA))
+    for epoch in range(0, 2 * ERA + 1, 16):
+        known.turn_to(epoch)
+        for name in timetable.group_of("n00000", epoch):
+            known.record_report(a_round(epoch, name, epoch, WELL))
+            known.rest(name, 10.0 * epoch)
+        assert len(known.leaves) <= MEMBERS
+        assert len(known._reports) <= MEMBERS
+        assert len(known._rests) <= MEMBERS
+    assert known.intra_leaf == 31
+    assert known.inter_leaf == len(known.leaves) - 32
+    assert not known.turn_to(2 * ERA)
+    known.admit(stranger)
+    known.admit("nobody")
+    assert known.leaves[stranger] == leaves[stranger]
+    assert "nobody" not in known.leaves
+    assert known.turn_to(3 * ERA)
+    assert stranger not in known.leaves or stranger in timetable.company("n00000", 3 * ERA)
