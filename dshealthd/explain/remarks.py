@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from dshealthd.explain.events import Place
 
-HINTS, SAYS, STATES = 1, 2, 3
-"""Weights: a warning, or an error that was dealt with; words of failure; a failure stated as one."""
+DEALT, HINTS, SAYS, STATES = range(4)
+"""Weights: a failure that was dealt with; a warning; words of failure; a failure stated as one."""
 MAX_CONTENT = 200
 """Maximum characters quoted as a cause."""
 MAX_BEFORE = 200
@@ -234,10 +234,10 @@ def read(text: str, level: str) -> Remark | None:
     if is_plain and ((not fails and level != "error") or level == "calm"):
         return None
     weight = SAYS if is_plain and not (fails and level == "error") else STATES
-    if level in {"warning", "calm"} and event is None:
+    if not event and _HANDLED.search(text) and not _SPENT.search(text):
+        weight = DEALT if is_plain or level in {"warning", "calm"} else weight - 1
+    elif level in {"warning", "calm"} and event is None:
         weight = HINTS
-    elif not event and _HANDLED.search(text) and not _SPENT.search(text):
-        weight = HINTS if is_plain else weight - 1
     inner = None
     if event is not None:
         text = f"{event['reason']}: {event['message']}"
