@@ -1,8 +1,6 @@
 """Causality: which event is the cause of a failure, and which only follow from it.
 
-Layers give the order of causes: hardware and the scheduler, the program of a rank, the
-communication of all ranks, the launcher. Within a layer, time decides as far as the clocks allow.
-Events that follow from the cause form its chain.
+`order` says which event comes first; those that follow from the cause form its chain.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
-from dshealthd.explain import clocks
+from dshealthd.explain import clocks, order
 from dshealthd.explain.accusation import ON_ALL, absent_ranks, accused, is_timeout, left_silently
 from dshealthd.explain.case import prepare
 from dshealthd.explain.coverage import ABORTED, TERMINATED
@@ -29,12 +27,6 @@ if TYPE_CHECKING:
     from dshealthd.explain.case import Case
     from dshealthd.explain.facts import Recognized
 
-AFTERMATH = 30.0
-"""Seconds after broken communication beyond which a program's failure cannot be its cause: gloo and
-NCCL notice a closed connection at once."""
-BEFORE, AFTER = 900.0, 120.0
-"""Seconds before and after the first failure in which a hardware fault may be its cause: a watchdog
-waits 600 s, and the kernel log is written a little later than the fault."""
 MAX_CHAIN = 40
 ENDED_BY_WATCHDOG = "and a rank that waits for another one ends the same way"
 SEPARATE_LOGS = "start with `torchrun --log-dir=logs --redirects=3 --tee=3` to keep one"
@@ -43,20 +35,6 @@ _NOTICED = re.compile(r"watchdog at work|Timeout at NCCL work")
 """Words of a watchdog that saw a collective fail; it also prints its state now and then."""
 _OF_NO_RANK = {"symmetric", "mismatch"}
 """Kinds of verdicts that have a first step although they name no culprit."""
-_RANKING = {
-    "hardware": 0,
-    "program": 1,
-    "communication": 2,
-    "loss": 3,
-    "scheduler": 4,
-    "launcher": 5,
-}
-_SIGNALS = {"Killed", "Segmentation fault", "Bus error", "Illegal instruction", "4", "7", "9", "11",
-            "SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL"}  # fmt: skip
-_COMMUNICATION = {"rendezvous-unreachable": 0, "gradient-sync-timeout": 1, "nccl-timeout": 1,
-                  "ranks-stuck-at-init": 1, "nccl-all-reduce-failed": 3}  # fmt: skip
-
-
 _OF_THE_JOB = {"host-memory-pressure"}
 """Slugs of faults that the job brings along to any node."""
 _ADDRESS = re.compile(r"[\d.]+|[\da-f:]*:[\da-f:.]*")
@@ -115,7 +93,7 @@ def decide(found: Recognized, *, year: int) -> Finding:
     """Return the cause of the failure that all logs together show."""
     case = prepare(found, year=year)
     first = _first_failure(case)
-    ordered = sorted(case.causes, key=lambda event: _key(event, first, case))
+    ordered = sorted(case.causes, key=lambda event: order.key(event, first, case))
     if not ordered or _wraps(ordered[0]):
         # That a process ended is no cause: what it said before is.
         confirmed = any(_is_telling(event, case) for event in (*ordered, *case.consequences))
@@ -182,7 +160,7 @@ def decide(found: Recognized, *, year: int) -> Finding:
 def _wraps(event: Event) -> bool:
     """Return whether an event only says that a process ended, or that another failed."""
     if event.layer == "launcher":
-        return not event.first
+        return not event.first and "worker" not in event.fields  # which Ray names
     return event.layer == "communication" and event.weak
 
 
@@ -276,77 +254,6 @@ def _first_failure(case: Case) -> float | None:
     return min(times, default=None)
 
 
-def _key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
-    """Return the sort key of a candidate cause: the smallest is the cause."""
-    ranking: float = _RANKING["loss" if event.role == "loss" else event.layer]
-    weak = event.weak
-    when = case.when(event)
-    if event.layer == "hardware" and first is not None and when is not None:
-        # A fault long before or after has nothing to do with this failure.
-        if not first - BEFORE <= when <= first + AFTER:
-            ranking = 6
-    elif event.layer == "program" and event.role != "loss" and _is_aftermath(event, case):
-        ranking = 6
-    # A time limit, preemption or cancellation while nothing had failed causes all that follows.
-    # After a failure it is only the clean-up.
-    elif event.layer == "scheduler" and not weak and not _comes_after(event, case):
-        ranking = -1
-    elif event.layer == "launcher" and _is_crash(event, case):
-        ranking = 1.5
-    elif event.layer == "launcher" and event.first:
-        ranking = 2
-    order: tuple[object, ...] = (_COMMUNICATION.get(event.slug, 2),) if ranking == 2 else (0,)  # noqa: PLR2004 - communication
-    # Those that wait for a lost peer time out long after the first of them noticed.
-    if is_timeout(event) and case.lost.get(event.origin.source, event.order) < event.order:
-        order = (3,)
-    # If only few of many hosts report it, the fault is there.
-    if ranking == _RANKING["communication"] and case.is_rare(event):
-        weak, order = False, (-1,)
-    if ranking == 1 and weak and event.bare:
-        weak, order = True, (1,)
-    return (
-        ranking, weak if ranking != 1 else False, *order, event.bare,
-        when is None, when or 0.0, weak, event.origin.source, event.order,
-    )  # fmt: skip
-
-
-def _is_aftermath(event: Event, case: Case) -> bool:
-    """Return whether a rank's failure came after the communication broke, so it is not the cause."""
-    if event.origin.labeled and case.broken.get(event.origin, event.order) < event.order:
-        return True
-    when, clock = case.when(event), clocks.clock_of(event.origin)
-    return when is not None and any(
-        when - case.clocks.right(other, first) - case.clocks.uncertainty(clock, other) > AFTERMATH
-        for other, first in case.broken_at.items()
-    )
-
-
-def _is_crash(event: Event, case: Case) -> bool:
-    """Return whether a launcher reports that a signal ended a rank before anything else failed.
-
-    Watchdogs, and launchers once a rank has failed, end the rest with signals, too.
-    """
-    how = event.fields.get("how", event.fields.get("signal", ""))
-    is_signal = event.pattern == "child-failed/killed" or how in _SIGNALS
-    return is_signal and case.timed_out.get(event.origin.source, event.order) >= event.order
-
-
-def _comes_after(event: Event, case: Case) -> bool:
-    """Return whether the scheduler ended a job that had already failed, so it is not the cause."""
-    for other in case.causes:
-        if other.layer in {"scheduler", "launcher"} or other.role == "loss" or other is event:
-            continue
-        before, after = case.when(other), case.when(event)
-        is_same = other.origin.source == event.origin.source
-        # The time of a line without a stamp is that of an earlier one.
-        if before is not None and after is not None and (other.exact or not is_same):
-            if before < after - clocks.UNCERTAINTY:
-                return True
-        elif not is_same or other.place.line < event.place.line:
-            return True
-    return False
-
-
 def _argue(root: Event, ordered: Sequence[Event], case: Case) -> None:
     said = {root.slug}
     for event in ordered[1:]:
@@ -354,7 +261,7 @@ def _argue(root: Event, ordered: Sequence[Event], case: Case) -> None:
             continue
         said.add(event.slug)
         later = case.later(event, root)
-        if _RANKING[event.layer] > _RANKING[root.layer]:
+        if order.explains(root, event):
             is_earlier = later is not None and later < 0
             reason = "explains less" if is_earlier else "is a consequence"
         elif later is not None and later > 0:

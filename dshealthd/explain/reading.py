@@ -37,13 +37,16 @@ def standing(case: Case) -> list[Statement]:
     for facts in case.found.sources:
         for kept in facts.statements:
             event, weight = kept.event, kept.remark.weight
-            if weight < remarks.SAYS or event.last_order < facts.finished:
+            if weight < remarks.HINTS or event.last_order < facts.finished:
+                continue
+            # A warning counts only as the last that a log says.
+            if weight == remarks.HINTS and facts.calm > kept.calm:
                 continue
             later = facts.progress - event.progress
             calm = facts.calm - kept.calm
             if later >= case.enough or calm >= case.enough:
                 continue
-            if weight == remarks.SAYS and (
+            if weight <= remarks.SAYS and (
                 facts.alive > event.last_order
                 or (
                     event.count >= CHATTER
@@ -71,7 +74,7 @@ def cause(found: Sequence[Statement], *, confirmed: bool) -> Event | None:
 
     `confirmed` is whether something else shows that the job failed.
     """
-    if not found or found[0].remark.wraps:
+    if not found or found[0].remark.wraps or found[0].remark.weight < remarks.SAYS:
         return None
     confirmed = confirmed or any(kept.remark.weight == remarks.STATES for kept in found)
     return found[0].event if confirmed else None

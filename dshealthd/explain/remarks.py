@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from dshealthd.explain.events import Place
 
-HINTS, SAYS, STATES = 1, 2, 3
-"""Weights: a warning, or an error that was dealt with; words of failure; a failure stated as one."""
+DEALT, HINTS, SAYS, STATES = range(4)
+"""Weights: a failure that was dealt with; a warning; words of failure; a failure stated as one."""
 MAX_CONTENT = 200
 """Maximum characters quoted as a cause."""
 MAX_BEFORE = 200
@@ -137,7 +137,8 @@ _WRAPS = re.compile(
     # What was done about it.
     r"|shut(?:ting)? ?down|terminating|exiting|killing|aborting|stopping|tearing down|cancel|ended"
     r"|gave up|sig(?:term|quit|kill|int|abrt)"
-    # That something failed.
+    # That something failed, or had one, but not what.
+    r"|^(?:timed out|times out|died|lost|killed|terminated|exceeded|refused|denied|aborted)\b"
     r"|(?:error|exception) (?:has )?(?:occurred|was raised|in (?:the )?\w+ ?(?:thread|process|loop))"
     r"|\b(?:internal|unknown|unexpected|inner) (?:error|failure)\b|unexpectedly|terminate called"
     # What a process notices of another.
@@ -160,7 +161,7 @@ _LOGGER = re.compile(
 )
 """What loggers and collectors put before a message: no part of what is quoted."""
 _EMBEDDED = re.compile(
-    r"(?:^|(?<=[\s:|>\]\"'=-]))(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Interrupt)(?:: |:?$)"
+    r"(?:^|(?<=[\s:|>\]\"'=-]))(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Interrupt):(?: |$)"
 )
 _PROSE = re.compile(
     r"caught|catch|ignor|retry|skip|handl|suppress|swallow|warn|except|raise|unless|\bif\b|when|try"
@@ -233,10 +234,10 @@ def read(text: str, level: str) -> Remark | None:
     if is_plain and ((not fails and level != "error") or level == "calm"):
         return None
     weight = SAYS if is_plain and not (fails and level == "error") else STATES
-    if level in {"warning", "calm"} and event is None:
+    if not event and _HANDLED.search(text) and not _SPENT.search(text):
+        weight = DEALT if is_plain or level in {"warning", "calm"} else weight - 1
+    elif level in {"warning", "calm"} and event is None:
         weight = HINTS
-    elif not event and _HANDLED.search(text) and not _SPENT.search(text):
-        weight = HINTS if is_plain else weight - 1
     inner = None
     if event is not None:
         text = f"{event['reason']}: {event['message']}"
@@ -244,7 +245,8 @@ def read(text: str, level: str) -> Remark | None:
         text = text[exception.start() :]
     elif (inner := _INNER.search(text)) and len(text[inner.end() :].split()) > 2:  # noqa: PLR2004 - a code says less than the words before it
         text = text[inner.end() :]
-    wraps = inner is None and (ended is not None or _WRAPS.search(text) is not None)
+    is_name = " " not in text  # of an exception, without a message
+    wraps = is_name or (inner is None and (ended is not None or _WRAPS.search(text) is not None))
     return Remark(weight, " ".join(text.split())[:MAX_CONTENT], wraps)
 
 

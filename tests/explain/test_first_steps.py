@@ -19,7 +19,7 @@ EVERY = patterns.load().every
 VALUE = re.compile(r"\{(\w+)\}")
 OF_A_FINDING = {"rank", "host", "frame", "log"}
 """Values of a finding that any step may use."""
-WITHOUT = {"checkpoint-incompatible/loading"}
+WITHOUT: set[str] = set()
 """Causes for which no step is known that is right whatever happened."""
 
 

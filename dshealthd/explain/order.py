@@ -1,0 +1,148 @@
+"""The order of causes: which of several events explains the others.
+
+Layers give it: hardware and the scheduler, the program of a rank, the communication of all ranks, the
+launcher. The table says where an event stands otherwise; within a place, time decides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.explain import clocks
+from dshealthd.explain.accusation import is_timeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dshealthd.explain.case import Case
+    from dshealthd.explain.events import Event
+
+AFTERMATH = 30.0
+"""Seconds after broken communication beyond which a program's failure cannot be its cause: gloo and
+NCCL notice a closed connection at once."""
+BEFORE, AFTER = 900.0, 120.0
+"""Seconds before and after the first failure in which a hardware fault may be its cause: a watchdog
+waits 600 s, and the kernel log is written a little later than the fault."""
+_SIGNALS = {"Killed", "Segmentation fault", "Bus error", "Illegal instruction", "4", "7", "9", "11",
+            "SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL"}  # fmt: skip
+_COMMUNICATION = {"rendezvous-unreachable": 0, "gradient-sync-timeout": 1, "nccl-timeout": 1,
+                  "ranks-stuck-at-init": 1, "nccl-all-reduce-failed": 3}  # fmt: skip
+_DEATHS = {"child-failed/killed", "child-failed/ray"}
+"""Reports of processes that something else ended."""
+_LAYERS = {
+    "hardware": 1,
+    "program": 2,
+    "communication": 4,
+    "loss": 5,
+    "scheduler": 6,
+    "launcher": 7,
+}
+NOTHING = 8
+"""The place of what cannot be the cause."""
+
+
+class Rule(NamedTuple):
+    """Where an event stands in the order of causes."""
+
+    says: str
+    place: int
+    applies: Callable[[Event, Case, float | None], bool]
+
+
+RULES = (
+    Rule(
+        "a scheduler's reason, while nothing had failed, explains all that follows", 0,
+        lambda event, case, _: event.layer == "scheduler" and not event.weak and not _comes_after(event, case),
+    ),
+    Rule(
+        "a fault long before or after the first failure has nothing to do with it", NOTHING,
+        lambda event, case, first: event.layer == "hardware" and not _is_near(case.when(event), first),
+    ),
+    Rule(
+        "a program's failure after the communication broke follows from that", NOTHING,
+        lambda event, case, _: event.layer == "program" and event.role != "loss" and _is_aftermath(event, case),
+    ),
+    Rule(
+        "a process that died comes before its peers' errors of communication", 3,
+        lambda event, case, _: event.layer == "launcher" and _is_death(event, case),
+    ),
+    Rule(
+        "what a launcher could not do is as early as what ranks could not", _LAYERS["communication"],
+        lambda event, _case, _first: event.layer == "launcher" and event.first,
+    ),
+)  # fmt: skip
+"""The first that applies counts; else an event stands where its layer does."""
+
+
+def place(event: Event, first: float | None, case: Case) -> int:
+    """Return where an event stands in the order; `first` is when the job first failed."""
+    for rule in RULES:
+        if rule.applies(event, case, first):
+            return rule.place
+    return _LAYERS["loss" if event.role == "loss" else event.layer]
+
+
+def key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
+    """Return the sort key of a candidate cause: the smallest is the cause."""
+    where, weak, when = place(event, first, case), event.weak, case.when(event)
+    is_communication = where == _LAYERS["communication"]
+    order = _COMMUNICATION.get(event.slug, 2) if is_communication else 0
+    # Those that wait for a lost peer time out long after the first of them noticed.
+    if is_timeout(event) and case.lost.get(event.origin.source, event.order) < event.order:
+        order = 3
+    # If only few of many hosts report it, the fault is there.
+    if is_communication and case.is_rare(event):
+        weak, order = False, -1
+    is_program = where == _LAYERS["program"]
+    if is_program and weak and event.bare:
+        order = 1
+    return (
+        where, weak and not is_program, order, event.bare and event.weak,
+        when is None, when or 0.0, weak, event.origin.source, event.order,
+    )  # fmt: skip
+
+
+def explains(root: Event, other: Event) -> bool:
+    """Return whether one event is of a layer that explains another's."""
+    return _LAYERS[other.layer] > _LAYERS[root.layer]
+
+
+def _is_near(when: float | None, first: float | None) -> bool:
+    return when is None or first is None or first - BEFORE <= when <= first + AFTER
+
+
+def _is_aftermath(event: Event, case: Case) -> bool:
+    """Return whether a rank's failure came after the communication broke, so it is not the cause."""
+    if event.origin.labeled and case.broken.get(event.origin, event.order) < event.order:
+        return True
+    when, clock = case.when(event), clocks.clock_of(event.origin)
+    return when is not None and any(
+        when - case.clocks.right(other, first) - case.clocks.uncertainty(clock, other) > AFTERMATH
+        for other, first in case.broken_at.items()
+    )
+
+
+def _is_death(event: Event, case: Case) -> bool:
+    """Return whether a launcher reports that a signal ended a rank before anything else failed.
+
+    Watchdogs, and launchers once a rank has failed, end the rest with signals, too.
+    """
+    how = event.fields.get("how", event.fields.get("signal", ""))
+    is_signal = event.pattern in _DEATHS or how in _SIGNALS
+    return is_signal and case.timed_out.get(event.origin.source, event.order) >= event.order
+
+
+def _comes_after(event: Event, case: Case) -> bool:
+    """Return whether the scheduler ended a job that had already failed, so it is not the cause."""
+    for other in case.causes:
+        if other.layer in {"scheduler", "launcher"} or other.role == "loss" or other is event:
+            continue
+        before, after = case.when(other), case.when(event)
+        is_same = other.origin.source == event.origin.source
+        # The time of a line without a stamp is that of an earlier one.
+        if before is not None and after is not None and (other.exact or not is_same):
+            if before < after - clocks.UNCERTAINTY:
+                return True
+        elif not is_same or other.place.line < event.place.line:
+            return True
+    return False

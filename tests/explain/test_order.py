@@ -1,0 +1,69 @@
+"""The order of causes: each rule of the table has a scene in which it decides, and one beyond it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dshealthd.explain import order
+from tests.explain.explaining import explained
+
+OOM = "[rank1]: RuntimeError: CUDA error: out of memory"
+LOST = (
+    "[rank2]:[E1122 10:00:05.1 ProcessGroupNCCL.cpp:1] [Rank 2] NCCL error: remote process exited "
+    "or there was a network error, NCCL version 2.21.5"
+)
+CANCELED = (
+    "slurmstepd: error: *** JOB 7 ON gpu-1 CANCELLED AT 2026-01-05T10:00:09 DUE TO TIME LIMIT ***"
+)
+XID = "Jan  5 {}:00 gpu-7 kernel: NVRM: Xid (PCI:0000:dc:00): 79, GPU has fallen off the bus."
+TIMED = "2026-01-05 10:00:00,123 ERROR trainer: RuntimeError: CUDA error: out of memory"
+RAY = (
+    "(raylet) A worker died or was killed while executing a task by an unexpected system error. To "
+    "troubleshoot the problem Worker IP address: 192.0.2.110 Worker port: 1 Worker PID: 90738 Worker"
+)
+SSH = "gpu3: ssh: connect to host gpu3 port 22: Connection refused"
+TASK = "srun: error: gpu-1: task 5: Exited with exit code 1"
+AFTER = "[rank2]: RuntimeError: CUDA error: out of memory"
+LATE = "2026-01-05 10:05:00,123 ERROR trainer: RuntimeError: CUDA error: out of memory"
+BROKEN = "[2026-01-05 10:00:00,100] n:1:2 [0] NCCL WARN Net : Call to recv from 10.2.8.7<58355> failed : Broken pipe"
+SCENES = [
+    (0, [CANCELED, OOM], "job-ended"),
+    (0, [OOM, CANCELED], "cuda-oom"),
+    (1, [XID.format("09:58"), TIMED], "gpu-lost"),
+    (1, [XID.format("03:00"), TIMED], "cuda-oom"),
+    (2, [BROKEN, LATE], "nccl-remote-error"),
+    (2, [BROKEN, TIMED], "cuda-oom"),
+    (3, [RAY, LOST], "child-failed"),
+    (3, [TASK, LOST], "nccl-remote-error"),
+    (4, [TASK, SSH], "rendezvous-unreachable"),
+    (4, [OOM, SSH], "cuda-oom"),
+]
+"""Number of the rule, lines, and the cause: with the rule's condition, and without it."""
+
+
+@pytest.mark.parametrize(("rule", "lines", "slug"), SCENES)
+def test_a_rule_decides_where_it_applies(rule: int, lines: list[str], slug: str) -> None:
+    """Both sides of each row of the table."""
+    assert explained(*lines).slug == slug, order.RULES[rule].says
+
+
+def test_no_rule_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any of them, one of its scenes has another answer."""
+    for number, rule in enumerate(order.RULES):
+        scenes = [(lines, slug) for place, lines, slug in SCENES if place == number]
+        rest = tuple(other for other in order.RULES if other is not rule)
+        with monkeypatch.context() as patch:
+            patch.setattr(order, "RULES", rest)
+            assert any(explained(*lines).slug != slug for lines, slug in scenes), rule.says
+
+
+def test_a_rendezvous_that_closes_comes_after_any_error() -> None:
+    """Torchrun closes it once a rank has failed."""
+    finding = explained(
+        "RuntimeError: [gloo/transport/tcp/pair.cc:598] Connection closed by peer [192.0.2.31]:21527",
+        "INFO:torch.distributed.elastic.agent.server.api:[default] Worker group FAILED. 10/10 "
+        "attempts left; will restart worker group",
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
+    )
+    assert finding.slug == "nccl-remote-error"
+    assert "192.0.2.31" in finding.statement
