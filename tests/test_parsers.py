@@ -133,6 +133,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("collectors.maintenance", "parse", st.one_of(LINES, DOCUMENTS.map(json.dumps))),
         ("linux.process", "parse_limits", BYTES),
         ("linux.process", "parse_locked", BYTES),
+        ("linux.socket_owners", "parse_end", TEXT),
         ("linux.socket_owners", "parse_inode", TEXT),
         ("linux.tcp_sockets", "parse_sockstat", LINES),
         ("linux.tcp_sockets", "parse_tcp", LINES),
