@@ -302,7 +302,7 @@ def test_thresholds() -> None:
     )
     assert names == [rule["record"] for place, rule in rule_groups() if place == file.name]
     comments = re.findall(r"      # (.*)\n(?=      - record)", file.read_text(encoding="utf-8"))
-    assert [text for text in comments if not re.search(r"\[[RSO]\]$|\(B\d+\)\.$", text)] == []
+    assert [text for text in comments if not re.search(r"\[[RSDO]\]$", text)] == []
     read = {found.metric for _, rule in rule_groups() for found in selectors(rule["expr"])}
     assert [name for name in names if name not in read] == []
 
