@@ -269,7 +269,8 @@ class SlotRunner:
             if report is not None and report.observation.reason != Decline.TESTING:
                 return
             await asyncio.sleep(self._state.options.period / TRIES)
-            if any(round.reason != Decline.TESTING for round in self._had(epoch, pair)):
+            had = any(round.reason != Decline.TESTING for round in self._had(epoch, pair))
+            if had or self.rounds.joined(epoch, pair):
                 return
             if self.node.epoch() != epoch:
                 break

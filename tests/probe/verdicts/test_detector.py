@@ -202,6 +202,21 @@ def test_slow_node_is_named_after_two_rounds_and_confirmation() -> None:
     assert dict(scene.detector.scores())[ME] == pytest.approx(SLOW, rel=0.02)
 
 
+def test_two_bad_rounds_with_one_peer_are_not_this_node() -> None:
+    """Where a slow node's rounds are long, its peers meet nobody else in between. Two bad rounds
+    with it in a row count once: none of them reports itself slow, nor do they blame the fabric.
+    """
+    scene = settled()
+    for _ in range(2):
+        scene.epoch += 1
+        asked = scene.round((ME, "b1"), Answer(SLOW))
+        assert all(request.members == (ME, "b1") for request in asked)
+    assert scene.detector.score() == pytest.approx(1, abs=0.02)
+    scene.epoch += 1
+    assert scene.round((ME, "b2"), Answer(SLOW))
+    assert scene.detector.score() == pytest.approx(SLOW, rel=0.02)
+
+
 def test_cleared_when_it_is_over() -> None:
     """Three good rounds in a row end an accusation; one bad round does not restore it."""
     scene = settled()
