@@ -153,6 +153,10 @@ def _read(found: Recognized) -> str:
 def _where(finding: Finding) -> str:
     """Return where a cause is, as far as the logs say; empty if they do not."""
     root = finding.root
+    fields = root.fields if root is not None else {}
+    port, address = fields.get("port", ""), fields.get("address", "")
+    if not set(address) & set(".:-"):  # a number of a device, or one in memory
+        address = ""
     parts = []
     if len(finding.ranks) == 1:
         parts.append(f"rank {finding.ranks[0]}")
@@ -161,7 +165,7 @@ def _where(finding: Finding) -> str:
     elif finding.is_symmetric:
         parts.append("all ranks alike")
     elif root is not None and root.layer == "scheduler":
-        parts.append("the whole job")
+        parts.append(f"job {fields['job']}" if "job" in fields else "the whole job")
     elif root is not None and root.rank is not None:
         parts.append(f"reported by rank {root.rank}")
     parts += [
@@ -173,6 +177,9 @@ def _where(finding: Finding) -> str:
             ("pid ", finding.pid),
             ("GPU ", finding.gpu),
             ("", finding.device),
+            ("peer ", fields.get("peer")),
+            ("", f"{address}:{port}".rstrip(":") if address else None),
+            ("port ", port if port and not address else None),
         )
         if value is not None
     ]

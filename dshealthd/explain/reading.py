@@ -76,7 +76,7 @@ def cause(found: Sequence[Statement], *, confirmed: bool) -> Event | None:
     """
     if not found or found[0].remark.wraps or found[0].remark.weight < remarks.SAYS:
         return None
-    confirmed = confirmed or any(kept.remark.weight == remarks.STATES for kept in found)
+    confirmed = confirmed or any(kept.remark.weight >= remarks.LOGS for kept in found)
     return found[0].event if confirmed else None
 
 

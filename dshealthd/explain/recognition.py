@@ -66,6 +66,7 @@ _GRADIENT_STACK = re.compile(
     r"|finish_grad_sync|reduce_ready_partitions\w*|__reduce\w*) from "
 )
 """A frame in ProcessGroupNCCL's `Stack trace of the failed collective`."""
+_FRAGMENT = re.compile(r"[a-z](?![\w./-]{0,60}: )")
 _OF_TORCH = re.compile(
     r"ProcessGroup\w*\.cpp|\[c10d\]|torch/distributed/elastic|torch\.distributed\.elastic"
 )
@@ -391,7 +392,7 @@ class Reader:
             return
         # The rest of a line, where a log was cut, says nothing.
         is_rest = self._order == 1 and not line.prefixed and line.stamp is None
-        if is_rest and text[:1].islower() and remark.weight < remarks.STATES:
+        if is_rest and _FRAGMENT.match(text) and remark.weight < remarks.LOGS:
             return
         if _OF_TORCH.search(place.quote[:200]):  # what it says of a job is never why
             remark = remark._replace(wraps=True)

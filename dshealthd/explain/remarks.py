@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     from dshealthd.explain.events import Place
 
-DEALT, HINTS, SAYS, STATES = range(4)
-"""Weights: a failure that was dealt with; a warning; words of failure; a failure stated as one."""
+DEALT, HINTS, SAYS, LOGS, STATES = range(5)
+"""Weights: a failure that was dealt with; a warning; words of failure; what is logged as an error
+without them; a failure stated as one."""
 MAX_CONTENT = 200
 """Maximum characters quoted as a cause."""
 MAX_BEFORE = 200
@@ -40,6 +41,7 @@ WORDS = (
     "egfault", "egmentation", "us error", "navailable", "isconnect", "ismatch", "nresponsive",
     "ncorrectable", "ssertion", "igquit", "SIGTERM", "SIGKILL", "SIGSEGV", "SIGABRT", "SIGQUIT",
     "non-zero", "closed", "exit code", "exited with", "exit status",
+    "blocked for more", "rrImagePull",
 )  # fmt: skip
 """Each remark has one of these: what the search through all lines of a log looks for."""
 _LEVEL = re.compile(
@@ -57,7 +59,7 @@ _FAILURES = (
     r"|could(?: not|n't)|unable to|denied|refused|rejected|unreachable|no such|not found|invalid"
     r"|illegal|corrupt(?:ed|ion)?|stuck|hangs?|hung|lost|dead|died|exceed(?:ed|s)?|insufficient"
     r"|not enough|out of memory|oom[- ]?kill(?:ed|er|ing)?|evicted|preempted|preemption|back-?off"
-    r"|unhealthy|not ready|terminated|cancell?ed|unavailable|disconnected|mismatch(?:ed|es)?"
+    r"|unhealthy|not ready|terminated|\w{0,30}backoff|errimagepull|oomkilled|cancell?ed|unavailable|disconnected|mismatch(?:ed|es)?"
 )
 """Words of failure, which may also be spoken of as possible."""
 _FAILS = re.compile(
@@ -92,7 +94,8 @@ _SPENT = re.compile(
 _EXCEPTION = re.compile(
     r"(?<![\w.'\"`(=/-])(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Fault)\b(?=: \S|$)"
     r"|\bpanicked at |^panic: |terminate called after throwing|Exception in thread "
-    r"|Fatal Python error"
+    r"|Fatal Python error|[\w./-]{1,80}: line \d+: \S.{0,200}: (?:command not found|No such file|Permission denied)"
+    r"|\btask \S{1,40}:\d+ blocked for more than "
 )
 ENDED = re.compile(
     r"exit(?:ed|ing|s)?(?: \w+){0,3}? ?(?:with )?(?:code|status|value)?s?[ :=(]{1,3}"
@@ -153,6 +156,8 @@ _INNER = re.compile(
     r"|[Mm]essage|err(?:or)?msg|msg)['\"]?\s*[:=]\s*['\"]?(?=[^\s,'\"]{2,})"
 )
 """What a wrapper puts before its content."""
+_FAILED = re.compile(r"\b(?:failed|failure): (?=\S+ \S+ \S)")
+"""Such words, whose content may be of another process, too."""
 _LOGGER = re.compile(
     r"^(?:[^\w(<\[{'\"]{0,3}(?:\[[^\]]{0,60}\]|\([^()]{0,80}\)|<\d>|[\d:.,/TZ+-]{4,35}"
     r"|(?:kern|user|daemon)\s*:|[A-Z][a-z]{2} +\d{1,2}|[\w./-]{1,60}:\d+\]?|[\w.-]{1,60}:(?= )"
@@ -233,7 +238,9 @@ def read(text: str, level: str) -> Remark | None:
     fails = _fails(text)
     if is_plain and ((not fails and level != "error") or level == "calm"):
         return None
-    weight = SAYS if is_plain and not (fails and level == "error") else STATES
+    weight = STATES
+    if is_plain:
+        weight = SAYS if level != "error" else STATES if fails else LOGS
     if not event and _HANDLED.search(text) and not _SPENT.search(text):
         weight = DEALT if is_plain or level in {"warning", "calm"} else weight - 1
     elif level in {"warning", "calm"} and event is None:
@@ -245,8 +252,12 @@ def read(text: str, level: str) -> Remark | None:
         text = text[exception.start() :]
     elif (inner := _INNER.search(text)) and len(text[inner.end() :].split()) > 2:  # noqa: PLR2004 - a code says less than the words before it
         text = text[inner.end() :]
+    elif failed := _FAILED.search(text):
+        text = text[failed.end() :]
     is_name = " " not in text  # of an exception, without a message
-    wraps = is_name or (inner is None and (ended is not None or _WRAPS.search(text) is not None))
+    wraps = is_name or (
+        inner is None and ((ended is not None and event is None) or _WRAPS.search(text) is not None)
+    )
     return Remark(weight, " ".join(text.split())[:MAX_CONTENT], wraps)
 
 
@@ -299,7 +310,7 @@ class Statements:
     def follow(self, text: str, place: Place) -> bool:
         """Give the next line of the file; return whether it is the content of a remark before it."""
         opened, self._open = self._open, None
-        if opened is None or not (text := text.strip()) or text[-1] == ":":
+        if opened is None or " " not in (text := text.strip()) or text[-1] == ":":
             return False
         opened.remark = Remark(
             opened.remark.weight,

@@ -131,3 +131,37 @@ def test_what_a_good_run_says_too_is_no_statement(tmp_path: Path) -> None:
 def test_the_pattern_of_a_statement_is_no_slug_of_its_own() -> None:
     """It belongs to a symptom that has a runbook."""
     assert PATTERN.startswith("child-failed/")
+
+
+@pytest.mark.parametrize(
+    ("lines", "quoted"),
+    [
+        (["sbatch: error: Batch job submission failed: Invalid generic resource (gres) specification"],
+         "Invalid generic resource (gres) specification"),
+        (["usage: train.py [-h]", "train.py: error: unrecognized arguments: --lr"], "unrecognized arguments: --lr"),
+        (["+ torchrun x.py", "/job/script: line 12: torchrun: command not found"],
+         "/job/script: line 12: torchrun: command not found"),
+        (["panic: runtime error: index out of range", "srun: error: n1: task 0: Exited with exit code 2"],
+         "runtime error: index out of range"),
+        (["UserWarning: x may fail", "worker 3 died", "Reason: spool /x was not found on any node", "Killed"],
+         "spool /x was not found on any node"),
+    ],
+)  # fmt: skip
+def test_the_innermost_content_is_quoted(lines: list[str], quoted: str) -> None:
+    """Of a wrapper and its content, of a report and a reason, what says what happened."""
+    assert explained(*STEPS, *lines).statement.endswith(quoted)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[rank0]:[W105 10:00:00.1 socket.cpp:697] [c10d] The client socket has failed to connect to n1:29500",
+        "trainer-0   0/1     CrashLoopBackOff   5 (20s ago)   5m",
+        "[ 1208.123456] INFO: task python3:12345 blocked for more than 120 seconds.",
+        "Shared connection to 10.0.0.4 closed",
+    ],
+)
+def test_a_log_that_ends_in_trouble_is_never_called_healthy(line: str) -> None:
+    """A warning, a status or a hint as the last words of a log is undecided; not so in its middle."""
+    assert explained("starting 1", "starting 2", line).outcome == "undecided"
+    assert explained("starting 1", line, *STEPS).outcome == "nothing"
