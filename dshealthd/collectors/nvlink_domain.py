@@ -1,7 +1,8 @@
 """The NVLink domain of this node's GPUs, from NVML: the fabric that they are registered with.
 
-In a domain of several nodes (GB200 NVL72 and the like) also IMEX, which jobs across them need.
-Elsewhere the service may be installed but idle, and is not reported.
+On a node that manages NVSwitches also the daemons for that, whose end NVML does not show: the state
+of the GPUs stays as it was. In a domain of several nodes (GB200 NVL72 and the like) also IMEX, which
+jobs across them need; elsewhere it may be installed but idle, and is not reported.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.collector import News, gauge
 from dshealthd.core.result import fault_of
 from dshealthd.linux import imex
+from dshealthd.linux.daemons import daemon
+from dshealthd.linux.nvswitch import Switches, enabled
 from dshealthd.nvml.collector import GpuCollector
 from dshealthd.nvml.values import number
 
@@ -48,6 +51,16 @@ DOMAIN = gauge(
     *_ID,
     *("domain", "clique"),
 )
+MANAGER_RUNNING = gauge(
+    "dshealthd_fabric_manager_running",
+    "1 if the daemon is running that manages this node's NVSwitches: nv-fabricmanager, and nvlsm "
+    "with Blackwell's boards. Only on nodes that manage NVSwitches.",
+    "daemon",
+)
+MANAGER_ENABLED = gauge(
+    "dshealthd_fabric_manager_enabled",
+    "1 if systemd starts nvidia-fabricmanager with the node. Only on nodes that manage NVSwitches.",
+)
 NODES = gauge(
     "dshealthd_imex_nodes",
     "Nodes between which IMEX shares GPU memory, from its nodes_config.cfg; 0 if it is not set up. "
@@ -67,6 +80,8 @@ REGISTERED = 3
 """NVML_GPU_FABRIC_STATE_COMPLETED."""
 _LIMITED = 3
 """NVML_GPU_FABRIC_HEALTH_SUMMARY_LIMITED_CAPACITY."""
+_MANAGER = "Fabric Manager"
+"""The part of this source, should it not be readable."""
 _TWO_BITS = {
     # Lowest bit, and the value of the two bits that is a problem.
     "degraded_bandwidth": (0, 1),
@@ -89,19 +104,21 @@ _CONFIGURATION = {
 
 
 class NvlinkDomain(GpuCollector):
-    """Reads each GPU's fabric, and the state of IMEX if the fabric spans several nodes."""
+    """Reads each GPU's fabric, and the state of the daemons that it takes on this node."""
 
     wakes_on = frozenset({News.GPU_ERROR, News.NVLINK})
 
     def __init__(self, options: SlowGpuCollectorOptions, context: Context) -> None:
         super().__init__(options, context)
-        self._several_nodes = False
-        self._daemon: int | None = None
+        self._several_nodes = self._on_fabric = False
+        self._daemons: dict[str, int | None] = {}
+        self._switches = Switches(self.host)
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the NVLink domain of each GPU, then the state of IMEX."""
-        self._several_nodes = False
+        """Yield the NVLink domain of each GPU, then the state of Fabric Manager and of IMEX."""
+        self._several_nodes = self._on_fabric = False
         yield from super().collect()
+        yield from self._managers()
         if self._several_nodes:
             yield from self._imex()
 
@@ -112,6 +129,7 @@ class NvlinkDomain(GpuCollector):
         if fabric is None or number(fabric.state) is None:
             return
         yield STATE(fabric.state, *gpu.labels)
+        self._on_fabric |= fabric.state > 0
         if fabric.state != REGISTERED:
             return
         several_nodes = any(fabric.clusterUuid)
@@ -129,6 +147,24 @@ class NvlinkDomain(GpuCollector):
             domain = str(uuid.UUID(bytes=bytes(fabric.clusterUuid)))
             yield DOMAIN(1.0, *gpu.labels, domain, str(fabric.cliqueId))
 
+    def _managers(self) -> Iterator[Sample | Fault]:
+        if (fault := self.context.entering(_MANAGER)) is not None:
+            yield fault
+            return
+        try:
+            wanted = self._switches.daemons(on_fabric=self._on_fabric)
+            for name in wanted:
+                yield MANAGER_RUNNING(float(self._running(name) is not None), name)
+            if wanted:
+                yield MANAGER_ENABLED(float(enabled(self.host)))
+        except OSError as error:
+            yield fault_of(_MANAGER, error)
+
+    def _running(self, name: str) -> int | None:
+        """Return the pid of a daemon, None if it is not running. OSError."""
+        self._daemons[name] = daemon(self.host, name, self._daemons.get(name))
+        return self._daemons[name]
+
     def _imex(self) -> Iterator[Sample | Fault]:
         try:
             settings = imex.settings(self.host)
@@ -137,11 +173,11 @@ class NvlinkDomain(GpuCollector):
             yield CHANNELS(imex.channels(self.host))
             if not nodes:
                 return
-            self._daemon = imex.daemon(self.host, self._daemon)
-            yield RUNNING(float(self._daemon is not None))
-            if self._daemon is not None:
+            pid = self._running(imex.DAEMON)
+            yield RUNNING(float(pid is not None))
+            if pid is not None:
                 port = int(settings.get("SERVER_PORT") or imex.PORT)
-                yield LISTENING(float(imex.listens(self.host, self._daemon, port)))
+                yield LISTENING(float(imex.listens(self.host, pid, port)))
         except (OSError, ValueError, ArithmeticError) as error:
             yield fault_of("imex", error)
 

@@ -1,4 +1,4 @@
-"""Findings about the links of this node's GPUs: NVLink and PCIe."""
+"""Findings about the links of this node's GPUs: NVLink, the daemons that manage it, and PCIe."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ NVLINK_ERRORS = {
 """Types of errors: their limit, its seconds, and words for them."""
 GENERATION_5 = 5
 PCIE, FABRIC = "DshealthdPcieDegraded", "DshealthdNvlinkFabricUnhealthy"
+MANAGERS = {"nvlsm": "nvlsm, the subnet manager of NVLink,", "nv-fabricmanager": "Fabric Manager"}
+"""The daemons that NVSwitches take, the one that the other waits for first."""
 OFF_FABRIC = "GPUs are not registered with the NVLink fabric, or it calls them unhealthy"
 DEVICE = "a PCIe device"
 """The part where the kernel's log does not name it."""
@@ -164,6 +166,27 @@ def nvlink_domain(series: Series, _wall: float) -> Iterator[Sign]:
             yield from each(silent, apart="IMEX", mild=True, hold=120.0)
 
 
+def fabric_manager(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield that daemons which manage this node's NVSwitches are not running.
+
+    Where they have not been seen running for a week and are not to start, it may be on purpose.
+    """
+    name = "fabric_manager_running"
+    seen = {labels["daemon"] for labels, value in series.peak(name, WEEK) if value}
+    running = {labels["daemon"]: value for labels, value in series(name)}
+    stopped = [daemon for daemon in MANAGERS if running.get(daemon) == 0]
+    if not stopped or not _settled(series):
+        return
+    verb = "is" if len(stopped) == 1 else "are"
+    yield Sign(
+        "DshealthdFabricManagerDown",
+        f"{' and '.join(MANAGERS[daemon] for daemon in stopped)} {verb} not running",
+        mild=seen.isdisjoint(stopped) and not series.value("fabric_manager_enabled"),
+        value=0,
+        source=name,
+    )
+
+
 def _domain(labels: Mapping[str, str]) -> str:
     return f"{labels['domain']}/{labels['clique']}"
 
@@ -263,4 +286,4 @@ def _pcie_errors(series: Series) -> Iterator[Sign]:
         yield from each(signs, reason=reason)
 
 
-RULES = (nvlink, nvlink_errors, nvlink_domain, pcie)
+RULES = (nvlink, nvlink_errors, nvlink_domain, fabric_manager, pcie)

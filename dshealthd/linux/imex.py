@@ -6,17 +6,14 @@ hang. https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/config.html
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import lines_of, read, read_existing
+from dshealthd.core.host import lines_of, read_existing
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.tcp_sockets import parse_tcp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dshealthd.core.host import Host
 
 CONFIG = "/etc/nvidia-imex/config.cfg"
@@ -60,17 +57,6 @@ def channels(host: Host) -> int:
         return 0
 
 
-def daemon(host: Host, last: int | None = None, name: str = DAEMON) -> int | None:
-    """Return the pid of root's daemon of this name, None if it is not running.
-
-    `last` is its last known pid. OSError if other users' processes cannot be seen, so that this is unknown.
-    """
-    if last is not None and _is_daemon(host, last, name):
-        return last
-    read(host.proc("1/comm"))
-    return next((pid for pid in _pids(host) if _is_daemon(host, pid, name)), None)
-
-
 def listens(host: Host, pid: int, port: int) -> bool:
     """Return whether any process listens on this TCP port in the network namespace of `pid`.
 
@@ -81,16 +67,3 @@ def listens(host: Host, pid: int, port: int) -> bool:
         for table in ("tcp", "tcp6")
         for found in parse_tcp(read_existing(host.proc(f"{pid}/net/{table}"), _MOST_SOCKETS) or "")
     )
-
-
-def _pids(host: Host) -> Iterator[int]:
-    return (int(name) for name in os.listdir(host.procfs) if name.isdecimal())
-
-
-def _is_daemon(host: Host, pid: int, name: str) -> bool:
-    """Return whether a process is a daemon: by name and owner, as users can pick any name."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-        place = host.proc(str(pid))
-        # the kernel cuts names at 15 bytes (proc(5), /proc/pid/comm)
-        return read(f"{place}/comm").strip() == name[:15] and os.stat(place).st_uid == 0
-    return False

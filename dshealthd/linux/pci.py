@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 NVIDIA = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")
 """VGA controllers and 3D controllers; data-center GPUs are the latter."""
+SWITCH_CLASS = "0x0680"
+"""Bridges of another kind: NVSwitches. Those of Blackwell's boards are not on the PCI bus."""
 PASSED_THROUGH = frozenset({"vfio-pci", "pci-stub"})
-"""Drivers that hold a GPU for a virtual machine, so that this system cannot use it."""
+"""Drivers that hold a device for a virtual machine, so that this system cannot use it."""
 
 
 class Bus:
@@ -29,7 +31,8 @@ class Bus:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._is_gpu: dict[str, bool] = {}
+        self._classes: dict[str, str] = {}
+        """Classes of NVIDIA's devices by address; "" for those of others."""
         self._models: dict[str, str] = {}
 
     def models(self) -> set[str]:
@@ -49,27 +52,35 @@ class Bus:
 
         OSError if the bus cannot be read.
         """
+        return self._devices(DISPLAY_CLASSES)
+
+    def switches(self) -> tuple[str, ...]:
+        """Return the addresses of NVSwitches, in bus order; empty without a PCI bus. OSError."""
+        try:
+            return self._devices((SWITCH_CLASS,))
+        except FileNotFoundError:
+            return ()
+
+    def _devices(self, classes: tuple[str, ...]) -> tuple[str, ...]:
         addresses = os.listdir(self._host.sys("bus/pci/devices"))
-        self._is_gpu = {
-            address: self._is_gpu[address] if address in self._is_gpu else self._look(address)
+        self._classes = {
+            address: self._classes[address] if address in self._classes else self._class(address)
             for address in addresses
         }
         return tuple(
             sorted(
                 address
-                for address, is_gpu in self._is_gpu.items()
-                if is_gpu and not self._passed_through(address)
+                for address, kind in self._classes.items()
+                if kind.startswith(classes) and not self._passed_through(address)
             )
         )
 
-    def _look(self, address: str) -> bool:
+    def _class(self, address: str) -> str:
         place = self._host.sys(f"bus/pci/devices/{address}")
         try:
-            return read(f"{place}/vendor").strip() == NVIDIA and read(f"{place}/class").startswith(
-                DISPLAY_CLASSES
-            )
+            return read(f"{place}/class") if read(f"{place}/vendor").strip() == NVIDIA else ""
         except FileNotFoundError:  # removed since the listing
-            return False
+            return ""
 
     def _passed_through(self, address: str) -> bool:
         try:

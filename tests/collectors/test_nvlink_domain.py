@@ -17,12 +17,19 @@ import pytest
 from bench.processes import free_port
 from dshealthd.core.collector import Reason
 from dshealthd.linux import imex
+from dshealthd.linux.nvswitch import ENABLED, FABRIC_MANAGER, SUBNET_MANAGER
 from tests.nvml.node import Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DOMAIN = "6f1c2d9a-5b3e-4870-a1b2-c3d4e5f60718"
+
+
+def kernel(directory: Path) -> None:
+    """Have `proc` be the kernel's first PID namespace, in which it starts pid 2."""
+    (directory / "proc/2").mkdir(parents=True)
+    (directory / "proc/2/comm").write_text("kthreadd\n")
 
 
 @pytest.fixture
@@ -35,8 +42,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 @pytest.fixture
 def rack(tmp_path: Path) -> Iterator[Node]:
     """Give the four GPUs of a GB200 node, whose processes are those of `tmp_path/proc`."""
-    (tmp_path / "proc/1").mkdir(parents=True)
-    (tmp_path / "proc/1/comm").write_text("systemd\n")
+    kernel(tmp_path)
     with Node(tmp_path, profile="gb200", gpus=4) as made:
         yield made
 
@@ -127,14 +133,14 @@ def test_gpu_without_a_clique(rack: Node) -> None:
 
 
 @contextmanager
-def daemon(directory: Path) -> Iterator[int]:
-    """Run a process of IMEX's name; its pid."""
-    program = directory / imex.DAEMON
+def daemon(directory: Path, name: str = imex.DAEMON) -> Iterator[int]:
+    """Run a process of a daemon's name; its pid."""
+    program = directory / name
     shutil.copy("/bin/sleep", program)
     with subprocess.Popen([program, "3600"]) as process:
         try:
             end = time.monotonic() + 60
-            while Path(f"/proc/{process.pid}/comm").read_text().strip() != imex.DAEMON:
+            while Path(f"/proc/{process.pid}/comm").read_text().strip() != name[:15]:
                 assert time.monotonic() < end
                 time.sleep(0.02)
             (directory / f"proc/{process.pid}").symlink_to(f"/proc/{process.pid}")
@@ -186,20 +192,101 @@ def test_process_of_a_user_is_not_the_service(rack: Node, tmp_path: Path) -> Non
     other.mkdir()
     (other / "comm").write_text(f"{imex.DAEMON}\n")
     assert rack.collect("nvlink_domain").value("imex_running") == 1
-    os.chown(other, 65534, 65534)
+    os.chown(other, 999, 999)  # an account of the system
+    assert rack.collect("nvlink_domain").value("imex_running") == 1
+    os.chown(other, 1000, 1000)
     assert rack.collect("nvlink_domain").value("imex_running") == 0
 
 
 def test_imex_that_cannot_be_known(rack: Node, tmp_path: Path) -> None:
     """Hidden processes and a broken setting are faults with a reason, and no service that is down."""
     configure(tmp_path, 0, "10.0.0.1", "10.0.0.2")
-    (tmp_path / "proc/1/comm").unlink()
-    seen = rack.collect("nvlink_domain")
-    assert not seen.values("imex_running")
-    assert seen.reasons("nvlink_domain") == {"imex": Reason.NOT_FOUND}
-    (tmp_path / "proc/1/comm").write_text("systemd\n")
+    for hidden in ("sh\n", None):  # a container's; hidepid
+        (tmp_path / "proc/2/comm").unlink()
+        if hidden:
+            (tmp_path / "proc/2/comm").write_text(hidden)
+        seen = rack.collect("nvlink_domain")
+        assert not seen.values("imex_running")
+        assert seen.reasons("nvlink_domain") == {"imex": Reason.PERMISSION_DENIED}
+    (tmp_path / "proc/2/comm").write_text("kthreadd\n")
     (tmp_path / "root/etc/nvidia-imex/config.cfg").write_text("SERVER_PORT=many\n")
     with daemon(tmp_path):
         seen = rack.collect("nvlink_domain")
     assert not seen.values("imex_listening")
     assert seen.reasons("nvlink_domain") == {"imex": Reason.MALFORMED}
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[Node]:
+    """Give two H100 of a board with NVSwitches."""
+    kernel(tmp_path)
+    with Node(tmp_path, gpus=2) as made:
+        switch = made.sysfs / "bus/pci/devices/0000:20:00.0"
+        switch.mkdir()
+        (switch / "class").write_text("0x068000\n")
+        (switch / "vendor").write_text("0x10de\n")
+        yield made
+
+
+def test_fabric_manager(board: Node, tmp_path: Path) -> None:
+    """It runs or not, and is enabled or not; that it ends is seen although NVML shows no change."""
+    with daemon(tmp_path, FABRIC_MANAGER):
+        seen = board.collect("nvlink_domain")
+    assert seen.values("fabric_manager_running") == {(FABRIC_MANAGER,): 1}
+    assert seen.value("fabric_manager_enabled") == 0
+    link = tmp_path / "root" / ENABLED
+    link.parent.mkdir(parents=True)
+    link.symlink_to("/usr/lib/systemd/system/nvidia-fabricmanager.service")
+    ended = board.collect("nvlink_domain")
+    assert ended.values("fabric_manager_running") == {(FABRIC_MANAGER,): 0}
+    assert ended.value("fabric_manager_enabled") == 1
+    assert ended.values("gpu_fabric_state") == seen.values("gpu_fabric_state")
+
+
+def test_switches_of_a_virtual_machine(board: Node) -> None:
+    """NVSwitches that are passed through are not managed by this node."""
+    driver = board.sysfs / "bus/pci/drivers/vfio-pci"
+    driver.mkdir(parents=True)
+    (board.sysfs / "bus/pci/devices/0000:20:00.0/driver").symlink_to(driver)
+    assert not board.collect("nvlink_domain").values("fabric_manager_running")
+
+
+def test_fabric_manager_that_cannot_be_known(board: Node, tmp_path: Path) -> None:
+    """Hidden processes, or a look at it that hung before, are faults, and no daemon that is down."""
+    reason = {"Fabric Manager": Reason.STUCK}
+    seen = board.collect("nvlink_domain", blocked=reason)
+    assert not seen.values("fabric_manager_running")
+    assert seen.reasons("nvlink_domain") == reason
+    (tmp_path / "proc/2/comm").unlink()
+    seen = board.collect("nvlink_domain")
+    assert not seen.values("fabric_manager_running")
+    assert seen.reasons("nvlink_domain") == {"Fabric Manager": Reason.PERMISSION_DENIED}
+
+
+def test_managers_of_blackwell(rack: Node, tmp_path: Path) -> None:
+    """Its switches are known by adapters, each read once, and need the subnet manager, too."""
+    data = tmp_path / "sys/class/infiniband/mlx5_0/device/vpd"
+    data.parent.mkdir(parents=True)
+    data.write_bytes(b"\x82\x1e\x00NVIDIA ConnectX-7 ...\x78")
+    assert not rack.collect("nvlink_domain").values("fabric_manager_running")  # NVL72's
+    other = tmp_path / "sys/class/infiniband/mlx5_1/device/vpd"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"\x82\x1e\x00NVIDIA ConnectX-7 ...SMDL=SW_MNG:\x78")
+    with daemon(tmp_path, SUBNET_MANAGER):
+        seen = rack.collect("nvlink_domain")
+    running = {(SUBNET_MANAGER,): 1, (FABRIC_MANAGER,): 0}
+    assert seen.values("fabric_manager_running") == running
+    other.write_bytes(b"")
+    assert rack.collect("nvlink_domain").values("fabric_manager_running") == dict.fromkeys(
+        running, 0
+    )
+
+
+def test_vital_data_that_cannot_be_read(rack: Node, tmp_path: Path) -> None:
+    """Whether switches are managed is unknown where GPUs are in a fabric; elsewhere nobody asks."""
+    (tmp_path / "sys/class/infiniband/mlx5_0/device/vpd").mkdir(parents=True)
+    reasons = {"Fabric Manager": Reason.IO_ERROR}
+    for _ in itertools.repeat(None, 2):
+        assert rack.collect("nvlink_domain").reasons("nvlink_domain") == reasons
+    rack.simulator.set(None, "fabric_state", 0)
+    assert not rack.collect("nvlink_domain").reasons("nvlink_domain")

@@ -37,6 +37,8 @@ def test_imex(make_machine: Callable[..., Machine], tmp_path: Path) -> None:
     for name in ("1", "uptime", "loadavg"):
         (processes / name).symlink_to(f"/proc/{name}")
     host = Host(sysfs=machine.sys, dev=machine.dev, rootfs=root, procfs=processes)
+    (processes / "2").mkdir()
+    (processes / "2/comm").write_text("kthreadd\n")
     (processes / "uptime").unlink()
     (processes / "uptime").write_text("90000.00 90000.00\n")
     sources = ("kernel", "nvlink_domain")

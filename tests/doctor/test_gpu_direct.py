@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import struct
 from typing import TYPE_CHECKING
 
@@ -11,7 +9,7 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.doctor.node import gpu_direct
-from dshealthd.doctor.node.gpu_direct import ACS, CONFIG_SIZE, FABRIC, IOMMU, PEER, parse_acs
+from dshealthd.doctor.node.gpu_direct import ACS, CONFIG_SIZE, IOMMU, PEER, parse_acs
 from dshealthd.linux.pci import bus
 from tests.doctor.looks import look, outcomes, results
 
@@ -60,7 +58,6 @@ class Node:
         infiniband.mkdir(parents=True)
         (infiniband / "device").symlink_to(adapter)
         for name, text in {
-            "1/comm": "systemd\n",
             "cpuinfo": CPU,
             "modules": "nvidia 100 1 - Live 0x0\n",
             "driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15\n",
@@ -147,63 +144,6 @@ def test_peer_memory(node: Node) -> None:
     assert outcomes(PEER, node.context) == ["ok"]
     node.write("sys/kernel/osrelease", "4.18.0-553.el8_10.x86_64\n")
     assert outcomes(PEER, node.context) == ["warning"]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="the daemon belongs to root")
-def test_fabric_manager(node: Node) -> None:
-    """NVSwitches without root's Fabric Manager are critical; hidden processes unknown."""
-    assert outcomes(FABRIC, node.context) == ["ok"]  # no NVSwitch
-    node.device(node.sys / "devices/pci0000:17/0000:20:00.0", "0x068000", "0x10de")
-    (found,) = results(FABRIC, node.context)
-    assert (found.outcome.value, found.component) == ("critical", "Fabric Manager")
-    node.write("77/comm", "nv-fabricmanage\n")
-    os.chown(node.proc / "77", 1000, 1000)
-    assert outcomes(FABRIC, node.context) == ["critical"]
-    os.chown(node.proc / "77", 0, 0)
-    assert outcomes(FABRIC, node.context) == ["ok"]
-    (node.proc / "self/ns").mkdir(parents=True)
-    (node.proc / "self/ns/pid").symlink_to("pid:[4026532000]")
-    assert outcomes(FABRIC, node.context) == ["unknown"]
-    (node.proc / "self/ns/pid").unlink()
-    (node.proc / "1/comm").unlink()
-    assert outcomes(FABRIC, node.context) == ["unknown"]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="the daemons belong to root")
-def test_fabric_manager_of_blackwell(node: Node) -> None:
-    """Its switches are known by adapters, and need the subnet manager and ib_umad, too."""
-    adapter = node.sys / "class/infiniband/mlx5_0/device/vpd"
-    adapter.write_bytes(b"\x82\x1e\x00NVIDIA ConnectX-7 ...SMDL=SW_MNG:\x78")
-    (found,) = results(FABRIC, node.context)
-    assert (found.outcome.value, found.source) == ("critical", gpu_direct.FABRIC_GUIDE)
-    assert found.remedy.startswith("sudo modprobe ib_umad")
-    (node.sys / "class/infiniband_mad").mkdir()
-    (found,) = results(FABRIC, node.context)
-    assert "nvlsm, nv-fabricmanager" in found.text
-    node.write("77/comm", "nv-fabricmanage\n")
-    (found,) = results(FABRIC, node.context)
-    assert (found.outcome.value, "(nvlsm)" in found.text) == ("critical", True)
-    node.write("78/comm", "nvlsm\n")
-    assert outcomes(FABRIC, node.context) == ["ok"]
-    adapter.write_bytes(b"\x82\x1e\x00NVIDIA ConnectX-7 ...\x78")
-    (found,) = results(FABRIC, node.context)
-    assert found.text.startswith("not applicable")
-
-
-def test_vital_data_that_only_root_may_read_is_unknown_where_gpus_have_a_fabric(node: Node) -> None:
-    """The file cannot be read, as for a user; GPUs that are in no fabric need no switches."""
-    (node.sys / "class/infiniband/mlx5_0/device/vpd").mkdir()
-    samples = {"samples": [{"labels": {"gpu": "0"}, "value": 3}]}
-    metrics = {"dshealthd_gpu_info": samples}
-    document = {"metrics": metrics}
-    assert outcomes(FABRIC, dataclasses.replace(node.context, document=document)) == ["ok"]
-    assert outcomes(FABRIC, node.context) == ["unknown"]  # nothing is known of the GPUs
-    metrics["dshealthd_gpu_fabric_state"] = samples
-    (found,) = results(FABRIC, dataclasses.replace(node.context, document=document))
-    assert (found.outcome.value, found.remedy) == (
-        "unknown",
-        "sudo dshealthd doctor --only fabric-manager",
-    )
 
 
 @pytest.mark.parametrize("check", [ACS, IOMMU, PEER], ids=lambda check: check.name)

@@ -30,7 +30,7 @@ CHECKS = {
     "config-keys": (STATE, "job/test_config::test_mended_key"),
     "cuda-devices": (STATE, "test_fabric::test_torch_that_does_not_see_the_gpus"),
     "disk-space": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
-    "fabric-manager": (STATE, "test_gpu_direct::test_fabric_manager"),
+    "fabric-manager": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "gpu-memory": (STATE, "test_gpu_faults::test_each_fault_is_found_and_passes_once_mended"),
     "gpu-metrics": (STATE, "test_gpu_faults::test_gpus_that_are_released"),
     "gpu-throttling": (STATE, "test_gpu_faults::test_each_fault_is_found_and_passes_once_mended"),

@@ -77,6 +77,7 @@ WELL: dict[SnapshotCheck, Scene] = {
     agent.PROBE_FAILURES: ROUNDS,
     agent.PROBE_ROUNDS: ROUNDS,
     agent.STRAGGLER: ROUNDS,
+    gpus.FABRIC_MANAGER: (("fabric_manager_running", 1, "nv-fabricmanager"),),
     gpus.NVLINK: (
         ("nvlinks_up", 18, "0", "GPU-0"),
         ("gpu_fabric_state", 3, "0", "GPU-0"),
@@ -127,6 +128,12 @@ def test_findings_of_an_agent(check: SnapshotCheck) -> None:
             (("imex_nodes", 4), ("imex_running", 0), ("imex_listening", 0)),
             "is not ready",
             "runs for",
+        ),
+        (
+            gpus.FABRIC_MANAGER,
+            (("fabric_manager_running", 0, "nv-fabricmanager"),),
+            "nv-fabricmanager is not running",
+            "is running",
         ),
         (agent.PROBE_ROUNDS, (("probe_up", 0),), "do not run", "probes run"),
         (agent.AGENT, (("config_last_reload_successful", 0),), "not: configuration", "every"),

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dshealthd.linux.nvswitch import FABRIC_MANAGER
 from tests.collectors.test_job_checkpoint import save
+from tests.collectors.test_nvlink_domain import daemon
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
 from tests.netns import network_namespace
 from tests.symptoms.chain import Machine, fires, rank
@@ -172,6 +174,21 @@ def test_pcie_width(tmp_path: Path) -> None:
     well = machine.scrape()
     machine.simulator.set(2, "pcie_width", 8)
     leads_to("DshealthdPcieDegraded", well, machine.scrape(), tmp_path)
+
+
+def test_fabric_manager(tmp_path: Path) -> None:
+    """Row 28: Fabric Manager ends on a node with NVSwitches, and NVML shows no change."""
+    machine = Machine(tmp_path, ["kernel", "nvlink_domain"])
+    machine.lay_over("2/comm", "kthreadd\n")
+    machine.lay_over("uptime", "90000.00 90000.00\n")
+    switch = machine.sysfs / "bus/pci/devices/0000:20:00.0"
+    switch.mkdir()
+    (switch / "class").write_text("0x068000\n")
+    (switch / "vendor").write_text("0x10de\n")
+    machine.procfs.mkdir()
+    with daemon(tmp_path, FABRIC_MANAGER):
+        well = machine.scrape()
+    leads_to("DshealthdFabricManagerDown", well, machine.scrape(), tmp_path)
 
 
 def test_loopback(tmp_path: Path) -> None:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read, read_bytes
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Check, Result, critical, ok, unknown, warning
-from dshealthd.linux.imex import daemon
-from dshealthd.linux.pci import NVIDIA, bus
+from dshealthd.doctor.check import Check, Result, ok, unknown, warning
+from dshealthd.linux.pci import bus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from dshealthd.core.host import Host
     from dshealthd.doctor.node_context import NodeContext
@@ -28,17 +27,9 @@ NCCL_GUIDE = (
 )
 RDMA_GUIDE = "docs.nvidia.com/cuda/gpudirect-rdma, Supported Systems"
 OPERATOR_GUIDE = "docs.nvidia.com/datacenter/cloud-native/gpu-operator, GPUDirect RDMA"
-FABRIC_GUIDE = "docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide"
 PEER_MEMORY = frozenset({"nvidia_peermem", "nv_peer_mem"})
 FIRST_KERNEL = (5, 12)
 """The first kernel in which an adapter can read a GPU's memory as a DMA-BUF."""
-FABRIC_MANAGER = "nv-fabricmanager"
-SUBNET_MANAGER = "nvlsm"
-"""The subnet manager of NVLink, which Fabric Manager's service starts on Blackwell's boards."""
-_SWITCH_CLASS = "0x0680"
-"""NVSwitches are bridges of another kind; those of Blackwell's boards are not on the PCI bus."""
-_SWITCH_MANAGEMENT = b"SW_MNG"
-"""In the vital product data of an adapter through which a Blackwell board's switches are managed."""
 _BRIDGE_CLASS = "0x0604"
 _DOWNSTREAM_PORT = 6
 """Port type of a switch's side towards its devices (pci_regs.h, PCI_EXP_TYPE_DOWNSTREAM)."""
@@ -49,8 +40,6 @@ _PCIE, _ACS = 0x10, 0x0D
 _REDIRECTS = 0x04 | 0x08 | 0x10
 """Control bits that send peer-to-peer traffic up to the root complex: requests, completions,
 upstream forwarding (pci_regs.h, PCI_ACS_RR, PCI_ACS_CR, PCI_ACS_UF)."""
-_INITIAL_NAMESPACE = "pid:[4026531836]"
-"""The kernel's first PID namespace (proc_ns.h, PROC_PID_INIT_INO)."""
 
 
 def parse_acs(config: bytes) -> int | None:
@@ -210,100 +199,6 @@ def _peer_memory(context: NodeContext) -> Iterator[Result]:
     )
 
 
-def _is_switch(device: str) -> bool:
-    """Return whether a device is an NVSwitch of a board before Blackwell's."""
-    is_bridge = read(f"{device}/class").startswith(_SWITCH_CLASS)
-    return is_bridge and read(f"{device}/vendor").strip() == NVIDIA
-
-
-def _manages_switches(adapter: str) -> bool:
-    """Return whether NVSwitches of a Blackwell board are managed through an adapter. OSError."""
-    try:
-        return _SWITCH_MANAGEMENT in read_bytes(f"{adapter}/vpd", CONFIG_SIZE)
-    except FileNotFoundError:  # a virtual function has none
-        return False
-
-
-def _managed_switches(host: Host) -> tuple[str, tuple[str, ...]]:
-    """Return the NVSwitches that this node manages, and the daemons for it; empty if none. OSError."""
-    base = host.sys("bus/pci/devices")
-    devices = os.listdir(base) if os.path.isdir(base) else ()
-    if count := sum(_is_switch(f"{base}/{address}") for address in devices):
-        return plural(count, "NVSwitch", "NVSwitches"), (FABRIC_MANAGER,)
-    adapters = [
-        name
-        for name in _adapters(host)
-        if name.startswith("mlx5_")
-        and _manages_switches(host.sys(f"class/infiniband/{name}/device"))
-    ]
-    if not adapters:
-        return "", ()
-    return f"NVSwitches behind {', '.join(adapters)}", (SUBNET_MANAGER, FABRIC_MANAGER)
-
-
-def _not_running(host: Host, daemons: Iterable[str]) -> list[str] | None:
-    """Return which of the daemons do not run; None if that cannot be seen from here."""
-    namespace = host.proc("self/ns/pid")
-    if os.path.lexists(namespace) and os.readlink(namespace) != _INITIAL_NAMESPACE:
-        return None
-    try:
-        return [name for name in daemons if daemon(host, name=name) is None]
-    except OSError:
-        return None
-
-
-def _fabric_manager(context: NodeContext) -> Iterator[Result]:
-    host, component = context.host, "Fabric Manager"
-    switches = ""
-    daemons: tuple[str, ...] = ()
-    try:
-        switches, daemons = _managed_switches(host)
-    except OSError as error:
-        is_known = any(context.series("gpu_info"))
-        if any(context.series("gpu_fabric_state")) if is_known else _gpus(host):
-            yield unknown(
-                "whether NVSwitches are managed through this node's adapters cannot be read: "
-                f"{error.strerror}",
-                remedy="sudo dshealthd doctor --only fabric-manager",
-                component=component,
-            )
-            return
-    if not switches:
-        yield ok("not applicable: no NVSwitch is managed by this node")
-    elif SUBNET_MANAGER in daemons and not os.path.isdir(host.sys("class/infiniband_mad")):
-        yield critical(
-            f"ib_umad is not loaded, but the node has {switches}, which are managed through it: "
-            "Fabric Manager cannot start, and new CUDA programs fail with cudaErrorSystemNotReady",
-            remedy="sudo modprobe ib_umad; sudo systemctl restart nvidia-fabricmanager"
-            "  # while no job runs",
-            value="not loaded",
-            limit="loaded",
-            source=FABRIC_GUIDE,
-            component=component,
-        )
-    elif (missing := _not_running(host, daemons)) is None:
-        yield unknown(
-            f"the node has {switches}, but whether Fabric Manager runs cannot be seen from here (a"
-            " container, or /proc hides processes)",
-            remedy="systemctl status nvidia-fabricmanager  # on the node itself",
-            component=component,
-        )
-    elif missing:
-        yield critical(
-            f"Fabric Manager is not at work ({', '.join(missing)}), but the node has {switches}: new"
-            " CUDA programs fail with cudaErrorSystemNotReady or lose NVLink. NVML still shows the"
-            " state from when it ran",
-            remedy="journalctl -u nvidia-fabricmanager -n 50; sudo systemctl restart"
-            " nvidia-fabricmanager  # while no job runs",
-            value="not running",
-            limit="running",
-            source=FABRIC_GUIDE,
-            component=component,
-        )
-    else:
-        yield ok(f"Fabric Manager runs for {switches}")
-
-
 ACS: Check[NodeContext] = Check(
     "slow-communication", "pcie-acs", "PCIe switches let GPUs and adapters reach each other", _acs
 )
@@ -312,7 +207,4 @@ IOMMU: Check[NodeContext] = Check(
 )
 PEER: Check[NodeContext] = Check(
     "slow-communication", "peer-memory", "Adapters can reach GPU memory", _peer_memory
-)
-FABRIC: Check[NodeContext] = Check(
-    "bad-link", "fabric-manager", "Fabric Manager runs on nodes with NVSwitches", _fabric_manager
 )

@@ -133,6 +133,27 @@ IMEX = snapshot_check(
 )
 
 
+def _fabric_manager(context: NodeContext) -> str:
+    running = {
+        point.labels["daemon"]: point.value for point in context.series("fabric_manager_running")
+    }
+    if not running:
+        return "no NVSwitch is managed by this node"
+    states = {True: "running", False: "not running at present"}
+    said = [f"{daemon} is {states[value == 1]}" for daemon, value in sorted(running.items())]
+    return f"the node has NVSwitches; {', '.join(said)}"
+
+
+FABRIC_MANAGER = snapshot_check(
+    "bad-link",
+    "fabric-manager",
+    "Fabric Manager runs on nodes with NVSwitches",
+    ("nvlink_domain",),
+    _fabric_manager,
+    alerts="DshealthdFabricManager",
+)
+
+
 def _nvlink(context: NodeContext) -> str:
     series = context.series
     up = [point.value for point in series("nvlinks_up")]
