@@ -13,7 +13,8 @@ on processors that reorder stores.
 Words beside the messages, each of which is stored whole, say more:
 
 - How far the process is, at each step and stage of one: a message a step would cost a training too
-  much. A process of which they are zero tells that in its messages.
+  much. A process of which they are zero, with an older package, tells that in its messages; an
+  older agent reads messages alone, in which the stage is unknown then.
 - In which collective it waits between two steps, where nothing else tells a rank that waits for
   others from one that they wait for.
 - Which thread trains, and when its collectives time out.

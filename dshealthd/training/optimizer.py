@@ -96,7 +96,10 @@ class AnyOptimizer:
 
     def __call__(self, optimizer: Any, _arguments: Any, _named: Any) -> None:
         """Report a step; torch calls this."""
-        _stepped(self._heartbeat, self, optimizer)
+        if self._main is not None and self._main() is optimizer:
+            self._heartbeat.step()
+        else:
+            _stepped(self._heartbeat, self, optimizer)
 
     def reports(self, optimizer: Any) -> bool:
         """Return whether the steps of this optimizer are the job's."""
@@ -155,7 +158,11 @@ def _losses(heartbeat: Heartbeat, original: Callable[..., Any]) -> Callable[...,
 
     def backward(tensor: Any, *arguments: Any, **named: Any) -> Any:
         # A sharded tensor would ask other ranks for its value.
-        if type(tensor) is torch.Tensor and not torch.compiler.is_compiling():
+        if (
+            type(tensor) is torch.Tensor
+            and not torch.compiler.is_compiling()
+            and heartbeat.measures
+        ):
             heartbeat.loss(tensor)
         return original(tensor, *arguments, **named)
 

@@ -17,7 +17,7 @@ from dshealthd.jobs.hangs.watch import GRACE, KEPT, MAX_ENDED, WINDOW, RankWatch
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.linux.activity import ThreadState
-from dshealthd.training.message import DeviceMemory, Message, Phase
+from dshealthd.training.message import DeviceMemory, Message, Phase, StepStage
 from tests.jobs.machines import TORCH
 
 if TYPE_CHECKING:
@@ -272,6 +272,20 @@ def test_for_how_long_a_rank_waits_in_a_collective(scene: Scene) -> None:
     operation, waited, silent = wait((1, 5), 3)
     assert (operation, waited) == ("broadcast", 2.0)
     assert silent == pytest.approx(3.0, abs=1.0)
+
+
+def test_a_stage_that_was_read_after_its_time(scene: Scene) -> None:
+    """Stage and time are two words: a rank whose new time was read with its old stage is not held
+    there.
+    """
+    scene.step(0, stage=StepStage.INPUT)
+    scene.look()
+    identity, message = scene.present[JOB, 0]
+    scene.present[JOB, 0] = identity, message._replace(stage=StepStage.BACKWARD)
+    for _ in range(10):
+        scene.look()
+    assert scene.rank(0).stage is StepStage.BACKWARD
+    assert scene.rank(0).silence == pytest.approx(10.0, abs=1.0)
 
 
 def test_an_unusual_silence_is_not_learnt(scene: Scene) -> None:
