@@ -229,7 +229,7 @@ def looks(work: Array, over: str, per_node: int = PER_NODE, step: float = STEP) 
     most = np.exp(slow.max(1, keepdims=True))
     lost = np.exp(slow) * (2 - 1 / ratio) - most
     whole = steps(work).mean()
-    ends = (np.arange(len(ratio)) + WINDOWS) * seconds
+    ends = np.asarray((np.arange(len(ratio)) + WINDOWS) * seconds, dtype=np.float64)
     return Looks(ends, rank, ratio, limit, lost / whole)
 
 
@@ -282,7 +282,7 @@ def faulty(jobs: int, names: list[str], fault: Callable[[Array, int, int], None]
     """Print when a rank with a fault from the first step, or from the tenth minute, is named."""
     for name in names:
         random = np.random.default_rng(2)
-        for ranks in (8, 64, 1024):
+        for ranks in (8, 64):
             after, others = [], 0
             for job in range(jobs):
                 begins, bad = (0 if job % 2 else int(600 / STEP)), ranks // 2 + job % 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings import fabric
@@ -16,7 +16,7 @@ from dshealthd.findings.stalls import of_gpus
 from dshealthd.jobs.own_work import LOSS, SCALES, NodeRanks, RankFigures, slow_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from dshealthd.findings.series import Series
 
@@ -201,7 +201,7 @@ def of_job(series: Series, job: str) -> Iterator[NodeRanks]:
             yield NodeRanks("", labels["role"], over_time, int(number), step, figures)
 
 
-def _variance(series: Series, labels: dict[str, str]) -> float:
+def _variance(series: Series, labels: Mapping[str, Any]) -> float:
     """Return by how much a node's ranks differ, at least as much as in the last hour."""
     name = "job_node_work_variance"
     now = series.value(name, **labels) or 0.0

@@ -58,15 +58,15 @@ One ticket a month in 1,000 jobs is one in 720,000 hours. A rank has 700 indepen
 hour (times of 40, 160 and 320 s, of whose eight looks neighbors share most, and pauses), a job of 64
 ranks 45,000. So one in 3e10 may be wrong: 6.5 deviations of a normal variable.
 """
-FEW, PRIOR = 4, 0.03**2
+FEW, PRIOR = 4, 0.025**2
 """Up to FEW ranks show nothing of constant differences, as the slow one is among them: what is known
-before is a variance, and counts as much as one more rank shows. Ranks with like work differ by 1 to
-1.5 % (GPUs of five clusters have a range of 8 %: Sinha et al., Not All GPUs Are Created Equal, SC
-2022); twice as much leaves 1.3 times visible among two, and not 1.2 times.
+before is a variance, and counts as much as one more rank shows. Like GPUs of five clusters vary by
+8 % (https://arxiv.org/abs/2208.11035), which is a deviation of 1 to 2 % among hundreds; half as
+much again leaves 1.2 times visible among two ranks, and not 1.15 times.
 """
 DOUBT = 1.5
-"""So many times the random variance may seem constant: as much as one standard deviation of the
-variance of eight values adds. More would count each randomness twice.
+"""What ranks differ by contains what their windows differ by, which is not counted twice: once, and
+half as much again, which is one standard deviation of a variance that eight values show.
 """
 HUGE = 700.0
 """A logarithm that no float exceeds by much: ranks may claim any seconds."""

@@ -154,9 +154,9 @@ def test_what_ranks_differ_by(ranks: int) -> None:
     dice = random.Random(ranks)
     found = [
         figures({rank: [dice.gauss(0.0, 0.1)] * WINDOWS for rank in range(ranks)}).between
-        for _ in range(2000)
+        for _ in range(500)
     ]
-    assert statistics.median(found) == pytest.approx(0.01, rel=0.15)
+    assert statistics.median(found) == pytest.approx(0.01, rel=0.2)
 
 
 def test_the_only_rank_of_a_role() -> None:
@@ -182,10 +182,10 @@ def test_of_a_pair_the_faster_is_usual() -> None:
         (1024, 0.05, 0.0, 1.4, 1.38),
         (1024, 0.0, 0.04, 1.3, 1.29),
         # Of up to four ranks, their difference says nothing; of more, more and more.
-        (2, 0.0, 0.0, 1.22, 1.21),
-        (4, 0.2, 0.0, 1.22, 1.21),
-        (5, 0.01, 0.0, 1.16, 1.15),
-        (8, 0.01, 0.0, 1.12, 1.1),
+        (2, 0.0, 0.0, 1.18, 1.17),
+        (4, 0.2, 0.0, 1.18, 1.17),
+        (5, 0.01, 0.0, 1.14, 1.12),
+        (8, 0.01, 0.0, 1.11, 1.09),
         (64, 0.01, 0.0, 1.08, 1.06),
         # As much as random differences show between ranks is not counted twice.
         (64, 0.049, 0.04, 1.31, 1.29),
@@ -265,6 +265,13 @@ def test_nodes_are_compared() -> None:
     assert found.loss == pytest.approx(0.15)
     many = [part(f"n{number}", 1.02) for number in range(7)]
     assert [one.node for one in slow_ranks([*many, part("a", 1.3)])] == ["a"]
+
+
+def test_two_ranks_of_a_role_on_one_node() -> None:
+    """Of a pair, the difference is no measure of what is usual: 1.2 times is slow, 1.15 is not."""
+    for ratio, slow in ((1.2, True), (1.15, False)):
+        found = figures(logs([ratio] * WINDOWS, [1.0] * WINDOWS))
+        assert bool(slow_ranks([NodeRanks("a", "stage 0", "30s", 2, 2.0, found)])) == slow
 
 
 def test_unequal_work_accuses_nobody() -> None:

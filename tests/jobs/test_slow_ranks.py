@@ -166,7 +166,7 @@ def test_a_hung_job_has_no_slow_rank(tmp_path: Path) -> None:
     """Figures that stand still accuse nobody: a job that makes no steps has none."""
     works = uneven("drift", 4)
     works[-3:, 37] *= 1.5
-    asked = [
+    asked: list[dict[str, Any]] = [
         {"expr": f"count_over_time({ALERT}[12m])", "eval_time": "12m", "exp_samples": []},
         {"expr": "dshealthd:job:work_ratio", "eval_time": "5m30s", "exp_samples": []},
         {
