@@ -42,14 +42,20 @@ def ip(command: str) -> None:
 
 @pytest.mark.usefixtures("_namespace")
 def test_rendezvous_ports_in_time_wait() -> None:
-    """Over a hundred sockets in TIME_WAIT on rendezvous ports are a warning until gone."""
+    """Most rendezvous ports held by sockets in TIME_WAIT are a warning until they are gone; many such
+    sockets on one port are none.
+    """
     sources = ("tcp", "tcp_limits", "rendezvous")
     assert outcomes(rendezvous.LISTENERS, look(*sources)) == ["ok"]
     with listener("127.0.0.1", PORT) as server:
         leave_time_wait(server, 110, server=True)
+    assert outcomes(rendezvous.LISTENERS, look(*sources)) == ["ok"]
+    for port in range(PORT + 1, PORT + 52):
+        with listener("127.0.0.1", port) as server:
+            leave_time_wait(server, 1, server=True, counted=False)
     (found,) = results(rendezvous.LISTENERS, look(*sources))
     assert (rendezvous.LISTENERS.slug, found.outcome.value) == ("address-in-use", "warning")
-    assert (found.value, found.limit) == ("110", "100")
+    assert (found.limit, float(found.value or 0) > 0.5) == ("0.5", True)
     assert found.remedy
     subprocess.run(
         ["ss", "-K", "-tn", "state", "time-wait"], check=True, capture_output=True, timeout=60
