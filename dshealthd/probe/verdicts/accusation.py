@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.probe.observation import Part, Suspect
-from dshealthd.probe.verdicts.explanation import Cause
+from dshealthd.probe.verdicts.signals import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -17,7 +17,7 @@ from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Suspec
 from dshealthd.probe.verdicts.accusation import AMBIGUOUS, Verdicts, accusations
 from dshealthd.probe.verdicts.baseline import TimingClass
 from dshealthd.probe.verdicts.company import Company, Met
-from dshealthd.probe.verdicts.explanation import Cause, Surroundings, explain, reason_of
+from dshealthd.probe.verdicts.explanation import Surroundings, explain, reason_of
 from dshealthd.probe.verdicts.pairs import Finding, PairSuspicion
 from dshealthd.probe.verdicts.planner import (
     Confirmation,
@@ -30,6 +30,7 @@ from dshealthd.probe.verdicts.signals import (
     OWN_NODE,
     REACH,
     RUN,
+    Cause,
     Investigation,
     Measurement,
     ObservedRound,

@@ -7,11 +7,11 @@ part of it that was timed.
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.probe.observation import Outcome
+from dshealthd.probe.verdicts.signals import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,28 +29,6 @@ PEERS = 2
 """Well peers with which rounds must be bad, or good, to tell whose fault it is: a single peer's
 accuses nobody. Fewer if there are fewer.
 """
-
-
-class Cause(enum.Enum):
-    """The cause of an investigation's bad rounds, or the round that is needed to find it."""
-
-    NOTHING = "nothing"
-    """It was chance, or is over."""
-    MORE_NEAR = "more_near"
-    """A round inside the leaf is needed."""
-    MORE_FAR = "more_far"
-    """A round with another leaf is needed."""
-    SELF = "self"
-    LEAF = "leaf"
-    FABRIC = "fabric"
-    """Everybody reports the same: it is more than a leaf, or the usual has changed everywhere."""
-    UNCLEAR = "unclear"
-    """This node or its leaf: the neighbors' reports do not settle it."""
-
-    @property
-    def decided(self) -> bool:
-        """Whether it is a cause, not a round that is needed."""
-        return self not in {Cause.MORE_NEAR, Cause.MORE_FAR}
 
 
 @dataclass(frozen=True, slots=True)

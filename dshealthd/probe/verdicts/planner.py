@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from dshealthd.probe.observation import Kind
 from dshealthd.probe.verdicts.accusation import Verdicts, waits_for_home
 from dshealthd.probe.verdicts.company import Company
-from dshealthd.probe.verdicts.explanation import PEERS, Cause, Surroundings, explain
+from dshealthd.probe.verdicts.explanation import PEERS, Surroundings, explain
 from dshealthd.probe.verdicts.pairs import HARD_BADS, PairSuspicion
-from dshealthd.probe.verdicts.signals import REACH, RUN, Signal, SignalHistory
+from dshealthd.probe.verdicts.signals import REACH, RUN, Cause, Signal, SignalHistory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

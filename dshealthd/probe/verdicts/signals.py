@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dshealthd.probe.observation import Kind, Observation, Outcome, Stage
-from dshealthd.probe.verdicts.explanation import Cause
 
 HARD = 1000.0
 """The ratio of a failed round, which gave no time at all."""
@@ -159,6 +159,28 @@ class Measurement:
     reason: str
     explained: bool = False
     """Whether the peer takes the blame, or was late."""
+
+
+class Cause(enum.Enum):
+    """The cause of an investigation's bad rounds, or the round that is needed to find it."""
+
+    NOTHING = "nothing"
+    """It was chance, or is over."""
+    MORE_NEAR = "more_near"
+    """A round inside the leaf is needed."""
+    MORE_FAR = "more_far"
+    """A round with another leaf is needed."""
+    SELF = "self"
+    LEAF = "leaf"
+    FABRIC = "fabric"
+    """Everybody reports the same: it is more than a leaf, or the usual has changed everywhere."""
+    UNCLEAR = "unclear"
+    """This node or its leaf: the neighbors' reports do not settle it."""
+
+    @property
+    def decided(self) -> bool:
+        """Whether it is a cause, not a round that is needed."""
+        return self not in {Cause.MORE_NEAR, Cause.MORE_FAR}
 
 
 @dataclass(slots=True, eq=False)
