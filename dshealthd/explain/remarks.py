@@ -166,11 +166,11 @@ _LOGGER = re.compile(
 )
 """What loggers and collectors put before a message: no part of what is quoted."""
 _EMBEDDED = re.compile(
-    r"(?:^|(?<=[\s:|>\]\"'=-]))(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Interrupt):(?: |$)"
+    r"(?:^|(?<=[\s:|>\]\"'=-]))(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Interrupt)(?::(?: |$)|$)"
 )
 _PROSE = re.compile(
     r"caught|catch|ignor|retry|skip|handl|suppress|swallow|warn|except|raise|unless|\bif\b|when|try"
-    r"|(?<!=)[({'\"`]$",
+    r"|(?<!=)[({'\"`]$|\w:\s{2,}$",
     re.IGNORECASE,
 )
 
