@@ -32,7 +32,7 @@ from dshealthd.jobs.installation import Installations
 from dshealthd.jobs.loaded import libraries
 from dshealthd.jobs.loaded import versions as running
 from dshealthd.jobs.processes import ProcessTable
-from dshealthd.linux import pci, security
+from dshealthd.linux import gpu_direct, pci, security
 from dshealthd.linux.process_root import Root
 from dshealthd.linux.security import firewall_configuration
 
@@ -57,6 +57,16 @@ INFO = gauge(
     "1 for each version in use: on the node (environment and job empty), in a configured "
     "environment, or loaded by the processes of a training job (installed, until they load it).",
     *("component", "version", "environment", "training_job"),
+)
+PEER_MEMORY = gauge(
+    "dshealthd_gpu_direct_peer_memory",
+    "1 if NVIDIA's adapters can reach GPU memory: through the module nvidia_peermem, or as a DMA-BUF "
+    "of the open driver. Only with GPUs and such adapters.",
+)
+TRANSLATED = gauge(
+    "dshealthd_gpu_direct_translated_gpus",
+    "GPUs whose addresses an IOMMU translates, for which GPUDirect RDMA needs pass-through. Only "
+    "with RDMA adapters, on x86, and not in a virtual machine.",
 )
 FINGERPRINT = gauge(
     "dshealthd_software_fingerprint",
@@ -200,6 +210,15 @@ class Software(Collector):
                 yield from _show([(component, text)])
             elif text is not None:
                 yield FINGERPRINT(fingerprint(text), component, "", "")
+        for metric, part, count in (
+            (PEER_MEMORY, "peer memory", gpu_direct.peer_memory),
+            (TRANSLATED, "IOMMU", gpu_direct.translated),
+        ):
+            value = self._attempt(part, count, self.host)
+            if isinstance(value, Fault):
+                yield value
+            elif value is not None:
+                yield metric(float(value))
 
     def _environments(self) -> Iterator[Sample | Fault]:
         for path in map(str, self.options.environments):

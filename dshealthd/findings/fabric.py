@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.series import RECENT, by, each, each_over, logged, over, short_name
+from dshealthd.findings.series import (
+    RECENT,
+    by,
+    each,
+    each_over,
+    flagged,
+    logged,
+    over,
+    short_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -318,4 +327,17 @@ def _interfaces(series: Series) -> Iterator[Sign]:
         )
 
 
-RULES = (ports, degraded, adapters, network)
+def gpu_direct(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield what keeps adapters from GPU memory, on nodes whose fabric is up."""
+    if not fabric_up(series):
+        return
+    alert, name = "DshealthdGpuDirectOff", "gpu_direct_peer_memory"
+    reason = "nvidia_peermem is not loaded, and driver or kernel have no DMA-BUF"
+    yield from flagged(series, alert, name, reason, at=0.0, value=0.0)
+    name = "gpu_direct_translated_gpus"
+    if translated := series.value(name):
+        reason = "an IOMMU translates the addresses of GPUs"
+        yield Sign(alert, reason, apart="IOMMU", value=translated, limit=0, source=name)
+
+
+RULES = (ports, degraded, adapters, network, gpu_direct)

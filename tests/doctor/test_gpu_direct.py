@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 from typing import TYPE_CHECKING
 
@@ -9,14 +10,13 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.doctor.node import gpu_direct
-from dshealthd.doctor.node.gpu_direct import ACS, CONFIG_SIZE, IOMMU, PEER, parse_acs
+from dshealthd.doctor.node.gpu_direct import ACS, CONFIG_SIZE, GPU_DIRECT, parse_acs
 from dshealthd.linux.pci import bus
 from tests.doctor.looks import look, outcomes, results
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.doctor.check import Check
     from dshealthd.doctor.node_context import NodeContext
 
 GPU, ADAPTER, SWITCH = "0000:19:00.0", "0000:1a:00.0", "0000:18:01.0"
@@ -57,6 +57,15 @@ class Node:
         infiniband = self.sys / "class/infiniband/mlx5_0"
         infiniband.mkdir(parents=True)
         (infiniband / "device").symlink_to(adapter)
+        self.link = infiniband / "ports/1"
+        self.link.mkdir(parents=True)
+        for name, text in {
+            "state": "4: ACTIVE",
+            "phys_state": "5: LinkUp",
+            "rate": "400 Gb/sec (4X NDR)",
+            "link_layer": "InfiniBand",
+        }.items():
+            (self.link / name).write_text(f"{text}\n")
         for name, text in {
             "cpuinfo": CPU,
             "modules": "nvidia 100 1 - Live 0x0\n",
@@ -85,7 +94,8 @@ class Node:
     def context(self) -> NodeContext:
         """What checks are given."""
         bus.cache_clear()
-        return look(host=Host(procfs=self.proc, sysfs=self.sys))
+        host = Host(procfs=self.proc, sysfs=self.sys, rootfs=self.proc.parent)
+        return look("software", "infiniband", host=host)
 
 
 @pytest.fixture
@@ -118,39 +128,50 @@ def test_configuration_space_without_sense(byte: int) -> None:
 
 
 def test_iommu(node: Node) -> None:
-    """A translating IOMMU is found; pass-through and none are fine."""
+    """A translating IOMMU is found, on a machine of its own and a fabric that is up alone."""
+    node.write("modules", "nvidia_peermem 16384 0 - Live 0x0\n")
     group = node.gpu / "iommu_group"
     group.mkdir()
     for kind, outcome in (("DMA-FQ", "warning"), ("DMA", "warning"), ("identity", "ok")):
         (group / "type").write_text(f"{kind}\n")
-        (found,) = results(IOMMU, node.context)
+        (found,) = results(GPU_DIRECT, node.context)
         assert found.outcome.value == outcome
-        assert outcome == "ok" or GPU in found.text
+        assert outcome == "ok" or ("iommu=pt" in found.remedy and found.value == "1")
+    (group / "type").write_text("DMA\n")
+    node.write("cpuinfo", CPU.replace("ht", "ht hypervisor"))
+    assert outcomes(GPU_DIRECT, node.context) == ["ok"]
+    node.write("cpuinfo", CPU)
+    (node.link / "state").write_text("1: DOWN\n")
+    assert outcomes(GPU_DIRECT, node.context) == ["ok"]
+    (node.link / "state").write_text("4: ACTIVE\n")
     (group / "type").unlink()
-    assert outcomes(IOMMU, node.context) == ["ok"]
+    assert outcomes(GPU_DIRECT, node.context) == ["ok"]
 
 
 def test_peer_memory(node: Node) -> None:
     """Neither nvidia_peermem nor DMA-BUF is found; each of the two is enough."""
-    (found,) = results(PEER, node.context)
-    assert (found.outcome.value, found.remedy) == ("warning", "sudo modprobe nvidia-peermem")
+    (found,) = results(GPU_DIRECT, node.context)
+    assert found.outcome.value == "warning"
+    assert "sudo modprobe nvidia-peermem" in found.remedy
     node.write("modules", "nvidia_peermem 16384 0 - Live 0x0\nnvidia 100 1 - Live 0x0\n")
-    assert outcomes(PEER, node.context) == ["ok"]
+    assert outcomes(GPU_DIRECT, node.context) == ["ok"]
     node.write("modules", "nvidia_peermem_tools 1 0\n")
-    assert outcomes(PEER, node.context) == ["warning"]
+    assert outcomes(GPU_DIRECT, node.context) == ["warning"]
     node.write(
-        "driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570\n"
+        "driver/nvidia/version",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n",
     )
-    assert outcomes(PEER, node.context) == ["ok"]
-    node.write("sys/kernel/osrelease", "4.18.0-553.el8_10.x86_64\n")
-    assert outcomes(PEER, node.context) == ["warning"]
+    for release, outcome in (("5.12.0", "ok"), ("5.11.22", "warning"), ("4.18.0-553", "warning")):
+        node.write("sys/kernel/osrelease", f"{release}\n")
+        assert outcomes(GPU_DIRECT, node.context) == [outcome]
+    (node.proc / "driver/nvidia/version").unlink()
+    assert outcomes(GPU_DIRECT, node.context) == ["ok"]
 
 
-@pytest.mark.parametrize("check", [ACS, IOMMU, PEER], ids=lambda check: check.name)
-def test_nodes_without_adapters_are_not_judged(node: Node, check: Check[NodeContext]) -> None:
+def test_nodes_without_adapters_are_not_judged(node: Node) -> None:
     """Without an RDMA adapter there is no path between GPU and adapter to judge."""
-    (node.sys / "class/infiniband/mlx5_0/device").unlink()
-    (node.sys / "class/infiniband/mlx5_0").rmdir()
-    (found,) = results(check, node.context)
-    assert found.outcome.value == "ok"
-    assert found.text.startswith("not applicable")
+    shutil.rmtree(node.sys / "class/infiniband/mlx5_0")
+    for check in (ACS, GPU_DIRECT):
+        (found,) = results(check, node.context)
+        assert found.outcome.value == "ok", check.name
+        assert "no GPUs with RDMA adapters" in found.text, check.name

@@ -110,6 +110,7 @@ SINGLE = {
     ("linux/security.py", "place"): "of the node, below the fixed list",
     ("linux/imex.py", "host.root(CONFIG)"): "of the node",
     ("linux/imex.py", "host.root(path)"): "named by the service's own settings, root's",
+    ("linux/gpu_direct.py", "place"): "sysfs",
     ("linux/nvswitch.py", "host.root(ENABLED)"): "a fixed link of the node",
     ("linux/daemons.py", "host.procfs"): "procfs",
     ("linux/daemons.py", "place"): "procfs",
