@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import read, read_existing
+from dshealthd.core.host import lines_of, read, read_existing
 from dshealthd.linux.pci import bus
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def paths_not_judged(host: Host) -> str:
     """Return why PCI switches and IOMMU of this machine are not judged; "" if they are. OSError."""
     if not gpus(host) or not adapters(host):
         return "no GPUs with RDMA adapters"
-    flags = [line for line in read(host.proc("cpuinfo")).splitlines() if line.startswith("flags")]
+    flags = [line for line in lines_of(read(host.proc("cpuinfo"))) if line.startswith("flags")]
     if not flags:
         return "not an x86 machine"
     return "a virtual machine, which needs ACS and ATS" if " hypervisor" in flags[0] else ""
@@ -53,7 +53,7 @@ def peer_memory(host: Host) -> bool | None:
     has_adapter = any(name.startswith("mlx5_") for name in adapters(host))
     if version is None or not has_adapter or not gpus(host):
         return None
-    modules = {line.split(" ", 1)[0] for line in read(host.proc("modules")).splitlines()}
+    modules = {line.split(" ", 1)[0] for line in lines_of(read(host.proc("modules")))}
     release = read(host.proc("sys/kernel/osrelease")).strip()
     numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdecimal())
     by_buffer = "Open Kernel Module" in version and numbers >= FIRST_KERNEL
