@@ -51,8 +51,8 @@ def series(node: int, *, sick: bool) -> list[Series]:
             for name, of, value in (
                 ("seconds", "usual", 0.7 + 0.1 * sick),
                 ("seconds", "slow", 0.7 + 0.1 * sick),
-                ("spread_ratio", "ranks", 0.01),
-                ("spread_ratio", "error", 0.002),
+                ("variance", "between", 1e-4),
+                ("variance", "within", 4e-6),
             )
         ),
     ]

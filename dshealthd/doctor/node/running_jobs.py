@@ -87,6 +87,7 @@ JOB_PORTS = snapshot_check(
     "Training jobs use all ports of the fabric",
     ("infiniband",),
     "no job here continues on fewer ports",
+    alerts="DshealthdJobOnFewerPorts",
 )
 
 

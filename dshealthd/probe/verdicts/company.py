@@ -113,6 +113,12 @@ class Company:
         if round.told is not None:
             self._reports[round.peer] = round
 
+    def record_gone(self, name: str) -> None:
+        """Drop the failed rounds with a peer that others do not reach either: they say nothing of
+        this node.
+        """
+        self.log = deque((met for met in self.log if met.round.peer != name or not met.bad), _LOG)
+
     def report(self, name: str, since: int = -1) -> PeerReport | None:
         """Return a peer's last report, if it has made one since the round of that number."""
         round = self._reports.get(name)

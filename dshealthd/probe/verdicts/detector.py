@@ -313,8 +313,8 @@ class Detector:
         silent = hard == REACH and observation.outcome in _SILENCES and late == (peer,)
         told, pair = round.told, self._pairs.get(peer)
         self._company.record_report(round)
-        if not any(entry.explained for entry in bads.values()):
-            # A round that the peer takes the blame for says nothing of this node.
+        if not any(entry.explained for entry in bads.values()) and not (bad and peer in self._gone):
+            # A round that the peer is to blame for says nothing of this node.
             self._company.log.append(Met(round, light, ratio, bool(bad), silent))
         if observation.outcome is Outcome.OK and round.led:
             self._gone.pop(peer, None)
@@ -431,6 +431,7 @@ class Detector:
         """Accuse a node that others do not reach either, or its leaf if several are gone."""
         company, name = self._company, pair.peer
         self._gone[name] = Suspect(Part.NODE, name, pair.reason), self._epoch
+        company.record_gone(name)
         leaf = company.leaves.get(name, "")
         gone = [other for other in self._gone if company.leaves.get(other) == leaf]
         if (
