@@ -478,6 +478,8 @@ class Detector:
             return ()
         if step.peer and step.confirmation.members[0] == self._me:
             self._pairs[step.peer].checked = self._epoch
+        elif step.peer:
+            self._pairs[step.peer].sought = self._epoch
         elif step.signal is not None and (case := self._history[step.signal].investigation):
             case.checked = self._epoch
         self._pending[tuple(sorted(step.confirmation.members))] = now

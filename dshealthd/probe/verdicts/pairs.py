@@ -105,6 +105,8 @@ class PairSuspicion:
     """The reason of the accusation."""
     checked: int = -1
     """The epoch of the last extra round requested for this pair."""
+    sought: int = -1
+    """The epoch in which another was last asked to call the peer, whether or not it has."""
     words: dict[str, tuple[int, bool]] = field(default_factory=dict)
     """Others that were asked to call the peer: the epoch, and whether they could."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.probe.observation import Kind
-from dshealthd.probe.verdicts.accusation import Verdicts, waits_for_home
+from dshealthd.probe.verdicts.accusation import AMBIGUOUS, Verdicts, waits_for_home
 from dshealthd.probe.verdicts.company import Company
 from dshealthd.probe.verdicts.explanation import PEERS, Surroundings, explain
 from dshealthd.probe.verdicts.pairs import HARD_BADS, PairSuspicion
@@ -142,7 +142,7 @@ def _for_pair(pair: PairSuspicion, state: PlanningInput) -> Iterator[ExtraRound]
     others = pair.others(company)
     out = {pair.peer, *state.unreached}
     begins = epoch == pair.first.epoch
-    if pair.accused:
+    if pair.accused and not (pair.accused == AMBIGUOUS and REACH in pair.signals):
         if not rests and _due(pair.checked, epoch):
             yield again
     elif REACH in pair.signals:
@@ -151,9 +151,10 @@ def _for_pair(pair: PairSuspicion, state: PlanningInput) -> Iterator[ExtraRound]
             if pair.bads < HARD_BADS and not rests:
                 yield again
             return
-        if not rests and pair.checked != epoch:
-            yield again
         words = pair.words
+        is_due = not rests and pair.checked != epoch
+        if is_due and pair.sought > max((at for at, _ in words.values()), default=-1):
+            yield again  # who was asked last has not answered
         asked = {name for name, (at, _) in words.items() if at == epoch}
         if len(asked) < PEERS and others.ill <= _ILL:
             # Those that were asked before come first: what they say now counts.
@@ -161,6 +162,9 @@ def _for_pair(pair: PairSuspicion, state: PlanningInput) -> Iterator[ExtraRound]
             name = company.choose(near=None, asked=before, ill=out | asked, now=state.now)
             if name:
                 yield ExtraRound(Confirmation((name, pair.peer), Kind.LIGHT), peer=pair.peer)
+        # After others were asked: extra rounds are few, and the next epochs call it anyway.
+        if is_due:
+            yield again
         agreed = words and all(well for _, well in words.values())
         if agreed and not rests and pair.missing(confirmations) > 0:
             yield again
