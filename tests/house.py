@@ -22,11 +22,13 @@ KEPT = {
     "findings/options.py": "a section of the configuration, read without the rest of its package",
     "jobs/heartbeats/listener.py": "the socket's file; the receiver is large enough",
     "jobs/ras/peer.py": "it reads /proc and netlink, its neighbors only what RAS says",
+    "linux/daemons.py": "of the collectors of the NVLink domain, whichever daemon",
     "nvml/values.py": "without pynvml, for the agent",
     "nvrx/frames.py": "both ends of the socket: the agent, and the process that has imported gRPC",
     "nvrx/options.py": "a section of the configuration, read without the rest of its package",
     "probe/state.py": "what outlives the slots, without importing them",
     "status/paint.py": "of `status` and `doctor`",
+    "training/position.py": "all that a step touches, read as one: its neighbor is long",
     "web/page_files.py": "the files of the pages, read once and by no other",
 }
 """Small modules, or folders of such, that stand alone, and why."""
