@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import operator
 import os
 import signal
 import sys
@@ -52,6 +53,17 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def _count(steps: int) -> int:
+    """Return a number of steps that fits the position; TypeError or ValueError if it is none. What
+    stores the position has no handler of exceptions, for its cost.
+    """
+    steps = operator.index(steps)
+    if not 0 <= steps <= MAX_COUNT:
+        message = f"{steps} steps"
+        raise ValueError(message)
+    return steps
 
 
 def never_raise(method: Method) -> Method:
@@ -115,12 +127,12 @@ class Heartbeat(Position):
     def __init__(self, *, step: int = 0, socket: str | None = None) -> None:
         """Prepare. `step` counts the steps of earlier runs, `socket` is the agent's socket."""
         self._page = Page(socket or os.environ.get("DSHEALTHD_HEARTBEAT_SOCKET") or DEFAULT_PATH)
-        super().__init__(step, *self._page.position)
+        super().__init__(0, *self._page.position)
         self.closed = os.environ.get("DSHEALTHD_HEARTBEAT") == "0"
         self.measures = not self.closed
         self._phase = Phase.TRAINING
         self._step_timer = StepTimer()
-        self._counted = step
+        self._counted = 0
         """Steps up to the last measured one."""
         self._nonfinite = 0
         self._finite: bool | None = None
@@ -152,6 +164,11 @@ class Heartbeat(Position):
         self.communication: Callable[[], float | None] | None = None
         """Returns the seconds spent in collectives so far, without waiting."""
         _heartbeats.add(self)
+        self._continue(step)
+
+    @never_raise
+    def _continue(self, steps: int) -> None:
+        self.steps = self._counted = _count(steps)
 
     def step(self, step: int | None = None) -> None:
         """Report an optimizer step; `attach` does this by itself.
@@ -162,7 +179,7 @@ class Heartbeat(Position):
         if (
             steps > self._brief_until
             or self._passes != self._usual_passes
-            or (step is not None and step != steps)
+            or (step is not None and (type(step) is not int or step != steps))
         ):
             self._step(steps if step is None else step)
             return
@@ -178,9 +195,7 @@ class Heartbeat(Position):
     @never_raise
     def _step(self, steps: int) -> None:
         """Report a step of which more is told than its position, or the next is measured."""
-        if not 0 <= steps <= MAX_COUNT:
-            message = f"{steps} steps"
-            raise ValueError(message)
+        steps = _count(steps)
         now = monotonic()
         self._counted += steps - self.steps - 1  # which this process has not made
         self.steps = steps

@@ -250,16 +250,20 @@ def test_pause_in_a_step_that_is_not_measured(agents_end: AgentsEnd) -> None:
     heartbeat.close()
 
 
-def test_steps_that_no_training_makes(agents_end: AgentsEnd) -> None:
-    """A number of steps that cannot be told ends the heartbeat, and not the training."""
-    heartbeat = Heartbeat(socket=agents_end.path)
-    heartbeat.step(5)
-    for steps in (MAX_COUNT + 1, -1, "many"):
-        heartbeat = Heartbeat(socket=agents_end.path)
-        heartbeat.step(steps)  # type: ignore[arg-type]
-        assert heartbeat.closed
-        heartbeat.step()
-        heartbeat.forward_ended(computes=True)
+@pytest.mark.parametrize("steps", [MAX_COUNT + 1, 10**15, -1, "many", 1.5, [1]])
+def test_steps_that_no_training_makes(agents_end: AgentsEnd, steps: Any) -> None:
+    """A number of steps that cannot be told ends the heartbeat, and not the training: neither that
+    of an earlier run, nor one that the training counts itself.
+    """
+    told = Heartbeat(socket=agents_end.path)
+    told.step()
+    told.step(steps)
+    for one in (told, Heartbeat(step=steps, socket=agents_end.path)):
+        assert one.closed
+        one.forward_began(None, computes=True)
+        one.forward_ended(computes=True)
+        one.micro_step()
+        one.step()
 
 
 def totals(share: float, cost: Callable[[int], tuple[float, float]], steps: int) -> Totals:
