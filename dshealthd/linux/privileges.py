@@ -63,9 +63,9 @@ def limit_memory(memory: int) -> None:
 
 
 def confine(memory: int, seconds: int) -> None:
-    """Forbid this process new files and processes, and limit its memory (bytes) and CPU seconds."""
+    """Forbid this process new files and processes; limit its further memory (bytes) and CPU time."""
+    limit_memory(memory)
     for what, limit in (
-        (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NOFILE, 0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import mmap
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.evidence import nccl_ras
@@ -27,3 +28,17 @@ def test_an_honest_answer_has_room() -> None:
     assert len(honest) > 3_000_000
     read = functools.partial(parse, text=honest, limit=nccl_ras.MAX_MEMORY)
     assert take(read)[0].value == 40_000
+
+
+def parse_confined(_emit: Emit, text: str, limit: int) -> Any:
+    """Take a JSON document apart without further files and processes."""
+    privileges.confine(limit, 20)
+    return len(json.loads(text))
+
+
+def test_what_the_parent_had_mapped_is_no_part_of_the_limit() -> None:
+    """A limit below what a child inherits leaves it nothing, and CPython no way to say so."""
+    text = json.dumps(["a rank's record"] * 100_000)
+    with mmap.mmap(-1, 2 << 30):
+        read = functools.partial(parse_confined, text=text, limit=256 << 20)
+        assert take(read)[0].value == 100_000
