@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import logging
 import os
 import signal
@@ -282,9 +283,8 @@ class Agent:
 
     def _series(self) -> Series:
         """Return what the overview of jobs reads, with the limits by which findings are judged."""
-        return series_of(
-            self._snapshot, self._samples_to_judge(), self._config.section(FindingsOptions).limits
-        )
+        own = itertools.chain(self._samples_to_judge(), self._judge.derived)
+        return series_of(self._snapshot, own, self._config.section(FindingsOptions).limits)
 
     def _targets(self, port: int) -> bytes:
         """Return the targets that Prometheus should scrape.

@@ -8,7 +8,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.core.documents import LeftOut
-from dshealthd.findings.hangs import problem, silent, work
+from dshealthd.findings.hangs import awaited, problem, silent
+from dshealthd.findings.settings import several
 from dshealthd.findings.slowness import of_job
 from dshealthd.findings.stalls import IDLE_SECONDS
 from dshealthd.jobs.hangs.hang import HangClass, explain
@@ -78,6 +79,8 @@ def _state_of_all(parts: Sequence[JobPart]) -> str:
         return "hung"
     if len(parts) > 1 and known <= _BETWEEN_STEPS and _none_at_work(parts):
         return "hung"
+    if known == {("stalled", HangClass.IDLE), ("no heartbeats", "")}:
+        return "no heartbeats"  # ranks of other nodes are at work
     if worst == "hung" and ("hung", HangClass.PROCESS) not in known:
         if "paused" in states:
             return "paused"
@@ -171,7 +174,7 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut) -> dict[str,
         else "suspended"
         if found and found.cause == HangClass.SUSPENDED
         else "stalled"
-        if found
+        if found or (stall and not steps)
         else "training"
         if steps and not stall
         else "paused"
@@ -281,11 +284,12 @@ def _idle(series: Series, job: str) -> dict[str, Any] | None:
     or if that is not known.
     """
     idle = series.value("job_idle_seconds", training_job=job) or 0.0
-    sends = any(series("job_step", training_job=job))
-    if sends or idle < IDLE_SECONDS or work(series, job).says:
+    if idle < IDLE_SECONDS or any(series("job_step", training_job=job)):
         return None
     says = "no rank here has used CPU or GPU"
-    return {"cause": "idle", "says": says, "silent_seconds": idle, "hung_in_seconds": None}
+    if awaits := dict(awaited(series, job)):
+        says += f": {several([f'rank {rank} waits for {peer}' for rank, peer in awaits.items()])}"
+    return {"cause": HangClass.IDLE, "says": says, "silent_seconds": idle, "hung_in_seconds": None}
 
 
 def _failures(series: Series, job: str) -> list[dict[str, Any]]:
