@@ -84,7 +84,7 @@ class Agent:
         self._probes = Probes(
             self._snapshot,
             lambda: self._judge.verdict,
-            lambda: overview(self._series(), ""),
+            lambda: overview(self._series(), "", wall=time.time()),
             time.monotonic,
             time.time,
         )
@@ -303,7 +303,9 @@ class Agent:
         return {
             **self._judge.verdict.document(),
             "jobs": left_out.section(
-                "jobs", lambda: overview(self._series(), place, left_out), otherwise=[]
+                "jobs",
+                lambda: overview(self._series(), place, left_out, time.time()),
+                otherwise=[],
             ),
             "probe": left_out.section("probe", self._probes.status),
             "evidence": left_out.section("evidence", self._evidence.status),

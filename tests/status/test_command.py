@@ -255,7 +255,7 @@ def test_a_job_has_a_script_and_no_false_calm(shown: Callable[..., str]) -> None
     first = PROCESS(1, "run-1", "train.py", "1000", "4242")
     silent = (
         *JOB,
-        *(HEARD(time.time() - 40, "run-1", rank) for rank in "01"),
+        *(HEARD(time.time() - 60, "run-1", rank) for rank in "01"),
         BOUND(100, "run-1", "0"),
     )
     said = shown("jobs", *silent, first)
@@ -264,6 +264,8 @@ def test_a_job_has_a_script_and_no_false_calm(shown: Callable[..., str]) -> None
         r"train.py of user 1000 \(pid 4242\), 2 ranks",
         said,
     )
+    usual = (*JOB, HEARD(time.time() - 60, "run-1", "0"), BOUND(150, "run-1", "0"))
+    assert "run-1  training  " in shown("jobs", *usual)
 
 
 def test_a_job_without_heartbeats_that_does_nothing(shown: Callable[..., str]) -> None:
