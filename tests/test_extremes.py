@@ -193,7 +193,12 @@ def everywhere(*sent_by_odd: Message | None) -> tuple[Any, list[Any]]:
     assert list(text_string_to_metric_families(metrics))
     case = HangCase(job="odd", reason="process")
     found = CollectedEvidence(
-        case=case, node="n1", begun=WALL, ranks=[RankEvidence("odd", 0, 50)], metrics=metrics
+        case=case,
+        node="n1",
+        begun=WALL,
+        ranks=[RankEvidence("odd", 0, 50)],
+        jobs=document["jobs"],
+        moved=evidence.moved(metrics, metrics),
     )
     assert evidence.write(found)
     assert list(text.node(AgentAnswer("n1", "", document), Paint(color=False)))
@@ -214,8 +219,8 @@ def everywhere(*sent_by_odd: Message | None) -> tuple[Any, list[Any]]:
 
 @pytest.mark.parametrize("field", sorted(set(Message._fields) - {"collective"}))
 def test_heartbeat_costs_only_its_own_job(field: str) -> None:
-    """Whatever a rank sends in whatever field, the other job of the node is shown as without it, and
-    the node, its documents and its metrics are there for everybody.
+    """Whatever a rank sends in whatever field, the other job of the node is shown as without it,
+    and the node, its documents and its metrics are there for everybody.
     """
     expected, _ = everywhere()
     usual = getattr(WELL, field)
@@ -311,8 +316,8 @@ RECORDS = {
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_peer_message_is_refused_or_can_be_shown(name: str) -> None:
-    """Each field of each message between agents, with each value: it does not fit, or what passes is
-    JSON for everybody, and short.
+    """Each field of each message between agents, with each value: it does not fit, or what passes
+    is JSON for everybody, and short.
     """
     record = RECORDS[name]
     usual = example(record)
