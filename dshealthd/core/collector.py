@@ -115,8 +115,6 @@ class Worker(enum.StrEnum):
     """
     JOBS = "jobs"
     """Answers from the NCCL of training jobs."""
-    MASTERS = "masters"
-    """Rendezvous addresses of jobs: name servers and networks that may not answer."""
     LOGS = "logs"
     """Logs of training jobs, on any file system, and the journal."""
 

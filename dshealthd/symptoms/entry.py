@@ -134,8 +134,8 @@ class FindingType:
     component: str
     """The kind of part it concerns, one of COMPONENTS."""
     page: Literal["always", "job", "many", "never"]
-    """When it is a page rather than a ticket: always, where a training job uses the part, where many
-    nodes with training jobs have it at once, never.
+    """When it is a page rather than a ticket: always, where a training job uses the part, where
+    many nodes with training jobs have it at once, never.
     """
     summary: str
     """What is broken, as a title."""
