@@ -33,7 +33,8 @@ WORDS = [
     *("nan%", "slots=", "null", "true", "29500-29600"),
     # A number that no float holds, one that Python does not convert, dates that no zone has.
     *("1" + "0" * 400, "9" * 5000, "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"),
-    # Separators of other kinds and digits of other scripts, which Python takes for blanks and digits.
+    # Separators of other kinds and digits of other scripts, which Python takes for blanks and
+    # digits.
     *("\x1d", "\x85", "\u2028", "\xa0", "\u0663", "\u00b2"),
 ]
 PIECES = st.sampled_from([*WORDS, '"', "'", "\\", "\n", "\t", "\r", "\0", "\x1b"])

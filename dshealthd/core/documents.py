@@ -1,4 +1,6 @@
-"""JSON as the agent writes it: the only way, and parts of a document that are built each by itself."""
+"""JSON as the agent writes it: the only way, and parts of a document that are built each by
+itself.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ COMPACT = (",", ":")
 def dumps(value: object, **options: Any) -> str:
     """Return a value as JSON; `options` are those of `json.dumps`.
 
-    ValueError if a number is not finite: JSON has none such. Python would write `Infinity`, which no
-    browser and no other program parses, so that one such number would cost the whole document.
+    ValueError if a number is not finite: JSON has none such. Python would write `Infinity`, which
+    no browser and no other program parses, so that one such number would cost the whole document.
     """
     return json.dumps(value, allow_nan=False, **options)
 
@@ -47,8 +49,8 @@ class LeftOut:
     def each(
         self, kind: str, items: Iterable[T], name: Callable[[T], object], build: Callable[[T], Any]
     ) -> Iterator[Any]:
-        """Yield what `build` makes of each item, but for those of which it makes no JSON. The name of
-        a part is its kind and its `name`.
+        """Yield what `build` makes of each item, but for those of which it makes no JSON. The name
+        of a part is its kind and its `name`.
         """
         for item in items:
             made = self.section(f"{kind} {name(item)}", functools.partial(build, item), _NOTHING)

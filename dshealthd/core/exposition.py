@@ -84,7 +84,9 @@ def number(value: float) -> str:
 
 
 def clean(label: str) -> str:
-    """Return a label value without control characters and surrogates, at most 128 characters long."""
+    """Return a label value without control characters and surrogates, at most 128 characters
+    long.
+    """
     return label.translate(_CONTROLS).encode(errors="replace").decode()[:MAX_LABEL_LENGTH]
 
 

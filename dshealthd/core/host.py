@@ -77,7 +77,9 @@ def read_bytes(path: str, limit: int = 1 << 20) -> bytes:
 
 
 def read_existing(path: str, limit: int = 1 << 20) -> str | None:
-    """Return the text of a small file; None if there is no such file, as on some kernels. OSError."""
+    """Return the text of a small file; None if there is no such file, as on some kernels.
+    OSError.
+    """
     try:
         return read(path, limit)
     except FileNotFoundError:

@@ -134,7 +134,8 @@ def decode(schema: type[T], table: object, key: str, errors: Errors) -> T:
         errors.add(key, f"must be a table, not {_toml_type(table)}")
         return schema()
     hints = typing.get_type_hints(schema)
-    fields = {field.name: field for field in dataclasses.fields(schema)}  # type: ignore[arg-type] # always a dataclass
+    # always a dataclass
+    fields = {field.name: field for field in dataclasses.fields(schema)}  # type: ignore[arg-type]
     for name in table:
         if name not in fields:
             errors.add(join(key, name), unknown(name, fields))
@@ -178,7 +179,8 @@ def _value(
 ) -> Any:
     """Convert a TOML value to the type `hint`; return `_BAD` if that is impossible."""
     if dataclasses.is_dataclass(hint):
-        return decode(hint, value, key, errors)  # type: ignore[arg-type] # is_dataclass also admits instances
+        # is_dataclass also admits instances
+        return decode(hint, value, key, errors)  # type: ignore[arg-type]
     try:
         if isinstance(value, str):
             value = metadata.get("aliases", {}).get(value, value)
@@ -226,7 +228,11 @@ def _convert(hint: Any, value: object) -> Any:
         bool: "true or false",
         int: "an integer",
     }
-    message = f"must be {names.get(hint, {float: 'a number', str: 'a string'}.get(hint, str(hint)))}, not {_toml_type(value)}"
+    message = (
+        "must be "
+        f"{names.get(hint, {float: 'a number', str: 'a string'}.get(hint, str(hint)))}, not "
+        f"{_toml_type(value)}"
+    )
     raise ValueError(message)
 
 

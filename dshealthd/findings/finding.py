@@ -44,7 +44,8 @@ class Sign:
     """Labels of the series that shows it: the part is derived from them."""
     _: KW_ONLY
     part: str = ""
-    """The affected part, as people call it; empty to derive it from the labels, or if it is the job."""
+    """The affected part, as people call it; empty to derive it from the labels, or if it is the
+    job."""
     job: str = ""
     """The training job that it is about."""
     case: str = ""
@@ -180,7 +181,8 @@ class Verdict:
 
     findings: tuple[Finding, ...]
     watched: tuple[Finding, ...] = ()
-    """Signs that are no findings yet, as they have not lasted for their hold; they decide nothing."""
+    """Signs that are no findings yet, as they have not lasted for their hold; they decide
+    nothing."""
 
     @classmethod
     def of(cls, findings: Iterable[Finding]) -> Verdict:

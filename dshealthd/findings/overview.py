@@ -111,7 +111,8 @@ def overview(series: Series, bundles: str, left_out: LeftOut | None = None) -> l
     """Return each job of this node, hung and failed ones first; a silent one that is not hung is
     `stalled` or `suspended`, one in a marked pause `paused`.
 
-    `bundles` is the directory of the evidence; `left_out` learns which jobs and ranks were left out.
+    `bundles` is the directory of the evidence; `left_out` learns which jobs and ranks were left
+    out.
     """
     left_out = left_out or LeftOut()
     names = {
@@ -277,8 +278,8 @@ def _paused(series: Series, job: str) -> dict[str, Any] | None:
 
 
 def _idle(series: Series, job: str) -> dict[str, Any] | None:
-    """Return for how long a job without heartbeats has been seen to do nothing here; None if it does,
-    or if that is not known.
+    """Return for how long a job without heartbeats has been seen to do nothing here; None if it
+    does, or if that is not known.
     """
     idle = series.value("job_idle_seconds", training_job=job) or 0.0
     sends = any(series("job_step", training_job=job))

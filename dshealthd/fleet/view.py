@@ -1,8 +1,8 @@
 """The view of the fleet: queries all members' summaries while people look, and keeps the answers.
 
 It sends no queries while nobody looks, and at most one round in ten seconds however many do. In a
-large fleet rounds are rarer: if somebody looks at every agent, each member is queried by all others,
-and the rate at which it has to answer must not grow with the fleet.
+large fleet rounds are rarer: if somebody looks at every agent, each member is queried by all
+others, and the rate at which it has to answer must not grow with the fleet.
 """
 
 from __future__ import annotations
@@ -157,15 +157,15 @@ takes its time too.
 DEADLINE = 4.0
 """Seconds for one member's answer."""
 FIRST_PICTURE = DEADLINE + 0.5
-"""Most seconds that a document waits for members that have not been asked lately, from when they are
-asked on: without them it would show a fleet of which nothing is known. A member that is down takes
-its deadline. The page waits longer for an answer.
+"""Most seconds that a document waits for members that have not been asked lately, from when they
+are asked on: without them it would show a fleet of which nothing is known. A member that is down
+takes its deadline. The page waits longer for an answer.
 """
 AT_ONCE = 64
 """Members queried at a time, each on its own connection."""
 CALLS_TO_LARGE = 128.0
-"""Most queries per second to a fleet of more than MAX_NODES: each takes a millisecond of this agent,
-too.
+"""Most queries per second to a fleet of more than MAX_NODES: each takes a millisecond of this
+agent, too.
 """
 MAX_NODES = 1000
 """Most members listed one by one; of more, those that are well are only counted, leaf by leaf."""
@@ -418,7 +418,9 @@ def _state(answer: MemberAnswer | None, since: float) -> str:
 
 
 def _node(name: str, leaf: str, answer: MemberAnswer | None, state: str) -> dict[str, Any]:
-    """Return one square of the fleet's page: a member in this state, and its answer if it counts."""
+    """Return one square of the fleet's page: a member in this state, and its answer if it
+    counts.
+    """
     if answer is None:
         return {"name": name, "leaf": leaf, "state": state}
     node: dict[str, Any] = {"name": name, "leaf": leaf, "state": state, "time": round(answer.at, 3)}

@@ -33,8 +33,8 @@ class Launcher(enum.StrEnum):
 _RANKS = {
     # launcher: rank, rank on the node, ranks in all
     Launcher.TORCH: ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
-    Launcher.OPENMPI: ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
-    Launcher.PMI: ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
+    Launcher.OPENMPI: ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_SIZE"), Launcher.PMI: ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
     Launcher.SLURM: ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
 }  # fmt: skip
 _SCHEDULERS = (("slurm", "SLURM_JOB_ID"), ("pbs", "PBS_JOBID"), ("lsf", "LSB_JOBID"))
@@ -57,8 +57,8 @@ _WATCHDOGS = (
     "TORCH_NCCL_ENABLE_MONITORING",
 )
 TIMEOUT = 600
-"""Seconds after which collectives time out where a job does not tell: the default of NCCL's watchdog
-in torch (`default_pg_nccl_timeout`) and of DeepSpeed since 0.19.6.
+"""Seconds after which collectives time out where a job does not tell: the default of NCCL's
+watchdog in torch (`default_pg_nccl_timeout`) and of DeepSpeed since 0.19.6.
 """
 _OTHER_VARIABLES = (
     "SLURM_STEP_ID", "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE", "NCCL_INSPECTOR_DUMP_DIR",
@@ -230,7 +230,8 @@ def job_name(environment: Mapping[str, str], machine: str) -> str:
 
 def natural(text: str | None) -> int | None:
     """Return the number that `text` writes in plain digits; None otherwise."""
-    return int(text) if text and len(text) <= 12 and text.isascii() and text.isdigit() else None  # noqa: PLR2004 - 12 digits hold any id
+    # 12 digits hold any id
+    return int(text) if text and len(text) <= 12 and text.isascii() and text.isdigit() else None  # noqa: PLR2004
 
 
 _INDEX = re.compile(r"\s*([+-]?\d{1,18})", re.ASCII)

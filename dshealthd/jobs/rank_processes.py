@@ -149,8 +149,8 @@ class RankProcesses:
 
 
 def _failures(ends: Sequence[End]) -> Iterator[End]:
-    """Yield the ends that a run ended with: by a signal that no launcher sends at first, seen in the first
-    of the samples that saw one. Where all ended so, somebody ended the run.
+    """Yield the ends that a run ended with: by a signal that no launcher sends at first, seen in
+    the first of the samples that saw one. Where all ended so, somebody ended the run.
     """
     first = min(at for _, _, at in ends)
     found = [end for end in ends if end[1] in _SIGNALS and end[2] == first]

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 
 BUSY = 0.5
-"""Share of a core's time from which a rank is at work, unless its GPU waits in a kernel, for which a
-host spins. What libraries run beside a training takes a tenth of it.
+"""Share of a core's time from which a rank is at work, unless its GPU waits in a kernel, for which
+a host spins. What libraries run beside a training takes a tenth of it.
 """
 IDLE_SHARE = 0.01
-"""Share of a core's time below which the training's thread does nothing: one that blocks takes none,
-one that polls fifty times a second a tenth of it, and one that decodes 10 MB/s three times as much.
+"""Share of a core's time below which the training's thread does nothing: one that blocks takes
+none, one that polls fifty times a second a tenth of it, and one that decodes 10 MB/s three times as
+much.
 """
 
 
@@ -133,7 +134,9 @@ def activity(host: Host, pid: int, start: int, thread: int | None = None) -> Act
 
 
 def _waits_for_files(place: str) -> bool:
-    """Return whether a `/proc/<pid>/wchan` shows a wait for a file system; False if it is denied."""
+    """Return whether a `/proc/<pid>/wchan` shows a wait for a file system; False if it is
+    denied.
+    """
     try:
         return read_bytes(place, 256).decode(errors="replace").startswith(FILE_SYSTEMS)
     except OSError:
@@ -141,8 +144,8 @@ def _waits_for_files(place: str) -> bool:
 
 
 def thread_of(host: Host, pid: int, told: int) -> int:
-    """Return the thread of a process that numbers it `told` in its own pid namespace; its main thread
-    if there is none. Reads a file for each thread.
+    """Return the thread of a process that numbers it `told` in its own pid namespace; its main
+    thread if there is none. Reads a file for each thread.
     """
     place = host.proc(f"{pid}/task")
     with contextlib.suppress(OSError, ValueError, ArithmeticError):

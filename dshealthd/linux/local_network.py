@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 RANGE, RESERVED = "net/ipv4/ip_local_port_range", "net/ipv4/ip_local_reserved_ports"
 """The settings below `/proc/sys`."""
 _OF_CONTAINERS = re.compile(
-    r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|podman\d+|cni\d+|cni-podman\d+|lxcbr\d+|lxdbr\d+"
+    r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|podman\d+|cni\d+|cni-podman\d+"
+    r"|lxcbr\d+"
+    r"|lxdbr\d+"
 )
 
 

@@ -33,7 +33,8 @@ def parse_mountinfo(text: str) -> list[Mount]:
     for line in lines_of(text):
         place, separator, rest = line.partition(" - ")
         before, after = place.split(" "), rest.split(" ")
-        if not separator or len(before) < 6 or len(after) < 3:  # noqa: PLR2004 - the fields of the format
+        # the fields of the format
+        if not separator or len(before) < 6 or len(after) < 3:  # noqa: PLR2004
             message = f"not a mount: {line[:80]!r}"
             raise ValueError(message)
         point = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), before[4])

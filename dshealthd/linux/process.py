@@ -1,4 +1,6 @@
-"""A process as the kernel shows it: its state, limits, cgroups and exit, none of which waits for it."""
+"""A process as the kernel shows it: its state, limits, cgroups and exit, none of which waits for
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What protects a node: the files of its firewall, for comparison between nodes, and SELinux' mode."""
+"""What protects a node: the files of its firewall, for comparison between nodes, and SELinux'
+mode.
+"""
 
 from __future__ import annotations
 

@@ -125,9 +125,11 @@ class TcpSocket(NamedTuple):
     uid: int
     """The user of the process that made the socket; means nothing without an inode."""
     inode: int
-    """As in `/proc/<pid>/fd`; 0 if no process holds the socket: it is not accepted yet, or closed."""
+    """As in `/proc/<pid>/fd`; 0 if no process holds the socket: it is not accepted yet, or
+    closed."""
     moved: int = 0
-    """Bytes that its other end has acknowledged and that it has received, where they are requested."""
+    """Bytes that its other end has acknowledged and that it has received, where they are
+    requested."""
 
 
 def _socket(fields: tuple[int, ...], moved: int = 0) -> TcpSocket:

@@ -241,8 +241,8 @@ def _end(name: tuple[str, int]) -> SocketEnd:
 
 
 def parse_end(text: str) -> SocketEnd:
-    """Return an end of a connection as `/proc/net/tcp` writes it: an address as words in native byte
-    order, and a port. ValueError if malformed.
+    """Return an end of a connection as `/proc/net/tcp` writes it: an address as words in native
+    byte order, and a port. ValueError if malformed.
     """
     words, _, port = text.partition(":")
     raw = bytes.fromhex(words)

@@ -32,7 +32,8 @@ _CALLS = {
         **dict.fromkeys((22, 441), _EPOLL),
     },
 }
-"""System calls by their numbers (`asm/unistd.h`); not select, which none of today's clients uses."""
+"""System calls by their numbers (`asm/unistd.h`); not select, which none of today's clients
+uses."""
 _POLLED = struct.Struct("=iHH")
 """A `struct pollfd`."""
 MOST = 64
@@ -43,8 +44,8 @@ _ESTABLISHED = "01"
 
 
 def awaited(host: Host, pids: Iterable[int]) -> dict[int, SocketEnd]:
-    """Return the other ends of the TCP connections over which the main threads of processes wait for
-    data, with nothing left that these ends have not acknowledged, by pid.
+    """Return the other ends of the TCP connections over which the main threads of processes wait
+    for data, with nothing left that these ends have not acknowledged, by pid.
 
     Processes of one network namespace; without those that wait for something else, that have ended,
     and that may not be traced. Waits while a process executes another program.

@@ -1,7 +1,8 @@
 """One check of this node for Slurm: what the agent has found, and whether to drain or refuse.
 
-The check does nothing if the agent does not answer or has just started, if the findings differ between checks, if
-somebody else has set a reason or taken the node out of service, or if Slurm does not answer.
+The check does nothing if the agent does not answer or has just started, if the findings differ
+between checks, if somebody else has set a reason or taken the node out of service, or if Slurm does
+not answer.
 """
 
 from __future__ import annotations

@@ -58,7 +58,9 @@ def whole(parts: Sequence[Part]) -> JobPart:
 
 
 def job_lines(name: str, parts: Sequence[Part], paint: Paint) -> Iterator[str]:
-    """Yield the lines about one job on all queried nodes: its progress, and the culprits of a hang."""
+    """Yield the lines about one job on all queried nodes: its progress, and the culprits of a
+    hang.
+    """
     found = whole(parts)
     lost = found.loss == "not finite"
     level = State.CRITICAL if lost else _STATES.get(found.state, State.OK)

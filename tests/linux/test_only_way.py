@@ -2,7 +2,8 @@
 
 Of the calls that open or look at a path, those of the rooms that know users' environments must take
 a path that is spelt out here as the kernel's or the agent's own. Whoever adds one answers first who
-chose the path: if a user did, it is opened by `dshealthd.linux.process_root`, which stands on `regular_files`.
+chose the path: if a user did, it is opened by `dshealthd.linux.process_root`, which stands on
+`regular_files`.
 """
 
 from __future__ import annotations

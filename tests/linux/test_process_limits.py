@@ -34,7 +34,10 @@ def test_limits_of_this_process() -> None:
 
 def test_unlimited() -> None:
     """No limit is infinity."""
-    text = b"Limit Soft\nMax locked memory         unlimited  unlimited bytes\nMax open files            1024 4096 files\n"
+    text = (
+        b"Limit Soft\nMax locked memory         unlimited  unlimited bytes\nMax open files   "
+        b"         1024 4096 files\n"
+    )
     assert parse_limits(text) == ProcessLimits(1024, math.inf)
 
 

@@ -1,4 +1,6 @@
-"""The note of a checkpoint: what goes in comes out, beside the messages and never instead of them."""
+"""The note of a checkpoint: what goes in comes out, beside the messages and never instead of
+them.
+"""
 
 from __future__ import annotations
 

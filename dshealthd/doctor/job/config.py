@@ -115,7 +115,10 @@ def _keys(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
             block, _, key = error["path"].rpartition(".")
             near, _ = _nearest(key, inspection.models.get(error.get("model", ""), ()))
             yield critical(
-                f"{name}: {block} has no key {key!r}, so DeepSpeed aborts at startup{_advice(near)}",
+                (
+                    f"{name}: {block} has no key {key!r}, so DeepSpeed aborts at "
+                    f"startup{_advice(near)}"
+                ),
                 remedy=find_key(name, key),
                 source=source,
                 component=f"{name}: {error['path']}",

@@ -156,7 +156,8 @@ def _environment(context: JobContext) -> Iterator[Result]:
 
 def _left_behind(context: JobContext) -> Iterator[Result]:
     """Yield variables that `deepspeed` does not pass on to the other nodes."""
-    if context.deepspeed is None or not context.by_ssh or (context.layout.nodes or 1) < 2:  # noqa: PLR2004 - nodes
+    # nodes
+    if context.deepspeed is None or not context.by_ssh or (context.layout.nodes or 1) < 2:  # noqa: PLR2004
         return
     taken = context.in_deepspeed_env
     exported = (taken.value if taken else None) or ()  # an unreadable one counts as empty

@@ -185,7 +185,8 @@ def _natural(text: str) -> str:
 
 
 def _is_natural(text: str, largest: int) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 19 and 0 < int(text) <= largest  # noqa: PLR2004 - digits of 2^62
+    # digits of 2^62
+    return text.isascii() and text.isdigit() and len(text) <= 19 and 0 < int(text) <= largest  # noqa: PLR2004
 
 
 def _figures(bandwidths: list[float], times: list[float]) -> Figures:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _WRAPPERS = frozenset(
-    "command exec time nohup env stdbuf nice ionice numactl taskset timeout setsid strace nsys ncu"  # noqa: SIM905 - easier to read
+    # easier to read
+    "command exec time nohup env stdbuf nice ionice numactl taskset timeout setsid strace nsys ncu"  # noqa: SIM905
     " singularity apptainer enroot podman docker conda mamba micromamba uv poetry pixi".split()
 )
 """Programs that run the command among their arguments."""
@@ -29,7 +30,8 @@ _SHELLS = frozenset({"bash", "sh", "zsh"})
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 _PYTHON_VALUED = frozenset({"-W", "-X"})
 _NO_JOB = frozenset(
-    ": [ cat chmod chown cp curl date dcgmi df du echo env export false find free git hostname"  # noqa: SIM905 - easier to read
+    # easier to read
+    ": [ cat chmod chown cp curl date dcgmi df du echo env export false find free git hostname"  # noqa: SIM905
     " ibstat ibv_devinfo ip ls lscpu lspci mkdir module mount mv nvidia-smi pip printenv printf"
     " pwd rdma rm rsync scontrol sed sinfo sleep squeue ss tar test touch true ulimit uname uptime"
     " wait wget which whoami".split()
