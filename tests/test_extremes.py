@@ -35,7 +35,7 @@ from dshealthd.explain.group_verdicts import judge_dumps
 from dshealthd.findings.judge import Judge
 from dshealthd.findings.judgement import series_of
 from dshealthd.findings.overview import overview
-from dshealthd.fleet import view
+from dshealthd.fleet import jobs as fleet_jobs
 from dshealthd.fleet.summary import summary
 from dshealthd.http.document import parse
 from dshealthd.jobs.nccl import inspector
@@ -207,7 +207,9 @@ def everywhere(*sent_by_odd: Message | None) -> tuple[Any, list[Any]]:
     answer = METHODS["summary"].answer
     told = schema.loads(schema.dumps(summary(verdict, document["jobs"]), answer), answer)
     left_out = LeftOut()
-    fleet = strict(documents.whole({"jobs": view.merged([("n1", told)], [], left_out)}, left_out))
+    fleet = strict(
+        documents.whole({"jobs": fleet_jobs.merged([("n1", told)], [], left_out)}, left_out)
+    )
     assert not fleet["left_out"]
     assert not document["left_out"]
     shown = {job["job"]: job for job in document["jobs"]}
@@ -341,7 +343,7 @@ def test_summary_of_a_member_costs_only_its_own_job() -> None:
 
     def fleet(*odd: Any) -> Any:
         left_out = LeftOut()
-        jobs = view.merged([("n1", other), *(("n2", one) for one in odd)], [], left_out)
+        jobs = fleet_jobs.merged([("n1", other), *(("n2", one) for one in odd)], [], left_out)
         return strict(documents.whole({"jobs": jobs}, left_out))
 
     (expected,) = fleet()["jobs"]

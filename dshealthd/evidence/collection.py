@@ -15,6 +15,7 @@ from dshealthd.core.text import plural
 from dshealthd.evidence import (
     flight_recorder,
     job_logs,
+    kernel_log,
     members,
     nccl_ras,
     process,
@@ -118,7 +119,7 @@ class Collection:
             )
             for rank in self.findings.ranks
         )
-        steps = [Step("kernel log", functools.partial(process.take, host=self._host), 8.0)]
+        steps = [Step("kernel log", functools.partial(kernel_log.take, host=self._host), 8.0)]
         asking = self._ask_ras()
         if asking is not None:
             steps.append(Step("NCCL RAS", asking, 32.0, 2 * nccl_ras.MAX_ANSWER + _SMALL))

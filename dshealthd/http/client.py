@@ -25,7 +25,7 @@ from dshealthd.core.sockets import listen_address
 from dshealthd.http import document
 from dshealthd.http.document import MAX_DOCUMENT, DocumentError
 from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange, verifying
-from dshealthd.linux.socket_owners import peer_uid
+from dshealthd.linux.peer_user import peer_uid
 
 if TYPE_CHECKING:
     import socket

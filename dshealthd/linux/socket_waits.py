@@ -11,7 +11,8 @@ import struct
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import lines_of, read
-from dshealthd.linux.socket_owners import parse_end, parse_inode
+from dshealthd.linux.peer_user import parse_end
+from dshealthd.linux.socket_owners import parse_inode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

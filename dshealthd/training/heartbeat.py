@@ -29,10 +29,11 @@ from dshealthd.training.message import (
     WaitSource,
     encode,
 )
-from dshealthd.training.page import DEFAULT_PATH, Page, Saved
-from dshealthd.training.page import encode as encode_saved
+from dshealthd.training.page import DEFAULT_PATH, Page
 from dshealthd.training.position import BACKWARD, FORWARD, INPUT, Position
 from dshealthd.training.readback import Readback
+from dshealthd.training.saved import Saved
+from dshealthd.training.saved import encode as encode_saved
 from dshealthd.training.step_timer import Average, StepTimer
 
 log = logging.getLogger("dshealthd.training")

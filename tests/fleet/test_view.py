@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dshealthd.fleet.jobs import MAX_JOBS, merged, shortened
 from dshealthd.fleet.view import (
     AT_ONCE,
     CALLS_PER_SECOND,
     CALLS_TO_LARGE,
     EVERY,
     FIRST_PICTURE,
-    MAX_JOBS,
     MAX_NODES,
     Fleet,
-    merged,
     period,
-    shortened,
 )
 from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.probe.observation import Outcome

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host, read_bytes
-from dshealthd.linux.process import Descriptors, ProcessLimits, Usage, parse_limits, parse_locked
+from dshealthd.linux.process_limits import (
+    Descriptors,
+    ProcessLimits,
+    Usage,
+    parse_limits,
+    parse_locked,
+)
 from tests.jobs.machines import Machine
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 from dshealthd.training import attach
 from dshealthd.training.engine import Communication
 from dshealthd.training.message import Phase, StepStage
-from dshealthd.training.page import SIZE, Saved
+from dshealthd.training.saved import SIZE, Saved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
