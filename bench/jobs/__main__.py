@@ -105,8 +105,13 @@ def tabulated(results: Sequence[dict[str, Any]]) -> str:
     modes = [mode for mode in MODES if any(result["mode"] == mode for result in results)]
     faults = [fault for fault in FAULTS if any(result["fault"] == fault for result in results)]
     rows = [
-        (mode, *(cell([r for r in results if (r["mode"], r["fault"]) == (mode,
-        fault)]) for fault in faults))
+        (
+            mode,
+            *(
+                cell([r for r in results if (r["mode"], r["fault"]) == (mode, fault)])
+                for fault in faults
+            ),
+        )
         for mode in modes
     ]  # fmt: skip
     ratios = [
@@ -158,8 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 return
             place = directory / str(number)
             place.mkdir()
-            found = run(mode, course, place, nodes, server, f"{number}{threading.get_native_id()}",
-            starts)  # fmt: skip
+            name = f"{number}{threading.get_native_id()}"
+            found = run(mode, course, place, nodes, server, name, starts)
             with lock:
                 results.extend(found)
                 file = keep / f"{before + number:04}-{mode}-{course}.json"

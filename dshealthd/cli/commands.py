@@ -40,6 +40,8 @@ The limit is not higher because some libraries in children touch every possible 
 """
 EXIT_FAILURE = 1
 Function = typing.TypeVar("Function", bound=typing.Callable[..., int])
+COMMANDS: list[Command] = []
+"""All commands except those with a parser of their own, in the order of `--help`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +52,6 @@ class Invocation:
     file: Path | None
     flags: dict[str, dict[str, Any]]
     manager: ServiceManager
-
-
-COMMANDS: list[Command] = []
-"""All commands except those with a parser of their own, in the order of `--help`."""
 
 
 def _command(

@@ -22,6 +22,7 @@ MAX_LEFT_OUT = 100
 """Most parts that are named: one user may start any number of jobs."""
 COMPACT = (",", ":")
 """Separators of JSON that only programs read."""
+_NOTHING = object()
 
 
 def dumps(value: object, **options: Any) -> str:
@@ -75,9 +76,6 @@ class LeftOut:
         """Say that a part was left out, here or by whom it comes from."""
         if len(self._reasons) < MAX_LEFT_OUT:
             self._reasons[_text(part)] = _text(reason)
-
-
-_NOTHING = object()
 
 
 def _text(text: str) -> str:

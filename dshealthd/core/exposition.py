@@ -26,6 +26,10 @@ PLAIN_BELOW = 10.0**EXPONENT_FROM
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """OpenMetrics would add only what the agent does not export: exemplars and creation times."""
 _CONTROLS = dict.fromkeys((*range(32), 127))
+FILE = "verdict.tier"
+"""The generated selectors, beside this module."""
+_LINE = re.compile(r"(\w+)(?:\{(.*)\})?")
+_MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"((?:[^"\\]|\\.)*)"(?:,|$)')
 
 
 class Renderer:
@@ -109,12 +113,6 @@ def _series(metric: Metric, labels: tuple[str, ...]) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-FILE = "verdict.tier"
-"""The generated selectors, beside this module."""
-_LINE = re.compile(r"(\w+)(?:\{(.*)\})?")
-_MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"((?:[^"\\]|\\.)*)"(?:,|$)')
 
 
 class Tier(enum.StrEnum):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _CHUNK = 1 << 16
+Signature = tuple[int, ...]
+"""Only compared for equality."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +125,6 @@ def integer(path: str, text: str | bytes, base: int = 10) -> int:
     except (ValueError, ArithmeticError) as error:
         message = f"{path}: {text[:40]!r} is not a number"
         raise ValueError(message) from error
-
-
-Signature = tuple[int, ...]
-"""Only compared for equality."""
 
 
 def signature(status: os.stat_result) -> Signature:

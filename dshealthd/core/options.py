@@ -18,6 +18,9 @@ T = TypeVar("T")
 _DURATION = re.compile(
     r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?"
 )
+_SIZE = re.compile(r"(\d+)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_BAD: Any = object()
 
 
 class Duration(float):
@@ -39,10 +42,6 @@ class Duration(float):
             if self and self % seconds == 0:
                 return f"{int(self // seconds)}{unit}"
         return f"{self * 1000:g}ms"
-
-
-_SIZE = re.compile(r"(\d+)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 class Bytes(int):
@@ -169,9 +168,6 @@ def unknown(name: str, known: typing.Iterable[str]) -> str:
         if close
         else f"unknown key; known are {', '.join(sorted(known))}"
     )
-
-
-_BAD: Any = object()
 
 
 def _value(

@@ -19,6 +19,27 @@ COUNTED = re.compile(
 )
 """Metric families of GPUs, fabric and kernel."""
 MAX_MOVED = 60
+MAX_RANKS = 64
+MAX_ROUNDS = 20
+MAX_MISSING = 40
+_WIDTH = 300
+FILES = (
+    ("rank-R-PID.stacks.txt", "Python stacks"),
+    ("rank-R-PID.kernel.txt", "threads of the rank as the kernel sees them"),
+    (
+        "rank-R-PID.flight-recorder.pickle",
+        (
+            "dump of PyTorch's flight recorder, as the rank wrote it: never unpickle it with "
+            "plain Python"
+        ),
+    ),
+    ("rank-R-PID.flight-recorder.json", "last collectives in that dump"),
+    ("explain.txt", "failures found in the ranks' logs, with the lines that prove them"),
+    ("nccl-ras-1.json, -2.json", "two NCCL RAS answers, some seconds apart"),
+    ("kernel-log.txt", "kernel lines of the last 15 minutes"),
+    ("metrics-before.prom, -after.prom", "all metrics of the agent, at start and end"),
+    ("probes.json", "state of the probes and their last rounds"),
+)
 
 
 def moved(before: str, after: str) -> list[str]:
@@ -45,32 +66,9 @@ def parse(exposition: str) -> dict[str, float]:
     for line in exposition.split("\n"):
         if COUNTED.match(line):
             name, _, value = line.rpartition(" ")
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, ArithmeticError):
                 found[name] = float(value)
     return found
-
-
-MAX_RANKS = 64
-MAX_ROUNDS = 20
-MAX_MISSING = 40
-_WIDTH = 300
-FILES = (
-    ("rank-R-PID.stacks.txt", "Python stacks"),
-    ("rank-R-PID.kernel.txt", "threads of the rank as the kernel sees them"),
-    (
-        "rank-R-PID.flight-recorder.pickle",
-        (
-            "dump of PyTorch's flight recorder, as the rank wrote it: never unpickle it with "
-            "plain Python"
-        ),
-    ),
-    ("rank-R-PID.flight-recorder.json", "last collectives in that dump"),
-    ("explain.txt", "failures found in the ranks' logs, with the lines that prove them"),
-    ("nccl-ras-1.json, -2.json", "two NCCL RAS answers, some seconds apart"),
-    ("kernel-log.txt", "kernel lines of the last 15 minutes"),
-    ("metrics-before.prom, -after.prom", "all metrics of the agent, at start and end"),
-    ("probes.json", "state of the probes and their last rounds"),
-)
 
 
 def write(findings: CollectedEvidence) -> str:

@@ -17,6 +17,14 @@ SCHEMA = 1
 """Version of `findings` and `verdict` in `/api/v1/status`; see docs/status-api.md."""
 MAX_TEXT = 1000
 """Most characters of a text; errors of drivers and file systems can be long."""
+_TEXTS = (
+    *("slug", "alert", "component", "part", "summary", "detail", "first_step", "runbook"),
+    *("reason", "source", "limit_source", "training_job"),
+)
+"""Fields of a finding's document that are texts."""
+_FIGURE = schema.Number(-sys.float_info.max, sys.float_info.max)
+_FIGURES = {"value": _FIGURE, "limit": _FIGURE, "since": schema.UNIX_TIME}
+"""Fields of a finding's document that are numbers, or null."""
 
 
 class State(enum.StrEnum):
@@ -72,16 +80,6 @@ class Sign:
     """
     mild: bool = False
     """Whether it stops no job, though other signs of its finding do: it is never a page."""
-
-
-_TEXTS = (
-    *("slug", "alert", "component", "part", "summary", "detail", "first_step", "runbook"),
-    *("reason", "source", "limit_source", "training_job"),
-)
-"""Fields of a finding's document that are texts."""
-_FIGURE = schema.Number(-sys.float_info.max, sys.float_info.max)
-_FIGURES = {"value": _FIGURE, "limit": _FIGURE, "since": schema.UNIX_TIME}
-"""Fields of a finding's document that are numbers, or null."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,8 @@ PAUSE = 5.0
 """Seconds from which a marked pause is shown: checkpoints of a moment would make a page flicker."""
 STATES = ("no heartbeats", "training", "paused", "suspended", "stalled", "failed", "hung")
 """States of a job on a node, from best to worst."""
+_NOT_AT_WORK = {HangClass.IDLE, HangClass.COLLECTIVE}
+_BETWEEN_STEPS = {("stalled", cause) for cause in (HangClass.BETWEEN_STEPS, *_NOT_AT_WORK)}
 
 
 class JobPart(NamedTuple):
@@ -85,10 +87,6 @@ def _state_of_all(parts: Sequence[JobPart]) -> str:
         if "training" in states or at_work:
             return "stalled"
     return worst
-
-
-_NOT_AT_WORK = {HangClass.IDLE, HangClass.COLLECTIVE}
-_BETWEEN_STEPS = {("stalled", cause) for cause in (HangClass.BETWEEN_STEPS, *_NOT_AT_WORK)}
 
 
 def _none_at_work(parts: Sequence[JobPart]) -> bool:

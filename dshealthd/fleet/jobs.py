@@ -20,6 +20,8 @@ _TROUBLED = ("hung", "failed", "stalled")
 """States of jobs that come first, in this order; then those with a loss that is not finite."""
 OUT_OF_DATE = "out of date"
 """State of what is known only from old answers: the job may have ended since."""
+_FIELDS = overview.JobPart._fields
+"""Fields of a summary's job that nodes agree on or that are added up."""
 
 
 def merged(
@@ -97,10 +99,6 @@ def _job(
         if is_old
         else _slowest((node, one) for node, entry in parts for one in entry.get("work", ())),
     }
-
-
-_FIELDS = overview.JobPart._fields
-"""Fields of a summary's job that nodes agree on or that are added up."""
 
 
 def _slowest(work: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any] | None:

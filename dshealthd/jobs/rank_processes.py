@@ -23,6 +23,9 @@ MAX_RANKS = 256
 """Most ranks that are followed: each takes a descriptor."""
 KEPT = 600.0
 """Seconds for which an end is told."""
+End: TypeAlias = "tuple[_RankProcess, ExitKind, float]"
+"""A process that has ended, how, and the monotonic time of the sample that saw it."""
+_SIGNALS = {ExitKind.KILLED, ExitKind.CRASHED}
 
 
 class RankTrouble(NamedTuple):
@@ -44,10 +47,6 @@ class _RankProcess(NamedTuple):
     rank: int
     descriptor: int
     """A pidfd; -1 if there is none."""
-
-
-End: TypeAlias = "tuple[_RankProcess, ExitKind, float]"
-"""A process that has ended, how, and the monotonic time of the sample that saw it."""
 
 
 class RankProcesses:
@@ -156,9 +155,6 @@ def _failures(ends: Sequence[End]) -> Iterator[End]:
     found = [end for end in ends if end[1] in _SIGNALS and end[2] == first]
     if len(found) < len(ends):
         yield from found
-
-
-_SIGNALS = {ExitKind.KILLED, ExitKind.CRASHED}
 
 
 def _release(followed: _RankProcess) -> None:

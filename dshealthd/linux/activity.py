@@ -29,6 +29,14 @@ IDLE_SHARE = 0.01
 none, one that polls fifty times a second a tenth of it, and one that decodes 10 MB/s three times as
 much.
 """
+FILE_SYSTEMS = (
+    *("request_wait_answer", "fuse_", "p9_", "rpc_", "nfs", "smb", "cifs", "wait_for_response"),
+    *("ceph", "ptlrpc_", "ldlm_", "cl_sync", "ll_", "cxiWait"),
+)
+"""Prefixes of the kernel's functions in which threads wait for a file system's server although a
+signal would wake them, so that their state is S: FUSE (which is in D only until its first answer),
+9p, NFS, SMB, Ceph, Lustre, Spectrum Scale. Named after the kernel's sources.
+"""
 
 
 class ThreadState(enum.StrEnum):
@@ -81,16 +89,6 @@ class Activity:
     def work_seconds(self) -> float:
         """Time for which the process computed, or would have computed with enough CPUs."""
         return self.cpu_seconds + (self.queued_seconds or 0.0)
-
-
-FILE_SYSTEMS = (
-    *("request_wait_answer", "fuse_", "p9_", "rpc_", "nfs", "smb", "cifs", "wait_for_response"),
-    *("ceph", "ptlrpc_", "ldlm_", "cl_sync", "ll_", "cxiWait"),
-)
-"""Prefixes of the kernel's functions in which threads wait for a file system's server although a
-signal would wake them, so that their state is S: FUSE (which is in D only until its first answer),
-9p, NFS, SMB, Ceph, Lustre, Spectrum Scale. Named after the kernel's sources.
-"""
 
 
 def parse_activity(data: bytes) -> Activity:

@@ -53,6 +53,74 @@ RECOVERY_ACTIONS = (
 
 Numbers and names are those of nvmlDeviceGpuRecoveryAction_t.
 """
+_DEVICE = rf"[\w-]{{1,40}} (?P<pci>{_PCI}\.\d)"
+"""A driver and its PCI device, as dev_printk begins a line."""
+_INTERFACE = r"(?P<interface>[\w.@-]{1,15})"
+_DISK = r"(?P<device>[\w!-]{1,32})"
+"""A block device as the kernel names it; `!` stands for a slash."""
+_JOURNAL = r"(?P<device>dm-\d+|[\w!]{1,32})(?:-\d{1,10})?"
+"""A journal is named after its file system's device and its inode there."""
+_SERVER = r"(?P<server>[\w.:%@-]{1,64})"
+_EDAC = (
+    r"EDAC MC\d+: (?P<count>\d{1,9}) %s .{1,200}? on (?:(?!unknown |any "
+    r")(?P<device>[\w#.:/-]{2,64}) \(.{0,200}"
+    r"|.{1,200})page:0x"
+)
+"""What EDAC's drivers print of so many errors, with the label of a DIMM if they know which it
+is."""
+# The status register of a bank, bits 63 to 60 (valid, overflow, uncorrected, enabled) in its first
+# digit: IA32_MCi_STATUS in Intel's SDM 3B, MCi_STATUS in AMD's APM 2. Errors of a memory controller
+# have the compound code 000F 0000 1MMM CCCC in its last four (SDM); AMD has no such code.
+# Firmware's records of memory errors get it, too (arch/x86/kernel/cpu/mce/apei.c).
+_BANK = (
+    r"(?:mce: )?\[Hardware Error\]: CPU %s: Machine Check(?: Exception)?: [0-9a-f]{1,16} Bank \d+: "
+)
+_OF_MEMORY, _OF_CPU = _BANK % r"\d+", _BANK % r"(?P<cpu>\d{1,5})"
+_UC, _CE = "[abef][0-9a-f]{11}", "[89cd][0-9a-f]{11}"
+_CONTROLLER, _ELSEWHERE = "[01]0[89a-f][0-9a-f]", "(?![01]0[89a-f])[0-9a-f]{4}"
+# drivers/edac/mce_amd.c decodes it. A deferred error is one that is not corrected, nor used yet.
+_BANK_AMD = (
+    r"\[Hardware Error\]: CPU:(?P<cpu>\d{1,5})\s{1,4}\([0-9a-f:]{5,12}\) MC\d+_STATUS\[(?:Over|-)\|"
+)
+_OOPS = (
+    r"(?:Oops: |general protection fault|invalid opcode: |Internal error: )(?:.{0,200}[ "
+    r":])?[0-9a-f]{4,16} \[#\d+\](?: [A-Z]|$)"
+)
+_SEGFAULT = (
+    r"(?:traps: )?.{1,16}\[\d+\]:? (?:segfault at|general protection fault|trap [a-z ]{1,20}) "
+    r"?[0-9a-f]* ?ip:? ?[0-9a-f]+ sp:? ?[0-9a-f]+ error:? ?[0-9a-f]+ in "
+)
+# The firmware answers a register or a query that it does not have with one of these: monitors that
+# read every port's registers cause them on healthy adapters.
+_REFUSED = (
+    r"(?!(?:ACCESS_REG|QUERY_\w+)\(.{1,60} failed, "
+    r"status bad (?:operation|parameter|index|input length|output length)\()"
+)
+_MLX5 = rf"mlx5_core (?P<pci>{_PCI}\.\d): (?:\w+:\d+:\(pid \d+\): )?"
+_GROUPS = ("device", "interface", "interface_2", "cpu", "server", "pci")
+"""Groups that name the device, the most telling first."""
+_PARTITION = re.compile(
+    r"((?:nvme\d+(?:c\d+)?n|mmcblk|md|nbd|loop)\d+)p\d+|((?:s|v|h|xv)d[a-z]+)\d+"
+)
+_RECORD = re.compile(
+    r"\{(?P<record>\d{1,10})\}\[Hardware Error\]: {1,8}(?:Error \d+, type: (?P<severity>\w+)"
+    rf"|section_type: (?P<section>[\w /-]{{1,60}})|device_id: (?P<pci>{_PCI}\.\d))$"
+)
+_PCIE = {
+    "corrected": "pcie_error_corrected",
+    "recoverable": "pcie_error_nonfatal",
+    "fatal": "pcie_error_fatal",
+}
+_MEMORY = {
+    "corrected": "memory_error_corrected",
+    "recoverable": "memory_error_uncorrected",
+    "fatal": "memory_error_uncorrected",
+}
+_PROCESSOR = {
+    "corrected": "machine_check_corrected",
+    "recoverable": "machine_check",
+    "fatal": "machine_check",
+}
 
 
 class Xid(NamedTuple):
@@ -147,51 +215,6 @@ class _Event(NamedTuple):
 def _event(name: str, part: str, pattern: str) -> _Event:
     return _Event(name, part, re.compile(pattern))
 
-
-_DEVICE = rf"[\w-]{{1,40}} (?P<pci>{_PCI}\.\d)"
-"""A driver and its PCI device, as dev_printk begins a line."""
-_INTERFACE = r"(?P<interface>[\w.@-]{1,15})"
-_DISK = r"(?P<device>[\w!-]{1,32})"
-"""A block device as the kernel names it; `!` stands for a slash."""
-_JOURNAL = r"(?P<device>dm-\d+|[\w!]{1,32})(?:-\d{1,10})?"
-"""A journal is named after its file system's device and its inode there."""
-_SERVER = r"(?P<server>[\w.:%@-]{1,64})"
-_EDAC = (
-    r"EDAC MC\d+: (?P<count>\d{1,9}) %s .{1,200}? on (?:(?!unknown |any "
-    r")(?P<device>[\w#.:/-]{2,64}) \(.{0,200}"
-    r"|.{1,200})page:0x"
-)
-"""What EDAC's drivers print of so many errors, with the label of a DIMM if they know which it
-is."""
-# The status register of a bank, bits 63 to 60 (valid, overflow, uncorrected, enabled) in its first
-# digit: IA32_MCi_STATUS in Intel's SDM 3B, MCi_STATUS in AMD's APM 2. Errors of a memory controller
-# have the compound code 000F 0000 1MMM CCCC in its last four (SDM); AMD has no such code.
-# Firmware's records of memory errors get it, too (arch/x86/kernel/cpu/mce/apei.c).
-_BANK = (
-    r"(?:mce: )?\[Hardware Error\]: CPU %s: Machine Check(?: Exception)?: [0-9a-f]{1,16} Bank \d+: "
-)
-_OF_MEMORY, _OF_CPU = _BANK % r"\d+", _BANK % r"(?P<cpu>\d{1,5})"
-_UC, _CE = "[abef][0-9a-f]{11}", "[89cd][0-9a-f]{11}"
-_CONTROLLER, _ELSEWHERE = "[01]0[89a-f][0-9a-f]", "(?![01]0[89a-f])[0-9a-f]{4}"
-# drivers/edac/mce_amd.c decodes it. A deferred error is one that is not corrected, nor used yet.
-_BANK_AMD = (
-    r"\[Hardware Error\]: CPU:(?P<cpu>\d{1,5})\s{1,4}\([0-9a-f:]{5,12}\) MC\d+_STATUS\[(?:Over|-)\|"
-)
-_OOPS = (
-    r"(?:Oops: |general protection fault|invalid opcode: |Internal error: )(?:.{0,200}[ "
-    r":])?[0-9a-f]{4,16} \[#\d+\](?: [A-Z]|$)"
-)
-_SEGFAULT = (
-    r"(?:traps: )?.{1,16}\[\d+\]:? (?:segfault at|general protection fault|trap [a-z ]{1,20}) "
-    r"?[0-9a-f]* ?ip:? ?[0-9a-f]+ sp:? ?[0-9a-f]+ error:? ?[0-9a-f]+ in "
-)
-# The firmware answers a register or a query that it does not have with one of these: monitors that
-# read every port's registers cause them on healthy adapters.
-_REFUSED = (
-    r"(?!(?:ACCESS_REG|QUERY_\w+)\(.{1,60} failed, "
-    r"status bad (?:operation|parameter|index|input length|output length)\()"
-)
-_MLX5 = rf"mlx5_core (?P<pci>{_PCI}\.\d): (?:\w+:\d+:\(pid \d+\): )?"
 
 _TABLE = (
     # memory
@@ -380,13 +403,6 @@ def event_expressions(name: str) -> list[str]:
     return [event.pattern.pattern for event in _TABLE if event.name == name]
 
 
-_GROUPS = ("device", "interface", "interface_2", "cpu", "server", "pci")
-"""Groups that name the device, the most telling first."""
-_PARTITION = re.compile(
-    r"((?:nvme\d+(?:c\d+)?n|mmcblk|md|nbd|loop)\d+)p\d+|((?:s|v|h|xv)d[a-z]+)\d+"
-)
-
-
 def event(message: str) -> Event | None:
     """Return the event that a line of the kernel log reports, or None."""
     for name, part, pattern in _TABLE:
@@ -397,27 +413,6 @@ def event(message: str) -> Event | None:
                 device = partition[1] or partition[2]
             return Event(name, device, int(groups.get("count") or 1))
     return None
-
-
-_RECORD = re.compile(
-    r"\{(?P<record>\d{1,10})\}\[Hardware Error\]: {1,8}(?:Error \d+, type: (?P<severity>\w+)"
-    rf"|section_type: (?P<section>[\w /-]{{1,60}})|device_id: (?P<pci>{_PCI}\.\d))$"
-)
-_PCIE = {
-    "corrected": "pcie_error_corrected",
-    "recoverable": "pcie_error_nonfatal",
-    "fatal": "pcie_error_fatal",
-}
-_MEMORY = {
-    "corrected": "memory_error_corrected",
-    "recoverable": "memory_error_uncorrected",
-    "fatal": "memory_error_uncorrected",
-}
-_PROCESSOR = {
-    "corrected": "machine_check_corrected",
-    "recoverable": "machine_check",
-    "fatal": "machine_check",
-}
 
 
 class EventParser:

@@ -22,6 +22,10 @@ _OF_CONTAINERS = re.compile(
     r"|lxcbr\d+"
     r"|lxdbr\d+"
 )
+_SIOCGIFADDR = 0x8915
+_ADDRESS = 20
+"""Offset of the IPv4 address in the kernel's struct ifreq."""
+LOOPBACK = "lo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +111,6 @@ def container_networks(host: Host) -> list[ipaddress.IPv4Network]:
     """Return the networks of container bridges here. OSError; ValueError if malformed."""
     routes = parse_routes(read(host.proc("net/route")))
     return [network for interface, network in routes if is_of_containers(interface)]
-
-
-_SIOCGIFADDR = 0x8915
-_ADDRESS = 20
-"""Offset of the IPv4 address in the kernel's struct ifreq."""
-LOOPBACK = "lo"
 
 
 def interface_of(address: str, host: Host) -> str:

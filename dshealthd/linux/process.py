@@ -16,16 +16,25 @@ if TYPE_CHECKING:
 
     from dshealthd.core.host import Host
 
-
-def uptime(host: Host) -> float:
-    """Return the seconds since boot, as of `/proc/uptime`. OSError; SourceError if malformed."""
-    return parsed(host.proc("uptime"), lambda text: float(text.partition(" ")[0]))
-
-
 TICKS = os.sysconf("SC_CLK_TCK")
 """Clock ticks per second, the unit of the times below."""
 _ENVIRONMENT, _EXIT_STATUS = 47, 49
 """Positions of fields shown since Linux 3.5, and only to users who may trace the process."""
+_GET_INFO = 0xC040FF0B
+"""PIDFD_GET_INFO of linux/pidfd.h: `_IOWR(0xFF, 11, struct pidfd_info)`, of its first 64 bytes."""
+_EXIT = 1 << 3
+"""PIDFD_INFO_EXIT."""
+_INFO = struct.Struct("=Q52xi")
+"""The mask, unused fields, and `exit_code`."""
+_KERNEL_THREAD = 0x0020_0000
+"""PF_KTHREAD of linux/sched.h: kernel threads sleep this way whenever they are idle."""
+_CHILDREN_LIMIT = 1 << 20
+"""Bytes read of the list of kernel threads: some 150,000."""
+
+
+def uptime(host: Host) -> float:
+    """Return the seconds since boot, as of `/proc/uptime`. OSError; SourceError if malformed."""
+    return parsed(host.proc("uptime"), lambda text: float(text.partition(" ")[0]))
 
 
 class Stat(NamedTuple):
@@ -72,14 +81,6 @@ def parse_stat(data: bytes) -> Stat:
         raise ValueError(message) from error
 
 
-_GET_INFO = 0xC040FF0B
-"""PIDFD_GET_INFO of linux/pidfd.h: `_IOWR(0xFF, 11, struct pidfd_info)`, of its first 64 bytes."""
-_EXIT = 1 << 3
-"""PIDFD_INFO_EXIT."""
-_INFO = struct.Struct("=Q52xi")
-"""The mask, unused fields, and `exit_code`."""
-
-
 def exit_status(descriptor: int) -> int | None:
     """Return the status, as of waitpid(2), of a process that its parent has reaped.
 
@@ -92,12 +93,6 @@ def exit_status(descriptor: int) -> int | None:
         return None
     mask, status = _INFO.unpack(info)
     return int(status) if mask & _EXIT else None
-
-
-_KERNEL_THREAD = 0x0020_0000
-"""PF_KTHREAD of linux/sched.h: kernel threads sleep this way whenever they are idle."""
-_CHILDREN_LIMIT = 1 << 20
-"""Bytes read of the list of kernel threads: some 150,000."""
 
 
 class Sleep(NamedTuple):

@@ -37,6 +37,7 @@ MAX_LOOKS = 5
 _COUNT = schema.Integer()
 _NAMED = 3
 """Most findings that a reason names; one is enough to find the others."""
+_POLL = 0.1
 
 
 class NodeCheckResult(enum.Enum):
@@ -154,9 +155,6 @@ class NodeCheck:
                 NodeCheckResult.CLEAN, f"its comment is kept: Slurm does not answer: {error}"
             )
         return CheckReport(NodeCheckResult.CLEAN, "")
-
-
-_POLL = 0.1
 
 
 class Busy(Exception):

@@ -26,6 +26,8 @@ _HEADS = (
     *("rank", "node", "step", "age", "at", "process"),
     *("step time", "own work", "wait", "factor", "overdue"),
 )
+SILENT = 30.0
+"""Seconds without a heartbeat from which that is said of a job that trains."""
 
 
 def parts_of(name: str, answers: Sequence[AgentAnswer]) -> list[Part]:
@@ -104,10 +106,6 @@ def _slow(parts: Sequence[Part]) -> Iterator[str]:
             f"rank {slow.rank} on {printable(slow.node)}{role} takes {slow.ratio:.2f} times "
             f"as long as its peers; {lost if slow.loss > own_work.LOSS else waits}"
         )
-
-
-SILENT = 30.0
-"""Seconds without a heartbeat from which that is said of a job that trains."""
 
 
 def _silence(parts: Sequence[Part]) -> str:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 ROUNDS = 3
 """Probe rounds that are shown."""
+_WIDTHS = (6, 7, 10, 14, 7, 0)
+_DIGITS = 10
+"""Digits of a number that is no GPU's; Python refuses to convert some thousand."""
 
 
 def node(answer: AgentAnswer, paint: Paint) -> Iterator[str]:
@@ -104,11 +107,6 @@ def _gpus(document: Mapping[str, Any]) -> Iterator[str]:
             f"{sum(links):.0f}/{plural(len(links), 'NVLink')}" if links else "no NVLink",
         )
         yield "  ".join(column.rjust(width) for column, width in zip(columns, _WIDTHS, strict=True))
-
-
-_WIDTHS = (6, 7, 10, 14, 7, 0)
-_DIGITS = 10
-"""Digits of a number that is no GPU's; Python refuses to convert some thousand."""
 
 
 def _links(document: Mapping[str, Any]) -> Iterator[str]:

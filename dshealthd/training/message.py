@@ -87,6 +87,12 @@ _BODY = struct.Struct(_SECOND + "QQdd")
 SIZE = _HEADER.size + _BODY.size
 SIZE_1, SIZE_2 = (_HEADER.size + struct.calcsize(body) for body in (_FIRST, _SECOND))
 """Those of version 1, whose messages end before the waits, and of version 2, before the totals."""
+(
+    _STEP_SECONDS, _SKIPPED, _LOSS, _LOSS_FINITE, _LOSS_SCALE, _GRADIENT_NORM, _MEMORY,
+    _COMMUNICATION, _INPUT, _FORWARD, _OWN, _ON_DEVICE, _PIPELINE, _UNUSED, _TOTALS,
+) = (1 << bit for bit in range(15))  # fmt: skip
+"""Which fields of a message are known: plain numbers, as an IntFlag would cost more than the
+rest."""
 
 
 class Phase(enum.IntEnum):
@@ -117,14 +123,6 @@ class WaitSource(enum.IntEnum):
     """The host's: the process blocks while it waits."""
     DEVICE = 1
     """That of a CUDA device, whose stream waits."""
-
-
-(
-    _STEP_SECONDS, _SKIPPED, _LOSS, _LOSS_FINITE, _LOSS_SCALE, _GRADIENT_NORM, _MEMORY,
-    _COMMUNICATION, _INPUT, _FORWARD, _OWN, _ON_DEVICE, _PIPELINE, _UNUSED, _TOTALS,
-) = (1 << bit for bit in range(15))  # fmt: skip
-"""Which fields of a message are known: plain numbers, as an IntFlag would cost more than the
-rest."""
 
 
 class DeviceMemory(NamedTuple):
@@ -231,8 +229,9 @@ def encode(message: Message) -> bytes:
     body = _BODY.pack(
         phase, stage, known, step, skipped or 0, nonfinite, sent, last or 0.0, mean or 0.0,
         inputs or 0.0, forward or 0.0, scale or 0.0, norm or 0.0, communication or 0.0, allocated,
-        reserved, peak, wait or 0.0, work or 0.0, pipeline_stage or 0, min(forward_pass,
-        MAX_PASSES), min(forward_passes, MAX_PASSES), *(totals or (0, 0, 0.0, 0.0)),
+        reserved, peak, wait or 0.0, work or 0.0, pipeline_stage or 0,
+        min(forward_pass, MAX_PASSES), min(forward_passes, MAX_PASSES),
+        *(totals or (0, 0, 0.0, 0.0)),
     )  # fmt: skip
     return _HEADER.pack(MAGIC, VERSION, SIZE, crc32(body)) + body
 
@@ -282,9 +281,9 @@ def decode(data: bytes) -> Message:
         seconds if seconds >= INSTANT else 0.0 for seconds in (inputs, forward, wait, work)
     )
     for value, most, bit in (
-        (inputs, LONGEST_STEP, _INPUT), (forward, LONGEST_STEP, _FORWARD), (communication,
-        MAX_TOTAL, _COMMUNICATION), (scale, MAX_FLOAT32, _LOSS_SCALE), (max(memory), MAX_MEMORY,
-        _MEMORY), (max(totals[:2]), MAX_COUNT, _TOTALS),
+        (inputs, LONGEST_STEP, _INPUT), (forward, LONGEST_STEP, _FORWARD),
+        (communication, MAX_TOTAL, _COMMUNICATION), (scale, MAX_FLOAT32, _LOSS_SCALE),
+        (max(memory), MAX_MEMORY, _MEMORY), (max(totals[:2]), MAX_COUNT, _TOTALS),
         (totals.work_seconds + totals.wait_seconds, MAX_TOTAL, _TOTALS),
     ):  # fmt: skip
         if value > most:

@@ -42,20 +42,6 @@ _MODULES = {
     "torch.distributed.launch": "torchrun",
     "deepspeed.launcher.runner": "deepspeed",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """The options of a launcher, without leading dashes and with `_` written as `-`."""
-
-    flags: frozenset[str]
-    """Options without a value."""
-    valued: frozenset[str]
-    short: Mapping[str, str] = field(default_factory=dict)
-    is_open: bool = False
-    """Whether plugins and other releases have more options than these."""
-
-
 _DEEPSPEED_FLAGS = """
 module no-python no-local-rank no-ssh no-ssh-check force-multi save-pid bind-cores-to-rank quiet
 help
@@ -83,6 +69,18 @@ N=nodes n=ntasks G=gpus w=nodelist l=label u=unbuffered v=verbose Q=quiet O=over
 K=kill-on-bad-exit c=cpus-per-task p=partition t=time J=job-name o=output e=error A=account q=qos
 x=exclude D=chdir m=distribution C=constraint
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The options of a launcher, without leading dashes and with `_` written as `-`."""
+
+    flags: frozenset[str]
+    """Options without a value."""
+    valued: frozenset[str]
+    short: Mapping[str, str] = field(default_factory=dict)
+    is_open: bool = False
+    """Whether plugins and other releases have more options than these."""
 
 
 def _words(text: str) -> frozenset[str]:
