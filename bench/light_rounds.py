@@ -72,9 +72,13 @@ def main() -> None:
     pair = Suspect(Part.LINK, "n0--n1", "slow")
     cases: list[tuple[str, int, Callable[[int], Company], Suspect]] = [
         (
-            f"slow link, {untimed:.0%} of times do not count, bounds {'' if bounded else 'un'}known",
+            (
+                f"slow link, {untimed:.0%} of times do not count, bounds "
+                f"{'' if bounded else 'un'}known"
+            ),
             60,
-            lambda start, untimed=untimed, bounded=bounded: slow(start, untimed, bounded=bounded),  # type: ignore[misc]
+            lambda start, untimed=untimed, bounded=bounded: slow(start, untimed, bounded=bounded),
+            # type: ignore[misc]
             pair,
         )
         for untimed in (0.0, 0.4, 1.0)

@@ -40,7 +40,8 @@ STEP = 2.5
 """Seconds of a step; own work of 1 is two thirds of it or less."""
 PER_NODE = 8
 DELAY = 5.0 / 2 + 10.0 / 2 + 10.0
-"""Seconds from the end of a window to the alert: half a scrape, half a round of the rules, `for`."""
+"""Seconds from the end of a window to the alert: half a scrape, half a round of the rules,
+`for`."""
 HELD = 10.0
 """Seconds for which the rule must hold, `for`."""
 SHARE = 1 / 1.2

@@ -45,8 +45,8 @@ FLAGS = {
     "evidence": "evidence",
     "tls": "tls",
 }
-"""The value that switches each component on. A component follows those that it includes, and where two
-set the same value, the later one counts.
+"""The value that switches each component on. A component follows those that it includes, and where
+two set the same value, the later one counts.
 """
 WHOLE = ("prometheus-operator", "dashboards")
 """Components that only add objects, which others change: they are in all that is compared."""
@@ -67,7 +67,8 @@ PLACES: dict[tuple[str, str], dict[Place, str]] = {
     ("PodMonitor", "dshealthd"): {("metadata", "labels", "*"): "prometheusOperator.labels"},
     ("ConfigMap", "dshealthd"): {("data", "*"): "config"},
 }
-"""Which value of the chart stands at a place in an object; at `*`, its entries beside those there."""
+"""Which value of the chart stands at a place in an object; at `*`, its entries beside those
+there."""
 IMAGE = (
     r'\1image: "{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}"'
 )

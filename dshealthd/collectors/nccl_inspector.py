@@ -103,7 +103,8 @@ class NcclInspector(Collector):
     Options = NcclInspectorOptions
 
     @classmethod
-    def absent(cls, options: NcclInspectorOptions, host: Host) -> str | None:  # noqa: ARG003 - as every collector
+    # as every collector
+    def absent(cls, options: NcclInspectorOptions, host: Host) -> str | None:  # noqa: ARG003
         """Return why the collector is absent if there is no driver that NCCL could use."""
         return driver_absent(host)
 

@@ -46,8 +46,8 @@ def snapshot_check(
 ) -> SnapshotCheck:
     """Return the check of one symptom.
 
-    `summary` is or returns the text of the ok result; `problems` yields results that findings do not
-    cover.
+    `summary` is or returns the text of the ok result; `problems` yields results that findings do
+    not cover.
     `alerts` has the prefixes of this check's alerts, for a symptom with several checks.
     """
 

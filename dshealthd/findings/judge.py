@@ -246,7 +246,9 @@ class Judge:
         self._judge_within(self._episodes.due(self._monotonic()) + DELAY)
 
     def _readable(self, finding: Finding) -> bool:
-        """Return whether a finding was judged and its source read, so that its absence means health."""
+        """Return whether a finding was judged and its source read, so that its absence means
+        health.
+        """
         if finding.rule in self._broken:
             return False
         if finding.severity is not State.UNKNOWN and pending(self._snapshot):

@@ -32,6 +32,8 @@ SILENT = 30.0
 """Seconds without a heartbeat from which that is said of a job that trains."""
 STATES = ("no heartbeats", "training", "silent", "paused", "suspended", "stalled", "failed", "hung")
 """States of a job on a node, from best to worst."""
+_NOT_AT_WORK = {HangClass.IDLE, HangClass.COLLECTIVE}
+_BETWEEN_STEPS = {("stalled", cause) for cause in (HangClass.BETWEEN_STEPS, *_NOT_AT_WORK)}
 
 
 class JobPart(NamedTuple):
@@ -93,10 +95,6 @@ def _state_of_all(parts: Sequence[JobPart]) -> str:
         if not states.isdisjoint({"training", "silent"}) or at_work:
             return "stalled"
     return worst
-
-
-_NOT_AT_WORK = {HangClass.IDLE, HangClass.COLLECTIVE}
-_BETWEEN_STEPS = {("stalled", cause) for cause in (HangClass.BETWEEN_STEPS, *_NOT_AT_WORK)}
 
 
 def _none_at_work(parts: Sequence[JobPart]) -> bool:
@@ -298,8 +296,8 @@ def _paused(series: Series, job: str) -> dict[str, Any] | None:
 
 
 def _idle(series: Series, job: str) -> dict[str, Any] | None:
-    """Return for how long a job without heartbeats has been seen to do nothing here; None if it does,
-    or if that is not known.
+    """Return for how long a job without heartbeats has been seen to do nothing here; None if it
+    does, or if that is not known.
     """
     idle = series.value("job_idle_seconds", training_job=job) or 0.0
     if idle < IDLE_SECONDS or any(series("job_step", training_job=job)):

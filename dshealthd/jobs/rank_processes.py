@@ -23,6 +23,10 @@ MAX_RANKS = 256
 """Most ranks that are followed: each takes a descriptor."""
 KEPT = 600.0
 """Seconds for which an end is told."""
+End: TypeAlias = "tuple[_RankProcess, ExitKind, float]"
+"""A process that has ended, how, and the monotonic time of the sample that saw it."""
+_SIGNALS = {ExitKind.KILLED, ExitKind.CRASHED}
+_STOPPED = {ThreadState.STOPPED, ThreadState.TRACED}
 
 
 class RankTrouble(NamedTuple):
@@ -46,10 +50,6 @@ class _RankProcess(NamedTuple):
     pid: int
     descriptor: int
     """A pidfd; -1 if there is none."""
-
-
-End: TypeAlias = "tuple[_RankProcess, ExitKind, float]"
-"""A process that has ended, how, and the monotonic time of the sample that saw it."""
 
 
 class RankProcesses:
@@ -152,17 +152,13 @@ class RankProcesses:
 
 
 def _failures(ends: Sequence[End]) -> Iterator[End]:
-    """Yield the ends that a run ended with: by a signal that no launcher sends at first, seen in the first
-    of the samples that saw one. Where all ended so, somebody ended the run.
+    """Yield the ends that a run ended with: by a signal that no launcher sends at first, seen in
+    the first of the samples that saw one. Where all ended so, somebody ended the run.
     """
     first = min(at for _, _, at in ends)
     found = [end for end in ends if end[1] in _SIGNALS and end[2] == first]
     if len(found) < len(ends):
         yield from found
-
-
-_SIGNALS = {ExitKind.KILLED, ExitKind.CRASHED}
-_STOPPED = {ThreadState.STOPPED, ThreadState.TRACED}
 
 
 def _release(followed: _RankProcess) -> None:

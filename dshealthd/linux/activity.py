@@ -21,12 +21,21 @@ if TYPE_CHECKING:
 
 
 BUSY = 0.5
-"""Share of a core's time from which a rank is at work, unless its GPU waits in a kernel, for which a
-host spins. What libraries run beside a training takes a tenth of it.
+"""Share of a core's time from which a rank is at work, unless its GPU waits in a kernel, for which
+a host spins. What libraries run beside a training takes a tenth of it.
 """
 IDLE_SHARE = 0.01
-"""Share of a core's time below which the training's thread does nothing: one that blocks takes none,
-one that polls fifty times a second a tenth of it, and one that decodes 10 MB/s three times as much.
+"""Share of a core's time below which the training's thread does nothing: one that blocks takes
+none, one that polls fifty times a second a tenth of it, and one that decodes 10 MB/s three times as
+much.
+"""
+FILE_SYSTEMS = (
+    *("request_wait_answer", "fuse_", "p9_", "rpc_", "nfs", "smb", "cifs", "wait_for_response"),
+    *("ceph", "ptlrpc_", "ldlm_", "cl_sync", "ll_", "cxiWait"),
+)
+"""Prefixes of the kernel's functions in which threads wait for a file system's server although a
+signal would wake them, so that their state is S: FUSE (which is in D only until its first answer),
+9p, NFS, SMB, Ceph, Lustre, Spectrum Scale. Named after the kernel's sources.
 """
 
 
@@ -82,16 +91,6 @@ class Activity:
         return self.cpu_seconds + (self.queued_seconds or 0.0)
 
 
-FILE_SYSTEMS = (
-    *("request_wait_answer", "fuse_", "p9_", "rpc_", "nfs", "smb", "cifs", "wait_for_response"),
-    *("ceph", "ptlrpc_", "ldlm_", "cl_sync", "ll_", "cxiWait"),
-)
-"""Prefixes of the kernel's functions in which threads wait for a file system's server although a
-signal would wake them, so that their state is S: FUSE (which is in D only until its first answer),
-9p, NFS, SMB, Ceph, Lustre, Spectrum Scale. Named after the kernel's sources.
-"""
-
-
 def parse_activity(data: bytes) -> Activity:
     """Return the activity in a `/proc/<pid>/stat`; ValueError if malformed."""
     stat = parse_stat(data)
@@ -133,7 +132,9 @@ def activity(host: Host, pid: int, start: int, thread: int | None = None) -> Act
 
 
 def _waits_for_files(place: str) -> bool:
-    """Return whether a `/proc/<pid>/wchan` shows a wait for a file system; False if it is denied."""
+    """Return whether a `/proc/<pid>/wchan` shows a wait for a file system; False if it is
+    denied.
+    """
     try:
         return read_bytes(place, 256).decode(errors="replace").startswith(FILE_SYSTEMS)
     except OSError:
@@ -141,8 +142,8 @@ def _waits_for_files(place: str) -> bool:
 
 
 def thread_of(host: Host, pid: int, told: int) -> int:
-    """Return the thread of a process that numbers it `told` in its own pid namespace; its main thread
-    if there is none. Reads a file for each thread.
+    """Return the thread of a process that numbers it `told` in its own pid namespace; its main
+    thread if there is none. Reads a file for each thread.
     """
     place = host.proc(f"{pid}/task")
     with contextlib.suppress(OSError, ValueError, ArithmeticError):

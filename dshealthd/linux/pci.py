@@ -21,6 +21,12 @@ SWITCH_CLASS = "0x0680"
 """Bridges of another kind: NVSwitches. Those of Blackwell's boards are not on the PCI bus."""
 PASSED_THROUGH = frozenset({"vfio-pci", "pci-stub"})
 """Drivers that hold a device for a virtual machine, so that this system cannot use it."""
+_NETWORK_CLASSES = ("0x0200", "0x0207")
+"""Ethernet and InfiniBand controllers."""
+_ADAPTERS = "0x15b3"
+"""Mellanox, now NVIDIA: vendor of fabric adapters."""
+_VIRTUAL = "physfn"
+"""Link that only virtual functions have; their number is configurable."""
 
 
 class Bus:
@@ -119,14 +125,6 @@ def gpus_absent(release_file: Path, host: Host) -> str | None:
     except OSError:  # no PCI bus
         found = ()
     return None if found else f"no NVIDIA GPU on the PCI bus and no {host.device('nvidiactl')}"
-
-
-_NETWORK_CLASSES = ("0x0200", "0x0207")
-"""Ethernet and InfiniBand controllers."""
-_ADAPTERS = "0x15b3"
-"""Mellanox, now NVIDIA: vendor of fabric adapters."""
-_VIRTUAL = "physfn"
-"""Link that only virtual functions have; their number is configurable."""
 
 
 class Device(NamedTuple):

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.host import lines_of, read
 from dshealthd.linux.local_network import local_ports
+from dshealthd.linux.peer_user import parse_end
 from dshealthd.linux.process import open_files
-from dshealthd.linux.socket_owners import parse_end, parse_inode
+from dshealthd.linux.socket_owners import parse_inode
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator

@@ -26,6 +26,16 @@ _HARMLESS = frozenset(
     )
 )
 """Flags of a node that takes jobs, or soon will."""
+PREFIX = "dshealthd: "
+"""Prefix of every reason of ours; a reason without it is somebody else's and is left alone."""
+TIMEOUT = 2.0
+"""Seconds that one command may take."""
+_END = 0.5
+"""Seconds for a killed command to exit; only one in the middle of a disk access takes longer."""
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin"
+_FIELDS = ("NodeList", "StateComplete", "Timestamp", "Reason", "Comment")
+_NONE = frozenset(("", "none", "(null)", "n/a"))
+_SECTION = re.compile(r" ?\[dshealthd: ([^\]]*)\]")
 
 
 class NodeState(NamedTuple):
@@ -51,18 +61,6 @@ class NodeState(NamedTuple):
         Unknown flags count as somebody's work, with which dshealthd does not interfere.
         """
         return self.base in _WORKING and not self.flags - _HARMLESS
-
-
-PREFIX = "dshealthd: "
-"""Prefix of every reason of ours; a reason without it is somebody else's and is left alone."""
-TIMEOUT = 2.0
-"""Seconds that one command may take."""
-_END = 0.5
-"""Seconds for a killed command to exit; only one in the middle of a disk access takes longer."""
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin"
-_FIELDS = ("NodeList", "StateComplete", "Timestamp", "Reason", "Comment")
-_NONE = frozenset(("", "none", "(null)", "n/a"))
-_SECTION = re.compile(r" ?\[dshealthd: ([^\]]*)\]")
 
 
 class ControllerError(Exception):

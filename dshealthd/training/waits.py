@@ -49,8 +49,8 @@ OUTPUTS = 8
 
 
 def timeout() -> int:
-    """Return the seconds after which collectives of the default group time out, so that its watchdog
-    ends the process; 0 if unknown.
+    """Return the seconds after which collectives of the default group time out, so that its
+    watchdog ends the process; 0 if unknown.
 
     Reads what `init_process_group` was given, or its default: some 12 µs, once.
     """
@@ -58,7 +58,9 @@ def timeout() -> int:
     group = None if c10d is None else c10d.GroupMember.WORLD
     for device in ("cuda", "cpu"):
         try:
-            options = group._get_backend(sys.modules["torch"].device(device)).options  # type: ignore[union-attr] # noqa: SLF001 - torch's own Python reads it so
+            # torch's own Python reads it so
+            backend = group._get_backend(sys.modules["torch"].device(device))  # type: ignore[union-attr] # noqa: SLF001
+            options = backend.options
             seconds = int(options._timeout.total_seconds())  # noqa: SLF001
             return min(max(seconds, 0), MAX_TIMEOUT)
         except (
@@ -74,7 +76,8 @@ def timeout() -> int:
 
 def follow(heartbeat: Any, device: str) -> None:
     """Report the waits of this process, whose model is on a device of this type."""
-    c10d = getattr(sys.modules["torch"]._C, "_distributed_c10d", None)  # noqa: SLF001 - what Python collectives call has no other name
+    # what Python collectives call has no other name
+    c10d = getattr(sys.modules["torch"]._C, "_distributed_c10d", None)  # noqa: SLF001
     if c10d is None or device not in {"cpu", "cuda"}:
         return
     replace(heartbeat, c10d.Work, "wait", _timed)
@@ -94,7 +97,8 @@ def follow_backward(heartbeat: Any, result: Any) -> None:
     A callback that is queued as the pass begins is called before the reducer's own, which waits;
     one that is queued there is called after it.
     """
-    engine = sys.modules["torch"].autograd.Variable._execution_engine  # noqa: SLF001 - DDP and FSDP use it as well
+    # DDP and FSDP use it as well
+    engine = sys.modules["torch"].autograd.Variable._execution_engine  # noqa: SLF001
     queued = False
 
     def begin(_gradient: Any) -> None:

@@ -163,8 +163,8 @@ def test_rules_about_findings_name_labels_that_findings_have() -> None:
 
 
 def test_inhibition_rules_require_our_label() -> None:
-    """Each rule requires the label that all our alerts have of its source and of its target, so that
-    no alert of another team holds back ours, or is held back, however alike it is otherwise.
+    """Each rule requires the label that all our alerts have of its source and of its target, so
+    that no alert of another team holds back ours, or is held back, however alike it is otherwise.
     """
     common = {f'{name}="{value}"' for name, value in RULESET.items()}
     rules = yaml_files.load(FILE)["inhibit_rules"]

@@ -53,7 +53,8 @@ SCENES: dict[str, dict[str, int | str]] = {
         # Down, asleep to save power, and with its traffic disabled.
         "nvlink7_state": 0, "nvlink8_state": 2, "nvlink9_state": 3,
     },
-    # Without the SRAM status, each of four counts is asked for; a memory of 0 degrees has no sensor.
+    # Without the SRAM status, each of four counts is asked for; a memory of 0 degrees has no
+    # sensor.
     "a100": {"ecc_aggregate_uncorrected_sram": 3, "memory_temperature": 0},
     # Replays come from the function that is older than the field.
     "v100": {"retired_dbe": 2, "retired_pending": 1, "field_fail.94": 3, "pcie_replay": 5},

@@ -89,7 +89,9 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_is_what_kustomize_builds(packed: Path) -> None:
-    """For each set of components, each object is equal, but for how a new configuration rolls out."""
+    """For each set of components, each object is equal, but for how a new configuration rolls
+    out.
+    """
     for components, objects in zip(SETS, rendered(packed, *map(enabled, SETS)), strict=True):
         assert isinstance(objects, dict), objects
         wanted = {k: v for k, v in chart.built(components).items() if k[0] != "Namespace"}

@@ -155,7 +155,9 @@ def test_sssd(package: Path) -> None:
 
 
 def test_authorities_and_time_zones_of_the_host(machine: Machine, tmp_path: Path) -> None:
-    """The bundle that the distribution keeps is trusted, and its time zones are those that count."""
+    """The bundle that the distribution keeps is trusted, and its time zones are those that
+    count.
+    """
     certificates.authority(tmp_path, "ca")
     trusted = (
         "from dshealthd.http.exchange import verifying; print(len(verifying().get_ca_certs()))"

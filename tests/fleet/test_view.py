@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dshealthd.fleet.jobs import MAX_JOBS, merged, shortened
 from dshealthd.fleet.view import (
     AT_ONCE,
     CALLS_PER_SECOND,
     CALLS_TO_LARGE,
     EVERY,
     FIRST_PICTURE,
-    MAX_JOBS,
     MAX_NODES,
     Fleet,
-    merged,
     period,
-    shortened,
 )
 from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.probe.observation import Outcome
@@ -139,8 +137,8 @@ async def test_what_cannot_be_shown_is_told() -> None:
 
 
 async def test_the_first_picture_has_all_answers() -> None:
-    """Whoever looks first, or after a pause, waits for the members; a member that is slow to answer is
-    waited for once, and not by who looks again.
+    """Whoever looks first, or after a pause, waits for the members; a member that is slow to answer
+    is waited for once, and not by who looks again.
     """
     cluster = Cluster(3)
     view = json.loads(await cluster.fleet.picture())
@@ -162,7 +160,9 @@ async def test_the_first_picture_has_all_answers() -> None:
 
 
 async def test_nobody_is_asked_while_nobody_looks() -> None:
-    """However many look, each member is asked once in ten seconds, and a bounded number at a time."""
+    """However many look, each member is asked once in ten seconds, and a bounded number at a
+    time.
+    """
     cluster = Cluster(200)
     await asyncio.sleep(0)
     assert not cluster.asked
@@ -309,8 +309,8 @@ async def test_no_more_members_are_listed_than_people_can_read() -> None:
 
 
 def test_a_job_in_trouble_is_not_cut_off() -> None:
-    """Of more jobs than are shown, those that hang, failed, stall or compute nonsense come first; how
-    many are left out is told.
+    """Of more jobs than are shown, those that hang, failed, stall or compute nonsense come first;
+    how many are left out is told.
     """
 
     async def scene() -> None:
@@ -447,7 +447,9 @@ def test_nodes_together_know_better(told: tuple[tuple[str, str], ...], state: st
 def test_a_hang_between_two_steps_is_seen_by_all_nodes_together(
     told: tuple[tuple[str, int, int], ...], state: str
 ) -> None:
-    """Where the page to the phone names a hang between two steps, the fleet does not show a pause."""
+    """Where the page to the phone names a hang between two steps, the fleet does not show a
+    pause.
+    """
     answers = [
         (
             name,

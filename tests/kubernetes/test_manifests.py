@@ -121,7 +121,9 @@ def test_rights_of_the_base() -> None:
 
 
 def test_the_journal_needs_no_right() -> None:
-    """The kernel's records come from the host's files, which the base mounts: only a text differs."""
+    """The kernel's records come from the host's files, which the base mounts: only a text
+    differs.
+    """
     assert pod(("kernel-journal",)) == pod(())
     mounts = {mount["name"]: mount["mountPath"] for mount in agent(())["volumeMounts"]}
     assert config.load(KUBERNETES / "base/config/base.toml").path.rootfs == Path(mounts["root"])
@@ -162,7 +164,8 @@ def test_configuration(components: tuple[str, ...], tmp_path: Path) -> None:
     kernel_log = loaded.collectors["kernel_log"]
     sources = {"kernel-journal", "kernel-log"} & set(components)
     assert kernel_log.enabled is bool(sources)
-    assert kernel_log.journal is (sources == {"kernel-journal"})  # type: ignore[attr-defined] # its own option
+    # its own option
+    assert kernel_log.journal is (sources == {"kernel-journal"})  # type: ignore[attr-defined]
     assert loaded.section(EvidenceOptions).enabled is bool(
         {"trainings", "evidence"} & set(components)
     )
@@ -206,7 +209,9 @@ def test_probes_ask_over_the_agents_own_scheme() -> None:
 
 
 def test_agents_are_known_as_elsewhere() -> None:
-    """A PodMonitor gives the agents the label by which the rules know them, as the scrape job does."""
+    """A PodMonitor gives the agents the label by which the rules know them, as the scrape job
+    does.
+    """
     part = yaml_files.load(rules.SOURCE / "dshealthd.yml")
     label = part["scrape_configs"][-1]["relabel_configs"][0]
     for components in (chart.WHOLE, (*chart.WHOLE, "probes")):

@@ -73,7 +73,9 @@ def test_answers(answer: bytes | None, status: int, line: str | None) -> None:
 
 
 def test_its_configuration() -> None:
-    """What node-problem-detector reads. The plugin's place, and no more characters than it takes."""
+    """What node-problem-detector reads. The plugin's place, and no more characters than it
+    takes.
+    """
     document = json.loads((DIRECTORY / "dshealthd.json").read_text(encoding="utf-8"))
     assert document["pluginConfig"]["max_output_length"] == 80
     assert Path(document["rules"][0]["path"]).name == "dshealthd-fit"

@@ -86,10 +86,15 @@ def interpreters() -> list[str]:
 
 
 def test_runs_without_the_agent_installed(agents_end: AgentsEnd, tmp_path: Path) -> None:
-    """A copy of the package alone sends heartbeats under every interpreter here, without torch too."""
+    """A copy of the package alone sends heartbeats under every interpreter here, without torch
+    too.
+    """
     site = tmp_path / "site" / "dshealthd" / "training"
     shutil.copytree(PACKAGE, site, ignore=shutil.ignore_patterns("__pycache__"))
-    code = "from dshealthd.training.heartbeat import Heartbeat; h = Heartbeat(step=4); h.loss(1.0); h.step(); print(h.closed)"
+    code = (
+        "from dshealthd.training.heartbeat import Heartbeat; h = Heartbeat(step=4); "
+        "h.loss(1.0); h.step(); print(h.closed)"
+    )
     environment = {
         "PYTHONPATH": str(tmp_path / "site"),
         "DSHEALTHD_HEARTBEAT_SOCKET": agents_end.path,
@@ -174,7 +179,9 @@ def test_variable_alone(environment: Path, agents_end: AgentsEnd) -> None:
 def test_started_by_the_package(
     environment: Path, agents_end: AgentsEnd, program: tuple[str, ...]
 ) -> None:
-    """`python -m dshealthd.training` runs a script or module as Python would, and reports its steps."""
+    """`python -m dshealthd.training` runs a script or module as Python would, and reports its
+    steps.
+    """
     printed = run(environment, agents_end, "-m", "dshealthd.training", *program, "x")
     assert printed == "__main__ ['x'] True\n"
     assert agents_end.message().step == 3

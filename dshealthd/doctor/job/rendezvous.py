@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 
 REMEDY = "hostname -I"
+PRIVILEGED = 1024
+MAX_SOCKETS = 16 << 20
+"""Maximum bytes of `/proc/net/tcp`: about 100,000 sockets."""
 
 
 def _address(context: JobContext, address: str) -> Iterator[Result]:
@@ -99,12 +102,6 @@ ADDRESS = check_of(
     _address,
     deadline=2 * rendezvous.RESOLVE_DEADLINE + 4,
 )
-
-
-PRIVILEGED = 1024
-
-MAX_SOCKETS = 16 << 20
-"""Maximum bytes of `/proc/net/tcp`: about 100,000 sockets."""
 
 
 def _port(context: JobContext, written: str) -> Iterator[Result]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from dshealthd.collectors.job_master import ConnectionOutcome, connect
 from dshealthd.core.sockets import listen_address
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Result, ok, unknown
+from dshealthd.doctor.connection import ConnectionOutcome, connect
 from dshealthd.doctor.job.sources.rendezvous import in_threads
 from dshealthd.doctor.remedies import paste
 from dshealthd.doctor.snapshot_check import snapshot_check

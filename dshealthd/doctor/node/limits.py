@@ -13,7 +13,7 @@ from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Result, ok, unknown, warning
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.snapshot_check import snapshot_check
-from dshealthd.linux.process import ProcessLimits, parse_limits
+from dshealthd.linux.process_limits import ProcessLimits, parse_limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

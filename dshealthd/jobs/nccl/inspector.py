@@ -59,6 +59,9 @@ _CLASSES = (
 """Size classes of messages: below 1 MiB they show latency, from 16 MiB the bandwidth of links."""
 _LARGEST = 1 << 20
 """Largest valid number of ranks or nodes of a communicator."""
+MAX_ENTRIES = 20_000
+"""Most entries of a directory that are read."""
+_NAME = re.compile(r"nccl_inspector_metrics_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.prom")
 
 
 class Operation(NamedTuple):
@@ -185,7 +188,8 @@ def _natural(text: str) -> str:
 
 
 def _is_natural(text: str, largest: int) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 19 and 0 < int(text) <= largest  # noqa: PLR2004 - digits of 2^62
+    # digits of 2^62
+    return text.isascii() and text.isdigit() and len(text) <= 19 and 0 < int(text) <= largest  # noqa: PLR2004
 
 
 def _figures(bandwidths: list[float], times: list[float]) -> Figures:
@@ -207,11 +211,6 @@ def _mean(values: list[float]) -> float:
 def _six_digits(value: float) -> float:
     """Round to the Inspector's precision, so that 400 does not become 400.00000000000006."""
     return float(f"{value:.6g}")
-
-
-MAX_ENTRIES = 20_000
-"""Most entries of a directory that are read."""
-_NAME = re.compile(r"nccl_inspector_metrics_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.prom")
 
 
 class InspectorFileState(enum.StrEnum):

@@ -32,6 +32,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Release = tuple[int, int, int]
+READ: frozenset[Release] = frozenset(
+    {(2, 29, 2), (2, 29, 3), (2, 29, 7), (2, 30, 3), (2, 30, 4), (2, 30, 7), (2, 31, 2)}
+)
+"""Releases from 2.28.10 on whose sources of RAS were read: the loop is fixed. 2.30.7 was run, too.
+
+2.31.2 adds commands that change the job, which are never sent, and frees what it collected for a
+client that leaves early. Of 2.32.3 only the code that answers was read, not what it collects from.
+"""
+_VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})(.*)", re.DOTALL)
 
 
 class AskReason(enum.StrEnum):
@@ -84,14 +93,6 @@ RULES = (
 )
 """In ascending order; each holds up to the next."""
 
-READ: frozenset[Release] = frozenset(
-    {(2, 29, 2), (2, 29, 3), (2, 29, 7), (2, 30, 3), (2, 30, 4), (2, 30, 7), (2, 31, 2)}
-)
-"""Releases from 2.28.10 on whose sources of RAS were read: the loop is fixed. 2.30.7 was run, too.
-
-2.31.2 adds commands that change the job, which are never sent, and frees what it collected for a
-client that leaves early. Of 2.32.3 only the code that answers was read, not what it collects from.
-"""
 UNKNOWN = Decision(AskReason.UNKNOWN)
 PERMITTED = Decision(AskReason.SAFE, ipv4_only=True)
 """For an unknown release that the operator permits.
@@ -99,7 +100,6 @@ PERMITTED = Decision(AskReason.SAFE, ipv4_only=True)
 A release whose text is unsafe and that has no JSON refuses the format, and then nothing more is
 sent.
 """
-_VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})(.*)", re.DOTALL)
 _ORDER = (
     AskReason.UNSAFE,
     AskReason.IPV6,

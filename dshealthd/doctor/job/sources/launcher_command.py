@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _WRAPPERS = frozenset(
-    "command exec time nohup env stdbuf nice ionice numactl taskset timeout setsid strace nsys ncu"  # noqa: SIM905 - easier to read
+    # easier to read
+    "command exec time nohup env stdbuf nice ionice numactl taskset timeout setsid strace nsys ncu"  # noqa: SIM905
     " singularity apptainer enroot podman docker conda mamba micromamba uv poetry pixi".split()
 )
 """Programs that run the command among their arguments."""
@@ -29,7 +30,8 @@ _SHELLS = frozenset({"bash", "sh", "zsh"})
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 _PYTHON_VALUED = frozenset({"-W", "-X"})
 _NO_JOB = frozenset(
-    ": [ cat chmod chown cp curl date dcgmi df du echo env export false find free git hostname"  # noqa: SIM905 - easier to read
+    # easier to read
+    ": [ cat chmod chown cp curl date dcgmi df du echo env export false find free git hostname"  # noqa: SIM905
     " ibstat ibv_devinfo ip ls lscpu lspci mkdir module mount mv nvidia-smi pip printenv printf"
     " pwd rdma rm rsync scontrol sed sinfo sleep squeue ss tar test touch true ulimit uname uptime"
     " wait wget which whoami".split()
@@ -40,20 +42,6 @@ _MODULES = {
     "torch.distributed.launch": "torchrun",
     "deepspeed.launcher.runner": "deepspeed",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """The options of a launcher, without leading dashes and with `_` written as `-`."""
-
-    flags: frozenset[str]
-    """Options without a value."""
-    valued: frozenset[str]
-    short: Mapping[str, str] = field(default_factory=dict)
-    is_open: bool = False
-    """Whether plugins and other releases have more options than these."""
-
-
 _DEEPSPEED_FLAGS = """
 module no-python no-local-rank no-ssh no-ssh-check force-multi save-pid bind-cores-to-rank quiet
 help
@@ -81,6 +69,18 @@ N=nodes n=ntasks G=gpus w=nodelist l=label u=unbuffered v=verbose Q=quiet O=over
 K=kill-on-bad-exit c=cpus-per-task p=partition t=time J=job-name o=output e=error A=account q=qos
 x=exclude D=chdir m=distribution C=constraint
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The options of a launcher, without leading dashes and with `_` written as `-`."""
+
+    flags: frozenset[str]
+    """Options without a value."""
+    valued: frozenset[str]
+    short: Mapping[str, str] = field(default_factory=dict)
+    is_open: bool = False
+    """Whether plugins and other releases have more options than these."""
 
 
 def _words(text: str) -> frozenset[str]:
