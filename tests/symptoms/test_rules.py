@@ -67,6 +67,14 @@ OF_PROMETHEUS = frozenset(
         "prometheus_rule_group_interval_seconds",
         "prometheus_notifications_errors_total",
         "prometheus_notifications_dropped_total",
+        "cortex_prometheus_rule_evaluation_failures_total",  # of Mimir's ruler
+        "cortex_prometheus_rule_group_last_duration_seconds",
+        "cortex_prometheus_notifications_errors_total",
+        "cortex_prometheus_notifications_dropped_total",
+        "vmalert_recording_rules_errors_total",
+        "vmalert_alerting_rules_errors_total",
+        "vmalert_alerts_send_errors_total",
+        "vmalert_iteration_total",
     }
 )
 ROWS = range(1, 44)
