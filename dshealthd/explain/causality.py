@@ -37,8 +37,8 @@ _OF_NO_RANK = {"symmetric", "mismatch"}
 """Kinds of verdicts that have a first step although they name no culprit."""
 _OF_THE_JOB = {"host-memory-pressure"}
 """Slugs of faults that the job brings along to any node."""
-_ADDRESS = re.compile(r"[\d.]+|[\da-f:]*:[\da-f:.]*")
-"""An address, which no scheduler knows a node by."""
+_NO_NODE = re.compile(r"[\d.]+|[\da-f:]*:[\da-f:.]*|[\da-f]{12}|localhost\S*")
+"""An address or a container's number, which no scheduler knows a node by."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +81,8 @@ class Finding:
         root, host = self.root, self.host
         if root is None or host is None or root.layer != "hardware" or root.weak:
             return ()
-        return () if root.slug in _OF_THE_JOB or _ADDRESS.fullmatch(host) else (host,)
+        is_node = host != self.pod and _NO_NODE.fullmatch(host) is None
+        return (host,) if is_node and root.slug not in _OF_THE_JOB else ()
 
     @property
     def is_known(self) -> bool:
@@ -98,7 +99,8 @@ def decide(found: Recognized, *, year: int) -> Finding:
         # That a process ended is no cause: what it said before is.
         confirmed = any(_is_telling(event, case) for event in (*ordered, *case.consequences))
         stated = cause(standing(case), confirmed=confirmed or bool(case.found.failures))
-        if stated is not None:
+        is_end = stated is not None and (stated.is_crash or "how" in stated.fields)
+        if stated is not None and not (is_end and ordered and ordered[0].is_crash):
             ordered.insert(0, stated)
     if not ordered:
         return _without_cause(case)
@@ -130,6 +132,8 @@ def decide(found: Recognized, *, year: int) -> Finding:
     host, gpu = _whereabouts(root, ranks, case)
     beside = _beside(root, ranks)
     host = host or beside.get("host")
+    if host == beside.get("pod"):  # its name, as a collector of pods has it
+        host = None
     if gpu is None and "gpu" in beside:
         gpu = int(beside["gpu"])
     is_symmetric = not ranks and any(verdict.kind == "symmetric" for verdict in verdicts)

@@ -23,8 +23,6 @@ NCCL notice a closed connection at once."""
 BEFORE, AFTER = 900.0, 120.0
 """Seconds before and after the first failure in which a hardware fault may be its cause: a watchdog
 waits 600 s, and the kernel log is written a little later than the fault."""
-_SIGNALS = {"Killed", "Segmentation fault", "Bus error", "Illegal instruction", "4", "7", "9", "11",
-            "SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL"}  # fmt: skip
 _COMMUNICATION = {"rendezvous-unreachable": 0, "gradient-sync-timeout": 1, "nccl-timeout": 1,
                   "ranks-stuck-at-init": 1, "nccl-all-reduce-failed": 3}  # fmt: skip
 _DEATHS = {"child-failed/killed", "child-failed/ray"}
@@ -127,8 +125,7 @@ def _is_death(event: Event, case: Case) -> bool:
 
     Watchdogs, and launchers once a rank has failed, end the rest with signals, too.
     """
-    how = event.fields.get("how", event.fields.get("signal", ""))
-    is_signal = event.pattern in _DEATHS or how in _SIGNALS
+    is_signal = event.pattern in _DEATHS or event.is_crash
     return is_signal and case.timed_out.get(event.origin.source, event.order) >= event.order
 
 

@@ -72,10 +72,13 @@ def standing(case: Case) -> list[Statement]:
 def cause(found: Sequence[Statement], *, confirmed: bool) -> Event | None:
     """Return the remark that is the cause; None if none says what happened.
 
+    Where only wrappers are left, a signal that ended a process says most.
+
     `confirmed` is whether something else shows that the job failed.
     """
     if not found or found[0].remark.wraps or found[0].remark.weight < remarks.SAYS:
-        return None
+        ends = [one.event for one in found if one.event.is_crash or "how" in one.event.fields]
+        return min(ends, key=lambda event: not event.is_crash, default=None)
     confirmed = confirmed or any(kept.remark.weight >= remarks.LOGS for kept in found)
     return found[0].event if confirmed else None
 

@@ -339,6 +339,9 @@ class Reader:
             found = _match(self._parent.near(bare(named))[0], named, line.level)
         if found is None:
             found = _match(near, text, line.level)
+        # What ended as it was meant to is no failure, whatever noticed it.
+        if found is not None and found[0].layer == "launcher" and remarks.is_orderly(text):
+            return False
         if found is not None:
             pattern, match = found
             if is_finite and pattern.role != "loss":
@@ -349,7 +352,7 @@ class Reader:
             self._losses.clear()
         if self._facts.statements.again(template, place, self._order, self._facts.calm):
             return False
-        if not is_remark:
+        if not (is_remark or remarks.is_of_shell(text)):
             self._facts.statements.follow(text, place)
             self._facts.calm += level == "calm"
         else:
@@ -396,11 +399,12 @@ class Reader:
             return
         if _OF_TORCH.search(place.quote[:200]):  # what it says of a job is never why
             remark = remark._replace(wraps=True)
+        ended = remarks.end_of(text) if remark.wraps else {}
         event = Event(
             slug="child-failed", pattern=STATED, role="cause", layer="program",
             title=remark.content, says=remark.content, steps=STEP, place=place, origin=line.origin,
             order=self._order, stamp=self._stamp(line), exact=line.stamp is not None, weak=True,
-            fields={**self._details.fields, **spoken_rank(text)}, progress=facts.progress, attempt=self._attempt,
+            fields={**self._details.fields, **spoken_rank(text), **ended}, progress=facts.progress, attempt=self._attempt,
         )  # fmt: skip
         facts.statements.add(template, remark, event, facts.calm)
 

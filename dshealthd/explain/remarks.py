@@ -40,7 +40,7 @@ WORDS = (
     "nhealthy", "ot ready", "NotReady", "erminated", "ancelled", "CANCELLED", "anceled", "core dump",
     "egfault", "egmentation", "us error", "navailable", "isconnect", "ismatch", "nresponsive",
     "ncorrectable", "ssertion", "igquit", "SIGTERM", "SIGKILL", "SIGSEGV", "SIGABRT", "SIGQUIT",
-    "non-zero", "closed", "exit code", "exited with", "exit status",
+    "non-zero", "closed", "exit code", "xit Code", "exited with", "exit status",
     "blocked for more", "rrImagePull",
 )  # fmt: skip
 """Each remark has one of these: what the search through all lines of a log looks for."""
@@ -85,6 +85,13 @@ _HANDLED = re.compile(
     r"|disabl(?:ed|ing)|by default|deprecat\w+|reconnect\w*|harmless|safely|warning|optional)\b",
     re.IGNORECASE,
 )
+_ORDERLY = re.compile(
+    r"\bintended|\bgraceful|\bas requested|by (?:an? |the )?user request|exit_actor|idle for"
+    r"|references to [^.]{1,40} removed|\b(?:normal|clean)(?:ly)? (?:exit|shut|terminat|stop)"
+    r"|scal(?:e|ed|ing)[ -]down|\bexit(?:ed)?[ _]?(?:with )?(?:code|status)?[ =:]{1,3}0\b(?![.x])",
+    re.IGNORECASE,
+)
+"""An end that somebody meant."""
 _SPENT = re.compile(
     r"retr(?:y|ies)\b.{0,20}(?:exceed|exhaust|fail|limit|left)"
     r"|(?:exceed|exhaust|after|max).{0,30}retr",
@@ -98,13 +105,19 @@ _EXCEPTION = re.compile(
     r"|\btask \S{1,40}:\d+ blocked for more than "
 )
 ENDED = re.compile(
-    r"exit(?:ed|ing|s)?(?: \w+){0,3}? ?(?:with )?(?:code|status|value)?s?[ :=(]{1,3}"
-    r"-?(?:[1-9]\d{0,4}|0x[1-9a-fA-F]\w*)\b"
-    r"|non-?zero (?:exit|return|status)|return(?:ed)?[ -]?code[ :=]{1,3}-?[1-9]|\brc=-?[1-9]"
-    r"|(?:on|by|with|got|received) signal:? ?\(?(?:\d+|SIG[A-Z]+)|core dumped",
+    r"exit(?:ed|ing|s)?(?: \w+){0,3}? ?(?:with )?(?:code|status|value)?s?[ :=(]{1,12}"
+    r"(?:(?P<exit>-?[1-9]\d{0,4})\b|-?0x[1-9a-fA-F]\w*\b)"
+    r"|non-?zero (?:exit|return|status)|return(?:ed)?[ -]?code[ :=]{1,3}(?P<exit_2>-?[1-9]\d{0,4})"
+    r"|\brc=(?P<exit_3>-?[1-9]\d{0,4})|core dumped"
+    r"|(?:on|by|with|got|received) signal:? ?\(?(?P<signal>\d+|SIG[A-Z]+)",
     re.IGNORECASE,
 )
 """How a process ended: that is not why."""
+_SHELL = re.compile(
+    r"\S{1,80}[:\uff1a] ?\D{0,12}\d{1,6}\D{0,8}[:\uff1a] +(?P<pid>\d{2,10}) (?P<how>[^\W\d].{0,40}?)"
+    r"(?: +\([^)]{1,30}\))? {3,}\S"
+)
+"""What a shell says, in the user's language, of a child that a signal ended."""
 _EVENT = re.compile(
     r"(?:^|\s)Warning\s+(?P<reason>[A-Z][A-Za-z]{3,40})\s+"
     r"(?:(?:[\dsmhd]+|<\w+>)(?: \(x\d+ over \w+\))?\s+\S+|[\w.-]+/\S+)\s+(?P<message>\S.*)"
@@ -214,6 +227,11 @@ def may_be(template: str) -> bool:
     return _EXCEPTION.search(text) is not None or (_fails(text) and level_of(text) != "calm")
 
 
+def is_orderly(text: str) -> bool:
+    """Return whether a line says that a process ended as it was meant to."""
+    return _ORDERLY.search(text) is not None
+
+
 def _fails(text: str) -> bool:
     return _FAILS.search(text) is not None and _FAILS.search(_UNREAL.sub(" ", text)) is not None
 
@@ -223,13 +241,27 @@ def is_kernel(quote: str) -> bool:
     return _KERNEL.search(quote[:200]) is not None
 
 
+def is_of_shell(text: str) -> bool:
+    """Return whether a line is a shell's report of a child that a signal ended."""
+    return "   " in text and _SHELL.match(text) is not None
+
+
+def end_of(text: str) -> dict[str, str]:
+    """Return how a line says that a process ended, as fields."""
+    match = _SHELL.match(text) or ENDED.search(text)
+    fields = match.groupdict() if match else {}
+    return {name.partition("_")[0]: value for name, value in fields.items() if value}
+
+
 def read(text: str, level: str) -> Remark | None:
     """Return what a line says of a failure; None if nothing.
 
     `text` is the line without the prefixes that are known, `level` one of `level_of`.
     """
-    text = _LOGGER.sub("", _BAR.sub("", text[:MAX_READ], count=1).strip(), count=1)
-    if _STACK.match(text):
+    if is_of_shell(text):
+        return Remark(STATES, " ".join(text.split())[:MAX_CONTENT], wraps=True)
+    text = _LOGGER.sub("", _BAR.sub("", text[:MAX_READ], count=1).strip(), count=1).strip()
+    if _STACK.match(text) or is_orderly(text):
         return None
     exception = _EXCEPTION.search(text)
     event = _EVENT.search(text)

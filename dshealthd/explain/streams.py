@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.explain.events import Origin, Stamp
+from dshealthd.explain.identities import is_name_of_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -102,8 +103,6 @@ _LEVELS = frozenset(
     "trace debug info notice warn warning err error crit critical alert emerg fatal panic".split()  # noqa: SIM905
 )
 """Levels of loggers, of syslog and of glog."""
-_PROGRAMS = frozenset({"srun", "slurmstepd"})
-"""Programs that put their name before each line."""
 
 _PATH_RANK = re.compile(
     r"(?:^|[/._-])(?:global_?)?rank[_.-]?(?P<rank>\d{1,6})(?=[/._-]|$)", re.IGNORECASE
@@ -198,9 +197,10 @@ class Splitter:
         nodes = Counter(
             match["node"]
             for line in sample
-            if (match := _NODE.match(line)) and is_host(match["node"])
+            if (match := _NODE.match(line)) and is_name_of_host(match["node"])
         )
-        if len(sample) > _ENOUGH and sum(nodes.values()) >= 0.9 * len(sample):
+        # A single name before every line may be that of the program.
+        if len(nodes) > 1 and sum(nodes.values()) >= max(_ENOUGH, 0.9 * len(sample)):
             self.nodes = frozenset(nodes)
 
     def bare(self, line: Line) -> Line:
@@ -343,20 +343,16 @@ class Splitter:
         return Line(text, origin, stamp, level, prefixed, launcher, named)
 
 
-def is_host(word: str) -> bool:
-    """Return whether a word at the place of a host name can be one, rather than a level or a field.
-
-    Host names are of lower case, or have a digit, a dot or a hyphen.
-    """
-    if word.lower() in _LEVELS or word in _PROGRAMS:
-        return False
-    return word.islower() or any(not character.isalpha() for character in word)
-
-
 def _syslog_host(match: re.Match[str]) -> str | None:
-    """Return the host of a line in syslog's form; None for a logger's, which has a level there."""
+    """Return the host of a line in syslog's form; None for a logger's, which has a level or a name.
+
+    Loggers write date and time with a blank between, syslog in ISO 8601 with a `T`.
+    """
     host, tag = match["syslog_host"], match["tag"]
-    return host if is_host(host) and tag.lower() not in _LEVELS else None
+    if not {host.lower(), tag.lower()}.isdisjoint(_LEVELS):
+        return None
+    is_logger = " " in (match.groupdict().get("iso") or "")
+    return host if not is_logger or is_name_of_host(host) else None
 
 
 def _constant_prefix(texts: Sequence[str]) -> re.Pattern[str] | None:

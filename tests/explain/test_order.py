@@ -47,6 +47,39 @@ def test_a_rule_decides_where_it_applies(rule: int, lines: list[str], slug: str)
     assert explained(*lines).slug == slug, order.RULES[rule].says
 
 
+XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=77, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    ("prefix", "excluded"),
+    [
+        ("salloc: ", ()),
+        ("flux-job: ", ()),
+        ("python3: ", ()),
+        ("2026-01-05 10:00:00,123 trainer main: ", ()),
+        ("Jan  5 10:00:00 localhost kernel: ", ()),
+        ("[pod/trainer-worker-3/pytorch] ", ()),
+        ("3f2a9c1b7d4e:221:310 [5] NCCL WARN ", ()),
+        ("Jan  5 10:00:00 gpu-7 kernel: ", ("gpu-7",)),
+        ("2026-01-05T10:00:00+0000 zeus kernel: ", ("zeus",)),
+    ],
+)
+def test_only_what_the_text_shows_to_be_a_node_is_excluded(
+    prefix: str, excluded: tuple[str, ...]
+) -> None:
+    """A program before each line, a logger, a pod or a container is no node."""
+    lines = [f"{prefix}starting {number}" for number in range(8)]
+    finding = explained(*lines, prefix + XID_79)
+    assert finding.slug == "gpu-lost"
+    assert finding.excluded == excluded
+
+
+def test_a_column_of_several_names_is_of_hosts() -> None:
+    """As pdsh and ansible print it, unlike a program's name."""
+    lines = [f"gpu-{number % 3}: starting {number}" for number in range(9)]
+    assert explained(*lines, f"gpu-2: {XID_79}").excluded == ("gpu-2",)
+
+
 def test_no_rule_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any of them, one of its scenes has another answer."""
     for number, rule in enumerate(order.RULES):

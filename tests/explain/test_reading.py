@@ -100,6 +100,50 @@ def test_a_known_cause_is_not_replaced_by_words() -> None:
     assert finding.slug == "cuda-oom"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run.sh: 第 12 行: 28171 已杀死               python train.py",
+        "run.sh\uff1a行 12\uff1a 28171 已杀死               python train.py",
+        "./run.sh: Zeile 12: 28171 Getötet                python train.py",
+        "./run.sh: ligne 7: 28171 Processus arrêté        python train.py",
+        "./run.sh: 12 行: 28171 強制終了            python train.py",
+    ],
+)
+def test_what_a_shell_says_of_a_signal_needs_no_language(line: str) -> None:
+    """Its form shows that a signal ended the process, in every language of the user's."""
+    finding = explained(*STEPS, line)
+    assert (finding.outcome, finding.slug, finding.pid) == ("found", "child-failed", 28171)
+    killed = explained(*STEPS, line, "srun: error: gpu-3: task 2: Exited with exit code 137")
+    assert (killed.title, killed.ranks, killed.host) == ("A process was killed", (2,), "gpu-3")
+
+
+@pytest.mark.parametrize(
+    ("code", "title"),
+    [(137, "A process was killed"), (139, "A process crashed"), (136, "A process crashed")],
+)
+def test_exit_codes_above_128_are_signals(code: int, title: str) -> None:
+    """A shell adds 128 to the number of the signal, whatever program repeats it."""
+    assert explained(*STEPS, f"worker process exited with status {code}").title == title
+    assert explained(*STEPS, "worker process exited with status 100").outcome == "undecided"
+    # A signal that launchers send in an orderly end says nothing.
+    assert explained(*STEPS, "worker process exited with status 143").outcome == "undecided"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(raylet) A worker died or was killed while executing a task by an unexpected system error. Worker exit type: INTENDED_SYSTEM_EXIT",
+        "actor exits: The actor is dead because all references to the actor were removed.",
+        "worker 3 terminated gracefully",
+        "worker killed by user request",
+    ],
+)
+def test_an_end_that_was_meant_is_no_failure(line: str) -> None:
+    """Whoever reports it, as Ray of idle workers and of actors that the job lets go."""
+    assert explained(*STEPS, line).outcome == "nothing"
+
+
 @pytest.mark.parametrize("level", ["ERROR", "[error]", "E0105 10:00:00.1 7 x.cc:1]", "<3>"])
 def test_levels_of_many_loggers_are_read(level: str) -> None:
     """An error by its level is a statement, whoever logs it."""

@@ -67,6 +67,14 @@ OF_PROMETHEUS = frozenset(
         "prometheus_rule_group_interval_seconds",
         "prometheus_notifications_errors_total",
         "prometheus_notifications_dropped_total",
+        "cortex_prometheus_rule_evaluation_failures_total",  # of Mimir's ruler
+        "cortex_prometheus_rule_group_last_duration_seconds",
+        "cortex_prometheus_notifications_errors_total",
+        "cortex_prometheus_notifications_dropped_total",
+        "vmalert_recording_rules_errors_total",
+        "vmalert_alerting_rules_errors_total",
+        "vmalert_alerts_send_errors_total",
+        "vmalert_iteration_total",
     }
 )
 ROWS = range(1, 44)
@@ -156,6 +164,74 @@ def test_groups_have_intervals_of_their_own(file: Path) -> None:
     """No group depends on the evaluation interval that is global in a Prometheus."""
     intervals = {"1s", alert_rules.URGENT, "10s", "15s", "30s", "1m", "5m"}
     assert {group.get("interval") for group in yaml_files.load(file)["groups"]} <= intervals
+
+
+DCGM = ROOT / "deploy/prometheus/dcgm.yml"
+GROUPS = [group for file in (*RULES, DCGM) for group in yaml_files.load(file)["groups"]]
+RESULT_NAMES = re.compile(r'__name__=~"([^"]*)"')
+
+
+def reads_of_own_group(group: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return each rule of a group with what it reads of another rule of the group.
+
+    vmalert, Thanos' and Mimir's rulers write what a rule records while they go on: the rule after
+    it sees the round before (docs.victoriametrics.com/victoriametrics/vmalert/#limitations). What a
+    rule reads of itself is of the round before everywhere.
+    """
+    names = [rule.get("record") or rule["alert"] for rule in group["rules"]]
+    recorded = {rule["record"] for rule in group["rules"] if "record" in rule}
+    if len(recorded) < len(names):
+        recorded |= {"ALERTS", "ALERTS_FOR_STATE"}
+    found = []
+    for name, rule in zip(names, group["rules"], strict=True):
+        read = {selector.metric for selector in selectors(rule["expr"])}
+        read |= {
+            other
+            for pattern in RESULT_NAMES.findall(rule["expr"])
+            for other in recorded
+            if re.fullmatch(pattern, other)
+        }
+        found += [(name, other) for other in sorted(read & recorded - {name})]
+    return found
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group["name"])
+def test_no_rule_reads_its_own_group(group: dict[str, Any]) -> None:
+    """What a rule reads, another group has recorded, whichever ruler evaluates them."""
+    assert reads_of_own_group(group) == []
+
+
+@pytest.mark.parametrize(
+    ("expressions", "found"),
+    [
+        ({"a": "up", "b": "sum(a)"}, [("b", "a")]),
+        ({"a": "up", "b": 'count({__name__=~"a|c"})'}, [("b", "a")]),
+        ({"b": "max_over_time(a[5m])", "a": "up"}, [("b", "a")]),
+        ({"a": "a + 1 or up", "b": "up"}, []),
+        ({"A": 'ALERTS{alertname="B"}', "b": "up"}, [("A", "ALERTS")]),
+    ],
+)
+def test_reads_of_own_group(expressions: dict[str, str], found: list[tuple[str, str]]) -> None:
+    """Selectors, ranges, patterns of names and alerts are seen; a rule may read itself."""
+    rules = [
+        {"alert" if name.isupper() else "record": name, "expr": expression}
+        for name, expression in expressions.items()
+    ]
+    assert reads_of_own_group({"rules": rules}) == found
+
+
+# MetricsQL counts the first sample of a series that has just begun as a change.
+NOT_PORTABLE = re.compile(r"\b(changes|delta|idelta)\(")
+# MetricsQL drops the name before it matches.
+MATCHES_NAMES = re.compile(r"\b(?:on|ignoring) \([^)]*__name__")
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group["name"])
+def test_rules_are_portable(group: dict[str, Any]) -> None:
+    """No rule counts changes of a series that may have just begun, or matches by name."""
+    for rule in group["rules"]:
+        assert not NOT_PORTABLE.search(rule["expr"])
+        assert not MATCHES_NAMES.search(rule["expr"])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from dshealthd.core.schema import Array, Choice, Flag, Integer, Number, Plain, R
 from dshealthd.probe.members.hostlist import is_name
 from dshealthd.probe.observation import Kind, Op, Outcome, Stage, known
 from dshealthd.probe.peers.protocol import SLUG
+from dshealthd.probe.workers.store import MAX_KEY, MAX_VALUE
 from dshealthd.training.message import INSTANT, LONGEST_STEP, MAX_COUNT, SHORTEST_STEP
 
 if TYPE_CHECKING:
@@ -86,8 +87,6 @@ LATE = Array(NodeName(), 2)
 MAX_RANKS_OF_NODE = 64
 MAX_SIZE = 1 << 30
 """Bytes of one collective's payload."""
-MAX_KEY, MAX_VALUE = 256, 45000
-"""Characters of a key and bytes of a value of the rendezvous store."""
 MAX_PAYLOAD = 48000
 """Bytes of an echo's payload: with base64 and the other fields it fits the largest body."""
 MAX_FINDINGS, MAX_JOBS, MAX_SUMMARY_TEXT = 4, 16, 128

@@ -155,7 +155,7 @@ def _words(
     for entry in rounds:
         told = entry.round.told
         if entry.round.near is near and told is not None and told.node is not None:
-            same = told.accuses_itself(signal, around.high)
+            same = told.accuses_itself(signal, around.high, entry.ratio)
             known = same or told.is_well(around.me, around.high)
             words[entry.round.peer] = same if known else None
     return sum(word is True for word in words.values()), sum(
