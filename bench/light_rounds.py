@@ -77,8 +77,9 @@ def main() -> None:
                 f"{'' if bounded else 'un'}known"
             ),
             60,
-            lambda start, untimed=untimed, bounded=bounded: slow(start, untimed, bounded=bounded),
-            # type: ignore[misc]
+            lambda start, untimed=untimed, bounded=bounded: slow(  # type: ignore[misc]
+                start, untimed, bounded=bounded
+            ),
             pair,
         )
         for untimed in (0.0, 0.4, 1.0)

@@ -1,5 +1,5 @@
-"""How the product is cut: `python -m tests.house` prints its figures, and the modules with constants
-between two definitions, which read like the seam of two files. It fails nothing.
+"""How the product is cut: `python -m tests.house` prints its figures, and the modules with
+constants between two definitions, which read like the seam of two files. It fails nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def names(node: ast.AST) -> set[str]:
 
 
 def seams(module: ast.Module) -> list[str]:
-    """Return the constants between two definitions of a module that need none of its definitions, so
-    that they could stand at its head.
+    """Return the constants between two definitions of a module that need none of its definitions,
+    so that they could stand at its head.
     """
     last = max((node.lineno for node in module.body if isinstance(node, DEFINITIONS)), default=0)
     defined: set[str] = set()
@@ -54,7 +54,8 @@ def main() -> None:
         long = sum(len(line) > COLUMNS for file in lines for line in file)
         print(
             f"{part:10}{sum(sizes):7} lines {len(sizes):4} files, median "
-            f"{statistics.median(sizes):.0f}, most {max(sizes)}; {long} lines over {COLUMNS} columns"
+            f"{statistics.median(sizes):.0f}, most {max(sizes)}; {long} lines over {COLUMNS} "
+            "columns"
         )
     product = {file: ast.parse(text) for file, text in texts["dshealthd"].items()}
     classes = Counter(
