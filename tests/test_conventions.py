@@ -71,7 +71,7 @@ STANDALONE = {
 """What writes JSON without the package's own function, with allow_nan off each time."""
 
 
-SHARED_CLASS_NAMES = 10
+SHARED_CLASS_NAMES = 5
 """Class names that may stand in several modules: two words of the field that are the same in both,
 such as the finding of the node and that of a log.
 """

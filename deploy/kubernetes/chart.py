@@ -75,7 +75,8 @@ IMAGE = (
 PULLED = r"\1imagePullPolicy: {{ .Values.image.pullPolicy }}"
 CHECKSUM = """\
         # Kustomize rolls out what changes by the ConfigMap's name.
-        checksum/config: {{ include (print $.Template.BasePath "/configmap-dshealthd.yaml") . | sha256sum }}
+        checksum/config: \
+{{ include (print $.Template.BasePath "/configmap-dshealthd.yaml") . | sha256sum }}
 """
 
 

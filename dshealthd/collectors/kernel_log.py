@@ -270,7 +270,7 @@ class KernelLog(Collector):
         elif (event := self._parser.event(message)) is not None:
             self._tally.count(EVENTS, event.name, self._device(event), by=event.errors)
 
-    def _device(self, event: lines.Event) -> str:
+    def _device(self, event: lines.KernelEvent) -> str:
         """Return the device that an event is counted for."""
         if self._devices is None:
             self._devices = {}

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator, Mapping
 
     from dshealthd.core.host import Host
-    from dshealthd.jobs.nccl.inspector import Content, Directory, Figures, File, Operation
+    from dshealthd.jobs.nccl.inspector import Content, Directory, Figures, File, MeasuredOperation
 
 _LABELS = ("training_job", "uuid", "operation", "size", "nodes", "message")
 BANDWIDTH = gauge(
@@ -279,7 +279,7 @@ def _job(content: Content, named: set[str], users: set[str]) -> str:
     return "unknown"
 
 
-def _rank(operation: Operation) -> tuple[int, str, str]:
+def _rank(operation: MeasuredOperation) -> tuple[int, str, str]:
     """Return the sort key by which NCCL operations get the limited series.
 
     Large communicators come first.

@@ -126,7 +126,8 @@ class Judge:
         self._broken: frozenset[str] = frozenset()
         """Names of the rules that failed in the last judgement."""
         self.derived: tuple[Sample, ...] = ()
-        """What the last judgement derived, for rules that compare nodes and the overview of jobs."""
+        """What the last judgement derived, for rules that compare nodes and the overview of
+        jobs."""
         self._timer: asyncio.TimerHandle | None = None
 
     async def apply(self, config: Config) -> None:

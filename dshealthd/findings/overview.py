@@ -116,11 +116,12 @@ def _none_at_work(parts: Sequence[JobPart]) -> bool:
 def overview(
     series: Series, bundles: str, left_out: LeftOut | None = None, wall: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Return each job of this node, hung and failed ones first; one that has stopped to make steps is
-    `silent`, then `stalled` or `suspended`, if it is not hung; one in a marked pause is `paused`.
+    """Return each job of this node, hung and failed ones first; one that has stopped to make steps
+    is `silent`, then `stalled` or `suspended`, if it is not hung; one in a marked pause is
+    `paused`.
 
-    `bundles` is the directory of the evidence; `left_out` learns which jobs and ranks were left out;
-    `wall` is the Unix time in seconds.
+    `bundles` is the directory of the evidence; `left_out` learns which jobs and ranks were left
+    out; `wall` is the Unix time in seconds.
     """
     left_out = left_out or LeftOut()
     names = {
@@ -213,7 +214,9 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut, wall: float)
 
 
 def _is_silent(ranks: Sequence[Mapping[str, Any]], wall: float) -> bool:
-    """Return whether no rank here was heard for longer than in the last hours: half of its bound."""
+    """Return whether no rank here was heard for longer than in the last hours: half of its
+    bound.
+    """
     heard = [rank["heartbeat"] for rank in ranks if rank["heartbeat"] is not None]
     bound = max((rank["bound_seconds"] or 0.0 for rank in ranks), default=0.0)
     return bool(heard) and wall - max(heard) > max(SILENT, bound / MARGIN)

@@ -228,7 +228,8 @@ def job_name(environment: Mapping[str, str], machine: str) -> str:
         parts.append(machine)
     import hashlib  # loads OpenSSL, which no worker needs on nodes with a scheduler
 
-    return f"run-{hashlib.blake2b(chr(0).join(parts).encode(errors='replace'), digest_size=6).hexdigest()}"
+    digest = hashlib.blake2b(chr(0).join(parts).encode(errors="replace"), digest_size=6)
+    return f"run-{digest.hexdigest()}"
 
 
 def natural(text: str | None) -> int | None:

@@ -66,7 +66,8 @@ class RankProcesses:
         self._states: dict[Key, tuple[ThreadState, float]] = {}
         """The state of each rank that is stopped or blocked, and since when."""
         self.threads: dict[str, dict[Key, float]] = {}
-        """CPU seconds of each rank's main thread, by job, where they are known and it is not stopped."""
+        """CPU seconds of each rank's main thread, by job, where they are known and it is not
+        stopped."""
 
     def troubles(self, processes: Sequence[TrainingProcess], now: float) -> Iterator[RankTrouble]:
         """Update with all training processes at monotonic time `now`; yield the ranks in trouble.

@@ -379,7 +379,7 @@ EVENTS = tuple(dict.fromkeys(event.name for event in _TABLE))
 """Names of events."""
 
 
-class Event(NamedTuple):
+class KernelEvent(NamedTuple):
     """A fault that the kernel logs."""
 
     name: str
@@ -403,7 +403,7 @@ def event_expressions(name: str) -> list[str]:
     return [event.pattern.pattern for event in _TABLE if event.name == name]
 
 
-def event(message: str) -> Event | None:
+def event(message: str) -> KernelEvent | None:
     """Return the event that a line of the kernel log reports, or None."""
     for name, part, pattern in _TABLE:
         if part in message and (match := pattern.match(message)):
@@ -411,7 +411,7 @@ def event(message: str) -> Event | None:
             device = next((groups[key] for key in _GROUPS if groups.get(key)), "")
             if partition := _PARTITION.fullmatch(device):
                 device = partition[1] or partition[2]
-            return Event(name, device, int(groups.get("count") or 1))
+            return KernelEvent(name, device, int(groups.get("count") or 1))
     return None
 
 
@@ -427,7 +427,7 @@ class EventParser:
         """Begin outside a record."""
         self._record = self._severity = self._section = ""
 
-    def event(self, message: str) -> Event | None:
+    def event(self, message: str) -> KernelEvent | None:
         """Return the event that the next line reports or completes, or None."""
         if not message.startswith("{"):
             return event(message)
@@ -450,4 +450,4 @@ class EventParser:
             names = _PCIE
         self._section = "" if names else section
         name = names.get(self._severity)
-        return None if name is None else Event(name, device)
+        return None if name is None else KernelEvent(name, device)

@@ -127,7 +127,7 @@ def gpus_absent(release_file: Path, host: Host) -> str | None:
     return None if found else f"no NVIDIA GPU on the PCI bus and no {host.device('nvidiactl')}"
 
 
-class Device(NamedTuple):
+class PciDevice(NamedTuple):
     """A GPU or an adapter."""
 
     kind: str
@@ -165,7 +165,7 @@ def describe(host: Host) -> str | None:
     )
 
 
-def distance(one: Device, other: Device) -> str:
+def distance(one: PciDevice, other: PciDevice) -> str:
     """Return the distance between two devices, in the terms of `nvidia-smi topo -m`.
 
     PIX: one switch; PXB: several; PHB: a host bridge; NODE: two host bridges of a NUMA node; SYS:
@@ -190,7 +190,7 @@ def _common(one: Sequence[str], other: Sequence[str]) -> int:
     return common
 
 
-def _device(place: str) -> Device | None:
+def _device(place: str) -> PciDevice | None:
     """Return a GPU or adapter of the topology; None for other or just removed devices."""
     try:
         kind = read(f"{place}/class")
@@ -211,4 +211,4 @@ def _device(place: str) -> Device | None:
     above = os.path.realpath(place).split("/")[:-1]
     roots = [at for at, part in enumerate(above) if part.startswith("pci")]
     bridges = tuple(above[roots[-1] :]) if roots else ()
-    return Device(f"{name}:{identity}", numa, bridges)
+    return PciDevice(f"{name}:{identity}", numa, bridges)

@@ -1,4 +1,6 @@
-"""Owners of sockets: processes, found by inode in `/proc/<pid>/fd`, a few milliseconds at a time."""
+"""Owners of sockets: processes, found by inode in `/proc/<pid>/fd`, a few milliseconds at a
+time.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Whom processes wait for: over a TCP connection, at a terminal, or on a port for clients. By the system
-call of the main thread, the descriptors that it waits for, and the sockets of its network namespace.
+"""Whom processes wait for: over a TCP connection, at a terminal, or on a port for clients. By the
+system call of the main thread, the descriptors that it waits for, and the sockets of its network
+namespace.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 
 
 def awaited(host: Host, pids: Iterable[int]) -> dict[int, SocketEnd | str]:
-    """Return whom the main threads of processes wait for, by pid: TERMINAL, or the other ends of the TCP
-    connections over which they wait for data, with nothing left that these have not acknowledged.
+    """Return whom the main threads of processes wait for, by pid: TERMINAL, or the other ends of
+    the TCP connections over which they wait for data, with nothing left that these have not
+    acknowledged.
 
     Processes of one network namespace; without those that wait for something else, that have ended,
     and that may not be traced. Waits while a process executes another program.
@@ -78,8 +80,9 @@ def awaited(host: Host, pids: Iterable[int]) -> dict[int, SocketEnd | str]:
 
 
 def served(host: Host, pids: Collection[int], most: int) -> Iterator[tuple[int, int]]:
-    """Yield the ports on which processes of one network namespace listen, with the pid of each, but for
-    those that the kernel assigns by itself: a program that others connect to has chosen its port.
+    """Yield the ports on which processes of one network namespace listen, with the pid of each, but
+    for those that the kernel assigns by itself: a program that others connect to has chosen its
+    port.
 
     At most `most` descriptors are looked at.
     """
@@ -104,7 +107,9 @@ def _links(host: Host, pid: int) -> Iterator[str]:
 
 
 def _table(host: Host, pids: Iterable[int]) -> Iterator[tuple[str, str, str, str, int]]:
-    """Yield the sockets of the network namespace of these processes: both ends, state, queues, inode."""
+    """Yield the sockets of the network namespace of these processes: both ends, state, queues,
+    inode.
+    """
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, ArithmeticError):
             for table in ("tcp", "tcp6"):

@@ -38,14 +38,14 @@ _NONE = frozenset(("", "none", "(null)", "n/a"))
 _SECTION = re.compile(r" ?\[dshealthd: ([^\]]*)\]")
 
 
-class NodeState(NamedTuple):
+class SlurmNodeState(NamedTuple):
     """A base state and its flags, in lower case."""
 
     base: str
     flags: frozenset[str]
 
     @classmethod
-    def parse(cls, text: str) -> NodeState:
+    def parse(cls, text: str) -> SlurmNodeState:
         """Parse sinfo's `StateComplete`, such as `idle+drain+not_responding`."""
         base, *flags = text.lower().split("+")
         return cls(base or "unknown", frozenset(flags))
@@ -72,7 +72,7 @@ class SlurmNode:
     """One node of the cluster."""
 
     name: str
-    state: NodeState
+    state: SlurmNodeState
     reason: str
     """Empty without one."""
     since: float
@@ -197,7 +197,7 @@ def parse_nodes(text: str, separator: str) -> dict[str, SlurmNode]:
         note = _SECTION.search(comment)
         nodes[name] = SlurmNode(
             name,
-            NodeState.parse(state),
+            SlurmNodeState.parse(state),
             "" if reason.lower() in _NONE else reason,
             _time(since),
             _SECTION.sub("", comment),

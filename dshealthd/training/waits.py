@@ -59,8 +59,8 @@ def timeout() -> int:
     for device in ("cuda", "cpu"):
         try:
             # torch's own Python reads it so
-            backend = group._get_backend(sys.modules["torch"].device(device))  # type: ignore[union-attr] # noqa: SLF001
-            options = backend.options
+            made = sys.modules["torch"].device(device)
+            options = group._get_backend(made).options  # type: ignore[union-attr] # noqa: SLF001
             seconds = int(options._timeout.total_seconds())  # noqa: SLF001
             return min(max(seconds, 0), MAX_TIMEOUT)
         except (

@@ -71,7 +71,9 @@ route:
     - {receiver: database, matchers: [team="database"]}
     - {receiver: nobody, matchers: [alertname=~"Watchdog|InfoInhibitor"]}
 inhibit_rules:
-  - {source_matchers: [alertname="InfoInhibitor"], target_matchers: [severity="info"], equal: [namespace]}
+  - source_matchers: [alertname="InfoInhibitor"]
+    target_matchers: [severity="info"]
+    equal: [namespace]
 receivers:
   - {name: ops, email_configs: [{to: ops@example.com, from: a@example.com, smarthost: mail:25}]}
   - {name: page, webhook_configs: [{url: http://127.0.0.1:9/}]}

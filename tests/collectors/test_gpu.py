@@ -160,15 +160,17 @@ RAW = """
 import sys, time, pynvml
 pynvml.nvmlInit()
 handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(8)]
-fields = [82, 230, 74, 269, 270, 271, 194], list(range(3, 29)) + [29, 30, 31, 142, 143, 144, 145], [94, 197, 198]
+counts = list(range(3, 29)) + [29, 30, 31, 142, 143, 144, 145]
+fields = [82, 230, 74, 269, 270, 271, 194], counts, [94, 197, 198]
 links = [(field, link) for field in (165, 161, 162, 163) for link in range(18)]
 def sweep():
     for handle in handles:
         for batch in (*fields, links):
             for value in pynvml.nvmlDeviceGetFieldValues(handle, batch):
                 value.nvmlReturn or (value.valueType, value.value.ullVal)
-        for name in ("TotalEnergyConsumption", "ComputeMode", "PersistenceMode", "EccMode", "MigMode", "MarginTemperature", "PowerUsage",
-                     "EnforcedPowerLimit", "CurrentClocksEventReasons", "MemoryInfo", "UtilizationRates",
+        for name in ("TotalEnergyConsumption", "ComputeMode", "PersistenceMode", "EccMode",
+                     "MigMode", "MarginTemperature", "PowerUsage", "EnforcedPowerLimit",
+                     "CurrentClocksEventReasons", "MemoryInfo", "UtilizationRates",
                      "CurrPcieLinkWidth", "CurrPcieLinkGeneration", "ComputeRunningProcesses"):
             getattr(pynvml, "nvmlDeviceGet" + name)(handle)
         pynvml.nvmlDeviceGetTemperature(handle, 0)

@@ -324,7 +324,9 @@ from pathlib import Path
 sys.path[:0] = sys.argv[3:]
 Path("/proc/self/comm").write_text("systemd")  # this is process 1
 with open("/dev/null") as nothing:
-    launcher = subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]], stdout=subprocess.PIPE, text=True)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", sys.argv[1], sys.argv[2]], stdout=subprocess.PIPE, text=True
+    )
     pid = int(launcher.stdout.readline())
     launcher.stdout.readline()
     launcher.kill()

@@ -100,7 +100,9 @@ class Scene:
         return None
 
     def play(self, node: str, until: float) -> Iterator[tuple[float, list[Finding]]]:
-        """Yield a node's findings at each moment up to a time, in seconds; none without an agent."""
+        """Yield a node's findings at each moment up to a time, in seconds; none without an
+        agent.
+        """
         past, episodes, gpus, idle = Past(), Episodes(), GpuHistory(), Idleness()
         self.derived = ()
         for step in range(int(until // self.interval) + 1):

@@ -49,8 +49,8 @@ def gpu(rank: int, busy: float) -> list[object]:
 
 
 def test_what_a_page_says() -> None:
-    """A rank that its process accuses is named; so is the one whose GPU alone runs nothing, as a hint;
-    without either, no rank is.
+    """A rank that its process accuses is named; so is the one whose GPU alone runs nothing, as a
+    hint; without either, no rank is.
     """
     plain = "no rank has used CPU or GPU, nor moved data"
     assert rested(Idleness(), *RESTS) == [plain]

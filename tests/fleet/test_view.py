@@ -404,7 +404,7 @@ ALONE = (
 )
 
 
-@pytest.mark.parametrize(("parts", "state"), (*TOGETHER, *ALONE))
+@pytest.mark.parametrize(("parts", "state"), [*TOGETHER, *ALONE])
 def test_nodes_together_know_better(parts: tuple[Part, Part], state: str) -> None:
     """A job that looks hung on one node is not, if another one shows why its ranks wait; one that
     is suspended on one node alone is, as is one of which no rank is left that could be at work.

@@ -124,7 +124,7 @@ def test_without_privileges() -> None:
     program = (
         "import os\n"
         "from dshealthd.core.host import Host\n"
-        "from dshealthd.linux.process import Descriptors\n"
+        "from dshealthd.linux.process_limits import Descriptors\n"
         "parent = os.getppid(); os.setgid(65534); os.setuid(65534)\n"
         "descriptors = Descriptors(Host())\n"
         "print(descriptors.limits(parent).files, descriptors.open_files(parent).limit)"

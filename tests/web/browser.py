@@ -87,5 +87,6 @@ class Visit:
         """
         return bool(
             self.page.evaluate("""() => document.documentElement.scrollWidth <= window.innerWidth
-                && [...document.querySelectorAll('.panel, .verdict')].every((panel) => panel.scrollWidth <= panel.clientWidth)""")
+                && [...document.querySelectorAll('.panel, .verdict')]
+                    .every((panel) => panel.scrollWidth <= panel.clientWidth)""")
         )

@@ -67,7 +67,7 @@ class Decision(NamedTuple):
         return self.reason is AskReason.SAFE
 
 
-class Rule(NamedTuple):
+class ReleaseRule(NamedTuple):
     """The decision from one release up to that of the next rule."""
 
     since: Release
@@ -76,20 +76,20 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule((0, 0, 0), Decision(AskReason.WITHOUT_RAS), "RAS is new in 2.24 (release notes)"),
-    Rule((2, 24, 0), Decision(AskReason.WITHOUT_JSON), "2.24.3 read: text is its only form"),
+    ReleaseRule((0, 0, 0), Decision(AskReason.WITHOUT_RAS), "RAS is new in 2.24 (release notes)"),
+    ReleaseRule((2, 24, 0), Decision(AskReason.WITHOUT_JSON), "2.24.3 read: text is its only form"),
     # 2.26.2 is the first public tag of 2.26; earlier builds, whose source is unknown, are refused.
-    Rule(
+    ReleaseRule(
         (2, 26, 0),
         Decision(AskReason.UNSAFE),
         "2.27.7 read and run: text overruns its buffer; no other form until 2.28.7",
     ),
-    Rule(
+    ReleaseRule(
         (2, 28, 7),
         Decision(AskReason.SAFE, ipv4_only=True),
         "2.28.9 read: text overruns its buffer, JSON has a separate loop",
     ),
-    Rule((2, 28, 10), Decision(AskReason.UNKNOWN), "only the releases in `READ` were read"),
+    ReleaseRule((2, 28, 10), Decision(AskReason.UNKNOWN), "only the releases in `READ` were read"),
 )
 """In ascending order; each holds up to the next."""
 

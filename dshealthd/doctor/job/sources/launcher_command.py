@@ -147,7 +147,7 @@ class LauncherCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class CommandLaunch:
     """The command of a script that launches the job."""
 
     command: LauncherCommand | None = None
@@ -159,7 +159,7 @@ class Launch:
 
 def find_launch(
     text: str, variables: Mapping[str, shell.Value], nesting: int = 0, *, is_task: bool = False
-) -> Launch:
+) -> CommandLaunch:
     """Return the command of a script that launches its job, as far as known without a shell.
 
     That is the first one that runs `deepspeed` or `torchrun`, else Python by srun, else a program
@@ -167,14 +167,14 @@ def find_launch(
     `is_task`, srun runs the script itself.
     """
     now = dict(variables)
-    best, weight, problem = Launch(), 0, ""
+    best, weight, problem = CommandLaunch(), 0, ""
     line, is_conditional = 0, False
     try:
         for command in shell.commands(text, now):
             found = _launcher(command, now, nesting, is_task=is_task)
             rank = _weight(found, is_task=is_task)
             if rank > weight:
-                best, weight, problem = Launch(found, dict(now)), rank, ""
+                best, weight, problem = CommandLaunch(found, dict(now)), rank, ""
                 line, is_conditional = command.line, command.is_conditional
             elif rank and rank == weight and found != best.command:
                 is_conditional = is_conditional or command.is_conditional
@@ -183,7 +183,7 @@ def find_launch(
     except (ValueError, ArithmeticError) as error:
         problem = problem or str(error)
     if best.command is None or (problem and is_conditional):
-        return Launch(None, now, problem)
+        return CommandLaunch(None, now, problem)
     return best
 
 
