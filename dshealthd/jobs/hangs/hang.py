@@ -30,7 +30,7 @@ from dshealthd.jobs.environment import TIMEOUT
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
 from dshealthd.linux.activity import BUSY, IDLE_SHARE, ThreadState
-from dshealthd.training.message import Phase, StepStage
+from dshealthd.training.message import GROUP_BIT, Phase, StepStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -201,8 +201,14 @@ OPERATIONS = (
 
 
 def operation(word: int) -> str:
-    """Return the name of the collective in a heartbeat's word of a wait; empty for none."""
-    return "" if not word else OPERATIONS[word - 1] if word <= len(OPERATIONS) else "other"
+    """Return the collective in a heartbeat's word of a wait, with its group if that is told; empty for
+    none.
+    """
+    group, kind = divmod(word, 1 << GROUP_BIT)
+    if not kind:
+        return ""
+    name = OPERATIONS[kind - 1] if kind <= len(OPERATIONS) else "other"
+    return f"{name} in group {group}" if group else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
