@@ -132,6 +132,26 @@ def activity(host: Host, pid: int, start: int, thread: int | None = None) -> Act
         return found
 
 
+MAX_THREADS = 256
+"""Most threads of a process that are looked at: some 20 µs each."""
+
+
+def waits_for_storage(host: Host, pid: int) -> bool:
+    """Return whether a thread of a process is in uninterruptible sleep, or waits for a file system, as
+    one that flushes a file does; False if none can be read.
+    """
+    place = host.proc(f"{pid}/task")
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(place)[:MAX_THREADS]:
+            with contextlib.suppress(OSError, ValueError, ArithmeticError):  # it has ended
+                state = parse_activity(read_bytes(f"{place}/{thread}/stat", 4096)).state
+                if state is ThreadState.BLOCKED or (
+                    state is ThreadState.SLEEPING and _waits_for_files(f"{place}/{thread}/wchan")
+                ):
+                    return True
+    return False
+
+
 def _waits_for_files(place: str) -> bool:
     """Return whether a `/proc/<pid>/wchan` shows a wait for a file system; False if it is denied."""
     try:
