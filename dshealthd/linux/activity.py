@@ -37,6 +37,8 @@ FILE_SYSTEMS = (
 signal would wake them, so that their state is S: FUSE (which is in D only until its first answer),
 9p, NFS, SMB, Ceph, Lustre, Spectrum Scale. Named after the kernel's sources.
 """
+MAX_THREADS = 256
+"""Most threads of a process that are looked at: some 20 µs each."""
 _FREEZER = ("do_freezer_trap", "get_signal")
 """The kernel's functions in which a thread sleeps that cgroup v2's freezer has stopped: some
 compilers merge the one into the other, in which nothing else sleeps but what a signal or debugger
@@ -143,6 +145,23 @@ def activity(host: Host, pid: int, start: int, thread: int | None = None) -> Act
     except (OSError, ValueError, ArithmeticError):
         # A kernel without schedstat, or the thread has just ended.
         return found
+
+
+def waits_for_storage(host: Host, pid: int) -> bool:
+    """Return whether a thread of a process is in uninterruptible sleep, or waits for a file system,
+    as one that flushes a file does; False if none can be read.
+    """
+    place = host.proc(f"{pid}/task")
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(place)[:MAX_THREADS]:
+            with contextlib.suppress(OSError, ValueError, ArithmeticError):  # it has ended
+                state = parse_activity(read_bytes(f"{place}/{thread}/stat", 4096)).state
+                if state is ThreadState.BLOCKED or (
+                    state is ThreadState.SLEEPING
+                    and _waits_in(f"{place}/{thread}/wchan").startswith(FILE_SYSTEMS)
+                ):
+                    return True
+    return False
 
 
 def _waits_in(place: str) -> str:

@@ -79,6 +79,22 @@ def test_a_pause_that_came_again_is_usual(seconds: float, pause: float, factor: 
     assert overdue(baseline, now + factor * pause) <= 1e-6
 
 
+def test_how_long_a_marked_phase_is_usual_without_work() -> None:
+    """A checkpoint that shows nothing is given less time, if none has taken as long; an evaluation may
+    be that of a service.
+    """
+    baseline, now, step = trained(1.0)
+    baseline.hear(now, step, Phase.EVALUATION)
+    assert baseline.idle_bound == baseline.bound == UNKNOWN
+    baseline.hear(now, step, Phase.CHECKPOINT)
+    assert (baseline.idle_bound, baseline.bound) == (FIRST, UNKNOWN)
+    baseline.hear(now + 60.0, step, Phase.TRAINING)
+    assert baseline.idle_bound == baseline.bound
+    baseline.hear(now + 61.0, step + 1, Phase.CHECKPOINT)
+    assert baseline.idle_bound == pytest.approx(240.0, rel=0.01)
+    assert baseline.bound == MARKED_FLOOR
+
+
 def test_a_pause_that_was_recognized_teaches_nothing() -> None:
     """A silence that was seen to be a pause does not make later stops invisible for minutes."""
     baseline, now, step = trained(0.5)
