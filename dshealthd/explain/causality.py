@@ -224,7 +224,7 @@ def _device(root: Event) -> str | None:
     address = root.fields.get("pci")
     if address is None:
         return f"AMD GPU node-{root.fields['agent']}" if "agent" in root.fields else None
-    is_gpu = "NVRM" in root.place.quote or "nvidia " in root.place.quote
+    is_gpu = any(word in root.place.quote for word in ("NVRM", "nvidia ", "GPU"))
     return f"GPU {address}" if is_gpu else f"PCI device {address}"
 
 

@@ -176,7 +176,7 @@ _FAILED = re.compile(r"\b(?:failed|failure): (?=\S+ \S+ \S)")
 """Such words, whose content may be of another process, too."""
 _LOGGER = re.compile(
     r"^(?:[^\w(<\[{'\"]{0,3}(?:\[[^\]]{0,60}\]|\([^()]{0,80}\)|<\d>|[\d:.,/TZ+-]{4,35}"
-    r"|(?:kern|user|daemon)\s*:|[A-Z][a-z]{2} +\d{1,2}|[\w./-]{1,60}:\d+\]?|[\w.-]{1,60}:(?= )"
+    r"|(?:kern|user|daemon)\s*:|[A-Z][a-z]{2} +\d{1,2}|[\w./-]{1,60}:\d+\]?|[\w.-]{1,60}:(?= )(?! *[A-Z][a-z]+(?: [a-z/]+){1,6}$)"
     r"|(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERR(?:OR)?|CRIT(?:ICAL)?|FATAL|error|fatal)\b"
     r"|\w{1,20}\([\w,. -]{0,60}\):)[\s:|>-]{0,4}){1,8}"
 )
