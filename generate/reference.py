@@ -196,7 +196,8 @@ def _section(name: str, schema: type[Any]) -> Iterator[str]:
     yield from _options(schema)
     for field, hint in typing.get_type_hints(schema).items():
         if dataclasses.is_dataclass(hint):
-            yield from _section(f"{name}.{field}", hint)  # type: ignore[arg-type] # is_dataclass also admits instances
+            # is_dataclass also admits instances
+            yield from _section(f"{name}.{field}", hint)  # type: ignore[arg-type]
 
 
 def _options(schema: type[Any]) -> Iterator[str]:
@@ -242,7 +243,10 @@ def _table(metrics: Iterable[Metric]) -> Iterator[str]:
     yield "| metric | type | labels | meaning |\n|---|---|---|---|\n"
     for metric in metrics:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
-        yield f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help.replace('|', chr(92) + '|')} |\n"
+        yield (
+            f"| `{metric.name}` | {metric.kind} | {labels} | "
+            f"{metric.help.replace('|', chr(92) + '|')} |\n"
+        )
 
 
 def main(arguments: list[str] | None = None) -> int:

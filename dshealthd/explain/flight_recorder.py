@@ -167,7 +167,10 @@ def _place(frames: Any) -> str:
     ]
     own = [frame for frame in found if not is_library(frame["filename"])]
     for frame in (own or found)[:1]:
-        return f"{_text(frame['filename'])}:{_text(frame.get('line', '?'))} {_text(frame.get('name', ''))}"
+        return (
+            f"{_text(frame['filename'])}:{_text(frame.get('line', '?'))} "
+            f"{_text(frame.get('name', ''))}"
+        )
     return ""
 
 

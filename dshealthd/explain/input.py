@@ -1,7 +1,7 @@
 """Input of logs in any form: files, folders, glob patterns, standard input, compressed or not.
 
-Logs are read in blocks, in one pass. Lines far from any possible match are counted but not examined,
-which makes it fast. Memory does not grow with the size of a file or of a line.
+Logs are read in blocks, in one pass. Lines far from any possible match are counted but not
+examined, which makes it fast. Memory does not grow with the size of a file or of a line.
 """
 
 from __future__ import annotations
@@ -333,7 +333,8 @@ def lines(text: str) -> list[str]:
         return [text]  # truncated, or a dictionary that a program printed
     message = next((record[name] for name in _MESSAGES if name in record), None)
     if isinstance(message, list):  # journald's form of a message that is not UTF-8
-        if not all(isinstance(value, int) and 0 <= value < 256 for value in message):  # noqa: PLR2004 - a byte
+        # a byte
+        if not all(isinstance(value, int) and 0 <= value < 256 for value in message):  # noqa: PLR2004
             return [text]
         message = bytes(message).decode("utf-8", "replace")
     if not isinstance(message, str):

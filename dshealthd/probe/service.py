@@ -217,7 +217,9 @@ class ProbeService:
         return document
 
     def _workers_problem(self) -> str:
-        """Return why rounds here are only echoes between agents, as a text; empty if they are not."""
+        """Return why rounds here are only echoes between agents, as a text; empty if they are
+        not.
+        """
         pool = self._state.worker_pool
         problem = "" if pool is None else pool.problem(self._state.gpus.count())
         return f"Workers cannot run on this node: {problem}" if problem else ""

@@ -52,7 +52,10 @@ async def between(
         else options.members
     )
     if not options.peer.listen_address:
-        message = "probe.peer: probes between nodes need the agents' key and address; set --config.file to an agent's configuration"
+        message = (
+            "probe.peer: probes between nodes need the agents' key and address; set "
+            "--config.file to an agent's configuration"
+        )
         raise ConfigError(source, [message])
     try:
         me, names = own_place(loaded, members)
@@ -146,7 +149,10 @@ def show_pairs(document: dict[str, Any]) -> str:
             light = "~" if entry["kind"] is Kind.LIGHT else ""
             cells[frozenset(entry["members"])] = f"{light}{timing['busbw'] / 1e9:.3f}"
             largest = max(largest, timing["size"])
-    what = f"{document['kind']}: bus bandwidth (GB/s) at {largest} bytes; ~ is an echo between the agents, no GPU was used"
+    what = (
+        f"{document['kind']}: bus bandwidth (GB/s) at {largest} bytes; ~ is an echo between "
+        "the agents, no GPU was used"
+    )
     problems = [
         f"# {_line(entry)}"
         for entry in document["rounds"]

@@ -55,7 +55,10 @@ def own_name(
             f"name: this node matches more than one member ({several}); set name to the right one"
         )
         raise MembershipError([message])
-    message = f"name: host {quote(hostname)} matches none of the {len(names)} members by name or address; set name to the right one"
+    message = (
+        f"name: host {quote(hostname)} matches none of the {len(names)} members by name "
+        "or address; set name to the right one"
+    )
     raise MembershipError([message])
 
 
@@ -109,7 +112,8 @@ def parse_if_inet6(text: str) -> list[str]:
     found = []
     for line in text.splitlines():
         words = line.split()
-        if len(words) != _IF_INET6_FIELDS or len(words[0]) != 32:  # noqa: PLR2004 - hexadecimal digits of an address
+        # hexadecimal digits of an address
+        if len(words) != _IF_INET6_FIELDS or len(words[0]) != 32:  # noqa: PLR2004
             continue
         try:
             address = ipaddress.IPv6Address(bytes.fromhex(words[0]))

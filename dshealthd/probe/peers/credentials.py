@@ -109,7 +109,10 @@ def _exposed(status: os.stat_result, *, ours: bool) -> str | None:
     if not stat.S_ISREG(status.st_mode):
         return "is not a regular file"
     if ours and status.st_mode & 0o077:
-        return f"has mode {stat.S_IMODE(status.st_mode):04o}, so others than its owner can access it; it must be 0600"
+        return (
+            f"has mode {stat.S_IMODE(status.st_mode):04o}, so others than its owner can "
+            "access it; it must be 0600"
+        )
     if ours and status.st_uid not in {0, os.geteuid()}:
         return f"belongs to user {status.st_uid}; it must belong to root or this process's user"
     return None
@@ -124,9 +127,13 @@ def parse_keys(data: bytes) -> tuple[bytes, ...]:
         raise ValueError(message)
     for number, key in enumerate(keys, 1):
         if len(key) < MIN_KEY:
-            message = f"key {number} has {len(key)} characters; at least {MIN_KEY} are needed (openssl rand -hex 32)"
+            message = (
+                f"key {number} has {len(key)} characters; at least {MIN_KEY} are needed "
+                "(openssl rand -hex 32)"
+            )
             raise ValueError(message)
-        if not all(0x21 <= byte <= 0x7E for byte in key):  # noqa: PLR2004 - ASCII's visible characters
+        # ASCII's visible characters
+        if not all(0x21 <= byte <= 0x7E for byte in key):  # noqa: PLR2004
             message = f"key {number} is not made of visible ASCII characters"
             raise ValueError(message)
     return tuple(keys)
@@ -174,7 +181,8 @@ def _content(path: Path) -> bytes:
 
 
 def _context(options: PeerOptions, protocol: ssl._SSLMethod) -> ssl.SSLContext:
-    assert options.tls_cert_file and options.tls_key_file and options.tls_ca_file  # noqa: PT018, S101 - options.tls
+    # options.tls
+    assert options.tls_cert_file and options.tls_key_file and options.tls_ca_file  # noqa: PT018, S101
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # The caller, which knows which node the peer must be, compares its exact name.

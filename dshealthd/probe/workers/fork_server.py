@@ -187,8 +187,8 @@ class ForkServer:
         self.usable = True
         """False once it has ended or has been closed or killed."""
         self.about: dict[str, Any] = {}
-        """Versions `torch`, `cuda`, `python`; `gpus`, how many GPUs torch can use, and `no_gpus`, why
-        none; `threads`, the threads left by the import.
+        """Versions `torch`, `cuda`, `python`; `gpus`, how many GPUs torch can use, and `no_gpus`,
+        why none; `threads`, the threads left by the import.
         """
         self._socket = ours
         self._loop = asyncio.get_running_loop()

@@ -129,8 +129,8 @@ class RankResult:
 
     @property
     def own_finding(self) -> bool:
-        """Whether the result shows a fault of the rank itself, not just that it waited in vain. What
-        fails in its own process before it has spoken to any other is one.
+        """Whether the result shows a fault of the rank itself, not just that it waited in vain.
+        What fails in its own process before it has spoken to any other is one.
         """
         return (
             self.outcome is Outcome.CORRUPTED

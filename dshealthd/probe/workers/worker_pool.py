@@ -158,8 +158,8 @@ class WorkerPool:
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """Versions (`torch`, `cuda`, `python`) of the pool's environment, and how many `gpus` it can
-        use; empty without a fork server that is ready.
+        """Versions (`torch`, `cuda`, `python`) of the pool's environment, and how many `gpus` it
+        can use; empty without a fork server that is ready.
         """
         return self._parent.about if self._parent is not None else {}
 
