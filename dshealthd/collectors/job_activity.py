@@ -121,6 +121,11 @@ BUDGET = 0.1
 """Seconds of CPU time that the dump of sockets may take."""
 MAX_PORTS = 64
 """Most ports told: a rank each of the largest nodes, and some of its children."""
+_THREADS = "threads"
+_TAKE_ONE = {"-W", "-X"}
+"""Options of Python's interpreter that are followed by a value."""
+MAX_NAME = 64
+"""Most characters of a script's name, which becomes a label that its user chooses."""
 
 
 def parse_io(data: bytes) -> int:
@@ -151,9 +156,6 @@ def parse_interfaces(data: bytes) -> int:
         if name.strip() != b"lo":
             total += int(numbers[0]) + int(numbers[8])
     return total
-
-
-_THREADS = "threads"
 
 
 class JobActivity(Collector):
@@ -372,12 +374,6 @@ def script(arguments: Sequence[bytes]) -> str:
                 name = os.path.basename(argument)
                 break
     return printable(name)[:MAX_NAME]
-
-
-_TAKE_ONE = {"-W", "-X"}
-"""Options of Python's interpreter that are followed by a value."""
-MAX_NAME = 64
-"""Most characters of a script's name, which becomes a label that its user chooses."""
 
 
 def _own_ports(process: TrainingProcess) -> set[str | None]:

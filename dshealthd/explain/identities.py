@@ -50,6 +50,7 @@ _LEVELS_LIKE = re.compile(
     r"\d+(?:[.:]\d+){0,2}|v\d[\w.]*|[\w.-]*\.(?:py|cc?|cpp|cu|h|so|log|json|out|yaml)(?:[:.]\d+)*"
 )
 """Numbers, releases and files, at the place of a host's name."""
+_TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
 
 
 def spoken_rank(text: str) -> dict[str, str]:
@@ -126,9 +127,6 @@ class Details:
         if len(fields) < 2 or ("pod" in fields and "host" not in fields):  # noqa: PLR2004
             fields = {}
         return {**self._described, **fields}
-
-
-_TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
 
 
 class Identities:

@@ -38,6 +38,12 @@ _SKIPPED = (".pt", ".pth", ".bin", ".safetensors", ".so", ".py", ".pyc", ".png",
 
 
 _PIPES = ("/dev/stdin", "/dev/fd/")
+_MESSAGES = ("log", "MESSAGE", "message", "msg")
+_TIMES = ("time", "timestamp", "@timestamp", "ts", "__REALTIME_TIMESTAMP")
+_HOSTS = ("_HOSTNAME", "hostname", "host")
+_KEYS = tuple(f'"{name}"' for name in _MESSAGES)
+_MICROSECONDS, _MILLISECONDS = 1e14, 1e11
+"""Numbers above these are microseconds and milliseconds since 1970: seconds are never so large."""
 
 
 class InputError(Exception):
@@ -313,14 +319,6 @@ def _lines(segment: bytes, number: int, statistics: Statistics) -> Iterator[Raw]
                     yield Raw(number + offset, part)
         else:
             yield Raw(number + offset, text)
-
-
-_MESSAGES = ("log", "MESSAGE", "message", "msg")
-_TIMES = ("time", "timestamp", "@timestamp", "ts", "__REALTIME_TIMESTAMP")
-_HOSTS = ("_HOSTNAME", "hostname", "host")
-_KEYS = tuple(f'"{name}"' for name in _MESSAGES)
-_MICROSECONDS, _MILLISECONDS = 1e14, 1e11
-"""Numbers above these are microseconds and milliseconds since 1970: seconds are never so large."""
 
 
 def lines(text: str) -> list[str]:

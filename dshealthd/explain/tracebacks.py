@@ -50,6 +50,10 @@ _CONTINUES = re.compile(
     r"\s+\S|Last error|nccl[A-Z]|GPU device may|Search for `cuda|CUDA kernel err|For "
     r"debugging|Compile with"
 )
+_SUMMARY = re.compile(r"\s+(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)")
+_SUMMARY_ENTRY = re.compile(r"\[\d+\]:\s*$")
+_SUMMARY_RANK = re.compile(r"(\d{1,9}) \(local_rank: (\d{1,9})\)")
+_SUMMARY_EXIT = re.compile(r"(-?\d{1,9}) +\(pid: (\d{1,10})\)")
 
 
 def as_exception(line: Line) -> Line:
@@ -218,12 +222,6 @@ class Assembler:
         """Yield the tracebacks that are complete except for a line that shows their end."""
         yield from self._closing.values()
         self._closing.clear()
-
-
-_SUMMARY = re.compile(r"\s+(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)")
-_SUMMARY_ENTRY = re.compile(r"\[\d+\]:\s*$")
-_SUMMARY_RANK = re.compile(r"(\d{1,9}) \(local_rank: (\d{1,9})\)")
-_SUMMARY_EXIT = re.compile(r"(-?\d{1,9}) +\(pid: (\d{1,10})\)")
 
 
 class LauncherSummary:

@@ -60,6 +60,7 @@ GAP = 60.0
 """Minimum seconds between two hangs, whatever their jobs: users can make jobs hang at will."""
 MAX_WAITING = 4
 """Maximum queued hangs; if more jobs hang at once, they share one cause."""
+_WITHOUT_CAUSE = frozenset({HangClass.WAITING, HangClass.COLLECTIVE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,6 @@ class Neighborhood:
     """Returns the summary of a member; raises PeerError."""
     meet: Callable[[str], Awaitable[bool]]
     """Runs a light round with a member; tells whether it could be started."""
-
-
-_WITHOUT_CAUSE = frozenset({HangClass.WAITING, HangClass.COLLECTIVE})
 
 
 class HungJobs:

@@ -18,6 +18,18 @@ LATENCY = ((8, 40), (1 << 10, 40), (64 << 10, 40))
 """Small all-reduces, cheap and the first to show bad cables: bytes and repetitions."""
 BANDWIDTH = ((64 << 20, 5),)
 """A large all-reduce, run now and then."""
+OWN = frozenset(
+    {
+        "stopped",
+        "uninterruptible",
+        "unkillable",
+        "killed",
+        "exited",
+        "out_of_memory",
+        "malformed",
+    }
+)
+"""Reasons that mean a fault of the rank itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,20 +85,6 @@ class WorkerJob:
     device_steps: DeviceSteps | None = None
     deadlines: Mapping[Stage, float]
     """Seconds that a worker may stay in a stage; `sizes` restarts for every size."""
-
-
-OWN = frozenset(
-    {
-        "stopped",
-        "uninterruptible",
-        "unkillable",
-        "killed",
-        "exited",
-        "out_of_memory",
-        "malformed",
-    }
-)
-"""Reasons that mean a fault of the rank itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,19 @@ other, in one to two seconds each; and an agent waits a minute for the fork serv
 """
 DIED_WITH_PARENT = signal.SIGKILL
 PR_SET_PDEATHSIG = 1
+REASONS = (
+    ("refused", "connection refused"),
+    ("connection_lost", "closed by peer"),
+    ("connection_lost", "reset by peer"),
+    ("connection_lost", "broken pipe"),
+    ("no_route", "no route to host"),
+    ("no_route", "network is unreachable"),
+    ("timeout", "timed out"),
+    ("timeout", "timeout"),
+    ("out_of_memory", "out of memory"),
+    ("no_address", "cannot assign requested address"),
+)
+"""Slugs by text in the libraries' error messages, which have no codes."""
 
 
 class StoreFailure(RuntimeError):
@@ -586,21 +599,6 @@ def linger(store: Any, job: dict[str, Any]) -> None:
     with contextlib.suppress(StoreFailure):
         store.set(f"done/{job['rank']}", b"1")
         store.wait([f"done/{rank}" for rank in range(job["size"])], timedelta(seconds=LINGER))
-
-
-REASONS = (
-    ("refused", "connection refused"),
-    ("connection_lost", "closed by peer"),
-    ("connection_lost", "reset by peer"),
-    ("connection_lost", "broken pipe"),
-    ("no_route", "no route to host"),
-    ("no_route", "network is unreachable"),
-    ("timeout", "timed out"),
-    ("timeout", "timeout"),
-    ("out_of_memory", "out of memory"),
-    ("no_address", "cannot assign requested address"),
-)
-"""Slugs by text in the libraries' error messages, which have no codes."""
 
 
 def reason(error: BaseException) -> str:
