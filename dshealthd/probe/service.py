@@ -24,7 +24,8 @@ from dshealthd.probe.members.local_membership import LocalMembership, hostname
 from dshealthd.probe.members.schedule import epoch_at
 from dshealthd.probe.metrics import RoundMetrics
 from dshealthd.probe.node import PREPARATION
-from dshealthd.probe.peers.credentials import CredentialError, Credentials
+from dshealthd.probe.peers.credentials import Credentials
+from dshealthd.probe.peers.secret_files import CredentialError
 from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.requests import MAX_LISTED
 from dshealthd.probe.slots import SlotRunner

@@ -9,14 +9,15 @@ from dshealthd.core.options import ConfigError
 from dshealthd.core.sockets import listen_address
 from dshealthd.probe.cli import report
 from dshealthd.probe.members.hostlist import MembershipError
-from dshealthd.probe.members.local_membership import hostname, local_addresses, own_name
+from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.members.membership import load
+from dshealthd.probe.members.own_name import local_addresses, own_name
 from dshealthd.probe.members.schedule import Cell
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.options import MembershipOptions, ProbeOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.credentials import CredentialError
 from dshealthd.probe.peers.protocol import PeerError
+from dshealthd.probe.peers.secret_files import CredentialError
 from dshealthd.probe.rounds.conclusion import timings_of
 
 if TYPE_CHECKING:

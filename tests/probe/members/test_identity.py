@@ -10,7 +10,7 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.probe.members.hostlist import MembershipError
-from dshealthd.probe.members.local_membership import (
+from dshealthd.probe.members.own_name import (
     local_addresses,
     own_name,
     parse_fib_trie,
