@@ -37,7 +37,7 @@ _OF_NO_RANK = {"symmetric", "mismatch"}
 """Kinds of verdicts that have a first step although they name no culprit."""
 _OF_THE_JOB = {"host-memory-pressure"}
 """Slugs of faults that the job brings along to any node."""
-_NO_NODE = re.compile(r"[\d.]+|[\da-f:]*:[\da-f:.]*|[\da-f]{12}|localhost\S*")
+_NO_NODE = re.compile(r"[\d.]+|[\da-f:]*:[\da-f:.]*|[\da-f]{12}|localhost\S*|\S*container\S*")
 """An address or a container's number, which no scheduler knows a node by."""
 
 

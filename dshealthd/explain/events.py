@@ -127,9 +127,9 @@ class Event:
         A shell adds 128 to its number.
         """
         code = int(self.fields.get("exit", 0))
-        if code:
-            return -code if code < 0 else code - 128 if 128 < code < 128 + signal.NSIG else 0  # noqa: PLR2004
         name = self.fields.get("signal", self.fields.get("how", ""))
+        if code:
+            name = str(-code if code < 0 else code - 128)
         return _NUMBERS.get(name.upper().removeprefix("SIG"), 0)
 
     @property

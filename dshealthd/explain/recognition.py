@@ -266,7 +266,7 @@ class Reader:
 
     def _text(self, told: str, place: Place) -> Iterator[None]:
         """Recognize one line of text, once it is known where it ends."""
-        line = self._splitter.bare(self._splitter.split(told))
+        line = self._splitter.split(told)
         if self._held is not None:
             held, end, began = self._held
             whole = self._splitter.continues(held, end, line)

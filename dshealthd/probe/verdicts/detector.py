@@ -322,9 +322,15 @@ class Detector:
             self._gone.pop(peer, None)
         elif peer in self._gone and hard == REACH and round.led:
             self._gone[peer] = self._gone[peer][0], self._epoch
-        if told is not None and any(
-            told.accuses_itself(signal, self._high, pair.least if pair else ratio)
-            for signal in (pair.signals if pair else bad)
+        concerned = pair.signals if pair else bad
+        # A peer that blames one of its rails does not explain that all of them are slow.
+        if (
+            told is not None
+            and concerned
+            and all(
+                told.accuses_itself(signal, self._high, pair.least if pair else ratio)
+                for signal in concerned
+            )
         ):
             self._pairs.pop(peer, None)
             self._ended.pop(peer, None)

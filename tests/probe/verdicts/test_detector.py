@@ -319,6 +319,15 @@ def test_one_bad_pair_with_two_good_ends_is_a_link(me: str) -> None:
     assert scene.run(well, 8) == ()
 
 
+@pytest.mark.parametrize(("blamed", "links"), [("2", 1), (PARTS, 0)])
+def test_a_peer_explains_only_the_rails_that_it_blames(blamed: str, links: int) -> None:
+    """A peer that finds one of its rails slow, as by a spike, does not explain that all are."""
+    scene, peer = met()
+    told = agreeing(ME, peer, SLOW) | {f"{peer}/{part}": SLOW for part in blamed}
+    found = scene.run(with_peer(peer, Answer(SLOW, told=told)), 4)
+    assert found == (Suspect(Part.LINK, f"{ME}--{peer}", "slow"),) * links
+
+
 def test_pair_that_only_one_end_finds_slow_is_a_link() -> None:
     """The other end may find the pair normal, as it has been slow for as long as that end knows it:
     both are well with others, so it is the link.
