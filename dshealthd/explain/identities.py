@@ -9,6 +9,8 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from dshealthd.explain.host_names import is_name_of_host
+
 if TYPE_CHECKING:
     from dshealthd.explain.events import Origin
     from dshealthd.explain.facts import Recognized
@@ -46,10 +48,6 @@ _KEYS = {
     "Node": "host", "rank": "rank", "Name": "pod",
 }  # fmt: skip
 """Keys in a block of `key: value` lines, as Ray and kubectl print them, and whose name each has."""
-_LEVELS_LIKE = re.compile(
-    r"\d+(?:[.:]\d+){0,2}|v\d[\w.]*|[\w.-]*\.(?:py|cc?|cpp|cu|h|so|log|json|out|yaml)(?:[:.]\d+)*"
-)
-"""Numbers, releases and files, at the place of a host's name."""
 _TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
 
 
@@ -77,16 +75,6 @@ def named(text: str) -> dict[str, str]:
             continue
         found["host" if name == "address" else name].add(value)
     return {name: values.pop() for name, values in found.items() if len(values) == 1}
-
-
-def is_name_of_host(word: str) -> bool:
-    """Return whether a word can be a host's name or address, rather than prose, a number or a
-    file.
-    """
-    if _LEVELS_LIKE.fullmatch(word):
-        return False
-    is_number = re.fullmatch(r"(?:0x)?[0-9a-fA-F]{5,}", word) is not None
-    return not is_number and any(character.isdigit() for character in word)
 
 
 class Details:
