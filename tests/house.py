@@ -12,6 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BESIDE = ("bench", "grafana", "deploy", "generate", "docs")
 COLUMNS = 100
+CHECKS = {"Check", "check_of", "snapshot_check"}
+"""A check that one of these declares is a definition, too: it has a name, and is run."""
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -33,7 +35,7 @@ def seams(module: ast.Module) -> list[str]:
         elif isinstance(node, ast.Assign | ast.AnnAssign) and defined and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             own = set[str]().union(*map(names, targets))
-            if names(node.value) & defined:
+            if names(node.value) & (defined | CHECKS):
                 defined |= own
             elif node.lineno < last:
                 found += sorted(own)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
     from dshealthd.findings.series import Series
 
+_VERSIONS = ("driver", "cuda", "nvml")
+
 
 @dataclass(frozen=True)
 class NodeContext:
@@ -65,9 +67,6 @@ class NodeContext:
     def has_infiniband(self) -> bool:
         """Whether there is an InfiniBand or RoCE port."""
         return any(self.series("infiniband_port_up"))
-
-
-_VERSIONS = ("driver", "cuda", "nvml")
 
 
 def facts(context: NodeContext) -> dict[str, str]:

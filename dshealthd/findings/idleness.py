@@ -60,6 +60,7 @@ start`, a shell) a few.
 """
 SLACK = 30.0
 """Most seconds between two judgements that count: three samples."""
+_SECONDS = schema.Number(0, 1e9)
 
 
 @dataclass(slots=True)
@@ -132,9 +133,6 @@ class Idleness:
                 str(job): _Rest(None, _SECONDS.read(longest, job), _SECONDS.read(worked, job))
                 for job, (longest, worked) in document.items()
             }
-
-
-_SECONDS = schema.Number(0, 1e9)
 
 
 def at_work(series: Series, job: str, ranks: int) -> dict[str, bool] | None:

@@ -220,9 +220,9 @@ _TABLE = (
     # memory
     _event("oom_kill", "Killed process ",
            (r"(?:(?:Memory cgroup out|Out) of memory(?: \([a-z_]+\))?: )?Killed process "
-r"(?P<pid>\d+)[ ,]")),
+            r"(?P<pid>\d+)[ ,]")),
     _event("allocation_failure", "page allocation failure: order:", (r".{1,64}?: page allocation "
-r"failure: order:\d+")),
+                                                                     r"failure: order:\d+")),
     _event("memory_error_corrected", " CE ", _EDAC % "CE"),
     _event("memory_error_uncorrected", " UE ", _EDAC % "UE"),
     _event("memory_error_corrected", ": Machine Check", _OF_MEMORY + _CE + _CONTROLLER),
@@ -234,21 +234,21 @@ r"failure: order:\d+")),
     # limits
     _event("open_files_exhausted", "file-max limit ", r"VFS: file-max limit \d+ reached"),
     _event("time_wait_overflow", "time wait bucket table overflow", (r"TCP: time wait bucket "
-r"table overflow")),
+                                                                     r"table overflow")),
     _event("conntrack_full", "table full, dropping packet",
            r"nf_conntrack: (?:nf_conntrack: )?table full, dropping packet"),
     _event("fork_rejected", "fork rejected by pids controller", (r"cgroup: fork rejected by pids "
-r"controller in ")),
+                                                                 r"controller in ")),
     # processors
     _event("hung_task", "INFO: task ", (r"INFO: task .{1,80}:\d+ .{0,60}?blocked .{0,80}?for "
-r"more than \d+ seconds")),
+                                        r"more than \d+ seconds")),
     _event("soft_lockup", "BUG: soft lockup", (r"(?:(?:NMI )?watchdog: )?BUG: soft lockup - "
-r"CPU#\d+ stuck for ")),
+                                               r"CPU#\d+ stuck for ")),
     _event("hard_lockup", "hard LOCKUP on cpu",
            (r"(?:(?:NMI )?watchdog: )?(?:CPU\d+: )?Watchdog detected hard LOCKUP on cpu "
-r"(?P<cpu>\d{1,5})")),
+            r"(?P<cpu>\d{1,5})")),
     _event("rcu_stall", "detected ", (r"(?:rcu: )?INFO: rcu\w* (?:self-)?detected (?:expedited "
-r")?stall")),
+                                      r")?stall")),
     _event("kernel_oops", "[#", _OOPS),
     # Only seen if the machine survives for a moment, as with kernel.panic delays.
     _event("kernel_panic", "Kernel panic - ", r"Kernel panic - not syncing: "),
@@ -257,25 +257,25 @@ r")?stall")),
     # storage
     _event("io_error", " error, dev ",
            r"(?:(?:blk_update_request|print_req_error): )?(?:I/O|timeout|protection|recoverable "
-r"transport|critical (?:medium|target|nexus))"
+           r"transport|critical (?:medium|target|nexus))"
            rf" error, dev (?!fd\d){_DISK}, sector \d"),
     _event("io_error", "Buffer I/O error on dev", (r"Buffer I/O error on dev(?:ice)? "
-rf"(?!fd\d){_DISK}, logical block \d")),
+                                                   rf"(?!fd\d){_DISK}, logical block \d")),
     _event("nvme_timeout", "timeout, ", (r"nvme (?P<device>nvme\d+): I/O (?:tag )?\d+ "
-r".{0,80}?timeout, ")),
+                                         r".{0,80}?timeout, ")),
     # What it does after a time-out; most controllers come back.
     _event("nvme_timeout", "controller is down", (r"nvme (?P<device>nvme\d+): controller is "
-r"down; will reset")),
+                                                  r"down; will reset")),
     _event("nvme_failure", "nvme nvme",
            r"nvme (?P<device>nvme\d+): (?:Removing after probe failure|Disabling device after "
-r"reset failure"
+           r"reset failure"
            r"|Device not ready; aborting)"),
     _event("nvme_path_lost", " path - ",
            (r"block (?P<device>nvme\d+n\d+): no (?:usable path - requeuing|available path - "
-r"failing) I/O")),
+            r"failing) I/O")),
     # raid0 and linear print no colon between the level and the array's name.
-    _event("raid_disk_failed", ": Disk failure on ", (rf"md/(?:raid\d{{0,2}}"
-rf"|linear):?\S{{0,40}}: Disk failure on {_DISK}")),
+    _event("raid_disk_failed", ": Disk failure on ",
+           rf"md/(?:raid\d{{0,2}}|linear):?\S{{0,40}}: Disk failure on {_DISK}"),
     _event("filesystem_error", "EXT4-fs error ", rf"EXT4-fs error \(device {_DISK}\): "),
     _event("filesystem_error", "EXT4-fs (",
            rf"EXT4-fs \({_DISK}\): (?:I/O error while writing superblock"
@@ -284,39 +284,39 @@ rf"|linear):?\S{{0,40}}: Disk failure on {_DISK}")),
     _event("filesystem_error", "JBD2: Detected IO errors",
            rf"JBD2: Detected IO errors \d*.{{0,4}}while flushing file data on {_JOURNAL}"),
     _event("filesystem_error", "Aborting journal on device", (r"Aborting journal on device "
-rf"{_JOURNAL}\.$")),
+                                                              rf"{_JOURNAL}\.$")),
     _event("filesystem_error", "XFS (",
            rf"XFS \({_DISK}\): (?:Corruption |Internal error |[Mm]etadata "
-r"(?:CRC|corruption|I/O) error|log I/O error"
+           r"(?:CRC|corruption|I/O) error|log I/O error"
            r"|.{0,60}[Ss]hutting down filesystem|[Ff]ilesystem has been shut down)"),
     _event("filesystem_error", "BTRFS", rf"BTRFS:? (?:error|critical) \(device {_DISK}"),
     _event("filesystem_read_only", "forced readonly", (r"BTRFS:? info \(device "
-rf"{_DISK}.{{0,80}}?\): forced readonly")),
+                                                       rf"{_DISK}.{{0,80}}?\): forced readonly")),
     _event("filesystem_read_only", "Remounting filesystem read-only",
            rf"EXT4-fs \({_DISK}\): Remounting filesystem read-only"),
     _event("nfs_unresponsive", " not responding, ",
            rf"(?:nfs\w*|lockd|RPC: \w+): server {_SERVER} not responding, "),
     _event("nfs_state_lost", "reclaim", (r"(?:NFS: )?_{0,2}nfs4_reclaim_\w+: (?:Lock "
-r"reclaim|unhandled)")),
+                                         r"reclaim|unhandled)")),
     _event("nfs_state_lost", "NFS: state manager", (rf"NFS: state manager.{{0,80}} failed on "
-rf"NFSv4 server {_SERVER}")),
+                                                    rf"NFSv4 server {_SERVER}")),
     _event("lustre_connection_lost", " was lost; in progress operations",
            (rf"Lustre(?:Error)?: .{{1,160}}?(?: to {_SERVER} \(.{{1,80}})? was lost; in progress "
-r"operations ")),
+            r"operations ")),
     # -19 and -107: the server is gone, or has forgotten this client; -5, -30 and -110 reach the
     # job.
     _event("lustre_operation_failed", "failed: rc = -",
            rf"LustreError: \d+-\d+: \S{{1,100}}: operation \w+ to node {_SERVER} failed: "
            r"rc = -(?:5|19|30|107|108|110)\b"),
     _event("lustre_evicted", "This client was evicted by ", (rf"LustreError: .{{1,100}}: This "
-rf"client was evicted by {_SERVER}")),
+                                                             rf"client was evicted by {_SERVER}")),
     # network
     _event("link_down", "Link ", rf"{_DEVICE} {_INTERFACE}: (?:NIC )?Link (?:is )?[Dd]own"),
     _event("link_down", " Link DOWN", rf"{_DEVICE} {_INTERFACE}: Port: \d+ Link DOWN"),
     _event("transmit_timeout", "NETDEV WATCHDOG: ",
            rf"(?:{_DEVICE} {_INTERFACE}: NETDEV WATCHDOG: .{{1,80}}"
            rf"|NETDEV WATCHDOG: {_INTERFACE.replace('interface', 'interface_2')} "
-rf"\(.{{1,64}}\)): transmit queue \d+ timed out"),
+           rf"\(.{{1,64}}\)): transmit queue \d+ timed out"),
     _event("adapter_failure", "device's health compromised", _MLX5 + "device's health compromised"),
     _event("adapter_failure", "Fatal error ", _MLX5 + r"Fatal error \d+ detected"),
     _event("adapter_command_failed", "op_mod(",
@@ -325,37 +325,37 @@ rf"\(.{{1,64}}\)): transmit queue \d+ timed out"),
            _MLX5 + r"[A-Z0-9_]+\(0x[0-9a-f]+\) timeout\. Will cause a leak"),
     _event("adapter_command_failed", ": Failed to process command ",
            (rf"(?:infiniband|efa) (?:(?P<pci>{_PCI}\.\d) )?(?P<interface>efa_\d+): Failed to "
-r"process command ")),
+            r"process command ")),
     _event("adapter_overheated", ("High temperature on "
-"sensors"), _MLX5 + "High temperature on sensors"),
+                                  "sensors"), _MLX5 + "High temperature on sensors"),
     _event("adapter_power_insufficient", "Detected insufficient power",
            _MLX5 + "Detected insufficient power on the PCIe slot"),
     _event("module_error", "Port module event[error]", _MLX5 + (r"Port module event\[error\]: "
-r"module \d+, ")),
+                                                                r"module \d+, ")),
     _event("module_unplugged", "Cable unplugged", _MLX5 + (r"Port module event: module \d+, "
-r"Cable unplugged")),
+                                                           r"Cable unplugged")),
     # buses and the GPU driver
     _event("pcie_error_corrected", "severity=Correct", (rf"{_DEVICE}: (?:AER: )?PCIe Bus Error: "
-r"severity=Correct")),
+                                                        r"severity=Correct")),
     _event("pcie_error_nonfatal", "severity=Uncorrect",
            rf"{_DEVICE}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Non-Fatal\)"),
     _event("pcie_error_fatal", "severity=Uncorrect",
            rf"{_DEVICE}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"),
     _event("pcie_slot_down", "pciehp: Slot(",
            (rf"pcieport (?P<pci>{_PCI}\.\d): pciehp: Slot\([\w-]+\): (?:Link Down|Card not "
-r"present)")),
+            r"present)")),
     _event("pcie_containment", "DPC: containment event", (rf"pcieport (?P<pci>{_PCI}\.\d): DPC: "
-r"containment event")),
+                                                          r"containment event")),
     _event("pcie_recovery_failed", "device recovery failed", (rf"{_DEVICE}: (?:AER: )?device "
-r"recovery failed")),
+                                                              r"recovery failed")),
     _event("iommu_fault", "fault addr ", (r"DMAR: \[[\w ]+\] Request device "
-r"\[(?P<pci>[0-9a-fx:.]{4,16})\] .{0,20}fault addr ")),
+                                          r"\[(?P<pci>[0-9a-fx:.]{4,16})\] .{0,20}fault addr ")),
     _event("iommu_fault", "IO_PAGE_FAULT",
            (rf"(?:{_DEVICE}: )?AMD-Vi: Event logged \[IO_PAGE_FAULT "
-rf"(?:device=(?P<device>[0-9a-f:.]{{4,16}}) )?")),
+            rf"(?:device=(?P<device>[0-9a-f:.]{{4,16}}) )?")),
     # The first is printed when the driver probes a GPU, without an Xid.
     _event("gpu_off_bus", "allen off the bus", (rf"NVRM: (?:GPU (?P<pci>{_PCI}\.\d): GPU has "
-r")?fallen off the bus")),
+                                                r")?fallen off the bus")),
     # GSP's heartbeat and its calls: on some releases no Xid follows.
     _event("gpu_firmware_timeout", "_kgsp",
            r"NVRM: (?:GPU(?P<gpu>\d+) )?_kgsp(?:IsHeartbeatTimedOut: Heartbeat timed out"
@@ -366,13 +366,13 @@ r")?fallen off the bus")),
            r"|The NVIDIA probe routine failed for \d+ device"
            r"|GPU does not have the necessary power cables connected)"),
     _event("nvlink_detect_failed", "RxDetectLinkMask", (r"NVRM: (?:GPU\d+ "
-r")?\w*PostRxDetectLinkMask\w*: ")),
+                                                        r")?\w*PostRxDetectLinkMask\w*: ")),
     _event("peermem_error", "nvidia-peermem ", r"nvidia-peermem \w+:\d+ ERROR "),
     # The process name, which a user chooses, comes first; the kernel prints all that follows.
     _event("nccl_segfault", " in libnccl", _SEGFAULT + r"libnccl[\w.-]*\["),
     _event("cuda_segfault", " in libcuda", _SEGFAULT + r"libcuda[\w.-]*\["),
     _event("nvidia_version_mismatch", "API mismatch: the client ", (r"NVRM: API mismatch: the "
-r"client ")),
+                                                                    r"client ")),
 )  # fmt: skip
 
 EVENTS = tuple(dict.fromkeys(event.name for event in _TABLE))

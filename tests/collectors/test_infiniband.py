@@ -248,7 +248,7 @@ def test_unknown_states(bench: Adapters) -> None:
     pytest.param([(True, 255), (False, 255), (True, 255)], 1, id="counter at its limit"),
     pytest.param([(True, None), (False, None), (True, None)], 1, id="no counter"),
     pytest.param([(True, 3), (False, 3), (True, 3), (True, 4)], 2, id=("orderly shutdown, then a "
-"flap")),
+                                                                       "flap")),
     pytest.param([(True, 9), (True, 0), (True, 1)], 1, id="counter cleared"),
     pytest.param([(True, 9), (True, 2)], 2, id="counter cleared and grown"),
 ])  # fmt: skip

@@ -126,8 +126,8 @@ def test_kernel_settings(tmp_path: Path) -> None:
 def look_at_memory(
     directory: Path, *, requests: int = 0, waits: float = 0.0, **lines: int
 ) -> NodeContext:
-    """Return a look at a host with other lines of meminfo, asynchronous requests in use, and a share
-    of the time in which some tasks wait for memory.
+    """Return a look at a host with other lines of meminfo, asynchronous requests in use, and a
+    share of the time in which some tasks wait for memory.
     """
     proc = directory / "proc"
     for name in ("kernel", "memory", "pressure"):
@@ -144,8 +144,8 @@ def look_at_memory(
 
 
 def test_memory_that_runs_out(tmp_path: Path) -> None:
-    """Little memory that tasks wait for and a full swap are found; a meminfo without the swap's size
-    is an error.
+    """Little memory that tasks wait for and a full swap are found; a meminfo without the swap's
+    size is an error.
     """
     context = look_at_memory(tmp_path, waits=0.9, MemAvailable=100_000, SwapFree=1_000_000)
     found = {one.component: one for one in results(resources.HOST_MEMORY, context)}
@@ -204,7 +204,9 @@ def test_kernel_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_process_stuck_with_a_gpu_open(mount: frozen.Mount, tmp_path: Path) -> None:
-    """A process in uninterruptible sleep that has a device open is critical; thawed, all is well."""
+    """A process in uninterruptible sleep that has a device open is critical; thawed, all is
+    well.
+    """
     dev = tmp_path / "dev"
     dev.mkdir()
     (dev / "nvidia0").touch()
@@ -290,7 +292,8 @@ def test_deepspeed_operators(tmp_path: Path) -> None:
     file.write_text(genuine)
     made = look(host=Host(rootfs=root))
     options = made.config.collectors["filesystem"]
-    offload = dataclasses.replace(options, write_test=(Path("/mnt/nvme0"),))  # type: ignore[call-arg] # the filesystem collector's
+    # the filesystem collector's
+    offload = dataclasses.replace(options, write_test=(Path("/mnt/nvme0"),))  # type: ignore[call-arg]
     collectors = {**made.config.collectors, "filesystem": offload}
     context = dataclasses.replace(
         made,

@@ -73,8 +73,8 @@ def settings(
     """Return the section `[probe]` of a node.
 
     Rounds with gloo where they are `full`, between the agents alone otherwise; `confirmations` is
-    how many extra ones a node may ask for in a minute. With `large` all have the large collective, of
-    4 MiB as shipped.
+    how many extra ones a node may ask for in a minute. With `large` all have the large collective,
+    of 4 MiB as shipped.
 
     Two cores that many nodes share make all times jump: only what takes several times
     (`slow_ratio`) as long as usual counts as slow.

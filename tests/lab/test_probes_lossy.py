@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]  # see test_probes.py
 
 NAMED = 60.0
-"""Seconds until the node is named; a machine with other work may take longer, and the test waits."""
+"""Seconds until the node is named; a machine with other work may take longer, and the test
+waits."""
 AFTER = 20.0
 """Seconds for which nothing else may be named afterwards, while the fault lasts."""
 
@@ -36,7 +37,9 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probing]:
 
 
 def alone(lab: Probing, fault: AbstractContextManager[None], node: Node) -> None:
-    """Inject a fault of a node; require that it is named, and neither another node nor the fabric."""
+    """Inject a fault of a node; require that it is named, and neither another node nor the
+    fabric.
+    """
 
     def accused(scrapes: Mapping[str, Scrape]) -> set[str]:
         found = set().union(*map(suspects, scrapes.values()))

@@ -191,7 +191,10 @@ def test_loopback(tmp_path: Path) -> None:
 def test_gpus_starved(tmp_path: Path) -> None:
     """Row 36: a job's GPUs idle while tasks wait for the CPU."""
     machine = Machine(tmp_path, ["gpu", "gpu_processes", "pressure"])
-    calm = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+    calm = (
+        "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 "
+        "avg300=0.00 total=0\n"
+    )
     with ranks() as pids:
         machine.simulator.set(0, "processes", f"{pids[0]}:1000000")
         machine.simulator.set(1, "processes", f"{pids[1]}:1000000")

@@ -293,7 +293,9 @@ def test_every_row_has_its_symptom() -> None:
 
 @pytest.mark.parametrize("slug", all_symptoms())
 def test_means_are_kept(slug: str) -> None:
-    """A symptom that is to be alerted has an alert of its own or another's; one that is not has none."""
+    """A symptom that is to be alerted has an alert of its own or another's; one that is not has
+    none.
+    """
     symptom = all_symptoms()[slug]
     assert set(symptom.covered_by) <= all_symptoms().keys()
     covered = any(all_symptoms()[other].entries for other in symptom.covered_by)
@@ -362,7 +364,9 @@ def test_every_recorded_metric_exists(rule: dict[str, str]) -> None:
 
 
 def test_wrong_names_are_noticed() -> None:
-    """The check itself finds a metric that there is not, and a label that a metric does not have."""
+    """The check itself finds a metric that there is not, and a label that a metric does not
+    have.
+    """
     assert wrong("dshealthd_gpu_upp == 0") == ["dshealthd_gpu_upp does not exist"]
     assert wrong('dshealthd_gpu_up{reason="x"}') == ["dshealthd_gpu_up has no label reason"]
     assert wrong("dshealthd:threshold:nothing") == ["dshealthd:threshold:nothing does not exist"]
@@ -394,7 +398,9 @@ def test_a_new_threshold_is_counted(tmp_path: Path) -> None:
 
 
 def test_findings_that_rules_read_exist() -> None:
-    """Rules select findings by names that there are; one that is renamed would be silently left out."""
+    """Rules select findings by names that there are; one that is renamed would be silently left
+    out.
+    """
     names = {
         finding.name.removeprefix("Dshealthd")
         for symptom in all_symptoms().values()
@@ -445,7 +451,9 @@ def exists(name: str) -> bool:
 
 @pytest.mark.parametrize("name", ALERTS)
 def test_texts_do_not_repeat_thresholds(name: str) -> None:
-    """A threshold can be changed in its one file: what an alert says must not name the old figure."""
+    """A threshold can be changed in its one file: what an alert says must not name the old
+    figure.
+    """
     text = RULES[0].read_text(encoding="utf-8")
     values = dict(re.findall(r"record: (\S+)\n +expr: vector\(([\d.e+-]+)\)", text))
     alert = ALERTS[name]
@@ -463,7 +471,9 @@ def test_texts_do_not_repeat_thresholds(name: str) -> None:
 
 
 def test_every_step_of_an_alert_is_for_a_reason_that_it_has() -> None:
-    """A first step whose reason no rule gives would never be told, and the reason would get another's."""
+    """A first step whose reason no rule gives would never be told, and the reason would get
+    another's.
+    """
     alerts = [
         alert for symptom in all_symptoms().values() for alert in symptom.alerts if alert.steps
     ]
@@ -476,8 +486,8 @@ def test_every_step_of_an_alert_is_for_a_reason_that_it_has() -> None:
 
 
 def test_every_step_of_a_finding_is_for_a_reason_that_it_has() -> None:
-    """A first step is chosen by how a reason begins: the product has such reasons, and no other step
-    is in its way.
+    """A first step is chosen by how a reason begins: the product has such reasons, and no other
+    step is in its way.
     """
     code = "".join(file.read_text(encoding="utf-8") for file in PRODUCT.rglob("*.py"))
     for symptom in all_symptoms().values():

@@ -15,7 +15,7 @@ from dshealthd.jobs.environment import is_loopback
 from dshealthd.linux.local_network import local_ports
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.tcp_sockets import parse_tcp
-from dshealthd.probe.members.local_membership import local_addresses
+from dshealthd.probe.members.own_name import local_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
     from dshealthd.doctor.node_context import NodeContext
 
+LAUNCHERS = frozenset(("slurmd", "slurmstepd"))
+
 
 class Setting(NamedTuple):
     """A sysctl, its acceptable range, and the effect of a value outside it."""
@@ -87,9 +89,6 @@ def _run(context: NodeContext) -> Iterator[Result]:
 KERNEL_SETTINGS: Check[NodeContext] = Check(
     "node-drift", "kernel-settings", "Kernel settings do not break training jobs", _run
 )
-
-
-LAUNCHERS = frozenset(("slurmd", "slurmstepd"))
 
 
 def _launchers(host: Host) -> Iterator[tuple[str, ProcessLimits]]:

@@ -1,4 +1,6 @@
-"""The members among which this node's rounds take place: its rounds with them, and their reports."""
+"""The members among which this node's rounds take place: its rounds with them, and their
+reports.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ class Company:
             self.leaves.setdefault(name, self._every[name])
 
     def near(self, name: str) -> bool:
-        """Return whether a peer is known to be on this node's leaf, where the node itself, "", is."""
+        """Return whether a peer is known to be on this node's leaf, where the node itself, "",
+        is.
+        """
         return bool(self.leaf) and (not name or self.leaves.get(name) == self.leaf)
 
     def rest(self, name: str, at: float, *, busy: bool = False) -> None:
@@ -165,9 +169,9 @@ class Company:
     def choose(
         self, *, near: bool | None, asked: Mapping[str, int], ill: Collection[str], now: float
     ) -> str | None:
-        """Return a peer for an extra round, None if there is none; `near` says on which side it must
-        be. Peers that were asked least often by `asked` come first, then those recently found well,
-        in an order of this node's own. Nobody in `ill` is chosen.
+        """Return a peer for an extra round, None if there is none; `near` says on which side it
+        must be. Peers that were asked least often by `asked` come first, then those recently found
+        well, in an order of this node's own. Nobody in `ill` is chosen.
         """
         well = {met.round.peer for met in self.log if not met.bad and now - met.round.at < _RECENT}
         ranks = [
@@ -200,7 +204,9 @@ class Company:
         return report is not None and (report.node or 0.0) >= HARD
 
     def _outages(self, epoch: int) -> Iterator[str]:
-        """Yield the peer of each short outage. Overlapping ones count once: this node was cut off."""
+        """Yield the peer of each short outage. Overlapping ones count once: this node was cut
+        off.
+        """
         began: dict[str, ObservedRound] = {}
         over = -1
         for met in self.log:

@@ -1,4 +1,5 @@
-"""Pairs: a peer with which rounds go badly, and whether it is the path to it, the peer, or this node.
+"""Pairs: a peer with which rounds go badly, and whether it is the path to it, the peer, or this
+node.
 
 By the medians of both: if this node and the peer are each well with most others, it is the link
 between them. If the peer is not, it finds that out itself, and says so; if nobody can call it, this

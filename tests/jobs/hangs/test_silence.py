@@ -136,7 +136,9 @@ def test_fast_steps() -> None:
 
 
 def test_slow_first_steps_are_not_learnt() -> None:
-    """A compilation of minutes in the first steps does not make later stops invisible for minutes."""
+    """A compilation of minutes in the first steps does not make later stops invisible for
+    minutes.
+    """
     baseline = SilenceBaseline(0.0, 0, Phase.TRAINING)
     for step in range(1, 30):
         baseline.hear(500.0 + step, step, Phase.TRAINING)

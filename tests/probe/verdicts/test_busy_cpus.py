@@ -1,5 +1,5 @@
-"""Four nodes with busy CPUs, where any collective may take ten times as long as on idle ones: a slow
-link among them, and a node whose network has a tenth of the usual rate.
+"""Four nodes with busy CPUs, where any collective may take ten times as long as on idle ones: a
+slow link among them, and a node whose network has a tenth of the usual rate.
 """
 
 from __future__ import annotations
