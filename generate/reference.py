@@ -27,8 +27,8 @@ from dshealthd.doctor import node
 from dshealthd.doctor.job import checks as job
 from dshealthd.doctor.snapshot_check import SnapshotCheck
 from dshealthd.evidence import service as evidence
+from dshealthd.findings import idleness, stalls
 from dshealthd.findings import judge as findings
-from dshealthd.findings import stalls
 from dshealthd.http import connection_limiter
 from dshealthd.nvrx import service as nvrx
 from dshealthd.probe import hung_jobs, service
@@ -63,6 +63,7 @@ AGENT = (
     server,
     findings,
     stalls,
+    idleness,
 )
 PROBES = (
     service,

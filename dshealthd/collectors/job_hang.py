@@ -42,6 +42,12 @@ HOLD = gauge(
     "last for ever.",
     "training_job",
 )
+PATIENCE = gauge(
+    "dshealthd_job_hang_patience_seconds",
+    "Time that the ranks of a silent job may be overdue at most while it is not known what they, or those "
+    "elsewhere, do: until a minute before the job's own watchdog ends it, ten minutes of silence at most.",
+    "training_job",
+)
 CULPRIT = gauge(
     "dshealthd_job_hang_culprit_info",
     "1 for a rank on this node that the others wait for: stopped, traced (in a debugger), gone, "
@@ -184,6 +190,7 @@ def verdict(job: str, found: Standstill | None) -> Iterator[Sample]:
         return
     yield HANG(found.shown, job, str(found.reason))
     yield SILENT_OVERDUE(found.overdue, job)
+    yield PATIENCE(found.patience, job)
     if math.isfinite(found.hold):
         yield HOLD(found.hold, job)
     for rank, culprit in found.culprits[:MAX_NAMED]:

@@ -30,6 +30,7 @@ class RankTrouble(NamedTuple):
 
     job: str
     rank: int
+    pid: int
     what: str
     """`stopped`, `blocked`, or how it ended (`ExitKind`)."""
     seconds: float
@@ -42,6 +43,7 @@ class _RankProcess(NamedTuple):
     run: tuple[str, str]
     """Job and name of the run."""
     rank: int
+    pid: int
     descriptor: int
     """A pidfd; -1 if there is none."""
 
@@ -63,8 +65,10 @@ class RankProcesses:
         """The ranks that runs have ended with."""
         self._states: dict[Key, tuple[ThreadState, float]] = {}
         """The state of each rank that is stopped or blocked, and since when."""
-        self.threads: dict[str, dict[Key, float]] = {}
-        """CPU seconds of each rank's main thread, by job, where they are known."""
+        self.threads: dict[str, dict[Key, tuple[float, float]]] = {}
+        """CPU seconds of each rank's main thread and of all its threads, by job, where they are known and
+        it is not stopped.
+        """
 
     def troubles(self, processes: Sequence[TrainingProcess], now: float) -> Iterator[RankTrouble]:
         """Update with all training processes at monotonic time `now`; yield the ranks in trouble.
@@ -87,10 +91,11 @@ class RankProcesses:
             for key, (rank, state, since) in states.items():
                 if state in {ThreadState.STOPPED, ThreadState.BLOCKED}:
                     self._states[key] = state, since
-                    yield RankTrouble(run.job, rank, str(state), now - since)
+                    yield RankTrouble(run.job, rank, key[0], str(state), now - since)
         for over, ends in ((False, self._ended.values()), (True, self._failed)):
             for followed, how, at in ends:
-                yield RankTrouble(followed.run[0], followed.rank, str(how), now - at, over)
+                job, rank, pid = followed.run[0], followed.rank, followed.pid
+                yield RankTrouble(job, rank, pid, str(how), now - at, over)
 
     def close(self) -> None:
         """Release the processes."""
@@ -105,8 +110,8 @@ class RankProcesses:
             found = None
         if found is None:
             return ThreadState.UNKNOWN
-        if found.thread_seconds is not None:
-            self.threads.setdefault(job, {})[key] = found.thread_seconds
+        if found.thread_seconds is not None and found.state not in _STOPPED:
+            self.threads.setdefault(job, {})[key] = found.thread_seconds, found.cpu_seconds
         return found.state
 
     def _follow(self, runs: Sequence[Run], now: float) -> None:
@@ -145,7 +150,7 @@ class RankProcesses:
                     descriptor = os.pidfd_open(key[0])
                 except OSError:  # before Linux 5.3, or it has just ended
                     descriptor = -1
-                self._followed[key] = _RankProcess(run, rank, descriptor)
+                self._followed[key] = _RankProcess(run, rank, key[0], descriptor)
 
 
 def _failures(ends: Sequence[End]) -> Iterator[End]:
@@ -159,6 +164,7 @@ def _failures(ends: Sequence[End]) -> Iterator[End]:
 
 
 _SIGNALS = {ExitKind.KILLED, ExitKind.CRASHED}
+_STOPPED = {ThreadState.STOPPED, ThreadState.TRACED}
 
 
 def _release(followed: _RankProcess) -> None:

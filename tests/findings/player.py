@@ -24,15 +24,16 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.findings import idleness, stalls
 from dshealthd.findings.agent import CRASHED
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State
 from dshealthd.findings.gpu_history import GpuHistory
+from dshealthd.findings.idleness import Idleness
 from dshealthd.findings.judgement import seen
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
-from dshealthd.findings.stalls import EXPORTED
 from generate import reference
 from tests import yaml_files
 
@@ -100,7 +101,7 @@ class Scene:
 
     def play(self, node: str, until: float) -> Iterator[tuple[float, list[Finding]]]:
         """Yield a node's findings at each moment up to a time, in seconds; none without an agent."""
-        past, episodes, gpus = Past(), Episodes(), GpuHistory()
+        past, episodes, gpus, idle = Past(), Episodes(), GpuHistory(), Idleness()
         self.derived = ()
         for step in range(int(until // self.interval) + 1):
             at = step * self.interval
@@ -109,8 +110,9 @@ class Scene:
                 wall = at + float(self._value(self.clock, at) or 0)
                 series = Series(own, Limits(), past, at)
                 gpus.settle(series, wall)
+                idle.settle(series, at)
                 episodes.update(_judged(series, node, wall), at, wall)
-                self.derived = tuple(series.samples(EXPORTED))
+                self.derived = tuple(series.samples(stalls.EXPORTED + idleness.EXPORTED))
             yield at, episodes.firing(at) if own else []
 
 

@@ -193,6 +193,7 @@ def test_a_failed_job_is_as_bad_as_on_its_nodes_page(browser: Browser, alone: Ru
         "failed": "bad",
         "stalled": "warn",
         "suspended": "warn",
+        "silent": "warn",
         "paused": "good",
         "training": "good",
         "no heartbeats": "quiet",

@@ -402,6 +402,11 @@ def test_a_job_is_as_bad_as_on_its_worst_node(states: tuple[str, str]) -> None:
         ((("hung", "waiting"), ("stalled", "working")), "stalled"),
         ((("hung", "waiting"), ("stalled", "debugger")), "stalled"),
         ((("hung", "input"), ("training", "")), "stalled"),
+        ((("hung", "input"), ("silent", "")), "stalled"),
+        # Some were just heard, or are at work.
+        ((("silent", ""), ("training", "")), "training"),
+        ((("silent", ""), ("silent", "")), "silent"),
+        ((("stalled", "idle"), ("no heartbeats", "")), "no heartbeats"),
         ((("hung", "waiting"), ("hung", "input")), "hung"),
         ((("hung", "waiting"), ("stalled", "between_steps")), "hung"),
         # A stopped rank is certain, whatever the others may still be allowed.

@@ -84,7 +84,7 @@ HANGS = frozenset(
 
 UNEXPLAINED = 90.0
 """Seconds that a hang without a cause on this node must be overdue before it is shown: the time
-that probes have to find one. The rules wait as long
+that probes have to find one, unless its watchdog ends it sooner. The rules wait as long
 (`dshealthd:threshold:hang_unexplained_seconds`).
 """
 PATIENCE = 600.0
@@ -323,6 +323,8 @@ class Standstill:
     """Seconds that it must be overdue before it is shown as a hang; infinite for a pause that may
     last for ever.
     """
+    patience: float = PATIENCE
+    """The same at most, whatever is not known: less than until the job's own watchdog ends it."""
 
     @property
     def is_pause(self) -> bool:
@@ -416,7 +418,7 @@ def judge(
             living, waiting, seen, patience, whole=whole, marked=marked
         )
     else:
-        hold = UNEXPLAINED if reason is HangClass.WAITING else 0.0
+        hold = min(UNEXPLAINED, patience) if reason is HangClass.WAITING else 0.0
     return Standstill(
         job=job,
         reason=reason,
@@ -428,6 +430,7 @@ def judge(
         overdue=overdue,
         waiting=waiting,
         hold=hold,
+        patience=patience,
     )
 
 
@@ -445,13 +448,15 @@ def _nobody_works(living: Sequence[RankState], waiting: Mapping[int, str], seen:
 
 def _patience(living: Sequence[RankState], waiting: Mapping[int, str], seen: Work) -> float:
     """Return the seconds that ranks may be overdue while nothing shows that they hang: less than
-    until the job's own watchdog ends it, but for a start that compiles while nobody waits.
+    until the job's own watchdog ends it, but for a start that compiles while nobody waits. One that
+    would end it within its usual silence does not watch it.
     """
     compiles = seen.computes or any(rank.computes(seen) for rank in living)
     most = min(PATIENCE, *(rank.timeout - NOTICE for rank in living))
     if compiles and not waiting and not all(rank.settled for rank in living):
         most = UNKNOWN
-    return max(most - max(rank.bound for rank in living), UNEXPLAINED)
+    left = most - max(rank.bound for rank in living)
+    return left if left > 0 else UNEXPLAINED
 
 
 def _whole(ranks: Sequence[RankState]) -> bool:
@@ -501,7 +506,7 @@ def _between_steps(
     counts = Counter(waiting.values())
     most, count = counts.most_common(1)[0]
     if count == len(living) or "kernel" in counts:
-        return HangClass.WAITING, UNEXPLAINED, []
+        return HangClass.WAITING, min(UNEXPLAINED, patience), []
     apart = [(rank, Culprit.APART) for rank, operation in waiting.items() if operation != most]
     return HangClass.DESYNC, 0.0, apart if count * 2 > len(living) else []
 
