@@ -69,7 +69,7 @@ def standing(case: Case) -> list[Statement]:
     )
 
 
-def cause(found: Sequence[Statement], *, confirmed: bool) -> Event | None:
+def cause(case: Case, found: Sequence[Statement], *, confirmed: bool) -> Event | None:
     """Return the remark that is the cause; None if none says what happened.
 
     Where only wrappers are left, a signal that ended a process says most.
@@ -79,7 +79,13 @@ def cause(found: Sequence[Statement], *, confirmed: bool) -> Event | None:
     if not found or found[0].remark.wraps or found[0].remark.weight < remarks.SAYS:
         ends = [one.event for one in found if one.event.is_crash or "how" in one.event.fields]
         return min(ends, key=lambda event: not event.is_crash, default=None)
-    confirmed = confirmed or any(kept.remark.weight >= remarks.LOGS for kept in found)
+    sources = case.found.sources
+    # Where the job worked on, if only for a few lines, nobody knows that it ended of it.
+    confirmed = confirmed or any(
+        kept.remark.weight >= remarks.LOGS
+        and sources[kept.event.origin.source].alive < kept.event.last_order
+        for kept in found
+    )
     return found[0].event if confirmed else None
 
 

@@ -86,12 +86,15 @@ _HANDLED = re.compile(
     re.IGNORECASE,
 )
 _ORDERLY = re.compile(
-    r"\bintended|\bgraceful|\bas requested|by (?:an? |the )?user request|exit_actor|idle for"
+    r"\bintended|graceful|\bas requested|by (?:an? |the )?user request|exit_actor|idle for"
     r"|references to [^.]{1,40} removed|\b(?:normal|clean)(?:ly)? (?:exit|shut|terminat|stop)"
     r"|scal(?:e|ed|ing)[ -]down|\bexit(?:ed)?[ _]?(?:with )?(?:code|status)?[ =:]{1,3}0\b(?![.x])",
     re.IGNORECASE,
 )
 """An end that somebody meant."""
+_NEGATED = re.compile(
+    r"\b(?:not|fail\w*|unable|cannot|never|without|instead of)\b|n't\b|un$", re.IGNORECASE
+)
 _SPENT = re.compile(
     r"retr(?:y|ies)\b.{0,20}(?:exceed|exhaust|fail|limit|left)"
     r"|(?:exceed|exhaust|after|max).{0,30}retr",
@@ -232,7 +235,8 @@ def may_be(template: str) -> bool:
 
 def is_orderly(text: str) -> bool:
     """Return whether a line says that a process ended as it was meant to."""
-    return _ORDERLY.search(text) is not None
+    match = _ORDERLY.search(text)
+    return match is not None and _NEGATED.search(text[: match.start()]) is None
 
 
 def _fails(text: str) -> bool:
