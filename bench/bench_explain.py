@@ -26,7 +26,8 @@ _EXPLAIN = (
     "import resource, sys\n"
     "from dshealthd.explain import command\n"
     "recognizer, _ = command.read([sys.argv[1]]); command.conclude(recognizer)\n"
-    "print(recognizer.found.statistics.examined, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)\n"
+    "print(recognizer.found.statistics.examined, "
+    "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)\n"
 )
 
 
@@ -83,11 +84,16 @@ def _random(chance: random.Random, letters: str) -> str:
 def failures(chance: random.Random) -> str:
     """Return lines of which each holds a literal, and half match a pattern."""
     return "".join(
-        f"[rank{n % 64}]:[E1122 04:44:{n % 60:02d}.{chance.randrange(10**8):08d} ProcessGroupNCCL.cpp:616] "
-        f"[PG ID 0 PG GUID 0(default_pg) Rank {n % 64}]  failure detected by watchdog at work sequence id: "
+        f"[rank{n % 64}]:[E1122 04:44:{n % 60:02d}.{chance.randrange(10**8):08d} "
+        "ProcessGroupNCCL.cpp:616] "
+        f"[PG ID 0 PG GUID 0(default_pg) Rank {n % 64}]  failure detected by watchdog at work "
+        "sequence id: "
         f"{n} PG status: last enqueued work: {n}, last completed work: {n - 1}\n"
         if n % 2
-        else f"gpu-{n % 8}:{900 + n % 8}:{990 + n % 8} [{n % 8}] NCCL WARN Call to {chance.randrange(10**6)} failed, as no pattern says\n"
+        else (
+            f"gpu-{n % 8}:{900 + n % 8}:{990 + n % 8} [{n % 8}] NCCL WARN Call to "
+            f"{chance.randrange(10**6)} failed, as no pattern says\n"
+        )
         for n in range(1, 12_001)
     )
 

@@ -71,7 +71,8 @@ JOBS = (
     " | query }}Training jobs on {{ $labels.node }}:{{ range . }} {{ .Labels.training_job }}"
     "{{ end }}. {{ end }}"
 )
-"""What the page of a part says of the jobs whose hangs it stands for, if no single one is its own."""
+"""What the page of a part says of the jobs whose hangs it stands for, if no single one is its
+own."""
 FILE = "alerts.yml"
 THRESHOLDS = "thresholds.yml"
 """Hand-written, beside the rules."""

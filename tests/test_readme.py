@@ -222,7 +222,9 @@ def test_paths(path: Path) -> None:
 
 
 def test_scrape_configuration(tmp_path: Path) -> None:
-    """README's scrape configuration is one that Prometheus takes, and gives targets their labels."""
+    """README's scrape configuration is one that Prometheus takes, and gives targets their
+    labels.
+    """
     (body,) = blocks(ROOT / "README.md", "yaml")
     (job,) = yaml.safe_load(body)["scrape_configs"]
     shipped = yaml_files.load(ROOT / "deploy/prometheus/dshealthd.yml")
@@ -243,7 +245,9 @@ def test_scrape_configuration(tmp_path: Path) -> None:
 
 
 def test_other_scrapers(tmp_path: Path) -> None:
-    """Scrape configurations for others are Prometheus' own, and set the labels that the rules need."""
+    """Scrape configurations for others are Prometheus' own, and set the labels that the rules
+    need.
+    """
     receiver, federation = map(yaml.safe_load, blocks(ROOT / "docs/other-scrapers.md", "yaml"))
     collector = receiver["receivers"]["prometheus"]["config"]
     shipped = yaml.safe_load((ROOT / "deploy/prometheus/dshealthd.yml").read_text(encoding="utf-8"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import logging
 import os
 import signal
@@ -19,6 +20,7 @@ from dshealthd.config import config as configuration
 from dshealthd.core import background, garbage, state_file, state_writer
 from dshealthd.core.child import ErrorPipe, cause
 from dshealthd.core.collector import News
+from dshealthd.core.documents import LeftOut
 from dshealthd.core.options import ConfigError
 from dshealthd.core.self_metrics import SelfMetrics
 from dshealthd.core.snapshot import Snapshot
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
 
     from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
-    from dshealthd.core.documents import LeftOut
     from dshealthd.findings.series import Series
     from dshealthd.jobs.hangs.hang import Standstill
     from dshealthd.nvrx.fitness import Fitness
@@ -83,7 +84,7 @@ class Agent:
         self._probes = Probes(
             self._snapshot,
             lambda: self._judge.verdict,
-            lambda: overview(self._series(), ""),
+            lambda: overview(self._series(), "", wall=time.time()),
             time.monotonic,
             time.time,
         )
@@ -92,7 +93,7 @@ class Agent:
             config.path.state,
             config.path.host,
             metrics=lambda: self._snapshot.body(self._own_samples).decode(),
-            probes=self._probes.status,
+            document=lambda: self._sections(LeftOut()),
             monotonic=time.monotonic,
             wall=time.time,
         )
@@ -282,9 +283,8 @@ class Agent:
 
     def _series(self) -> Series:
         """Return what the overview of jobs reads, with the limits by which findings are judged."""
-        return series_of(
-            self._snapshot, self._samples_to_judge(), self._config.section(FindingsOptions).limits
-        )
+        own = itertools.chain(self._samples_to_judge(), self._judge.derived)
+        return series_of(self._snapshot, own, self._config.section(FindingsOptions).limits)
 
     def _targets(self, port: int) -> bytes:
         """Return the targets that Prometheus should scrape.
@@ -303,7 +303,9 @@ class Agent:
         return {
             **self._judge.verdict.document(),
             "jobs": left_out.section(
-                "jobs", lambda: overview(self._series(), place, left_out), otherwise=[]
+                "jobs",
+                lambda: overview(self._series(), place, left_out, time.time()),
+                otherwise=[],
             ),
             "probe": left_out.section("probe", self._probes.status),
             "evidence": left_out.section("evidence", self._evidence.status),

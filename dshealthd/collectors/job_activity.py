@@ -1,9 +1,10 @@
 """What the processes of training jobs do besides their steps: bytes that they read, write, send and
-receive, the CPU time of their child processes, for whose answer ranks wait, and which are stopped or
-have ended.
+receive, the CPU time of their child processes, for whose answer ranks wait, and which are stopped
+or have ended.
 
 A job that moves bytes is at work, whatever its ranks do not report: it saves a checkpoint, uploads
-one, or loads data. So is one whose compilers or data loaders compute. None of this takes heartbeats.
+one, or loads data. So is one whose compilers or data loaders compute. None of this takes
+heartbeats.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from dshealthd.core.host import read_bytes
 from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.core.text import printable
 from dshealthd.jobs import shares
+from dshealthd.jobs.environment import watchdog_seconds
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.rank_processes import RankProcesses
+from dshealthd.jobs.ras.address import PORT, parse_address
 from dshealthd.linux import sock_diag
-from dshealthd.linux.activity import BUSY, IDLE_SHARE
+from dshealthd.linux.activity import IDLE_SHARE
 from dshealthd.linux.process import TICKS, open_files, parse_stat
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.socket_owners import parse_inode
-from dshealthd.linux.socket_waits import awaited
+from dshealthd.linux.socket_waits import awaited, served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,14 +40,17 @@ if TYPE_CHECKING:
 FILES = gauge(
     "dshealthd_job_file_bytes_per_second",
     "Rate at which the job's processes on this node read and wrote since the sample before; absent "
-    "until there is one. The larger of read_bytes + write_bytes of /proc/<pid>/io, which count pages, and "
+    "until there is one. The larger of read_bytes + write_bytes of /proc/<pid>/io, which count "
+    "pages, and "
     "rchar + wchar, which count what goes through read and write.",
     "training_job",
 )
 SOCKETS = gauge(
     "dshealthd_job_socket_bytes_per_second",
-    "Rate at which TCP connections of ranks here whose main thread is idle sent and received since the "
-    "sample before, as their other ends have acknowledged it; in a network namespace of its own, that "
+    "Rate at which TCP connections of ranks here whose main thread is idle sent and received "
+    "since the "
+    "sample before, as their other ends have acknowledged it; in a network namespace of its "
+    "own, that "
     "of all its interfaces but lo. Absent where no such connection is seen.",
     "training_job",
 )
@@ -56,41 +62,71 @@ CHILDREN = gauge(
 )
 TROUBLE = gauge(
     "dshealthd_job_rank_trouble_seconds",
-    "Time since the process of a rank here was first seen to be stopped by a signal (stopped), to wait in "
-    "the kernel for a file system or driver (blocked), or to have ended while others of its run go on "
-    "here: ended (exit status 0), failed, terminated, killed, crashed, or unknown. Absent for other ranks, and "
-    "of a run of which all are stopped. For ten minutes after a run has ended here, that of a rank that was "
+    "Time since the process of a rank here was first seen to be stopped by a signal (stopped), "
+    "to wait in "
+    "the kernel for a file system or driver (blocked), or to have ended while others of its run "
+    "go on "
+    "here: ended (exit status 0), failed, terminated, killed, crashed, or unknown. Absent for "
+    "other ranks, and "
+    "of a run of which all are stopped. For ten minutes after a run has ended here, that of a "
+    "rank that was "
     "killed or crashed first, unless all were.",
-    *("training_job", "rank", "what"),
+    *("training_job", "rank", "what", "pid"),
 )
 AWAITS = gauge(
     "dshealthd_job_rank_awaits_info",
-    "1 while the main thread of a rank waits in the kernel for data over a TCP connection with something "
-    "outside the job (peer: its address and port; not the job's MASTER_PORT), which has acknowledged all "
-    "that it was sent. Absent while no rank is seen to, and where the agent may not trace processes.",
+    "1 while the main thread of a rank waits in the kernel for somebody outside the job: for "
+    "data over a TCP "
+    "connection (peer: its other end's address and port; not the job's MASTER_PORT) with one "
+    "that has "
+    "acknowledged all that it was sent, or for input from a terminal. Absent while no rank is "
+    "seen to, and "
+    "where the agent may not trace processes.",
     *("training_job", "rank", "peer"),
 )
-IDLE = gauge(
-    "dshealthd_job_idle_seconds",
-    "Time for which the job's processes here have been idle: no rank's main thread took 1 % of a core, "
-    "nor its child processes half of one, and they moved no more than 10 kB/s.",
+SERVES = gauge(
+    "dshealthd_job_rank_serves_info",
+    "1 for a port on which a process of a rank whose main thread is idle listens, and which the "
+    "kernel has "
+    "not assigned: clients know it. Not the job's MASTER_PORT and NCCL's RAS.",
+    *("training_job", "rank", "port"),
+)
+CPU = gauge(
+    "dshealthd_job_rank_cpu_cores",
+    "Cores that the rank's process took since the sample before: its main thread (`main`), or all "
+    "its threads (`all`). Absent until there is one, and while the process is stopped by a signal "
+    "or a debugger.",
+    *("training_job", "rank", "threads"),
+)
+_MAIN, _ALL = "main", "all"
+WATCHDOG = gauge(
+    "dshealthd_job_watchdog_seconds",
+    "Time after which a watchdog of the job's own ends it while a collective does not complete, "
+    "as the "
+    "environment of its processes here says; 600 where it does not.",
     "training_job",
 )
 PROCESS = gauge(
     "dshealthd_job_process_info",
-    "1; the job's first process on this node by its number, with the name of the script or module that it "
+    "1; the job's first process on this node by its number, with the name of the script or "
+    "module that it "
     "runs, and the number of its user.",
     *("training_job", "script", "user", "pid"),
 )
 
-IDLE_BYTES = 1e4
-"""Bytes per second up to which a job counts as idle: stores, monitors and loggers move a tenth."""
 MAX_JOBS = 16
 """Most jobs followed: a GPU each on the largest nodes, which have 16."""
 MAX_DESCRIPTORS = 32_768
 """Most descriptors looked at in a sample, about 0.1 s; a user can have millions."""
 BUDGET = 0.1
 """Seconds of CPU time that the dump of sockets may take."""
+MAX_PORTS = 64
+"""Most ports told: a rank each of the largest nodes, and some of its children."""
+_THREADS = "threads"
+_TAKE_ONE = {"-W", "-X"}
+"""Options of Python's interpreter that are followed by a value."""
+MAX_NAME = 64
+"""Most characters of a script's name, which becomes a label that its user chooses."""
 
 
 def parse_io(data: bytes) -> int:
@@ -108,8 +144,8 @@ def parse_io(data: bytes) -> int:
 
 
 def parse_interfaces(data: bytes) -> int:
-    """Return the bytes that the interfaces of a `/proc/<pid>/net/dev` received and sent, but for lo;
-    ValueError if malformed.
+    """Return the bytes that the interfaces of a `/proc/<pid>/net/dev` received and sent, but for
+    lo; ValueError if malformed.
     """
     total = 0
     for line in data.rstrip(b"\n").split(b"\n")[2:]:
@@ -121,9 +157,6 @@ def parse_interfaces(data: bytes) -> int:
         if name.strip() != b"lo":
             total += int(numbers[0]) + int(numbers[8])
     return total
-
-
-_THREADS = "threads"
 
 
 class JobActivity(Collector):
@@ -147,8 +180,6 @@ class JobActivity(Collector):
         self._ranks = RankProcesses(self.host)
         self._scripts: dict[tuple[int, int], str] = {}
         """What each job's first process runs, by pid and start."""
-        self._busy: dict[str, float] = {}
-        """When each job was last seen at work, or first seen."""
 
     def close(self) -> None:
         """Release the processes that are followed."""
@@ -162,19 +193,24 @@ class JobActivity(Collector):
         elapsed = None if self._at is None else now - self._at
         for trouble in self._ranks.troubles(processes, now):
             if trouble.job in jobs or trouble.over:
-                yield TROUBLE(trouble.seconds, trouble.job, str(trouble.rank), trouble.what)
+                yield TROUBLE(
+                    trouble.seconds,
+                    trouble.job,
+                    str(trouble.rank),
+                    trouble.what,
+                    str(trouble.pid),
+                )
         counted: dict[object, float] = {}
         idle = {job: self._idle(job, members, elapsed) for job, members in jobs.items()}
         sockets = self._sockets(idle)
         for job, members in jobs.items():
             read = functools.partial(
-                self._job, job, members, now, elapsed, counted, sockets.get(job, {})
+                self._job, job, members, elapsed, counted, sockets.get(job, {})
             )
             yield from one_of_many(f"job {job}", read)
-        yield from self._awaits(idle)
+        yield from self._outside(idle)
         self._at, self._before = now, counted
         self._idle_before = {one.pid for members in idle.values() for one in members}
-        self._busy = {job: at for job, at in self._busy.items() if job in jobs}
 
     def _idle(
         self, job: str, members: list[TrainingProcess], elapsed: float | None
@@ -182,16 +218,16 @@ class JobActivity(Collector):
         """Return the processes of those ranks whose main thread has done nothing since the sample
         before, as far as is known.
 
-        Only of them it matters whether they move bytes, and the descriptors of a training that makes
-        steps, whose data loaders have a copy of each, take most of a sample's time.
+        Only of them it matters whether they move bytes, and the descriptors of a training that
+        makes steps, whose data loaders have a copy of each, take most of a sample's time.
         """
         threads, children = self._ranks.threads.get(job, {}), _children(members)
         working = set()
         for process in members:
             key = process.pid, process.start
             if process.pid not in children and key in threads:
-                before = self._before.get((_THREADS, key))
-                if before is None or threads[key] - before >= IDLE_SHARE * (elapsed or 0.0):
+                before = self._before.get((_MAIN, key))
+                if before is None or threads[key][0] - before >= IDLE_SHARE * (elapsed or 0.0):
                     working.add(process.launch.rank)
         return [process for process in members if process.launch.rank not in working]
 
@@ -199,7 +235,6 @@ class JobActivity(Collector):
         self,
         job: str,
         members: list[TrainingProcess],
-        now: float,
         elapsed: float | None,
         counted: dict[object, float],
         sockets: Mapping[object, tuple[float, bool]],
@@ -234,36 +269,46 @@ class JobActivity(Collector):
             count(CHILDREN, key, ticks / TICKS)
         for where, (moved_there, new) in sockets.items():
             count(SOCKETS, where, moved_there, new=new)
-        for key, seconds in self._ranks.threads.get(job, {}).items():
-            count(_THREADS, key, seconds)
+        ranks = {(process.pid, process.start): process.launch.rank for process in members}
+        took: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
+        for key, both in self._ranks.threads.get(job, {}).items():
+            for which, seconds in zip((_MAIN, _ALL), both, strict=True):
+                counted[which, key] = seconds
+                if key in ranks and (which, key) in before:
+                    took[ranks[key], which].append(seconds - before[which, key])
         if elapsed:
             rates = {what: max(sum(rise), 0.0) / elapsed for what, rise in rises.items() if rise}
             for metric in (FILES, SOCKETS, CHILDREN):
                 if metric in rates:
                     yield metric(rates[metric], job)
-            thread = max(rises[_THREADS], default=elapsed) / elapsed
-            if (
-                thread >= IDLE_SHARE
-                or rates.get(CHILDREN, 0.0) >= BUSY
-                or rates.get(FILES, 0.0) + rates.get(SOCKETS, 0.0) > IDLE_BYTES
-            ):
-                self._busy[job] = now
-            yield IDLE(now - self._busy.setdefault(job, now), job)
+            for (rank, which), rise in took.items():
+                yield CPU(max(rise) / elapsed, job, str(rank), which)
+        yield WATCHDOG(min(watchdog_seconds(one.environment, 0) for one in members), job)
         yield from self._first(job, members)
 
-    def _awaits(self, idle: Mapping[str, list[TrainingProcess]]) -> Iterator[Sample]:
-        """Yield for whose answer ranks wait, if that is not another rank's."""
+    def _outside(self, idle: Mapping[str, list[TrainingProcess]]) -> Iterator[Sample]:
+        """Yield for whom outside their job ranks wait, and on which ports they serve clients."""
         places: defaultdict[str, dict[int, TrainingProcess]] = defaultdict(dict)
+        ranks = set()
         for members in idle.values():
             children = _children(members)
             for process in members:
+                places[process.network][process.pid] = process
                 if process.pid not in children:
-                    places[process.network][process.pid] = process
+                    ranks.add(process.pid)
         for found in places.values():
-            for pid, peer in awaited(self.host, found).items():
+            for pid, peer in awaited(self.host, found.keys() & ranks).items():
                 process = found[pid]
-                if str(peer.port) != process.environment.get("MASTER_PORT"):
+                port = "" if isinstance(peer, str) else str(peer.port)
+                if not port or port != process.environment.get("MASTER_PORT"):
                     yield AWAITS(1, process.job, str(process.launch.rank), str(peer))
+            ports = {
+                (process.job, process.launch.rank, own)
+                for pid, own in served(self.host, found, MAX_DESCRIPTORS)
+                if (process := found[pid]) and str(own) not in _own_ports(process)
+            }
+            for job, rank, own in sorted(ports)[:MAX_PORTS]:
+                yield SERVES(1, job, str(rank), str(own))
 
     def _first(self, job: str, members: list[TrainingProcess]) -> Iterator[Sample]:
         """Yield who runs what in a job: nothing where that cannot be read."""
@@ -284,8 +329,8 @@ class JobActivity(Collector):
     def _sockets(
         self, jobs: Mapping[str, list[TrainingProcess]]
     ) -> dict[str, dict[object, tuple[float, bool]]]:
-        """Return the bytes that each job's connections, or network namespaces, have moved so far, and
-        whether a connection is new: then it has moved all of them since the sample before.
+        """Return the bytes that each job's connections, or network namespaces, have moved so far,
+        and whether a connection is new: then it has moved all of them since the sample before.
         """
         found: defaultdict[str, dict[object, tuple[float, bool]]] = defaultdict(dict)
         owners: dict[int, tuple[str, bool]] = {}
@@ -333,10 +378,12 @@ def script(arguments: Sequence[bytes]) -> str:
     return printable(name)[:MAX_NAME]
 
 
-_TAKE_ONE = {"-W", "-X"}
-"""Options of Python's interpreter that are followed by a value."""
-MAX_NAME = 64
-"""Most characters of a script's name, which becomes a label that its user chooses."""
+def _own_ports(process: TrainingProcess) -> set[str | None]:
+    """Return the ports of a job at which its own ranks meet, and NCCL's RAS listens."""
+    ras = PORT
+    with contextlib.suppress(KeyError, ValueError, ArithmeticError):
+        _, ras = parse_address(process.environment["NCCL_RAS_ADDR"])
+    return {process.environment.get("MASTER_PORT"), str(ras)}
 
 
 def _children(members: list[TrainingProcess]) -> set[int]:

@@ -42,6 +42,12 @@ HOLD = gauge(
     "last for ever.",
     "training_job",
 )
+PATIENCE = gauge(
+    "dshealthd_job_hang_patience_seconds",
+    "Time that the ranks of a silent job may be overdue at most while it is not known what they, or those "
+    "elsewhere, do: until a minute before the job's own watchdog ends it, ten minutes of silence at most.",
+    "training_job",
+)
 CULPRIT = gauge(
     "dshealthd_job_hang_culprit_info",
     "1 for a rank on this node that the others wait for: stopped, traced (in a debugger), gone, "
@@ -59,7 +65,8 @@ OVERDUE = gauge(
 BOUND = gauge(
     "dshealthd_job_step_bound_seconds",
     "Longest usual silence in the rank's current phase: twice the longest of the last hours, at "
-    "least 30 s; 100 s in the first steps, and half an hour in a marked pause of the first kind.",
+    "least 30 s; 100 s in the first steps, and half an hour in a marked pause of the first kind, unless "
+    "nobody works in it.",
     *_RANK,
 )
 POSITION = gauge(
@@ -104,7 +111,7 @@ COLLECTIVE = gauge(
     "dshealthd_job_collective_seconds",
     "Time for which a silent rank has waited for others between two steps, in a collective, or in a "
     "kernel of its GPU that moves no data; absent while it does not, and where torch's waits are not "
-    "seen.",
+    "seen. The operation has the mark of its group, if that is one of all ranks but the default one.",
     *_RANK,
     "operation",
 )
@@ -183,6 +190,7 @@ def verdict(job: str, found: Standstill | None) -> Iterator[Sample]:
         return
     yield HANG(found.shown, job, str(found.reason))
     yield SILENT_OVERDUE(found.overdue, job)
+    yield PATIENCE(found.patience, job)
     if math.isfinite(found.hold):
         yield HOLD(found.hold, job)
     for rank, culprit in found.culprits[:MAX_NAMED]:

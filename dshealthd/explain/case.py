@@ -200,7 +200,8 @@ def _disagree(case: Case) -> None:
         Event(
             slug="rendezvous-env-mismatch", pattern="rendezvous-env-mismatch/stated", role="cause",
             layer="program", title="Ranks disagree on the size of the job",
-            says=f"rank {rank} was started for a job of {one} ranks, rank {peer} for one of {other}",
+            says=(f"rank {rank} was started for a job of {one} ranks, rank {peer} for one of "
+                  f"{other}"),
             steps=(_COMPARE_SIZES.format(rank, peer),),
             place=place, origin=Origin(), order=0,
         )
@@ -261,10 +262,12 @@ def _crash(failure: Failure, case: Case) -> Event:
     stamp = Stamp("iso", failure.time.replace("_", " "))
     event = Event(
         slug="child-failed", pattern="child-failed/signal", role="cause", layer="program",
-        says=f"rank {failure.rank} ended with exit code {code}; these logs have no error message from it",
+        says=(f"rank {failure.rank} ended with exit code {code}; these logs have no error "
+              "message from it"),
         place=failure.place,
         origin=Origin(failure.source, rank=failure.rank, host=failure.host), order=1 << 40,
-        stamp=stamp, exact=False, fields={"exit": str(code)}, attempt=case.found.sources[failure.source].attempt,
+        stamp=stamp, exact=False, fields={"exit": str(code)},
+        attempt=case.found.sources[failure.source].attempt,
     )  # fmt: skip
     if event.signal:
         event.says = f"rank {failure.rank} was ended by {_signal(event)}"
@@ -274,7 +277,9 @@ def _crash(failure: Failure, case: Case) -> Event:
 
 
 def _of_crash(event: Event) -> tuple[str, tuple[str, ...]]:
-    """Return the title and first steps for an exit code: those of the pattern that says the same."""
+    """Return the title and first steps for an exit code: those of the pattern that says the
+    same.
+    """
     is_code = "exit" in event.fields and not event.signal
     name = (
         "exit-code" if is_code else "crash" if event.signal not in {0, signal.SIGKILL} else "killed"

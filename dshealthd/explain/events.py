@@ -22,6 +22,7 @@ _NUMBERS = {
 
 LAYERS = ("hardware", "scheduler", "program", "communication", "launcher")
 """Layers in order of cause: a fault in one layer shows in the layers after it."""
+LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "/bin/", "pydantic/")
 
 
 class Place(NamedTuple):
@@ -150,9 +151,6 @@ class Event:
         """The program's own line that raised it, as the end of a sentence; empty if unknown."""
         own = self.own_frame
         return "" if own is None else f" at {own.file}:{own.line} in {own.function}"
-
-
-LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "/bin/", "pydantic/")
 
 
 def listed(ranks: Sequence[int]) -> str:

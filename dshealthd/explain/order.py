@@ -1,7 +1,7 @@
 """The order of causes: which of several events explains the others.
 
-Layers give it: hardware and the scheduler, the program of a rank, the communication of all ranks, the
-launcher. The table says where an event stands otherwise; within a place, time decides.
+Layers give it: hardware and the scheduler, the program of a rank, the communication of all ranks,
+the launcher. The table says where an event stands otherwise; within a place, time decides.
 """
 
 from __future__ import annotations
@@ -50,22 +50,26 @@ class Rule(NamedTuple):
 RULES = (
     Rule(
         "a scheduler's reason, while nothing had failed, explains all that follows", 0,
-        lambda event, case, _: event.layer == "scheduler" and not event.weak and not _comes_after(event, case),
+        lambda event, case, _: event.layer == "scheduler"
+        and not event.weak and not _comes_after(event, case),
     ),
     Rule(
         "a fault long before or after the first failure has nothing to do with it", NOTHING,
-        lambda event, case, first: event.layer == "hardware" and not _is_near(case.when(event), first),
+        lambda event, case, first: event.layer == "hardware"
+        and not _is_near(case.when(event), first),
     ),
     Rule(
         "a program's failure after the communication broke follows from that", NOTHING,
-        lambda event, case, _: event.layer == "program" and event.role != "loss" and _is_aftermath(event, case),
+        lambda event, case, _: event.layer == "program"
+        and event.role != "loss" and _is_aftermath(event, case),
     ),
     Rule(
         "a process that died comes before its peers' errors of communication", 3,
         lambda event, case, _: event.layer == "launcher" and _is_death(event, case),
     ),
     Rule(
-        "what a launcher could not do is as early as what ranks could not", _LAYERS["communication"],
+        ("what a launcher could not do is as early as what ranks could "
+         "not"), _LAYERS["communication"],
         lambda event, _case, _first: event.layer == "launcher" and event.first,
     ),
 )  # fmt: skip
@@ -110,7 +114,9 @@ def _is_near(when: float | None, first: float | None) -> bool:
 
 
 def _is_aftermath(event: Event, case: Case) -> bool:
-    """Return whether a rank's failure came after the communication broke, so it is not the cause."""
+    """Return whether a rank's failure came after the communication broke, so it is not the
+    cause.
+    """
     if event.origin.labeled and case.broken.get(event.origin, event.order) < event.order:
         return True
     when, clock = case.when(event), clocks.clock_of(event.origin)

@@ -1,8 +1,9 @@
-"""The general reading of a log: what its processes say at their end, whether a pattern knows it or not.
+"""The general reading of a log: what its processes say at their end, whether a pattern knows it or
+not.
 
-A healthy log repeats itself: steps, and lines of level INFO. A remark on a failure counts as long as
-that chatter does not go on after it. Of the remarks that count, content explains more than a wrapper,
-and the first of equals comes before those that follow from it.
+A healthy log repeats itself: steps, and lines of level INFO. A remark on a failure counts as long
+as that chatter does not go on after it. Of the remarks that count, content explains more than a
+wrapper, and the first of equals comes before those that follow from it.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def silent(series: Series, job: str) -> ShownStandstill | None:
             for point in series("job_overdue_seconds", training_job=job)
             if point.value > 0
         ),
-        default=None,
+        default=series.value("job_silent_overdue_seconds", training_job=job),
     )
     hold = series.value("job_hang_hold_seconds", training_job=job)
     culprits = tuple(point.labels for point in series("job_hang_culprit_info", training_job=job))
@@ -65,7 +65,7 @@ def silent(series: Series, job: str) -> ShownStandstill | None:
     says = explain(cause, named=bool(culprits), whole=whole)
     if cause == HangClass.WORKING and (seen := work(series, job).says):
         says = f"no step, but {seen}"
-    if cause == HangClass.BETWEEN_STEPS and (awaits := dict(_awaits(series, job))):
+    if cause == HangClass.BETWEEN_STEPS and (awaits := dict(awaited(series, job))):
         says += f": {several([f'rank {rank} waits for {peer}' for rank, peer in awaits.items()])}"
     return ShownStandstill(
         cause=cause,
@@ -107,11 +107,11 @@ def work(series: Series, job: str) -> Work:
         computes=cores is not None and cores >= BUSY,
         still=frozenset(still),
         waits=frozenset(rank for rank in still if busy.get(rank, 0.0) > _BUSY),
-        awaits=frozenset(rank for rank, _ in _awaits(series, job)),
+        awaits=frozenset(rank for rank, _ in awaited(series, job)),
     )
 
 
-def _awaits(series: Series, job: str) -> Iterator[tuple[int, str]]:
+def awaited(series: Series, job: str) -> Iterator[tuple[int, str]]:
     """Yield the ranks here that wait for an answer from outside the job, and from whom."""
     for point in series("job_rank_awaits_info", training_job=job):
         yield int(point.labels["rank"]), point.labels["peer"]

@@ -19,12 +19,13 @@ from dshealthd.core.child import StartError
 from dshealthd.core.collector import Reason, gauge
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.state_writer import LatestWriter
-from dshealthd.findings import fabric, stalls
+from dshealthd.findings import fabric, idleness, stalls
 from dshealthd.findings.agent import CRASHED
 from dshealthd.findings.catalogue import catalogue, starting, unread
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State, Verdict
 from dshealthd.findings.gpu_history import GpuHistory
+from dshealthd.findings.idleness import Idleness
 from dshealthd.findings.judgement import judgement_of, pending, series_of, unready
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.options import FindingsOptions
@@ -105,6 +106,7 @@ class Judge:
         self._monotonic, self._wall = monotonic, wall
         self._limits = Limits()
         self._episodes, self._past, self._gpus = Episodes(), Past(), GpuHistory()
+        self._idleness = Idleness()
         self._judged: float | None = None
         """Monotonic time of the last judgement."""
         self._saved = -math.inf
@@ -123,8 +125,9 @@ class Judge:
         """Whether the agent before this one has crashed, until that has been judged."""
         self._broken: frozenset[str] = frozenset()
         """Names of the rules that failed in the last judgement."""
-        self._derived: tuple[Sample, ...] = ()
-        """What the last judgement derived for rules that compare nodes."""
+        self.derived: tuple[Sample, ...] = ()
+        """What the last judgement derived, for rules that compare nodes and the overview of
+        jobs."""
         self._timer: asyncio.TimerHandle | None = None
 
     async def apply(self, config: Config) -> None:
@@ -166,6 +169,7 @@ class Judge:
         now, wall = self._monotonic(), self._wall()
         series = series_of(self._snapshot, self._own(), self._limits, self._past, now)
         self._gpus.settle(series, wall)
+        self._idleness.settle(series, now)
         if self._crashed:
             series.add([CRASHED(1.0, f"{wall:.0f}")])
             self._crashed = False
@@ -183,7 +187,7 @@ class Judge:
             log.error("findings: the rule %s failed:\n%s", rule, failed[rule])
         self._broken = frozenset(failed)
         self._episodes.update(found.values(), now, wall, self._readable)
-        self._derived = tuple(series.samples(stalls.EXPORTED))
+        self.derived = tuple(series.samples(stalls.EXPORTED + idleness.EXPORTED))
         self._judged, self._failed, self._whole = now, False, whole
         if self._running and (self._episodes.changed or now - self._saved >= SAVE_EVERY):
             self._save(now, wall)
@@ -196,7 +200,7 @@ class Judge:
             yield from exported(firing) if firing else ()
             return
         yield from exported(firing)
-        yield from self._derived
+        yield from self.derived
         yield JUDGED(self._wall() - (now - self._judged))
 
     def status(self) -> Mapping[str, Any]:
@@ -243,7 +247,9 @@ class Judge:
         self._judge_within(self._episodes.due(self._monotonic()) + DELAY)
 
     def _readable(self, finding: Finding) -> bool:
-        """Return whether a finding was judged and its source read, so that its absence means health."""
+        """Return whether a finding was judged and its source read, so that its absence means
+        health.
+        """
         if finding.rule in self._broken:
             return False
         if finding.severity is not State.UNKNOWN and pending(self._snapshot):
@@ -278,12 +284,13 @@ class Judge:
             schema.misfit("version", f"{document['version']!r} is not {VERSION}")
         age = max(0.0, self._wall() - schema.UNIX_TIME.read(document["time"], "time"))
         then = self._monotonic() - age
-        past, gpus = Past(), GpuHistory()
+        past, gpus, jobs = Past(), GpuHistory(), Idleness()
         past.restore(document["past"], then)
         gpus.restore(document["gpus"])
+        jobs.restore(document.get("jobs", {}))  # none in files of earlier releases
         # The last, as it adds to what was judged meanwhile: all of the file counts, or nothing.
         self._episodes.restore(document["findings"], then, catalogue().__contains__)
-        self._past, self._gpus = past, gpus
+        self._past, self._gpus, self._idleness = past, gpus, jobs
         self._crashed = not document.get("stopped", True)  # none in files of earlier releases
 
     def _save(self, now: float, wall: float) -> None:
@@ -295,6 +302,7 @@ class Judge:
             "findings": self._episodes.document(now),
             "past": self._past.document(now),
             "gpus": self._gpus.document(),
+            "jobs": self._idleness.document(),
         }
         if self._writer is None:
             return

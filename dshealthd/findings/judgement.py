@@ -18,6 +18,7 @@ from dshealthd.findings import (
     gpus,
     heat,
     host,
+    idleness,
     jobs,
     settings,
     slowness,
@@ -47,6 +48,7 @@ RULES = (
     *fabric.RULES,
     *host.RULES,
     *storage.RULES,
+    *idleness.RULES,  # before the next, which see less of the same job
     *stalls.RULES,
     *jobs.RULES,
     *slowness.RULES,

@@ -8,10 +8,12 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.core.documents import LeftOut
-from dshealthd.findings.hangs import problem, silent, work
+from dshealthd.findings.hangs import awaited, problem, silent
+from dshealthd.findings.settings import several
 from dshealthd.findings.slowness import of_job
 from dshealthd.findings.stalls import IDLE_SECONDS
 from dshealthd.jobs.hangs.hang import HangClass, explain
+from dshealthd.jobs.hangs.silence import MARGIN
 from dshealthd.jobs.own_work import SCALES
 
 if TYPE_CHECKING:
@@ -26,8 +28,12 @@ MAX_RANKS = 64
 """Most ranks listed of a job; no node has more GPUs."""
 PAUSE = 5.0
 """Seconds from which a marked pause is shown: checkpoints of a moment would make a page flicker."""
-STATES = ("no heartbeats", "training", "paused", "suspended", "stalled", "failed", "hung")
+SILENT = 30.0
+"""Seconds without a heartbeat from which that is said of a job that trains."""
+STATES = ("no heartbeats", "training", "silent", "paused", "suspended", "stalled", "failed", "hung")
 """States of a job on a node, from best to worst."""
+_NOT_AT_WORK = {HangClass.IDLE, HangClass.COLLECTIVE}
+_BETWEEN_STEPS = {("stalled", cause) for cause in (HangClass.BETWEEN_STEPS, *_NOT_AT_WORK)}
 
 
 class JobPart(NamedTuple):
@@ -78,17 +84,17 @@ def _state_of_all(parts: Sequence[JobPart]) -> str:
         return "hung"
     if len(parts) > 1 and known <= _BETWEEN_STEPS and _none_at_work(parts):
         return "hung"
+    if known == {("stalled", HangClass.IDLE), ("no heartbeats", "")}:
+        return "no heartbeats"  # ranks of other nodes are at work
+    if worst == "silent" and "training" in states:
+        return "training"  # some were just heard
     if worst == "hung" and ("hung", HangClass.PROCESS) not in known:
         if "paused" in states:
             return "paused"
         at_work = {HangClass.WORKING, HangClass.DEBUGGER} & {cause for _, cause in known}
-        if "training" in states or at_work:
+        if not states.isdisjoint({"training", "silent"}) or at_work:
             return "stalled"
     return worst
-
-
-_NOT_AT_WORK = {HangClass.IDLE, HangClass.COLLECTIVE}
-_BETWEEN_STEPS = {("stalled", cause) for cause in (HangClass.BETWEEN_STEPS, *_NOT_AT_WORK)}
 
 
 def _none_at_work(parts: Sequence[JobPart]) -> bool:
@@ -107,11 +113,15 @@ def _none_at_work(parts: Sequence[JobPart]) -> bool:
     return apart or (ranks == world and HangClass.COLLECTIVE in causes <= _NOT_AT_WORK)
 
 
-def overview(series: Series, bundles: str, left_out: LeftOut | None = None) -> list[dict[str, Any]]:
-    """Return each job of this node, hung and failed ones first; a silent one that is not hung is
-    `stalled` or `suspended`, one in a marked pause `paused`.
+def overview(
+    series: Series, bundles: str, left_out: LeftOut | None = None, wall: float = 0.0
+) -> list[dict[str, Any]]:
+    """Return each job of this node, hung and failed ones first; one that has stopped to make steps
+    is `silent`, then `stalled` or `suspended`, if it is not hung; one in a marked pause is
+    `paused`.
 
-    `bundles` is the directory of the evidence; `left_out` learns which jobs and ranks were left out.
+    `bundles` is the directory of the evidence; `left_out` learns which jobs and ranks were left
+    out; `wall` is the Unix time in seconds.
     """
     left_out = left_out or LeftOut()
     names = {
@@ -120,12 +130,12 @@ def overview(series: Series, bundles: str, left_out: LeftOut | None = None) -> l
         for point in series(metric)
     }
     jobs = left_out.each(
-        "job", sorted(names), str, lambda name: _job(series, name, bundles, left_out)
+        "job", sorted(names), str, lambda name: _job(series, name, bundles, left_out, wall)
     )
     return sorted(jobs, key=lambda job: job["hang"] is None and not job["failures"])
 
 
-def _job(series: Series, job: str, bundles: str, left_out: LeftOut) -> dict[str, Any]:
+def _job(series: Series, job: str, bundles: str, left_out: LeftOut, wall: float) -> dict[str, Any]:
     ranks = list(_ranks(series, job, left_out))
     steps = [rank["step"] for rank in ranks if rank["step"] is not None]
     baseline = [rank["step_seconds"] for rank in ranks if rank["step_seconds"]]
@@ -146,6 +156,7 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut) -> dict[str,
     hang = _hang(found) if found is not None and found.is_hang else None
     stall = _stall(series, job, found) if found is not None and not hang else None
     stall = stall or (None if found else _paused(series, job) or _idle(series, job))
+    silent_now = _is_silent(ranks, wall)
     failures = _failures(series, job)
     process: Mapping[str, str] = next(
         (point.labels for point in series("job_process_info", training_job=job)), {}
@@ -161,7 +172,7 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut) -> dict[str,
         "step": min(steps, default=None),
         "step_highest": max(steps, default=None),
         "steps_per_minute": round(60 / statistics.median(baseline), 2)
-        if baseline and not (found or stall)
+        if baseline and not (found or stall or silent_now)
         else None,
         "loss": "unknown" if not losses else "finite" if losses == {1.0} else "not finite",
         "state": "hung"
@@ -171,7 +182,9 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut) -> dict[str,
         else "suspended"
         if found and found.cause == HangClass.SUSPENDED
         else "stalled"
-        if found
+        if found or (stall and not steps)
+        else "silent"
+        if silent_now and not stall
         else "training"
         if steps and not stall
         else "paused"
@@ -198,6 +211,15 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut) -> dict[str,
         "evidence": f"{bundles}/{evidence[-1]}" if evidence and bundles else None,
         "ranks": ranks[:MAX_RANKS],
     }
+
+
+def _is_silent(ranks: Sequence[Mapping[str, Any]], wall: float) -> bool:
+    """Return whether no rank here was heard for longer than in the last hours: half of its
+    bound.
+    """
+    heard = [rank["heartbeat"] for rank in ranks if rank["heartbeat"] is not None]
+    bound = max((rank["bound_seconds"] or 0.0 for rank in ranks), default=0.0)
+    return bool(heard) and wall - max(heard) > max(SILENT, bound / MARGIN)
 
 
 def _ranks(series: Series, job: str, left_out: LeftOut) -> Iterator[dict[str, Any]]:
@@ -277,15 +299,16 @@ def _paused(series: Series, job: str) -> dict[str, Any] | None:
 
 
 def _idle(series: Series, job: str) -> dict[str, Any] | None:
-    """Return for how long a job without heartbeats has been seen to do nothing here; None if it does,
-    or if that is not known.
+    """Return for how long a job without heartbeats has been seen to do nothing here; None if it
+    does, or if that is not known.
     """
     idle = series.value("job_idle_seconds", training_job=job) or 0.0
-    sends = any(series("job_step", training_job=job))
-    if sends or idle < IDLE_SECONDS or work(series, job).says:
+    if idle < IDLE_SECONDS or any(series("job_step", training_job=job)):
         return None
     says = "no rank here has used CPU or GPU"
-    return {"cause": "idle", "says": says, "silent_seconds": idle, "hung_in_seconds": None}
+    if awaits := dict(awaited(series, job)):
+        says += f": {several([f'rank {rank} waits for {peer}' for rank, peer in awaits.items()])}"
+    return {"cause": HangClass.IDLE, "says": says, "silent_seconds": idle, "hung_in_seconds": None}
 
 
 def _failures(series: Series, job: str) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ def stalls(series: Series, _wall: float) -> Iterator[Sign]:
 
     Only for jobs that have no heartbeats to be judged by, which are more precise.
     """
-    for job, ranks in _of_processes(series).items():
+    for job, ranks in of_processes(series).items():
         if not judged_by_heartbeats(series, job) and not work(series, job).says:
             yield Sign(
                 "DshealthdJobStalled",
@@ -84,7 +84,7 @@ def stalls(series: Series, _wall: float) -> Iterator[Sign]:
             )
 
 
-def _of_processes(series: Series) -> dict[str, dict[str, str]]:
+def of_processes(series: Series) -> dict[str, dict[str, str]]:
     """Return what is wrong with ranks of each job by their processes: a rank for each, in words."""
     found: dict[str, dict[str, str]] = {}
     for labels, seconds in series("job_rank_trouble_seconds", what=set(TROUBLES)):
@@ -93,7 +93,8 @@ def _of_processes(series: Series) -> dict[str, dict[str, str]]:
         if idle is None:  # it has ended here, and does not stall
             continue
         if seconds >= FLOOR and (what not in UNLESS_AT_WORK or idle >= IDLE_SECONDS):
-            found.setdefault(job, {})[what] = f"rank {labels['rank']} {TROUBLES[what]}"
+            pid = f" (pid {labels['pid']})" if what in {"stopped", "blocked"} else ""
+            found.setdefault(job, {})[what] = f"rank {labels['rank']}{pid} {TROUBLES[what]}"
     return found
 
 
@@ -118,8 +119,8 @@ def arrivals(series: Series, _wall: float) -> Iterator[Sign]:
 def judged_by_heartbeats(series: Series, job: str) -> bool:
     """Return whether the job's heartbeats show if it hangs.
 
-    Not while a rank has the bound of an unknown pace, as after a restart of the agent, unless it is in
-    a marked pause.
+    Not while a rank has the bound of an unknown pace, as after a restart of the agent, unless it is
+    in a marked pause.
     """
     hung = [value for _, value in series("job_hang", training_job=job)]
     bounds = [value for _, value in series("job_step_bound_seconds", training_job=job)]
@@ -163,23 +164,26 @@ def _waiting(series: Series) -> Counter[str]:
     } - set(users.values())
     (unseen,) = here if len(here) == 1 and utilization else ("",)
     found = Counter(dict.fromkeys((*users.values(), *([unseen] if unseen else ())), 0))
+    found.update(job for gpu in waiting_gpus(series) if (job := users.get(gpu, unseen)))
+    return found
+
+
+def waiting_gpus(series: Series) -> set[tuple[str, str]]:
+    """Return the GPUs that seem to wait in a kernel: their index and UUID."""
     limits = series.limits
     power = of_gpus(series, "gpu_power_watts")
     most = of_gpus(series, "gpu_power_limit_watts", limit="enforced")
     memory = of_gpus(series, "gpu_memory_activity_ratio")
     traffic = _traffic(series)
-    for gpu, busy in utilization.items():
-        job = users.get(gpu, unseen)
-        if (
-            job
-            and busy > limits.hang_utilization_ratio
-            and memory.get(gpu, 1.0) < limits.hang_memory_activity_ratio
-            and gpu in power
-            and power[gpu] < limits.hang_power_ratio * most.get(gpu, 0.0)
-            and traffic[gpu] <= limits.hang_pcie_bytes_per_second
-        ):
-            found[job] += 1
-    return found
+    return {
+        gpu
+        for gpu, busy in of_gpus(series, "gpu_utilization_ratio").items()
+        if busy > limits.hang_utilization_ratio
+        and memory.get(gpu, 1.0) < limits.hang_memory_activity_ratio
+        and gpu in power
+        and power[gpu] < limits.hang_power_ratio * most.get(gpu, 0.0)
+        and traffic[gpu] <= limits.hang_pcie_bytes_per_second
+    }
 
 
 def of_gpus(series: Series, name: str, **labels: str) -> Mapping[tuple[str, str], float]:

@@ -23,6 +23,10 @@ MAX_RANKS = 256
 """Most ranks that are followed: each takes a descriptor."""
 KEPT = 600.0
 """Seconds for which an end is told."""
+End: TypeAlias = "tuple[_RankProcess, ExitKind, float]"
+"""A process that has ended, how, and the monotonic time of the sample that saw it."""
+_SIGNALS = {ExitKind.KILLED, ExitKind.CRASHED}
+_STOPPED = {ThreadState.STOPPED, ThreadState.TRACED}
 
 
 class RankTrouble(NamedTuple):
@@ -30,6 +34,7 @@ class RankTrouble(NamedTuple):
 
     job: str
     rank: int
+    pid: int
     what: str
     """`stopped`, `blocked`, or how it ended (`ExitKind`)."""
     seconds: float
@@ -42,12 +47,9 @@ class _RankProcess(NamedTuple):
     run: tuple[str, str]
     """Job and name of the run."""
     rank: int
+    pid: int
     descriptor: int
     """A pidfd; -1 if there is none."""
-
-
-End: TypeAlias = "tuple[_RankProcess, ExitKind, float]"
-"""A process that has ended, how, and the monotonic time of the sample that saw it."""
 
 
 class RankProcesses:
@@ -63,8 +65,10 @@ class RankProcesses:
         """The ranks that runs have ended with."""
         self._states: dict[Key, tuple[ThreadState, float]] = {}
         """The state of each rank that is stopped or blocked, and since when."""
-        self.threads: dict[str, dict[Key, float]] = {}
-        """CPU seconds of each rank's main thread, by job, where they are known."""
+        self.threads: dict[str, dict[Key, tuple[float, float]]] = {}
+        """CPU seconds of each rank's main thread and of all its threads, by job, where they are
+        known and it is not stopped.
+        """
 
     def troubles(self, processes: Sequence[TrainingProcess], now: float) -> Iterator[RankTrouble]:
         """Update with all training processes at monotonic time `now`; yield the ranks in trouble.
@@ -87,10 +91,11 @@ class RankProcesses:
             for key, (rank, state, since) in states.items():
                 if state in {ThreadState.STOPPED, ThreadState.BLOCKED}:
                     self._states[key] = state, since
-                    yield RankTrouble(run.job, rank, str(state), now - since)
+                    yield RankTrouble(run.job, rank, key[0], str(state), now - since)
         for over, ends in ((False, self._ended.values()), (True, self._failed)):
             for followed, how, at in ends:
-                yield RankTrouble(followed.run[0], followed.rank, str(how), now - at, over)
+                job, rank, pid = followed.run[0], followed.rank, followed.pid
+                yield RankTrouble(job, rank, pid, str(how), now - at, over)
 
     def close(self) -> None:
         """Release the processes."""
@@ -105,8 +110,8 @@ class RankProcesses:
             found = None
         if found is None:
             return ThreadState.UNKNOWN
-        if found.thread_seconds is not None:
-            self.threads.setdefault(job, {})[key] = found.thread_seconds
+        if found.thread_seconds is not None and found.state not in _STOPPED:
+            self.threads.setdefault(job, {})[key] = found.thread_seconds, found.cpu_seconds
         return found.state
 
     def _follow(self, runs: Sequence[Run], now: float) -> None:
@@ -145,20 +150,17 @@ class RankProcesses:
                     descriptor = os.pidfd_open(key[0])
                 except OSError:  # before Linux 5.3, or it has just ended
                     descriptor = -1
-                self._followed[key] = _RankProcess(run, rank, descriptor)
+                self._followed[key] = _RankProcess(run, rank, key[0], descriptor)
 
 
 def _failures(ends: Sequence[End]) -> Iterator[End]:
-    """Yield the ends that a run ended with: by a signal that no launcher sends at first, seen in the first
-    of the samples that saw one. Where all ended so, somebody ended the run.
+    """Yield the ends that a run ended with: by a signal that no launcher sends at first, seen in
+    the first of the samples that saw one. Where all ended so, somebody ended the run.
     """
     first = min(at for _, _, at in ends)
     found = [end for end in ends if end[1] in _SIGNALS and end[2] == first]
     if len(found) < len(ends):
         yield from found
-
-
-_SIGNALS = {ExitKind.KILLED, ExitKind.CRASHED}
 
 
 def _release(followed: _RankProcess) -> None:

@@ -1,70 +1,122 @@
-"""Whether processes wait for data over a TCP connection, and from whom: by the system call of the
-main thread, the descriptors that it waits for, and the connections of its network namespace.
+"""Whom processes wait for: over a TCP connection, at a terminal, or on a port for clients. By the
+system call of the main thread, the descriptors that it waits for, and the sockets of its network
+namespace.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import struct
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import lines_of, read
-from dshealthd.linux.socket_owners import parse_end, parse_inode
+from dshealthd.linux.local_network import local_ports
+from dshealthd.linux.peer_user import parse_end
+from dshealthd.linux.process import open_files
+from dshealthd.linux.socket_owners import parse_inode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
     from dshealthd.core.host import Host
     from dshealthd.linux.sock_diag import SocketEnd
 
-_RECEIVE, _POLL, _EPOLL = "receive", "poll", "epoll"
+_RECEIVE, _POLL, _EPOLL, _SELECT = "receive", "poll", "epoll", "select"
 _CALLS = {
     "x86_64": {
         **dict.fromkeys((0, 45, 47), _RECEIVE),  # read, recvfrom, recvmsg
         **dict.fromkeys((7, 271), _POLL),  # poll, ppoll
         **dict.fromkeys((232, 281, 441), _EPOLL),  # epoll_wait, epoll_pwait, epoll_pwait2
+        **dict.fromkeys((23, 270), _SELECT),  # select, pselect6: readline at a prompt
     },
     "aarch64": {
         **dict.fromkeys((63, 207, 212), _RECEIVE),
         73: _POLL,
+        72: _SELECT,
         **dict.fromkeys((22, 441), _EPOLL),
     },
 }
-"""System calls by their numbers (`asm/unistd.h`); not select, which none of today's clients uses."""
+"""System calls by their numbers (`asm/unistd.h`)."""
 _POLLED = struct.Struct("=iHH")
 """A `struct pollfd`."""
+_SET = 1024
+"""Most descriptors in an `fd_set` (FD_SETSIZE)."""
 MOST = 64
 """Most descriptors of a poll that are read: a client waits for the connections of one request."""
 TABLE = 4 << 20
 """Most bytes of a table of connections that are read: some 25,000 sockets, 40 ms."""
-_ESTABLISHED = "01"
+_ESTABLISHED, _LISTEN = "01", "0A"
+TERMINAL = "input from a terminal"
+"""Whom a process waits for at a prompt, such as a debugger's in its own program."""
+_TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 
 
-def awaited(host: Host, pids: Iterable[int]) -> dict[int, SocketEnd]:
-    """Return the other ends of the TCP connections over which the main threads of processes wait for
-    data, with nothing left that these ends have not acknowledged, by pid.
+def awaited(host: Host, pids: Iterable[int]) -> dict[int, SocketEnd | str]:
+    """Return whom the main threads of processes wait for, by pid: TERMINAL, or the other ends of
+    the TCP connections over which they wait for data, with nothing left that these have not
+    acknowledged.
 
     Processes of one network namespace; without those that wait for something else, that have ended,
     and that may not be traced. Waits while a process executes another program.
     """
     wanted: dict[int, int] = {}
+    found: dict[int, SocketEnd | str] = {}
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, ArithmeticError):
             place = host.proc(str(pid))
             for slot in _descriptors(place, read(f"{place}/syscall").split()):
-                if (inode := parse_inode(os.readlink(f"{place}/fd/{slot}"))) is not None:
+                target = os.readlink(f"{place}/fd/{slot}")
+                if target.startswith(_TERMINALS):
+                    found[pid] = TERMINAL
+                elif (inode := parse_inode(target)) is not None:
                     wanted[inode] = pid
-    found: dict[int, SocketEnd] = {}
-    with contextlib.suppress(OSError, ValueError, ArithmeticError):
-        for table in ("tcp", "tcp6") if wanted else ():
-            place = host.proc(str(next(iter(wanted.values()))))
-            for line in lines_of(read(f"{place}/net/{table}", TABLE))[1:]:
-                _, _, there, state, queues, _, _, _, _, number, *_ = line.split()
-                if int(number) in wanted and state == _ESTABLISHED and not int(queues[:8], 16):
-                    found[wanted[int(number)]] = parse_end(there)
+    for _, there, state, queues, inode in _table(host, wanted.values()):
+        if inode in wanted and state == _ESTABLISHED and not int(queues[:8], 16):
+            found.setdefault(wanted[inode], parse_end(there))
     return found
+
+
+def served(host: Host, pids: Collection[int], most: int) -> Iterator[tuple[int, int]]:
+    """Yield the ports on which processes of one network namespace listen, with the pid of each, but
+    for those that the kernel assigns by itself: a program that others connect to has chosen its
+    port.
+
+    At most `most` descriptors are looked at.
+    """
+    with contextlib.suppress(OSError, ValueError, ArithmeticError):
+        assigned = local_ports(host)
+        ports = {
+            inode: port
+            for here, _, state, _, inode in _table(host, pids)
+            if state == _LISTEN and (port := parse_end(here).port) not in assigned
+        }
+        if not ports:
+            return
+        links = ((pid, link) for pid in pids for link in _links(host, pid))
+        for pid, link in itertools.islice(links, most):
+            if (inode := parse_inode(link)) in ports:
+                yield pid, ports[inode]
+
+
+def _links(host: Host, pid: int) -> Iterator[str]:
+    with contextlib.suppress(OSError):  # it has ended, or access is denied
+        yield from open_files(host, pid)
+
+
+def _table(host: Host, pids: Iterable[int]) -> Iterator[tuple[str, str, str, str, int]]:
+    """Yield the sockets of the network namespace of these processes: both ends, state, queues,
+    inode.
+    """
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, ArithmeticError):
+            for table in ("tcp", "tcp6"):
+                for line in lines_of(read(host.proc(f"{pid}/net/{table}"), TABLE))[1:]:
+                    _, here, there, state, queues, _, _, _, _, number, *_ = line.split()
+                    yield here, there, state, queues, int(number)
+        return
 
 
 def _descriptors(place: str, call: list[str]) -> list[int]:
@@ -79,13 +131,21 @@ def _descriptors(place: str, call: list[str]) -> list[int]:
         slot = first
         lines = lines_of(read(f"{place}/fdinfo/{slot}"))
         return [int(line.split()[1]) for line in lines if line.startswith("tfd:")][:MOST]
+    if kind is _SELECT:
+        count = min(first, _SET)
+        bits = int.from_bytes(_memory(place, second, (count + 7) // 8), "little")
+        return [slot for slot in range(count) if bits >> slot & 1]
     if kind is _POLL:
-        memory = os.open(f"{place}/mem", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            polled = os.pread(memory, _POLLED.size * min(second, MOST), first)
-        finally:
-            os.close(memory)
+        polled = _memory(place, first, _POLLED.size * min(second, MOST))
         whole = len(polled) // _POLLED.size * _POLLED.size
         entries = _POLLED.iter_unpack(polled[:whole])
         return [slot for slot, events, _ in entries if slot >= 0 and events & select.POLLIN]
     return []
+
+
+def _memory(place: str, address: int, size: int) -> bytes:
+    memory = os.open(f"{place}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(memory, size, address)
+    finally:
+        os.close(memory)

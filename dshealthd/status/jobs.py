@@ -26,6 +26,8 @@ _HEADS = (
     *("rank", "node", "step", "age", "at", "process"),
     *("step time", "own work", "wait", "factor", "overdue"),
 )
+SILENT = 30.0
+"""Seconds without a heartbeat from which that is said of a job that trains."""
 
 
 def parts_of(name: str, answers: Sequence[AgentAnswer]) -> list[Part]:
@@ -58,7 +60,9 @@ def whole(parts: Sequence[Part]) -> JobPart:
 
 
 def job_lines(name: str, parts: Sequence[Part], paint: Paint) -> Iterator[str]:
-    """Yield the lines about one job on all queried nodes: its progress, and the culprits of a hang."""
+    """Yield the lines about one job on all queried nodes: its progress, and the culprits of a
+    hang.
+    """
     found = whole(parts)
     lost = found.loss == "not finite"
     level = State.CRITICAL if lost else _STATES.get(found.state, State.OK)
@@ -67,7 +71,7 @@ def job_lines(name: str, parts: Sequence[Part], paint: Paint) -> Iterator[str]:
     if says == "paused" and pauses:
         longest = max(pauses, key=lambda stall: float(stall["silent_seconds"]))
         says = f"{longest['says']} for {duration(longest['silent_seconds'])}"
-    if says == "training":
+    if says == "silent":
         says = _silence(parts) or says
     facts = ", ".join((*_process(parts), *_facts(found, len(parts))))
     yield f"{printable(name)}  {paint(level, printable(says))}  {facts}"
@@ -104,20 +108,17 @@ def _slow(parts: Sequence[Part]) -> Iterator[str]:
         )
 
 
-SILENT = 30.0
-"""Seconds without a heartbeat from which that is said of a job that trains."""
-
-
 def _silence(parts: Sequence[Part]) -> str:
-    """Return for how long no rank was heard that should be; empty if one was just now."""
+    """Return for how long no rank was heard, and from when on that is judged; empty if unknown."""
     ages = [
         (answer.document["time"] - rank["heartbeat"], rank.get("bound_seconds"))
         for answer, job in parts
         for rank in job["ranks"]
         if rank.get("heartbeat") is not None
     ]
-    if not ages or (age := min(age for age, _ in ages)) < SILENT:
+    if not ages:
         return ""
+    age = min(age for age, _ in ages)
     bound = max((bound for _, bound in ages if bound is not None), default=None)
     usual = "" if bound is None else f", judged from {duration(bound)} on"
     return f"no step for {duration(age)}{usual}"

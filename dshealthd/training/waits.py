@@ -8,8 +8,8 @@ What is seen, and how long it takes:
 - The backward pass of DistributedDataParallel, whose reducer waits in C++ at its end: from the
   moment at which this rank has computed all its gradients to the end of the pass.
 - `wait_tensor` of functional collectives, as DTensor and tensor parallelism use them.
-- Of both, in which collective the host waits between two steps: a rank that waits there for others
-  is not one that writes a checkpoint or evaluates.
+- Of both, in which collective the host waits between two steps, and in which group of all ranks: a
+  rank that waits there for others is not one that writes a checkpoint or evaluates.
 - On a CUDA device, besides: synchronous operations that run in the current stream (they return no
   work), and events of other streams that the default stream waits for, as FSDP 2 and ZeRO 3 do.
 
@@ -25,12 +25,14 @@ from __future__ import annotations
 
 import functools
 import sys
+from binascii import crc32
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.training.position import INPUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
 OPERATIONS = (
     *("alltoall", "alltoall_base", "all_to_all_single"),
@@ -44,13 +46,15 @@ OPERATIONS = (
 OTHER = 100
 """c10d's number of an operation of no known type."""
 MAX_TIMEOUT = (1 << 32) - 1
+MARKS = 255
+"""Marks of groups: those of a byte but 0."""
 OUTPUTS = 8
 """Most tensors of a forward pass's result that are followed into the backward pass."""
 
 
 def timeout() -> int:
-    """Return the seconds after which collectives of the default group time out, so that its watchdog
-    ends the process; 0 if unknown.
+    """Return the seconds after which collectives of the default group time out, so that its
+    watchdog ends the process; 0 if unknown.
 
     Reads what `init_process_group` was given, or its default: some 12 µs, once.
     """
@@ -58,7 +62,9 @@ def timeout() -> int:
     group = None if c10d is None else c10d.GroupMember.WORLD
     for device in ("cuda", "cpu"):
         try:
-            options = group._get_backend(sys.modules["torch"].device(device)).options  # type: ignore[union-attr] # noqa: SLF001 - torch's own Python reads it so
+            # torch's own Python reads it so
+            made = sys.modules["torch"].device(device)
+            options = group._get_backend(made).options  # type: ignore[union-attr] # noqa: SLF001
             seconds = int(options._timeout.total_seconds())  # noqa: SLF001
             return min(max(seconds, 0), MAX_TIMEOUT)
         except (
@@ -74,7 +80,8 @@ def timeout() -> int:
 
 def follow(heartbeat: Any, device: str) -> None:
     """Report the waits of this process, whose model is on a device of this type."""
-    c10d = getattr(sys.modules["torch"]._C, "_distributed_c10d", None)  # noqa: SLF001 - what Python collectives call has no other name
+    # what Python collectives call has no other name
+    c10d = getattr(sys.modules["torch"]._C, "_distributed_c10d", None)  # noqa: SLF001
     if c10d is None or device not in {"cpu", "cuda"}:
         return
     replace(heartbeat, c10d.Work, "wait", _timed)
@@ -94,7 +101,8 @@ def follow_backward(heartbeat: Any, result: Any) -> None:
     A callback that is queued as the pass begins is called before the reducer's own, which waits;
     one that is queued there is called after it.
     """
-    engine = sys.modules["torch"].autograd.Variable._execution_engine  # noqa: SLF001 - DDP and FSDP use it as well
+    # DDP and FSDP use it as well
+    engine = sys.modules["torch"].autograd.Variable._execution_engine  # noqa: SLF001
     queued = False
 
     def begin(_gradient: Any) -> None:
@@ -149,7 +157,7 @@ def _timed(heartbeat: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         if compiling() or not (heartbeat.measures or heartbeat.stage == INPUT):
             return original(*arguments, **named)
         mark = heartbeat.wait_began() if heartbeat.measures else None
-        between = heartbeat.collective_began(*arguments[:1])
+        between = heartbeat.collective_began(sys._getframe(1), *arguments[:1])  # noqa: SLF001 - a work does not say its group
         try:
             return original(*arguments, **named)
         finally:
@@ -165,6 +173,24 @@ def operation(work: Any) -> int:
     """Return the type of the collective that is waited for, as c10d numbers it."""
     kind = getattr(work, "_get_op_type", None)
     return OTHER if kind is None else min(int(kind()), OTHER)
+
+
+def group(caller: FrameType) -> int:
+    """Return the mark of the group in whose collective this function of c10d waits: the same in all
+    ranks, and other groups have another but for one in 255.
+
+    0 for the default group, and for one that has not all ranks: its members may wait in it while the
+    rest wait in theirs. 0 as well where it is unknown, as in an asynchronous wait.
+    """
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    world = None if c10d is None else c10d.GroupMember.WORLD
+    if world is None or caller.f_globals is not vars(c10d):
+        return 0
+    waited = caller.f_locals.get("group")
+    name = getattr(waited, "group_name", None)
+    if waited is None or waited is world or name is None or waited.size() != world.size():
+        return 0
+    return 1 + crc32(name.encode()) % MARKS
 
 
 def _called(heartbeat: Any, original: Callable[..., Any]) -> Callable[..., Any]:

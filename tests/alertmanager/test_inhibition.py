@@ -237,6 +237,14 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
         ],
         [hang("unknown", "slurm-7"), hang("fabric", "slurm-8")],
     ),
+    "a hang whose culprit one Prometheus sees, over that of the same job without one by another": (
+        [
+            hang("process", "slurm-7", node="a", rank="1"),
+            hang("desync", "slurm-8", node="c", rank="3"),
+            hang("desync", "slurm-9"),
+        ],
+        [hang("desync", "slurm-7"), hang("desync", "slurm-8")],
+    ),
     "a rank that ran out of memory, over the others that wait for it": (
         [
             alert("child-failed", "warning", "job", training_job="slurm-7", **OUT_OF_MEMORY),

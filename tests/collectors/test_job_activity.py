@@ -13,10 +13,12 @@ import pytest
 from dshealthd.collectors.job_activity import (
     AWAITS,
     CHILDREN,
+    CPU,
     FILES,
-    IDLE,
     PROCESS,
+    SERVES,
     SOCKETS,
+    WATCHDOG,
     parse_interfaces,
     parse_io,
     script,
@@ -70,7 +72,9 @@ def test_a_job_that_writes(scene: Scene) -> None:
 
 
 def test_a_process_that_cannot_be_read_is_no_zero(scene: Scene) -> None:
-    """It is a fault; its job's other processes count, and without any nothing is told of the job."""
+    """It is a fault; its job's other processes count, and without any nothing is told of the
+    job.
+    """
     first, other = (scene.machine.root / str(pid) / "io" for pid in (10, 11))
     first.write_text("")
     scene.writes(11, 1500)
@@ -123,7 +127,9 @@ def test_child_processes(tmp_path: Path) -> None:
 
 
 def test_a_network_namespace_of_its_own(tmp_path: Path) -> None:
-    """In a pod the interfaces tell what the job moves, as the agent does not see its connections."""
+    """In a pod the interfaces tell what the job moves, as the agent does not see its
+    connections.
+    """
     head = b"Inter-|   Receive\n face |bytes\n"
     assert parse_interfaces(head + b"lo: 7 1 0 0 0 0 0 0 7 1\neth0: 5 1 0 0 0 0 0 0 9 1\n") == 14
     scene = Scene(tmp_path)
@@ -148,7 +154,9 @@ def test_a_network_namespace_of_its_own(tmp_path: Path) -> None:
 
 
 def test_this_kernel_counts_an_upload(tmp_path: Path) -> None:
-    """What a connection has sent, and its other end received, is known of the process that holds it."""
+    """What a connection has sent, and its other end received, is known of the process that holds
+    it.
+    """
     scene = Scene(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server:
         sends = socket.create_connection(server.getsockname())
@@ -166,8 +174,8 @@ def test_this_kernel_counts_an_upload(tmp_path: Path) -> None:
 
 
 def test_connections_of_ranks_at_work(scene: Scene) -> None:
-    """What a rank whose main thread computes sends is not looked at; once it is idle, what it has sent
-    before does not count.
+    """What a rank whose main thread computes sends is not looked at; once it is idle, what it has
+    sent before does not count.
     """
     task = scene.machine.root / "10" / "task" / "10"
     task.mkdir(parents=True)
@@ -202,8 +210,8 @@ RECEIVES = {"x86_64": 45, "aarch64": 207}
 def test_an_answer_from_outside(
     tmp_path: Path, master: str, peers: dict[tuple[str, ...], float]
 ) -> None:
-    """The rank that waits for one is told with its peer; its job's own store is no such peer, and its
-    data loader's waits are not looked at.
+    """The rank that waits for one is told with its peer; its job's own store is no such peer, and
+    its data loader's waits are not looked at.
     """
     scene = Scene(tmp_path)
     variables = {**TORCH, "SLURM_JOB_ID": "7", "MASTER_PORT": master}
@@ -226,7 +234,8 @@ def writer(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that writes eight megabytes as its input ends, and waits."""
     program = (
         "import os, sys, time; sys.stdin.read(); f = open(sys.argv[1], 'wb');"
-        "f.write(bytes(8 << 20)); f.flush(); os.fsync(f.fileno()); print(flush=True); time.sleep(99)"
+        "f.write(bytes(8 << 20)); f.flush(); os.fsync(f.fileno()); print(flush=True); "
+        "time.sleep(99)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / "checkpoint")],
@@ -249,24 +258,57 @@ def test_this_kernel_counts_a_save(writer: subprocess.Popen[bytes]) -> None:
         assert parse_io(file.read()) - before >= 8 << 20
 
 
-def test_a_job_that_does_nothing(scene: Scene) -> None:
-    """It is idle for as long as no thread of its ranks computes and it moves no bytes; what monitors
-    and loggers move does not count.
+def test_what_a_rank_takes(scene: Scene) -> None:
+    """The CPU time of its main thread, and of all; of a rank that is stopped, by a signal or a
+    debugger, that says nothing.
     """
     task = scene.machine.root / "10" / "task" / "10"
     task.mkdir(parents=True)
 
-    def look(ticks: int, written: int) -> float:
-        fields = (scene.machine.root / "10" / "stat").read_text().split()
-        fields[13] = str(ticks)
-        (task / "stat").write_text(" ".join(fields))
-        scene.writes(10, written)
-        return values(scene.collect(10.0), IDLE)["slurm-7",]
+    def look(main: int, others: int = 0, state: str = "S") -> list[float]:
+        place = scene.machine.root / "10" / "stat"
+        fields = place.read_text().split()
+        for file, ticks in ((task / "stat", main), (place, main + others)):
+            fields[2], fields[13] = state, str(ticks)
+            file.write_text(" ".join(fields))
+        found = values(scene.collect(10.0), CPU)
+        assert found.keys() <= {("slurm-7", "3", "main"), ("slurm-7", "3", "all")}
+        return [value for _, value in sorted(found.items(), reverse=True)]
 
-    assert look(0, 1000) == 0.0
-    assert [look(0, 1000), look(5, 50_000)] == [10.0, 20.0]
-    assert look(500, 50_000) == 0.0
-    assert [look(500, 50_000), look(500, 10**6)] == [10.0, 0.0]
+    assert look(0) == []
+    assert [look(20), look(20), look(20, 800)] == [[0.02, 0.02], [0.0, 0.0], [0.0, 0.8]]
+    for state in "Tt":
+        assert [look(20, 800, state), look(20, 800), look(20, 800)] == [[], [], [0.0, 0.0]]
+
+
+def test_the_watchdog_of_a_job(tmp_path: Path) -> None:
+    """The shortest of its processes' environments; NCCL's default where none says it."""
+    scene = Scene(tmp_path)
+    assert values(scene.collect(10.0), WATCHDOG) == {("slurm-7",): 600.0}
+    variables = {**TORCH, "SLURM_JOB_ID": "7", "DEEPSPEED_TIMEOUT": "3"}
+    scene.machine.process(12, variables)
+    assert values(scene.collect(10.0), WATCHDOG) == {("slurm-7",): 180.0}
+
+
+def test_ports_for_clients(tmp_path: Path) -> None:
+    """A port that a rank has chosen is told; not one that the kernel has assigned, as of NCCL's and
+    gloo's connections, nor that of the job's own store, nor that of RAS.
+    """
+    scene = Scene(tmp_path)
+    (scene.machine.root / "sys/net/ipv4").mkdir(parents=True)
+    (scene.machine.root / "sys/net/ipv4/ip_local_port_range").write_text("32768\t60999\n")
+    (scene.machine.root / "sys/net/ipv4/ip_local_reserved_ports").write_text("\n")
+    ports = (8000, 29500, 28028, 40000)
+    place = scene.machine.root / "10"
+    (place / "net").mkdir(exist_ok=True)
+    lines = [
+        f"   0: 00000000:{port:04X} 00000000:0000 0A 00000000:00000000 00:0 0 0 0 {port} 1\n"
+        for port in ports
+    ]
+    (place / "net" / "tcp").write_text("  sl  local_address\n" + "".join(lines))
+    for slot, port in enumerate(ports):
+        (place / "fd" / str(slot)).symlink_to(f"socket:[{port}]")
+    assert values(scene.collect(10.0), SERVES) == {("slurm-7", "3", "8000"): 1.0}
 
 
 @pytest.mark.parametrize(

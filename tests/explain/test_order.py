@@ -1,4 +1,6 @@
-"""The order of causes: each rule of the table has a scene in which it decides, and one beyond it."""
+"""The order of causes: each rule of the table has a scene in which it decides, and one beyond
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,17 @@ XID = "Jan  5 {}:00 gpu-7 kernel: NVRM: Xid (PCI:0000:dc:00): 79, GPU has fallen
 TIMED = "2026-01-05 10:00:00,123 ERROR trainer: RuntimeError: CUDA error: out of memory"
 RAY = (
     "(raylet) A worker died or was killed while executing a task by an unexpected system error. To "
-    "troubleshoot the problem Worker IP address: 192.0.2.110 Worker port: 1 Worker PID: 90738 Worker"
+    "troubleshoot the problem Worker IP address: 192.0.2.110 Worker port: 1 Worker PID: 90738 "
+    "Worker"
 )
 SSH = "gpu3: ssh: connect to host gpu3 port 22: Connection refused"
 TASK = "srun: error: gpu-1: task 5: Exited with exit code 1"
 AFTER = "[rank2]: RuntimeError: CUDA error: out of memory"
 LATE = "2026-01-05 10:05:00,123 ERROR trainer: RuntimeError: CUDA error: out of memory"
-BROKEN = "[2026-01-05 10:00:00,100] n:1:2 [0] NCCL WARN Net : Call to recv from 10.2.8.7<58355> failed : Broken pipe"
+BROKEN = (
+    "[2026-01-05 10:00:00,100] n:1:2 [0] NCCL WARN Net : Call to recv from 10.2.8.7<58355> "
+    "failed : Broken pipe"
+)
 SCENES = [
     (0, [CANCELED, OOM], "job-ended"),
     (0, [OOM, CANCELED], "cuda-oom"),
@@ -93,7 +99,10 @@ def test_no_rule_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rendezvous_that_closes_comes_after_any_error() -> None:
     """Torchrun closes it once a rank has failed."""
     finding = explained(
-        "RuntimeError: [gloo/transport/tcp/pair.cc:598] Connection closed by peer [192.0.2.31]:21527",
+        (
+            "RuntimeError: [gloo/transport/tcp/pair.cc:598] Connection closed by peer "
+            "[192.0.2.31]:21527"
+        ),
         "INFO:torch.distributed.elastic.agent.server.api:[default] Worker group FAILED. 10/10 "
         "attempts left; will restart worker group",
         "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",

@@ -72,7 +72,11 @@ def test_content_explains_more_than_its_wrapper() -> None:
     """What a launcher says of a task's end is no cause: what the task said before it is."""
     finding = explained(
         "slurmstepd: error: pyxis: container start failed with error code: 1",
-        "slurmstepd: error: pyxis:     enroot-switchroot: failed to execute: /bin/bash: No such file",
+        (
+            "slurmstepd: error: pyxis:     enroot-switchroot: failed to execute: /bin/bash: No "
+            "such "
+            "file"
+        ),
         "srun: error: n-2: task 1: Exited with exit code 1",
     )
     assert finding.statement == "failed to execute: /bin/bash: No such file"
@@ -133,7 +137,10 @@ def test_exit_codes_above_128_are_signals(code: int, title: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "(raylet) A worker died or was killed while executing a task by an unexpected system error. Worker exit type: INTENDED_SYSTEM_EXIT",
+        (
+            "(raylet) A worker died or was killed while executing a task by an unexpected system "
+            "error. Worker exit type: INTENDED_SYSTEM_EXIT"
+        ),
         "actor exits: The actor is dead because all references to the actor were removed.",
         "worker 3 terminated gracefully",
         "worker killed by user request",
@@ -180,14 +187,18 @@ def test_the_pattern_of_a_statement_is_no_slug_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("lines", "quoted"),
     [
-        (["sbatch: error: Batch job submission failed: Invalid generic resource (gres) specification"],
+        ([("sbatch: error: Batch job submission failed: Invalid generic resource (gres) "
+           "specification")],
          "Invalid generic resource (gres) specification"),
-        (["usage: train.py [-h]", "train.py: error: unrecognized arguments: --lr"], "unrecognized arguments: --lr"),
+        (["usage: train.py [-h]", ("train.py: error: unrecognized arguments: "
+                                   "--lr")], "unrecognized arguments: --lr"),
         (["+ torchrun x.py", "/job/script: line 12: torchrun: command not found"],
          "/job/script: line 12: torchrun: command not found"),
-        (["panic: runtime error: index out of range", "srun: error: n1: task 0: Exited with exit code 2"],
+        (["panic: runtime error: index out of range", ("srun: error: n1: task 0: Exited with "
+                                                       "exit code 2")],
          "runtime error: index out of range"),
-        (["UserWarning: x may fail", "worker 3 died", "Reason: spool /x was not found on any node", "Killed"],
+        (["UserWarning: x may fail", "worker 3 died", ("Reason: spool /x was not found on any "
+                                                       "node"), "Killed"],
          "spool /x was not found on any node"),
     ],
 )  # fmt: skip
@@ -199,13 +210,18 @@ def test_the_innermost_content_is_quoted(lines: list[str], quoted: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "[rank0]:[W105 10:00:00.1 socket.cpp:697] [c10d] The client socket has failed to connect to n1:29500",
+        (
+            "[rank0]:[W105 10:00:00.1 socket.cpp:697] [c10d] The client socket has failed to "
+            "connect to n1:29500"
+        ),
         "trainer-0   0/1     CrashLoopBackOff   5 (20s ago)   5m",
         "[ 1208.123456] INFO: task python3:12345 blocked for more than 120 seconds.",
         "Shared connection to 10.0.0.4 closed",
     ],
 )
 def test_a_log_that_ends_in_trouble_is_never_called_healthy(line: str) -> None:
-    """A warning, a status or a hint as the last words of a log is undecided; not so in its middle."""
+    """A warning, a status or a hint as the last words of a log is undecided; not so in its
+    middle.
+    """
     assert explained("starting 1", "starting 2", line).outcome == "undecided"
     assert explained("starting 1", line, *STEPS).outcome == "nothing"

@@ -11,10 +11,10 @@ A scene is what the agents of some nodes read, in promtool's notation, and what 
         20s: []
         1m15s: [HostLimitNear job run-1]
 
-A scene with `clock` has nodes whose clock is that far from the right one, in seconds: `0x20 3600x20`.
-Samples without a label `node` are those of the only one; where there are several, what is found
-begins with the node: `a: GpuLost GPU 3`. All findings of a moment are listed; a critical one ends
-with the job that it struck: `GpuLost GPU 3, job llama`.
+A scene with `clock` has nodes whose clock is that far from the right one, in seconds: `0x20
+3600x20`. Samples without a label `node` are those of the only one; where there are several, what is
+found begins with the node: `a: GpuLost GPU 3`. All findings of a moment are listed; a critical one
+ends with the job that it struck: `GpuLost GPU 3, job llama`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.findings import idleness, stalls
 from dshealthd.findings.agent import CRASHED
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State
 from dshealthd.findings.gpu_history import GpuHistory
+from dshealthd.findings.idleness import Idleness
 from dshealthd.findings.judgement import seen
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
-from dshealthd.findings.stalls import EXPORTED
 from generate import reference
 from tests import yaml_files
 
@@ -99,8 +100,10 @@ class Scene:
         return None
 
     def play(self, node: str, until: float) -> Iterator[tuple[float, list[Finding]]]:
-        """Yield a node's findings at each moment up to a time, in seconds; none without an agent."""
-        past, episodes, gpus = Past(), Episodes(), GpuHistory()
+        """Yield a node's findings at each moment up to a time, in seconds; none without an
+        agent.
+        """
+        past, episodes, gpus, idle = Past(), Episodes(), GpuHistory(), Idleness()
         self.derived = ()
         for step in range(int(until // self.interval) + 1):
             at = step * self.interval
@@ -109,8 +112,9 @@ class Scene:
                 wall = at + float(self._value(self.clock, at) or 0)
                 series = Series(own, Limits(), past, at)
                 gpus.settle(series, wall)
+                idle.settle(series, at)
                 episodes.update(_judged(series, node, wall), at, wall)
-                self.derived = tuple(series.samples(EXPORTED))
+                self.derived = tuple(series.samples(stalls.EXPORTED + idleness.EXPORTED))
             yield at, episodes.firing(at) if own else []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import socket
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.linux.socket_waits import awaited
+from dshealthd.linux.socket_waits import TERMINAL, awaited, served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,7 +57,9 @@ def wait(condition: Callable[[], bool]) -> None:
 
 @contextmanager
 def waiting(program: str, address: str = "127.0.0.1") -> Iterator[tuple[int, int, socket.socket]]:
-    """Yield the pid of a process that waits, and the port and the server's end of its connection."""
+    """Yield the pid of a process that waits, and the port and the server's end of its
+    connection.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as server:
         port = server.getsockname()[1]
@@ -104,6 +108,48 @@ def test_an_end_that_acknowledges_nothing() -> None:
             return False
 
         wait(drained)
+
+
+PROMPTS = {
+    "a shell's read": "import sys; sys.stdin.buffer.raw.read(1)",
+    "input, as of pdb": "input()",
+    "a loop of events, as of IPython": (
+        "import select; loop = select.epoll(); loop.register(0, select.EPOLLIN); loop.poll()"
+    ),
+}
+
+
+@pytest.mark.parametrize("program", PROMPTS.values(), ids=list(PROMPTS))
+def test_a_prompt(program: str) -> None:
+    """A process that waits for what somebody types is known, however it reads."""
+    ours, theirs = pty.openpty()
+    try:
+        command = [sys.executable, "-c", program]
+        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+            wait(lambda: awaited(Host(), [process.pid]) == {process.pid: TERMINAL})
+            process.kill()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_a_port_for_clients() -> None:
+    """A port that the program has chosen is one; those that the kernel assigns are not."""
+    program = (
+        "import socket; servers = [socket.create_server(('127.0.0.9', 0))];"
+        "import itertools\n"
+        "for port in itertools.count(20000):\n"
+        "    try: servers.append(socket.create_server(('127.0.0.9', port)))\n"
+        "    except OSError: continue\n"
+        "    break\n"
+        "print(port, flush=True); servers[0].accept()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        assert list(served(Host(), [process.pid], 1000)) == [(process.pid, port)]
+        assert list(served(Host(), [process.pid], 1)) == []
+        process.kill()
 
 
 def test_what_is_gone_or_denied(tmp_path: Path) -> None:

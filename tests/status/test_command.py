@@ -15,7 +15,7 @@ from dshealthd.cli import main as cli
 from dshealthd.collectors.gpu import ACTIVITY, FAULT, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.gpu_processes import RANK as GPU
-from dshealthd.collectors.job_activity import FILES, IDLE, PROCESS
+from dshealthd.collectors.job_activity import AWAITS, FILES, PROCESS
 from dshealthd.collectors.job_environment import RANKS, WORLD_SIZE
 from dshealthd.collectors.job_hang import BOUND, CULPRIT, HANG, HOLD, OVERDUE, PHASE_SECONDS
 from dshealthd.collectors.job_logs import FAILURE
@@ -26,6 +26,7 @@ from dshealthd.collectors.pressure import STALLED_RATIO
 from dshealthd.collectors.training import HEARD, LOSS_FINITE, PHASE, STEP, STEP_SECONDS
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
+from dshealthd.findings.idleness import IDLE
 from dshealthd.http import client
 from dshealthd.http.client import Client
 from dshealthd.http.exchange import Request
@@ -80,7 +81,9 @@ def run(*arguments: str) -> int:
 
 @pytest.fixture
 def shown(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Return a function that runs a command on an agent with more samples, and returns its output."""
+    """Return a function that runs a command on an agent with more samples, and returns its
+    output.
+    """
 
     def of(command: str, *samples: Sample, code: int = 0) -> str:
         with serving(snapshot(*HEALTHY, *samples)) as served:
@@ -254,7 +257,7 @@ def test_a_job_has_a_script_and_no_false_calm(shown: Callable[..., str]) -> None
     first = PROCESS(1, "run-1", "train.py", "1000", "4242")
     silent = (
         *JOB,
-        *(HEARD(time.time() - 40, "run-1", rank) for rank in "01"),
+        *(HEARD(time.time() - 60, "run-1", rank) for rank in "01"),
         BOUND(100, "run-1", "0"),
     )
     said = shown("jobs", *silent, first)
@@ -263,6 +266,8 @@ def test_a_job_has_a_script_and_no_false_calm(shown: Callable[..., str]) -> None
         r"train.py of user 1000 \(pid 4242\), 2 ranks",
         said,
     )
+    usual = (*JOB, HEARD(time.time() - 60, "run-1", "0"), BOUND(150, "run-1", "0"))
+    assert "run-1  training  " in shown("jobs", *usual)
 
 
 def test_a_job_without_heartbeats_that_does_nothing(shown: Callable[..., str]) -> None:
@@ -270,11 +275,17 @@ def test_a_job_without_heartbeats_that_does_nothing(shown: Callable[..., str]) -
     ranks = RANKS(2, "run-1", "run-1")
     idle = "no rank here has used CPU or GPU for 12 min\n"
     said = shown("jobs", ranks, IDLE(720, "run-1"))
-    assert "run-1  no heartbeats  2 ranks here" in said
+    assert "run-1  stalled  2 ranks here" in said
     assert idle in said
-    computes = (GPU(1, "run-1", "0", "0", "GPU-a"), ACTIVITY(0.3, "0", "GPU-a"))
-    assert idle not in shown("jobs", ranks, IDLE(720, "run-1"), *computes)
-    assert idle not in shown("jobs", ranks, IDLE(20, "run-1"))
+    prompt = AWAITS(1, "run-1", "0", "input from a terminal")
+    said = shown("jobs", ranks, prompt, IDLE(720, "run-1"))
+    assert (
+        "no rank here has used CPU or GPU: rank 0 waits for input from a terminal for 12 min"
+        in said
+    )
+    said = shown("jobs", ranks, IDLE(20, "run-1"))
+    assert "run-1  no heartbeats  2 ranks here" in said
+    assert "no rank here" not in said
 
 
 def test_slow_ranks_of_all_nodes_that_were_queried(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ def sections(snapshot: Snapshot) -> dict[str, Any]:
     verdict = judge(
         snapshot, series, node="n1", name="n1", monotonic=time.monotonic(), wall=time.time()
     )
-    return {**verdict.document(), "jobs": overview(series, "/state/evidence")}
+    return {**verdict.document(), "jobs": overview(series, "/state/evidence", wall=time.time())}
 
 
 def large_snapshot(series: int) -> Snapshot:

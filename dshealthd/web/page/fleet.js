@@ -8,7 +8,7 @@ import { poll } from "./poll.js";
 const LISTED = 50; // nodes with problems that are listed by name
 const NAMED = 64; // nodes up to which squares have names
 const STATES = { ...LEVELS, unreachable: "bad", "not asked yet": "quiet", "out of date": "quiet" };
-const MILD = ["stalled", "suspended"];
+const MILD = ["silent", "stalled", "suspended"];
 const CALM = ["training", "paused"];
 
 const level = (node) => STATES[node.state] || "unknown";

@@ -6,7 +6,6 @@ import { figure, mark, panel, table } from "./pieces.js";
 import { trend } from "./status.js";
 
 const SLOWER = 1.05; // below this ratio the slowest rank of a job is not worth naming
-const SILENT = 30; // seconds without a heartbeat from which a job that trains is not just training
 const ROOM = 16; // ranks up to which a job's table is open
 
 function hang(job) {
@@ -33,7 +32,7 @@ function stall(job) {
 function doing(job, now) {
   if (job.state === "paused" && job.stall) return `${words(job.stall.says)} for ${duration(job.stall.silent_seconds)}`;
   const silent = now - Math.max(...job.ranks.map((rank) => rank.heartbeat).filter(known));
-  if (job.state !== "training" || !Number.isFinite(silent) || silent < SILENT) return job.state;
+  if (job.state !== "silent" || !Number.isFinite(silent)) return job.state;
   const bounds = job.ranks.map((rank) => rank.bound_seconds).filter(known);
   return `no step for ${duration(silent)}${bounds.length ? `, judged from ${duration(Math.max(...bounds))} on` : ""}`;
 }

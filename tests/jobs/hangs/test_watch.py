@@ -136,7 +136,9 @@ def test_silence(scene: Scene) -> None:
 
 
 def test_a_watchdog_of_its_own(scene: Scene) -> None:
-    """When a job ends itself, its process group tells, and its environment may tell an earlier time."""
+    """When a job ends itself, its process group tells, and its environment may tell an earlier
+    time.
+    """
     identity, message = scene.present[JOB, 0]
     process = dataclasses.replace(
         identity.process, environment={**TORCH, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "120"}
@@ -252,6 +254,25 @@ def test_for_how_long_a_phase_lasts(scene: Scene) -> None:
     assert scene.rank(0).phase_seconds <= 1.0
 
 
+@pytest.mark.parametrize("state", ["D", "S"])
+def test_a_thread_that_waits_for_storage(scene: Scene, state: str) -> None:
+    """In a marked phase, any thread that flushes a file is seen, for a while after."""
+    thread = scene.proc / "100" / "task" / "777"
+    thread.mkdir()
+    fields = [state, *["0"] * 18, "1", *["0"] * 30]
+    (thread / "stat").write_text(f"777 (writer) {' '.join(fields)}\n")
+    (thread / "wchan").write_text("rpc_wait_bit_killable")
+    scene.step(0, phase=Phase.EVALUATION)
+    scene.step(1, phase=Phase.CHECKPOINT)
+    for _ in range(10):
+        scene.look()
+    assert (scene.rank(0).stores, scene.rank(1).stores) == (True, False)
+    (thread / "stat").unlink()
+    for _ in range(round(WINDOW) + 5):
+        scene.look()
+    assert not scene.rank(0).stores
+
+
 def test_for_how_long_a_rank_waits_in_a_collective(scene: Scene) -> None:
     """It is in one for as long as nothing else is told; the next of the same type is another."""
 
@@ -350,7 +371,9 @@ def test_an_end_is_known_while_others_wait_for_the_rank(scene: Scene) -> None:
 
 
 def test_a_job_that_goes_on(scene: Scene) -> None:
-    """An end is told no longer when the launcher has started the job again, with any of its ranks."""
+    """An end is told no longer when the launcher has started the job again, with any of its
+    ranks.
+    """
     end(scene, 0, ExitKind.TERMINATED)
     end(scene, 1, ExitKind.FAILED)
     scene.look()

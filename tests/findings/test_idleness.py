@@ -1,0 +1,116 @@
+"""For how long jobs do nothing, what a page says of it, and what outlives the agent."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.collectors.gpu import ACTIVITY, POWER, POWER_LIMIT, UTILIZATION
+from dshealthd.collectors.gpu_processes import RANK as GPU
+from dshealthd.collectors.job_activity import CHILDREN, CPU, TROUBLE, WATCHDOG
+from dshealthd.collectors.job_environment import RANKS, WORLD_SIZE
+from dshealthd.core.schema import SchemaError
+from dshealthd.findings.idleness import IDLE, Idleness, idle
+from dshealthd.findings.series import Series
+from dshealthd.findings.stalls import stalls
+
+if TYPE_CHECKING:
+    from dshealthd.core.collector import Sample
+
+JOB = "run-1"
+
+
+def cpu(main: float, rank: int, others: float = 0.0) -> list[Sample]:
+    """Return what a rank takes: its main thread, and the others."""
+    return [CPU(main, JOB, str(rank), "main"), CPU(main + others, JOB, str(rank), "all")]
+
+
+WORKS = [sample for rank in range(3) for sample in cpu(0.5, rank)]
+RESTS = [sample for rank in range(3) for sample in cpu(0.0, rank)]
+
+
+def signs(idleness: Idleness, *samples: Sample, at: float) -> list[str]:
+    """Return the reasons of what is found of a job of three ranks at a time in seconds."""
+    known = (WATCHDOG(600, JOB), RANKS(3, JOB, JOB), WORLD_SIZE(3, JOB, JOB), CHILDREN(0.0, JOB))
+    series = Series([*known, *samples])
+    idleness.settle(series, at)
+    return [sign.reason for sign in idle(series, at)]
+
+
+def rested(idleness: Idleness, *samples: Sample) -> list[str]:
+    """Return the reasons once the job has worked for half a minute and rested for 100 s."""
+    for at in range(0, 40, 10):
+        assert signs(idleness, *WORKS, at=at) == []
+    for at in range(40, 130, 10):
+        assert signs(idleness, *samples, at=at) == []
+    return signs(idleness, *samples, at=140)
+
+
+def gpu(rank: int, busy: float) -> list[Sample]:
+    """Return what is known of the GPU of a rank."""
+    place = str(rank), f"GPU-{rank}"
+    return [
+        GPU(1, JOB, str(rank), *place),
+        UTILIZATION(busy, *place),
+        ACTIVITY(0.0, *place),
+        POWER(100.0, *place),
+        POWER_LIMIT(700.0, *place, "enforced"),
+    ]
+
+
+def test_what_a_page_says() -> None:
+    """A rank that its process accuses is named; so is the one whose GPU alone runs nothing, as a
+    hint; without either, no rank is.
+    """
+    plain = "no rank has used CPU or GPU, nor moved data"
+    assert rested(Idleness(), *RESTS) == [plain]
+    gone = TROUBLE(100.0, JOB, "2", "ended", "4711")
+    assert rested(Idleness(), *RESTS, gone) == ["rank 2 has ended"]
+    spins = [*cpu(1.0, 0), *cpu(0.0, 1), *cpu(1.0, 2)]
+    apart = f"{plain}; the GPU of rank 1 runs no kernel, those of the others wait in one"
+    assert rested(Idleness(), *spins, *gpu(0, 1.0), *gpu(1, 0.0), *gpu(2, 1.0)) == [apart]
+    spins[4:] = cpu(0.0, 2)
+    assert rested(Idleness(), *spins, *gpu(0, 1.0), *gpu(1, 0.0), *gpu(2, 0.0)) == [plain]
+    assert rested(Idleness(), *spins, *gpu(0, 0.0), *gpu(1, 0.0), *gpu(2, 0.0)) == []
+
+
+def test_threads_beside_the_main_one() -> None:
+    """Those that tokenize keep a job at work; a logger's do not."""
+    assert rested(Idleness(), *RESTS[:4], *cpu(0.0, 2, 0.6)) == []
+    assert len(rested(Idleness(), *RESTS[:4], *cpu(0.0, 2, 0.1))) == 1
+
+
+def test_what_is_not_known_is_no_rest() -> None:
+    """A rank of which nothing is known may work; and the time without an agent teaches nothing."""
+    assert rested(Idleness(), *RESTS[:4]) == []
+    idleness = Idleness()
+    for at in (0, 10, 20, 30, 40):
+        assert signs(idleness, *(WORKS if at < 40 else RESTS), at=at) == []
+    assert signs(idleness, *RESTS, at=129) == []
+    restarted = Idleness()
+    restarted.restore(json.loads(json.dumps(idleness.document())))
+    assert signs(restarted, *RESTS, at=5) == []
+    assert signs(restarted, *RESTS, at=94) == []
+    assert len(signs(restarted, *RESTS, at=95)) == 1
+
+
+@pytest.mark.parametrize("document", [{"a": [1]}, {"a": [-1, 0]}, {"a": ["x", 0]}, ["a"]])
+def test_a_damaged_file(document: object) -> None:
+    """What an agent has not written is refused."""
+    with pytest.raises(SchemaError):
+        Idleness().restore(document)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("stopped", "rank 2 (pid 4711) is stopped (SIGSTOP)"),
+        ("killed", "rank 2 was killed (SIGKILL)"),
+    ],
+)
+def test_a_rank_in_trouble_has_a_pid_while_it_lives(what: str, says: str) -> None:
+    """Whoever is paged finds the process that is stopped; one that has ended has no pid any more."""
+    series = Series([IDLE(0.0, JOB), TROUBLE(40.0, JOB, "2", what, "4711")])
+    assert [sign.reason for sign in stalls(series, 0.0)] == [says]
