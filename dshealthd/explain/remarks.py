@@ -120,10 +120,12 @@ _ENDED = re.compile(
 )
 """How a process ended: that is not why."""
 _SHELL = re.compile(
-    r"\S{1,80}[:\uff1a] ?\D{0,12}\d{1,6}\D{0,8}[:\uff1a] +(?P<pid>\d{2,10}) (?P<how>[^\W\d].{0,40}?)"
-    r"(?: +\([^)]{1,30}\))? {3,}\S"
+    r"\S{1,80}[:\uff1a] ?\D{0,12}\d{1,6}\D{0,8}[:\uff1a] +(?P<pid>\d{2,10}) (?P<how>[^\W\d].{0,22}?)"
+    r"(?P<padding> {2,23})(?! )"
 )
 """What a shell says, in the user's language, of a child that a signal ended."""
+_PADDED = 24
+"""Bytes to which bash (jobs.c, LONGEST_SIGNAL_DESC) pads the name of a signal before the command."""
 _EVENT = re.compile(
     r"(?:^|\s)Warning\s+(?P<reason>[A-Z][A-Za-z]{3,40})\s+"
     r"(?:(?:[\dsmhd]+|<\w+>)(?: \(x\d+ over \w+\))?\s+\S+|[\w.-]+/\S+)\s+(?P<message>\S.*)"
@@ -250,7 +252,8 @@ def is_kernel(quote: str) -> bool:
 
 def is_of_shell(text: str) -> bool:
     """Return whether a line is a shell's report of a child that a signal ended."""
-    return "   " in text and _SHELL.match(text) is not None
+    match = _SHELL.match(text) if "  " in text else None
+    return match is not None and len(match["how"].encode()) + len(match["padding"]) == _PADDED
 
 
 def ended(text: str) -> re.Match[str] | None:
@@ -263,9 +266,11 @@ def ended(text: str) -> re.Match[str] | None:
 
 def end_of(text: str) -> dict[str, str]:
     """Return how a line says that a process ended, as fields."""
-    match = _SHELL.match(text) or ended(text)
+    match = _SHELL.match(text) if is_of_shell(text) else ended(text)
     fields = match.groupdict() if match else {}
-    return {name.partition("_")[0]: value for name, value in fields.items() if value}
+    return {
+        name.partition("_")[0]: value for name, value in fields.items() if value and value.strip()
+    }
 
 
 def read(text: str, level: str) -> Remark | None:

@@ -33,6 +33,8 @@ HEALTHY = [
     "[W105 10:00:00 x.cpp:3] Warning: connection failed, retrying",
     "this may cause errors if the timeout is exceeded",
     "WARNING: cache not found, falling back to the default",
+    "INFO: epoch 10: 4711 tokens   loss 2.0",
+    "train.py: step 12: 4711 samples          loss 2.0",
     "timeout=1800, fail_on_nan=False, error_if_nonfinite=True",
 ]
 """Lines of healthy runs with words of failure."""
@@ -118,7 +120,7 @@ def test_a_known_cause_is_not_replaced_by_words() -> None:
         "run.sh: 第 12 行: 28171 已杀死               python train.py",
         "run.sh\uff1a行 12\uff1a 28171 已杀死               python train.py",
         "./run.sh: Zeile 12: 28171 Getötet                python train.py",
-        "./run.sh: ligne 7: 28171 Processus arrêté        python train.py",
+        "./run.sh: ligne 7: 28171 Processus arrêté      python train.py",
         "./run.sh: 12 行: 28171 強制終了            python train.py",
     ],
 )
