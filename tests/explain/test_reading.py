@@ -140,6 +140,9 @@ def test_exit_codes_above_128_are_signals(code: int, title: str) -> None:
     """A shell adds 128 to the number of the signal, whatever program repeats it."""
     assert explained(*STEPS, f"worker process exited with status {code}").title == title
     assert explained(*STEPS, "worker process exited with status 100").outcome == "undecided"
+    tool = f"INFO tool call of sandbox exited with code {code}"
+    assert explained(*STEPS, tool, *STEPS[:2]).outcome == "nothing"
+    assert explained(*STEPS, tool).outcome == "undecided"
     # A signal that launchers send in an orderly end says nothing.
     assert explained(*STEPS, "worker process exited with status 143").outcome == "undecided"
 
