@@ -73,6 +73,7 @@ _UNREAL = re.compile(
     r"\b(?:0|no|zero|without|any)\s+(?:\w+ ){0,2}(?:errors?|failures?|exceptions?|time-?outs?)\b"
     r"|\b(?:errors?|fail(?:ed|ures?)|time-?outs?|exceptions?|unavailable|dead|lost|preempted|evicted)"
     r"\b['\"]?\s*[:=]\s*(?:\d|\[\]|None|null|[Ff]alse|[,;|)}]|$)"
+    rf"|(?<![\w.])0 (?:\w+ )?(?:{_FAILURES})\b"
     r"|out of memory\b[^.]{0,40}\b(?:ok|OK)\b|\bon (?:error|failure|time-?out)s?\b"
     r"|\b(?:if|unless|in case|may|might|would|whether|when|whenever|avoid|prevent\w*|should"
     rf"|in order to|to detect)\b[^.!]{{0,80}}\b(?:{_FAILURES})\b",

@@ -33,6 +33,7 @@ HEALTHY = [
     "[W105 10:00:00 x.cpp:3] Warning: connection failed, retrying",
     "this may cause errors if the timeout is exceeded",
     "WARNING: cache not found, falling back to the default",
+    "12 passed, 0 failed, 1 xfailed",
     "INFO: epoch 10: 4711 tokens   loss 2.0",
     "train.py: step 12: 4711 samples          loss 2.0",
     "timeout=1800, fail_on_nan=False, error_if_nonfinite=True",
