@@ -62,6 +62,7 @@ OF_PROMETHEUS = frozenset(
         "ALERTS_FOR_STATE",
         "THRESHOLDS",  # how many there are, in the generated file
         "kube_node_spec_taint",  # of kube-state-metrics, where there is one
+        "kube_node_status_capacity",
         "prometheus_rule_evaluation_failures_total",
         "prometheus_rule_group_last_duration_seconds",
         "prometheus_rule_group_interval_seconds",
