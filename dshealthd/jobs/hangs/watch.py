@@ -72,8 +72,8 @@ class Watched:
     message: Message
     baseline: SilenceBaseline
     checks: tuple[tuple[Activity, float], ...] = ()
-    """What it had done, with the watch's time, since its last heartbeat: when WINDOW began, when the
-    next one did, and at the last check of its process.
+    """What it had done, with the watch's time, since its last heartbeat: when WINDOW began, when
+    the next one did, and at the last check of its process.
     """
     thread: int | None = None
     """Its training's thread, once it was looked for."""
