@@ -1,9 +1,10 @@
 """`explain`: reading a log against `grep -F` with the same texts, side by side.
 
-Five logs: steps of a training, NCCL INFO in between, lines of which none is like another, without
-and with what looks like a failure, and nothing but lines that look like failures. `grep` counts the
-lines that hold one of the literals; `explain` does that and all that follows from it. Both are
-whole commands, in turns. An argument is the size of the logs in MB.
+Six logs: steps of a training, NCCL INFO in between, the chatter of nine frameworks, lines of which
+none is like another, without and with what looks like a failure, and nothing but lines that look
+like failures. `grep` counts the lines that hold one of the literals, of the chatter those with
+`error`; `explain` does that and all that follows from it. Both are whole commands, in turns. An
+argument is the size of the logs in MB.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import tempfile
 from pathlib import Path
 
 from dshealthd.explain.patterns import load
+from tests.explain.test_healthy import CHATTER
 
 MEGABYTES = int(sys.argv[1]) if len(sys.argv) > 1 else 100
-TURNS = 3
+TURNS = 2
 _EXPLAIN = (
     "import resource, sys\n"
     "from dshealthd.explain import command\n"
@@ -48,6 +50,20 @@ def mixed(chance: random.Random) -> str:
         "-> "
         f"{(n + 1) % 8}[{(n + 1) % 8}] via P2P/CUMEM/read\n"
         for n in range(12_000)
+    )
+
+
+def chatter(chance: random.Random) -> str:
+    """Return what healthy trainings and servers print at every step."""
+    return "".join(
+        chance.choice(CHATTER).format(
+            n=chance.randrange(10**6),
+            s=chance.randrange(60),
+            h=chance.randrange(8),
+            g=chance.randrange(8),
+        )
+        + "\n"
+        for _ in range(60_000)
     )
 
 
@@ -100,7 +116,7 @@ def main() -> None:
         literals = Path(folder, "literals")
         anchors = {anchor for pattern in load().every for anchor in pattern.need.anchors}
         literals.write_text("\n".join(sorted(anchors)) + "\n")
-        for make in (steps, mixed, unlike, noisy, failures):
+        for make in (steps, mixed, chatter, unlike, noisy, failures):
             path = Path(folder, "job.out")
             block = make(random.Random(1))
             # A log of failures alone is not that long.
@@ -108,7 +124,8 @@ def main() -> None:
             with path.open("w") as file:
                 for _ in range(max(1, size // len(block))):
                     file.write(block)
-            search = ["grep", "-c", "-F", "-f", str(literals), str(path)]
+            texts = ["error"] if make is chatter else ["-f", str(literals)]
+            search = ["grep", "-c", "-F", *texts, str(path)]
             explain = [sys.executable, "-c", _EXPLAIN, str(path)]
             turns = [(timed(search)[0], timed(explain)) for _ in range(TURNS)]
             searched = min(spent for spent, _ in turns)

@@ -92,12 +92,13 @@ SERVES = gauge(
     *("training_job", "rank", "port"),
 )
 CPU = gauge(
-    "dshealthd_job_rank_cpu_ratio",
-    "Share of a core that the main thread of the rank's process took since the sample before; "
-    "absent "
-    "until there is one, and while the process is stopped by a signal or a debugger.",
-    *("training_job", "rank"),
+    "dshealthd_job_rank_cpu_cores",
+    "Cores that the rank's process took since the sample before: its main thread (`main`), or all "
+    "its threads (`all`). Absent until there is one, and while the process is stopped by a signal "
+    "or a debugger.",
+    *("training_job", "rank", "threads"),
 )
+_MAIN, _ALL = "main", "all"
 WATCHDOG = gauge(
     "dshealthd_job_watchdog_seconds",
     "Time after which a watchdog of the job's own ends it while a collective does not complete, "
@@ -225,8 +226,8 @@ class JobActivity(Collector):
         for process in members:
             key = process.pid, process.start
             if process.pid not in children and key in threads:
-                before = self._before.get((_THREADS, key))
-                if before is None or threads[key] - before >= IDLE_SHARE * (elapsed or 0.0):
+                before = self._before.get((_MAIN, key))
+                if before is None or threads[key][0] - before >= IDLE_SHARE * (elapsed or 0.0):
                     working.add(process.launch.rank)
         return [process for process in members if process.launch.rank not in working]
 
@@ -269,18 +270,19 @@ class JobActivity(Collector):
         for where, (moved_there, new) in sockets.items():
             count(SOCKETS, where, moved_there, new=new)
         ranks = {(process.pid, process.start): process.launch.rank for process in members}
-        took: defaultdict[int, list[float]] = defaultdict(list)
-        for key, seconds in self._ranks.threads.get(job, {}).items():
-            counted[_THREADS, key] = seconds
-            if key in ranks and (_THREADS, key) in before:
-                took[ranks[key]].append(seconds - before[_THREADS, key])
+        took: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
+        for key, both in self._ranks.threads.get(job, {}).items():
+            for which, seconds in zip((_MAIN, _ALL), both, strict=True):
+                counted[which, key] = seconds
+                if key in ranks and (which, key) in before:
+                    took[ranks[key], which].append(seconds - before[which, key])
         if elapsed:
             rates = {what: max(sum(rise), 0.0) / elapsed for what, rise in rises.items() if rise}
             for metric in (FILES, SOCKETS, CHILDREN):
                 if metric in rates:
                     yield metric(rates[metric], job)
-            for rank, rise in took.items():
-                yield CPU(max(rise) / elapsed, job, str(rank))
+            for (rank, which), rise in took.items():
+                yield CPU(max(rise) / elapsed, job, str(rank), which)
         yield WATCHDOG(min(watchdog_seconds(one.environment, 0) for one in members), job)
         yield from self._first(job, members)
 

@@ -65,7 +65,8 @@ OVERDUE = gauge(
 BOUND = gauge(
     "dshealthd_job_step_bound_seconds",
     "Longest usual silence in the rank's current phase: twice the longest of the last hours, at "
-    "least 30 s; 100 s in the first steps, and half an hour in a marked pause of the first kind.",
+    "least 30 s; 100 s in the first steps, and half an hour in a marked pause of the first kind, unless "
+    "nobody works in it.",
     *_RANK,
 )
 POSITION = gauge(
@@ -110,7 +111,7 @@ COLLECTIVE = gauge(
     "dshealthd_job_collective_seconds",
     "Time for which a silent rank has waited for others between two steps, in a collective, or in a "
     "kernel of its GPU that moves no data; absent while it does not, and where torch's waits are not "
-    "seen.",
+    "seen. The operation has the mark of its group, if that is one of all ranks but the default one.",
     *_RANK,
     "operation",
 )

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MAX_CHAIN = 40
 ENDED_BY_WATCHDOG = "and a rank that waits for another one ends the same way"
+FROM_BEFORE = "the logs of all ranks from before the first of these lines"
+AND_AFTER = "what these logs say after the last of these lines, or the logs of all ranks"
 SEPARATE_LOGS = "start with `torchrun --log-dir=logs --redirects=3 --tee=3` to keep one"
 
 _NOTICED = re.compile(r"watchdog at work|Timeout at NCCL work")
@@ -222,7 +224,7 @@ def _device(root: Event) -> str | None:
     address = root.fields.get("pci")
     if address is None:
         return f"AMD GPU node-{root.fields['agent']}" if "agent" in root.fields else None
-    is_gpu = "NVRM" in root.place.quote or "nvidia " in root.place.quote
+    is_gpu = any(word in root.place.quote for word in ("NVRM", "nvidia ", "GPU"))
     return f"GPU {address}" if is_gpu else f"PCI device {address}"
 
 
@@ -335,49 +337,41 @@ def _without_cause(case: Case) -> Finding:
             verdicts=tuple(hung),
         )  # fmt: skip
     telling = [event for event in case.consequences if _is_telling(event, case)]
+    # What is no mere hint says more, and so does what came first.
+    telling.sort(key=lambda event: (event.weak, event.layer == "launcher"))
     if telling:
-        # What is no mere hint says more, and so does what came first.
-        telling.sort(key=lambda event: (event.weak, event.layer == "launcher"))
-        first = telling[0]
-        return Finding(
-            outcome="undecided",
-            statement=f"these logs show only what followed from a failure: {first.says}",
-            step=_step(first, (), first.host, []),
-            proof=tuple(event.place for event in telling[:3]),
-            missing=("the logs of all ranks from before the first of these lines",),
-            chain=tuple(case.consequences[:MAX_CHAIN]),
+        says = f"these logs show only what followed from a failure: {telling[0].says}"
+        return _undecided(
+            case, says, telling, FROM_BEFORE, _step(telling[0], (), telling[0].host, [])
         )
     if said := worth_reading(standing(case)):
-        return Finding(
-            outcome="undecided",
-            statement=f"{plural(len(said), 'line')} of these logs may speak of a failure, and no pattern knows "
-            + ("it" if len(said) == 1 else "them"),
-            proof=tuple(event.place for event in said),
-            missing=(
-                "what these logs say after the last of these lines, or the logs of all ranks",
-            ),
-            chain=tuple(case.recovered[:MAX_CHAIN]),
-        )
+        says = f"{plural(len(said), 'line')} of these logs may speak of a failure, and no pattern knows "
+        return _undecided(case, says + ("it" if len(said) == 1 else "them"), said, AND_AFTER)
     if noticed := [event for event in case.found.events if _NOTICED.search(event.place.quote)]:
-        return Finding(
-            outcome="undecided",
-            statement=f"torch's watchdog saw a collective fail: {noticed[0].says}",
-            step=advised(load().hang["unknown"], {}),
-            proof=tuple(event.place for event in noticed[:3]),
-            missing=("the logs of all ranks from before the first of these lines",),
-        )
-    cut = [source.unfinished for source in case.found.sources if source.unfinished is not None]
-    if cut:
-        where = f"{cut[0].file}:{cut[0].line}"
+        says = f"torch's watchdog saw a collective fail: {noticed[0].says}"
+        return _undecided(case, says, noticed, FROM_BEFORE, advised(load().hang["unknown"], {}))
+    for cut in [
+        source.unfinished for source in case.found.sources if source.unfinished is not None
+    ]:
         return Finding(
             outcome="undecided",
             statement="these logs have a traceback without the exception that ends it",
-            step=f"read that log on from {where}: the line that ends the traceback names the exception",
-            proof=tuple(cut[:3]),
-            missing=(f"the end of the traceback at {where}",),
+            step=f"read that log on from {cut.file}:{cut.line}: the line that ends the traceback names the exception",
+            proof=(cut,), missing=(f"the end of the traceback at {cut.file}:{cut.line}",),
             chain=tuple(case.recovered[:MAX_CHAIN]),
-        )
+        )  # fmt: skip
     return Finding(outcome="nothing", chain=tuple(case.recovered[:MAX_CHAIN]))
+
+
+def _undecided(
+    case: Case, says: str, events: Sequence[Event], missing: str, step: str = ""
+) -> Finding:
+    """Return the answer that some lines deserve to be read."""
+    return Finding(
+        outcome="undecided", statement=says, step=step, missing=(missing,),
+        proof=tuple(event.place for event in events[:WORTH_READING]),
+        chain=tuple((case.consequences or case.recovered)[:MAX_CHAIN]),
+    )  # fmt: skip
 
 
 def _is_telling(event: Event, case: Case) -> bool:

@@ -78,8 +78,6 @@ class Pattern:
     """First steps, the most specific first; empty if there is no good one."""
     where: str
     """One of PLACES: the same words may also appear in warnings."""
-    frames: re.Pattern[str] | None
-    """Expression that the frames of the traceback, as `FILE:FUNCTION` lines, must match."""
     least: int
     """Number of times that make a value a loss: a single one may be harmless."""
     weak: bool
@@ -159,14 +157,9 @@ class Patterns:
         needs = [pattern.need for pattern in self.every]
         return Prefilter([*needs, *(Need((text,)) for text in (*GENERIC, *WORDS))])
 
-    def candidates(self, text: str, *, any_text: bool = False) -> list[Pattern]:
-        """Return the patterns that may match a text without digits, in the order of `every`.
-
-        Those that need nothing are among them only for `any_text`.
-        """
+    def candidates(self, text: str) -> list[Pattern]:
+        """Return the patterns that may match a text without digits, in the order of `every`."""
         numbers = self.prefilter.find(text)
-        if any_text:
-            numbers = sorted((*numbers, *self.prefilter.without_anchor))
         return [self.every[number] for number in numbers if number < len(self.every)]
 
     def kind(self, text: str) -> tuple[tuple[Pattern, ...], bool]:
@@ -176,7 +169,7 @@ class Patterns:
         numbers = self.prefilter.find(text)
         found = (self.every[number] for number in numbers if number < len(self.every))
         return (
-            tuple(one for one in found if one.where != "exception" and one.frames is None),
+            tuple(one for one in found if one.where != "exception"),
             bool(numbers) and numbers[-1] >= len(self.every),
         )
 
@@ -199,8 +192,6 @@ def load() -> Patterns:
     found.sort(
         key=lambda pattern: (
             pattern.weak,
-            # Where the exception was raised says more than its text, unless any text will do.
-            (pattern.frames is not None) == pattern.weak,
             LAYERS.index(pattern.layer),
             pattern.role != "cause",
         )
@@ -255,7 +246,6 @@ def _expression(row: dict[str, Any]) -> str:
 
 
 def _pattern(slug: str, row: dict[str, Any]) -> Pattern:
-    frames = row.pop("frames", None)
     expression = _expression(row)
     name = row.pop("name")
     pattern = Pattern(
@@ -274,7 +264,6 @@ def _pattern(slug: str, row: dict[str, Any]) -> Pattern:
         says=_texts(row.pop("says")),
         step=_texts(row.pop("step", [])),
         where=row.pop("where", "any"),
-        frames=re.compile(frames) if frames else None,
         least=row.pop("least", 1),
         weak=row.pop("weak", False),
         first=row.pop("first", False),

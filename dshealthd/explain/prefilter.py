@@ -160,8 +160,6 @@ class Prefilter:
     def __init__(self, needs: Sequence[Need]) -> None:
         """Prepare to search for needs, which are known by their number."""
         self._needs = needs
-        self.without_anchor = [number for number, need in enumerate(needs) if not need.anchors]
-        """The needs that any text may meet; `find` leaves them out."""
         numbers: dict[str, list[int]] = defaultdict(list)
         for number, need in enumerate(needs):
             for literal in need.anchors:

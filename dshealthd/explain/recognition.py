@@ -137,12 +137,8 @@ class Recognizer:
 
     def explaining(self, traceback: Traceback) -> Iterator[Pattern]:
         """Yield the patterns that may match an exception, in the order in which to try them."""
-        stack = traceback.stack
-        for pattern in self._patterns.candidates(bare(traceback.text), any_text=True):
-            if pattern.frames is None:
-                if pattern.role != "loss":
-                    yield pattern
-            elif pattern.frames.search(stack):
+        for pattern in self._patterns.candidates(bare(traceback.text)):
+            if pattern.role != "loss":
                 yield pattern
 
     def again(
@@ -531,7 +527,7 @@ _PYTHON = known.Pattern(
     slug="child-failed", name="python", id="child-failed/python", expression=".",
     names={"exception": "exception", "message": "message"}, need=Need(), source="CPython", layer="program",
     role="cause", title="{exception} in the program", says=("{exception}: {message}", "{exception}"),
-    step=(), where="exception", frames=None, least=1, weak=True, first=False, ends="", match=(), no_match=(),
+    step=(), where="exception", least=1, weak=True, first=False, ends="", match=(), no_match=(),
 )  # fmt: skip
 _PYTHON_EXIT = replace(
     _PYTHON, name="exit", id="child-failed/exit", role="consequence", layer="launcher"

@@ -56,7 +56,7 @@ def silent(series: Series, job: str) -> ShownStandstill | None:
             for point in series("job_overdue_seconds", training_job=job)
             if point.value > 0
         ),
-        default=None,
+        default=series.value("job_silent_overdue_seconds", training_job=job),
     )
     hold = series.value("job_hang_hold_seconds", training_job=job)
     culprits = tuple(point.labels for point in series("job_hang_culprit_info", training_job=job))

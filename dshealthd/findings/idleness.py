@@ -1,8 +1,9 @@
 """Jobs that do nothing: for how long, and from when on that is a hang where no heartbeats show one.
 
-A rank does nothing if its main thread takes no CPU time, or only spins for a GPU that waits in a
-kernel, and no GPU of it computes; a job, if none of its ranks here does anything, no child process
-of theirs computes, and no bytes move through files or connections. What is not known is work.
+A rank does nothing if its main thread takes no CPU time, and all its threads little, or only to
+spin for a GPU that waits in a kernel, and no GPU of it computes; a job, if none of its ranks here
+does anything, no child process of theirs computes, and no bytes move through files or connections.
+What is not known is work.
 
 That is a hang only of a job that was at work before, of several ranks, of which none waits for
 somebody outside: those whose ranks serve clients, sit at a prompt or are held by a debugger may
@@ -34,11 +35,10 @@ if TYPE_CHECKING:
 
 IDLE = gauge(
     "dshealthd_job_idle_seconds",
-    "Time for which the job has been idle here: no rank's main thread took 1 % of a core, but "
-    "to spin for "
-    "a GPU that waits in a kernel, no GPU of it computed, its child processes took less than "
-    "half a core, and "
-    "they moved no more than 10 kB/s. 0 while that is not known.",
+    "Time for which the job has been idle here: no rank's main thread took 1 % of a core, nor all "
+    "its threads half of one, but to spin for a GPU that waits in a kernel, no GPU of it computed, "
+    "its child processes took less than half a core, and they moved no more than 10 kB/s. 0 while "
+    "that is not known.",
     "training_job",
 )
 RANKS = gauge(
@@ -136,10 +136,9 @@ class Idleness:
 
 
 def at_work(series: Series, job: str, ranks: int) -> dict[str, bool] | None:
-    """Return whether each rank of a job here is at work; None if that is not known of one of
-    them.
-    """
-    shares = by(series("job_rank_cpu_ratio", training_job=job), "rank", max)
+    """Return for each rank of a job here whether it is at work; None if one's is not known."""
+    shares = by(series("job_rank_cpu_cores", training_job=job, threads="main"), "rank", max)
+    cores_of = by(series("job_rank_cpu_cores", training_job=job, threads="all"), "rank", max)
     seen, cores = work(series, job), series.value("job_children_cpu_cores", training_job=job)
     located: dict[str, list[tuple[str, str]]] = {}
     for labels, _ in series("job_gpu_info", training_job=job):
@@ -159,7 +158,7 @@ def at_work(series: Series, job: str, ranks: int) -> dict[str, bool] | None:
         if gpus and int(rank) not in seen.still:
             return None  # what its GPU does is not known
         spins = bool(gpus) and waiting.issuperset(gpus)
-        found[rank] = share >= IDLE_SHARE and not spins
+        found[rank] = (share >= IDLE_SHARE or cores_of[rank] >= BUSY) and not spins
     return found
 
 

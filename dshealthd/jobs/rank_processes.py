@@ -65,9 +65,10 @@ class RankProcesses:
         """The ranks that runs have ended with."""
         self._states: dict[Key, tuple[ThreadState, float]] = {}
         """The state of each rank that is stopped or blocked, and since when."""
-        self.threads: dict[str, dict[Key, float]] = {}
-        """CPU seconds of each rank's main thread, by job, where they are known and it is not
-        stopped."""
+        self.threads: dict[str, dict[Key, tuple[float, float]]] = {}
+        """CPU seconds of each rank's main thread and of all its threads, by job, where they are
+        known and it is not stopped.
+        """
 
     def troubles(self, processes: Sequence[TrainingProcess], now: float) -> Iterator[RankTrouble]:
         """Update with all training processes at monotonic time `now`; yield the ranks in trouble.
@@ -110,7 +111,7 @@ class RankProcesses:
         if found is None:
             return ThreadState.UNKNOWN
         if found.thread_seconds is not None and found.state not in _STOPPED:
-            self.threads.setdefault(job, {})[key] = found.thread_seconds
+            self.threads.setdefault(job, {})[key] = found.thread_seconds, found.cpu_seconds
         return found.state
 
     def _follow(self, runs: Sequence[Run], now: float) -> None:

@@ -14,10 +14,11 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dshealthd.training import waits
 from dshealthd.training.message import (
+    GROUP_BIT,
     MAX_COUNT,
     MAX_PASSES,
     PASS_BIT,
@@ -35,6 +36,9 @@ from dshealthd.training.readback import Readback
 from dshealthd.training.saved import Saved
 from dshealthd.training.saved import encode as encode_saved
 from dshealthd.training.step_timer import Average, StepTimer
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 log = logging.getLogger("dshealthd.training")
 
@@ -341,16 +345,17 @@ class Heartbeat(Position):
         self._step_timer.waited(mark, monotonic())
 
     @never_raise
-    def collective_began(self, work: Any = None) -> bool:
+    def collective_began(self, caller: FrameType, work: Any = None) -> bool:
         """Report that the host waits in a collective, whose work this is; return whether its end
-        counts.
+        counts. `caller` is who waits.
 
         Only between two steps, where waits are few: within a step, all ranks wait for others.
         """
         if self.stage != INPUT or threading.get_ident() != self._thread:
             return False
         self._waits = (self._waits + 1) & 0xFFFF
-        self._page.wait(waits.operation(work) + 1, self._waits)
+        kind = waits.operation(work) + 1 | waits.group(caller) << GROUP_BIT
+        self._page.wait(kind, self._waits)
         return True
 
     @never_raise

@@ -41,9 +41,12 @@ ROOM = 256
 """
 PAGE = 2 * SLOT
 WAIT = struct.Struct("=HH")
-"""The word of a wait: one more than the type of the collective as c10d numbers it, 0 in none; and
-the number of the wait, so that the next one of the same type is another.
+"""The word of a wait: one more than the type of the collective as c10d numbers it, 0 in none, with
+the mark of its group in the upper byte; and the number of the wait, so that the next one of the
+same type is another.
 """
+GROUP_BIT = 8
+"""Where in it the mark of the group begins."""
 WAIT_AT = SLOT - ROOM - WAIT.size
 """Its place in the page. A process that does not write it waits in none, as far as is known."""
 PROCESS = struct.Struct("<II")

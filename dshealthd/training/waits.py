@@ -8,8 +8,8 @@ What is seen, and how long it takes:
 - The backward pass of DistributedDataParallel, whose reducer waits in C++ at its end: from the
   moment at which this rank has computed all its gradients to the end of the pass.
 - `wait_tensor` of functional collectives, as DTensor and tensor parallelism use them.
-- Of both, in which collective the host waits between two steps: a rank that waits there for others
-  is not one that writes a checkpoint or evaluates.
+- Of both, in which collective the host waits between two steps, and in which group of all ranks: a
+  rank that waits there for others is not one that writes a checkpoint or evaluates.
 - On a CUDA device, besides: synchronous operations that run in the current stream (they return no
   work), and events of other streams that the default stream waits for, as FSDP 2 and ZeRO 3 do.
 
@@ -25,12 +25,14 @@ from __future__ import annotations
 
 import functools
 import sys
+from binascii import crc32
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.training.position import INPUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
 OPERATIONS = (
     *("alltoall", "alltoall_base", "all_to_all_single"),
@@ -44,6 +46,8 @@ OPERATIONS = (
 OTHER = 100
 """c10d's number of an operation of no known type."""
 MAX_TIMEOUT = (1 << 32) - 1
+MARKS = 255
+"""Marks of groups: those of a byte but 0."""
 OUTPUTS = 8
 """Most tensors of a forward pass's result that are followed into the backward pass."""
 
@@ -153,7 +157,8 @@ def _timed(heartbeat: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         if compiling() or not (heartbeat.measures or heartbeat.stage == INPUT):
             return original(*arguments, **named)
         mark = heartbeat.wait_began() if heartbeat.measures else None
-        between = heartbeat.collective_began(*arguments[:1])
+        # a work does not say its group
+        between = heartbeat.collective_began(sys._getframe(1), *arguments[:1])  # noqa: SLF001
         try:
             return original(*arguments, **named)
         finally:
@@ -169,6 +174,24 @@ def operation(work: Any) -> int:
     """Return the type of the collective that is waited for, as c10d numbers it."""
     kind = getattr(work, "_get_op_type", None)
     return OTHER if kind is None else min(int(kind()), OTHER)
+
+
+def group(caller: FrameType) -> int:
+    """Return the mark of the group in whose collective this function of c10d waits: the same in all
+    ranks, and other groups have another but for one in 255.
+
+    0 for the default group, and for one that has not all ranks: its members may wait in it while
+    the rest wait in theirs. 0 as well where it is unknown, as in an asynchronous wait.
+    """
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    world = None if c10d is None else c10d.GroupMember.WORLD
+    if world is None or caller.f_globals is not vars(c10d):
+        return 0
+    waited = caller.f_locals.get("group")
+    name = getattr(waited, "group_name", None)
+    if waited is None or waited is world or name is None or waited.size() != world.size():
+        return 0
+    return 1 + crc32(name.encode()) % MARKS
 
 
 def _called(heartbeat: Any, original: Callable[..., Any]) -> Callable[..., Any]:

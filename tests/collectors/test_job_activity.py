@@ -259,22 +259,26 @@ def test_this_kernel_counts_a_save(writer: subprocess.Popen[bytes]) -> None:
 
 
 def test_what_a_rank_takes(scene: Scene) -> None:
-    """The CPU time of its main thread; of a rank that is stopped, by a signal or a debugger, that
-    says nothing. Which process a signal has stopped is told.
+    """The CPU time of its main thread, and of all; of a rank that is stopped, by a signal or a
+    debugger, that says nothing.
     """
     task = scene.machine.root / "10" / "task" / "10"
     task.mkdir(parents=True)
 
-    def look(ticks: int, state: str = "S") -> Values:
-        fields = (scene.machine.root / "10" / "stat").read_text().split()
-        fields[2], fields[13] = state, str(ticks)
-        (task / "stat").write_text(" ".join(fields))
-        return values(scene.collect(10.0), CPU)
+    def look(main: int, others: int = 0, state: str = "S") -> list[float]:
+        place = scene.machine.root / "10" / "stat"
+        fields = place.read_text().split()
+        for file, ticks in ((task / "stat", main), (place, main + others)):
+            fields[2], fields[13] = state, str(ticks)
+            file.write_text(" ".join(fields))
+        found = values(scene.collect(10.0), CPU)
+        assert found.keys() <= {("slurm-7", "3", "main"), ("slurm-7", "3", "all")}
+        return [value for _, value in sorted(found.items(), reverse=True)]
 
-    assert look(0) == {}
-    assert [look(20), look(20)] == [{("slurm-7", "3"): 0.02}, {("slurm-7", "3"): 0.0}]
+    assert look(0) == []
+    assert [look(20), look(20), look(20, 800)] == [[0.02, 0.02], [0.0, 0.0], [0.0, 0.8]]
     for state in "Tt":
-        assert [look(20, state), look(20), look(20)] == [{}, {}, {("slurm-7", "3"): 0.0}]
+        assert [look(20, 800, state), look(20, 800), look(20, 800)] == [[], [], [0.0, 0.0]]
 
 
 def test_the_watchdog_of_a_job(tmp_path: Path) -> None:

@@ -255,20 +255,26 @@ def test_paths_of_the_command_line(mount: frozen.Mount) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "left", "outcome"),
+    ("gigabytes", "left", "seconds", "outcome"),
     [
-        (1000, 0.5, "ok"),
-        (1000, 0.02, "critical"),
-        (10_000_000, 0.02, "warning"),  # room for thousands of checkpoints
+        (1000, 0.5, 0.1, "ok"),
+        (1000, 0.02, 0.1, "critical"),
+        (1000, 0.08, 0.1, "warning"),
+        (10_000_000, 0.02, 0.1, "ok"),  # room for thousands of checkpoints
+        (1000, 0.5, 1.1, "warning"),
     ],
 )
-def test_path_that_is_full(gigabytes: int, left: float, outcome: str) -> None:
-    """A path is full as for the finding: by its share, unless what is left holds a checkpoint."""
+def test_path_that_is_full_or_slow(
+    gigabytes: int, left: float, seconds: float, outcome: str
+) -> None:
+    """A path is full or slow as for the finding: by its share, unless what is left holds a
+    checkpoint.
+    """
     blocks = gigabytes * 10**9 // 4096
     free = int(blocks * left)
-    status = os.statvfs_result((4096, 4096, blocks, free, free, 1, 1, 1, 0, 255))
+    status = os.statvfs_result((4096, 4096, blocks, free, free, 100, 100, 100, 0, 255))
     limits = look().config.section(FindingsOptions).limits
-    (found,) = path_checks._judge("/checkpoints", status, 0.1, limits)
+    (found,) = path_checks._judge("/checkpoints", status, seconds, limits)
     assert found.outcome.value == outcome, found.text
 
 

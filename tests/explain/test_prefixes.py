@@ -128,7 +128,6 @@ def test_every_pattern_is_found_after_any_prefix(prefix: str) -> None:
     missed = [
         example
         for pattern in load().every
-        if pattern.frames is None
         for example in pattern.match
         if example != "Killed"
         and pattern.id in found_in("", example)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,23 +12,34 @@ from dshealthd.collectors.gpu_processes import RANK as GPU
 from dshealthd.collectors.job_activity import CHILDREN, CPU, TROUBLE, WATCHDOG
 from dshealthd.collectors.job_environment import RANKS, WORLD_SIZE
 from dshealthd.core.schema import SchemaError
-from dshealthd.findings.idleness import Idleness, idle
+from dshealthd.findings.idleness import IDLE, Idleness, idle
 from dshealthd.findings.series import Series
+from dshealthd.findings.stalls import stalls
+
+if TYPE_CHECKING:
+    from dshealthd.core.collector import Sample
 
 JOB = "run-1"
-WORKS = [CPU(0.5, JOB, str(rank)) for rank in range(3)]
-RESTS = [CPU(0.0, JOB, str(rank)) for rank in range(3)]
 
 
-def signs(idleness: Idleness, *samples: object, at: float) -> list[str]:
+def cpu(main: float, rank: int, others: float = 0.0) -> list[Sample]:
+    """Return what a rank takes: its main thread, and the others."""
+    return [CPU(main, JOB, str(rank), "main"), CPU(main + others, JOB, str(rank), "all")]
+
+
+WORKS = [sample for rank in range(3) for sample in cpu(0.5, rank)]
+RESTS = [sample for rank in range(3) for sample in cpu(0.0, rank)]
+
+
+def signs(idleness: Idleness, *samples: Sample, at: float) -> list[str]:
     """Return the reasons of what is found of a job of three ranks at a time in seconds."""
     known = (WATCHDOG(600, JOB), RANKS(3, JOB, JOB), WORLD_SIZE(3, JOB, JOB), CHILDREN(0.0, JOB))
-    series = Series([*known, *samples])  # type: ignore[list-item] # samples
+    series = Series([*known, *samples])
     idleness.settle(series, at)
     return [sign.reason for sign in idle(series, at)]
 
 
-def rested(idleness: Idleness, *samples: object) -> list[str]:
+def rested(idleness: Idleness, *samples: Sample) -> list[str]:
     """Return the reasons once the job has worked for half a minute and rested for 100 s."""
     for at in range(0, 40, 10):
         assert signs(idleness, *WORKS, at=at) == []
@@ -36,7 +48,7 @@ def rested(idleness: Idleness, *samples: object) -> list[str]:
     return signs(idleness, *samples, at=140)
 
 
-def gpu(rank: int, busy: float) -> list[object]:
+def gpu(rank: int, busy: float) -> list[Sample]:
     """Return what is known of the GPU of a rank."""
     place = str(rank), f"GPU-{rank}"
     return [
@@ -56,17 +68,23 @@ def test_what_a_page_says() -> None:
     assert rested(Idleness(), *RESTS) == [plain]
     gone = TROUBLE(100.0, JOB, "2", "ended", "4711")
     assert rested(Idleness(), *RESTS, gone) == ["rank 2 has ended"]
-    spins = [CPU(1.0, JOB, "0"), CPU(0.0, JOB, "1"), CPU(1.0, JOB, "2")]
+    spins = [*cpu(1.0, 0), *cpu(0.0, 1), *cpu(1.0, 2)]
     apart = f"{plain}; the GPU of rank 1 runs no kernel, those of the others wait in one"
     assert rested(Idleness(), *spins, *gpu(0, 1.0), *gpu(1, 0.0), *gpu(2, 1.0)) == [apart]
-    spins[2] = CPU(0.0, JOB, "2")
+    spins[4:] = cpu(0.0, 2)
     assert rested(Idleness(), *spins, *gpu(0, 1.0), *gpu(1, 0.0), *gpu(2, 0.0)) == [plain]
     assert rested(Idleness(), *spins, *gpu(0, 0.0), *gpu(1, 0.0), *gpu(2, 0.0)) == []
 
 
+def test_threads_beside_the_main_one() -> None:
+    """Those that tokenize keep a job at work; a logger's do not."""
+    assert rested(Idleness(), *RESTS[:4], *cpu(0.0, 2, 0.6)) == []
+    assert len(rested(Idleness(), *RESTS[:4], *cpu(0.0, 2, 0.1))) == 1
+
+
 def test_what_is_not_known_is_no_rest() -> None:
     """A rank of which nothing is known may work; and the time without an agent teaches nothing."""
-    assert rested(Idleness(), *RESTS[:2]) == []
+    assert rested(Idleness(), *RESTS[:4]) == []
     idleness = Idleness()
     for at in (0, 10, 20, 30, 40):
         assert signs(idleness, *(WORKS if at < 40 else RESTS), at=at) == []
@@ -83,3 +101,18 @@ def test_a_damaged_file(document: object) -> None:
     """What an agent has not written is refused."""
     with pytest.raises(SchemaError):
         Idleness().restore(document)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("stopped", "rank 2 (pid 4711) is stopped (SIGSTOP)"),
+        ("killed", "rank 2 was killed (SIGKILL)"),
+    ],
+)
+def test_a_rank_in_trouble_has_a_pid_while_it_lives(what: str, says: str) -> None:
+    """Whoever is paged finds the process that is stopped; one that has ended has no pid any
+    more.
+    """
+    series = Series([IDLE(0.0, JOB), TROUBLE(40.0, JOB, "2", what, "4711")])
+    assert [sign.reason for sign in stalls(series, 0.0)] == [says]

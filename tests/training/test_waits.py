@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import sys
 import threading
 import time
 import warnings
@@ -137,6 +138,56 @@ def test_collectives_between_two_steps(
             kind, count = told.pop()
             assert (hang.operation(kind), count) == (operation, number)
             assert agents_end.message().collective == (0, number)
+
+
+def test_the_group_of_a_collective_between_two_steps(
+    agents_end: AgentsEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page says in which group of all ranks the host waits: one rank may call the same
+    collective of two groups in the other order.
+    """
+    told = []
+    original = torch._C._distributed_c10d.Work.wait
+
+    def wait(*arguments: Any, **named: Any) -> Any:
+        told.append(hang.operation(agents_end.message().collective[0]))
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(torch._C._distributed_c10d.Work, "wait", wait)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    first, second = torch.distributed.new_group(), torch.distributed.new_group()
+    with attach(optimizer=optimizer, model=model, socket=agents_end.path):
+        model(torch.randn(2, 4)).square().mean().backward()
+        optimizer.step()
+        told.clear()
+        for group in (first, second, None):
+            torch.distributed.all_reduce(torch.ones(2), group=group)
+        torch.distributed.barrier(group=first)
+        # Whose work a program of its own waits for is not known.
+        group = first
+        torch.distributed.all_reduce(torch.ones(2), group=group, async_op=True).wait()
+    reduced, other, default, barrier, unknown = told
+    assert reduced.startswith("all_reduce in group ")
+    assert barrier == reduced.replace("all_reduce", "barrier")
+    assert other != reduced
+    assert other.startswith("all_reduce in group ")
+    assert default == unknown == "all_reduce"
+
+
+def test_a_group_of_some_ranks_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank waits in a group of its own where a job is parallel in two dimensions."""
+    world = SimpleNamespace(size=lambda: 4)
+    c10d = SimpleNamespace(GroupMember=SimpleNamespace(WORLD=world))
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", c10d)
+
+    def marked(size: int) -> int:
+        waited = SimpleNamespace(group_name="3", size=lambda: size)
+        caller: Any = SimpleNamespace(f_globals=vars(c10d), f_locals={"group": waited})
+        return waits.group(caller)
+
+    assert marked(4) > 0
+    assert marked(2) == 0
 
 
 def test_backward_of_distributed_data_parallel(agents_end: AgentsEnd) -> None:

@@ -59,7 +59,7 @@ class HangDetector:
         self._found: Mapping[str, Standstill] = {}
         """Standstills by job, as of the last check."""
         self._worked: dict[str, tuple[float, Work]] = {}
-        """When each job that stands still was last seen at work, and what showed it."""
+        """When each silent job was last seen at work, and what showed it."""
         self.jobs: Mapping[str, Sequence[RankState]] = {}
         """The ranks of each job, as of the last check."""
         self.standstills: Mapping[str, Standstill] = {}
@@ -95,7 +95,7 @@ class HangDetector:
         }
         self.standstills = {job: still for job, still in found.items() if job in self._found}
         self._found = found
-        self._worked = {job: seen for job, seen in self._worked.items() if job in found}
+        self._worked = {job: seen for job, seen in self._worked.items() if job in self.jobs}
 
     def _seen(self, job: str) -> Work:
         """Return the work of a job that stands still, now or a moment ago."""

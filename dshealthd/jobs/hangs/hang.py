@@ -9,7 +9,7 @@ What a rank does decides, not how long it may take: it is *at work* if its GPU, 
 sockets or its CPU time show it; it *waits* for others if it is idle in a step, in a collective or in
 a kernel that moves no data; it is *idle* if its training's thread takes no CPU time, and it is none of these.
 A standstill is no hang while a rank is at work or somebody has stopped the job on purpose, and
-patience is only for ranks of which nothing is known.
+patience is only for ranks of which nothing is known: a marked checkpoint is a pause while somebody works.
 
 What a process is doing is evidence against its rank. How far a rank is only becomes evidence in
 comparison with all ranks of the job: a node that sees some of them, or as many ahead as behind,
@@ -30,7 +30,7 @@ from dshealthd.jobs.environment import TIMEOUT
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
 from dshealthd.linux.activity import BUSY, IDLE_SHARE, ThreadState
-from dshealthd.training.message import Phase, StepStage
+from dshealthd.training.message import GROUP_BIT, Phase, StepStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -201,8 +201,14 @@ OPERATIONS = (
 
 
 def operation(word: int) -> str:
-    """Return the name of the collective in a heartbeat's word of a wait; empty for none."""
-    return "" if not word else OPERATIONS[word - 1] if word <= len(OPERATIONS) else "other"
+    """Return the collective in a heartbeat's word of a wait, with its group if that is told; empty for
+    none.
+    """
+    group, kind = divmod(word, 1 << GROUP_BIT)
+    if not kind:
+        return ""
+    name = OPERATIONS[kind - 1] if kind <= len(OPERATIONS) else "other"
+    return f"{name} in group {group}" if group else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +232,10 @@ class RankState:
     """Seconds since its last heartbeat."""
     bound: float
     """Seconds of silence that are usual for it."""
+    idle_bound: float = math.inf
+    """Those that are usual while none of its job is at work here, if these are fewer."""
+    stores: bool = False
+    """Whether one of its threads has waited for storage of late, in a marked phase."""
     state: ThreadState
     """State of its process."""
     ended: ExitKind | None = None
@@ -282,10 +292,10 @@ class RankState:
 
     def waits_in(self, seen: Work, floor: float) -> str:
         """Return in what the rank waits for others; empty if it is not known to."""
-        if not self.is_idle(seen) or self.phase is not Phase.TRAINING:
+        if not self.is_idle(seen):
             return ""
         if self.stage in {StepStage.FORWARD, StepStage.BACKWARD}:
-            return "step"
+            return "step" if self.phase is Phase.TRAINING else ""
         if self.rank in seen.waits:
             return "kernel"
         return self.collective if self.collective_for > floor else ""
@@ -327,7 +337,8 @@ class Standstill:
 
         Not that of a pause, which is recognized by itself, and not that of a stopped process.
         """
-        return not self.is_pause and self.reason is not HangClass.PROCESS
+        unseen = self.reason in {HangClass.IDLE, HangClass.COLLECTIVE}
+        return unseen or (not self.is_pause and self.reason is not HangClass.PROCESS)
 
     @property
     def shown(self) -> bool:
@@ -356,10 +367,11 @@ def judge(
     living = [rank for rank in ranks if rank.ended is None]
     ended = [rank for rank in ranks if rank.ended is not None]
     late = all(rank.overdue for rank in living)
+    still = all(rank.silence > min(rank.bound, rank.idle_bound) for rank in living)
     gone = [rank for rank in ended if rank.ended is not ExitKind.ENDED]
     stopped = any(rank.stopped_for > floor for rank in living)
     quiet = living and all(rank.silence > floor for rank in living)
-    if not quiet or not (late or stopped or ended):
+    if not quiet or not (still or stopped or ended):
         return None
     seen = work()
     waiting = {rank.rank: where for rank in living if (where := rank.waits_in(seen, floor))}
@@ -368,16 +380,22 @@ def judge(
     if not gone and len(waiting) == len(living) and not seen.says:
         gone = since
     certain = stopped or any(rank in since and rank.ended_at for rank in gone)
-    if not certain and not late:
-        return None
     whole = _whole(ranks)
+    marked = still and not late and _nobody_works(living, waiting, seen)
+    if marked:  # what a node may say by itself, it says as late as if somebody worked
+        patience = max(rank.bound for rank in living)
+        living = [replace(rank, bound=min(rank.bound, rank.idle_bound)) for rank in living]
+        patience -= max(rank.bound for rank in living)
+    else:
+        patience = _patience(living, waiting, seen)
+    if not (certain or late or marked):
+        return None
     overdue = min(rank.silence - (floor if certain else rank.bound) for rank in living)
-    patience = _patience(living, waiting, seen)
     if ended and not gone:
         if overdue < patience or seen.says:
             return None
         gone = ended
-    reason, culprits = _cause(living, gone, floor, whole=whole)
+    reason, culprits = _cause(living, gone, waiting, floor, whole=whole)
     if reason in {HangClass.SUSPENDED, HangClass.DEBUGGER}:
         hold = math.inf
     elif reason is HangClass.PROCESS:
@@ -390,10 +408,15 @@ def judge(
         reason, hold = HangClass.STARTING, patience
     elif (
         overdue < patience
-        and reason is HangClass.WAITING
-        and all(rank.phase is Phase.TRAINING and rank.stage is StepStage.INPUT for rank in living)
+        and (marked or reason is HangClass.WAITING)
+        and all(
+            (marked or rank.phase is Phase.TRAINING) and rank.stage is StepStage.INPUT
+            for rank in living
+        )
     ):
-        reason, hold, culprits = _between_steps(living, waiting, seen, patience, whole=whole)
+        reason, hold, culprits = _between_steps(
+            living, waiting, seen, patience, whole=whole, marked=marked
+        )
     else:
         hold = min(UNEXPLAINED, patience) if reason is HangClass.WAITING else 0.0
     return Standstill(
@@ -408,6 +431,18 @@ def judge(
         waiting=waiting,
         hold=hold,
         patience=patience,
+    )
+
+
+def _nobody_works(living: Sequence[RankState], waiting: Mapping[int, str], seen: Work) -> bool:
+    """Return whether nothing shows that a rank here is at work in its marked phase."""
+    return not (seen.says or seen.computes) and all(
+        rank.is_idle(seen)
+        and rank.state is ThreadState.SLEEPING
+        and not rank.stores
+        and rank.rank not in seen.awaits
+        and (rank.rank in waiting or rank.stage is StepStage.INPUT)
+        for rank in living
     )
 
 
@@ -432,6 +467,10 @@ def _whole(ranks: Sequence[RankState]) -> bool:
     )
 
 
+_UNSAVED = HangClass.CHECKPOINT, Culprit.CHECKPOINT
+_UNBEGUN = HangClass.INPUT, Culprit.INPUT
+
+
 def _between_steps(
     living: Sequence[RankState],
     waiting: Mapping[int, str],
@@ -439,6 +478,7 @@ def _between_steps(
     patience: float,
     *,
     whole: bool,
+    marked: bool,
 ) -> tuple[HangClass, float, list[tuple[int, Culprit]]]:
     """Return the class of a standstill between the same two steps, its hold, and the ranks that the
     others wait for: those that are idle, or wait in another collective than most.
@@ -456,11 +496,13 @@ def _between_steps(
         return HangClass.BETWEEN_STEPS, patience, []
     if not waiting:
         return HangClass.IDLE, patience, []
-    if not whole and (rest or "kernel" not in waiting.values()):
+    if not whole and (rest or marked or "kernel" not in waiting.values()):
         return HangClass.COLLECTIVE, patience, []
     if rest:
-        named = [(rank.rank, Culprit.INPUT) for rank in rest]
-        return HangClass.INPUT, 0.0, named if len(rest) <= len(waiting) else []
+        saving = any(rank.phase is Phase.CHECKPOINT for rank in rest)
+        reason, culprit = _UNSAVED if saving else _UNBEGUN
+        named = [(rank.rank, culprit) for rank in rest]
+        return reason, 0.0, named if len(rest) <= len(waiting) else []
     counts = Counter(waiting.values())
     most, count = counts.most_common(1)[0]
     if count == len(living) or "kernel" in counts:
@@ -470,7 +512,12 @@ def _between_steps(
 
 
 def _cause(
-    living: Sequence[RankState], ended: Sequence[RankState], floor: float, *, whole: bool
+    living: Sequence[RankState],
+    ended: Sequence[RankState],
+    waiting: Mapping[int, str],
+    floor: float,
+    *,
+    whole: bool,
 ) -> tuple[HangClass, list[tuple[int, Culprit]]]:
     # The most certain first: the kernel's view of a process, then what a rank has marked itself,
     # and only then how far each rank is, which has to be compared.
@@ -486,8 +533,11 @@ def _cause(
         return HangClass.PROCESS, gone + stopped
     if traced := [rank for rank, state in held.items() if state is ThreadState.TRACED]:
         return HangClass.DEBUGGER, [(rank, Culprit.TRACED) for rank in traced]
-    # Not only a minority: all ranks of a node may hang in the same storage at once.
-    if saving := [rank.rank for rank in living if rank.phase is Phase.CHECKPOINT]:
+    # Not only a minority: all ranks of a node may hang in the same storage at once. Those that wait for
+    # others have written what they had to.
+    if saving := [
+        rank.rank for rank in living if rank.phase is Phase.CHECKPOINT and rank.rank not in waiting
+    ]:
         return HangClass.CHECKPOINT, [(rank, Culprit.CHECKPOINT) for rank in saving]
     blocked = [rank.rank for rank in living if rank.state is ThreadState.BLOCKED]
     if 0 < len(blocked) * 2 <= len(living) or len(blocked) == len(living):

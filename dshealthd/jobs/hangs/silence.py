@@ -25,8 +25,9 @@ LONGEST = 600.0
 hide the next one.
 """
 FIRST = 100.0
-"""Seconds of silence that are usual in the first steps. A hang there is to be paged within 150 s,
-of which the rule and a scrape take 35; what else takes longer is known by its CPU time.
+"""Seconds of silence that are usual in the first steps, and in phases of `SHOWN` while nobody
+works. A hang there is to be paged within 150 s, of which the rule and a scrape take 35; what else
+takes longer is known by its CPU time, or by the bytes that it moves.
 """
 UNKNOWN = 1800.0
 """Bound in seconds of a marked phase that has not ended before.
@@ -39,6 +40,10 @@ MARKED_FLOOR, MARKED_MARGIN = 300.0, 4.0
 """FLOOR and MARGIN of marked phases, whose length varies more.
 
 A checkpoint goes to storage that others use too.
+"""
+SHOWN = frozenset({Phase.CHECKPOINT, Phase.COMPILE})
+"""Marked phases whose work shows on the node: bytes, waits for storage, CPU time. An evaluation may
+be that of a service elsewhere.
 """
 HALVED = 12 * 3600.0
 """Seconds after which a silence counts for half as much: what comes every twelve hours is just
@@ -145,6 +150,14 @@ class SilenceBaseline:
             seconds = (self.heard - self._began) / (self._step - self._first)
         return max(self._floor, MARGIN * min(seconds, LONGEST))
 
+    @property
+    def idle_bound(self) -> float:
+        """The same while nothing here is at work."""
+        if self._phase not in SHOWN:
+            return self.bound
+        seconds = self._usual(self._phase) or 0.0
+        return max(FIRST, self._floor, MARKED_MARGIN * min(seconds, UNKNOWN))
+
     def _usual(self, phase: int) -> float | None:
         """Return the longest silence of a phase as it counts at the last heartbeat; None before
         one.
@@ -157,7 +170,3 @@ class SilenceBaseline:
     def silence(self, now: float) -> float:
         """Return the seconds since the last heartbeat."""
         return max(0.0, now - self.heard)
-
-    def overdue(self, now: float) -> float:
-        """Return the seconds by which the silence exceeds its bound; 0 if it does not."""
-        return max(0.0, self.silence(now) - self.bound)

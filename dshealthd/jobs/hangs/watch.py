@@ -19,7 +19,13 @@ from dshealthd.jobs.hangs.hang import STOPPED, RankState, operation
 from dshealthd.jobs.hangs.silence import FLOOR, SilenceBaseline
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.shares import shared
-from dshealthd.linux.activity import Activity, ThreadState, activity, thread_of
+from dshealthd.linux.activity import (
+    Activity,
+    ThreadState,
+    activity,
+    thread_of,
+    waits_for_storage,
+)
 from dshealthd.training.message import Message, Phase, StepStage
 
 if TYPE_CHECKING:
@@ -78,6 +84,9 @@ class Watched:
     thread: int | None = None
     """Its training's thread, once it was looked for."""
     state: ThreadState = ThreadState.UNKNOWN
+    stored_at: float | None = None
+    """The watch's time at which one of its threads was last seen to wait for storage in a marked
+    phase."""
     stopped_at: float | None = None
     """The watch's time at which its process was first seen stopped; None while it is not."""
     phase_began: float = 0.0
@@ -117,6 +126,8 @@ class Watched:
             forward_passes=self.message.forward_passes,
             silence=self.baseline.silence(clock),
             bound=self.baseline.bound,
+            idle_bound=self.baseline.idle_bound,
+            stores=self.stored_at is not None and clock - self.stored_at <= WINDOW,
             state=self.state,
             user=self.who.process.user,
             world_size=self.who.process.launch.world_size,
@@ -280,6 +291,9 @@ class RankWatch:
             found = activity(self._host, *watched.key, watched.thread)
         except (OSError, ValueError, ArithmeticError):
             found = None
+        marked = watched.message.phase != Phase.TRAINING
+        if marked and self._looks % SELDOM == 0 and waits_for_storage(self._host, watched.key[0]):
+            watched.stored_at = self._clock
         before, watched.state = watched.state, found.state if found else ThreadState.UNKNOWN
         if watched.state not in STOPPED:
             if found and watched.stopped_at is not None:

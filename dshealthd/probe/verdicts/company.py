@@ -130,18 +130,13 @@ class Company:
 
     def fails_with_others(self, name: str, epoch: int) -> bool:
         """Return whether a peer's last report, if recent, blames itself or has a failed round with
-        another member.
+        another member, also inside its leaf: only good ones say nothing of the way out of it.
         """
         round = self._reports.get(name)
-        return (
-            round is not None
-            and round.told is not None
-            and 0 <= epoch - round.epoch <= _MEMORY
-            and (
-                (round.told.node or 0.0) >= HARD
-                or any(ratio >= HARD for ratio in self.pairs_of(name, round.told))
-            )
-        )
+        if round is None or round.told is None or not 0 <= epoch - round.epoch <= _MEMORY:
+            return False
+        others = (ratio for other, ratio in round.told.pairs.items() if other != self.me)
+        return max((round.told.node or 0.0), *others, 0.0) >= HARD
 
     def pairs_of(self, name: str, report: PeerReport) -> list[float]:
         """Return the ratios in a peer's report of its rounds with others than this node. For a peer

@@ -302,6 +302,90 @@ def test_healthy_ranks_that_others_wait_for(name: str) -> None:
     assert (still.is_pause, still.culprits) == (True, ())
 
 
+SAVES = {
+    "phase": Phase.CHECKPOINT,
+    "stage": INPUT,
+    "silence": FIRST + 1,
+    "bound": UNKNOWN,
+    "idle_bound": FIRST,
+}
+"""What is known of a rank in the first marked checkpoint of a job."""
+SAVED = SAVES | {"collective": "barrier", "collective_for": FIRST}
+"""The same of one that has written its part, and waits for others."""
+
+
+def saving(**of_rank_1: object) -> list[RankState]:
+    """Return three ranks in a checkpoint, of which all but rank 1 wait in a barrier."""
+    return [
+        replace(rank, **(SAVES | of_rank_1 if rank.rank == 1 else SAVED))  # type: ignore[arg-type] # fields of it
+        for rank in ranks()
+    ]
+
+
+def test_a_checkpoint_in_which_nobody_works() -> None:
+    """A rank that neither moves bytes nor computes in a checkpoint, while the others wait for it, is a
+    hang as soon as one in the first steps, and named alone; those that have all written hang together.
+    """
+    still = found(saving())
+    assert (still.reason, still.culprits, still.hold, still.overdue) == (
+        HangClass.CHECKPOINT, ((1, Culprit.CHECKPOINT),), 0.0, 1.0,
+    )  # fmt: skip
+    assert still.teaches
+    late = found(saving(silence=UNKNOWN + 1))
+    assert late.culprits == ((1, Culprit.CHECKPOINT),)
+    still = found(saving(**SAVED))
+    assert (still.reason, still.culprits, still.hold) == (HangClass.WAITING, (), UNEXPLAINED)
+    trains = replace(WAITS, stage=INPUT, bound=FLOOR, **LATE)  # type: ignore[arg-type] # fields of it
+    others = [replace(trains, rank=0, **BARRIER), saving()[1], replace(trains, rank=2, **BARRIER)]  # type: ignore[arg-type] # fields of it
+    assert found(others).culprits == ((1, Culprit.CHECKPOINT),)
+
+
+@pytest.mark.parametrize(
+    ("rank_1", "reason"),
+    [({}, HangClass.COLLECTIVE), (SAVED, HangClass.COLLECTIVE)],
+)
+def test_a_checkpoint_of_ranks_on_other_nodes(rank_1: dict[str, object], reason: HangClass) -> None:
+    """A node that sees some of the ranks names none, and shows a hang by itself as late as ever: others
+    may be at work. What the rules make of it is in tests/symptoms/training-hang-job.yml.
+    """
+    here = [replace(rank, world_size=4) for rank in saving(**rank_1)]
+    still = found(here)
+    assert (still.reason, still.culprits, still.is_pause) == (reason, (), True)
+    assert still.hold == UNKNOWN - FIRST
+    assert still.teaches
+    alone = found([here[1]]) if not rank_1 else None
+    assert alone is None or alone.reason is HangClass.IDLE
+    on_gpus = [replace(rank, on_gpu=True) for rank in here]
+    waits = Work(still=ALL, waits=ALL)
+    assert found(on_gpus, waits).reason is HangClass.COLLECTIVE
+
+
+SLOW: dict[str, tuple[dict[str, object], Work]] = {
+    # what rank 1 is at in its checkpoint, and what is seen of the job
+    "writes": ({}, Work("it reads or writes files")),
+    "uploads": ({}, Work("it sends or receives over the network")),
+    "copies from its GPU": ({}, Work("its GPUs compute")),
+    "may copy from its GPU": ({"on_gpu": True}, NO_WORK),
+    "flushes": ({"state": ThreadState.BLOCKED}, NO_WORK),
+    "flushes in another thread": ({"stores": True}, NO_WORK),
+    "serializes": ({"thread_cpu": 0.05}, NO_WORK),
+    "compresses in other threads": ({"cpu": 3.0}, NO_WORK),
+    "compresses in other processes": ({}, Work(computes=True)),
+    "waits for an object store": ({}, Work(awaits=frozenset({1}))),
+    "has just begun": ({"silence": FIRST - 1}, NO_WORK),
+    "is in one that is as slow each time": ({"idle_bound": 400.0}, NO_WORK),
+    "evaluates by a service": ({"phase": Phase.EVALUATION, "idle_bound": UNKNOWN}, NO_WORK),
+    "computes in an evaluation": ({"stage": FORWARD}, NO_WORK),
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_slow_checkpoints(name: str) -> None:
+    """A rank that is at work, or may be, in a marked phase has the time that phases take."""
+    rank_1, seen = SLOW[name]
+    assert judge("run-1", saving(**rank_1), 1000.0, lambda: seen) is None
+
+
 def test_an_upload_by_one_rank() -> None:
     """Rank 0 sends a checkpoint to an object store while the others, on its node and on another, wait on
     their GPUs: its node shows a job at work while the bytes move, and then one that hangs unless the

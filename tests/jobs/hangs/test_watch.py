@@ -254,6 +254,25 @@ def test_for_how_long_a_phase_lasts(scene: Scene) -> None:
     assert scene.rank(0).phase_seconds <= 1.0
 
 
+@pytest.mark.parametrize("state", ["D", "S"])
+def test_a_thread_that_waits_for_storage(scene: Scene, state: str) -> None:
+    """In a marked phase, any thread that flushes a file is seen, for a while after."""
+    thread = scene.proc / "100" / "task" / "777"
+    thread.mkdir()
+    fields = [state, *["0"] * 18, "1", *["0"] * 30]
+    (thread / "stat").write_text(f"777 (writer) {' '.join(fields)}\n")
+    (thread / "wchan").write_text("rpc_wait_bit_killable")
+    scene.step(0, phase=Phase.EVALUATION)
+    scene.step(1, phase=Phase.CHECKPOINT)
+    for _ in range(10):
+        scene.look()
+    assert (scene.rank(0).stores, scene.rank(1).stores) == (True, False)
+    (thread / "stat").unlink()
+    for _ in range(round(WINDOW) + 5):
+        scene.look()
+    assert not scene.rank(0).stores
+
+
 def test_for_how_long_a_rank_waits_in_a_collective(scene: Scene) -> None:
     """It is in one for as long as nothing else is told; the next of the same type is another."""
 

@@ -399,6 +399,22 @@ def test_cut_link_whose_other_end_had_failed_with_another() -> None:
     assert told[-1] == right
 
 
+@pytest.mark.parametrize(("ratio", "links"), [(1.0, 1), (HARD, 0)])
+def test_other_end_that_fails_inside_its_leaf_is_no_link(ratio: float, links: int) -> None:
+    """A node that loses packets does so inside its leaf, too: its good rounds there say nothing of
+    the way out of it, a failed one does.
+    """
+    scene, peer = met()
+    while peer.startswith("a"):
+        scene.run(well)
+        peer = partner(scene)
+    neighbor = f"{peer[0]}{(int(peer[1]) + 1) % 4}"
+    cut = vanished(peer, Outcome.UNREACHABLE, 1.0)
+    cut.word = Answer(told=reached(peer).told | {f"{peer}--{neighbor}": ratio})  # type: ignore[attr-defined] # as `vanished` sets it
+    found = scene.run(cut, 10)
+    assert found == (Suspect(Part.LINK, f"{ME}--{peer}", "unreachable"),) * links
+
+
 def test_slow_round_of_the_other_end_by_chance_makes_no_link_ambiguous() -> None:
     """The link is not called ambiguous if the other end agrees on the pair and just one of its two
     rounds with others was slow once.
