@@ -80,13 +80,9 @@ such as the finding of the node and that of a log.
 
 SEAMS = frozenset(
     {
-        "explain/patterns.py",
-        "explain/prefilter.py",
         "explain/recognition.py",
         "findings/hangs.py",
-        "jobs/hangs/detector.py",
         "jobs/hangs/hang.py",
-        "jobs/hangs/silence.py",
     }
 )
 """Modules whose constants are still to be moved."""

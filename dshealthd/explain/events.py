@@ -135,7 +135,9 @@ class Event:
 
     @property
     def is_crash(self) -> bool:
-        """Whether a signal ended its process that no launcher or watchdog sends in an orderly end."""
+        """Whether a signal ended its process that no launcher or watchdog sends in an orderly
+        end.
+        """
         return self.signal in _CRASHES
 
     @property

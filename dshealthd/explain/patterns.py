@@ -42,13 +42,15 @@ GENERIC = (
     "Rendezvous'ing worker", "Starting worker group", "restart_count=", "Job restarted",
 )  # fmt: skip
 """Texts that begin any traceback, summary or new attempt."""
+_NUMBERED = re.compile(r"_\d{1,2}$")
+_VALUE = re.compile(r"\{(\w+)\}")
+_PASTED = re.compile(r"[\w./:@%+,=-]{1,200}")
+"""A value that is safe in a command: a user may choose a path in a log, and root may paste it."""
+_READ = re.compile(r"[^`\n]{1,200}")
 
 
 class PatternError(ValueError):
     """A file of patterns is invalid; the message says which and why."""
-
-
-_NUMBERED = re.compile(r"_\d{1,2}$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,12 +96,6 @@ class Pattern:
 @functools.cache
 def _compiled(expression: str) -> re.Pattern[str]:
     return re.compile(expression)
-
-
-_VALUE = re.compile(r"\{(\w+)\}")
-_PASTED = re.compile(r"[\w./:@%+,=-]{1,200}")
-"""A value that is safe in a command: a user may choose a path in a log, and root may paste it."""
-_READ = re.compile(r"[^`\n]{1,200}")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -234,7 +230,8 @@ def _expression(row: dict[str, Any]) -> str:
         parts.append(xid_expression(codes))
         # NCCL's own report of Xids, from release 2.31.
         parts.append(
-            rf"NCCL DIAG \[INFO\] Xid (?P<code>{codes}) detected .{{1,40}} on host (?P<host>[\w.-]{{1,64}}?)\. "
+            rf"NCCL DIAG \[INFO\] Xid (?P<code>{codes}) detected .{{1,40}} on host "
+            rf"(?P<host>[\w.-]{{1,64}}?)\. "
         )
     for event in row.pop("events", ()):
         parts += event_expressions(event)

@@ -30,7 +30,9 @@ _BRACKET = re.compile(
     r"|default(?P<local>\d{1,4})\]:[ ]?"  # torchrun --tee
     r"|(?P<iso>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)"  # logging, DeepSpeed, NCCL
     r"(?:[ ](?:[A-Z]{2}\d{1,4}[ ]?){1,4})?\][ ]?"  # SGLang: ` DP0 TP3`
-    r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]\[[\w.]{1,80}:\d+, rank=(?P<rank_logged>\d{1,6})\][ ])?"  # OLMo
+    # OLMo
+    r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]\[[\w.]{1,80}:\d+, "
+    r"rank=(?P<rank_logged>\d{1,6})\][ ])?"
     r"|(?P<level>[EWIFVD])(?:(?P<glog>\d{3,4} \d\d:\d\d:\d\d(?:\.\d+)?) )?[ ]?[\w./]+:\d+\][ ]?"
     r"|(?:INFO|WARNING|ERROR|DEBUG|CRITICAL|WARN)(?:\|[\w./]{1,80}:\d+)?\](?:[ ](?:>>|-)[ ])?[ ]?"
     r"|(?:[\w.]{1,80}\]\[)(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\][ ]-[ ]"  # hydra, after the time
@@ -42,10 +44,12 @@ _BRACKET = re.compile(
 _DIGIT = re.compile(
     r"(?P<iso>\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)"
     r"(?:[ ]std(?:out|err)[ ][FP]|[ ]>>"
-    r"|[ ]\|[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]*\|[ ][\w.<>]{1,100}:[\w.<>]{1,60}:\d+[ ]-"  # loguru
+    # loguru
+    r"|[ ]\|[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]*\|[ ][\w.<>]{1,100}:[\w.<>]{1,60}:\d+[ ]-"
     r"|[ ]-[ ][\w.]{1,80}[ ]-[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]-)?"  # logging
     r"(?:[ ][-:])?[ ]?"
-    rf"(?:(?P<named>[\w.-]+)[ ](?P<tag>(?!{_CLASS})[\w.@-]+(?:\[\d+\])?):[ ](?:\[[ ]*\d+\.\d+\][ ])?)?"
+    rf"(?:(?P<named>[\w.-]+)[ ](?P<tag>(?!{_CLASS})[\w.@-]+(?:\[\d+\])?):[ ](?:\[[ "
+    r"]*\d+\.\d+\][ ])?)?"
 )
 _LETTER = re.compile(
     r"(?P<syslog>[A-Z][a-z]{2}[ ][ \d]\d[ ]\d\d:\d\d:\d\d)(?:\.\d{1,9})?[ ](?P<named>[\w.-]+)[ ]"
@@ -73,17 +77,20 @@ _OF_ORIGIN = {"rank", "rank_mpi", "local", "host_pod", "host", "task", "actor"}
 MIN_WIDTH, MAX_WIDTH = 60, 1000
 """Widths in characters at which terminals and loggers wrap lines."""
 _FULL = 2
-"""Number of lines of the greatest length, each with a rest after it, that shows a log to be wrapped."""
+"""Number of lines of the greatest length, each with a rest after it, that shows a log to be
+wrapped."""
 _NUMBER = re.compile(r"\d+")
 _ANCHOR = re.compile(
     r"\[(?:rank|default)\d{1,6}\]:|Traceback \(most recent call last\)|\[[EWIF]\d{3,4} \d\d:"
-    r"|\[[EWIF] [\w.]{1,80}:\d+\]|(?<![\w.-])[\w.-]{1,80}:\d+:\d+ (?:\[\d+\] )?.{0,60}NCCL (?:WARN|INFO)"
+    r"|\[[EWIF] [\w.]{1,80}:\d+\]|(?<![\w.-])[\w.-]{1,80}:\d+:\d+ (?:\[\d+\] )?.{0,60}NCCL "
+    r"(?:WARN|INFO)"
 )
 """How lines begin that no collector writes: what stands before is a prefix, known or not."""
 _REST = re.compile(r"[ ,.;:)]?[a-z0-9]")
 """How the rest of a line begins that was wrapped within a word or between two."""
 _RECORD = re.compile(
-    r"Traceback |frame #|Exception raised from |terminate called|what\(\):|During handling|The above exception"
+    r"Traceback |frame #|Exception raised from |terminate called|what\(\):|During handling|The "
+    r"above exception"
     r"|[=*-]{3}|#\d+ |\w+: (?:error|warning)|\s*$"
 )
 """How a line begins that does not continue another."""
@@ -132,7 +139,9 @@ class Splitter:
     """Splitter that removes and parses the prefixes of one file's lines."""
 
     def __init__(self, source: int, path: str, rank: int | None = None) -> None:
-        """Begin a file; `rank` is the only rank that writes to it, if known other than by the path."""
+        """Begin a file; `rank` is the only rank that writes to it, if known other than by the
+        path.
+        """
         self.source = source
         self.attempt = 0
         self.has_tasks = False
@@ -141,7 +150,8 @@ class Splitter:
         self._width = 0
         """Length of the lines that a terminal or a logger has wrapped; 0 if none are."""
         self._lead: re.Pattern[str] | None = None
-        """What stood before the last anchor, in no form that is known, and so before other lines."""
+        """What stood before the last anchor, in no form that is known, and so before other
+        lines."""
         self.is_stamped = False
         """Whether a log collector stamps every line, so that a stamp does not begin a record."""
         local, task = None, None

@@ -52,22 +52,23 @@ LEVELS = 16
 FILLED = 4
 """Most windows that one read of a page may end: more are shorter than what a read resolves."""
 Z = 6.5
-"""Standard deviations of what differs at random, from window to window, from which on a rank is slow.
+"""Standard deviations of what differs at random, from window to window, from which on a rank is
+slow.
 
 One ticket a month in 1,000 jobs is one in 720,000 hours. A rank has 700 independent looks in an
-hour (times of 40, 160 and 320 s, of whose eight looks neighbors share most, and pauses), a job of 64
-ranks 45,000. So one in 3e10 may be wrong: 6.5 deviations of a normal variable.
+hour (times of 40, 160 and 320 s, of whose eight looks neighbors share most, and pauses), a job of
+64 ranks 45,000. So one in 3e10 may be wrong: 6.5 deviations of a normal variable.
 """
 LASTS, RANKS = 22.0, 2.0
-"""What lasts is looked at anew about once an hour, as the last hour tells what else there is: one of
-720,000 N looks at N ranks may be wrong. That are z deviations of a normal variable, and z^2 is 22 + 2
-ln N to within 2 % for 2 to 1,024 ranks.
+"""What lasts is looked at anew about once an hour, as the last hour tells what else there is: one
+of 720,000 N looks at N ranks may be wrong. That are z deviations of a normal variable, and z^2 is
+22 + 2 ln N to within 2 % for 2 to 1,024 ranks.
 """
 KNOWN, PRIOR = 10, 0.015**2
 """What is known of lasting differences before any are seen: a deviation of 1.5 %, and so well as if
 KNOWN others had shown it: 1.1 to 2.4 % in nine of ten jobs. Like GPUs of five clusters vary by 8 %
-(https://arxiv.org/abs/2208.11035), which is a deviation of 1 to 2 % among hundreds. 1.3 times stands
-out then of a pair, and of four ranks of which the others differ by up to 4 %.
+(https://arxiv.org/abs/2208.11035), which is a deviation of 1 to 2 % among hundreds. 1.3 times
+stands out then of a pair, and of four ranks of which the others differ by up to 4 %.
 """
 DOUBT = 1.5
 """What ranks differ by contains what their windows differ by, which is not counted twice: once, and
@@ -89,7 +90,8 @@ class Mark(NamedTuple):
     work: float
     wait: float
     typical: float | None = None
-    """The median own work of a step in the eighths of the window that ends here; None if unknown."""
+    """The median own work of a step in the eighths of the window that ends here; None if
+    unknown."""
 
 
 class Course:
@@ -288,9 +290,9 @@ def limit(ranks: int, between: float, within: float, prior: float = PRIOR) -> fl
     """Return from which ratio of own work on one of so many ranks is slow.
 
     What few ranks show of lasting differences may be small by chance. So a variance that is known
-    with n degrees of freedom, from KNOWN before and all ranks but the slow and the usual one, counts
-    with the square of Student's t instead of z: n (exp(z^2 / n) - 1), to within 6 % of t. What is
-    usual is as uncertain as N - 1 others leave it.
+    with n degrees of freedom, from KNOWN before and all ranks but the slow and the usual one,
+    counts with the square of Student's t instead of z: n (exp(z^2 / n) - 1), to within 6 % of t.
+    What is usual is as uncertain as N - 1 others leave it.
     """
     ranks = max(ranks, 2)
     others = ranks - 2

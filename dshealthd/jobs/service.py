@@ -15,7 +15,7 @@ from dshealthd.core.schema import SchemaError
 from dshealthd.core.timing import Periodic
 from dshealthd.jobs.hangs.detector import HangDetector, Suspicions
 from dshealthd.jobs.hangs.hang import NO_WORK
-from dshealthd.jobs.hangs.silence import Pace
+from dshealthd.jobs.hangs.pace import Pace
 from dshealthd.jobs.heartbeats.reception import Reception
 
 if TYPE_CHECKING:

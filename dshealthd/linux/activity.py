@@ -54,7 +54,8 @@ class ThreadState(enum.StrEnum):
     BLOCKED = "blocked"
     """In uninterruptible sleep in the kernel, or waiting there for a file system to answer."""
     STOPPED = "stopped"
-    """Stopped by a signal, or by its cgroup's freezer, as Slurm suspends jobs and container runtimes pause."""
+    """Stopped by a signal, or by its cgroup's freezer, as Slurm suspends jobs and container
+    runtimes pause."""
     TRACED = "traced"
     """Stopped by a debugger."""
     ZOMBIE = "zombie"

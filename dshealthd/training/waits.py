@@ -157,7 +157,8 @@ def _timed(heartbeat: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         if compiling() or not (heartbeat.measures or heartbeat.stage == INPUT):
             return original(*arguments, **named)
         mark = heartbeat.wait_began() if heartbeat.measures else None
-        between = heartbeat.collective_began(sys._getframe(1), *arguments[:1])  # noqa: SLF001 - a work does not say its group
+        # a work does not say its group
+        between = heartbeat.collective_began(sys._getframe(1), *arguments[:1])  # noqa: SLF001
         try:
             return original(*arguments, **named)
         finally:
@@ -179,8 +180,8 @@ def group(caller: FrameType) -> int:
     """Return the mark of the group in whose collective this function of c10d waits: the same in all
     ranks, and other groups have another but for one in 255.
 
-    0 for the default group, and for one that has not all ranks: its members may wait in it while the
-    rest wait in theirs. 0 as well where it is unknown, as in an asynchronous wait.
+    0 for the default group, and for one that has not all ranks: its members may wait in it while
+    the rest wait in theirs. 0 as well where it is unknown, as in an asynchronous wait.
     """
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     world = None if c10d is None else c10d.GroupMember.WORLD

@@ -37,7 +37,9 @@ def test_examples_match_and_others_do_not(pattern: Pattern) -> None:
 
 @pytest.mark.parametrize("pattern", EVERY, ids=IDS)
 def test_each_match_has_what_the_pattern_needs(pattern: Pattern) -> None:
-    """A line without it is not examined, so it is in the examples, and some line needs nothing else."""
+    """A line without it is not examined, so it is in the examples, and some line needs nothing
+    else.
+    """
     assert pattern.need.anchors
     for example in pattern.match:
         assert pattern.need.fits(bare(example)), example

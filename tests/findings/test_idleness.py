@@ -111,6 +111,8 @@ def test_a_damaged_file(document: object) -> None:
     ],
 )
 def test_a_rank_in_trouble_has_a_pid_while_it_lives(what: str, says: str) -> None:
-    """Whoever is paged finds the process that is stopped; one that has ended has no pid any more."""
+    """Whoever is paged finds the process that is stopped; one that has ended has no pid any
+    more.
+    """
     series = Series([IDLE(0.0, JOB), TROUBLE(40.0, JOB, "2", what, "4711")])
     assert [sign.reason for sign in stalls(series, 0.0)] == [says]

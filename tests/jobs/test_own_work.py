@@ -205,8 +205,8 @@ def test_limit(ranks: int, between: float, within: float, slow: float, healthy: 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 64, 1024])
 def test_one_false_name_in_720_000_hours(ranks: int) -> None:
-    """What ranks show of lasting differences counts as Student's t does, with one false name a month
-    in 1,000 jobs.
+    """What ranks show of lasting differences counts as Student's t does, with one false name a
+    month in 1,000 jobs.
     """
     freedom = KNOWN + ranks - 2
     beyond = student_above(
@@ -239,9 +239,9 @@ def test_limit_of_pauses() -> None:
 
 
 def pausing(windows: set[int], every: int = 1) -> dict[int, Course]:
-    """Return four ranks in 144 steps of which each works for a second, and some per cent more by its
-    number, and waits for half a second or for whoever pauses: rank 2 does so for 4 s in one step of
-    some of the windows of 16 steps.
+    """Return four ranks in 144 steps of which each works for a second, and some per cent more by
+    its number, and waits for half a second or for whoever pauses: rank 2 does so for 4 s in one
+    step of some of the windows of 16 steps.
     """
     found = {}
     for rank in range(4):

@@ -237,8 +237,8 @@ FILLED_IN = {
     "relabelings": {"action"},
 }
 """Fields that the API server fills in below what server-side apply compares as a whole: structures
-of the API that are `atomic`, and lists of a custom resource. What we leave out there differs from what the
-server has, and a second owner of the same manifest conflicts with the first.
+of the API that are `atomic`, and lists of a custom resource. What we leave out there differs from
+what the server has, and a second owner of the same manifest conflicts with the first.
 """
 
 

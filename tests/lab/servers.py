@@ -189,8 +189,8 @@ def routes(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _hurry_rules(folder: Path, pace: str | None) -> None:
-    """Have alerts go on firing for seconds after their cause is gone, not for minutes, and the urgent
-    groups evaluated at a pace of their own, if one is given.
+    """Have alerts go on firing for seconds after their cause is gone, not for minutes, and the
+    urgent groups evaluated at a pace of their own, if one is given.
     """
     for name in RULES:
         content = yaml_files.load(folder / name)

@@ -143,8 +143,8 @@ def test_collectives_between_two_steps(
 def test_the_group_of_a_collective_between_two_steps(
     agents_end: AgentsEnd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page says in which group of all ranks the host waits: one rank may call the same collective
-    of two groups in the other order.
+    """The page says in which group of all ranks the host waits: one rank may call the same
+    collective of two groups in the other order.
     """
     told = []
     original = torch._C._distributed_c10d.Work.wait

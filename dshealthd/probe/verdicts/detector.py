@@ -1,10 +1,11 @@
 """The detector: what one agent concludes from its own rounds and from its peers' reports.
 
-A part that is flagged with two of the last three peers becomes suspicious. Extra rounds with members
-known to be well confirm it. Then the cause that explains most is accused: the leaf, if the neighbors
-report the same about themselves; otherwise a rail, a GPU or the node; the link, if one pair is bad
-and both its ends are well with others. Each agent accuses its own node and its own links, and other
-nodes only if they cannot report for themselves. Declined and inconclusive rounds accuse nobody.
+A part that is flagged with two of the last three peers becomes suspicious. Extra rounds with
+members known to be well confirm it. Then the cause that explains most is accused: the leaf, if the
+neighbors report the same about themselves; otherwise a rail, a GPU or the node; the link, if one
+pair is bad and both its ends are well with others. Each agent accuses its own node and its own
+links, and other nodes only if they cannot report for themselves. Declined and inconclusive rounds
+accuse nobody.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ class Detector:
             self._high,
             self._options.confirmations,
         )
-        stores: tuple[dict[str, object], ...] = (self._pairs, self._ended, self._gone)  # type: ignore[assignment] # only keys are removed
+        # only keys are removed
+        stores: tuple[dict[str, object], ...] = (self._pairs, self._ended, self._gone)  # type: ignore[assignment]
         for store in stores:
             for name in store.keys() - company.leaves.keys():
                 del store[name]
@@ -517,8 +519,8 @@ class Detector:
 
     def score(self, *, flagged: bool = False) -> float | None:
         """Return this node's own score: the median over its parts of their recent ratios. HARD if
-        its rounds fail; None before the first round. With `flagged`, what is within the usual of its
-        class counts as 1: where timings vary by a fifth, one that is a tenth above is not slow.
+        its rounds fail; None before the first round. With `flagged`, what is within the usual of
+        its class counts as 1: where timings vary by a fifth, one that is a tenth above is not slow.
         """
         for signal in (REACH, RUN, OWN_NODE):
             history = self._history.get(signal)
