@@ -130,8 +130,8 @@ def _finding_rules(
     """Yield the alert that reports what agents find: one rule for each severity that it may have.
 
     The agent has judged it, holds included. Where it knows no value for a sentence that says one,
-    the alert says +Inf; it must not wait for the value. NaN is no sample in MetricsQL: vmalert would
-    drop the alert.
+    the alert says +Inf; it must not wait for the value. NaN is no sample in MetricsQL: vmalert
+    would drop the alert.
     """
     label, rule = finding.name.removeprefix(PREFIX), finding.rule
     says = (rule and rule.description) or template(finding.says)

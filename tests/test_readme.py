@@ -277,7 +277,9 @@ def neighbors() -> dict[str, tuple[str, str, str]]:
 
 
 def test_neighbors_are_those_that_are_tested() -> None:
-    """Interpreters are those of CI's matrix, Kubernetes' releases those of the test, and each test exists."""
+    """Interpreters are those of CI's matrix, Kubernetes' releases those of the test, and each test
+    exists.
+    """
     table = neighbors()
     jobs = yaml_files.load(ROOT / ".github/workflows/ci.yml")["jobs"]
     agent = jobs["test"]["strategy"]["matrix"]["python"]

@@ -89,7 +89,8 @@ def test_anchors_of_an_expression(regex: str, anchors: set[str]) -> None:
 
 
 WORDS_OF = {
-    "EFA": ("efa",), "DeepSpeed": ("deepspeed", "ds_"), "Slurm": ("slurm", "srun", "salloc", "launch for"),
+    "EFA": ("efa",), "DeepSpeed": ("deepspeed", "ds_"),
+    "Slurm": ("slurm", "srun", "salloc", "launch for"),
     "Kubernetes": ("kube", "pod"), "vLLM": ("vllm", "engine"), "Lustre": ("lustre",),
     "Triton": ("triton",), "AMD": ("amd", "hip", "gpu node", "hw exception"), "gloo": ("gloo",),
     "InfiniBand": ("ib", "mlx5"), "Hugging Face": ("hugging",),

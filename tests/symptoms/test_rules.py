@@ -221,7 +221,8 @@ def test_reads_of_own_group(expressions: dict[str, str], found: list[tuple[str, 
     assert reads_of_own_group({"rules": rules}) == found
 
 
-# MetricsQL counts the first sample of a series that has just begun as a change, and has no sample that is NaN.
+# MetricsQL counts the first sample of a series that has just begun as a change, and has no sample
+# that is NaN.
 NOT_PORTABLE = re.compile(r"\b(changes|delta|idelta)\(|\bNaN\b")
 # MetricsQL drops the name before it matches.
 MATCHES_NAMES = re.compile(r"\b(?:on|ignoring) \([^)]*__name__")
@@ -229,7 +230,7 @@ MATCHES_NAMES = re.compile(r"\b(?:on|ignoring) \([^)]*__name__")
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group["name"])
 def test_rules_are_portable(group: dict[str, Any]) -> None:
-    """No rule counts changes of a series that may have just begun, makes NaN, or matches by name."""
+    """No rule counts changes of a series that may have just begun, makes NaN or matches names."""
     for rule in group["rules"]:
         assert not NOT_PORTABLE.search(rule["expr"])
         assert not MATCHES_NAMES.search(rule["expr"])
