@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import read_bytes
+from dshealthd.core.host import lines_of, read, read_bytes
 from dshealthd.linux.process import TICKS, parse_stat
 from dshealthd.linux.starvation import parse_run_queue
 
@@ -38,7 +38,7 @@ class ThreadState(enum.StrEnum):
     BLOCKED = "blocked"
     """In uninterruptible sleep in the kernel, or waiting there for a file system to answer."""
     STOPPED = "stopped"
-    """Stopped by a signal."""
+    """Stopped by a signal, or by its cgroup's freezer, as Slurm suspends jobs and container runtimes pause."""
     TRACED = "traced"
     """Stopped by a debugger."""
     ZOMBIE = "zombie"
@@ -92,6 +92,12 @@ signal would wake them, so that their state is S: FUSE (which is in D only until
 """
 
 
+_FREEZER = ("do_freezer_trap", "get_signal")
+"""The kernel's functions in which a thread sleeps that cgroup v2's freezer has stopped: some compilers
+merge the one into the other, in which nothing else sleeps but what a signal or debugger has stopped.
+"""
+
+
 def parse_activity(data: bytes) -> Activity:
     """Return the activity in a `/proc/<pid>/stat`; ValueError if malformed."""
     stat = parse_stat(data)
@@ -122,8 +128,17 @@ def activity(host: Host, pid: int, start: int, thread: int | None = None) -> Act
     try:
         of_thread = parse_activity(read_bytes(f"{task}/stat", 4096))
         state = of_thread.state
-        if state is ThreadState.SLEEPING and _waits_for_files(f"{task}/wchan"):
-            state = ThreadState.BLOCKED
+        if state is ThreadState.SLEEPING:
+            where = _waits_in(f"{task}/wchan")
+            state = (
+                ThreadState.BLOCKED
+                if where.startswith(FILE_SYSTEMS)
+                else ThreadState.STOPPED
+                if where in _FREEZER
+                else state
+            )
+        elif state is ThreadState.BLOCKED and _is_frozen(host, pid):
+            state = ThreadState.STOPPED
         found = replace(found, state=state, thread_seconds=of_thread.cpu_seconds)
         queue = parse_run_queue(read_bytes(f"{task}/schedstat", 4096))
         return replace(found, queued_seconds=queue.waiting)
@@ -147,18 +162,29 @@ def waits_for_storage(host: Host, pid: int) -> bool:
                 own = host.proc(f"{pid}/task/{thread}")
                 state = parse_activity(read_bytes(f"{own}/stat", 4096)).state
                 if state is ThreadState.BLOCKED or (
-                    state is ThreadState.SLEEPING and _waits_for_files(f"{own}/wchan")
+                    state is ThreadState.SLEEPING
+                    and _waits_in(f"{own}/wchan").startswith(FILE_SYSTEMS)
                 ):
                     return True
     return False
 
 
-def _waits_for_files(place: str) -> bool:
-    """Return whether a `/proc/<pid>/wchan` shows a wait for a file system; False if it is denied."""
+def _waits_in(place: str) -> str:
+    """Return the kernel's function in a `/proc/<pid>/wchan`; empty if it is denied."""
     try:
-        return read_bytes(place, 256).decode(errors="replace").startswith(FILE_SYSTEMS)
+        return read_bytes(place, 256).decode(errors="replace").strip()
     except OSError:
-        return False
+        return ""
+
+
+def _is_frozen(host: Host, pid: int) -> bool:
+    """Return whether cgroup v1's freezer has stopped a process, which is then in state D."""
+    with contextlib.suppress(OSError):
+        for line in lines_of(read(host.proc(f"{pid}/cgroup"))):
+            _, controllers, path = line.split(":", 2)
+            if controllers == "freezer":
+                return read(host.sys(f"fs/cgroup/freezer{path}/freezer.state")).strip() == "FROZEN"
+    return False
 
 
 def thread_of(host: Host, pid: int, told: int) -> int:

@@ -12,8 +12,9 @@ from dshealthd.collectors.gpu_processes import RANK as GPU
 from dshealthd.collectors.job_activity import CHILDREN, CPU, TROUBLE, WATCHDOG
 from dshealthd.collectors.job_environment import RANKS, WORLD_SIZE
 from dshealthd.core.schema import SchemaError
-from dshealthd.findings.idleness import Idleness, idle
+from dshealthd.findings.idleness import IDLE, Idleness, idle
 from dshealthd.findings.series import Series
+from dshealthd.findings.stalls import stalls
 
 if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
@@ -100,3 +101,16 @@ def test_a_damaged_file(document: object) -> None:
     """What an agent has not written is refused."""
     with pytest.raises(SchemaError):
         Idleness().restore(document)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("stopped", "rank 2 (pid 4711) is stopped (SIGSTOP)"),
+        ("killed", "rank 2 was killed (SIGKILL)"),
+    ],
+)
+def test_a_rank_in_trouble_has_a_pid_while_it_lives(what: str, says: str) -> None:
+    """Whoever is paged finds the process that is stopped; one that has ended has no pid any more."""
+    series = Series([IDLE(0.0, JOB), TROUBLE(40.0, JOB, "2", what, "4711")])
+    assert [sign.reason for sign in stalls(series, 0.0)] == [says]

@@ -177,10 +177,6 @@ class SilenceBaseline:
         """Return the seconds since the last heartbeat."""
         return max(0.0, now - self.heard)
 
-    def overdue(self, now: float) -> float:
-        """Return the seconds by which the silence exceeds its bound; 0 if it does not."""
-        return max(0.0, self.silence(now) - self.bound)
-
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,102 @@
+"""What a process does, as the kernel shows it: here, whether somebody has frozen it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.core.host import Host
+from dshealthd.linux.activity import ThreadState, activity
+from dshealthd.linux.process import parse_stat
+from tests.jobs.machines import Machine, stat_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FREEZERS = {
+    "v1": (Path("/sys/fs/cgroup/freezer"), "freezer.state", "FROZEN", "THAWED"),
+    "v2": (Path("/sys/fs/cgroup"), "cgroup.freeze", "1", "0"),
+    "v2 beside v1": (Path("/sys/fs/cgroup/unified"), "cgroup.freeze", "1", "0"),
+}
+
+
+@pytest.mark.parametrize(
+    ("state", "wchan", "frozen", "expected"),
+    [
+        ("S", "do_freezer_trap", "", ThreadState.STOPPED),
+        ("S", "get_signal", "", ThreadState.STOPPED),
+        ("S", "futex_wait_queue", "", ThreadState.SLEEPING),
+        ("S", "request_wait_answer", "FROZEN", ThreadState.BLOCKED),
+        ("D", "folio_wait_bit_common", "THAWED", ThreadState.BLOCKED),
+        ("D", "hrtimer_nanosleep", "FROZEN", ThreadState.STOPPED),
+        ("D", "hrtimer_nanosleep", "", ThreadState.BLOCKED),
+    ],
+)
+def test_a_frozen_process(
+    tmp_path: Path, state: str, wchan: str, frozen: str, expected: ThreadState
+) -> None:
+    """A freezer stops a process like a signal; a file system that does not answer blocks it."""
+    machine = Machine(tmp_path / "proc")
+    task = machine.process(10, state=state) / "task" / "10"
+    task.mkdir(parents=True)
+    (task / "stat").write_bytes(stat_line(10, state=state))
+    (task / "wchan").write_text(wchan)
+    (machine.root / "10" / "cgroup").write_text("4:freezer:/slurm/job_7\n0::/\n")
+    place = tmp_path / "sys/fs/cgroup/freezer/slurm/job_7"
+    place.mkdir(parents=True)
+    if frozen:
+        (place / "freezer.state").write_text(f"{frozen}\n")
+    found = activity(Host(procfs=machine.root, sysfs=tmp_path / "sys"), 10, 100)
+    assert found is not None
+    assert found.state is expected
+
+
+@contextlib.contextmanager
+def group_of(version: str) -> Iterator[Path]:
+    """Make a cgroup; skip where this machine or user has none of this kind."""
+    root, name, _, _ = FREEZERS[version]
+    group = root / f"dshealthd-test-{os.getpid()}"
+    if not (root / "cgroup.procs").exists():
+        pytest.skip("no cgroups of this kind")
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made: {error}")
+    try:
+        if not (group / name).exists():
+            pytest.skip(f"no {name} on this machine")
+        yield group
+    finally:
+        end = time.monotonic() + 60
+        while group.exists():
+            assert time.monotonic() < end
+            with contextlib.suppress(OSError):  # its process ends just now
+                group.rmdir()
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize("version", FREEZERS)
+def test_this_kernel_shows_a_frozen_process(version: str) -> None:
+    """Whichever freezer there is: a genuine process that it stops is not just asleep."""
+    _, name, freeze, thaw = FREEZERS[version]
+    with group_of(version) as group, subprocess.Popen(["sleep", "900"]) as process:
+        try:
+            (group / "cgroup.procs").write_text(str(process.pid))
+            (group / name).write_text(freeze)
+            start = parse_stat(Path(f"/proc/{process.pid}/stat").read_bytes()).start
+            end = time.monotonic() + 60
+            while True:
+                found = activity(Host(), process.pid, start)
+                if found is not None and found.state is ThreadState.STOPPED:
+                    break
+                assert time.monotonic() < end
+                time.sleep(0.05)
+        finally:
+            (group / name).write_text(thaw)
+            process.kill()
