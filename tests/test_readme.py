@@ -265,3 +265,36 @@ def test_other_scrapers(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def neighbors() -> dict[str, tuple[str, str, str]]:
+    """Return the rows of the README's table of neighbors: oldest, newest, by what."""
+    text = (
+        (ROOT / "README.md").read_text("utf-8").partition("## Tested with")[2].partition("\n## ")[0]
+    )
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return {name: (oldest, newest, by) for name, oldest, newest, by in rows[1:]}
+
+
+def test_neighbors_are_those_that_are_tested() -> None:
+    """Interpreters are those of CI's matrix, Kubernetes' releases those of the test, and each test
+    exists.
+    """
+    table = neighbors()
+    jobs = yaml_files.load(ROOT / ".github/workflows/ci.yml")["jobs"]
+    agent = jobs["test"]["strategy"]["matrix"]["python"]
+    trainings = jobs["heartbeat"]["env"]["PYTHONS"].split()
+    kubernetes = (ROOT / "tests/kubernetes/test_manifests.py").read_text("utf-8")
+    (versions,) = re.findall(r"^VERSIONS = (\(.*\))$", kubernetes, re.MULTILINE)
+    schemas = ast.literal_eval(versions)
+    for name, releases in {
+        "Python of the agent (the package brings 3.13)": agent,
+        "Python of trainings": trainings,
+        "Kubernetes, by its schemas": schemas,
+    }.items():
+        assert table[name][:2] == (releases[0], releases[-1])
+    named = [path for _, _, by in table.values() for path in re.findall(r"`(tests/[^`]*)`", by)]
+    assert len(named) == len(table) - 1  # and `make test`
+    assert all((ROOT / path).exists() for path in named)
+    for package in ("prometheus", "prometheus-alertmanager", "victoria-metrics"):
+        assert f" {package}" in (ROOT / "dev").read_text("utf-8").partition("\n    newest ")[2]

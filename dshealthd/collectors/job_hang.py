@@ -66,7 +66,7 @@ BOUND = gauge(
     "dshealthd_job_step_bound_seconds",
     "Longest usual silence in the rank's current phase: twice the longest of the last hours, at "
     "least 30 s; 100 s in the first steps, and half an hour in a marked pause of the first kind, unless "
-    "nobody works in it.",
+    "no rank works in it.",
     *_RANK,
 )
 POSITION = gauge(

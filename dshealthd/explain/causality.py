@@ -100,7 +100,7 @@ def decide(found: Recognized, *, year: int) -> Finding:
     if not ordered or _wraps(ordered[0]):
         # That a process ended is no cause: what it said before is.
         confirmed = any(_is_telling(event, case) for event in (*ordered, *case.consequences))
-        stated = cause(standing(case), confirmed=confirmed or bool(case.found.failures))
+        stated = cause(case, standing(case), confirmed=confirmed or bool(case.found.failures))
         is_end = stated is not None and (stated.is_crash or "how" in stated.fields)
         if stated is not None and not (is_end and ordered and ordered[0].is_crash):
             ordered.insert(0, stated)

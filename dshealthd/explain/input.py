@@ -40,7 +40,9 @@ _SKIPPED = (".pt", ".pth", ".bin", ".safetensors", ".so", ".py", ".pyc", ".png",
 _PIPES = ("/dev/stdin", "/dev/fd/")
 _MESSAGES = ("log", "MESSAGE", "message", "msg")
 _TIMES = ("time", "timestamp", "@timestamp", "ts", "__REALTIME_TIMESTAMP")
-_HOSTS = ("_HOSTNAME", "hostname", "host")
+_HOSTS = ("_HOSTNAME", "hostname", "host", "node")
+_REASONS = ("error", "err", "reason", "exception", "exc_info", "stacktrace", "stack")
+"""Where loggers put what a message is about."""
 _KEYS = tuple(f'"{name}"' for name in _MESSAGES)
 _MICROSECONDS, _MILLISECONDS = 1e14, 1e11
 """Numbers above these are microseconds and milliseconds since 1970: seconds are never so large."""
@@ -342,7 +344,9 @@ def lines(text: str) -> list[str]:
     prefix = f"{when} " if when else ""
     if when and isinstance(host, str) and host.replace("-", "").replace(".", "").isalnum():
         prefix += f"{host} json: "
-    return [prefix + line for line in message.rstrip("\n").split("\n")]
+    said = [message.rstrip("\n"), *(str(record[name]) for name in _REASONS if record.get(name))]
+    text = f"{said[0]}: {said[1]}" if len(said) > 1 and "\n" not in said[1] else "\n".join(said[:2])
+    return [prefix + line for line in "\n".join([text, *said[2:]]).split("\n")]
 
 
 def _time(value: Any) -> str | None:

@@ -70,18 +70,25 @@ def standing(case: Case) -> list[Statement]:
     )
 
 
-def cause(found: Sequence[Statement], *, confirmed: bool) -> Event | None:
+def cause(case: Case, found: Sequence[Statement], *, confirmed: bool) -> Event | None:
     """Return the remark that is the cause; None if none says what happened.
 
     Where only wrappers are left, a signal that ended a process says most.
 
     `confirmed` is whether something else shows that the job failed.
     """
+    sources = case.found.sources
+    # Where the job worked on, if only for a few lines, nobody knows that it ended of it.
+    ending = [
+        kept
+        for kept in found
+        if kept.remark.weight >= remarks.LOGS
+        and sources[kept.event.origin.source].alive < kept.event.last_order
+    ]
     if not found or found[0].remark.wraps or found[0].remark.weight < remarks.SAYS:
-        ends = [one.event for one in found if one.event.is_crash or "how" in one.event.fields]
-        return min(ends, key=lambda event: not event.is_crash, default=None)
-    confirmed = confirmed or any(kept.remark.weight >= remarks.LOGS for kept in found)
-    return found[0].event if confirmed else None
+        signaled = [one.event for one in ending if one.event.is_crash or "how" in one.event.fields]
+        return min(signaled, key=lambda event: not event.is_crash, default=None)
+    return found[0].event if confirmed or ending else None
 
 
 def worth_reading(found: Sequence[Statement]) -> list[Event]:

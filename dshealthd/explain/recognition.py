@@ -492,6 +492,7 @@ class Reader:
         if chosen is None:
             name = text.partition(":")[0].strip()[:120] or "exception"
             is_end = traceback.ignored or name.endswith(("SystemExit", "KeyboardInterrupt"))
+            is_end = is_end or remarks.is_orderly(name)
             chosen = _PYTHON_EXIT if is_end else _PYTHON if traceback.frames else _PYTHON_BARE
             fields = {"exception": name, "message": text.partition(":")[2].strip()[:200]}
         if traceback.chained and previous is not None and previous.role == "cause":

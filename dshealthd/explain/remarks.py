@@ -73,6 +73,7 @@ _UNREAL = re.compile(
     r"\b(?:0|no|zero|without|any)\s+(?:\w+ ){0,2}(?:errors?|failures?|exceptions?|time-?outs?)\b"
     r"|\b(?:errors?|fail(?:ed|ures?)|time-?outs?|exceptions?|unavailable|dead|lost|preempted|evicted)"
     r"\b['\"]?\s*[:=]\s*(?:\d|\[\]|None|null|[Ff]alse|[,;|)}]|$)"
+    rf"|(?<![\w.])0 (?:\w+ )?(?:{_FAILURES})\b"
     r"|out of memory\b[^.]{0,40}\b(?:ok|OK)\b|\bon (?:error|failure|time-?out)s?\b"
     r"|\b(?:if|unless|in case|may|might|would|whether|when|whenever|avoid|prevent\w*|should"
     rf"|in order to|to detect)\b[^.!]{{0,80}}\b(?:{_FAILURES})\b",
@@ -86,12 +87,15 @@ _HANDLED = re.compile(
     re.IGNORECASE,
 )
 _ORDERLY = re.compile(
-    r"\bintended|\bgraceful|\bas requested|by (?:an? |the )?user request|exit_actor|idle for"
+    r"\bintended|graceful|\bas requested|by (?:an? |the )?user request|exit_actor|idle for"
     r"|references to [^.]{1,40} removed|\b(?:normal|clean)(?:ly)? (?:exit|shut|terminat|stop)"
     r"|scal(?:e|ed|ing)[ -]down|\bexit(?:ed)?[ _]?(?:with )?(?:code|status)?[ =:]{1,3}0\b(?![.x])",
     re.IGNORECASE,
 )
 """An end that somebody meant."""
+_NEGATED = re.compile(
+    r"\b(?:not|fail\w*|unable|cannot|never|without|instead of)\b|n't\b|un$", re.IGNORECASE
+)
 _SPENT = re.compile(
     r"retr(?:y|ies)\b.{0,20}(?:exceed|exhaust|fail|limit|left)"
     r"|(?:exceed|exhaust|after|max).{0,30}retr",
@@ -117,10 +121,12 @@ _ENDED = re.compile(
 )
 """How a process ended: that is not why."""
 _SHELL = re.compile(
-    r"\S{1,80}[:\uff1a] ?\D{0,12}\d{1,6}\D{0,8}[:\uff1a] +(?P<pid>\d{2,10}) (?P<how>[^\W\d].{0,40}?)"
-    r"(?: +\([^)]{1,30}\))? {3,}\S"
+    r"\S{1,80}[:\uff1a] ?\D{0,12}\d{1,6}\D{0,8}[:\uff1a] +(?P<pid>\d{2,10}) (?P<how>[^\W\d].{0,22}?)"
+    r"(?P<padding> {2,23})(?! )"
 )
 """What a shell says, in the user's language, of a child that a signal ended."""
+_PADDED = 24
+"""Bytes to which bash (jobs.c, LONGEST_SIGNAL_DESC) pads the name of a signal before the command."""
 _EVENT = re.compile(
     r"(?:^|\s)Warning\s+(?P<reason>[A-Z][A-Za-z]{3,40})\s+"
     r"(?:(?:[\dsmhd]+|<\w+>)(?: \(x\d+ over \w+\))?\s+\S+|[\w.-]+/\S+)\s+(?P<message>\S.*)"
@@ -232,7 +238,8 @@ def may_be(template: str) -> bool:
 
 def is_orderly(text: str) -> bool:
     """Return whether a line says that a process ended as it was meant to."""
-    return _ORDERLY.search(text) is not None
+    match = _ORDERLY.search(text)
+    return match is not None and _NEGATED.search(text[: match.start()]) is None
 
 
 def _fails(text: str) -> bool:
@@ -246,7 +253,8 @@ def is_kernel(quote: str) -> bool:
 
 def is_of_shell(text: str) -> bool:
     """Return whether a line is a shell's report of a child that a signal ended."""
-    return "   " in text and _SHELL.match(text) is not None
+    match = _SHELL.match(text) if "  " in text else None
+    return match is not None and len(match["how"].encode()) + len(match["padding"]) == _PADDED
 
 
 def ended(text: str) -> re.Match[str] | None:
@@ -259,9 +267,11 @@ def ended(text: str) -> re.Match[str] | None:
 
 def end_of(text: str) -> dict[str, str]:
     """Return how a line says that a process ended, as fields."""
-    match = _SHELL.match(text) or ended(text)
+    match = _SHELL.match(text) if is_of_shell(text) else ended(text)
     fields = match.groupdict() if match else {}
-    return {name.partition("_")[0]: value for name, value in fields.items() if value}
+    return {
+        name.partition("_")[0]: value for name, value in fields.items() if value and value.strip()
+    }
 
 
 def read(text: str, level: str) -> Remark | None:

@@ -156,10 +156,11 @@ def waits_for_storage(host: Host, pid: int) -> bool:
     with contextlib.suppress(OSError):
         for thread in os.listdir(place)[:MAX_THREADS]:
             with contextlib.suppress(OSError, ValueError, ArithmeticError):  # it has ended
-                state = parse_activity(read_bytes(f"{place}/{thread}/stat", 4096)).state
+                own = host.proc(f"{pid}/task/{thread}")
+                state = parse_activity(read_bytes(f"{own}/stat", 4096)).state
                 if state is ThreadState.BLOCKED or (
                     state is ThreadState.SLEEPING
-                    and _waits_in(f"{place}/{thread}/wchan").startswith(FILE_SYSTEMS)
+                    and _waits_in(f"{own}/wchan").startswith(FILE_SYSTEMS)
                 ):
                     return True
     return False

@@ -85,6 +85,14 @@ def test_a_record_may_hold_a_whole_traceback(tmp_path: Path) -> None:
     assert (finding.slug, finding.host, finding.proof[0].line) == ("cuda-oom", "gpu-7", 2)
 
 
+@pytest.mark.parametrize("key", ["error", "err", "reason"])
+def test_a_record_has_its_reason_in_a_field_of_its_own(key: str, tmp_path: Path) -> None:
+    """What a message is about is said behind it."""
+    record = {"level": "error", "msg": "job failed", key: "deadline exceeded: waiting for worker-3"}
+    text = "step 1 | loss 2\n" * 20 + json.dumps(record) + "\n"
+    assert explained_text(tmp_path, text).statement == "deadline exceeded: waiting for worker-3"
+
+
 def test_the_journal_as_json(tmp_path: Path) -> None:
     """`journalctl -o json` has microseconds, and bytes as numbers where they are no UTF-8."""
     message = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, GPU has fallen off the bus."

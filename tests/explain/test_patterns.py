@@ -88,6 +88,26 @@ def test_anchors_of_an_expression(regex: str, anchors: set[str]) -> None:
     assert set(needed(regex).anchors) == anchors
 
 
+WORDS_OF = {
+    "EFA": ("efa",), "DeepSpeed": ("deepspeed", "ds_"),
+    "Slurm": ("slurm", "srun", "salloc", "launch for"),
+    "Kubernetes": ("kube", "pod"), "vLLM": ("vllm", "engine"), "Lustre": ("lustre",),
+    "Triton": ("triton",), "AMD": ("amd", "hip", "gpu node", "hw exception"), "gloo": ("gloo",),
+    "InfiniBand": ("ib", "mlx5"), "Hugging Face": ("hugging",),
+}  # fmt: skip
+"""Components, and what shows them in a text."""
+
+
+@pytest.mark.parametrize("pattern", EVERY, ids=IDS)
+def test_no_component_is_blamed_that_the_text_does_not_show(pattern: Pattern) -> None:
+    """An extension that does not build is not DeepSpeed's, nor is a plug-in for libfabric EFA's."""
+    said = f"{pattern.title} {pattern.says[-1]}"
+    for component, words in WORDS_OF.items():
+        if component in said:
+            for example in pattern.match:
+                assert any(word in example.lower() for word in words), (component, example)
+
+
 def test_every_symptom_that_explain_recognizes_has_patterns_and_a_title() -> None:
     """The rows of the symptom table with *explain* are all there, and each slug has a title."""
     slugs = {pattern.slug for pattern in EVERY}

@@ -33,6 +33,9 @@ HEALTHY = [
     "[W105 10:00:00 x.cpp:3] Warning: connection failed, retrying",
     "this may cause errors if the timeout is exceeded",
     "WARNING: cache not found, falling back to the default",
+    "12 passed, 0 failed, 1 xfailed",
+    "INFO: epoch 10: 4711 tokens   loss 2.0",
+    "train.py: step 12: 4711 samples          loss 2.0",
     "timeout=1800, fail_on_nan=False, error_if_nonfinite=True",
 ]
 """Lines of healthy runs with words of failure."""
@@ -57,6 +60,14 @@ def test_what_healthy_lines_follow_was_no_end(line: str) -> None:
 def test_words_of_failure_in_healthy_lines_are_none(line: str) -> None:
     """Counts of none, options, warnings, and what was dealt with, speak of no failure."""
     assert explained(*STEPS, line).outcome == "nothing"
+
+
+def test_where_the_job_worked_on_nobody_knows() -> None:
+    """A few steps after an error do not show that it was over, nor that it ended the job."""
+    error = "wandb: ERROR Run initialization has timed out after 90.0 sec."
+    assert explained(*STEPS, error).outcome == "found"
+    assert explained(*STEPS, error, *STEPS[:2]).outcome == "undecided"
+    assert explained(*STEPS, error, *STEPS).outcome == "nothing"
 
 
 def test_words_of_failure_alone_are_undecided_and_to_be_read() -> None:
@@ -110,7 +121,7 @@ def test_a_known_cause_is_not_replaced_by_words() -> None:
         "run.sh: 第 12 行: 28171 已杀死               python train.py",
         "run.sh\uff1a行 12\uff1a 28171 已杀死               python train.py",
         "./run.sh: Zeile 12: 28171 Getötet                python train.py",
-        "./run.sh: ligne 7: 28171 Processus arrêté        python train.py",
+        "./run.sh: ligne 7: 28171 Processus arrêté      python train.py",
         "./run.sh: 12 行: 28171 強制終了            python train.py",
     ],
 )
@@ -130,6 +141,9 @@ def test_exit_codes_above_128_are_signals(code: int, title: str) -> None:
     """A shell adds 128 to the number of the signal, whatever program repeats it."""
     assert explained(*STEPS, f"worker process exited with status {code}").title == title
     assert explained(*STEPS, "worker process exited with status 100").outcome == "undecided"
+    tool = f"INFO tool call of sandbox exited with code {code}"
+    assert explained(*STEPS, tool, *STEPS[:2]).outcome == "nothing"
+    assert explained(*STEPS, tool).outcome == "undecided"
     # A signal that launchers send in an orderly end says nothing.
     assert explained(*STEPS, "worker process exited with status 143").outcome == "undecided"
 

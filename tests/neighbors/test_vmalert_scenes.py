@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ import pytest
 from tests.symptoms.promtool import FILES, pruned
 
 pytestmark = pytest.mark.neighbors
-ONE_ALERT = re.compile(r"ALERTS\{[^{}]*\}")
-"""The whole of an expression."""
 LIMIT = 1500
 """Seconds: the tool flushes its storage after each group, in each round."""
 
@@ -55,14 +52,14 @@ def converted(file: Path, directory: Path) -> Path:
 
 def _without_group(entry: dict[str, Any]) -> dict[str, Any]:
     """Return what is asked of an expression, without the group of an alert."""
-    if not ONE_ALERT.fullmatch(entry["expr"]):
-        return entry
     samples = [
         sample | {"labels": sample["labels"].removeprefix("ALERTS")}
         for sample in entry.get("exp_samples", ())
     ]
+    if not any("alertname=" in sample["labels"] for sample in samples):
+        return entry
     return entry | {
-        "expr": f"group without (alertgroup) ({entry['expr']})",
+        "expr": f"max without (alertgroup) ({entry['expr']})",
         "exp_samples": samples,
     }
 
