@@ -60,7 +60,9 @@ connections[0].recv(1)
 
 @contextlib.contextmanager
 def job(what: str) -> Iterator[None]:
-    """Keep the ranks of a job that `trains` or `hangs`, their data loaders and their connections."""
+    """Keep the ranks of a job that `trains` or `hangs`, their data loaders and their
+    connections.
+    """
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=512))
         for rank in range(8):

@@ -1,5 +1,6 @@
-"""`doctor` on eight simulated H100: with an agent, without one, with NVML hung, with a dead path, and
-over eight hosts, all alive or two of them dead, beside `ds_report` and `torch.utils.collect_env`.
+"""`doctor` on eight simulated H100: with an agent, without one, with NVML hung, with a dead path,
+and over eight hosts, all alive or two of them dead, beside `ds_report` and
+`torch.utils.collect_env`.
 
 Whole commands, their interpreter's start included; seconds. The hosts are this machine, reached
 through a program that stands for ssh: the two dead ones never answer.

@@ -1,9 +1,10 @@
 """`explain`: reading a log against `grep -F` with the same texts, side by side.
 
-Five logs: steps of a training, NCCL INFO in between, lines of which none is like another, without
-and with what looks like a failure, and nothing but lines that look like failures. `grep` counts the
-lines that hold one of the literals; `explain` does that and all that follows from it. Both are whole
-commands, in turns. An argument is the size of the logs in MB.
+Six logs: steps of a training, NCCL INFO in between, the chatter of nine frameworks, lines of which
+none is like another, without and with what looks like a failure, and nothing but lines that look
+like failures. `grep` counts the lines that hold one of the literals, of the chatter those with
+`error`; `explain` does that and all that follows from it. Both are whole commands, in turns. An
+argument is the size of the logs in MB.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ import tempfile
 from pathlib import Path
 
 from dshealthd.explain.patterns import load
+from tests.explain.test_healthy import CHATTER
 
 MEGABYTES = int(sys.argv[1]) if len(sys.argv) > 1 else 100
-TURNS = 3
+TURNS = 2
 _EXPLAIN = (
     "import resource, sys\n"
     "from dshealthd.explain import command\n"
     "recognizer, _ = command.read([sys.argv[1]]); command.conclude(recognizer)\n"
-    "print(recognizer.found.statistics.examined, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)\n"
+    "print(recognizer.found.statistics.examined, "
+    "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)\n"
 )
 
 
@@ -50,6 +53,20 @@ def mixed(chance: random.Random) -> str:
     )
 
 
+def chatter(chance: random.Random) -> str:
+    """Return what healthy trainings and servers print at every step."""
+    return "".join(
+        chance.choice(CHATTER).format(
+            n=chance.randrange(10**6),
+            s=chance.randrange(60),
+            h=chance.randrange(8),
+            g=chance.randrange(8),
+        )
+        + "\n"
+        for _ in range(60_000)
+    )
+
+
 def unlike(chance: random.Random) -> str:
     """Return lines that are each of their own, and hold nothing that is looked for."""
     return _random(chance, "etoishrdlu      ")
@@ -67,11 +84,16 @@ def _random(chance: random.Random, letters: str) -> str:
 def failures(chance: random.Random) -> str:
     """Return lines of which each holds a literal, and half match a pattern."""
     return "".join(
-        f"[rank{n % 64}]:[E1122 04:44:{n % 60:02d}.{chance.randrange(10**8):08d} ProcessGroupNCCL.cpp:616] "
-        f"[PG ID 0 PG GUID 0(default_pg) Rank {n % 64}]  failure detected by watchdog at work sequence id: "
+        f"[rank{n % 64}]:[E1122 04:44:{n % 60:02d}.{chance.randrange(10**8):08d} "
+        "ProcessGroupNCCL.cpp:616] "
+        f"[PG ID 0 PG GUID 0(default_pg) Rank {n % 64}]  failure detected by watchdog at work "
+        "sequence id: "
         f"{n} PG status: last enqueued work: {n}, last completed work: {n - 1}\n"
         if n % 2
-        else f"gpu-{n % 8}:{900 + n % 8}:{990 + n % 8} [{n % 8}] NCCL WARN Call to {chance.randrange(10**6)} failed, as no pattern says\n"
+        else (
+            f"gpu-{n % 8}:{900 + n % 8}:{990 + n % 8} [{n % 8}] NCCL WARN Call to "
+            f"{chance.randrange(10**6)} failed, as no pattern says\n"
+        )
         for n in range(1, 12_001)
     )
 
@@ -94,7 +116,7 @@ def main() -> None:
         literals = Path(folder, "literals")
         anchors = {anchor for pattern in load().every for anchor in pattern.need.anchors}
         literals.write_text("\n".join(sorted(anchors)) + "\n")
-        for make in (steps, mixed, unlike, noisy, failures):
+        for make in (steps, mixed, chatter, unlike, noisy, failures):
             path = Path(folder, "job.out")
             block = make(random.Random(1))
             # A log of failures alone is not that long.
@@ -102,7 +124,8 @@ def main() -> None:
             with path.open("w") as file:
                 for _ in range(max(1, size // len(block))):
                     file.write(block)
-            search = ["grep", "-c", "-F", "-f", str(literals), str(path)]
+            texts = ["error"] if make is chatter else ["-f", str(literals)]
+            search = ["grep", "-c", "-F", *texts, str(path)]
             explain = [sys.executable, "-c", _EXPLAIN, str(path)]
             turns = [(timed(search)[0], timed(explain)) for _ in range(TURNS)]
             searched = min(spent for spent, _ in turns)

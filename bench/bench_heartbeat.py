@@ -101,7 +101,8 @@ def measure(sockets: dict[str, Path | None], steps: int, width: int) -> None:
         for name, values in whole.items()
     ]
     print(
-        f"Whole step, µs, {steps} steps each\n\n{table(('', 'median', 'lower quartile', 'upper quartile', 'ratio of medians'), rows)}"
+        f"Whole step, µs, {steps} steps each\n\n"
+        + table(("", "median", "lower quartile", "upper quartile", "ratio of medians"), rows)
     )
     lines = []
     for kind, share in SHARES.items():

@@ -111,12 +111,13 @@ def measure(count: int, period: float, epochs: int) -> list[str]:
     before, after = (json.loads(line) for line in out.splitlines())
     seconds = epochs * period
     used = after["cpu"] - before["cpu"]
+    opened = "peer_client_connections_opened_total"
     return [
         f"{count:,}",
         f"{after['ok'] - before['ok']:.0f} of {epochs}",
         f"{1000 * used / seconds:.2f}",
         f"{after['peer_connections'] + after['peer_client_connections']:.0f}",
-        f"{(after['peer_client_connections_opened_total'] - before['peer_client_connections_opened_total']) / seconds:.2f}",
+        f"{(after[opened] - before[opened]) / seconds:.2f}",
         f"{after['descriptors']:.0f}",
     ]
 

@@ -1,5 +1,5 @@
-"""From a fault in a job of genuine NCCL to the page: seconds until the metrics of the agent name the
-rank, and until Alertmanager's webhook has come.
+"""From a fault in a job of genuine NCCL to the page: seconds until the metrics of the agent name
+the rank, and until Alertmanager's webhook has come.
 
 Jobs of four ranks over two nodes of the lab, with NCCL's host code as `./dev test-nccl` builds it,
 heartbeats, and agents, Prometheus and Alertmanager as shipped. Each trial is a job of its own.
@@ -42,7 +42,8 @@ SIZE, EACH = 4, 2
 STEP = 1.0
 """Seconds from one step of a training to the next."""
 STEPS = 25
-"""Steps before the fault, at least: what is usual is known after ten, and RAS has answered twice."""
+"""Steps before the fault, at least: what is usual is known after ten, and RAS has answered
+twice."""
 PHASE = 30.0
 """Faults begin within so many seconds, at any phase of queries, scrapes and evaluations."""
 COMES = 240.0

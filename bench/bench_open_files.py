@@ -30,7 +30,7 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import attempt
 from dshealthd.jobs.processes import YOUNG
-from dshealthd.linux.process import Descriptors
+from dshealthd.linux.process_limits import Descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -44,15 +44,15 @@ PATIENT = {
     "open-files": "a ticket: collected for 15 s",
     "node-dead": "three scrapes, for 15 s",
 }
-"""Faults that the rules do not believe at first sight, as each may pass by itself, and what they wait
-for. All others are certain at once: the hard faults.
+"""Faults that the rules do not believe at first sight, as each may pass by itself, and what they
+wait for. All others are certain at once: the hard faults.
 """
 COMES = 180.0
 REST = 20.0
 """Seconds after a wave in which its faults' own metrics return to normal.
 
-Their alerts go on firing for as long as `keep_firing_for` says; that is of other symptoms than those
-that come next on a node.
+Their alerts go on firing for as long as `keep_firing_for` says; that is of other symptoms than
+those that come next on a node.
 """
 SETTLE = 70.0
 """Seconds after which rules that are evaluated once a minute have been."""

@@ -3,8 +3,8 @@
 What a round of each group takes, what Prometheus needs, and how many series a node has.
 
 One agent with eight simulated GPUs runs; what it answers is served for every node of the fleet, so
-that values move as real ones do. `--tier verdict` serves what the shipped rules read, `--rules` takes
-those of another commit: `git archive COMMIT deploy/prometheus | tar -x -C DIRECTORY`.
+that values move as real ones do. `--tier verdict` serves what the shipped rules read, `--rules`
+takes those of another commit: `git archive COMMIT deploy/prometheus | tar -x -C DIRECTORY`.
 """
 
 from __future__ import annotations
@@ -195,7 +195,10 @@ def measure(lab: Paging, options: argparse.Namespace, directory: Path) -> None:
             ["memory (RSS)", f"{itself['process_resident_memory_bytes'] / 2**30:.2f} GiB"],
             [
                 "CPU",
-                f"{spent:.2f} cores, of which rules {sum(sum(v) / len(v) / found[n]['interval'] for n, v in longest.items()):.2f}",
+                (
+                    f"{spent:.2f} cores, of which rules "
+                    f"{sum(sum(v) / len(v) / found[n]['interval'] for n, v in longest.items()):.2f}"
+                ),
             ],
             ["rounds missed", f"{missed(server):.0f}"],
             [

@@ -9,6 +9,7 @@ and it was within 30 epochs.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bench.processes import table
@@ -72,19 +73,19 @@ def main() -> None:
     pair = Suspect(Part.LINK, "n0--n1", "slow")
     cases: list[tuple[str, int, Callable[[int], Company], Suspect]] = [
         (
-            f"slow link, {untimed:.0%} of times do not count, bounds {'' if bounded else 'un'}known",
+            f"slow link, {untimed:.0%} of times do not count, bounds {bounds}",
             60,
-            lambda start, untimed=untimed, bounded=bounded: slow(start, untimed, bounded=bounded),  # type: ignore[misc]
+            partial(slow, untimed=untimed, bounded=bounds == "known"),
             pair,
         )
         for untimed in (0.0, 0.4, 1.0)
-        for bounded in (False, True)
+        for bounds in ("unknown", "known")
     ]
     cases += [
         (
             f"slow node, {untimed:.0%} of times do not count, bounds known",
             100,
-            lambda start, untimed=untimed: slow_node(start, untimed),  # type: ignore[misc]
+            partial(slow_node, untimed=untimed),
             Suspect(Part.NODE, SLOW, "slow"),
         )
         for untimed in (0.0, 0.4, 1.0)

@@ -560,7 +560,8 @@ def main() -> None:
             print(
                 f"| {jitter:g} % | {spikes:g} % | {name} | {metrics.right / metrics.trials:.1%} "
                 f"| {quantile(metrics.seconds, 0.5):.0f} "
-                f"| {quantile(metrics.seconds, 0.95):.0f} | {missed} | {dict(metrics.wrong) or '-'} "
+                f"| {quantile(metrics.seconds, 0.95):.0f} | {missed} | "
+                f"{dict(metrics.wrong) or '-'} "
                 f"| {metrics.ambiguous} "
                 f"| {quantile(metrics.cleared, 0.95):.0f} |",
                 flush=True,

@@ -1,4 +1,6 @@
-"""What the benchmarks share: starting servers, and the CPU time and memory of their process trees."""
+"""What the benchmarks share: starting servers, and the CPU time and memory of their process
+trees.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,10 @@ class Server:
 
         Over a connection that is kept.
         """
-        accept = "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+        accept = (
+            "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;"
+            "q=0.5,*/*;q=0.1"
+        )
         try:
             self.connection.request("GET", "/metrics", headers={"Accept": accept})
             return self.connection.getresponse().read()

@@ -1,12 +1,13 @@
-"""What the shipped rules cost over a large fleet, in CPU time: the same however busy the machine is.
+"""What the shipped rules cost over a large fleet, in CPU time: the same however busy the machine
+is.
 
     python -m bench.rule_cost TEXT [--nodes 1000]
 
 TEXT is what `/metrics?tier=verdict` of a node says. Every node of the fleet has it for a minute, in
-leaves of 32 that have a job each, in blocks that promtool makes. A Prometheus without rules is asked
-for each rule's expression at the minute's end; what rules record goes into a block of its own, until
-nothing new is recorded. Prometheus evaluates a group on one CPU: its CPU time is how long it takes
-on an idle machine.
+leaves of 32 that have a job each, in blocks that promtool makes. A Prometheus without rules is
+asked for each rule's expression at the minute's end; what rules record goes into a block of its
+own, until nothing new is recorded. Prometheus evaluates a group on one CPU: its CPU time is how
+long it takes on an idle machine.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def lines(text: str, node: int) -> Iterator[tuple[str, str, str]]:
     for line in text.splitlines():
         if line.startswith("#"):
             continue
-        name, labels, value = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line).groups()  # type: ignore[union-attr] # agents write no other lines
+        # agents write no other lines
+        name, labels, value = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line).groups()  # type: ignore[union-attr]
         labels = re.sub(r'\b((?:training_job|run)="[^"]+)"', rf'\1-{node // LEAF}"', labels or "")
         labels = re.sub(
             r'\brank="(\d+)"', lambda rank: f'rank="{8 * (node % LEAF) + int(rank[1])}"', labels

@@ -3,6 +3,8 @@
     python -m bench.slow_ranks healthy HOURS [MODEL …]   # HOURS of jobs for each model
     python -m bench.slow_ranks slow JOBS [MODEL …]       # JOBS for each size, with a rank of 1.3x
     python -m bench.slow_ranks pauses JOBS [MODEL …]     # … with a rank that pauses 3 s a minute
+    python -m bench.slow_ranks few JOBS [MODEL …]        # JOBS for each size of two to four ranks,
+                                                         # healthy for an hour, and with one of 1.3x
 
 The agent's figures (`dshealthd.jobs.own_work`) and the rules of the group dshealthd-ranks in numpy,
 over thousands of job hours; `tests/jobs/test_slow_ranks.py` holds both against the agent's own code
@@ -13,40 +15,43 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dshealthd.jobs.own_work import (
     DOUBT,
     EIGHTHS,
-    FEW,
+    KNOWN,
+    LASTS,
     LOSS,
     LOW,
     PAUSES,
     PRIOR,
+    RANKS,
     SCALES,
     WINDOWS,
     Z,
     level,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 STEP = 2.5
 """Seconds of a step; own work of 1 is two thirds of it or less."""
 PER_NODE = 8
 DELAY = 5.0 / 2 + 10.0 / 2 + 10.0
-"""Seconds from the end of a window to the alert: half a scrape, half a round of the rules, `for`."""
+"""Seconds from the end of a window to the alert: half a scrape, half a round of the rules,
+`for`."""
 HELD = 10.0
 """Seconds for which the rule must hold, `for`."""
 SHARE = 1 / 1.2
 """Own work of the slowest rank in a usual step."""
 SIZES = {8: 0.3, 16: 0.25, 64: 0.2, 256: 0.15, 1024: 0.1}
 """Ranks of the jobs, and the share of each size in the hours."""
+FEW = ((1, 2), (1, 3), (1, 4), (2, 2), (4, 1))
+"""Nodes of small jobs, and ranks of each."""
 
 
 def _noise(random: np.random.Generator, steps: int, ranks: int, deviation: float) -> Array:
@@ -217,12 +222,14 @@ def looks(work: Array, over: str, per_node: int = PER_NODE, step: float = STEP) 
     apart, random = (np.median(values, axis=1) for values in (between, within))
     if nodes > 2:
         apart = np.maximum(apart, _between(usual))
+    elif (nodes, per_node) == (2, 2):
+        apart = np.minimum(apart, _between(np.concatenate([slow, usual], axis=1)))
     hour = max(int(3600 / seconds), 1)
     apart, random = _lasting(apart, hour), _lasting(random, hour)
-    known = max(ranks - FEW, 0)
     prior = 0.0 if over == PAUSES else PRIOR
-    constant = (prior + known * np.maximum(apart - DOUBT * random, 0)) / (1 + known)
-    limit = np.exp(Z * np.sqrt(random + constant))
+    seen = KNOWN * prior + (ranks - 2) * np.maximum(apart - DOUBT * random, 0)
+    t = np.expm1((LASTS + RANKS * np.log(ranks)) / (KNOWN + ranks - 2))
+    limit = np.exp(np.sqrt(Z * Z * random + t * seen * ranks / (ranks - 1)))
     ratio = np.exp(slow - normal[:, None])
     if nodes == 2:
         ratio = np.maximum(ratio, np.exp(usual - usual.min(1, keepdims=True)))
@@ -250,21 +257,27 @@ def named(work: Array, per_node: int = PER_NODE, step: float = STEP) -> list[tup
     return sorted(found)
 
 
+def accused(random: np.random.Generator, name: str, jobs: int, nodes: int, per_node: int) -> int:
+    """Return how many ranks are accused in so many healthy hours."""
+    wrong = 0
+    for _ in range(jobs):
+        work = np.maximum(MODELS[name](random, int(3600 / STEP), nodes * per_node), 0.05)
+        wrong += len({rank for _, rank in named(work, per_node)})
+    return wrong
+
+
 def healthy(hours: float, names: list[str]) -> None:
     """Print how many ranks are accused in so many hours of healthy jobs of each model."""
     for name in names:
         random, begun, text = np.random.default_rng(1), time.monotonic(), []
-        accused = 0
+        total = 0
         for ranks, share in SIZES.items():
             jobs = max(round(hours * share), 1)
-            wrong = 0
-            for _ in range(jobs):
-                work = np.maximum(MODELS[name](random, int(3600 / STEP), ranks), 0.05)
-                wrong += len({rank for _, rank in named(work)})
-            accused += wrong
+            wrong = accused(random, name, jobs, ranks // PER_NODE, PER_NODE)
+            total += wrong
             text.append(f"{ranks}: {wrong}/{jobs}")
         taken = time.monotonic() - begun
-        print(f"| {name} | {accused} | {', '.join(text)} | {taken:.0f} s |", flush=True)
+        print(f"| {name} | {total} | {', '.join(text)} | {taken:.0f} s |", flush=True)
 
 
 def slower(work: Array, rank: int, begins: int) -> None:
@@ -278,27 +291,44 @@ def pausing(work: Array, rank: int, begins: int) -> None:
     work[begins + rank % every :: every, rank] += 3.0 / STEP * np.median(steps(work))
 
 
-def faulty(jobs: int, names: list[str], fault: Callable[[Array, int, int], None]) -> None:
-    """Print when a rank with a fault from the first step, or from the tenth minute, is named."""
+Fault = Callable[[Array, int, int], None]
+
+
+def detected(
+    random: np.random.Generator, name: str, jobs: int, fault: Fault, nodes: int, per_node: int
+) -> str:
+    """Return when a rank with a fault from the first step, or from the tenth minute, is named."""
+    ranks, after, others = nodes * per_node, [], 0
+    for job in range(jobs):
+        begins, bad = (0 if job % 2 else int(600 / STEP)), (ranks // 2 + job % 4) % ranks
+        work = np.maximum(MODELS[name](random, int(1800 / STEP), ranks), 0.05)
+        fault(work, bad, begins)
+        found = named(work, per_node)
+        right = [at - begins * STEP for at, rank in found if rank == bad]
+        after.append(min((at for at in right if at > 0), default=np.inf))
+        others += any(rank != bad for _, rank in found)
+    times = np.array(after)
+    within = " | ".join(f"{(times <= limit).mean():.0%}" for limit in (90, 180, 300))
+    return f"{np.isfinite(times).mean():.0%} | {np.median(times):.0f} | {within} | {others}"
+
+
+def faulty(jobs: int, names: list[str], fault: Fault) -> None:
+    """Print when a faulty rank is named in jobs of each model."""
     for name in names:
         random = np.random.default_rng(2)
         for ranks in (8, 64):
-            after, others = [], 0
-            for job in range(jobs):
-                begins, bad = (0 if job % 2 else int(600 / STEP)), ranks // 2 + job % 4
-                work = np.maximum(MODELS[name](random, int(1800 / STEP), ranks), 0.05)
-                fault(work, bad, begins)
-                found = named(work)
-                right = [at - begins * STEP for at, rank in found if rank == bad]
-                after.append(min((at for at in right if at > 0), default=np.inf))
-                others += any(rank != bad for _, rank in found)
-            times = np.array(after)
-            within = " | ".join(f"{(times <= limit).mean():.0%}" for limit in (90, 180, 300))
-            print(
-                f"| {name} | {ranks} | {np.isfinite(times).mean():.0%} | {np.median(times):.0f} | "
-                f"{within} | {others} |",
-                flush=True,
-            )
+            found = detected(random, name, jobs, fault, ranks // PER_NODE, PER_NODE)
+            print(f"| {name} | {ranks} | {found} |", flush=True)
+
+
+def few(jobs: int, names: list[str]) -> None:
+    """Print who is accused in small jobs, and when a rank that is slow is."""
+    for name in names:
+        random = np.random.default_rng(3)
+        for nodes, per_node in FEW:
+            wrong = accused(random, name, jobs, nodes, per_node)
+            found = detected(random, name, jobs, slower, nodes, per_node)
+            print(f"| {name} | {nodes} x {per_node} | {wrong}/{jobs} | {found} |", flush=True)
 
 
 if __name__ == "__main__":
@@ -306,5 +336,7 @@ if __name__ == "__main__":
     models = chosen or list(MODELS)
     if kind == "healthy":
         healthy(float(number), models)
+    elif kind == "few":
+        few(int(number), models)
     else:
         faulty(int(number), models, {"slow": slower, "pauses": pausing}[kind])

@@ -1,4 +1,5 @@
-"""What a release needs of its tag: `python3 deploy/release.py check|notes TAG`. Standard library only.
+"""What a release needs of its tag: `python3 deploy/release.py check|notes TAG`. Standard library
+only.
 
 `check` compares the tag with the version in the source, and with the changelog, which must have a
 section for it. `notes` prints that section.

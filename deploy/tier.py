@@ -50,8 +50,8 @@ _HEADER = """\
 # Generated from the rules and the dashboard Fleet by `./dev generate`; do not edit.
 """
 _REMOTE_WRITE = """\
-# For a Prometheus that scrapes everything and passes on what the rules of another one read; see docs/large-fleets.md.
-# The names are generated from the rules and the dashboard Fleet by `./dev generate`; do not edit them.
+# For a Prometheus that scrapes everything and passes on what the rules of another one read; see
+# docs/large-fleets.md. Names are generated from the rules and the dashboard Fleet; do not edit.
 remote_write:
   - url: http://prometheus.example:9090/api/v1/write
     write_relabel_configs:

@@ -71,7 +71,8 @@ JOBS = (
     " | query }}Training jobs on {{ $labels.node }}:{{ range . }} {{ .Labels.training_job }}"
     "{{ end }}. {{ end }}"
 )
-"""What the page of a part says of the jobs whose hangs it stands for, if no single one is its own."""
+"""What the page of a part says of the jobs whose hangs it stands for, if no single one is its
+own."""
 FILE = "alerts.yml"
 THRESHOLDS = "thresholds.yml"
 """Hand-written, beside the rules."""
@@ -129,7 +130,8 @@ def _finding_rules(
     """Yield the alert that reports what agents find: one rule for each severity that it may have.
 
     The agent has judged it, holds included. Where it knows no value for a sentence that says one,
-    the alert says NaN; it must not wait for the value.
+    the alert says +Inf; it must not wait for the value. NaN is no sample in MetricsQL: vmalert would
+    drop the alert.
     """
     label, rule = finding.name.removeprefix(PREFIX), finding.rule
     says = (rule and rule.description) or template(finding.says)
@@ -157,7 +159,7 @@ def _finding_rules(
             expression = rule.ticket if severity == "warning" and rule.ticket else rule.expr
             expression = expression.replace("FINDING", selector)
         elif has_value(finding.says + finding.step):
-            expression = f"dshealthd_finding_value{{{selector}}} or NaN * {found}"
+            expression = f"dshealthd_finding_value{{{selector}}} or Inf * {found}"
         else:
             expression = found
         yield {

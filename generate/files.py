@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def write(files: Mapping[Path, str], *, check: bool) -> int:
-    """Write files whose text differs; with `check` name them instead, and return 1 if there are any."""
+    """Write files whose text differs; with `check` name them instead, and return 1 if there are
+    any.
+    """
     stale = {
         file: text
         for file, text in files.items()

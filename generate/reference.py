@@ -20,25 +20,23 @@ from dshealthd.agent import logs, node_figures
 from dshealthd.collection import supervisor
 from dshealthd.config import registry
 from dshealthd.config.config import SECTIONS
-from dshealthd.core import self_metrics as telemetry
-from dshealthd.core import snapshot, state_writer
+from dshealthd.core import self_metrics, snapshot, state_writer
 from dshealthd.core.options import Bytes, Duration
 from dshealthd.doctor import node
 from dshealthd.doctor.job import checks as job
 from dshealthd.doctor.snapshot_check import SnapshotCheck
 from dshealthd.evidence import service as evidence
-from dshealthd.findings import idleness, stalls
-from dshealthd.findings import judge as findings
+from dshealthd.findings import idleness, judge, stalls
 from dshealthd.http import connection_limiter
 from dshealthd.nvrx import service as nvrx
 from dshealthd.probe import hung_jobs, service
-from dshealthd.probe import metrics as tally
-from dshealthd.probe.members import local_membership as roll
+from dshealthd.probe import metrics as probe_metrics
+from dshealthd.probe.members import local_membership
 from dshealthd.probe.peers import client as peer_client
 from dshealthd.probe.peers import credentials
 from dshealthd.probe.peers import server as peer_server
 from dshealthd.probe.verdicts import confirmation
-from dshealthd.probe.workers import worker_pool as nursery
+from dshealthd.probe.workers import worker_pool
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.runbooks import anchor, render
 from dshealthd.web import server
@@ -55,23 +53,23 @@ _GENERATED = "<!-- Generated from dshealthd/symptoms/{}.md by `./dev generate`; 
 AGENT = (
     snapshot,
     supervisor,
-    telemetry,
+    self_metrics,
     node_figures,
     logs,
     state_writer,
     connection_limiter,
     server,
-    findings,
+    judge,
     stalls,
     idleness,
 )
 PROBES = (
     service,
-    roll,
-    tally,
+    local_membership,
+    probe_metrics,
     confirmation,
     hung_jobs,
-    nursery,
+    worker_pool,
     peer_server,
     peer_client,
     credentials,
@@ -196,7 +194,8 @@ def _section(name: str, schema: type[Any]) -> Iterator[str]:
     yield from _options(schema)
     for field, hint in typing.get_type_hints(schema).items():
         if dataclasses.is_dataclass(hint):
-            yield from _section(f"{name}.{field}", hint)  # type: ignore[arg-type] # is_dataclass also admits instances
+            # is_dataclass also admits instances
+            yield from _section(f"{name}.{field}", hint)  # type: ignore[arg-type]
 
 
 def _options(schema: type[Any]) -> Iterator[str]:
@@ -242,7 +241,10 @@ def _table(metrics: Iterable[Metric]) -> Iterator[str]:
     yield "| metric | type | labels | meaning |\n|---|---|---|---|\n"
     for metric in metrics:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
-        yield f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help.replace('|', chr(92) + '|')} |\n"
+        yield (
+            f"| `{metric.name}` | {metric.kind} | {labels} | "
+            f"{metric.help.replace('|', chr(92) + '|')} |\n"
+        )
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -48,7 +48,10 @@ def firing(
 
     def fired(labels: str) -> str:
         # The value of ALERTS_FOR_STATE is the time at which the alert's condition became true.
-        return f'ALERTS_FOR_STATE{{{labels}}} and ignoring (alertstate) ALERTS{{{labels},alertstate="firing"}}'
+        return (
+            f"ALERTS_FOR_STATE{{{labels}}} and ignoring (alertstate) "
+            f'ALERTS{{{labels},alertstate="firing"}}'
+        )
 
     def since(severity: str) -> str:
         found = " or ".join(fired(f'{labels},severity="{severity}"') for labels in matchers)
@@ -56,8 +59,8 @@ def firing(
 
     return rows(
         title,
-        f"""Firing alerts, pages first: at most the latest {limit} of each severity. "Since" is when the condition became true. The runbook
-        says how to confirm and fix it.""",
+        f"""Firing alerts, pages first: at most the latest {limit} of each severity. "Since" is when
+        the condition became true. The runbook says how to confirm and fix it.""",
         [
             Column(title="Severity", label="severity", states=SEVERITIES, width=90),
             Column(title="Alert", label="alertname", link=source.runbook()),

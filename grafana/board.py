@@ -146,7 +146,9 @@ def cluster() -> dashboard.VariableModel:
 
 
 def scrape_job() -> dashboard.VariableModel:
-    """Return the hidden variable of the agents' scrape jobs, as every target has the metric `up`."""
+    """Return the hidden variable of the agents' scrape jobs, as every target has the metric
+    `up`.
+    """
     return choice(
         "job",
         "Scrape job",

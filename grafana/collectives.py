@@ -28,8 +28,8 @@ def panels() -> list[dashboard.Panel]:
     return [
         rows(
             "Ranks in trouble",
-            f"""Ranks that RAS reports as dead, unresponsive or with an error, at most eight per job and {ROWS} in all. Host is an address
-            on NCCL's bootstrap network.""",
+            f"""Ranks that RAS reports as dead, unresponsive or with an error, at most eight per job
+            and {ROWS} in all. Host is an address on NCCL's bootstrap network.""",
             [
                 Column(title="Job", label="training_job", link=job_link()),
                 Column(title="Rank", label="rank", width=60),
@@ -48,8 +48,9 @@ def panels() -> list[dashboard.Panel]:
         ),
         rows(
             "Ranks behind",
-            f"""Number of operations by which a rank lags behind the others of a stalled communicator: at most {ROWS} ranks. The rank has
-            not launched the operation in which the others wait.""",
+            f"""Number of operations by which a rank lags behind the others of a stalled
+            communicator: at most {ROWS} ranks. The rank has not launched the operation in which the
+            others wait.""",
             [
                 Column(title="Job", label="training_job", link=job_link()),
                 Column(title="Rank", label="rank", width=60),
@@ -70,8 +71,9 @@ def panels() -> list[dashboard.Panel]:
         ),
         rows(
             "RAS queries",
-            f"""Result of the last query of each job's RAS. Only the node of rank 0 queries it. At most {ROWS} jobs; if elsewhere is the
-            only state of a job, no agent can see its rank 0.""",
+            f"""Result of the last query of each job's RAS. Only the node of rank 0 queries it. At
+            most {ROWS} jobs; if elsewhere is the only state of a job, no agent can see its rank
+            0.""",
             [
                 Column(title="Job", label="training_job", link=job_link()),
                 Column(title="State", label="state"),
@@ -88,8 +90,8 @@ def panels() -> list[dashboard.Panel]:
         ),
         graph(
             "Answers without progress",
-            f"""RAS answers in a row in which no rank had launched anything since the previous one: the {SERIES} jobs with most. By itself
-            this does not prove a hang.""",
+            f"""RAS answers in a row in which no rank had launched anything since the previous one:
+            the {SERIES} jobs with most. By itself this does not prove a hang.""",
             (
                 worst(
                     f"max by ({JOB}) (dshealthd_job_nccl_answers_without_progress{{@jobs}})", JOB
@@ -100,12 +102,14 @@ def panels() -> list[dashboard.Panel]:
         ),
         graph(
             "Bus bandwidth of a job's own operations",
-            f"""Measured by NCCL's Inspector, if the job writes its files: the slowest GPU of each operation, communicator size and message
-            size class; the {SERIES} lowest for messages of 16 MiB and more. It includes waiting for late ranks.""",
+            f"""Measured by NCCL's Inspector, if the job writes its files: the slowest GPU of each
+            operation, communicator size and message size class; the {SERIES} lowest for messages of
+            16 MiB and more. It includes waiting for late ranks.""",
             (
                 worst(
                     f"min by ({OPERATION}) "
-                    f'(dshealthd_job_nccl_bus_bandwidth_bytes_per_second{{@jobs,message=~"16MiB-.*|256MiB-"}})',
+                    f"(dshealthd_job_nccl_bus_bandwidth_bytes_per_second{{@jobs,"
+                    f'message=~"16MiB-.*|256MiB-"}})',
                     OPERATION,
                     lowest=True,
                 ),

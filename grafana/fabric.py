@@ -205,7 +205,8 @@ def _nvlink(source: Source) -> list[dashboard.Panel]:
                 Column(
                     title="Lanes",
                     expr=f"""topk({ROWS}, max by (cluster, node, gpu)
-                        (dshealthd_pcie_link_width{{@nodes}} < dshealthd_pcie_link_width_max{{@nodes}}))""",
+                        (dshealthd_pcie_link_width{{@nodes}} <
+                        dshealthd_pcie_link_width_max{{@nodes}}))""",
                 ),
             ],
         ),
@@ -247,8 +248,8 @@ def _errors() -> list[dashboard.Panel]:
     return [
         rows(
             "Ports with most errors",
-            f"""Errors in the time shown, by port and kind: at most {ROWS}. Kinds differ in severity; the alerts have a threshold for
-            each.""",
+            f"""Errors in the time shown, by port and kind: at most {ROWS}. Kinds differ in
+            severity; the alerts have a threshold for each.""",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="Device", label="device"),
@@ -287,7 +288,10 @@ def _ethernet() -> list[dashboard.Panel]:
     link = series_link()
 
     def most(kind: str) -> tuple[str, str]:
-        rate = f"max by (cluster, node, device) (rate(dshealthd_network_{kind}_total{{@nodes}}[$__rate_interval]))"
+        rate = (
+            "max by (cluster, node, device) "
+            f"(rate(dshealthd_network_{kind}_total{{@nodes}}[$__rate_interval]))"
+        )
         return worst(rate, "cluster, node, device"), "{{node}} {{device}}"
 
     return [

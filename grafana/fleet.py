@@ -89,7 +89,8 @@ def _now(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "Jobs hung",
-            f"Training jobs in which every rank has been silent for longer than usual. “{NO_RULES}”: "
+            "Training jobs in which every rank has been silent for longer than usual. "
+            f"“{NO_RULES}”: "
             "Prometheus evaluates no rules.",
             f"count(dshealthd:job:hang{{@rules}}) or 0 * {alerts.RULES_LOADED}",
             steps=ANY,
@@ -105,9 +106,13 @@ def _now(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "GPUs not readable",
-            "GPUs on the PCI bus that cannot be read through the driver: lost, hung, access denied, "
+            "GPUs on the PCI bus that cannot be read through the driver: lost, hung, access "
+            "denied, "
             "or without a driver.",
-            "sum(dshealthd_gpus_expected{@fleet}) - (sum(dshealthd_node_gpus_up{@fleet}) or vector(0))",
+            (
+                "sum(dshealthd_gpus_expected{@fleet}) - (sum(dshealthd_node_gpus_up{@fleet}) or "
+                "vector(0))"
+            ),
             steps=ANY,
             unknown="no GPUs",
         ),
@@ -115,8 +120,9 @@ def _now(source: Source) -> list[dashboard.Panel]:
         alerts.by_rule(source, size=(8, 10)),
         squares(
             "Nodes by severity",
-            f"""Every node, worst first, at most {NODES}: green no alerts, orange a ticket, red a page, purple the agent does not answer. If
-            there are no squares, `deploy/prometheus/recording.yml` is not loaded.""",
+            f"""Every node, worst first, at most {NODES}: green no alerts, orange a ticket, red a
+            page, purple the agent does not answer. If there are no squares,
+            `deploy/prometheus/recording.yml` is not loaded.""",
             f"sort_desc(topk({NODES}, {SEVERITY}))",
             name="{{node}}",
             steps=STEPS,
@@ -129,12 +135,16 @@ def _now(source: Source) -> list[dashboard.Panel]:
 
 def _probes(source: Source) -> list[dashboard.Panel]:
     ended = "increase(dshealthd_probe_rounds_total{@fleet}[$__range])"
-    bad = 'sum by (cluster, node) (increase(dshealthd_probe_rounds_total{@fleet,outcome!~"ok|declined"}[$__range]))'
+    bad = (
+        "sum by (cluster, node) "
+        '(increase(dshealthd_probe_rounds_total{@fleet,outcome!~"ok|declined"}[$__range]))'
+    )
     worst_nodes = f"topk({ROWS}, {bad} or 0 * sum by (cluster, node) ({ended}))"
     matrix = rows(
         "Rounds by outcome",
-        f"""Probe rounds in the time shown, by node and outcome: the {ROWS} nodes with the most rounds that failed. A node with many
-        failures whose peers have few is the bad one; a column that is full points to the fabric.""",
+        f"""Probe rounds in the time shown, by node and outcome: the {ROWS} nodes with the most
+        rounds that failed. A node with many failures whose peers have few is the bad one; a column
+        that is full points to the fabric.""",
         [
             Column(title="Node", label="node"),
             Column(title="Outcome", label="outcome"),
@@ -152,8 +162,8 @@ def _probes(source: Source) -> list[dashboard.Panel]:
     return [
         rows(
             "Suspects reported by probes",
-            f"""Current suspects and the number of agents that report each: at most {ROWS}, those with the most agents. A link is named by
-            its two nodes, a part as NODE/PART.""",
+            f"""Current suspects and the number of agents that report each: at most {ROWS}, those
+            with the most agents. A link is named by its two nodes, a part as NODE/PART.""",
             [
                 Column(title="Kind", label="kind", width=70),
                 Column(title="Suspect", label="part"),
@@ -175,8 +185,8 @@ def _probes(source: Source) -> list[dashboard.Panel]:
         matrix,
         rows(
             "Slowest nodes",
-            f"""Each node's own score: the median ratio of its timings to the baseline of the same pairs of nodes; 1 is usual, 1.2 a fifth
-            slower. At most {SERIES}.""",
+            f"""Each node's own score: the median ratio of its timings to the baseline of the same
+            pairs of nodes; 1 is usual, 1.2 a fifth slower. At most {SERIES}.""",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(

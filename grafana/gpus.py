@@ -32,7 +32,8 @@ NOT_IDLE = 'reason!~"gpu_idle|applications_clocks_setting|sync_boost|display_clo
 XIDS = f"topk({ROWS}, max by (gpu, pci, xid) (dshealthd_xid_last_timestamp_seconds{{@node}}))"
 LINK_ERRORS = f"sum by (gpu, link) ({grown_or_new('dshealthd_nvlink_errors_total{@gpus}')})"
 BAD_LINKS = f"""(topk({ROWS}, {LINK_ERRORS} > 0)
-    or max by (gpu, link) (dshealthd_nvlink_up{{@gpus}} == 0 and max_over_time(dshealthd_nvlink_up{{@gpus}}[$__range]) == 1))"""
+    or max by (gpu, link) (dshealthd_nvlink_up{{@gpus}} == 0 and
+    max_over_time(dshealthd_nvlink_up{{@gpus}}[$__range]) == 1))"""
 
 
 def board_rows(source: Source) -> list[Row]:
@@ -53,8 +54,9 @@ def _table(source: Source) -> dashboard.Panel:
     ecc = 'dshealthd_gpu_ecc_errors_total{@gpus,type="uncorrected",counter="volatile"}'
     return rows(
         "GPUs",
-        """One line per GPU. “unknown”: the GPU does not report the value, or it could not be read. "Throttles" is the number of active
-        reasons for throttling; ECC counts uncorrected errors since the driver was loaded.""",
+        """One line per GPU. “unknown”: the GPU does not report the value, or it could not be read.
+        "Throttles" is the number of active reasons for throttling; ECC counts uncorrected errors
+        since the driver was loaded.""",
         [
             Column(title="GPU", label="gpu", width=55),
             Column(title="Readable", expr=_each("dshealthd_gpu_up{@gpus}"), states=UP, width=80),
@@ -124,13 +126,14 @@ def _vital(source: Source) -> list[dashboard.Panel]:
     return [
         graph(
             "Core temperature",
-            """Core temperature. Red dashed lines: the GPU's own limits, if it reports them; the thresholds are those of the alerts for GPUs
-            that report none.""",
+            """Core temperature. Red dashed lines: the GPU's own limits, if it reports them; the
+            thresholds are those of the alerts for GPUs that report none.""",
             (_each('dshealthd_gpu_temperature_celsius{@gpus,sensor="core"}'), GPU),
             (
                 (
                     "min by (limit) "
-                    '(dshealthd_gpu_temperature_limit_celsius{@gpus,limit=~"slowdown|max_operating"})'
+                    '(dshealthd_gpu_temperature_limit_celsius{@gpus,limit=~"slowdown|'
+                    'max_operating"})'
                 ),
                 "limit: {{limit}}",
             ),
@@ -144,7 +147,8 @@ def _vital(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Memory temperature and margin",
-            """Memory temperature, and the margin of the core to its highest operating temperature; only for GPUs with these sensors.""",
+            """Memory temperature, and the margin of the core to its highest operating temperature;
+            only for GPUs with these sensors.""",
             (_each('dshealthd_gpu_temperature_celsius{@gpus,sensor="memory"}'), f"{GPU} memory"),
             (_each("dshealthd_gpu_temperature_margin_celsius{@gpus}"), f"{GPU} margin"),
             unit="celsius",
@@ -192,8 +196,10 @@ def _vital(source: Source) -> list[dashboard.Panel]:
             "Throttling",
             "GPUs throttled in the time shown, by reason; idle clocks and limits that somebody set "
             "are left out.",
-            f"""max by (gpu, reason) (dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}}) and on (gpu, reason) topk({ROWS}, max by (gpu,
-            reason) (max_over_time(dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}}[$__range] @ end())) > 0)""",
+            f"""max by (gpu, reason) (dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}}) and on
+            (gpu, reason) topk({ROWS}, max by (gpu, reason)
+            (max_over_time(dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}}[$__range] @ end())) >
+            0)""",
             f"{GPU} {{{{reason}}}}",
             HELD,
             size=(16, 8),
@@ -220,7 +226,8 @@ def _errors(source: Source) -> list[dashboard.Panel]:
             (
                 (
                     "sum by (gpu, type) (60 * "
-                    'rate(dshealthd_gpu_ecc_errors_total{@gpus,counter="volatile"}[$__rate_interval]))'
+                    "rate(dshealthd_gpu_ecc_errors_total{@gpus,"
+                    'counter="volatile"}[$__rate_interval]))'
                 ),
                 f"{GPU} {{{{type}}}}",
             ),
@@ -247,8 +254,9 @@ def _errors(source: Source) -> list[dashboard.Panel]:
         ),
         rows(
             "Xids",
-            f"""Errors that the GPU driver has logged to the kernel log since boot, with the time of the last: at most the latest {ROWS}.
-            NVIDIA's catalogue explains the numbers; 13, 31, 43, 45, 68 and 69 are the application's own.""",
+            f"""Errors that the GPU driver has logged to the kernel log since boot, with the time of
+            the last: at most the latest {ROWS}. NVIDIA's catalogue explains the numbers; 13, 31,
+            43, 45, 68 and 69 are the application's own.""",
             [
                 Column(title="GPU", label="gpu", width=60),
                 Column(title="PCI", label="pci"),
@@ -281,8 +289,9 @@ def _links(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "NVLink errors",
-            """Errors per minute on all links of a GPU together, by kind. The threshold is for replays, recoveries, receive errors
-            and retransmissions; the alert for CRC errors counts per second.""",
+            """Errors per minute on all links of a GPU together, by kind. The threshold is for
+            replays, recoveries, receive errors and retransmissions; the alert for CRC errors counts
+            per second.""",
             (
                 (
                     "sum by (gpu, type) (60 * "

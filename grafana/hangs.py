@@ -41,8 +41,9 @@ def panels() -> list[dashboard.Panel]:
     return [
         rows(
             "Causes of hangs",
-            f"""The best explanation of each hang, from all nodes of the job: the class, and the rank, GPU or peer that the others wait
-            for; at most eight per job and {ROWS} in all. Class unknown: no node has found a cause.""",
+            f"""The best explanation of each hang, from all nodes of the job: the class, and the
+            rank, GPU or peer that the others wait for; at most eight per job and {ROWS} in all.
+            Class unknown: no node has found a cause.""",
             [
                 Column(title="Job", label="training_job", link=job_link()),
                 Column(title="Class", label="class", width=90),
@@ -61,8 +62,8 @@ def panels() -> list[dashboard.Panel]:
         ),
         rows(
             "Culprits, as their own nodes see them",
-            f"""Ranks that block a job, as far as their own node can tell: stopped, gone, blocked in the kernel, in a pause, waiting for
-            input, behind or ahead. At most {ROWS}.""",
+            f"""Ranks that block a job, as far as their own node can tell: stopped, gone, blocked in
+            the kernel, in a pause, waiting for input, behind or ahead. At most {ROWS}.""",
             [
                 Column(title="Job", label="training_job", link=job_link()),
                 Column(title="Node", label="node", link=node_link()),
@@ -100,9 +101,10 @@ def panels() -> list[dashboard.Panel]:
         ),
         timeline(
             "Hangs over time",
-            f"""Nodes on which every rank of a job was silent for longer than usual, by the class that the node found; {SERIES} of those at
-            the end of the time shown. Gray is no hang: a pause, a suspended job, a debugger, or a wait whose cause may still be found.
-            Waiting: nothing on this node explains the hang.""",
+            f"""Nodes on which every rank of a job was silent for longer than usual, by the class
+            that the node found; {SERIES} of those at the end of the time shown. Gray is no hang: a
+            pause, a suspended job, a debugger, or a wait whose cause may still be found. Waiting:
+            nothing on this node explains the hang.""",
             worst(
                 "max by (cluster, training_job, node, class) "
                 '(dshealthd_job_hang{@jobs,class!="none"})',
@@ -115,8 +117,8 @@ def panels() -> list[dashboard.Panel]:
         ),
         graph(
             "Silence beyond usual",
-            f"""Seconds by which a rank's silence exceeds its usual maximum, learnt from the rank's own history: the {SERIES} ranks with the
-            most. 0 is usual.""",
+            f"""Seconds by which a rank's silence exceeds its usual maximum, learnt from the rank's
+            own history: the {SERIES} ranks with the most. 0 is usual.""",
             (worst(overdue, RANK), "{{training_job}} {{rank}} {{node}}"),
             unit="s",
             link=series_link(),
@@ -124,8 +126,9 @@ def panels() -> list[dashboard.Panel]:
         ),
         timeline(
             "Activity of ranks",
-            f"""The stage of the step, or the pause that the rank has marked, of the {SERIES} ranks whose silence is furthest beyond usual.
-            A rank whose stage is unknown is shown as training.""",
+            f"""The stage of the step, or the pause that the rank has marked, of the {SERIES} ranks
+            whose silence is furthest beyond usual. A rank whose stage is unknown is shown as
+            training.""",
             f"({_doing()}) and on ({RANK}) topk({SERIES}, max_over_time(({overdue})[15m:1m] "
             "@ end()))",
             "{{training_job}} {{rank}} {{node}}",

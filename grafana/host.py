@@ -76,8 +76,10 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
                 ),
                 Column(
                     title="In the time shown",
-                    expr=f"""round(max by (event, device) (increase(dshealthd_kernel_events_total{{@node}}[$__range])))
-                        and on (event, device) topk({ROWS}, max by (event, device) (dshealthd_kernel_events_total{{@node}} > 0))""",
+                    expr=f"""round(max by (event, device)
+                        (increase(dshealthd_kernel_events_total{{@node}}[$__range]))) and on (event,
+                        device) topk({ROWS}, max by (event, device)
+                        (dshealthd_kernel_events_total{{@node}} > 0))""",
                     steps=((None, BLUE), (1, ORANGE)),
                 ),
             ],
@@ -115,7 +117,8 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Rendezvous ports",
-            """Sockets that hold one of the rendezvous ports of training jobs, by state. TIME_WAIT holds a port for a minute.""",
+            """Sockets that hold one of the rendezvous ports of training jobs, by state. TIME_WAIT
+            holds a port for a minute.""",
             ("max by (state) (dshealthd_rendezvous_sockets{@node})", "{{state}}"),
             unit="none",
         ),
@@ -141,7 +144,8 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "TCP limits",
-            "Sockets in TIME_WAIT, ephemeral ports in use, and connections that the firewall tracks, "
+            "Sockets in TIME_WAIT, ephemeral ports in use, and connections that the firewall "
+            "tracks, "
             "as shares of their limits.",
             (
                 (
@@ -158,7 +162,10 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
                 "ephemeral ports",
             ),
             (
-                "max(dshealthd_conntrack_entries{@node} / dshealthd_conntrack_entries_limit{@node})",
+                (
+                    "max(dshealthd_conntrack_entries{@node} / "
+                    "dshealthd_conntrack_entries_limit{@node})"
+                ),
                 "tracked connections",
             ),
             unit="percentunit",
@@ -232,8 +239,9 @@ def _storage(source: Source) -> list[dashboard.Panel]:
             "Disk request time",
             "Mean time of a disk request, in the kernel's queue and in the disk.",
             (
-                f"""topk({ROWS}, sum by (disk) (rate(dshealthd_disk_request_seconds_total{{@node}}[$__rate_interval]))
-                    / sum by (disk) (rate(dshealthd_disk_requests_total{{@node}}[$__rate_interval])))""",
+                f"""topk({ROWS}, sum by (disk)
+                    (rate(dshealthd_disk_request_seconds_total{{@node}}[$__rate_interval])) / sum by
+                    (disk) (rate(dshealthd_disk_requests_total{{@node}}[$__rate_interval])))""",
                 "{{disk}}",
             ),
             unit="s",
@@ -285,8 +293,8 @@ def _agent() -> list[dashboard.Panel]:
         ),
         rows(
             "Collectors",
-            """Whether the last collection succeeded, how long it took, and the time of the last success. Sources that this machine lacks
-            are left out.""",
+            """Whether the last collection succeeded, how long it took, and the time of the last
+            success. Sources that this machine lacks are left out.""",
             [
                 Column(title="Collector", label="collector"),
                 Column(

@@ -1,4 +1,6 @@
-"""The dashboard *Jobs*: which training jobs run, which are hung or slow, and which rank causes it."""
+"""The dashboard *Jobs*: which training jobs run, which are hung or slow, and which rank causes
+it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def board(source: Source) -> Board:
                 "Training job",
                 "label_values({__name__=~'dshealthd_job_(run_)?info',@fleet}, training_job)",
                 description=(
-                    "The job's name, the same on all its nodes: the scheduler's number, or a digest "
+                    "The job's name, the same on all its nodes: the scheduler's number, or a "
+                    "digest "
                     "of where its ranks meet."
                 ),
                 several=True,
@@ -70,7 +73,8 @@ def _now(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "Jobs hung",
-            """Jobs in which every rank has been silent for longer than usual. “no rules”: Prometheus evaluates no rules.""",
+            """Jobs in which every rank has been silent for longer than usual. “no rules”:
+            Prometheus evaluates no rules.""",
             f"count(dshealthd:job:hang{{@of_jobs}}) or 0 * {alerts.RULES_LOADED}",
             steps=ANY,
             unknown="no rules",
@@ -113,8 +117,9 @@ def _now(source: Source) -> list[dashboard.Panel]:
         ),
         rows(
             "Jobs that send heartbeats",
-            f"""Ranks, nodes and step of each job, and the longest silence of a rank; the {ROWS} jobs with the most ranks. “Median” is the
-            median of the ranks' step times, “Slowest” the longest.""",
+            f"""Ranks, nodes and step of each job, and the longest silence of a rank; the {ROWS}
+            jobs with the most ranks. “Median” is the median of the ranks' step times, “Slowest” the
+            longest.""",
             [
                 Column(title="Job", label="training_job", link=job_link()),
                 Column(title="Ranks", expr=f"{heard} {shown}", width=70),
@@ -153,8 +158,9 @@ def _environment() -> list[dashboard.Panel]:
     return [
         rows(
             "Environment problems",
-            f"""Ranks' variables that name something missing, are out of range or differ between ranks; the number of affected ranks on the
-            node, and the lowest of them. At most {ROWS}.""",
+            f"""Ranks' variables that name something missing, are out of range or differ between
+            ranks; the number of affected ranks on the node, and the lowest of them. At most
+            {ROWS}.""",
             [
                 Column(title="Job", label="training_job", link=job_link()),
                 Column(title="Node", label="node"),
@@ -163,8 +169,8 @@ def _environment() -> list[dashboard.Panel]:
                 Column(title="Problem", label="problem"),
                 Column(
                     title="Ranks",
-                    expr=f"""topk({ROWS}, max by (cluster, training_job, node, rank, variable, problem)
-                        (dshealthd_job_environment_problems{{@jobs}}))""",
+                    expr=f"""topk({ROWS}, max by (cluster, training_job, node, rank, variable,
+                        problem) (dshealthd_job_environment_problems{{@jobs}}))""",
                     width=70,
                 ),
             ],
@@ -172,8 +178,8 @@ def _environment() -> list[dashboard.Panel]:
         ),
         rows(
             "Runs",
-            f"""Ranks on all nodes that agree on their meeting point and world size; the world size; orphaned ranks, whose starting process
-            is gone. At most {ROWS}.""",
+            f"""Ranks on all nodes that agree on their meeting point and world size; the world size;
+            orphaned ranks, whose starting process is gone. At most {ROWS}.""",
             [
                 Column(title="Job", label="training_job", link=job_link()),
                 Column(title="Run", label="run"),

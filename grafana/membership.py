@@ -57,7 +57,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "Without fork server",
-            """Nodes on which the fork server of the probe workers is not running. It is started on demand, so a high number is normal.""",
+            """Nodes on which the fork server of the probe workers is not running. It is started on
+            demand, so a high number is normal.""",
             "count(dshealthd_probe_parent_up{@nodes} == 0) or 0 * sum(dshealthd_probe_up{@nodes})",
             unknown=NO_PROBES,
         ),
@@ -80,8 +81,9 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Clocks",
-            f"""Seconds by which the clocks of a node's peers are ahead of its own: the median over its last peers, for the {SERIES} nodes
-            that are furthest off. The alert fires at the threshold in either direction.""",
+            f"""Seconds by which the clocks of a node's peers are ahead of its own: the median over
+            its last peers, for the {SERIES} nodes that are furthest off. The alert fires at the
+            threshold in either direction.""",
             (
                 worst(
                     "max by (cluster, node) "
@@ -100,7 +102,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Echoes",
-            "Round trip of an echo between agents: the median of all nodes' medians, and the slowest "
+            "Round trip of an echo between agents: the median of all nodes' medians, and the "
+            "slowest "
             "node's median.",
             (
                 'quantile(0.5, dshealthd_probe_round_trip_seconds{@nodes,statistic="median"})',

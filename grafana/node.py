@@ -96,7 +96,8 @@ def _overview(source: Source) -> list[dashboard.Panel]:
                 Column(
                     title="Agents",
                     expr=f"""topk({ROWS}, max by (kind, part, reason)
-                        (dshealthd:suspect:accusers{{@rules,node="$node"}} or dshealthd:suspect:accusers{{@rules,peer="$node"}}))""",
+                        (dshealthd:suspect:accusers{{@rules,node="$node"}} or
+                        dshealthd:suspect:accusers{{@rules,peer="$node"}}))""",
                     steps=((1, ORANGE), (3, RED)),
                     width=90,
                 ),

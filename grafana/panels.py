@@ -279,7 +279,9 @@ def field_link(link: Link) -> dashboard.DashboardLink:
 def override(
     matcher: str, options: str, properties: Sequence[dashboard.DynamicConfigValue]
 ) -> dashboard.DashboardFieldConfigSourceOverrides:
-    """Return the properties that override those of the fields that `matcher` and `options` select."""
+    """Return the properties that override those of the fields that `matcher` and `options`
+    select.
+    """
     return dashboard.DashboardFieldConfigSourceOverrides(
         matcher=dashboard.MatcherConfig(id_val=matcher, options=options),
         properties=list(properties),

@@ -47,8 +47,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "InfiniBand errors",
-            f"""Errors per minute by kind: the {SERIES} highest now. The alerts have a threshold for each kind. Kinds that end with
-            flush_error also grow when a job ends.""",
+            f"""Errors per minute by kind: the {SERIES} highest now. The alerts have a threshold for
+            each kind. Kinds that end with flush_error also grow when a job ends.""",
             (
                 worst(
                     "max by (device, port, type) (60 * "
@@ -120,7 +120,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Clock",
-            "Seconds by which peers' clocks are ahead of this node's, from probes, and the kernel's "
+            "Seconds by which peers' clocks are ahead of this node's, from probes, and the "
+            "kernel's "
             "own bound of the clock error.",
             ('max(dshealthd_probe_clock_offset_seconds{@node,statistic="median"})', "peers ahead"),
             ("max(dshealthd_clock_maximum_error_seconds{@node})", "largest error"),

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 CLASS = "cluster, model, kind, backend, op, size"
 """Labels within which bandwidths are comparable."""
-BANDWIDTH = "dshealthd_probe_bus_bandwidth_bytes_per_second{@nodes} * on (instance) group_left (model) dshealthd:node:class{@rules}"
+BANDWIDTH = (
+    "dshealthd_probe_bus_bandwidth_bytes_per_second{@nodes} * on (instance) group_left "
+    "(model) dshealthd:node:class{@rules}"
+)
 MEDIAN = "dshealthd:fleet:probe_bus_bandwidth_bytes_per_second:median{@rules}"
 RATIO = 'dshealthd:node:probe_bus_bandwidth:ratio{@rules,node=~"$node"}'
 
@@ -69,8 +72,9 @@ def _bandwidth(source: Source) -> list[dashboard.Panel]:
     return [
         graph(
             "Scores",
-            f"""The {SERIES} slowest nodes at the end of the time shown, by their own scores: the median ratio of their timings to a
-            baseline of days for the same pairs of nodes. 1 is usual. Dashed: where an alert fires if the fleet's median reaches it.""",
+            f"""The {SERIES} slowest nodes at the end of the time shown, by their own scores: the
+            median ratio of their timings to a baseline of days for the same pairs of nodes. 1 is
+            usual. Dashed: where an alert fires if the fleet's median reaches it.""",
             (
                 worst(
                     "max by (cluster, node) (dshealthd_probe_score_ratio{@nodes})", "cluster, node"
@@ -87,8 +91,9 @@ def _bandwidth(source: Source) -> list[dashboard.Panel]:
         ),
         rows(
             "Bus bandwidth against the fleet",
-            f"""Bus bandwidth of each node's last round with an operation, and its share of the median of all nodes with the same operation,
-            size, backend and GPU model: the {ROWS} lowest shares.""",
+            f"""Bus bandwidth of each node's last round with an operation, and its share of the
+            median of all nodes with the same operation, size, backend and GPU model: the {ROWS}
+            lowest shares.""",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="Model", label="model"),
@@ -125,8 +130,8 @@ def _bandwidth(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Bus bandwidth: slowest nodes",
-            f"""Each node's bandwidth as a share of that median, in its worst class: the {SERIES} lowest. The dashed line is the alert's
-            threshold.""",
+            f"""Each node's bandwidth as a share of that median, in its worst class: the {SERIES}
+            lowest. The dashed line is the alert's threshold.""",
             (worst(f"min by (cluster, node) ({RATIO})", "cluster, node", lowest=True), "{{node}}"),
             unit="percentunit",
             steps=((None, RED), (limits["bus_bandwidth_ratio"], GREEN)),
@@ -154,8 +159,8 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
     return [
         graph(
             "Rounds by outcome",
-            """Rounds per minute, counted by every node that takes part. Declined rounds are normal: a GPU was busy, or a node was being
-            drained.""",
+            """Rounds per minute, counted by every node that takes part. Declined rounds are normal:
+            a GPU was busy, or a node was being drained.""",
             (
                 (
                     "sum by (outcome) (60 * "
@@ -179,7 +184,8 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Why rounds did not use GPUs",
-            f"Rounds per minute that should have used the GPUs and did not, by reason: the {SERIES} "
+            "Rounds per minute that should have used the GPUs and did not, by reason: the "
+            f"{SERIES} "
             "most frequent.",
             (
                 worst(
@@ -194,11 +200,15 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Failed rounds",
-            f"Rounds per minute that neither succeeded nor were declined: the {SERIES} nodes with most.",
+            (
+                f"Rounds per minute that neither succeeded nor were declined: the {SERIES} nodes "
+                "with most."
+            ),
             (
                 worst(
                     "sum by (cluster, node) (60 * "
-                    'rate(dshealthd_probe_rounds_total{@nodes,outcome!~"ok|declined"}[$__rate_interval]))',
+                    'rate(dshealthd_probe_rounds_total{@nodes,outcome!~"ok|'
+                    'declined"}[$__rate_interval]))',
                     "cluster, node",
                 ),
                 "{{node}}",
@@ -212,7 +222,8 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
             *(
                 (
                     f"""histogram_quantile({quantile},
-                        sum by (le, kind) (rate(dshealthd_probe_duration_seconds_bucket{{@nodes}}[$__rate_interval])))""",
+                        sum by (le, kind)
+                        (rate(dshealthd_probe_duration_seconds_bucket{{@nodes}}[$__rate_interval])))""",
                     f"{{{{kind}}}} {name}",
                 )
                 for quantile, name in ((0.5, "median"), (0.95, "p95"))

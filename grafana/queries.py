@@ -47,7 +47,10 @@ def worst(
     hour shown: over the whole time, a long graph of a large fleet would read too much.
     """
     over, top = ("min_over_time", "bottomk") if lowest else ("max_over_time", "topk")
-    return f"({expression}) and on ({labels}) {top}({limit}, {over}(({by or expression})[15m:1m] @ end()))"
+    return (
+        f"({expression}) and on ({labels}) {top}({limit}, "
+        f"{over}(({by or expression})[15m:1m] @ end()))"
+    )
 
 
 def parts(expression: str, *labels: str) -> str:

@@ -26,10 +26,14 @@ LEGEND = "{{training_job}} {{rank}} {{node}}"
 def panels(source: Source) -> list[dashboard.Panel]:
     """Return the panels about time."""
     seconds = f"max by ({RANK}) (dshealthd_job_step_seconds{{@jobs}})"
-    ratio = f"{seconds} / on ({JOB}) group_left () quantile by ({JOB}) (0.5, dshealthd_job_step_seconds{{@jobs}})"
+    ratio = (
+        f"{seconds} / on ({JOB}) group_left () quantile by ({JOB}) (0.5, "
+        f"dshealthd_job_step_seconds{{@jobs}})"
+    )
     rate = f"max by ({JOB}) (60 * rate(dshealthd_job_step{{@jobs}}[$__rate_interval]))"
     waiting = f"""max by ({RANK}) (dshealthd_job_step_wait_seconds{{@jobs}})
-        / max by ({RANK}) (dshealthd_job_step_wait_seconds{{@jobs}} + dshealthd_job_step_work_seconds{{@jobs}})"""
+        / max by ({RANK}) (dshealthd_job_step_wait_seconds{{@jobs}} +
+        dshealthd_job_step_work_seconds{{@jobs}})"""
     limits = source.limits
     return [
         graph(
@@ -51,8 +55,9 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Step time of ranks against their job's median",
-            f"""The {SERIES} ranks that differ most. Ranks of one job wait for one another, so their step times are alike whichever is slow;
-            a rank that differs is in a group of its own.""",
+            f"""The {SERIES} ranks that differ most. Ranks of one job wait for one another, so their
+            step times are alike whichever is slow; a rank that differs is in a group of its
+            own.""",
             (worst(ratio, RANK, f"abs({ratio} - 1)"), LEGEND),
             unit="none",
             minimum=None,
@@ -60,8 +65,9 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Own work against the peers",
-            f"""Of the slowest rank of each node: its step without its wait for other ranks, against ranks of its role. The {SERIES}
-            slowest, and from which ratio on a rank is slow, which depends on how much those of its job differ.""",
+            f"""Of the slowest rank of each node: its step without its wait for other ranks, against
+            ranks of its role. The {SERIES} slowest, and from which ratio on a rank is slow, which
+            depends on how much those of its job differ.""",
             (
                 worst(f"max by ({NODE}) (dshealthd:job:work_ratio{{@of_jobs}})", NODE),
                 "{{training_job}} {{node}} {{role}}",
@@ -76,8 +82,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Waiting for other ranks",
-            f"""Share of its step that a rank waits for others, in collectives, sends and receives: the {SERIES} that wait least. The others
-            wait for one that hardly waits.""",
+            f"""Share of its step that a rank waits for others, in collectives, sends and receives:
+            the {SERIES} that wait least. The others wait for one that hardly waits.""",
             (worst(waiting, RANK, lowest=True), LEGEND),
             unit="percentunit",
             link=series_link(),
@@ -88,7 +94,10 @@ def panels(source: Source) -> list[dashboard.Panel]:
             f"logging: the {SERIES} highest. Dashed: the alert's threshold.",
             (
                 worst(
-                    f"max by ({RANK}) (dshealthd_job_input_seconds{{@jobs}} / dshealthd_job_step_seconds{{@jobs}})",
+                    (
+                        f"max by ({RANK}) (dshealthd_job_input_seconds{{@jobs}} / "
+                        f"dshealthd_job_step_seconds{{@jobs}})"
+                    ),
                     RANK,
                 ),
                 LEGEND,
@@ -119,15 +128,19 @@ def health() -> list[dashboard.Panel]:
     return [
         rows(
             "Ranks with NaN or infinite loss",
-            f"Ranks whose last known loss is NaN or infinite, and the number of such losses: at most {ROWS}.",
+            (
+                "Ranks whose last known loss is NaN or infinite, and the number of such losses: at "
+                f"most {ROWS}."
+            ),
             [
                 Column(title="Job", label="training_job", link=job_link()),
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="Rank", label="rank", width=60),
                 Column(
                     title="Losses",
-                    expr=f"""topk({ROWS}, max by ({RANK}) (dshealthd_job_nonfinite_losses_total{{@jobs}})
-                        and on ({RANK}) dshealthd_job_loss_finite{{@jobs}} == 0)""",
+                    expr=f"""topk({ROWS}, max by ({RANK})
+                        (dshealthd_job_nonfinite_losses_total{{@jobs}}) and on ({RANK})
+                        dshealthd_job_loss_finite{{@jobs}} == 0)""",
                     steps=((1, RED),),
                 ),
             ],

@@ -51,8 +51,9 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Hottest GPU of each node",
-            """Core temperature of each node's hottest GPU: the highest of all nodes, the 95th percentile, and the median. Dashed:
-            thresholds of the alerts for GPUs that report no limits of their own.""",
+            """Core temperature of each node's hottest GPU: the highest of all nodes, the 95th
+            percentile, and the median. Dashed: thresholds of the alerts for GPUs that report no
+            limits of their own.""",
             (f"max({hottest})", "highest"),
             (f"quantile(0.95, {hottest})", "p95"),
             (f"quantile(0.5, {hottest})", "median"),
@@ -65,8 +66,9 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "GPU utilization of the nodes",
-            """Share of time in which a kernel ran, mean of a node's GPUs: the 10th percentile, the median and the 90th percentile of the
-            nodes. It does not show how efficient the kernels are.""",
+            """Share of time in which a kernel ran, mean of a node's GPUs: the 10th percentile, the
+            median and the 90th percentile of the nodes. It does not show how efficient the kernels
+            are.""",
             (f"quantile(0.1, {busy})", "p10"),
             (f"quantile(0.5, {busy})", "median"),
             (f"quantile(0.9, {busy})", "p90"),
@@ -87,7 +89,8 @@ def differences() -> list[dashboard.Panel]:
     return [
         rows(
             "Nodes that differ",
-            f"""Nodes whose versions or settings differ from those of more than half of the nodes with the same GPUs: at most {ROWS}.""",
+            f"""Nodes whose versions or settings differ from those of more than half of the nodes
+            with the same GPUs: at most {ROWS}.""",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="What", label="software"),
@@ -104,13 +107,15 @@ def differences() -> list[dashboard.Panel]:
         ),
         rows(
             "Versions in use",
-            f"""Number of nodes with each version of a component; check the rare ones. At most {ROWS}.""",
+            f"""Number of nodes with each version of a component; check the rare ones. At most
+            {ROWS}.""",
             [
                 Column(title="Component", label="component"),
                 Column(title="Version", label="version"),
                 Column(
                     title="Nodes",
-                    expr=f"""bottomk({ROWS}, count by (component, version) (count by (cluster, node, component, version)
+                    expr=f"""bottomk({ROWS}, count by (component, version) (count by (cluster, node,
+                        component, version)
                         (dshealthd_software_info{{@fleet,environment="",training_job=""}})))""",
                     width=80,
                 ),
@@ -120,14 +125,18 @@ def differences() -> list[dashboard.Panel]:
         ),
         rows(
             "GPU models and drivers",
-            f"Number of nodes with each model of GPU, and with each driver; at most {ROWS} of each.",
+            (
+                f"Number of nodes with each model of GPU, and with each driver; at most {ROWS} of "
+                "each."
+            ),
             [
                 Column(title="GPU", label="model"),
                 Column(title="Driver", label="driver"),
                 Column(
                     title="Nodes",
-                    expr=f"""topk({ROWS}, count by (model) (dshealthd_node_class_info{{@fleet,model!="none"}}))
-                        or topk({ROWS}, count by (driver) (dshealthd_gpu_driver_info{{@fleet}}))""",
+                    expr=f"""topk({ROWS}, count by (model)
+                        (dshealthd_node_class_info{{@fleet,model!="none"}})) or topk({ROWS}, count
+                        by (driver) (dshealthd_gpu_driver_info{{@fleet}}))""",
                     width=90,
                     steps=((None, BLUE),),
                 ),

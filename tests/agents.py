@@ -137,7 +137,8 @@ def first_line(process: subprocess.Popen[str], seconds: float) -> str:
     """Return what the process prints first; an empty string when it ends or stays silent."""
     lines: queue.Queue[str] = queue.Queue()
     assert process.stdout is not None
-    threading.Thread(target=lambda: lines.put(process.stdout.readline()), daemon=True).start()  # type: ignore[union-attr] # checked above
+    # checked above
+    threading.Thread(target=lambda: lines.put(process.stdout.readline()), daemon=True).start()  # type: ignore[union-attr]
     with contextlib.suppress(queue.Empty):
         return lines.get(timeout=seconds)
     return ""

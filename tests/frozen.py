@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 THAW_SECONDS = 240
-"""Longer than any test needs it frozen, also on a slow machine, and shorter than a test may take."""
+"""Longer than any test needs it frozen, also on a slow machine, and shorter than a test may
+take."""
 
 
 class Mount:

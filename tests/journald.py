@@ -1,6 +1,7 @@
 """A journald of its own, whose kernel log is one that tests write to: the genuine program, as root.
 
-It runs in a mount namespace, where a FIFO lies over /dev/kmsg; nothing of this machine's is touched.
+It runs in a mount namespace, where a FIFO lies over /dev/kmsg; nothing of this machine's is
+touched.
 """
 
 from __future__ import annotations

@@ -105,7 +105,9 @@ def trains(file: Path) -> bool:
 
 
 def chosen(arguments: list[str]) -> list[Path]:
-    """Return the files that arguments of pytest choose; all of tests and bench, if they name none."""
+    """Return the files that arguments of pytest choose; all of tests and bench, if they name
+    none.
+    """
     named = [ROOT / argument.partition("::")[0] for argument in arguments]
     paths = [path for path in named if path.exists()] or [ROOT / "tests", ROOT / "bench"]
     files = {file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py"))}

@@ -40,8 +40,8 @@ HEADER = """\
 
 
 class SlowFirst(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
-    """Whole files in the order of their collection, long ones test by test, and no second unit for a
-    worker before its last test: it would wait there behind a slow test while others are idle.
+    """Whole files in the order of their collection, long ones test by test, and no second unit for
+    a worker before its last test: it would wait there behind a slow test while others are idle.
     """
 
     def _split_scope(self, nodeid: str) -> str:

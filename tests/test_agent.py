@@ -188,7 +188,9 @@ def test_port_binds_again_after_sigkill(tmp_path: Path) -> None:
 
 
 def test_goes_on_after_sigstop(tmp_path: Path) -> None:
-    """After 3 s of SIGSTOP the agent goes on by itself. Samples are there again within two seconds."""
+    """After 3 s of SIGSTOP the agent goes on by itself. Samples are there again within two
+    seconds.
+    """
     with running(tmp_path, "[collectors.memory]\ninterval = '200ms'\n") as agent:
         agent.wait(lambda s: s.value("dshealthd_memory_total_bytes"))
         agent.process.send_signal(signal.SIGSTOP)

@@ -33,11 +33,14 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_explain_imports_no_more_than_it_needs() -> None:
-    """`explain` reads most logs in less time than asyncio, aiohttp and the commands take to import."""
+    """`explain` reads most logs in less time than asyncio, aiohttp and the commands take to
+    import.
+    """
     code = (
         "import sys; from dshealthd.cli import main as cli\n"
         "try: cli.main(['explain', '/dev/null'])\n"
-        "finally: print(*sorted({'asyncio', 'aiohttp', 'dshealthd.cli.commands', 'dshealthd.config.config', "
+        "finally: print(*sorted({'asyncio', 'aiohttp', 'dshealthd.cli.commands', "
+        "'dshealthd.config.config', "
         "'subprocess', 'ctypes'} & set(sys.modules)))"
     )
     done = subprocess.run(
@@ -215,5 +218,8 @@ def test_check_config_warns_of_what_is_missing(tmp_path: Path) -> None:
             f"{file}: warning: collectors.memory.deadline: 2s is longer than the interval, 1s: "
             "one hung source delays the next samples"
         ),
-        f"{file}: warning: slurm.drain_for: no finding is called DshealthdNvmlHung, so no node is drained for it",
+        (
+            f"{file}: warning: slurm.drain_for: no finding is called DshealthdNvmlHung, so no node "
+            "is drained for it"
+        ),
     ]

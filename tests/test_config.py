@@ -18,31 +18,58 @@ from generate import reference
 
 BAD = {
     "[wbe]": "wbe: unknown key; did you mean web?",
-    "[zzz]": "zzz: unknown key; known are collectors, doctor, evidence, findings, log, nvrx, path, probe, slurm, web",
+    "[zzz]": (
+        "zzz: unknown key; known are collectors, doctor, evidence, findings, log, nvrx, "
+        "path, probe, slurm, web"
+    ),
     "web = 1": "web: must be a table, not an integer (1)",
     "[web]\nlisten_adress = ':1'": "web.listen_adress: unknown key; did you mean listen_address?",
     "[web]\nlisten_address = 1": "web.listen_address: must be a string, not an integer (1)",
-    "[web]\nlisten_address = 'x'": 'web.listen_address: "x" is not "HOST:PORT" or ":PORT" with a port from 0 to 65535',
-    "[web]\nlisten_address = ':65536'": 'web.listen_address: ":65536" is not "HOST:PORT" or ":PORT" with a port from 0 to 65535',
-    "[web]\nlisten_address = '::1:80'": 'web.listen_address: "::1:80": an IPv6 address is written in brackets',
+    "[web]\nlisten_address = 'x'": (
+        'web.listen_address: "x" is not "HOST:PORT" or ":PORT" with a port from 0 to 65535'
+    ),
+    "[web]\nlisten_address = ':65536'": (
+        'web.listen_address: ":65536" is not "HOST:PORT" or ":PORT" with a port from 0 to 65535'
+    ),
+    "[web]\nlisten_address = '::1:80'": (
+        'web.listen_address: "::1:80": an IPv6 address is written in brackets'
+    ),
     "[web]\nlisten_address = '[::g]:80'": 'web.listen_address: "::g" is not an IPv6 address',
     "[web]\nmax_connections = 0": "web.max_connections: must be at least 1, not 0",
     "[web]\nmax_connections = 1.5": "web.max_connections: must be an integer, not a float (1.5)",
-    "[web]\nmax_connections = true": "web.max_connections: must be an integer, not a boolean (True)",
-    "[web]\nheader_timeout = 5": 'web.header_timeout: must be a duration such as "5s", not an integer (5)',
-    "[web]\nheader_timeout = '5'": 'web.header_timeout: "5" is not a duration such as "250ms", "5s", "1m30s" or "2h"',
-    "[web]\nheader_timeout = ''": 'web.header_timeout: "" is not a duration such as "250ms", "5s", "1m30s" or "2h"',
+    "[web]\nmax_connections = true": (
+        "web.max_connections: must be an integer, not a boolean (True)"
+    ),
+    "[web]\nheader_timeout = 5": (
+        'web.header_timeout: must be a duration such as "5s", not an integer (5)'
+    ),
+    "[web]\nheader_timeout = '5'": (
+        'web.header_timeout: "5" is not a duration such as "250ms", "5s", "1m30s" or "2h"'
+    ),
+    "[web]\nheader_timeout = ''": (
+        'web.header_timeout: "" is not a duration such as "250ms", "5s", "1m30s" or "2h"'
+    ),
     "[log]\nlevel = 'loud'": 'log.level: "loud" is not one of "debug", "info", "warning", "error"',
-    "[web]\nmax_body_bytes = '1 apple'": 'web.max_body_bytes: "1 apple" is not a size such as "512MiB", "1GB" or 65536',
-    "[web]\nmax_body_bytes = 1.5": 'web.max_body_bytes: must be a size such as "512MiB" or an integer, not a float (1.5)',
+    "[web]\nmax_body_bytes = '1 apple'": (
+        'web.max_body_bytes: "1 apple" is not a size such as "512MiB", "1GB" or 65536'
+    ),
+    "[web]\nmax_body_bytes = 1.5": (
+        'web.max_body_bytes: must be a size such as "512MiB" or an integer, not a float (1.5)'
+    ),
     "[evidence]\nmax_bytes = '1KB'": "evidence.max_bytes: must be at least 1MiB, not 1000",
     "[path]\nprocfs = ['/proc']": "path.procfs: must be a string with a path, not an array",
     "collectors = 'all'": "collectors: must be a table with one table for each collector",
     "[collectors]\nmemory = false": "collectors.memory: must be a table, not a boolean (False)",
     "[collectors.memroy]": "collectors.memroy: unknown key; did you mean memory?",
-    "[collectors.'a b']": f'collectors."a b": unknown key; known are {", ".join(sorted(registry.all_collectors()))}',
-    "[collectors.memory]\ninterval = '1ms'": "collectors.memory.interval: must be at least 100ms, not 1ms",
-    "[collectors.memory]\nenabled = 'yes'": "collectors.memory.enabled: must be true or false, not a string (yes)",
+    "[collectors.'a b']": (
+        f'collectors."a b": unknown key; known are {", ".join(sorted(registry.all_collectors()))}'
+    ),
+    "[collectors.memory]\ninterval = '1ms'": (
+        "collectors.memory.interval: must be at least 100ms, not 1ms"
+    ),
+    "[collectors.memory]\nenabled = 'yes'": (
+        "collectors.memory.enabled: must be true or false, not a string (yes)"
+    ),
     "[collectors.memory]\ninterval = '5s": 'is not TOML: Expected "\'" (at end of document)',
 }
 
@@ -65,7 +92,10 @@ def test_bad_config(text: str, message: str, tmp_path: Path) -> None:
 
 def test_all_errors_at_once(tmp_path: Path) -> None:
     """Every error of a file is listed, so that one edit mends it."""
-    text = "[web]\nlisten_address = 'x'\nnonsense = 1\n[log]\nlevel = 3\n[collectors.memory]\ndeadline = 'soon'"
+    text = (
+        "[web]\nlisten_address = 'x'\nnonsense = 1\n[log]\nlevel = "
+        "3\n[collectors.memory]\ndeadline = 'soon'"
+    )
     assert [error.split(":")[0] for error in errors_of(text, tmp_path)] == [
         "web.nonsense",
         "web.listen_address",

@@ -1,4 +1,6 @@
-"""The tables in docs/coverage.md: every symptom, its slug and alerts; tests and scenes that exist."""
+"""The tables in docs/coverage.md: every symptom, its slug and alerts; tests and scenes that
+exist.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,8 @@ def check_scenes(scenes: str) -> None:
 
 
 def test_a_healthy_fleet() -> None:
-    """What healthy nodes get is the sum of its kinds, each of them shown, and within what is bearable:
+    """What healthy nodes get is the sum of its kinds, each of them shown, and within what is
+    bearable:
     a page and thirty tickets.
     """
     for _, _, _, scenes in HEALTHY:

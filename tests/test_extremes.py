@@ -35,7 +35,7 @@ from dshealthd.explain.group_verdicts import judge_dumps
 from dshealthd.findings.judge import Judge
 from dshealthd.findings.judgement import series_of
 from dshealthd.findings.overview import overview
-from dshealthd.fleet import view
+from dshealthd.fleet import jobs as fleet_jobs
 from dshealthd.fleet.summary import summary
 from dshealthd.http.document import parse
 from dshealthd.jobs.nccl import inspector
@@ -193,7 +193,12 @@ def everywhere(*sent_by_odd: Message | None) -> tuple[Any, list[Any]]:
     assert list(text_string_to_metric_families(metrics))
     case = HangCase(job="odd", reason="process")
     found = CollectedEvidence(
-        case=case, node="n1", begun=WALL, ranks=[RankEvidence("odd", 0, 50)], metrics=metrics
+        case=case,
+        node="n1",
+        begun=WALL,
+        ranks=[RankEvidence("odd", 0, 50)],
+        jobs=document["jobs"],
+        moved=evidence.moved(metrics, metrics),
     )
     assert evidence.write(found)
     assert list(text.node(AgentAnswer("n1", "", document), Paint(color=False)))
@@ -202,7 +207,9 @@ def everywhere(*sent_by_odd: Message | None) -> tuple[Any, list[Any]]:
     answer = METHODS["summary"].answer
     told = schema.loads(schema.dumps(summary(verdict, document["jobs"]), answer), answer)
     left_out = LeftOut()
-    fleet = strict(documents.whole({"jobs": view.merged([("n1", told)], [], left_out)}, left_out))
+    fleet = strict(
+        documents.whole({"jobs": fleet_jobs.merged([("n1", told)], [], left_out)}, left_out)
+    )
     assert not fleet["left_out"]
     assert not document["left_out"]
     shown = {job["job"]: job for job in document["jobs"]}
@@ -214,8 +221,8 @@ def everywhere(*sent_by_odd: Message | None) -> tuple[Any, list[Any]]:
 
 @pytest.mark.parametrize("field", sorted(set(Message._fields) - {"collective"}))
 def test_heartbeat_costs_only_its_own_job(field: str) -> None:
-    """Whatever a rank sends in whatever field, the other job of the node is shown as without it, and
-    the node, its documents and its metrics are there for everybody.
+    """Whatever a rank sends in whatever field, the other job of the node is shown as without it,
+    and the node, its documents and its metrics are there for everybody.
     """
     expected, _ = everywhere()
     usual = getattr(WELL, field)
@@ -311,8 +318,8 @@ RECORDS = {
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_peer_message_is_refused_or_can_be_shown(name: str) -> None:
-    """Each field of each message between agents, with each value: it does not fit, or what passes is
-    JSON for everybody, and short.
+    """Each field of each message between agents, with each value: it does not fit, or what passes
+    is JSON for everybody, and short.
     """
     record = RECORDS[name]
     usual = example(record)
@@ -336,7 +343,7 @@ def test_summary_of_a_member_costs_only_its_own_job() -> None:
 
     def fleet(*odd: Any) -> Any:
         left_out = LeftOut()
-        jobs = view.merged([("n1", other), *(("n2", one) for one in odd)], [], left_out)
+        jobs = fleet_jobs.merged([("n1", other), *(("n2", one) for one in odd)], [], left_out)
         return strict(documents.whole({"jobs": jobs}, left_out))
 
     (expected,) = fleet()["jobs"]

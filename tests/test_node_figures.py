@@ -23,7 +23,13 @@ Figures = dict[str, float]
 
 
 def gpu(
-    number: int, *, clock: float = 1.9e9, used: float = 1.0, model: str = "H100"
+    number: int,
+    *,
+    clock: float = 1.9e9,
+    used: float = 1.0,
+    model: str = "H100",
+    enforced: float = 700.0,
+    held: float = 0.0,
 ) -> list[Sample]:
     """Return the samples of one GPU."""
     at = str(number), f"GPU-{number}"
@@ -37,14 +43,14 @@ def gpu(
         CLOCK(clock, *at, "sm"),
         CLOCK(1e8, *at, "memory"),
         LIMIT(700.0, *at, "default"),
-        LIMIT(700.0, *at, "enforced"),
-        HELD(0.0, *at, "sw_power_cap"),
+        LIMIT(enforced, *at, "enforced"),
+        HELD(held, *at, "sw_power_cap"),
     ]
 
 
 def figures(*found: Sample, outcome: CollectionOutcome | None = CollectionOutcome.OK) -> Figures:
-    """Return the figures by what their names have after `node_`, and the class as a name of its own;
-    those before the first sample without an outcome.
+    """Return the figures by what their names have after `node_`, and the class as a name of its
+    own; those before the first sample without an outcome.
     """
     made = snapshot({"gpu": None if outcome is None else Result(outcome, found)})
     return {
@@ -89,11 +95,12 @@ def test_the_class_is_the_model_of_most_gpus() -> None:
 
 
 def test_a_gpu_at_its_default_power_limit_is_not_slow() -> None:
-    """Running at the power limit is usual under full load, unless somebody has lowered the limit."""
-    slow = gpu(1, clock=1.2e9)
-    held = HELD(1.0, "1", "GPU-1", "sw_power_cap")
-    assert figures(*slow, *gpu(2))["gpu_clock_hertz"] == 1.2e9
-    assert figures(*slow, held, *gpu(2))["gpu_clock_hertz"] == 1.9e9
-    lowered = LIMIT(500.0, "1", "GPU-1", "enforced")
-    assert figures(*slow, held, lowered, *gpu(2))["gpu_clock_hertz"] == 1.2e9
-    assert "gpu_clock_hertz" not in figures(*slow, held)
+    """Running at the power limit is usual under full load, unless somebody has lowered the
+    limit.
+    """
+    held = gpu(1, clock=1.2e9, held=1.0)
+    assert figures(*gpu(1, clock=1.2e9), *gpu(2))["gpu_clock_hertz"] == 1.2e9
+    assert figures(*held, *gpu(2))["gpu_clock_hertz"] == 1.9e9
+    lowered = gpu(1, clock=1.2e9, held=1.0, enforced=500.0)
+    assert figures(*lowered, *gpu(2))["gpu_clock_hertz"] == 1.2e9
+    assert "gpu_clock_hertz" not in figures(*held)

@@ -31,7 +31,9 @@ UNIT = PROJECT / "systemd/dshealthd.service"
 
 
 def test_manual_has_every_command_and_option() -> None:
-    """The pages name each command, flag and key, and no line reads as a request of roff by chance."""
+    """The pages name each command, flag and key, and no line reads as a request of roff by
+    chance.
+    """
     page = manual.dshealthd_8("2026-01-01")
     for name in ("--no-agent", "--healthy", "--range"):  # of commands with parsers of their own
         assert f"\\fB{manual.roff(name)}\\fR" in page

@@ -33,7 +33,8 @@ WORDS = [
     *("nan%", "slots=", "null", "true", "29500-29600"),
     # A number that no float holds, one that Python does not convert, dates that no zone has.
     *("1" + "0" * 400, "9" * 5000, "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"),
-    # Separators of other kinds and digits of other scripts, which Python takes for blanks and digits.
+    # Separators of other kinds and digits of other scripts, which Python takes for blanks and
+    # digits.
     *("\x1d", "\x85", "\u2028", "\xa0", "\u0663", "\u00b2"),
 ]
 PIECES = st.sampled_from([*WORDS, '"', "'", "\\", "\n", "\t", "\r", "\0", "\x1b"])
@@ -119,7 +120,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("jobs.ras.address", "parse_address", TEXT),
         ("linux.ipv6", "parse_bound", BYTES),
         ("jobs.ras.from_json", "parse_json", BYTES),
-        ("linux.process", "parse_pids_path", LINES),
+        ("linux.pids_cgroup", "parse_pids_path", LINES),
         ("linux.credentials", "parse_real_user", BYTES),
         ("linux.credentials", "parse_user", BYTES),
         ("linux.imex", "parse_nodes", LINES),
@@ -131,18 +132,18 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("doctor.options", "parse_accepted", LINES),
         ("linux.process", "parse_stat", BYTES),
         ("collectors.maintenance", "parse", st.one_of(LINES, DOCUMENTS.map(json.dumps))),
-        ("linux.process", "parse_limits", BYTES),
-        ("linux.process", "parse_locked", BYTES),
-        ("linux.socket_owners", "parse_end", TEXT),
+        ("linux.process_limits", "parse_limits", BYTES),
+        ("linux.process_limits", "parse_locked", BYTES),
+        ("linux.peer_user", "parse_end", TEXT),
         ("linux.socket_owners", "parse_inode", TEXT),
         ("linux.tcp_sockets", "parse_sockstat", LINES),
         ("linux.tcp_sockets", "parse_tcp", LINES),
-        ("probe.members.local_membership", "parse_fib_trie", LINES),
-        ("probe.members.local_membership", "parse_if_inet6", LINES),
+        ("probe.members.own_name", "parse_fib_trie", LINES),
+        ("probe.members.own_name", "parse_if_inet6", LINES),
         ("probe.members.membership", "parse_nodes", st.lists(TEXT)),
         ("probe.peers.protocol", "parse_answer", TEXT),
         ("probe.peers.link", "parse_head", BYTES),
-        ("probe.peers.credentials", "parse_keys", BYTES),
+        ("probe.peers.secret_files", "parse_keys", BYTES),
         ("training.message", "decode", BYTES),
         ("training.message", "newest", BYTES),
         ("web.hostnames", "parse_domains", LINES),

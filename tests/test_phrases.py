@@ -48,7 +48,8 @@ BANNED = {
     r"keep(?:s)? quiet": "is silent",
 }
 BRITISH = re.compile(
-    r"\b\w*(?:recogni|initiali|synchroni|utili|normali|summari|organi|tokeni|seriali)s(?:e|ing|ation)"
+    r"\b\w*(?:recogni|initiali|synchroni|utili|normali|summari|organi|tokeni|seriali)s(?:e|ing"
+    r"|ation)"
     r"|(?:behavi|neighb|col|fav|hon)our|labelled|\bdefence|\bgrey\b",
     re.IGNORECASE,
 )

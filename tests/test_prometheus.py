@@ -28,7 +28,9 @@ QUERIES = (
 
 
 def query(port: int, expression: str) -> dict[str, float]:
-    """Return the values of an instant query by their instance. Empty while Prometheus is not ready."""
+    """Return the values of an instant query by their instance. Empty while Prometheus is not
+    ready.
+    """
     url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
     try:
         with urllib.request.urlopen(url, timeout=60) as answer:

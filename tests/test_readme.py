@@ -222,7 +222,9 @@ def test_paths(path: Path) -> None:
 
 
 def test_scrape_configuration(tmp_path: Path) -> None:
-    """README's scrape configuration is one that Prometheus takes, and gives targets their labels."""
+    """README's scrape configuration is one that Prometheus takes, and gives targets their
+    labels.
+    """
     (body,) = blocks(ROOT / "README.md", "yaml")
     (job,) = yaml.safe_load(body)["scrape_configs"]
     shipped = yaml_files.load(ROOT / "deploy/prometheus/dshealthd.yml")
@@ -243,7 +245,9 @@ def test_scrape_configuration(tmp_path: Path) -> None:
 
 
 def test_other_scrapers(tmp_path: Path) -> None:
-    """Scrape configurations for others are Prometheus' own, and set the labels that the rules need."""
+    """Scrape configurations for others are Prometheus' own, and set the labels that the rules
+    need.
+    """
     receiver, federation = map(yaml.safe_load, blocks(ROOT / "docs/other-scrapers.md", "yaml"))
     collector = receiver["receivers"]["prometheus"]["config"]
     shipped = yaml.safe_load((ROOT / "deploy/prometheus/dshealthd.yml").read_text(encoding="utf-8"))
@@ -261,3 +265,34 @@ def test_other_scrapers(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def neighbors() -> dict[str, tuple[str, str, str]]:
+    """Return the rows of the README's table of neighbors: oldest, newest, by what."""
+    text = (
+        (ROOT / "README.md").read_text("utf-8").partition("## Tested with")[2].partition("\n## ")[0]
+    )
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return {name: (oldest, newest, by) for name, oldest, newest, by in rows[1:]}
+
+
+def test_neighbors_are_those_that_are_tested() -> None:
+    """Interpreters are those of CI's matrix, Kubernetes' releases those of the test, and each test exists."""
+    table = neighbors()
+    jobs = yaml_files.load(ROOT / ".github/workflows/ci.yml")["jobs"]
+    agent = jobs["test"]["strategy"]["matrix"]["python"]
+    trainings = jobs["heartbeat"]["env"]["PYTHONS"].split()
+    kubernetes = (ROOT / "tests/kubernetes/test_manifests.py").read_text("utf-8")
+    (versions,) = re.findall(r"^VERSIONS = (\(.*\))$", kubernetes, re.MULTILINE)
+    schemas = ast.literal_eval(versions)
+    for name, releases in {
+        "Python of the agent (the package brings 3.13)": agent,
+        "Python of trainings": trainings,
+        "Kubernetes, by its schemas": schemas,
+    }.items():
+        assert table[name][:2] == (releases[0], releases[-1])
+    named = [path for _, _, by in table.values() for path in re.findall(r"`(tests/[^`]*)`", by)]
+    assert len(named) == len(table) - 1  # and `make test`
+    assert all((ROOT / path).exists() for path in named)
+    for package in ("prometheus", "prometheus-alertmanager", "victoria-metrics"):
+        assert f" {package}" in (ROOT / "dev").read_text("utf-8").partition("\n    newest ")[2]

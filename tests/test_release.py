@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 SCRIPTS = re.compile(
-    r"(?:^|\s)(?:/project/)?(deploy/\S+\.(?:py|sh)|\./dev [a-z-]+|(?<! )make [a-z-]+|(?<=sudo )make [a-z-]+)",
+    (
+        r"(?:^|\s)(?:/project/)?(deploy/\S+\.(?:py|sh)|\./dev [a-z-]+|(?<! )make [a-z-]+|(?<=sudo "
+        r")make [a-z-]+)"
+    ),
     re.MULTILINE,
 )
 
@@ -130,13 +133,18 @@ def test_the_tag_is_the_version_of_the_source() -> None:
         release.check("v9.9.9")
 
 
-CHANGELOG = "# Changelog\n\n## Unreleased\n\n- new\n\n## 1.2.0 (2026-12-01)\n\n### A\n\n- one\n\n## 1.1.0\n\n"
+CHANGELOG = (
+    "# Changelog\n\n## Unreleased\n\n- new\n\n## 1.2.0 (2026-12-01)\n\n### A\n\n- "
+    "one\n\n## 1.1.0\n\n"
+)
 
 
 def test_notes_are_the_section_of_the_tag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The notes are what the changelog says of that version alone; without it there is no release."""
+    """The notes are what the changelog says of that version alone; without it there is no
+    release.
+    """
     for name in ("dshealthd/__init__.py", "deploy/kubernetes/base/daemonset.yaml"):
         (tmp_path / name).parent.mkdir(parents=True)
         text = (ROOT / name).read_text(encoding="utf-8").replace(__version__, "1.2.0")

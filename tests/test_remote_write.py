@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 SECONDS = 120.0
 EXPORTED = """\
-dshealthd_finding{finding="GpuLost",symptom="gpu-lost",component="gpu",part="GPU 3",severity="critical",training_job="run"} 1
+dshealthd_finding{finding="GpuLost",symptom="gpu-lost",component="gpu",part="GPU 3",\
+severity="critical",training_job="run"} 1
 dshealthd_node_gpus_up 7
 dshealthd_gpu_memory_used_bytes{gpu="0",uuid="GPU-0"} 5e8
 dshealthd_collector_up{collector="gpu"} 1

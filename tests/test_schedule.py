@@ -56,8 +56,8 @@ def test_slow_files_begin_first(tmp_path: Path) -> None:
 def test_tests_that_share_a_fixture_stay_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that takes long is one unit all the same if a fixture of it outlives a test, and begins
-    before one that is shared.
+    """A file that takes long is one unit all the same if a fixture of it outlives a test, and
+    begins before one that is shared.
     """
     monkeypatch.setattr(schedule, "TABLE", tmp_path / "durations.txt")
     schedule.TABLE.write_text("512 test_a.py\n128 test_b.py\n32 test_c.py\n")

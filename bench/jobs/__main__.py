@@ -7,16 +7,17 @@
 Four ranks over gloo, two on each of two nodes, train small models on this machine; each node has an
 agent that receives their heartbeats, and a Prometheus with the shipped rules scrapes both. In each
 course of a training a few things happen to rank 2 (`courses.py`): it is slow in the middle or from
-its first step, by sleep or by a CPU quota; it is stopped, killed, starved of data or desynchronized;
-all ranks write a checkpoint or evaluate; or the training is just healthy for ten minutes. A result is
-right if the alert that belongs to it names that rank, its node and the class in time, and nothing
-else names another rank; of healthy trainings and pauses, if nothing fires at all.
+its first step, by sleep or by a CPU quota; it is stopped, killed, starved of data or
+desynchronized; all ranks write a checkpoint or evaluate; or the training is just healthy for ten
+minutes. A result is right if the alert that belongs to it names that rank, its node and the class
+in time, and nothing else names another rank; of healthy trainings and pauses, if nothing fires at
+all.
 
 `--times` is how often the slow ranks of ZeRO 3, FSDP 2 and the 2 x 2 pipeline are made; all else is
-made once. `--at-once` is the number of trainings at a time. Ranks mostly sleep; the share of the time
-in which one of them was ready to run and had no CPU is told, and the machine is overloaded beyond
-5 %, unless that rank has a quota. In the table: right of all, seconds in the median (and the most).
-Needs root, for namespaces. Modes whose packages are not installed are left out, and said.
+made once. `--at-once` is the number of trainings at a time. Ranks mostly sleep; the share of the
+time in which one of them was ready to run and had no CPU is told, and the machine is overloaded
+beyond 5 %, unless that rank has a quota. In the table: right of all, seconds in the median (and the
+most). Needs root, for namespaces. Modes whose packages are not installed are left out, and said.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def line(result: dict[str, Any]) -> str:
     seconds = "-" if result["seconds"] is None else f"{result['seconds']:.0f} s"
     wrong = ", ".join((*result["innocent"], *result["others"]))
     return (
-        f"{result['mode']}, {result['fault']}: {'right' if result['right'] else 'WRONG'}, {seconds}, "
+        f"{result['mode']}, {result['fault']}: {'right' if result['right'] else 'WRONG'}, "
+        f"{seconds}, "
         f"wrongly said: {wrong or 'nothing'}; no CPU {result['starved']:.1%}"
     )
 
@@ -103,7 +105,13 @@ def tabulated(results: Sequence[dict[str, Any]]) -> str:
     modes = [mode for mode in MODES if any(result["mode"] == mode for result in results)]
     faults = [fault for fault in FAULTS if any(result["fault"] == fault for result in results)]
     rows = [
-        (mode, *(cell([r for r in results if (r["mode"], r["fault"]) == (mode, fault)]) for fault in faults))
+        (
+            mode,
+            *(
+                cell([r for r in results if (r["mode"], r["fault"]) == (mode, fault)])
+                for fault in faults
+            ),
+        )
         for mode in modes
     ]  # fmt: skip
     ratios = [
@@ -155,7 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 return
             place = directory / str(number)
             place.mkdir()
-            found = run(mode, course, place, nodes, server, f"{number}{threading.get_native_id()}", starts)  # fmt: skip
+            name = f"{number}{threading.get_native_id()}"
+            found = run(mode, course, place, nodes, server, name, starts)
             with lock:
                 results.extend(found)
                 file = keep / f"{before + number:04}-{mode}-{course}.json"

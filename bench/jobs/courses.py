@@ -1,4 +1,6 @@
-"""What happens to a training, one thing after another, and whether the right rank is named for it."""
+"""What happens to a training, one thing after another, and whether the right rank is named for
+it.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ def culprits(mode: str, fault: Fault) -> tuple[int, ...]:
 
 
 def applies(mode: str, course: str) -> bool:
-    """Return whether a course has an answer in a mode: what has no replica has only its own past."""
+    """Return whether a course has an answer in a mode: what has no replica has only its own
+    past.
+    """
     return mode != "pipeline-4x1" or course not in {"start-1.3", "start-2", "node"}
 
 
@@ -227,7 +231,9 @@ class Training:
         return began
 
     def _relieve(self, fault: Fault, judge: Judge) -> float | None:
-        """End what happens, and wait until nothing is said about it any more; return the seconds."""
+        """End what happens, and wait until nothing is said about it any more; return the
+        seconds.
+        """
         if fault.undo:
             self._job.signal(culprits(self._mode, fault)[0], fault.undo)
         elif not fault.quota and not fault.pause:

@@ -140,7 +140,8 @@ class Job:
     ) -> None:
         """Have something happen from the next step on, and nothing else (`training.py`)."""
         what = {
-            "ranks": list(ranks), "factor": factor, "do": do, "pause": pause, "seconds": seconds, "at": at,
+            "ranks": list(ranks), "factor": factor, "do": do, "pause": pause, "seconds": seconds,
+            "at": at,
         }  # fmt: skip
         part = self._fault.with_suffix(".new")
         part.write_text(json.dumps(what), encoding="ascii")

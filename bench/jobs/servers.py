@@ -1,4 +1,5 @@
-"""What watches the trainings: two nodes, each with an agent, and a Prometheus with the shipped rules.
+"""What watches the trainings: two nodes, each with an agent, and a Prometheus with the shipped
+rules.
 
 A node is a pid namespace of its own, so that each agent sees the processes of its ranks alone.
 """
@@ -148,7 +149,9 @@ class Prometheus:
 
 @contextlib.contextmanager
 def prometheus(directory: Path, targets: dict[str, int]) -> Iterator[Prometheus]:
-    """Run Prometheus on the shipped rules; `targets` are the nodes' names and their agents' ports."""
+    """Run Prometheus on the shipped rules; `targets` are the nodes' names and their agents'
+    ports.
+    """
     config = {
         "rule_files": [
             str(RULES / f"{name}.yml") for name in ("thresholds", "recording", "alerts")

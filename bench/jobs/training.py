@@ -342,12 +342,14 @@ def with_trainer(stage: int | None) -> None:
         config |= {"gradient_accumulation_steps": "auto", "zero_allow_untested_optimizer": True}
         del config["optimizer"]
     arguments = transformers.TrainingArguments(
-        output_dir=os.environ["LOG"], per_device_train_batch_size=ROWS, max_steps=EVERY_STEP, save_strategy="no",
-        report_to=[], use_cpu=True, logging_steps=EVERY_STEP, disable_tqdm=True, deepspeed=config, ddp_backend="gloo",
-        optim="adamw_torch", accelerator_config={"dispatch_batches": False},
+        output_dir=os.environ["LOG"], per_device_train_batch_size=ROWS, max_steps=EVERY_STEP,
+        save_strategy="no", report_to=[], use_cpu=True, logging_steps=EVERY_STEP,
+        disable_tqdm=True, deepspeed=config, ddp_backend="gloo", optim="adamw_torch",
+        accelerator_config={"dispatch_batches": False},
     )  # fmt: skip
     trainer = transformers.Trainer(
-        model=Model(transformers.PretrainedConfig()), args=arguments, train_dataset=Rows(), callbacks=[Log()]
+        model=Model(transformers.PretrainedConfig()), args=arguments, train_dataset=Rows(),
+        callbacks=[Log()]
     )  # fmt: skip
     trainer.train()
 
@@ -389,8 +391,9 @@ def with_lightning() -> None:
             stepped(self.global_step, save, functools.partial(evaluate, self.network))
 
     lightning.Trainer(
-        accelerator="cpu", devices=2, num_nodes=2, strategy="ddp", max_steps=EVERY_STEP, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
+        accelerator="cpu", devices=2, num_nodes=2, strategy="ddp", max_steps=EVERY_STEP,
+        logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, use_distributed_sampler=False,
     ).fit(Model(), torch.utils.data.DataLoader(Rows(), batch_size=ROWS))  # fmt: skip
 
 

@@ -45,8 +45,8 @@ FLAGS = {
     "evidence": "evidence",
     "tls": "tls",
 }
-"""The value that switches each component on. A component follows those that it includes, and where two
-set the same value, the later one counts.
+"""The value that switches each component on. A component follows those that it includes, and where
+two set the same value, the later one counts.
 """
 WHOLE = ("prometheus-operator", "dashboards")
 """Components that only add objects, which others change: they are in all that is compared."""
@@ -54,6 +54,7 @@ MISSING = object()
 HASHED = re.compile(r"(dshealthd(?:-web)?)-[bcdfghkmt2456789]{10}")
 """A ConfigMap's name with the hash of its content, by which Kustomize rolls pods out."""
 IDENTITIES = ("name", "targetLabel", "port", "key", "operator")
+MOUNTS = ("spec", "template", "spec", "containers", 0, "volumeMounts")
 PLACES: dict[tuple[str, str], dict[Place, str]] = {
     ("DaemonSet", "dshealthd"): {
         ("spec", "updateStrategy"): "updateStrategy",
@@ -63,19 +64,25 @@ PLACES: dict[tuple[str, str], dict[Place, str]] = {
         ("spec", "template", "spec", "affinity"): "affinity",
         ("spec", "template", "spec", "nodeSelector", "*"): "nodeSelector",
         ("spec", "template", "spec", "containers", 0, "resources"): "resources",
+        (*MOUNTS, 3, "mountPropagation"): "mountPropagation",
     },
     ("PodMonitor", "dshealthd"): {("metadata", "labels", "*"): "prometheusOperator.labels"},
     ("ConfigMap", "dshealthd"): {("data", "*"): "config"},
 }
-"""Which value of the chart stands at a place in an object; at `*`, its entries beside those there."""
+"""Which value of the chart stands at a place in an object; at `*`, its entries beside those
+there."""
 IMAGE = (
     r'\1image: "{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}"'
 )
 PULLED = r"\1imagePullPolicy: {{ .Values.image.pullPolicy }}"
-CHECKSUM = """\
-        # Kustomize rolls out what changes by the ConfigMap's name.
-        checksum/config: {{ include (print $.Template.BasePath "/configmap-dshealthd.yaml") . | sha256sum }}
+CONFIG = ("ConfigMap", "dshealthd")
+CONFIG_NAME = 'dshealthd-{{ include "dshealthd.config" . | sha256sum | trunc 10 }}'
+"""As Kustomize has it, a new configuration has a new name: pods of the new template cannot come up
+on the old one, whoever else has changed that.
 """
+CONFIG_VOLUME = re.compile(r"(configMap:\n *name: )dshealthd(?=\n)")
+NAMED = '{{{{- define "dshealthd.config" }}}}\n{}{{{{- end }}}}\n'
+DATA = 'data:\n{{- include "dshealthd.config" . }}\n'
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -165,9 +172,13 @@ def templates() -> Iterator[tuple[str, str]]:
             condition = ".Values.prometheusOperator.enabled"
         text = "\n".join(wrapped(condition, lines)) + "\n"
         text = text.replace("namespace: dshealthd", "namespace: {{ .Release.Namespace }}")
-        text = text.replace(".dshealthd.svc", ".{{ .Release.Namespace }}.svc")
         text = re.sub(r"( *)image: ghcr\.io/.*", f"{IMAGE}\n{PULLED}", text)
-        text = text.replace("      annotations:\n", f"      annotations:\n{CHECKSUM}")
+        if key == CONFIG:
+            data, rest = text.split("kind: ", 1)
+            version, data = data.split("data:\n", 1)
+            rest = rest.replace("\n  name: dshealthd\n", f"\n  name: {CONFIG_NAME}\n")
+            text = f"{NAMED.format(data)}{version}{DATA}kind: {rest}"
+        text = CONFIG_VOLUME.sub(rf"\1{CONFIG_NAME}", text)
         yield f"{kind.lower()}-{name}", text
 
 

@@ -56,7 +56,8 @@ NOT_PACKED = re.compile(
     # A second parser of YAML: only SafeLoader, which is Python, is called.
     r"|_yaml/.*|yaml/(_yaml\..*\.so|cyaml\.py)"
 )
-"""Sources, headers, examples and parts that the agent never loads, and what pip keeps for itself."""
+"""Sources, headers, examples and parts that the agent never loads, and what pip keeps for
+itself."""
 
 
 class BuildError(Exception):
@@ -128,7 +129,8 @@ def build(options: argparse.Namespace) -> Iterator[Path]:
         else:
             command = [tool("nfpm"), "package", "--config", str(work / "nfpm.yaml")]
             command += ["--packager", kind, "--target", str(target.resolve())]
-            subprocess.run(command, cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - the packager that the lock file names
+            # the packager that the lock file names
+            subprocess.run(command, cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)  # noqa: S603
         if kind == "deb":
             compress(target, arch)
         yield target
@@ -137,7 +139,8 @@ def build(options: argparse.Namespace) -> Iterator[Path]:
 def compress(deb: Path, arch: str) -> None:
     """Pack what nfpm left as it is: by liblzma it is a fifth smaller than by nfpm's own xz.
 
-    Calls in x86 code are packed as absolute addresses, which repeat. The like for arm64 is not used:
+    Calls in x86 code are packed as absolute addresses, which repeat. The like for arm64 is not
+    used:
     only liblzma 5.4 unpacks it, and Ubuntu 22.04 has 5.2.
     """
     filters: list[dict[str, int]] = [
@@ -164,7 +167,8 @@ def commit_time() -> int:
     if given:
         return int(given)
     command = ["git", "log", "-1", "--format=%ct"]
-    done = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True)  # noqa: S603 - a fixed program
+    # a fixed program
+    done = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True)  # noqa: S603
     return int(done.stdout)
 
 
@@ -204,7 +208,8 @@ def fetch(arch: str, directory: Path) -> list[Path]:
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps"]
         command += ["--require-hashes", "--only-binary=:all:", "--implementation=cp"]
         command += ["--disable-pip-version-check", f"--python-version={runtime.VERSION}"]
-        subprocess.run([*command, *platforms, "-d", directory, "-r", list_file], check=True)  # noqa: S603 - a fixed program
+        # a fixed program
+        subprocess.run([*command, *platforms, "-d", directory, "-r", list_file], check=True)  # noqa: S603
         stamp.touch()
     by_name = {normalized(file.name.split("-")[0]): file for file in directory.glob("*.whl")}
     return [by_name[name] for name in sorted({PY_SPY, *closure("dshealthd", by_name)})]
@@ -304,7 +309,9 @@ def unpack(wheel: Path, root: Path) -> None:
 
 
 def check_libraries(root: Path) -> None:
-    """Fail if a part needs a library that is not packed: the host's would be loaded, if it has one."""
+    """Fail if a part needs a library that is not packed: the host's would be loaded, if it has
+    one.
+    """
     library = root / runtime.LIBRARY
     packed = {file.name for file in (library / "lib").iterdir()}
     for file in [*library.rglob("*.so"), library / "bin/python3"]:  # py-spy is a process of its own
@@ -347,7 +354,9 @@ def compile_all(root: Path, arch: str, lock: Path) -> None:
 
 
 def system_files(root: Path, epoch: int) -> None:
-    """Put in what belongs to the system: command, unit, users, manual, completion, documentation."""
+    """Put in what belongs to the system: command, unit, users, manual, completion,
+    documentation.
+    """
     library = root / runtime.LIBRARY
     systemd, slurm = PROJECT / "systemd", PROJECT / "deploy/slurm"
     for source, target in {

@@ -7,29 +7,22 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import inspect
 import json
 import typing
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
-from dshealthd.cli import free_port
+from dshealthd.cli.apart import APART
 from dshealthd.cli.commands import parser as command_line
 from dshealthd.config import registry
 from dshealthd.config.config import SECTIONS
 from dshealthd.core.options import Duration
-from dshealthd.doctor import command
-from dshealthd.explain import command as explain_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-APART = {
-    "doctor": command.parser,
-    "explain": explain_command.parser,
-    "free-port": free_port.parser,
-}
-"""Commands that the command line only names: their own parsers have their options."""
 EXIT = (
     ("0", "done"),
     ("1", "failed"),
@@ -48,7 +41,7 @@ def commands() -> dict[str, argparse.ArgumentParser]:
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way to list them
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
             return {
-                name: APART[name]() if name in APART else parser
+                name: importlib.import_module(APART[name][0]).parser() if name in APART else parser
                 for name, parser in action.choices.items()
             }
     message = "the parser has no commands"

@@ -1,9 +1,10 @@
-"""The interpreter that a package brings along: Debian's CPython with all that it loads, its C library
-and loader included, so that the distribution below does not matter.
+"""The interpreter that a package brings along: Debian's CPython with all that it loads, its C
+library and loader included, so that the distribution below does not matter.
 
 debian.lock has the address and the hash of each Debian package that it is taken from.
-`python -m deploy.package.runtime renew` writes that file anew from Debian's index, after a security update of OpenSSL or
-glibc for example; `runtime.py outdated` fails where Debian has something newer.
+`python -m deploy.package.runtime renew` writes that file anew from Debian's index, after a security
+update of OpenSSL or glibc for example; `runtime.py outdated` fails where Debian has something
+newer.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ LEFT_OUT = re.compile(
     r"|ctypes/macholib)(/.*)?"
     # Debuggers, profilers and other tools of developers; clients of mail, news and FTP.
     r"|(antigravity|bdb|cProfile|cmd|code|codeop|doctest|fileinput|ftplib|imaplib|mailbox"
-    r"|modulefinder|optparse|pdb|pickletools|plistlib|poplib|profile|pstats|pyclbr|pydoc|rlcompleter"
+    r"|modulefinder|optparse|pdb|pickletools|plistlib|poplib|profile|pstats|pyclbr|pydoc"
+    r"|rlcompleter"
     r"|sched|shelve|smtplib|symtable|tabnanny|this|trace|wave|webbrowser|zipapp"
     r"|concurrent/futures/process|configparser|http/cookiejar|__hello__)\.py"
     # Parts for other systems.
@@ -137,7 +139,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def index(sources: Iterable[str]) -> dict[str, str]:
-    """Return address and hash of each package in Debian's signed index, by apt in a root of its own."""
+    """Return address and hash of each package in Debian's signed index, by apt in a root of its
+    own.
+    """
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         root.chmod(0o755)
@@ -159,7 +163,8 @@ def index(sources: Iterable[str]) -> dict[str, str]:
         subprocess.run([*apt, "update"], check=True)  # noqa: S603 - a fixed program
         wanted = [f"{package}:{arch}" for package in PACKAGES for arch in ARCHITECTURES]
         command = [*apt, "download", "--print-uris", *wanted]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603 - a fixed program
+        # a fixed program
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603
     return dict(re.findall(r"^'(\S+)' \S+ \d+ SHA256:(\w+)$", done.stdout, re.MULTILINE))
 
 
@@ -180,7 +185,8 @@ def fetch(arch: str, folder: Path, lock: Path = LOCK) -> list[Debian]:
         if not file.exists():
             file.with_suffix(".new").write_bytes(download(url, digest, lock))
             file.with_suffix(".new").replace(file)
-        fields = Parser().parsestr(member(file, "control").extractfile("./control").read().decode())  # type: ignore[union-attr] # every package has it
+        # every package has it
+        fields = Parser().parsestr(member(file, "control").extractfile("./control").read().decode())  # type: ignore[union-attr]
         name, version = str(fields["Package"]), str(fields["Version"])
         source = str(fields["Source"] or name)
         found.append(Debian(name, version, source, arch, file, digest))
@@ -197,7 +203,8 @@ def download(url: str, digest: str, lock: Path) -> bytes:
     problems = []
     for place in (url, f"{SNAPSHOT}/{path.replace('/', f'/{moment}/', 1)}"):
         try:
-            with urllib.request.urlopen(place, timeout=SECONDS) as answer:  # noqa: S310 - of the lock file
+            # of the lock file
+            with urllib.request.urlopen(place, timeout=SECONDS) as answer:  # noqa: S310
                 data = bytes(answer.read())
         except (urllib.error.URLError, OSError) as error:
             problems.append(f"{place}: {error}")
@@ -212,7 +219,8 @@ def member(deb: Path, kind: str) -> tarfile.TarFile:
     """Return one of the archives in a Debian package, `control` or `data`."""
     for header, content in members(deb.read_bytes()):
         if header[:16].strip().rstrip(b"/") == f"{kind}.tar.xz".encode():
-            archive = tarfile.open(fileobj=io.BytesIO(lzma.decompress(content)))  # noqa: SIM115 - the caller closes it
+            # the caller closes it
+            archive = tarfile.open(fileobj=io.BytesIO(lzma.decompress(content)))  # noqa: SIM115
             archive.extraction_filter = lambda entry, _path: entry  # trusted by its hash
             return archive
     message = f"{deb}: no {kind}.tar.xz"

@@ -79,7 +79,8 @@ def picture(width: int, height: int, title: str, parts: tuple[Box | Arrow, ...])
     """Return an SVG document."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"'
-        f' text-anchor="middle" width="{width}" height="{height}">\n<title>{escape(title)}</title>\n'
+        f' text-anchor="middle" width="{width}" '
+        f'height="{height}">\n<title>{escape(title)}</title>\n'
         f"<style>{STYLE}</style>\n"
         '<defs><marker id="head" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8"'
         ' markerHeight="8" orient="auto"><path d="M0,0 L8,4 L0,8 z"/></marker></defs>\n'
@@ -93,7 +94,7 @@ def processes() -> str:
         ("device worker", ("libnvidia-ml", "calls that hang in the driver")),
         ("fabric worker", ("InfiniBand sysfs", "adapters whose firmware hangs")),
         ("storage worker", ("checkpoint and NVMe paths", "file systems that hang")),
-        ("jobs, masters, logs", ("NCCL RAS, addresses, logs", "one worker process each")),
+        ("jobs, logs", ("NCCL RAS, logs of jobs", "one worker process each")),
     )
     boxes = [
         Box(20 + 225 * number, 190, 205, 74, title, lines)

@@ -20,6 +20,7 @@ from dshealthd.config import config as configuration
 from dshealthd.core import background, garbage, state_file, state_writer
 from dshealthd.core.child import ErrorPipe, cause
 from dshealthd.core.collector import News
+from dshealthd.core.documents import LeftOut
 from dshealthd.core.options import ConfigError
 from dshealthd.core.self_metrics import SelfMetrics
 from dshealthd.core.snapshot import Snapshot
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
     from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
-    from dshealthd.core.documents import LeftOut
     from dshealthd.findings.series import Series
     from dshealthd.jobs.hangs.hang import Standstill
     from dshealthd.nvrx.fitness import Fitness
@@ -93,7 +93,7 @@ class Agent:
             config.path.state,
             config.path.host,
             metrics=lambda: self._snapshot.body(self._own_samples).decode(),
-            probes=self._probes.status,
+            document=lambda: self._sections(LeftOut()),
             monotonic=time.monotonic,
             wall=time.time,
         )

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from dshealthd.config.config import Log
     from dshealthd.core.collector import Sample
 
+DROPPED = counter(
+    "dshealthd_log_lines_dropped_total",
+    "Log lines dropped because standard error accepted none: a full pipe, or a hung target.",
+)
+WAITING = 1000
+"""Most lines that wait for standard error, about 200 KiB; more are dropped."""
+
 
 class _Formatter(logging.Formatter):
     """Formats a record's fields as logfmt or JSON."""
@@ -50,15 +57,6 @@ def _quoted(value: str) -> str:
         if not value or set(value) & set(' ="') or not value.isprintable()
         else value
     )
-
-
-DROPPED = counter(
-    "dshealthd_log_lines_dropped_total",
-    "Log lines dropped because standard error accepted none: a full pipe, or a hung target.",
-)
-
-WAITING = 1000
-"""Most lines that wait for standard error, about 200 KiB; more are dropped."""
 
 
 class LineWriter:

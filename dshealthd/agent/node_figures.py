@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.core.result import CollectionOutcome
+from dshealthd.findings.series import Series
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator
 
     from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Snapshot
@@ -42,19 +43,6 @@ CLOCK = gauge(
 
 NONE = "none"
 """The class of a node without GPUs."""
-_READ = {
-    "dshealthd_gpu_info": ("gpu", "name"),
-    "dshealthd_gpu_up": ("gpu",),
-    "dshealthd_gpu_utilization_ratio": ("gpu",),
-    "dshealthd_gpu_power_watts": ("gpu",),
-    "dshealthd_gpu_temperature_celsius": ("gpu", "sensor"),
-    "dshealthd_gpu_clock_hertz": ("gpu", "domain"),
-    "dshealthd_gpu_power_limit_watts": ("gpu", "limit"),
-    "dshealthd_gpu_throttle_active": ("gpu", "reason"),
-}
-"""What figures are made of, by the labels that tell one series from another."""
-
-Values = dict[str, dict[tuple[str, ...], float]]
 
 
 def samples(snapshot: Snapshot, busy: float) -> Iterator[Sample]:
@@ -62,26 +50,25 @@ def samples(snapshot: Snapshot, busy: float) -> Iterator[Sample]:
 
     A GPU computes if its utilization is above `busy`.
     """
-    values = _values(sample for latest in snapshot for sample in snapshot.samples(latest))
-    models = Counter(name for _, name in values["dshealthd_gpu_info"])
+    series = Series(sample for latest in snapshot for sample in snapshot.samples(latest))
+    models = Counter(labels["name"] for labels, _ in series("gpu_info"))
     if models:
         # The first of equally many by name: a node's class must not flap.
         yield CLASS(1.0, min(models, key=lambda name: (-models[name], name)))
     elif _has_no_gpus(snapshot):
         yield CLASS(1.0, NONE)
-    if up := values["dshealthd_gpu_up"]:
-        yield UP(sum(up.values()))
-    if used := values["dshealthd_gpu_utilization_ratio"]:
+    if up := [value for _, value in series("gpu_up")]:
+        yield UP(sum(up))
+    if used := {labels["gpu"]: value for labels, value in series("gpu_utilization_ratio")}:
         yield UTILIZATION(sum(used.values()) / len(used))
-    if power := values["dshealthd_gpu_power_watts"]:
-        yield POWER(sum(power.values()))
-    heat = values["dshealthd_gpu_temperature_celsius"]
-    if cores := [value for (_, sensor), value in heat.items() if sensor == "core"]:
+    if power := [value for _, value in series("gpu_power_watts")]:
+        yield POWER(sum(power))
+    if cores := [value for _, value in series("gpu_temperature_celsius", sensor="core")]:
         yield TEMPERATURE(max(cores))
     clocks = [
         clock
-        for (gpu, domain), clock in values["dshealthd_gpu_clock_hertz"].items()
-        if domain == "sm" and used.get((gpu,), 0.0) > busy and not _held_by_default(values, gpu)
+        for labels, clock in series("gpu_clock_hertz", domain="sm")
+        if used.get(labels["gpu"], 0.0) > busy and not _held_by_default(series, labels["gpu"])
     ]
     if clocks:
         yield CLOCK(min(clocks))
@@ -97,21 +84,9 @@ def _has_no_gpus(snapshot: Snapshot) -> bool:
     )
 
 
-def _values(found: Iterable[Sample]) -> Values:
-    """Return the values that figures are made of, by family and labels."""
-    values: Values = {name: {} for name in _READ}
-    for sample in found:
-        labels = _READ.get(sample.metric.name)
-        if labels is not None:
-            known = sample.metric.labels
-            key = tuple(sample.labels[known.index(label)] for label in labels)
-            values[sample.metric.name][key] = sample.value
-    return values
-
-
-def _held_by_default(values: Mapping[str, Mapping[tuple[str, ...], float]], gpu: str) -> bool:
+def _held_by_default(series: Series, gpu: str) -> bool:
     """Return whether a GPU is held down by its power limit, and nobody has lowered that."""
-    limits = values["dshealthd_gpu_power_limit_watts"]
-    enforced, default = limits.get((gpu, "enforced")), limits.get((gpu, "default"))
-    held = values["dshealthd_gpu_throttle_active"].get((gpu, "sw_power_cap")) == 1
+    enforced = series.value("gpu_power_limit_watts", gpu=gpu, limit="enforced")
+    default = series.value("gpu_power_limit_watts", gpu=gpu, limit="default")
+    held = series.value("gpu_throttle_active", gpu=gpu, reason="sw_power_cap") == 1
     return held and enforced is not None and default is not None and enforced >= default

@@ -26,6 +26,10 @@ MAX_STATUS = 800
 """Most characters of a status line; `systemctl status` folds longer ones."""
 MAX_WAITING = 16
 """Most messages that wait while the socket is full; the oldest is dropped first."""
+SHOWN = 3
+"""Most problems that are spelled out; nobody reads a line that wraps."""
+MAX_PROBLEM = 200
+"""Most characters of one problem."""
 
 
 class ServiceManager:
@@ -124,12 +128,6 @@ class ServiceManager:
 
 def _line(status: str) -> str:
     return " ".join(status.split())[:MAX_STATUS]
-
-
-SHOWN = 3
-"""Most problems that are spelled out; nobody reads a line that wraps."""
-MAX_PROBLEM = 200
-"""Most characters of one problem."""
 
 
 def status_line(snapshot: Snapshot, problems: Iterable[str], url: str, now: float) -> str:

@@ -19,6 +19,7 @@ from dshealthd import __version__
 from dshealthd.agent import logs
 from dshealthd.agent.systemd import ServiceManager
 from dshealthd.cli import arguments, warnings
+from dshealthd.cli.apart import APART
 from dshealthd.cli.arguments import Command
 from dshealthd.config import config
 from dshealthd.config.flags import ACCESS, EXIT_UNKNOWN, EXIT_USAGE, FlagParser, tables
@@ -39,6 +40,8 @@ The limit is not higher because some libraries in children touch every possible 
 """
 EXIT_FAILURE = 1
 Function = typing.TypeVar("Function", bound=typing.Callable[..., int])
+COMMANDS: list[Command] = []
+"""All commands except those with a parser of their own, in the order of `--help`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +52,6 @@ class Invocation:
     file: Path | None
     flags: dict[str, dict[str, Any]]
     manager: ServiceManager
-
-
-COMMANDS: list[Command] = []
-"""All commands except those with a parser of their own, in the order of `--help`."""
 
 
 def _command(
@@ -324,14 +323,6 @@ def slurm(given: Invocation, hook: str) -> int:
     return command(given.config, hook)
 
 
-APART = {
-    "doctor": "Check whether this node, or others, are fit to start a training job.",
-    "explain": "Name the cause of a job's failure from its logs.",
-    "free-port": "Print a free port for a rendezvous.",
-}
-"""Commands with a parser of their own."""
-
-
 def parser() -> FlagParser:
     """Return the parser of the whole command line; the manual pages are made from it, too."""
     whole = FlagParser(
@@ -343,6 +334,6 @@ def parser() -> FlagParser:
     commands = whole.add_subparsers(required=True, metavar="COMMAND", title="commands")
     for command in COMMANDS:
         arguments.declare(commands, command)
-    for name, text in APART.items():
+    for name, (_, text) in APART.items():
         commands.add_parser(name, help=text, description=text, add_help=False)
     return whole

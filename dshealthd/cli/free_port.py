@@ -25,6 +25,18 @@ if TYPE_CHECKING:
 
 SERVED = frozenset((10061, 10062, 28028))
 """Ports of dshealthd's agent and of NCCL RAS, which may be free now but needed later."""
+EXIT_FAILURE, EXIT_USAGE = 1, 2
+DESCRIPTION = """\
+Print a port for a rendezvous that is free here, not in TIME_WAIT and outside the ephemeral
+range. With COMMAND, hold it until that starts. Run it on the master: no other node binds the port.
+"""
+EPILOG = """\
+examples:
+  export MASTER_PORT=$(dshealthd free-port)
+  dshealthd free-port -- deepspeed train.py
+
+Exit status: 0 ok, 1 no such port, 2 wrong usage; with COMMAND, that of COMMAND.
+"""
 
 
 class NoPort(Exception):
@@ -103,20 +115,6 @@ def hold(ports: Sequence[int]) -> Held:
         f"`ss -tanp '( sport >= {min(ports)} and sport <= {max(ports)} )'` shows who uses them"
     )
     raise NoPort(message)
-
-
-EXIT_FAILURE, EXIT_USAGE = 1, 2
-DESCRIPTION = """\
-Print a port for a rendezvous that is free here, not in TIME_WAIT and outside the ephemeral
-range. With COMMAND, hold it until that starts. Run it on the master: no other node binds the port.
-"""
-EPILOG = """\
-examples:
-  export MASTER_PORT=$(dshealthd free-port)
-  dshealthd free-port -- deepspeed train.py
-
-Exit status: 0 ok, 1 no such port, 2 wrong usage; with COMMAND, that of COMMAND.
-"""
 
 
 def parser() -> flags.FlagParser:

@@ -5,9 +5,12 @@ Reading a log takes less time than importing asyncio, the configuration and all 
 
 from __future__ import annotations
 
+import importlib
 import os
 import select
 import sys
+
+from dshealthd.cli.apart import APART
 
 EXIT_PIPE = 141
 """Exit status that a shell reports for a program that SIGPIPE ends."""
@@ -40,18 +43,9 @@ def _reader_gone() -> bool:
 
 def _run(words: list[str] | None) -> int:
     words = sys.argv[1:] if words is None else words
-    if words[:1] == ["explain"]:  # needs no configuration, and has exit statuses of its own
-        from dshealthd.explain import command as explain
-
-        return explain.main(words[1:])
-    if words[:1] == ["doctor"]:  # exit statuses of its own, for bad usage too
-        from dshealthd.doctor import command
-
-        return command.main(words[1:])
-    if words[:1] == ["free-port"]:  # forks and execs, so no log thread may run
-        from dshealthd.cli import free_port
-
-        return free_port.main(words[1:])
+    if words and words[0] in APART:
+        status: int = importlib.import_module(APART[words[0]][0]).main(words[1:])
+        return status
     from dshealthd.cli import commands
 
     return commands.main(words)

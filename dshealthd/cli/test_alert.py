@@ -35,7 +35,10 @@ LASTS = 300
 PAUSE = 0.5
 # Requests are counted when they end; notifications would be counted when they begin.
 _COUNTER = re.compile(
-    r'^alertmanager_notification_requests_(failed_)?total\{[^}]*integration="([^"]+)"[^}]*\} (\S+)$',
+    (
+        r'^alertmanager_notification_requests_(failed_)?total\{[^}]*integration="([^"]+)"[^}]*\} '
+        r"(\S+)$"
+    ),
     re.MULTILINE,
 )
 

@@ -7,7 +7,8 @@ by one frame per collector and a closing one with the parts that were touched:
     → {"worker": NAME, "host": {…}, "collectors": {NAME: {…options}}, "log_level": N}
     ← {"ready": PID}
     → {"collect": [NAME, …], "blocked": [FAULT, …], "last": PART, "heard": [[NEWS, JOB], …]}
-    ← {"result": NAME, …} …, {"touched": [PART, …], "untried": [PART, …], "memory": {…}, "news": […]}
+    ← {"result": NAME, …} …,
+      {"touched": [PART, …], "untried": [PART, …], "memory": {…}, "news": […]}
 
 If a `last` part is named, no part after it is touched; the skipped ones are `untried`. `memory` is
 data for the worker's successor, which gets it in its first frame. `news` goes from its collectors

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 _HELD = wire.LENGTH.size + wire.MAX_FRAME
 """Most bytes that wait to be taken before reading pauses: one frame, or many small ones."""
+START_DEADLINE = 20.0
+"""Seconds for an interpreter to start and import; a cold disk under load is slow."""
+LOOK = 0.25
+"""Seconds between two reads of a worker's progress page."""
+KILL_DEADLINE = 0.5
+"""Seconds after SIGKILL until a process counts as unkillable."""
 
 
 class Channel(asyncio.Protocol):
@@ -123,14 +129,6 @@ def _message(body: bytearray) -> dict[str, Any]:
         what = "JSON that is not an object"
         raise ValueError(what)  # noqa: TRY004 - one error type for every invalid frame
     return message
-
-
-START_DEADLINE = 20.0
-"""Seconds for an interpreter to start and import; a cold disk under load is slow."""
-LOOK = 0.25
-"""Seconds between two reads of a worker's progress page."""
-KILL_DEADLINE = 0.5
-"""Seconds after SIGKILL until a process counts as unkillable."""
 
 
 class Broken(Exception):

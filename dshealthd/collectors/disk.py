@@ -76,7 +76,7 @@ class DiskStatistics(NamedTuple):
     in_flight: int
 
 
-class Identity(NamedTuple):
+class DiskIdentity(NamedTuple):
     """What a disk reports about itself."""
 
     model: str
@@ -119,7 +119,7 @@ class Disk(Collector):
 
     def __init__(self, options: DiskOptions, context: Context) -> None:
         super().__init__(options, context)
-        self._identities: dict[str, Identity | None] = {}
+        self._identities: dict[str, DiskIdentity | None] = {}
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the requests of each disk.
@@ -153,14 +153,14 @@ class Disk(Collector):
         if identity := self._identities[name]:
             yield INFO(1, name, identity.model, identity.rotational)
 
-    def _identity(self, name: str) -> Identity | None:
+    def _identity(self, name: str) -> DiskIdentity | None:
         """Return the identity of a local disk; None if the device is not a disk."""
         if name.startswith(_REMOVABLE):
             return None
         place = self.host.sys(f"block/{name.replace('/', '!')}")
         if not os.path.isdir(f"{place}/device"):  # a partition, or built on disks
             return None
-        return Identity(_text(f"{place}/device/model"), _text(f"{place}/queue/rotational"))
+        return DiskIdentity(_text(f"{place}/device/model"), _text(f"{place}/queue/rotational"))
 
 
 def _text(place: str) -> str:

@@ -128,7 +128,8 @@ _CLASS = "class/infiniband"
 _ACTIVE, _LINK_UP = 4, 5
 _STATES = {0: "nop", 1: "down", 2: "init", 3: "armed", _ACTIVE: "active", 5: "active_defer"}
 _PHYSICAL_STATES = {
-    1: "sleep", 2: "polling", 3: "disabled", 4: "training", _LINK_UP: "link_up", 6: "link_error_recovery", 7: "phy_test",
+    1: "sleep", 2: "polling", 3: "disabled", 4: "training", _LINK_UP: "link_up",
+    6: "link_error_recovery", 7: "phy_test",
 }  # fmt: skip
 _TRAFFIC = {
     # file: metric, and how many units of the file make one unit of the metric
@@ -140,18 +141,22 @@ _TRAFFIC = {
     "rx_bytes": (RECEIVE_BYTES, 1),
 }
 _LINK_ERRORS = """
-    symbol_error link_error_recovery link_downed port_rcv_errors port_rcv_remote_physical_errors port_rcv_switch_relay_errors
-    port_xmit_discards port_xmit_constraint_errors port_rcv_constraint_errors local_link_integrity_errors
-    excessive_buffer_overrun_errors VL15_dropped
+    symbol_error link_error_recovery link_downed port_rcv_errors port_rcv_remote_physical_errors
+    port_rcv_switch_relay_errors port_xmit_discards port_xmit_constraint_errors
+    port_rcv_constraint_errors local_link_integrity_errors excessive_buffer_overrun_errors
+    VL15_dropped
 """
 _MLX5_ERRORS = """
-    duplicate_request implied_nak_seq_err local_ack_timeout_err out_of_buffer out_of_sequence packet_seq_err
-    req_cqe_error req_cqe_flush_error req_remote_access_errors req_remote_invalid_request req_rnr_retries_exceeded
-    req_transport_retries_exceeded resp_cqe_error resp_cqe_flush_error resp_local_length_error resp_remote_access_errors
-    rnr_nak_retry_err roce_adp_retrans roce_adp_retrans_to roce_slow_restart roce_slow_restart_trans rx_icrc_encapsulated
+    duplicate_request implied_nak_seq_err local_ack_timeout_err out_of_buffer out_of_sequence
+    packet_seq_err req_cqe_error req_cqe_flush_error req_remote_access_errors
+    req_remote_invalid_request req_rnr_retries_exceeded req_transport_retries_exceeded
+    resp_cqe_error resp_cqe_flush_error resp_local_length_error resp_remote_access_errors
+    rnr_nak_retry_err roce_adp_retrans roce_adp_retrans_to roce_slow_restart roce_slow_restart_trans
+    rx_icrc_encapsulated
 """
 _EFA_ERRORS = """
-    rx_drops rdma_read_wr_err rdma_write_wr_err retrans_timeout_events unresponsive_remote_events impaired_remote_conn_events
+    rx_drops rdma_read_wr_err rdma_write_wr_err retrans_timeout_events unresponsive_remote_events
+    impaired_remote_conn_events
 """
 _ERRORS = frozenset((_LINK_ERRORS + _MLX5_ERRORS + _EFA_ERRORS).split())
 _CONGESTION = frozenset((
@@ -216,7 +221,8 @@ class Infiniband(Collector):
         self._ports: dict[tuple[str, ...], PortHistory] = {}
 
     @classmethod
-    def absent(cls, options: Any, host: Host) -> str | None:  # noqa: ARG003 - the contract's signature
+    # the contract's signature
+    def absent(cls, options: Any, host: Host) -> str | None:  # noqa: ARG003
         """Return why the collector is absent if no InfiniBand driver is loaded."""
         return None if os.path.isdir(host.sys(_CLASS)) else f"{host.sys(_CLASS)} does not exist"
 

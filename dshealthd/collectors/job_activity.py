@@ -1,9 +1,10 @@
 """What the processes of training jobs do besides their steps: bytes that they read, write, send and
-receive, the CPU time of their child processes, for whose answer ranks wait, and which are stopped or
-have ended.
+receive, the CPU time of their child processes, for whose answer ranks wait, and which are stopped
+or have ended.
 
 A job that moves bytes is at work, whatever its ranks do not report: it saves a checkpoint, uploads
-one, or loads data. So is one whose compilers or data loaders compute. None of this takes heartbeats.
+one, or loads data. So is one whose compilers or data loaders compute. None of this takes
+heartbeats.
 """
 
 from __future__ import annotations
@@ -39,14 +40,17 @@ if TYPE_CHECKING:
 FILES = gauge(
     "dshealthd_job_file_bytes_per_second",
     "Rate at which the job's processes on this node read and wrote since the sample before; absent "
-    "until there is one. The larger of read_bytes + write_bytes of /proc/<pid>/io, which count pages, and "
+    "until there is one. The larger of read_bytes + write_bytes of /proc/<pid>/io, which count "
+    "pages, and "
     "rchar + wchar, which count what goes through read and write.",
     "training_job",
 )
 SOCKETS = gauge(
     "dshealthd_job_socket_bytes_per_second",
-    "Rate at which TCP connections of ranks here whose main thread is idle sent and received since the "
-    "sample before, as their other ends have acknowledged it; in a network namespace of its own, that "
+    "Rate at which TCP connections of ranks here whose main thread is idle sent and received "
+    "since the "
+    "sample before, as their other ends have acknowledged it; in a network namespace of its "
+    "own, that "
     "of all its interfaces but lo. Absent where no such connection is seen.",
     "training_job",
 )
@@ -58,42 +62,54 @@ CHILDREN = gauge(
 )
 TROUBLE = gauge(
     "dshealthd_job_rank_trouble_seconds",
-    "Time since the process of a rank here was first seen to be stopped by a signal (stopped), to wait in "
-    "the kernel for a file system or driver (blocked), or to have ended while others of its run go on "
-    "here: ended (exit status 0), failed, terminated, killed, crashed, or unknown. Absent for other ranks, and "
-    "of a run of which all are stopped. For ten minutes after a run has ended here, that of a rank that was "
+    "Time since the process of a rank here was first seen to be stopped by a signal (stopped), "
+    "to wait in "
+    "the kernel for a file system or driver (blocked), or to have ended while others of its run "
+    "go on "
+    "here: ended (exit status 0), failed, terminated, killed, crashed, or unknown. Absent for "
+    "other ranks, and "
+    "of a run of which all are stopped. For ten minutes after a run has ended here, that of a "
+    "rank that was "
     "killed or crashed first, unless all were.",
     *("training_job", "rank", "what", "pid"),
 )
 AWAITS = gauge(
     "dshealthd_job_rank_awaits_info",
-    "1 while the main thread of a rank waits in the kernel for somebody outside the job: for data over a TCP "
-    "connection (peer: its other end's address and port; not the job's MASTER_PORT) with one that has "
-    "acknowledged all that it was sent, or for input from a terminal. Absent while no rank is seen to, and "
+    "1 while the main thread of a rank waits in the kernel for somebody outside the job: for "
+    "data over a TCP "
+    "connection (peer: its other end's address and port; not the job's MASTER_PORT) with one "
+    "that has "
+    "acknowledged all that it was sent, or for input from a terminal. Absent while no rank is "
+    "seen to, and "
     "where the agent may not trace processes.",
     *("training_job", "rank", "peer"),
 )
 SERVES = gauge(
     "dshealthd_job_rank_serves_info",
-    "1 for a port on which a process of a rank whose main thread is idle listens, and which the kernel has "
+    "1 for a port on which a process of a rank whose main thread is idle listens, and which the "
+    "kernel has "
     "not assigned: clients know it. Not the job's MASTER_PORT and NCCL's RAS.",
     *("training_job", "rank", "port"),
 )
 CPU = gauge(
     "dshealthd_job_rank_cpu_cores",
-    "Cores that the rank's process took since the sample before: its main thread (`main`), or all its threads "
-    "(`all`). Absent until there is one, and while the process is stopped by a signal or a debugger.",
+    "Cores that the rank's process took since the sample before: its main thread (`main`), or all "
+    "its threads (`all`). Absent until there is one, and while the process is stopped by a signal "
+    "or a debugger.",
     *("training_job", "rank", "threads"),
 )
+_MAIN, _ALL = "main", "all"
 WATCHDOG = gauge(
     "dshealthd_job_watchdog_seconds",
-    "Time after which a watchdog of the job's own ends it while a collective does not complete, as the "
+    "Time after which a watchdog of the job's own ends it while a collective does not complete, "
+    "as the "
     "environment of its processes here says; 600 where it does not.",
     "training_job",
 )
 PROCESS = gauge(
     "dshealthd_job_process_info",
-    "1; the job's first process on this node by its number, with the name of the script or module that it "
+    "1; the job's first process on this node by its number, with the name of the script or "
+    "module that it "
     "runs, and the number of its user.",
     *("training_job", "script", "user", "pid"),
 )
@@ -106,6 +122,11 @@ BUDGET = 0.1
 """Seconds of CPU time that the dump of sockets may take."""
 MAX_PORTS = 64
 """Most ports told: a rank each of the largest nodes, and some of its children."""
+_THREADS = "threads"
+_TAKE_ONE = {"-W", "-X"}
+"""Options of Python's interpreter that are followed by a value."""
+MAX_NAME = 64
+"""Most characters of a script's name, which becomes a label that its user chooses."""
 
 
 def parse_io(data: bytes) -> int:
@@ -123,8 +144,8 @@ def parse_io(data: bytes) -> int:
 
 
 def parse_interfaces(data: bytes) -> int:
-    """Return the bytes that the interfaces of a `/proc/<pid>/net/dev` received and sent, but for lo;
-    ValueError if malformed.
+    """Return the bytes that the interfaces of a `/proc/<pid>/net/dev` received and sent, but for
+    lo; ValueError if malformed.
     """
     total = 0
     for line in data.rstrip(b"\n").split(b"\n")[2:]:
@@ -136,9 +157,6 @@ def parse_interfaces(data: bytes) -> int:
         if name.strip() != b"lo":
             total += int(numbers[0]) + int(numbers[8])
     return total
-
-
-_MAIN, _ALL = "main", "all"
 
 
 class JobActivity(Collector):
@@ -200,8 +218,8 @@ class JobActivity(Collector):
         """Return the processes of those ranks whose main thread has done nothing since the sample
         before, as far as is known.
 
-        Only of them it matters whether they move bytes, and the descriptors of a training that makes
-        steps, whose data loaders have a copy of each, take most of a sample's time.
+        Only of them it matters whether they move bytes, and the descriptors of a training that
+        makes steps, whose data loaders have a copy of each, take most of a sample's time.
         """
         threads, children = self._ranks.threads.get(job, {}), _children(members)
         working = set()
@@ -311,8 +329,8 @@ class JobActivity(Collector):
     def _sockets(
         self, jobs: Mapping[str, list[TrainingProcess]]
     ) -> dict[str, dict[object, tuple[float, bool]]]:
-        """Return the bytes that each job's connections, or network namespaces, have moved so far, and
-        whether a connection is new: then it has moved all of them since the sample before.
+        """Return the bytes that each job's connections, or network namespaces, have moved so far,
+        and whether a connection is new: then it has moved all of them since the sample before.
         """
         found: defaultdict[str, dict[object, tuple[float, bool]]] = defaultdict(dict)
         owners: dict[int, tuple[str, bool]] = {}
@@ -358,12 +376,6 @@ def script(arguments: Sequence[bytes]) -> str:
                 name = os.path.basename(argument)
                 break
     return printable(name)[:MAX_NAME]
-
-
-_TAKE_ONE = {"-W", "-X"}
-"""Options of Python's interpreter that are followed by a value."""
-MAX_NAME = 64
-"""Most characters of a script's name, which becomes a label that its user chooses."""
 
 
 def _own_ports(process: TrainingProcess) -> set[str | None]:

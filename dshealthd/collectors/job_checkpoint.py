@@ -27,14 +27,14 @@ from dshealthd.jobs.heartbeats.sender import find_page
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.process_root import Root
 from dshealthd.training.message import PAGE, Phase, newest
-from dshealthd.training.page import decode
+from dshealthd.training.saved import decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.core.collector import Context, Fault
     from dshealthd.jobs.processes import TrainingProcess
-    from dshealthd.training.page import Saved
+    from dshealthd.training.saved import Saved
 
 FREE = gauge(
     "dshealthd_job_checkpoint_free_bytes",

@@ -21,14 +21,14 @@ from dshealthd.core.options import Duration, option
 from dshealthd.core.result import one_of_many
 from dshealthd.jobs import shares
 from dshealthd.jobs.processes import ProcessTable
-from dshealthd.linux.process import OutsideNamespace, tasks
+from dshealthd.linux.pids_cgroup import OutsideNamespace, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dshealthd.core.collector import Fault, Sample
     from dshealthd.jobs.processes import TrainingProcess
-    from dshealthd.linux.process import Tasks
+    from dshealthd.linux.pids_cgroup import Tasks
 
 THREADS = gauge(
     "dshealthd_job_threads",

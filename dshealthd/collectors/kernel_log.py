@@ -1,7 +1,7 @@
 """Faults in the kernel log, counted across restarts of the agent.
 
-Xids, NVSwitch and NVLink errors, OOM kills, hung tasks, I/O, link and bus errors; from `/dev/kmsg`, or
-from systemd's journal where a container may not open that.
+Xids, NVSwitch and NVLink errors, OOM kills, hung tasks, I/O, link and bus errors; from `/dev/kmsg`,
+or from systemd's journal where a container may not open that.
 
 Only records of the kernel's own facility count. Every record is read once or counted as lost. A
 state file keeps the position and the counts, so that a restarted agent continues within the same
@@ -146,7 +146,9 @@ class KernelLogOptions(CollectorOptions):
 
 
 class KernelLog(Collector):
-    """Reads a device that never blocks, in the agent; the journal, whose disk may hang, in a worker."""
+    """Reads a device that never blocks, in the agent; the journal, whose disk may hang, in a
+    worker.
+    """
 
     Options = KernelLogOptions
     keeps_state = True
@@ -268,7 +270,7 @@ class KernelLog(Collector):
         elif (event := self._parser.event(message)) is not None:
             self._tally.count(EVENTS, event.name, self._device(event), by=event.errors)
 
-    def _device(self, event: lines.Event) -> str:
+    def _device(self, event: lines.KernelEvent) -> str:
         """Return the device that an event is counted for."""
         if self._devices is None:
             self._devices = {}

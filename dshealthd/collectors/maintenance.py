@@ -25,6 +25,21 @@ LIMIT = 4096
 """Most bytes of a file that are read; a genuine one has some 200."""
 MAX_REASON = 80
 """Characters of a reason, which becomes a label."""
+ACTIVE = gauge("dshealthd_maintenance", "1 while the node is in maintenance, else 0.")
+END = gauge(
+    "dshealthd_maintenance_end_timestamp_seconds",
+    "Unix time at which the maintenance ends by itself; absent outside maintenance.",
+)
+BEGIN = gauge(
+    "dshealthd_maintenance_begin_timestamp_seconds",
+    "Unix time at which the maintenance began; absent outside maintenance.",
+)
+INFO = gauge(
+    "dshealthd_maintenance_info",
+    "1 for each source of the maintenance: operator or slurm. reason is the source's own text, at "
+    "most 80 characters.",
+    *("source", "reason"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +66,6 @@ def parse(text: str | bytes) -> Maintenance:
             schema.UNIX_TIME.read(table["end"], "end"),
             str(table["reason"])[:MAX_REASON],
         )
-
-
-ACTIVE = gauge("dshealthd_maintenance", "1 while the node is in maintenance, else 0.")
-END = gauge(
-    "dshealthd_maintenance_end_timestamp_seconds",
-    "Unix time at which the maintenance ends by itself; absent outside maintenance.",
-)
-BEGIN = gauge(
-    "dshealthd_maintenance_begin_timestamp_seconds",
-    "Unix time at which the maintenance began; absent outside maintenance.",
-)
-INFO = gauge(
-    "dshealthd_maintenance_info",
-    "1 for each source of the maintenance: operator or slurm. reason is the source's own text, at "
-    "most 80 characters.",
-    *("source", "reason"),
-)
 
 
 class MaintenanceCollector(Collector):

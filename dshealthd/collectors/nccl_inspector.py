@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator, Mapping
 
     from dshealthd.core.host import Host
-    from dshealthd.jobs.nccl.inspector import Content, Directory, Figures, File, Operation
+    from dshealthd.jobs.nccl.inspector import Content, Directory, Figures, File, MeasuredOperation
 
 _LABELS = ("training_job", "uuid", "operation", "size", "nodes", "message")
 BANDWIDTH = gauge(
@@ -103,7 +103,8 @@ class NcclInspector(Collector):
     Options = NcclInspectorOptions
 
     @classmethod
-    def absent(cls, options: NcclInspectorOptions, host: Host) -> str | None:  # noqa: ARG003 - as every collector
+    # as every collector
+    def absent(cls, options: NcclInspectorOptions, host: Host) -> str | None:  # noqa: ARG003
         """Return why the collector is absent if there is no driver that NCCL could use."""
         return driver_absent(host)
 
@@ -278,7 +279,7 @@ def _job(content: Content, named: set[str], users: set[str]) -> str:
     return "unknown"
 
 
-def _rank(operation: Operation) -> tuple[int, str, str]:
+def _rank(operation: MeasuredOperation) -> tuple[int, str, str]:
     """Return the sort key by which NCCL operations get the limited series.
 
     Large communicators come first.

@@ -52,7 +52,8 @@ STATE = gauge(
     "another job has the address); disabled (NCCL_RAS_ENABLE); namespace (the job's network is "
     "not the agent's); elsewhere (this node sees no rank 0 of the job, so it does not query). Not "
     "queried: not_loaded (no process of the job has mapped NCCL yet); release_without_ras (before "
-    "2.24); release_without_json (2.24, 2.25); unsafe_release (2.26 to 2.28.6: answering can crash the job); unsafe_on_ipv6 (2.28.7 "
+    "2.24); release_without_json (2.24, 2.25); unsafe_release (2.26 to 2.28.6: answering can "
+    "crash the job); unsafe_on_ipv6 (2.28.7 "
     "to 2.28.9 with an IPv6 bootstrap network); unknown_release (see ask_unknown_releases); "
     "implausible (an answer was impossible; until the job restarts).",
     *("training_job", "state"),
@@ -115,7 +116,8 @@ class NcclRas(Collector):
         self._releases = MappedReleases()
 
     @classmethod
-    def absent(cls, options: NcclRasOptions, host: Host) -> str | None:  # noqa: ARG003 - as every collector
+    # as every collector
+    def absent(cls, options: NcclRasOptions, host: Host) -> str | None:  # noqa: ARG003
         """Return why the collector is absent if there is no driver that NCCL could use."""
         return driver_absent(host)
 

@@ -24,7 +24,7 @@ from dshealthd.core.options import Duration, option
 from dshealthd.core.result import fault_of, one_of_many, parsed
 from dshealthd.jobs import shares
 from dshealthd.jobs.processes import ProcessTable
-from dshealthd.linux.process import Descriptors, ProcessLimits, Usage, parse_locked
+from dshealthd.linux.process_limits import Descriptors, ProcessLimits, Usage, parse_locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

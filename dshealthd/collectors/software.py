@@ -60,7 +60,8 @@ INFO = gauge(
 )
 PEER_MEMORY = gauge(
     "dshealthd_gpu_direct_peer_memory",
-    "1 if NVIDIA's adapters can reach GPU memory: through the module nvidia_peermem, or as a DMA-BUF "
+    "1 if NVIDIA's adapters can reach GPU memory: through the module nvidia_peermem, or as a "
+    "DMA-BUF "
     "of the open driver. Only with GPUs and such adapters.",
 )
 TRANSLATED = gauge(

@@ -68,7 +68,8 @@ STAGE = gauge(
 INPUT_SECONDS = gauge(
     "dshealthd_job_input_seconds",
     "Time that a step of the rank waits for its input: moving average over ten steps, without "
-    "those with a marked pause, nor waits for other ranks between steps. With CUDA, the device's wait rather than the host's, and only for "
+    "those with a marked pause, nor waits for other ranks between steps. With CUDA, the "
+    "device's wait rather than the host's, and only for "
     "input between steps.",
     *_RANK,
 )
@@ -102,7 +103,8 @@ NODE_WORK_SECONDS = gauge(
 )
 NODE_VARIANCE = gauge(
     "dshealthd_job_node_work_variance",
-    "Variance of the logarithm of dshealthd_job_node_work_seconds: between ranks, and of one rank's "
+    "Variance of the logarithm of dshealthd_job_node_work_seconds: between ranks, and of one "
+    "rank's "
     "mean, as its windows differ (within).",
     *("training_job", "role", "over", "of"),
 )
@@ -279,7 +281,9 @@ def shares(sender: Sender, job: str, rank: str) -> Iterator[Sample]:
 
 
 def work(senders: Mapping[int, Sender], job: str, role: str) -> Iterator[Sample]:
-    """Yield what rules compare between nodes: few series, however many ranks of a role there are."""
+    """Yield what rules compare between nodes: few series, however many ranks of a role there
+    are.
+    """
     known = [sender.message.mean_seconds for sender in senders.values() if sender.message]
     steps = [seconds for seconds in known if seconds is not None]
     if not steps:

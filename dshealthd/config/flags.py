@@ -39,7 +39,9 @@ FORMS = {
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Parses a command line; what it does not know is an error of the command that it was given to."""
+    """Parses a command line; what it does not know is an error of the command that it was given
+    to.
+    """
 
     exit_usage = EXIT_USAGE
     """Exit status for bad usage."""

@@ -29,6 +29,9 @@ T = TypeVar("T")
 
 LONGEST_PAUSE = 1800.0
 """Seconds between two calls of a name at most, while earlier ones hang: 48 threads a day."""
+_hung: dict[str, _Hung] = {}
+"""By name of the call."""
+_turn = threading.Lock()
 
 
 @dataclass
@@ -47,11 +50,6 @@ class _Hung:
             self.pause = min(2 * self.pause + deadline, LONGEST_PAUSE)
         self.calls += 1
         self.until = time.monotonic() + self.pause
-
-
-_hung: dict[str, _Hung] = {}
-"""By name of the call."""
-_turn = threading.Lock()
 
 
 def start(target: Callable[[], object], name: str) -> None:

@@ -36,6 +36,20 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+series_of: Callable[[Sample], tuple[Metric, tuple[str, ...]]] = operator.itemgetter(0, 1)
+"""Returns a sample's series."""
+value_of: Callable[[Sample], float] = operator.itemgetter(2)
+"""Returns a sample's value."""
+_OF_JOBS = (
+    *("job ", "process ", "processes", "checkpoints of ", "master of ", "inspector "),
+    *("environment ", "adapter "),  # as a job's rank sees them
+)
+"""How the parts of sources begin that belong to users.
+
+One that cannot be read says nothing about the node, and a user must not be able to make a node's
+state unknown.
+"""
+_READ_BY = ", read by "
 
 
 class MetricKind(enum.StrEnum):
@@ -115,8 +129,6 @@ class Worker(enum.StrEnum):
     """
     JOBS = "jobs"
     """Answers from the NCCL of training jobs."""
-    MASTERS = "masters"
-    """Rendezvous addresses of jobs: name servers and networks that may not answer."""
     LOGS = "logs"
     """Logs of training jobs, on any file system, and the journal."""
 
@@ -133,29 +145,11 @@ sample_of: Callable[[tuple[Metric, tuple[str, ...], float]], Sample] = functools
     tuple.__new__, Sample
 )
 """Makes a sample from a tuple of its three parts, cheaper than `Sample`: thousands are made."""
-series_of: Callable[[Sample], tuple[Metric, tuple[str, ...]]] = operator.itemgetter(0, 1)
-"""Returns a sample's series."""
-value_of: Callable[[Sample], float] = operator.itemgetter(2)
-"""Returns a sample's value."""
-
-
-_OF_JOBS = (
-    *("job ", "process ", "processes", "checkpoints of ", "master of ", "inspector "),
-    *("environment ", "adapter "),  # as a job's rank sees them
-)
-"""How the parts of sources begin that belong to users.
-
-One that cannot be read says nothing about the node, and a user must not be able to make a node's
-state unknown.
-"""
 
 
 def is_of_job(part: str) -> bool:
     """Return whether a part of a source belongs to users, by its name."""
     return part.startswith(_OF_JOBS)
-
-
-_READ_BY = ", read by "
 
 
 def read_by(part: str, collector: str) -> str:

@@ -1,4 +1,6 @@
-"""JSON as the agent writes it: the only way, and parts of a document that are built each by itself."""
+"""JSON as the agent writes it: the only way, and parts of a document that are built each by
+itself.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,14 @@ MAX_LEFT_OUT = 100
 """Most parts that are named: one user may start any number of jobs."""
 COMPACT = (",", ":")
 """Separators of JSON that only programs read."""
+_NOTHING = object()
 
 
 def dumps(value: object, **options: Any) -> str:
     """Return a value as JSON; `options` are those of `json.dumps`.
 
-    ValueError if a number is not finite: JSON has none such. Python would write `Infinity`, which no
-    browser and no other program parses, so that one such number would cost the whole document.
+    ValueError if a number is not finite: JSON has none such. Python would write `Infinity`, which
+    no browser and no other program parses, so that one such number would cost the whole document.
     """
     return json.dumps(value, allow_nan=False, **options)
 
@@ -47,8 +50,8 @@ class LeftOut:
     def each(
         self, kind: str, items: Iterable[T], name: Callable[[T], object], build: Callable[[T], Any]
     ) -> Iterator[Any]:
-        """Yield what `build` makes of each item, but for those of which it makes no JSON. The name of
-        a part is its kind and its `name`.
+        """Yield what `build` makes of each item, but for those of which it makes no JSON. The name
+        of a part is its kind and its `name`.
         """
         for item in items:
             made = self.section(f"{kind} {name(item)}", functools.partial(build, item), _NOTHING)
@@ -73,9 +76,6 @@ class LeftOut:
         """Say that a part was left out, here or by whom it comes from."""
         if len(self._reasons) < MAX_LEFT_OUT:
             self._reasons[_text(part)] = _text(reason)
-
-
-_NOTHING = object()
 
 
 def _text(text: str) -> str:

@@ -26,6 +26,10 @@ PLAIN_BELOW = 10.0**EXPONENT_FROM
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """OpenMetrics would add only what the agent does not export: exemplars and creation times."""
 _CONTROLS = dict.fromkeys((*range(32), 127))
+FILE = "verdict.tier"
+"""The generated selectors, beside this module."""
+_LINE = re.compile(r"(\w+)(?:\{(.*)\})?")
+_MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"((?:[^"\\]|\\.)*)"(?:,|$)')
 
 
 class Renderer:
@@ -84,7 +88,9 @@ def number(value: float) -> str:
 
 
 def clean(label: str) -> str:
-    """Return a label value without control characters and surrogates, at most 128 characters long."""
+    """Return a label value without control characters and surrogates, at most 128 characters
+    long.
+    """
     return label.translate(_CONTROLS).encode(errors="replace").decode()[:MAX_LABEL_LENGTH]
 
 
@@ -107,12 +113,6 @@ def _series(metric: Metric, labels: tuple[str, ...]) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-FILE = "verdict.tier"
-"""The generated selectors, beside this module."""
-_LINE = re.compile(r"(\w+)(?:\{(.*)\})?")
-_MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"((?:[^"\\]|\\.)*)"(?:,|$)')
 
 
 class Tier(enum.StrEnum):

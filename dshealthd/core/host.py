@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _CHUNK = 1 << 16
+Signature = tuple[int, ...]
+"""Only compared for equality."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,9 @@ def read_bytes(path: str, limit: int = 1 << 20) -> bytes:
 
 
 def read_existing(path: str, limit: int = 1 << 20) -> str | None:
-    """Return the text of a small file; None if there is no such file, as on some kernels. OSError."""
+    """Return the text of a small file; None if there is no such file, as on some kernels.
+    OSError.
+    """
     try:
         return read(path, limit)
     except FileNotFoundError:
@@ -121,10 +125,6 @@ def integer(path: str, text: str | bytes, base: int = 10) -> int:
     except (ValueError, ArithmeticError) as error:
         message = f"{path}: {text[:40]!r} is not a number"
         raise ValueError(message) from error
-
-
-Signature = tuple[int, ...]
-"""Only compared for equality."""
 
 
 def signature(status: os.stat_result) -> Signature:

@@ -18,6 +18,9 @@ T = TypeVar("T")
 _DURATION = re.compile(
     r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?"
 )
+_SIZE = re.compile(r"(\d+)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_BAD: Any = object()
 
 
 class Duration(float):
@@ -39,10 +42,6 @@ class Duration(float):
             if self and self % seconds == 0:
                 return f"{int(self // seconds)}{unit}"
         return f"{self * 1000:g}ms"
-
-
-_SIZE = re.compile(r"(\d+)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 class Bytes(int):
@@ -134,7 +133,8 @@ def decode(schema: type[T], table: object, key: str, errors: Errors) -> T:
         errors.add(key, f"must be a table, not {_toml_type(table)}")
         return schema()
     hints = typing.get_type_hints(schema)
-    fields = {field.name: field for field in dataclasses.fields(schema)}  # type: ignore[arg-type] # always a dataclass
+    # always a dataclass
+    fields = {field.name: field for field in dataclasses.fields(schema)}  # type: ignore[arg-type]
     for name in table:
         if name not in fields:
             errors.add(join(key, name), unknown(name, fields))
@@ -170,15 +170,13 @@ def unknown(name: str, known: typing.Iterable[str]) -> str:
     )
 
 
-_BAD: Any = object()
-
-
 def _value(
     hint: Any, metadata: typing.Mapping[str, Any], value: object, key: str, errors: Errors
 ) -> Any:
     """Convert a TOML value to the type `hint`; return `_BAD` if that is impossible."""
     if dataclasses.is_dataclass(hint):
-        return decode(hint, value, key, errors)  # type: ignore[arg-type] # is_dataclass also admits instances
+        # is_dataclass also admits instances
+        return decode(hint, value, key, errors)  # type: ignore[arg-type]
     try:
         if isinstance(value, str):
             value = metadata.get("aliases", {}).get(value, value)
@@ -226,7 +224,11 @@ def _convert(hint: Any, value: object) -> Any:
         bool: "true or false",
         int: "an integer",
     }
-    message = f"must be {names.get(hint, {float: 'a number', str: 'a string'}.get(hint, str(hint)))}, not {_toml_type(value)}"
+    message = (
+        "must be "
+        f"{names.get(hint, {float: 'a number', str: 'a string'}.get(hint, str(hint)))}, not "
+        f"{_toml_type(value)}"
+    )
     raise ValueError(message)
 
 

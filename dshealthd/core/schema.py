@@ -76,7 +76,8 @@ class Number(Plain):
 
     def read(self, value: object, place: str) -> float:
         """Return the number that the schema allows."""
-        if type(value) not in {int, float} or not self.minimum <= value <= self.maximum:  # type: ignore[operator] # it is a number
+        # it is a number
+        if type(value) not in {int, float} or not self.minimum <= value <= self.maximum:  # type: ignore[operator]
             misfit(place, f"is not a number from {self.minimum:g} to {self.maximum:g}")
         return float(value)  # type: ignore[arg-type] # it is a number
 

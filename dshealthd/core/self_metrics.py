@@ -22,7 +22,10 @@ BUILD = gauge(
 )
 RELOAD_OK = gauge(
     "dshealthd_config_last_reload_successful",
-    "1 if the last load of the configuration succeeded; 0 while the previous configuration is kept.",
+    (
+        "1 if the last load of the configuration succeeded; 0 while the previous configuration is "
+        "kept."
+    ),
 )
 RELOAD_TIME = gauge(
     "dshealthd_config_last_reload_success_timestamp_seconds",

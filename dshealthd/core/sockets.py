@@ -1,4 +1,6 @@
-"""Addresses and sockets: where to listen, what a failed name lookup means, how to close a connection."""
+"""Addresses and sockets: where to listen, what a failed name lookup means, how to close a
+connection.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ def clear(path: str, kind: socket.SocketKind) -> None:
 def reset_on_close(connection: socket.socket) -> None:
     """Make a socket reset its connection when it is closed.
 
-    After an orderly close, one of its ends would stay in TIME_WAIT on this machine for a minute, and
-    the kernel would keep unsent data for a client that reads nothing.
+    After an orderly close, one of its ends would stay in TIME_WAIT on this machine for a minute,
+    and the kernel would keep unsent data for a client that reads nothing.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

@@ -98,4 +98,5 @@ def worst(outcomes: Iterable[State]) -> State:
 def decode(document: Mapping[str, Any]) -> Result:
     """Return the result in a document; KeyError, TypeError, ValueError if it holds none."""
     fields = {field.name: str(document[field.name] or "") for field in dataclasses.fields(Result)}
-    return Result(**(fields | {"outcome": State(document["outcome"])}))  # type: ignore[arg-type] # all but outcome are text
+    # all but outcome are text
+    return Result(**(fields | {"outcome": State(document["outcome"])}))  # type: ignore[arg-type]

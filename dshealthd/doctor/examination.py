@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dshealthd.linux.forked import Emit, Ended
 
 _LOOK = "the node's status"
+_WIPE = "\r\x1b[K"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +132,6 @@ def mark_accepted(
         )
         for one in examined
     ]
-
-
-_WIPE = "\r\x1b[K"
 
 
 class Progress:

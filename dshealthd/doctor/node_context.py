@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.collector import Metric, MetricKind, Sample
-from dshealthd.findings.series import Series
+from dshealthd.findings.series import of_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dshealthd.config.config import Config  # noqa: TC004 - nothing evaluates this type
     from dshealthd.core.host import Host
+    from dshealthd.findings.series import Series
+
+_VERSIONS = ("driver", "cuda", "nvml")
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class NodeContext:
     @cached_property
     def series(self) -> Series:
         """All samples of the status document."""
-        return Series(_samples(self.document))
+        return of_document(self.document)
 
     @cached_property
     def collectors(self) -> dict[str, Mapping[str, Any]]:
@@ -65,19 +67,6 @@ class NodeContext:
     def has_infiniband(self) -> bool:
         """Whether there is an InfiniBand or RoCE port."""
         return any(self.series("infiniband_port_up"))
-
-
-def _samples(document: Mapping[str, Any]) -> list[Sample]:
-    samples = []
-    for name, family in document.get("metrics", {}).items():
-        for sample in family["samples"]:
-            labels = tuple(sample["labels"])
-            metric = Metric(name, MetricKind.GAUGE, "", labels)
-            samples.append(Sample(metric, tuple(sample["labels"].values()), float(sample["value"])))
-    return samples
-
-
-_VERSIONS = ("driver", "cuda", "nvml")
 
 
 def facts(context: NodeContext) -> dict[str, str]:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ACCEPTED = re.compile(
-    r"(?P<check>[a-z0-9-]+)(?: (?P<component>.+?))? until (?P<until>\d{4}-\d\d-\d\d): (?P<reason>.+)"
+    r"(?P<check>[a-z0-9-]+)(?: (?P<component>.+?))? until (?P<until>\d{4}-\d\d-\d\d): "
+    r"(?P<reason>.+)"
 )
 
 

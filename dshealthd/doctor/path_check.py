@@ -10,9 +10,13 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.check import Check, Result, critical, ok, warning
-from dshealthd.findings.finding import State
+from dshealthd.collectors import filesystem
+from dshealthd.doctor.check import Check, Result, critical, ok
+from dshealthd.doctor.snapshot_check import result_of
+from dshealthd.findings import catalogue, storage
 from dshealthd.findings.options import FindingsOptions
+from dshealthd.findings.past import Past
+from dshealthd.findings.series import Series
 from dshealthd.linux.credentials import assumed
 from dshealthd.linux.process_root import Root
 
@@ -68,30 +72,19 @@ def _write(directory: int) -> float:
 
 
 def _judge(path: str, status: os.statvfs_result, seconds: float, limit: Limits) -> Iterator[Result]:
-    slow, full = limit.path_write_seconds, limit.filesystem_used_critical_ratio
-    used = 1 - status.f_bavail / status.f_blocks if status.f_blocks else 0.0
+    """Yield the findings of the agent about such a path, as they are without a past."""
     free = status.f_bavail * status.f_frsize
-    well = True
-    if seconds > slow:
-        well = False
-        yield warning(
-            f"a write of 4 KiB to {path} took {seconds:.2g} s",
-            remedy=f"nfsiostat 1 5 {path}; iostat -x 1 5",
-            value=f"{seconds:.2g} s",
-            limit=f"{slow:g} s",
-            component=path,
-        )
-    if used > full:
-        well = False
-        yield Result(
-            # The last percent of a petabyte is room for many checkpoints.
-            State.CRITICAL if free < limit.filesystem_free_bytes else State.WARNING,
-            f"{path} is {used:.0%} full: {free / 1e9:.1f} GB are free",
-            remedy=f"df -h {path}; ls -dt {path}/*  # then delete old checkpoints",
-            value=f"{used:.1%}",
-            limit=f"{full:.0%}",
-            component=path,
-        )
-    if well:
+    samples = (
+        filesystem.SIZE(status.f_blocks * status.f_frsize, path),
+        filesystem.FREE(free, path),
+        filesystem.FILES(status.f_files, path),
+        filesystem.FILES_FREE(status.f_favail, path),
+        filesystem.WRITE_SECONDS(seconds, path),
+    )
+    series = Series(samples, limit, Past())
+    signs = [sign for rule in storage.RULES for sign in rule(series, 0.0)]
+    for sign in signs:
+        yield result_of(catalogue.found(sign, os.uname().nodename, limit).document())
+    if not signs:
         text = f"{path}: wrote 4 KiB in {seconds * 1e3:.2g} ms, {free / 1e9:.1f} GB are free"
         yield ok(text, component=path)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 """Version of the JSON document; new keys keep it, a change of meaning increments it."""
+TERMINATION = 4096
+"""Maximum bytes of a container's termination message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +197,6 @@ def _lines(one: Examined, result: Result, paint: Paint) -> Iterator[str]:
     elif result.remedy:
         yield f"            Remedy: {result.remedy}"
     yield f"            Runbook: dshealthd doctor --runbook {printable(one.slug)}"
-
-
-TERMINATION = 4096
-"""Maximum bytes of a container's termination message."""
 
 
 def kubernetes(report: Report) -> int:

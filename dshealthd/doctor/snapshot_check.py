@@ -46,8 +46,8 @@ def snapshot_check(
 ) -> SnapshotCheck:
     """Return the check of one symptom.
 
-    `summary` is or returns the text of the ok result; `problems` yields results that findings do not
-    cover.
+    `summary` is or returns the text of the ok result; `problems` yields results that findings do
+    not cover.
     `alerts` has the prefixes of this check's alerts, for a symptom with several checks.
     """
 
@@ -55,7 +55,7 @@ def snapshot_check(
         if not collectors and context.document.get("source") != "agent":
             yield _without_agent(context)
             return
-        found = [_result(finding) for finding in _findings(context, slug, alerts)]
+        found = [result_of(finding) for finding in _findings(context, slug, alerts)]
         found += problems(context)
         yield from found
         yield from _unread(context, collectors, found)
@@ -91,7 +91,8 @@ def _findings(
     ]
 
 
-def _result(finding: Mapping[str, Any]) -> Result:
+def result_of(finding: Mapping[str, Any]) -> Result:
+    """Return the result that shows a finding, from its document."""
     return Result(
         State(finding["severity"]),
         f"{finding['summary']}: {finding['detail']}",

@@ -37,6 +37,14 @@ _SSH_FAILED = 255
 """Exit status of ssh(1) itself."""
 _NOT_FOUND = 127
 """Exit status of a shell that does not find the program."""
+CONNECT = 5
+"""Seconds for a connection."""
+DEADLINE = 15.0
+"""Seconds for all hosts together."""
+_MARK = "--sockets--"
+_SCRIPT = f"ls /proc/driver/nvidia/gpus 2>/dev/null; echo {_MARK}; cat /proc/net/tcp /proc/net/tcp6"
+_OPTIONS = ("-n", "-x", "-a", "-o", "ConnectionAttempts=1", "-o", "ControlMaster=no")
+"""In addition to those of every call: nothing is read, forwarded, or left behind for others."""
 
 
 class HostsError(Exception):
@@ -141,16 +149,6 @@ def _report(ended: Ended, seconds: float) -> NodeReport:
         why = last_line(errors) if not output else f"{type(error).__name__}: {error}"
         text = f"sent an unreadable report (exit status {code}): {printable(why[:300])}"
         return NodeReport(host, problem=text, severity=State.UNKNOWN)
-
-
-CONNECT = 5
-"""Seconds for a connection."""
-DEADLINE = 15.0
-"""Seconds for all hosts together."""
-_MARK = "--sockets--"
-_SCRIPT = f"ls /proc/driver/nvidia/gpus 2>/dev/null; echo {_MARK}; cat /proc/net/tcp /proc/net/tcp6"
-_OPTIONS = ("-n", "-x", "-a", "-o", "ConnectionAttempts=1", "-o", "ControlMaster=no")
-"""In addition to those of every call: nothing is read, forwarded, or left behind for others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ The agent sends a request, receives the name of the bundle once it is begun, sen
 some seconds later, and receives the outcome:
 
 → {"case": {…}, "host": {…}, "directory": PATH, "limits": {…}, "begun": SECONDS, "node": NAME,
-"metrics": TEXT, "probes": {…}, "log_paths": [PATTERN, …]} ← {"bundle": NAME} → {"metrics": TEXT, "interval": SECONDS} ←
-{"outcome": OUTCOME, "detail": TEXT, "kept": {NAME: BYTES}}
+"metrics": TEXT, "jobs": […], "probes": {…}, "log_paths": [PATTERN, …]} ← {"bundle": NAME}
+→ {"metrics": TEXT, "interval": SECONDS} ← {"outcome": OUTCOME, "detail": TEXT,
+"kept": {NAME: BYTES}}
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def _take(
         py_spy=find_py_spy(),
         log_paths=tuple(request["log_paths"]),
     )
-    collection.begin(request["metrics"], request["probes"])
+    collection.begin(request["metrics"], request["jobs"], request["probes"])
     channel.sendall(wire.pack({"bundle": bundle.path.name}))
     collection.collect()
     channel.settimeout(PATIENCE)

@@ -15,6 +15,7 @@ from dshealthd.core.text import plural
 from dshealthd.evidence import (
     flight_recorder,
     job_logs,
+    kernel_log,
     members,
     nccl_ras,
     process,
@@ -29,7 +30,7 @@ from dshealthd.linux import forked
 from dshealthd.linux.forked import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dshealthd.core.host import Host
     from dshealthd.evidence.bundle import Bundle
@@ -82,10 +83,15 @@ class Collection:
         self._world: dict[int, int | None] = {}
         self._members: dict[int, JobProcess] = {}
 
-    def begin(self, metrics: str, probes: Mapping[str, Any] | None) -> None:
+    def begin(
+        self,
+        metrics: str,
+        jobs: Sequence[Mapping[str, Any]],
+        probes: Mapping[str, Any] | None,
+    ) -> None:
         """Write the agent's data and a first summary into the bundle."""
         findings = self.findings
-        findings.metrics = metrics
+        findings.metrics, findings.jobs = metrics, jobs
         if probes is not None:
             findings.rounds = [
                 entry
@@ -113,7 +119,7 @@ class Collection:
             )
             for rank in self.findings.ranks
         )
-        steps = [Step("kernel log", functools.partial(process.take, host=self._host), 8.0)]
+        steps = [Step("kernel log", functools.partial(kernel_log.take, host=self._host), 8.0)]
         asking = self._ask_ras()
         if asking is not None:
             steps.append(Step("NCCL RAS", asking, 32.0, 2 * nccl_ras.MAX_ANSWER + _SMALL))
@@ -139,7 +145,7 @@ class Collection:
         if metrics:
             self._bundle.append("metrics-after.prom", metrics.encode())
             findings.interval = interval
-            findings.moved = summary.moved(summary.parse(findings.metrics), summary.parse(metrics))
+            findings.moved = summary.moved(findings.metrics, metrics)
         elif findings.metrics:
             findings.missing.append("metrics at the end: no data from the agent")
         if self._bundle.full:
@@ -257,8 +263,8 @@ class Collection:
     def _read_dumps(self) -> None:
         """Parse the collected flight recorder dumps, and compare the ranks."""
         digests: dict[str, dict[int, Mapping[str, Any]]] = {}
-        # In turn: several that need dumps.MEMORY each would take more than the service may have, and
-        # the dumps of 64 ranks together are 2 GiB.
+        # In turn: several that need dumps.MEMORY each would take more than the service may have,
+        # and the dumps of 64 ranks together are 2 GiB.
         for rank in [rank for rank in self.findings.ranks if rank.facts.get("recorder")]:
             data = self._bundle.read(rank.facts["recorder"]["file"])
             step = dumps.digested(f"digest {rank.pid}", data)

@@ -50,7 +50,7 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
         )
         return EXIT_FAILURE
     job = job or only(step.value["jobs"])
-    probes, metrics = _from_agent(loaded, access)
+    document, metrics = _from_agent(loaded, access)
     print_lines(
         f"inspecting {plural(len(step.value['ranks']), 'rank')}; this takes 10 to "
         f"{loaded.section(EvidenceOptions).deadline:.0f} s",
@@ -61,7 +61,7 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
         loaded.path.state,
         loaded.path.host,
         metrics=metrics,
-        probes=lambda: probes,
+        document=lambda: document,
         monotonic=time.monotonic,
         wall=time.time,
     )
@@ -86,20 +86,18 @@ def only(jobs: Sequence[str]) -> str | None:
     return jobs[0] if len(jobs) == 1 else None
 
 
-def _from_agent(
-    loaded: Config, access: Access
-) -> tuple[Mapping[str, Any] | None, Callable[[], str]]:
-    """Return the running agent's probe status, and a function that reads its exposition.
+def _from_agent(loaded: Config, access: Access) -> tuple[Mapping[str, Any], Callable[[], str]]:
+    """Return the running agent's status document, and a function that reads its exposition.
 
-    They give None and an empty text if it does not answer.
+    Both are empty if it does not answer.
     """
     try:
         agent = local(loaded, access)
-        probes = agent.status().get("probe")
+        document = agent.status()
     except Unreachable as error:
         problem = f"agent unreachable: {error}; steps, metrics and probe rounds will be missing"
         print_lines(problem, error=True)
-        return None, str
+        return {}, str
 
     def metrics() -> str:
         try:
@@ -107,7 +105,7 @@ def _from_agent(
         except Unreachable:  # the summary says that there are none
             return ""
 
-    return probes, metrics
+    return document, metrics
 
 
 def _nobody(job: str | None, answer: Mapping[str, Any]) -> str:

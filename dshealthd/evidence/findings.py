@@ -77,6 +77,8 @@ class CollectedEvidence:
     """Seconds between the two expositions that `moved` compares."""
     metrics: str = ""
     """The exposition at the beginning."""
+    jobs: Sequence[Mapping[str, Any]] = ()
+    """The jobs of the agent's status document at the beginning."""
     rounds: list[Mapping[str, Any]] = field(default_factory=list)
     """Probe rounds of the last hour."""
     missing: list[str] = field(default_factory=list)

@@ -1,6 +1,4 @@
-"""The kernel's view: what each thread of a rank waits for, whether the process moves, and the last
-minutes of the kernel log.
-"""
+"""The kernel's view: what each thread of a rank waits for, and whether the process moves."""
 
 from __future__ import annotations
 
@@ -14,7 +12,6 @@ from dshealthd.core.text import printable
 from dshealthd.evidence.findings import file_of
 from dshealthd.linux.activity import parse_activity
 from dshealthd.linux.forked import Missing
-from dshealthd.linux.kmsg import KERNEL, KernelLogReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,34 +132,3 @@ def _moved(before: dict[str, int], after: dict[str, int]) -> str:
         name: after[name] - before[name] for name in _IO if after.get(name, 0) > before.get(name, 0)
     }
     return " ".join(f"{name} {value}" for name, value in moved.items()) or "nothing"
-
-
-FILE = "kernel-log.txt"
-AGE = 900.0
-"""Age in seconds up to which lines are taken."""
-MAX_RECORDS = 200_000
-"""More than any buffer holds."""
-MAX_LINES = 2_000
-_SECONDS = 5.0
-
-
-def take(emit: Emit, host: Host) -> None:
-    """Emit `kernel-log.txt`, newest lines last.
-
-    OSError if the log cannot be read.
-
-    Lines that the kernel itself did not write are marked: any process with access to the log can
-    forge them.
-    """
-    reader = KernelLogReader(host.device("kmsg"), time.monotonic)
-    oldest = time.clock_gettime(time.CLOCK_MONOTONIC) - AGE
-    lines = [record for record in reader.read(MAX_RECORDS, _SECONDS) if record.timestamp >= oldest]
-    reader.close()
-    for record in lines[-MAX_LINES:]:
-        writer = "" if record.facility == KERNEL else f"(facility {record.facility}) "
-        emit(
-            FILE,
-            f"[{record.timestamp:.6f}] {writer}{printable(record.message)}\n".encode(
-                errors="replace"
-            ),
-        )

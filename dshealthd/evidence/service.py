@@ -103,7 +103,7 @@ class Evidence:
         host: Host,
         *,
         metrics: Callable[[], str],
-        probes: Callable[[], Mapping[str, Any] | None],
+        document: Callable[[], Mapping[str, Any]],
         monotonic: Callable[[], float],
         wall: Callable[[], float],
         interval: float = INTERVAL,
@@ -111,7 +111,8 @@ class Evidence:
     ) -> None:
         """Keep bundles below `state`.
 
-        `metrics` returns an exposition and `probes` the status of the probes, None if unknown.
+        `metrics` returns an exposition and `document` a status document, of which `jobs` and
+        `probe` are used; both are empty if unknown.
         `interval` is the time in seconds from the first exposition to the second. `command` is the
         collecting program, which gets the number of its descriptor as its last argument.
         """
@@ -121,7 +122,7 @@ class Evidence:
         self.directory = state / DIRECTORY
         self._host = host
         self._metrics = metrics
-        self._probes = probes
+        self._document = document
         self._monotonic = monotonic
         self._wall = wall
         self._interval = interval
@@ -309,6 +310,7 @@ class Evidence:
 
     def _request(self, case: HangCase) -> dict[str, Any]:
         options = self.options
+        document = self._document()
         return {
             "case": dataclasses.asdict(case),
             "host": encode(self._host),
@@ -322,6 +324,7 @@ class Evidence:
             },
             "node": socket.gethostname(),
             "metrics": self._metrics(),
-            "probes": self._probes(),
+            "jobs": document.get("jobs", []),
+            "probes": document.get("probe"),
             "log_paths": list(self.log_paths),
         }

@@ -72,7 +72,8 @@ def take(emit: Emit, host: Host, pid: int, rank: int, program: str | None) -> di
 
 def _run(program: int, pid: int) -> tuple[bytes, str]:
     with subprocess.Popen(  # noqa: S603 - a program of the administrator's
-        ["py-spy", "dump", "--nonblocking", "--json", "--pid", str(pid)],  # noqa: S607 - the open file is what runs
+        # the open file is what runs
+        ["py-spy", "dump", "--nonblocking", "--json", "--pid", str(pid)],  # noqa: S607
         executable=f"/proc/self/fd/{program}",
         pass_fds=[program],
         stdin=subprocess.DEVNULL,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import printable
 
@@ -13,73 +14,11 @@ if TYPE_CHECKING:
 
     from dshealthd.evidence.findings import CollectedEvidence, RankEvidence
 
-Labels: TypeAlias = "tuple[tuple[str, str], ...]"
-Series: TypeAlias = "dict[str, dict[Labels, float]]"
-
-_LINE = re.compile(
-    r'^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})? (\S+)$', re.MULTILINE
-)
-_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 COUNTED = re.compile(
-    r"dshealthd_(gpu|nvlink|infiniband|pcie|xid|sxid|kernel_events|network|tcp)_\w+"
+    r"dshealthd_(?:gpu|nvlink|infiniband|pcie|xid|sxid|kernel_events|network|tcp)_\w+"
 )
 """Metric families of GPUs, fabric and kernel."""
 MAX_MOVED = 60
-
-
-def parse(text: str) -> Series:
-    """Return the series of an exposition in Prometheus' text format; other lines are skipped."""
-    found: Series = {}
-    for name, labels, value in _LINE.findall(text):
-        try:
-            found.setdefault(name, {})[tuple(_LABEL.findall(labels))] = float(value)
-        except (ValueError, ArithmeticError):
-            continue
-    return found
-
-
-def of_job(series: Series, name: str, job: str) -> dict[str, float]:
-    """Return a job's values of a metric by rank; the largest if a rank has several series."""
-    found: dict[str, float] = {}
-    for labels, value in series.get(name, {}).items():
-        known = dict(labels)
-        if known.get("training_job") == job and "rank" in known:
-            found[known["rank"]] = max(value, found.get(known["rank"], value))
-    return found
-
-
-def chosen(series: Series, name: str, job: str, label: str) -> dict[str, str]:
-    """Return by rank the value of the label for which a metric of the job is 1."""
-    found: dict[str, str] = {}
-    for labels, value in series.get(name, {}).items():
-        known = dict(labels)
-        if value == 1 and known.get("training_job") == job and "rank" in known:
-            found[known["rank"]] = known.get(label, "")
-    return found
-
-
-def moved(before: Series, after: Series) -> list[str]:
-    """Return the changes of GPU, fabric and kernel metrics between two expositions.
-
-    One line per series, a bounded number of them.
-    """
-    lines = []
-    for name, values in sorted(after.items()):
-        if not COUNTED.fullmatch(name):
-            continue
-        for labels, value in values.items():
-            old = before.get(name, {}).get(labels)
-            if old is not None and old != value:
-                shown = ",".join(f'{label}="{of}"' for label, of in labels)
-                where = f"{name}{{{shown}}}" if labels else name
-                lines.append(
-                    f"{where} {old:g} -> {value:g}"
-                    + (f" (+{value - old:g})" if name.endswith("_total") else "")
-                )
-    rest = len(lines) - MAX_MOVED
-    return lines[:MAX_MOVED] + ([f"and {rest} more"] if rest > 0 else [])
-
-
 MAX_RANKS = 64
 MAX_ROUNDS = 20
 MAX_MISSING = 40
@@ -103,6 +42,35 @@ FILES = (
 )
 
 
+def moved(before: str, after: str) -> list[str]:
+    """Return the changes of GPU, fabric and kernel metrics between two expositions.
+
+    One line per series, a bounded number of them.
+    """
+    earlier = parse(before)
+    lines = []
+    for name, value in sorted(parse(after).items()):
+        old = earlier.get(name)
+        if old is not None and old != value:
+            risen = name.partition("{")[0].endswith("_total")
+            lines.append(f"{name} {old:g} -> {value:g}" + f" (+{value - old:g})" * risen)
+    rest = len(lines) - MAX_MOVED
+    return lines[:MAX_MOVED] + ([f"and {rest} more"] if rest > 0 else [])
+
+
+def parse(exposition: str) -> dict[str, float]:
+    """Return the values of GPU, fabric and kernel metrics by their series, as the agent writes
+    it.
+    """
+    found: dict[str, float] = {}
+    for line in exposition.split("\n"):
+        if COUNTED.match(line):
+            name, _, value = line.rpartition(" ")
+            with contextlib.suppress(ValueError, ArithmeticError):
+                found[name] = float(value)
+    return found
+
+
 def write(findings: CollectedEvidence) -> str:
     """Return the text of a bundle's summary."""
     return "\n".join(printable(line)[:_WIDTH] for line in _lines(findings)) + "\n"
@@ -110,20 +78,25 @@ def write(findings: CollectedEvidence) -> str:
 
 def _lines(findings: CollectedEvidence) -> Iterator[str]:
     case = findings.case
-    series = parse(findings.metrics)
     what = "requested by hand" if case.reason == "requested" else f"hung, cause: {case.reason}"
     yield f"{case.job or 'all jobs'} on {findings.node}: {what}"
     yield f"taken   {_time(findings.begun)}, in {findings.seconds:.0f} s"
     if case.since is not None:
-        yield f"since   {_time(case.since)}: no progress for {findings.begun - case.since:.0f} s when taken"
+        yield (
+            f"since   {_time(case.since)}: no progress for {findings.begun - case.since:.0f} "
+            "s when taken"
+        )
     if not findings.finished:
-        yield "THE COLLECTION HAS NOT ENDED: it is running or was killed; the files hold what was collected so far"
+        yield (
+            "THE COLLECTION HAS NOT ENDED: it is running or was killed; the files hold what "
+            "was collected so far"
+        )
     yield ""
     yield "What shows the cause"
-    yield from _indented(_blame(findings, series))
+    yield from _indented(_blame(findings))
     yield ""
     yield f"Ranks on this node: {len(findings.ranks)}"
-    yield from _indented(_rank(findings, series, rank) for rank in findings.ranks[:MAX_RANKS])
+    yield from _indented(_rank(findings, rank) for rank in findings.ranks[:MAX_RANKS])
     yield ""
     yield f"GPU, fabric and kernel metrics that changed within {findings.interval:.0f} s"
     yield from _indented(findings.moved or ["none" if findings.interval else "unknown"])
@@ -161,7 +134,7 @@ def _stopped(findings: CollectedEvidence) -> Iterator[str]:
             yield f"rank {rank.rank} (pid {rank.pid}): its process is stopped by a signal"
 
 
-def _blame(findings: CollectedEvidence, series: Series) -> Iterator[str]:
+def _blame(findings: CollectedEvidence) -> Iterator[str]:
     """Yield what shows whom the other ranks wait for, the most reliable first."""
     if findings.case.explanation:
         yield f"cause: {findings.case.explanation}"
@@ -172,14 +145,17 @@ def _blame(findings: CollectedEvidence, series: Series) -> Iterator[str]:
         *findings.logs,
         *findings.collectives,
         *_by_ras(findings.ras),
-        *_by_steps(findings, series),
+        *_by_steps(findings),
     ):
         found = True
         yield line
-    moving = list(_moving(findings, series))
+    moving = list(_moving(findings))
     yield from moving
     if not found and not moving:
-        yield "no cause found on this node; see the bundles of the job's other nodes, and the probes' suspects"
+        yield (
+            "no cause found on this node; see the bundles of the job's other nodes, and the "
+            "probes' suspects"
+        )
 
 
 def _by_ras(ras: Mapping[str, Any] | None) -> Iterator[str]:
@@ -188,14 +164,19 @@ def _by_ras(ras: Mapping[str, Any] | None) -> Iterator[str]:
     for number, host, gpu, what in ras["troubles"]:
         yield f"NCCL RAS: {_who(number, host, gpu)} is {what}"
     for number, host, gpu, operation, behind in ras["behind"]:
-        yield f"NCCL RAS: {_who(number, host, gpu)} is {behind} {operation} behind the furthest rank"
+        yield (
+            f"NCCL RAS: {_who(number, host, gpu)} is {behind} {operation} behind the furthest rank"
+        )
     if not ras["troubles"] and not ras["behind"]:
         still = (
             "nothing was launched between two answers"
             if ras["idle"]
             else "counts have moved, or cannot be compared"
         )
-        yield f"NCCL RAS (NCCL {ras['version'] or 'of unknown version'}): all ranks answer and none is behind; {still}"
+        yield (
+            f"NCCL RAS (NCCL {ras['version'] or 'of unknown version'}): all ranks answer and "
+            f"none is behind; {still}"
+        )
 
 
 def _who(number: str, host: str, gpu: str) -> str:
@@ -204,41 +185,43 @@ def _who(number: str, host: str, gpu: str) -> str:
     )
 
 
-def _by_steps(findings: CollectedEvidence, series: Series) -> Iterator[str]:
+def _by_steps(findings: CollectedEvidence) -> Iterator[str]:
     """Show the steps that the heartbeats report; which ranks are the culprits takes all ranks."""
-    for job in sorted({rank.job for rank in findings.ranks}):
-        steps = of_job(series, "dshealthd_job_step", job)
-        if len(set(steps.values())) > 1:
-            by_step = (
-                f"step {step:.0f}: rank "
-                + ", ".join(sorted((rank for rank in steps if steps[rank] == step), key=int))
-                for step in sorted(set(steps.values()))
-            )
-            yield f"heartbeats of {job}, ranks here only: {'; '.join(by_step)}"
+    here = {rank.job for rank in findings.ranks}
+    for job in findings.jobs:
+        steps: dict[int, list[str]] = {}
+        for rank in job["ranks"] if job["job"] in here else ():
+            if rank["step"] is not None:
+                steps.setdefault(rank["step"], []).append(str(rank["rank"]))
+        if len(steps) > 1:
+            by_step = (f"step {step}: rank {', '.join(steps[step])}" for step in sorted(steps))
+            yield f"heartbeats of {job['job']}, ranks here only: {'; '.join(by_step)}"
 
 
-def _moving(findings: CollectedEvidence, series: Series) -> Iterator[str]:
+def _moving(findings: CollectedEvidence) -> Iterator[str]:
     """Yield a line for each job that the agent finds not hung, if evidence was requested."""
     if findings.case.reason != "requested":
         return
-    for labels, hung in series.get("dshealthd_job_hang", {}).items():
-        job = dict(labels).get("training_job", "")
-        steps = of_job(series, "dshealthd_job_step", job)
-        heard = of_job(series, "dshealthd_job_heartbeat_timestamp_seconds", job)
-        if hung or not steps or not heard or findings.case.job not in {"", job}:
+    for job in findings.jobs:
+        heard = [rank["heartbeat"] for rank in job["ranks"] if rank.get("heartbeat") is not None]
+        steps = [rank["step"] for rank in job["ranks"] if rank["step"] is not None]
+        if job["hang"] or not steps or not heard or findings.case.job not in {"", job["job"]}:
             continue
-        ago = max(0.0, findings.begun - max(heard.values()))
-        yield f"{job} is not hung: step {max(steps.values()):.0f}, last progress {ago:.0f} s ago"
+        ago = max(0.0, findings.begun - max(heard))
+        yield f"{job['job']} is not hung: step {max(steps)}, last progress {ago:.0f} s ago"
 
 
-def _rank(findings: CollectedEvidence, series: Series, rank: RankEvidence) -> str:
-    key = str(rank.rank)
-    step = of_job(series, "dshealthd_job_step", rank.job).get(key)
-    doing = [
-        chosen(series, f"dshealthd_job_{name}", rank.job, name).get(key, "")
-        for name in ("phase", "stage")
-    ]
-    heard = of_job(series, "dshealthd_job_heartbeat_timestamp_seconds", rank.job).get(key)
+def _rank(findings: CollectedEvidence, rank: RankEvidence) -> str:
+    sent: Mapping[str, Any] = next(
+        (
+            sent
+            for job in findings.jobs
+            for sent in job["ranks"]
+            if (job["job"], sent["rank"]) == (rank.job, rank.rank)
+        ),
+        {},
+    )
+    step, heard = sent.get("step"), sent.get("heartbeat")
     kernel, stacks, recorder = (
         rank.facts.get(name) or {} for name in ("kernel", "stacks", "recorder")
     )
@@ -247,8 +230,8 @@ def _rank(findings: CollectedEvidence, series: Series, rank: RankEvidence) -> st
         f"rank {rank.rank}" + ("" if findings.case.job else f" of {rank.job}"),
         findings.node,
         f"pid {rank.pid}",
-        f"step {step:.0f}" if step is not None else "step unknown",
-        "/".join(filter(None, doing)) or "stage unknown",
+        f"step {step}" if step is not None else "step unknown",
+        "/".join(filter(None, (sent.get("phase"), sent.get("stage")))) or "stage unknown",
         f"heartbeat {findings.begun - heard:.0f} s ago" if heard is not None else "",
         f"{kernel.get('state', 'state unknown')}"
         + (f" in {kernel['waits']}" if kernel.get("waits") else ""),

@@ -63,7 +63,8 @@ def accused(
         return tuple(ranks), tuple(event.place for event in alike[:3]), text
     if root.slug == "rendezvous-unreachable":
         ranks = sorted({event.rank for event in alike if event.rank is not None})
-        # Where most ranks cannot reach the master, it is the master that is gone, and they its victims.
+        # Where most ranks cannot reach the master, it is the master that is gone, and they its
+        # victims.
         if len(ranks) > 1 and len(case.seen - {0, *ranks}) < len(ranks):
             case.missing.append("the log of rank 0 and of the launcher on its host")
             text = f"{root.says} ({listed(ranks)})"

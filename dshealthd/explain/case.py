@@ -36,8 +36,6 @@ _COMPARE_SIZES = (
     "must be the same everywhere"
 )
 _QUOTES_COMMANDS = {"child-failed/deepspeed-launcher", "child-failed/summary"}
-_CRASHES = {-4, -7, -8, -9, -11}
-"""Exit codes for signals that no launcher or watchdog sends in an orderly end."""
 
 
 @dataclass(slots=True)
@@ -202,7 +200,8 @@ def _disagree(case: Case) -> None:
         Event(
             slug="rendezvous-env-mismatch", pattern="rendezvous-env-mismatch/stated", role="cause",
             layer="program", title="Ranks disagree on the size of the job",
-            says=f"rank {rank} was started for a job of {one} ranks, rank {peer} for one of {other}",
+            says=(f"rank {rank} was started for a job of {one} ranks, rank {peer} for one of "
+                  f"{other}"),
             steps=(_COMPARE_SIZES.format(rank, peer),),
             place=place, origin=Origin(), order=0,
         )
@@ -223,12 +222,18 @@ def _signals(case: Case) -> None:
         silent = (
             lost and None not in ranked and failure.rank not in ranked and (failure.exit or 0) > 0
         )
-        if failure.root and (failure.exit in _CRASHES or silent):
+        crash = _crash(failure, case)
+        if failure.root and (crash.is_crash or silent):
             told.add(failure.rank)
-            case.found.events.append(_crash(failure, case))
+            case.missing += _after_kill(crash)
+            case.found.events.append(crash)
+    for facts in case.found.sources:
+        for event in (kept.event for kept in facts.statements):
+            if event.is_crash or "how" in event.fields:
+                event.says = f"a process was ended by {_signal(event)}"
+                event.title, event.steps = _of_crash(event)
     for event in list(case.found.events):
-        code = event.fields.get("exit", "")
-        if event.slug != "child-failed" or int(code or 0) not in _CRASHES:
+        if event.layer != "launcher" or not event.is_crash:
             continue
         if int(event.fields.get("pid", -1)) in pids:
             continue  # the summary reports the same, with the rank
@@ -241,48 +246,60 @@ def _signals(case: Case) -> None:
         rank = event.rank if event.rank is not None else identities.rank(origin)
         if rank in told or (rank is None and told):
             continue
+        event.title, event.steps = _of_crash(event)
+        if event.role == "cause":
+            if "exit" in event.fields:
+                event.says += f", for {_signal(event)}"
+            continue
         told.add(rank)
         event.role, event.layer, event.rank = "cause", "program", rank
-        event.says = f"a rank was ended by {_signal(int(code))}"
-        event.title, event.steps = _of_crash(int(code))
-        case.missing += _after_kill(int(code), event.host)
+        event.says = f"a rank was ended by {_signal(event)}"
+        case.missing += _after_kill(event)
 
 
 def _crash(failure: Failure, case: Case) -> Event:
     code = failure.exit or 0
-    title, steps = _of_crash(code)
-    case.missing += _after_kill(code, failure.host)
     stamp = Stamp("iso", failure.time.replace("_", " "))
     event = Event(
         slug="child-failed", pattern="child-failed/signal", role="cause", layer="program",
-        says=f"rank {failure.rank} "
-        + (f"was ended by {_signal(code)}" if code < 0 else f"ended with exit code {code}; these logs have no error message from it"),
-        title=title, steps=steps, place=failure.place,
+        says=(f"rank {failure.rank} ended with exit code {code}; these logs have no error "
+              "message from it"),
+        place=failure.place,
         origin=Origin(failure.source, rank=failure.rank, host=failure.host), order=1 << 40,
-        stamp=stamp, exact=False, fields={"exit": str(code)}, attempt=case.found.sources[failure.source].attempt,
+        stamp=stamp, exact=False, fields={"exit": str(code)},
+        attempt=case.found.sources[failure.source].attempt,
     )  # fmt: skip
+    if event.signal:
+        event.says = f"rank {failure.rank} was ended by {_signal(event)}"
+    event.title, event.steps = _of_crash(event)
     event.rank, event.host, event.time = failure.rank, failure.host, clocks.seconds(stamp, 2000)
     return event
 
 
-def _of_crash(code: int) -> tuple[str, tuple[str, ...]]:
-    """Return the title and first steps for an exit code: those of the pattern that says the same."""
-    name = {-signal.SIGKILL: "killed", 1: "exit-code"}.get(code if code < 0 else 1, "crash")
+def _of_crash(event: Event) -> tuple[str, tuple[str, ...]]:
+    """Return the title and first steps for an exit code: those of the pattern that says the
+    same.
+    """
+    is_code = "exit" in event.fields and not event.signal
+    name = (
+        "exit-code" if is_code else "crash" if event.signal not in {0, signal.SIGKILL} else "killed"
+    )
     pattern = load().by_id(f"child-failed/{name}")
-    return pattern.title, pattern.step
+    title = pattern.title if is_code or event.signal else "A signal ended a process"
+    return title, pattern.step
 
 
-def _after_kill(code: int, host: str | None) -> list[str]:
-    if code == -signal.SIGKILL:
-        return [f"the kernel log of {host or 'the node'}: was it out of memory? (`journalctl -k`)"]
+def _after_kill(event: Event) -> list[str]:
+    if event.signal == signal.SIGKILL:
+        where = event.host or "the node"
+        return [f"the kernel log of {where}: was it out of memory? (`journalctl -k`)"]
     return []
 
 
-def _signal(code: int) -> str:
-    try:
-        return f"signal {-code} ({signal.Signals(-code).name})"
-    except (ValueError, ArithmeticError):
-        return f"signal {-code}"
+def _signal(event: Event) -> str:
+    if not event.signal:
+        return f"a signal: {event.fields['how']}"
+    return f"signal {event.signal} ({signal.Signals(event.signal).name})"
 
 
 def _sort(case: Case) -> None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MAX_CHAIN = 40
 ENDED_BY_WATCHDOG = "and a rank that waits for another one ends the same way"
+FROM_BEFORE = "the logs of all ranks from before the first of these lines"
+AND_AFTER = "what these logs say after the last of these lines, or the logs of all ranks"
 SEPARATE_LOGS = "start with `torchrun --log-dir=logs --redirects=3 --tee=3` to keep one"
 
 _NOTICED = re.compile(r"watchdog at work|Timeout at NCCL work")
@@ -37,8 +39,8 @@ _OF_NO_RANK = {"symmetric", "mismatch"}
 """Kinds of verdicts that have a first step although they name no culprit."""
 _OF_THE_JOB = {"host-memory-pressure"}
 """Slugs of faults that the job brings along to any node."""
-_ADDRESS = re.compile(r"[\d.]+|[\da-f:]*:[\da-f:.]*")
-"""An address, which no scheduler knows a node by."""
+_NO_NODE = re.compile(r"[\d.]+|[\da-f:]*:[\da-f:.]*|[\da-f]{12}|localhost\S*|\S*container\S*")
+"""An address or a container's number, which no scheduler knows a node by."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +83,8 @@ class Finding:
         root, host = self.root, self.host
         if root is None or host is None or root.layer != "hardware" or root.weak:
             return ()
-        return () if root.slug in _OF_THE_JOB or _ADDRESS.fullmatch(host) else (host,)
+        is_node = host != self.pod and _NO_NODE.fullmatch(host) is None
+        return (host,) if is_node and root.slug not in _OF_THE_JOB else ()
 
     @property
     def is_known(self) -> bool:
@@ -97,8 +100,9 @@ def decide(found: Recognized, *, year: int) -> Finding:
     if not ordered or _wraps(ordered[0]):
         # That a process ended is no cause: what it said before is.
         confirmed = any(_is_telling(event, case) for event in (*ordered, *case.consequences))
-        stated = cause(standing(case), confirmed=confirmed or bool(case.found.failures))
-        if stated is not None:
+        stated = cause(case, standing(case), confirmed=confirmed or bool(case.found.failures))
+        is_end = stated is not None and (stated.is_crash or "how" in stated.fields)
+        if stated is not None and not (is_end and ordered and ordered[0].is_crash):
             ordered.insert(0, stated)
     if not ordered:
         return _without_cause(case)
@@ -130,6 +134,8 @@ def decide(found: Recognized, *, year: int) -> Finding:
     host, gpu = _whereabouts(root, ranks, case)
     beside = _beside(root, ranks)
     host = host or beside.get("host")
+    if host == beside.get("pod"):  # its name, as a collector of pods has it
+        host = None
     if gpu is None and "gpu" in beside:
         gpu = int(beside["gpu"])
     is_symmetric = not ranks and any(verdict.kind == "symmetric" for verdict in verdicts)
@@ -218,7 +224,7 @@ def _device(root: Event) -> str | None:
     address = root.fields.get("pci")
     if address is None:
         return f"AMD GPU node-{root.fields['agent']}" if "agent" in root.fields else None
-    is_gpu = "NVRM" in root.place.quote or "nvidia " in root.place.quote
+    is_gpu = any(word in root.place.quote for word in ("NVRM", "nvidia ", "GPU"))
     return f"GPU {address}" if is_gpu else f"PCI device {address}"
 
 
@@ -331,49 +337,41 @@ def _without_cause(case: Case) -> Finding:
             verdicts=tuple(hung),
         )  # fmt: skip
     telling = [event for event in case.consequences if _is_telling(event, case)]
+    # What is no mere hint says more, and so does what came first.
+    telling.sort(key=lambda event: (event.weak, event.layer == "launcher"))
     if telling:
-        # What is no mere hint says more, and so does what came first.
-        telling.sort(key=lambda event: (event.weak, event.layer == "launcher"))
-        first = telling[0]
-        return Finding(
-            outcome="undecided",
-            statement=f"these logs show only what followed from a failure: {first.says}",
-            step=_step(first, (), first.host, []),
-            proof=tuple(event.place for event in telling[:3]),
-            missing=("the logs of all ranks from before the first of these lines",),
-            chain=tuple(case.consequences[:MAX_CHAIN]),
+        says = f"these logs show only what followed from a failure: {telling[0].says}"
+        return _undecided(
+            case, says, telling, FROM_BEFORE, _step(telling[0], (), telling[0].host, [])
         )
     if said := worth_reading(standing(case)):
-        return Finding(
-            outcome="undecided",
-            statement=f"{plural(len(said), 'line')} of these logs may speak of a failure, and no pattern knows "
-            + ("it" if len(said) == 1 else "them"),
-            proof=tuple(event.place for event in said),
-            missing=(
-                "what these logs say after the last of these lines, or the logs of all ranks",
-            ),
-            chain=tuple(case.recovered[:MAX_CHAIN]),
-        )
+        says = f"{plural(len(said), 'line')} of these logs may speak of a failure, and no pattern knows "
+        return _undecided(case, says + ("it" if len(said) == 1 else "them"), said, AND_AFTER)
     if noticed := [event for event in case.found.events if _NOTICED.search(event.place.quote)]:
-        return Finding(
-            outcome="undecided",
-            statement=f"torch's watchdog saw a collective fail: {noticed[0].says}",
-            step=advised(load().hang["unknown"], {}),
-            proof=tuple(event.place for event in noticed[:3]),
-            missing=("the logs of all ranks from before the first of these lines",),
-        )
-    cut = [source.unfinished for source in case.found.sources if source.unfinished is not None]
-    if cut:
-        where = f"{cut[0].file}:{cut[0].line}"
+        says = f"torch's watchdog saw a collective fail: {noticed[0].says}"
+        return _undecided(case, says, noticed, FROM_BEFORE, advised(load().hang["unknown"], {}))
+    for cut in [
+        source.unfinished for source in case.found.sources if source.unfinished is not None
+    ]:
         return Finding(
             outcome="undecided",
             statement="these logs have a traceback without the exception that ends it",
-            step=f"read that log on from {where}: the line that ends the traceback names the exception",
-            proof=tuple(cut[:3]),
-            missing=(f"the end of the traceback at {where}",),
+            step=f"read that log on from {cut.file}:{cut.line}: the line that ends the traceback names the exception",
+            proof=(cut,), missing=(f"the end of the traceback at {cut.file}:{cut.line}",),
             chain=tuple(case.recovered[:MAX_CHAIN]),
-        )
+        )  # fmt: skip
     return Finding(outcome="nothing", chain=tuple(case.recovered[:MAX_CHAIN]))
+
+
+def _undecided(
+    case: Case, says: str, events: Sequence[Event], missing: str, step: str = ""
+) -> Finding:
+    """Return the answer that some lines deserve to be read."""
+    return Finding(
+        outcome="undecided", statement=says, step=step, missing=(missing,),
+        proof=tuple(event.place for event in events[:WORTH_READING]),
+        chain=tuple((case.consequences or case.recovered)[:MAX_CHAIN]),
+    )  # fmt: skip
 
 
 def _is_telling(event: Event, case: Case) -> bool:

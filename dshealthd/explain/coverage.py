@@ -1,7 +1,7 @@
 """Which ranks' logs cover a hang from before to after it: only there does silence mean anything.
 
-A rotated log begins late, a log copied while the job wrote it ends early, and some logs are missing.
-A rank without a report in such a log may have reported like all others.
+A rotated log begins late, a log copied while the job wrote it ends early, and some logs are
+missing. A rank without a report in such a log may have reported like all others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ The ranks in genuine hangs report within 0.1 s of each other, and their heartbea
 ABORTED = -6
 """Exit code of a rank that ended itself with SIGABRT, as watchdogs do after their report."""
 TERMINATED = -15
-"""Exit code of a rank that its launcher ended with SIGTERM, which a stopped process never handles."""
+"""Exit code of a rank that its launcher ended with SIGTERM, which a stopped process never
+handles."""
 _WATCHDOG = "nccl-timeout/watchdog"
 _REPORTS = (_WATCHDOG, "nccl-timeout/heartbeat")
 _LAUNCHERS = tuple(
@@ -164,7 +165,9 @@ class Coverage:
         return when is not None and self._reported is not None and when >= self._reported + GRACE
 
     def _find_concatenated(self) -> set[int]:
-        """Return the files in which logs of several ranks are concatenated, judged by their times."""
+        """Return the files in which logs of several ranks are concatenated, judged by their
+        times.
+        """
         latest: dict[int, float] = {}
         found = set()
         times = [(event.origin.source, self._when(event)) for event in self._reports]

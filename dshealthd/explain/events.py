@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,8 +12,17 @@ MAX_NAMED = 8
 MAX_QUOTE = 300
 """Maximum characters quoted from a line."""
 
+_CRASHES = {signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV}
+_NUMBERS = {
+    name.upper(): one.value
+    for one in signal.Signals
+    for name in (one.name.removeprefix("SIG"), signal.strsignal(one) or "", str(one.value))
+}
+"""Signals by their names, by what glibc says of them, and by their numbers."""
+
 LAYERS = ("hardware", "scheduler", "program", "communication", "launcher")
 """Layers in order of cause: a fault in one layer shows in the layers after it."""
+LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "/bin/", "pydantic/")
 
 
 class Place(NamedTuple):
@@ -112,6 +122,25 @@ class Event:
         self.last_order = self.last_order or self.order
 
     @property
+    def signal(self) -> int:
+        """The signal that ended its process, by the exit code or by its name; 0 if none did.
+
+        A shell adds 128 to its number.
+        """
+        code = int(self.fields.get("exit", 0))
+        name = self.fields.get("signal", self.fields.get("how", ""))
+        if code:
+            name = str(-code if code < 0 else code - 128)
+        return _NUMBERS.get(name.upper().removeprefix("SIG"), 0)
+
+    @property
+    def is_crash(self) -> bool:
+        """Whether a signal ended its process that no launcher or watchdog sends in an orderly
+        end.
+        """
+        return self.signal in _CRASHES
+
+    @property
     def own_frame(self) -> Frame | None:
         """The innermost frame that is not in a library."""
         for frame in reversed(self.frames):
@@ -124,9 +153,6 @@ class Event:
         """The program's own line that raised it, as the end of a sentence; empty if unknown."""
         own = self.own_frame
         return "" if own is None else f" at {own.file}:{own.line} in {own.function}"
-
-
-LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "/bin/", "pydantic/")
 
 
 def listed(ranks: Sequence[int]) -> str:

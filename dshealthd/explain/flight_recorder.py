@@ -19,13 +19,6 @@ _PARTS = (
     *("/dshealthd/training/", "/site-packages/", "/dist-packages/", "/lib/python"),
 )
 """Frameworks are listed by name because they may run from a checkout, outside site-packages."""
-
-
-def is_library(filename: str) -> bool:
-    """Return whether a frame's file belongs to a library, by its path."""
-    return any(part in filename for part in _PARTS)
-
-
 MAX_GROUPS = 64
 MAX_ENTRIES = 20_000
 MAX_PENDING = 8
@@ -37,10 +30,13 @@ a cut one would be wrong.
 """
 _RANKS = re.compile(r"\[?(?:\d{1,7}(?:, ?\d{1,7})*)?\]?")
 _STATES = ("scheduled", "started", "completed")
-
-
 MAX_EXACT = 1 << 53
 """The largest count: a million operations a second for 285 years. All readers of JSON hold it."""
+
+
+def is_library(filename: str) -> bool:
+    """Return whether a frame's file belongs to a library, by its path."""
+    return any(part in filename for part in _PARTS)
 
 
 class MalformedDump(Exception):
@@ -167,7 +163,10 @@ def _place(frames: Any) -> str:
     ]
     own = [frame for frame in found if not is_library(frame["filename"])]
     for frame in (own or found)[:1]:
-        return f"{_text(frame['filename'])}:{_text(frame.get('line', '?'))} {_text(frame.get('name', ''))}"
+        return (
+            f"{_text(frame['filename'])}:{_text(frame.get('line', '?'))} "
+            f"{_text(frame.get('name', ''))}"
+        )
     return ""
 
 

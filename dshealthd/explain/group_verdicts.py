@@ -152,7 +152,10 @@ def judge(
                 return verdict("behind", behind, text)
             # It is unknown whether the ranks without a log here entered it, too.
             if size is None or 2 * len(behind) <= size:
-                text = f"{plural(len(entered), 'rank')} of {size or 'an unknown number'} reported entering {what}"
+                text = (
+                    f"{plural(len(entered), 'rank')} of {size or 'an unknown number'} "
+                    f"reported entering {what}"
+                )
                 return verdict("unknown", [], text)
             text = f"entered {what}, which most ranks never called"
             return verdict("ahead", entered, text)
@@ -396,8 +399,12 @@ def follow(verdicts: list[GroupVerdict]) -> list[GroupVerdict]:
         }
         left = tuple(rank for rank in verdict.culprits if rank not in cleared)
         if verdict.culprits and not left:
-            says = f"{verdict.operation} of the {verdict.group} waited for ranks that hung in another group"
-            verdict = replace(verdict, kind="unknown", says=says, culprits=())  # noqa: PLW2901 - the remaining verdict
+            says = (
+                f"{verdict.operation} of the {verdict.group} waited for ranks that hung in "
+                "another group"
+            )
+            # the remaining verdict
+            verdict = replace(verdict, kind="unknown", says=says, culprits=())  # noqa: PLW2901
         elif cleared:
             verdict = replace(verdict, culprits=left)  # noqa: PLW2901
         found.append(verdict)

@@ -9,6 +9,8 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from dshealthd.explain.host_names import is_name_of_host
+
 if TYPE_CHECKING:
     from dshealthd.explain.events import Origin
     from dshealthd.explain.facts import Recognized
@@ -31,10 +33,11 @@ _NAMES = re.compile(
     r"|\b(?:[Nn]ode )?(?:ip|IP)(?: ?[:=] ?| |\[)['\"]?(?P<address>\d{1,3}(?:\.\d{1,3}){3})\b"
     r"|\b(?:pid|PID)(?: ?[:=] ?| )(?P<pid>\d{2,10})\b"
     r"|\[(?P<pid_2>\d{2,10})\](?::| trap| general) [^\n]{0,40}(?:segfault|ip|sp)\b"
-    r"|\b(?:GPU |GPU|cuda:|Device:|device |DEVICE\[)(?P<gpu>\d{1,2})\b(?!\.\d|,\d| ?(?:[KMG]i?B|%|x\b))"
+    r"|\b(?:GPU |GPU|cuda:|Device:|device |DEVICE\[)(?P<gpu>\d{1,2})\b(?!\.\d|,\d| "
+    r"?(?:[KMG]i?B|%|x\b))"
     r"|(?<![\w.])(?P<device>mlx5_\d{1,3}(?::\d)?|bnxt_re\d{1,2}|efa_\d{1,2}|hfi1_\d{1,2}"
     r"|nvme\d{1,2}n\d(?:p\d{1,2})?|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)(?![\w.])"
-    r"|\bpods?[ /](?P<pod>[a-z\d][a-z\d.-]{1,62})(?![\w/'])"
+    r"|\bpods?[ /](?P<pod>[a-z\d][a-z\d.-]{1,62}+)(?![\w'])"
     r"|\b(?P<position>(?:DP|TP|PP|EP)\d{1,3}(?:[ _](?:DP|TP|PP|EP)\d{1,3}){0,3})(?=[\] )])"
 )
 _DETAIL = re.compile(
@@ -45,10 +48,7 @@ _KEYS = {
     "Node": "host", "rank": "rank", "Name": "pod",
 }  # fmt: skip
 """Keys in a block of `key: value` lines, as Ray and kubectl print them, and whose name each has."""
-_LEVELS_LIKE = re.compile(
-    r"\d+(?:[.:]\d+){0,2}|v\d[\w.]*|[\w.-]*\.(?:py|cc?|cpp|cu|h|so|log|json|out|yaml)(?:[:.]\d+)*"
-)
-"""Numbers, releases and files, at the place of a host's name."""
+_TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
 
 
 def spoken_rank(text: str) -> dict[str, str]:
@@ -63,7 +63,9 @@ def spoken_rank(text: str) -> dict[str, str]:
 
 
 def named(text: str) -> dict[str, str]:
-    """Return the host, pid, GPU, device and pod that a text names: each only if it names just one."""
+    """Return the host, pid, GPU, device and pod that a text names: each only if it names just
+    one.
+    """
     found: dict[str, set[str]] = defaultdict(set)
     for match in _NAMES.finditer(text):
         name, value = str(match.lastgroup).partition("_")[0], match[match.lastgroup or 0]
@@ -73,14 +75,6 @@ def named(text: str) -> dict[str, str]:
             continue
         found["host" if name == "address" else name].add(value)
     return {name: values.pop() for name, values in found.items() if len(values) == 1}
-
-
-def is_name_of_host(word: str) -> bool:
-    """Return whether a word can be a host's name or address, rather than prose, a number or a file."""
-    if _LEVELS_LIKE.fullmatch(word):
-        return False
-    is_number = re.fullmatch(r"(?:0x)?[0-9a-fA-F]{5,}", word) is not None
-    return not is_number and any(character.isdigit() for character in word)
 
 
 class Details:
@@ -117,12 +111,10 @@ class Details:
     def fields(self) -> dict[str, str]:
         """What the block names; a `Name` is a pod's only beside its node."""
         fields = self._fields
-        if len(fields) < 2 or ("pod" in fields and "host" not in fields):  # noqa: PLR2004 - any word may precede a colon
+        # any word may precede a colon
+        if len(fields) < 2 or ("pod" in fields and "host" not in fields):  # noqa: PLR2004
             fields = {}
         return {**self._described, **fields}
-
-
-_TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
 
 
 class Identities:

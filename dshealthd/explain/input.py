@@ -1,7 +1,7 @@
 """Input of logs in any form: files, folders, glob patterns, standard input, compressed or not.
 
-Logs are read in blocks, in one pass. Lines far from any possible match are counted but not examined,
-which makes it fast. Memory does not grow with the size of a file or of a line.
+Logs are read in blocks, in one pass. Lines far from any possible match are counted but not
+examined, which makes it fast. Memory does not grow with the size of a file or of a line.
 """
 
 from __future__ import annotations
@@ -38,6 +38,14 @@ _SKIPPED = (".pt", ".pth", ".bin", ".safetensors", ".so", ".py", ".pyc", ".png",
 
 
 _PIPES = ("/dev/stdin", "/dev/fd/")
+_MESSAGES = ("log", "MESSAGE", "message", "msg")
+_TIMES = ("time", "timestamp", "@timestamp", "ts", "__REALTIME_TIMESTAMP")
+_HOSTS = ("_HOSTNAME", "hostname", "host", "node")
+_REASONS = ("error", "err", "reason", "exception", "exc_info", "stacktrace", "stack")
+"""Where loggers put what a message is about."""
+_KEYS = tuple(f'"{name}"' for name in _MESSAGES)
+_MICROSECONDS, _MILLISECONDS = 1e14, 1e11
+"""Numbers above these are microseconds and milliseconds since 1970: seconds are never so large."""
 
 
 class InputError(Exception):
@@ -315,14 +323,6 @@ def _lines(segment: bytes, number: int, statistics: Statistics) -> Iterator[Raw]
             yield Raw(number + offset, text)
 
 
-_MESSAGES = ("log", "MESSAGE", "message", "msg")
-_TIMES = ("time", "timestamp", "@timestamp", "ts", "__REALTIME_TIMESTAMP")
-_HOSTS = ("_HOSTNAME", "hostname", "host")
-_KEYS = tuple(f'"{name}"' for name in _MESSAGES)
-_MICROSECONDS, _MILLISECONDS = 1e14, 1e11
-"""Numbers above these are microseconds and milliseconds since 1970: seconds are never so large."""
-
-
 def lines(text: str) -> list[str]:
     """Return a JSON log record's message as lines; the line itself if it is not a record."""
     if not text.startswith("{") or not any(key in text for key in _KEYS):
@@ -333,7 +333,8 @@ def lines(text: str) -> list[str]:
         return [text]  # truncated, or a dictionary that a program printed
     message = next((record[name] for name in _MESSAGES if name in record), None)
     if isinstance(message, list):  # journald's form of a message that is not UTF-8
-        if not all(isinstance(value, int) and 0 <= value < 256 for value in message):  # noqa: PLR2004 - a byte
+        # a byte
+        if not all(isinstance(value, int) and 0 <= value < 256 for value in message):  # noqa: PLR2004
             return [text]
         message = bytes(message).decode("utf-8", "replace")
     if not isinstance(message, str):
@@ -343,7 +344,9 @@ def lines(text: str) -> list[str]:
     prefix = f"{when} " if when else ""
     if when and isinstance(host, str) and host.replace("-", "").replace(".", "").isalnum():
         prefix += f"{host} json: "
-    return [prefix + line for line in message.rstrip("\n").split("\n")]
+    said = [message.rstrip("\n"), *(str(record[name]) for name in _REASONS if record.get(name))]
+    text = f"{said[0]}: {said[1]}" if len(said) > 1 and "\n" not in said[1] else "\n".join(said[:2])
+    return [prefix + line for line in "\n".join([text, *said[2:]]).split("\n")]
 
 
 def _time(value: Any) -> str | None:

@@ -71,7 +71,9 @@ def excuse_full_disk(events: Sequence[Event]) -> None:
 
 
 def condition(event: Event) -> tuple[str, int, str | None]:
-    """Return what identifies a lasting condition: its pattern, its file, and the device or server."""
+    """Return what identifies a lasting condition: its pattern, its file, and the device or
+    server.
+    """
     what = event.fields.get("pci", event.fields.get("server"))
     return event.ends or event.pattern, event.origin.source, what
 

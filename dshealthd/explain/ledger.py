@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 MAX_MEMBERS = 100_000
 _GROUP = re.compile(
-    r"\[PG (?:ID (?P<number>\d{1,9}) PG GUID )?(?P<group>[\w./:-]*)[ ]?(?:\((?P<name>[^)]*)\))?[ ]?Rank (?P<rank>\d{1,6})\]"
+    r"\[PG (?:ID (?P<number>\d{1,9}) PG GUID )?(?P<group>[\w./:-]*)[ "
+    r"]?(?:\((?P<name>[^)]*)\))?[ ]?Rank (?P<rank>\d{1,6})\]"
 )
 _GROUP_RANK = re.compile(r"\[Rank (?P<rank>\d{1,6})\]")
 _SEQUENCE = re.compile(

@@ -1,7 +1,7 @@
 """The order of causes: which of several events explains the others.
 
-Layers give it: hardware and the scheduler, the program of a rank, the communication of all ranks, the
-launcher. The table says where an event stands otherwise; within a place, time decides.
+Layers give it: hardware and the scheduler, the program of a rank, the communication of all ranks,
+the launcher. The table says where an event stands otherwise; within a place, time decides.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ NCCL notice a closed connection at once."""
 BEFORE, AFTER = 900.0, 120.0
 """Seconds before and after the first failure in which a hardware fault may be its cause: a watchdog
 waits 600 s, and the kernel log is written a little later than the fault."""
-_SIGNALS = {"Killed", "Segmentation fault", "Bus error", "Illegal instruction", "4", "7", "9", "11",
-            "SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL"}  # fmt: skip
 _COMMUNICATION = {"rendezvous-unreachable": 0, "gradient-sync-timeout": 1, "nccl-timeout": 1,
                   "ranks-stuck-at-init": 1, "nccl-all-reduce-failed": 3}  # fmt: skip
 _DEATHS = {"child-failed/killed", "child-failed/ray"}
@@ -52,22 +50,26 @@ class Rule(NamedTuple):
 RULES = (
     Rule(
         "a scheduler's reason, while nothing had failed, explains all that follows", 0,
-        lambda event, case, _: event.layer == "scheduler" and not event.weak and not _comes_after(event, case),
+        lambda event, case, _: event.layer == "scheduler"
+        and not event.weak and not _comes_after(event, case),
     ),
     Rule(
         "a fault long before or after the first failure has nothing to do with it", NOTHING,
-        lambda event, case, first: event.layer == "hardware" and not _is_near(case.when(event), first),
+        lambda event, case, first: event.layer == "hardware"
+        and not _is_near(case.when(event), first),
     ),
     Rule(
         "a program's failure after the communication broke follows from that", NOTHING,
-        lambda event, case, _: event.layer == "program" and event.role != "loss" and _is_aftermath(event, case),
+        lambda event, case, _: event.layer == "program"
+        and event.role != "loss" and _is_aftermath(event, case),
     ),
     Rule(
         "a process that died comes before its peers' errors of communication", 3,
         lambda event, case, _: event.layer == "launcher" and _is_death(event, case),
     ),
     Rule(
-        "what a launcher could not do is as early as what ranks could not", _LAYERS["communication"],
+        ("what a launcher could not do is as early as what ranks could "
+         "not"), _LAYERS["communication"],
         lambda event, _case, _first: event.layer == "launcher" and event.first,
     ),
 )  # fmt: skip
@@ -112,7 +114,9 @@ def _is_near(when: float | None, first: float | None) -> bool:
 
 
 def _is_aftermath(event: Event, case: Case) -> bool:
-    """Return whether a rank's failure came after the communication broke, so it is not the cause."""
+    """Return whether a rank's failure came after the communication broke, so it is not the
+    cause.
+    """
     if event.origin.labeled and case.broken.get(event.origin, event.order) < event.order:
         return True
     when, clock = case.when(event), clocks.clock_of(event.origin)
@@ -127,8 +131,7 @@ def _is_death(event: Event, case: Case) -> bool:
 
     Watchdogs, and launchers once a rank has failed, end the rest with signals, too.
     """
-    how = event.fields.get("how", event.fields.get("signal", ""))
-    is_signal = event.pattern in _DEATHS or how in _SIGNALS
+    is_signal = event.pattern in _DEATHS or event.is_crash
     return is_signal and case.timed_out.get(event.origin.source, event.order) >= event.order
 
 

@@ -42,13 +42,15 @@ GENERIC = (
     "Rendezvous'ing worker", "Starting worker group", "restart_count=", "Job restarted",
 )  # fmt: skip
 """Texts that begin any traceback, summary or new attempt."""
+_NUMBERED = re.compile(r"_\d{1,2}$")
+_VALUE = re.compile(r"\{(\w+)\}")
+_PASTED = re.compile(r"[\w./:@%+,=-]{1,200}")
+"""A value that is safe in a command: a user may choose a path in a log, and root may paste it."""
+_READ = re.compile(r"[^`\n]{1,200}")
 
 
 class PatternError(ValueError):
     """A file of patterns is invalid; the message says which and why."""
-
-
-_NUMBERED = re.compile(r"_\d{1,2}$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,8 +78,6 @@ class Pattern:
     """First steps, the most specific first; empty if there is no good one."""
     where: str
     """One of PLACES: the same words may also appear in warnings."""
-    frames: re.Pattern[str] | None
-    """Expression that the frames of the traceback, as `FILE:FUNCTION` lines, must match."""
     least: int
     """Number of times that make a value a loss: a single one may be harmless."""
     weak: bool
@@ -96,12 +96,6 @@ class Pattern:
 @functools.cache
 def _compiled(expression: str) -> re.Pattern[str]:
     return re.compile(expression)
-
-
-_VALUE = re.compile(r"\{(\w+)\}")
-_PASTED = re.compile(r"[\w./:@%+,=-]{1,200}")
-"""A value that is safe in a command: a user may choose a path in a log, and root may paste it."""
-_READ = re.compile(r"[^`\n]{1,200}")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -163,14 +157,9 @@ class Patterns:
         needs = [pattern.need for pattern in self.every]
         return Prefilter([*needs, *(Need((text,)) for text in (*GENERIC, *WORDS))])
 
-    def candidates(self, text: str, *, any_text: bool = False) -> list[Pattern]:
-        """Return the patterns that may match a text without digits, in the order of `every`.
-
-        Those that need nothing are among them only for `any_text`.
-        """
+    def candidates(self, text: str) -> list[Pattern]:
+        """Return the patterns that may match a text without digits, in the order of `every`."""
         numbers = self.prefilter.find(text)
-        if any_text:
-            numbers = sorted((*numbers, *self.prefilter.without_anchor))
         return [self.every[number] for number in numbers if number < len(self.every)]
 
     def kind(self, text: str) -> tuple[tuple[Pattern, ...], bool]:
@@ -180,7 +169,7 @@ class Patterns:
         numbers = self.prefilter.find(text)
         found = (self.every[number] for number in numbers if number < len(self.every))
         return (
-            tuple(one for one in found if one.where != "exception" and one.frames is None),
+            tuple(one for one in found if one.where != "exception"),
             bool(numbers) and numbers[-1] >= len(self.every),
         )
 
@@ -203,8 +192,6 @@ def load() -> Patterns:
     found.sort(
         key=lambda pattern: (
             pattern.weak,
-            # Where the exception was raised says more than its text, unless any text will do.
-            (pattern.frames is not None) == pattern.weak,
             LAYERS.index(pattern.layer),
             pattern.role != "cause",
         )
@@ -243,7 +230,8 @@ def _expression(row: dict[str, Any]) -> str:
         parts.append(xid_expression(codes))
         # NCCL's own report of Xids, from release 2.31.
         parts.append(
-            rf"NCCL DIAG \[INFO\] Xid (?P<code>{codes}) detected .{{1,40}} on host (?P<host>[\w.-]{{1,64}}?)\. "
+            rf"NCCL DIAG \[INFO\] Xid (?P<code>{codes}) detected .{{1,40}} on host "
+            rf"(?P<host>[\w.-]{{1,64}}?)\. "
         )
     for event in row.pop("events", ()):
         parts += event_expressions(event)
@@ -258,7 +246,6 @@ def _expression(row: dict[str, Any]) -> str:
 
 
 def _pattern(slug: str, row: dict[str, Any]) -> Pattern:
-    frames = row.pop("frames", None)
     expression = _expression(row)
     name = row.pop("name")
     pattern = Pattern(
@@ -277,7 +264,6 @@ def _pattern(slug: str, row: dict[str, Any]) -> Pattern:
         says=_texts(row.pop("says")),
         step=_texts(row.pop("step", [])),
         where=row.pop("where", "any"),
-        frames=re.compile(frames) if frames else None,
         least=row.pop("least", 1),
         weak=row.pop("weak", False),
         first=row.pop("first", False),

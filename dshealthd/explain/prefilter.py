@@ -21,6 +21,12 @@ MIN_LENGTH = 3
 MAX_STRINGS = 16
 """Maximum number of wordings of a part of an expression that are searched for as a whole."""
 _DIGITS = str.maketrans("", "", "0123456789")
+_COMMON = " etaoinsrlhdcumpfgybvwk-.:/,_'\"=()[]"
+"""The characters of English and of logs, the most frequent first; all others are rare."""
+_COSTS = {character: 1 / number for number, character in enumerate(_COMMON, 1)}
+_SHOWS, _MOST = 4, 8
+"""Characters of a literal that are searched for: fewer are found too often; more find no less, and
+take longer to compile."""
 
 
 def bare(text: str) -> str:
@@ -139,14 +145,6 @@ def _shortest(found: Iterable[str]) -> set[str]:
     return set(kept)
 
 
-_COMMON = " etaoinsrlhdcumpfgybvwk-.:/,_'\"=()[]"
-"""The characters of English and of logs, the most frequent first; all others are rare."""
-_COSTS = {character: 1 / number for number, character in enumerate(_COMMON, 1)}
-_SHOWS, _MOST = 4, 8
-"""Characters of a literal that are searched for: fewer are found too often; more find no less, and
-take longer to compile."""
-
-
 def _cost(character: str) -> float:
     """Return about how often a character begins a futile comparison."""
     return _COSTS.get(character, 1 / 100)
@@ -162,8 +160,6 @@ class Prefilter:
     def __init__(self, needs: Sequence[Need]) -> None:
         """Prepare to search for needs, which are known by their number."""
         self._needs = needs
-        self.without_anchor = [number for number, need in enumerate(needs) if not need.anchors]
-        """The needs that any text may meet; `find` leaves them out."""
         numbers: dict[str, list[int]] = defaultdict(list)
         for number, need in enumerate(needs):
             for literal in need.anchors:
@@ -220,7 +216,8 @@ def _least(literal: str) -> tuple[float, str]:
 def alternation(words: Iterable[str]) -> str:
     """Return an expression for the longest of some words at a place, which shares their beginnings.
 
-    `re` tries alternatives one after another; of these, at most one begins with the right character.
+    `re` tries alternatives one after another; of these, at most one begins with the right
+    character.
     """
     rests: dict[str, set[str]] = defaultdict(set)
     ends = False

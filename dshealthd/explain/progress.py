@@ -12,7 +12,8 @@ _PROGRESS = re.compile(
 )
 FINITE_LOSS = re.compile(r"\bloss['\"]?\s*[:=|]?\s*\[?(?:tensor\()?-?\d", re.IGNORECASE)
 _FINISHED = re.compile(
-    r"\b[Tt]rain(?:ing)? (?:is |has )?(?:completed|complete|finished|done)\b|['\"]train_runtime['\"]"
+    r"\b[Tt]rain(?:ing)? (?:is |has "
+    r")?(?:completed|complete|finished|done)\b|['\"]train_runtime['\"]"
     r"|`Trainer\.fit` stopped: |exits successfully|\b[Ff]inished training\b"
 )
 _NCCL_TRACE = re.compile(r"NCCL INFO [\w/.]{1,80}:\d+ -> \d")

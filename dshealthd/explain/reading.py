@@ -1,8 +1,9 @@
-"""The general reading of a log: what its processes say at their end, whether a pattern knows it or not.
+"""The general reading of a log: what its processes say at their end, whether a pattern knows it or
+not.
 
-A healthy log repeats itself: steps, and lines of level INFO. A remark on a failure counts as long as
-that chatter does not go on after it. Of the remarks that count, content explains more than a wrapper,
-and the first of equals comes before those that follow from it.
+A healthy log repeats itself: steps, and lines of level INFO. A remark on a failure counts as long
+as that chatter does not go on after it. Of the remarks that count, content explains more than a
+wrapper, and the first of equals comes before those that follow from it.
 """
 
 from __future__ import annotations
@@ -69,15 +70,25 @@ def standing(case: Case) -> list[Statement]:
     )
 
 
-def cause(found: Sequence[Statement], *, confirmed: bool) -> Event | None:
+def cause(case: Case, found: Sequence[Statement], *, confirmed: bool) -> Event | None:
     """Return the remark that is the cause; None if none says what happened.
+
+    Where only wrappers are left, a signal that ended a process says most.
 
     `confirmed` is whether something else shows that the job failed.
     """
+    sources = case.found.sources
+    # Where the job worked on, if only for a few lines, nobody knows that it ended of it.
+    ending = [
+        kept
+        for kept in found
+        if kept.remark.weight >= remarks.LOGS
+        and sources[kept.event.origin.source].alive < kept.event.last_order
+    ]
     if not found or found[0].remark.wraps or found[0].remark.weight < remarks.SAYS:
-        return None
-    confirmed = confirmed or any(kept.remark.weight >= remarks.LOGS for kept in found)
-    return found[0].event if confirmed else None
+        signaled = [one.event for one in ending if one.event.is_crash or "how" in one.event.fields]
+        return min(signaled, key=lambda event: not event.is_crash, default=None)
+    return found[0].event if confirmed or ending else None
 
 
 def worth_reading(found: Sequence[Statement]) -> list[Event]:

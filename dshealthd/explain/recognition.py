@@ -137,12 +137,8 @@ class Recognizer:
 
     def explaining(self, traceback: Traceback) -> Iterator[Pattern]:
         """Yield the patterns that may match an exception, in the order in which to try them."""
-        stack = traceback.stack
-        for pattern in self._patterns.candidates(bare(traceback.text), any_text=True):
-            if pattern.frames is None:
-                if pattern.role != "loss":
-                    yield pattern
-            elif pattern.frames.search(stack):
+        for pattern in self._patterns.candidates(bare(traceback.text)):
+            if pattern.role != "loss":
                 yield pattern
 
     def again(
@@ -266,7 +262,7 @@ class Reader:
 
     def _text(self, told: str, place: Place) -> Iterator[None]:
         """Recognize one line of text, once it is known where it ends."""
-        line = self._splitter.bare(self._splitter.split(told))
+        line = self._splitter.split(told)
         if self._held is not None:
             held, end, began = self._held
             whole = self._splitter.continues(held, end, line)
@@ -339,6 +335,9 @@ class Reader:
             found = _match(self._parent.near(bare(named))[0], named, line.level)
         if found is None:
             found = _match(near, text, line.level)
+        # What ended as it was meant to is no failure, whatever noticed it.
+        if found is not None and found[0].layer == "launcher" and remarks.is_orderly(text):
+            return False
         if found is not None:
             pattern, match = found
             if is_finite and pattern.role != "loss":
@@ -349,7 +348,7 @@ class Reader:
             self._losses.clear()
         if self._facts.statements.again(template, place, self._order, self._facts.calm):
             return False
-        if not is_remark:
+        if not (is_remark or remarks.is_of_shell(text)):
             self._facts.statements.follow(text, place)
             self._facts.calm += level == "calm"
         else:
@@ -396,11 +395,12 @@ class Reader:
             return
         if _OF_TORCH.search(place.quote[:200]):  # what it says of a job is never why
             remark = remark._replace(wraps=True)
+        ended = remarks.end_of(text) if remark.wraps else {}
         event = Event(
             slug="child-failed", pattern=STATED, role="cause", layer="program",
             title=remark.content, says=remark.content, steps=STEP, place=place, origin=line.origin,
             order=self._order, stamp=self._stamp(line), exact=line.stamp is not None, weak=True,
-            fields={**self._details.fields, **spoken_rank(text)}, progress=facts.progress, attempt=self._attempt,
+            fields={**self._details.fields, **spoken_rank(text), **ended}, progress=facts.progress, attempt=self._attempt,
         )  # fmt: skip
         facts.statements.add(template, remark, event, facts.calm)
 
@@ -492,6 +492,7 @@ class Reader:
         if chosen is None:
             name = text.partition(":")[0].strip()[:120] or "exception"
             is_end = traceback.ignored or name.endswith(("SystemExit", "KeyboardInterrupt"))
+            is_end = is_end or remarks.is_orderly(name)
             chosen = _PYTHON_EXIT if is_end else _PYTHON if traceback.frames else _PYTHON_BARE
             fields = {"exception": name, "message": text.partition(":")[2].strip()[:200]}
         if traceback.chained and previous is not None and previous.role == "cause":
@@ -527,7 +528,7 @@ _PYTHON = known.Pattern(
     slug="child-failed", name="python", id="child-failed/python", expression=".",
     names={"exception": "exception", "message": "message"}, need=Need(), source="CPython", layer="program",
     role="cause", title="{exception} in the program", says=("{exception}: {message}", "{exception}"),
-    step=(), where="exception", frames=None, least=1, weak=True, first=False, ends="", match=(), no_match=(),
+    step=(), where="exception", least=1, weak=True, first=False, ends="", match=(), no_match=(),
 )  # fmt: skip
 _PYTHON_EXIT = replace(
     _PYTHON, name="exit", id="child-failed/exit", role="consequence", layer="launcher"

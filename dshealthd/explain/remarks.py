@@ -40,7 +40,7 @@ WORDS = (
     "nhealthy", "ot ready", "NotReady", "erminated", "ancelled", "CANCELLED", "anceled", "core dump",
     "egfault", "egmentation", "us error", "navailable", "isconnect", "ismatch", "nresponsive",
     "ncorrectable", "ssertion", "igquit", "SIGTERM", "SIGKILL", "SIGSEGV", "SIGABRT", "SIGQUIT",
-    "non-zero", "closed", "exit code", "exited with", "exit status",
+    "non-zero", "closed", "exit code", "xit Code", "eturn code", "exited with", "exit status",
     "blocked for more", "rrImagePull",
 )  # fmt: skip
 """Each remark has one of these: what the search through all lines of a log looks for."""
@@ -73,6 +73,7 @@ _UNREAL = re.compile(
     r"\b(?:0|no|zero|without|any)\s+(?:\w+ ){0,2}(?:errors?|failures?|exceptions?|time-?outs?)\b"
     r"|\b(?:errors?|fail(?:ed|ures?)|time-?outs?|exceptions?|unavailable|dead|lost|preempted|evicted)"
     r"\b['\"]?\s*[:=]\s*(?:\d|\[\]|None|null|[Ff]alse|[,;|)}]|$)"
+    rf"|(?<![\w.])0 (?:\w+ )?(?:{_FAILURES})\b"
     r"|out of memory\b[^.]{0,40}\b(?:ok|OK)\b|\bon (?:error|failure|time-?out)s?\b"
     r"|\b(?:if|unless|in case|may|might|would|whether|when|whenever|avoid|prevent\w*|should"
     rf"|in order to|to detect)\b[^.!]{{0,80}}\b(?:{_FAILURES})\b",
@@ -84,6 +85,16 @@ _HANDLED = re.compile(
     r"|fall(?:ing|s)?[ -]?back|recover(?:ed|ing)|corrected|non-?fatal|continu(?:e|es|ing)|instead"
     r"|disabl(?:ed|ing)|by default|deprecat\w+|reconnect\w*|harmless|safely|warning|optional)\b",
     re.IGNORECASE,
+)
+_ORDERLY = re.compile(
+    r"\bintended|graceful|\bas requested|by (?:an? |the )?user request|exit_actor|idle for"
+    r"|references to [^.]{1,40} removed|\b(?:normal|clean)(?:ly)? (?:exit|shut|terminat|stop)"
+    r"|scal(?:e|ed|ing)[ -]down|\bexit(?:ed)?[ _]?(?:with )?(?:code|status)?[ =:]{1,3}0\b(?![.x])",
+    re.IGNORECASE,
+)
+"""An end that somebody meant."""
+_NEGATED = re.compile(
+    r"\b(?:not|fail\w*|unable|cannot|never|without|instead of)\b|n't\b|un$", re.IGNORECASE
 )
 _SPENT = re.compile(
     r"retr(?:y|ies)\b.{0,20}(?:exceed|exhaust|fail|limit|left)"
@@ -97,14 +108,25 @@ _EXCEPTION = re.compile(
     r"|Fatal Python error|[\w./-]{1,80}: line \d+: \S.{0,200}: (?:command not found|No such file|Permission denied)"
     r"|\btask \S{1,40}:\d+ blocked for more than "
 )
-ENDED = re.compile(
-    r"exit(?:ed|ing|s)?(?: \w+){0,3}? ?(?:with )?(?:code|status|value)?s?[ :=(]{1,3}"
-    r"-?(?:[1-9]\d{0,4}|0x[1-9a-fA-F]\w*)\b"
-    r"|non-?zero (?:exit|return|status)|return(?:ed)?[ -]?code[ :=]{1,3}-?[1-9]|\brc=-?[1-9]"
-    r"|(?:on|by|with|got|received) signal:? ?\(?(?:\d+|SIG[A-Z]+)|core dumped",
-    re.IGNORECASE,
+_BY = "|".join(
+    rf"{word} signal:? ?\(?(?P<signal_{number}>\d+|sig[a-z]+)"
+    for number, word in enumerate(("on", "by", "with", "got", "received"))
+)
+_ENDED = re.compile(
+    r"exit(?:ed|ing|s)?(?: (?!signal)\w+){0,3}? ?(?:with )?(?:code|status|value)?s?[ :=(]{1,12}"
+    r"(?:(?P<exit>-?[1-9]\d{0,4})\b|-?0x[1-9a-f]\w*\b)"
+    r"|nonzero (?:exit|return|status)|non-zero (?:exit|return|status)"
+    r"|return(?:ed)?[ -]?code[ :=]{1,3}(?P<exit_2>-?[1-9]\d{0,4})"
+    rf"|rc(?<!\wrc)=(?P<exit_3>-?[1-9]\d{{0,4}})|core dumped|{_BY}"
 )
 """How a process ended: that is not why."""
+_SHELL = re.compile(
+    r"\S{1,80}[:\uff1a] ?\D{0,12}\d{1,6}\D{0,8}[:\uff1a] +(?P<pid>\d{2,10}) (?P<how>[^\W\d].{0,22}?)"
+    r"(?P<padding> {2,23})(?! )"
+)
+"""What a shell says, in the user's language, of a child that a signal ended."""
+_PADDED = 24
+"""Bytes to which bash (jobs.c, LONGEST_SIGNAL_DESC) pads the name of a signal before the command."""
 _EVENT = re.compile(
     r"(?:^|\s)Warning\s+(?P<reason>[A-Z][A-Za-z]{3,40})\s+"
     r"(?:(?:[\dsmhd]+|<\w+>)(?: \(x\d+ over \w+\))?\s+\S+|[\w.-]+/\S+)\s+(?P<message>\S.*)"
@@ -160,7 +182,7 @@ _FAILED = re.compile(r"\b(?:failed|failure): (?=\S+ \S+ \S)")
 """Such words, whose content may be of another process, too."""
 _LOGGER = re.compile(
     r"^(?:[^\w(<\[{'\"]{0,3}(?:\[[^\]]{0,60}\]|\([^()]{0,80}\)|<\d>|[\d:.,/TZ+-]{4,35}"
-    r"|(?:kern|user|daemon)\s*:|[A-Z][a-z]{2} +\d{1,2}|[\w./-]{1,60}:\d+\]?|[\w.-]{1,60}:(?= )"
+    r"|(?:kern|user|daemon)\s*:|[A-Z][a-z]{2} +\d{1,2}|[\w./-]{1,60}:\d+\]?|[\w.-]{1,60}:(?= )(?! *[A-Z][a-z]+(?: [a-z/]+){1,6}$)"
     r"|(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERR(?:OR)?|CRIT(?:ICAL)?|FATAL|error|fatal)\b"
     r"|\w{1,20}\([\w,. -]{0,60}\):)[\s:|>-]{0,4}){1,8}"
 )
@@ -214,6 +236,12 @@ def may_be(template: str) -> bool:
     return _EXCEPTION.search(text) is not None or (_fails(text) and level_of(text) != "calm")
 
 
+def is_orderly(text: str) -> bool:
+    """Return whether a line says that a process ended as it was meant to."""
+    match = _ORDERLY.search(text)
+    return match is not None and _NEGATED.search(text[: match.start()]) is None
+
+
 def _fails(text: str) -> bool:
     return _FAILS.search(text) is not None and _FAILS.search(_UNREAL.sub(" ", text)) is not None
 
@@ -223,18 +251,43 @@ def is_kernel(quote: str) -> bool:
     return _KERNEL.search(quote[:200]) is not None
 
 
+def is_of_shell(text: str) -> bool:
+    """Return whether a line is a shell's report of a child that a signal ended."""
+    match = _SHELL.match(text) if "  " in text else None
+    return match is not None and len(match["how"].encode()) + len(match["padding"]) == _PADDED
+
+
+def ended(text: str) -> re.Match[str] | None:
+    """Return the match of how a line says that a process ended; None if it does not.
+
+    The text is lowered, as an expression that ignores case takes ten times as long.
+    """
+    return _ENDED.search(text.lower())
+
+
+def end_of(text: str) -> dict[str, str]:
+    """Return how a line says that a process ended, as fields."""
+    match = _SHELL.match(text) if is_of_shell(text) else ended(text)
+    fields = match.groupdict() if match else {}
+    return {
+        name.partition("_")[0]: value for name, value in fields.items() if value and value.strip()
+    }
+
+
 def read(text: str, level: str) -> Remark | None:
     """Return what a line says of a failure; None if nothing.
 
     `text` is the line without the prefixes that are known, `level` one of `level_of`.
     """
-    text = _LOGGER.sub("", _BAR.sub("", text[:MAX_READ], count=1).strip(), count=1)
-    if _STACK.match(text):
+    if is_of_shell(text):
+        return Remark(STATES, " ".join(text.split())[:MAX_CONTENT], wraps=True)
+    text = _LOGGER.sub("", _BAR.sub("", text[:MAX_READ], count=1).strip(), count=1).strip()
+    if _STACK.match(text) or is_orderly(text):
         return None
     exception = _EXCEPTION.search(text)
     event = _EVENT.search(text)
-    ended = ENDED.search(text)
-    is_plain = exception is None and ended is None and event is None
+    end = ended(text)
+    is_plain = exception is None and end is None and event is None
     fails = _fails(text)
     if is_plain and ((not fails and level != "error") or level == "calm"):
         return None
@@ -256,7 +309,7 @@ def read(text: str, level: str) -> Remark | None:
         text = text[failed.end() :]
     is_name = " " not in text  # of an exception, without a message
     wraps = is_name or (
-        inner is None and ((ended is not None and event is None) or _WRAPS.search(text) is not None)
+        inner is None and ((end is not None and event is None) or _WRAPS.search(text) is not None)
     )
     return Remark(weight, " ".join(text.split())[:MAX_CONTENT], wraps)
 

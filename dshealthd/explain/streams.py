@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from itertools import pairwise
-from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.explain.events import Origin, Stamp
+from dshealthd.explain.host_names import is_name_of_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,68 +30,67 @@ _BRACKET = re.compile(
     r"|default(?P<local>\d{1,4})\]:[ ]?"  # torchrun --tee
     r"|(?P<iso>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)"  # logging, DeepSpeed, NCCL
     r"(?:[ ](?:[A-Z]{2}\d{1,4}[ ]?){1,4})?\][ ]?"  # SGLang: ` DP0 TP3`
-    r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]\[[\w.]{1,80}:\d+, rank=(?P<logged>\d{1,6})\][ ])?"  # OLMo
+    # OLMo
+    r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]\[[\w.]{1,80}:\d+, "
+    r"rank=(?P<rank_logged>\d{1,6})\][ ])?"
     r"|(?P<level>[EWIFVD])(?:(?P<glog>\d{3,4} \d\d:\d\d:\d\d(?:\.\d+)?) )?[ ]?[\w./]+:\d+\][ ]?"
     r"|(?:INFO|WARNING|ERROR|DEBUG|CRITICAL|WARN)(?:\|[\w./]{1,80}:\d+)?\](?:[ ](?:>>|-)[ ])?[ ]?"
     r"|(?:[\w.]{1,80}\]\[)(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\][ ]-[ ]"  # hydra, after the time
-    r"|\d+,(?P<mpi>\d{1,6})\]<std(?:out|err)>:[ ]?"  # mpirun --tag-output
+    r"|\d+,(?P<rank_mpi>\d{1,6})\]<std(?:out|err)>:[ ]?"  # mpirun --tag-output
     r"|[ ]*\+?(?P<uptime>\d+\.\d{6})\][ ]"  # dmesg, and its time since the line before
     r"|(?P<ctime>\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4})\][ ]"  # dmesg -T
-    r"|pod/(?P<pod>[\w.-]+)/[\w.-]+\][ ]?)"  # kubectl logs --prefix
+    r"|pod/(?P<host_pod>[\w.-]+)/[\w.-]+\][ ]?)"  # kubectl logs --prefix
 )
 _DIGIT = re.compile(
     r"(?P<iso>\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)"
     r"(?:[ ]std(?:out|err)[ ][FP]|[ ]>>"
-    r"|[ ]\|[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]*\|[ ][\w.<>]{1,100}:[\w.<>]{1,60}:\d+[ ]-"  # loguru
+    # loguru
+    r"|[ ]\|[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]*\|[ ][\w.<>]{1,100}:[\w.<>]{1,60}:\d+[ ]-"
     r"|[ ]-[ ][\w.]{1,80}[ ]-[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]-)?"  # logging
     r"(?:[ ][-:])?[ ]?"
-    rf"(?:(?P<syslog_host>[\w.-]+)[ ](?P<tag>(?!{_CLASS})[\w.@-]+(?:\[\d+\])?):[ ](?:\[[ ]*\d+\.\d+\][ ])?)?"
+    rf"(?:(?P<named>[\w.-]+)[ ](?P<tag>(?!{_CLASS})[\w.@-]+(?:\[\d+\])?):[ ](?:\[[ "
+    r"]*\d+\.\d+\][ ])?)?"
 )
 _LETTER = re.compile(
-    r"(?P<syslog>[A-Z][a-z]{2}[ ][ \d]\d[ ]\d\d:\d\d:\d\d)(?:\.\d{1,9})?[ ](?P<syslog_host>[\w.-]+)[ ]"
+    r"(?P<syslog>[A-Z][a-z]{2}[ ][ \d]\d[ ]\d\d:\d\d:\d\d)(?:\.\d{1,9})?[ ](?P<named>[\w.-]+)[ ]"
     rf"(?P<tag>(?!{_CLASS})[\w./@-]+(?:\[\d+\])?):[ ](?:\[[ ]*\d+\.\d+\][ ])?"
     r"|(?P<level>[EWIF])(?P<glog>\d{4} \d\d:\d\d:\d\d\.\d+)[ ]+"
     r"(?:(?P<launcher>\d{1,10})[ ][^\]\s]{0,160}torch/distributed/elastic/[^\]\s]{1,80}"
     r"|\d+[ ][^\]\s]{1,160})\][ ]?"
     r"|(?:INFO|WARNING|ERROR)[ ]\d\d-\d\d[ ]\d\d:\d\d:\d\d[ ]\[?[\w./]{1,80}:\d+\][ ]?"  # vLLM
-    r"|(?P<nccl_host>[\w.-]{1,255}):(?P<nccl_pid>\d{1,10}):\d{1,10}[ ](?:\[(?P<gpu>\d{1,6})\][ ])?"
+    r"|(?P<host_nccl>[\w.-]{1,255}):(?P<pid>\d{1,10}):\d{1,10}[ ](?:\[(?P<gpu>\d{1,6})\][ ])?"
     r"(?=.{0,80}NCCL[ ](?:WARN|INFO|TRACE|CALL))"
 )
 _RAY = re.compile(
     r"\((?P<actor>[\w.]+)(?:[ \[]rank=(?P<rank>\d{1,6})\]?)?[^()]{0,80}?pid=(?P<pid>\d{1,10})"
-    r"(?:, ip=(?P<ip>[\w.:-]+))?\)[ ]?"
+    r"(?:, ip=(?P<host>[\w.:-]+))?\)[ ]?"
 )
 _TASK = re.compile(r"[ ]*(?P<task>\d{1,6}):(?:[ ]|$)")
-_NODE = re.compile(r"(?P<node>[A-Za-z][\w.-]*[\w]):(?:[ ]|$)")
+_NODE = re.compile(r"(?P<host>[A-Za-z][\w.-]*[\w]):(?:[ ]|$)")
 _ENOUGH = 4
 """A file must have more lines than this to tell host names from other words before a colon."""
-_INDENTED = re.compile(r" {2,12}(?=\[(?:rank|default)\d{1,6}\]:)")
-"""Indentation of a log that was pasted; no program writes blanks before these."""
 _QUOTED = re.compile(r"(?:[>#|] )+")
 """What mails, issues, comments and tables put before each line of a quotation."""
-_COLLECTED = re.compile(
-    r"[\w.@/:-]{1,80}(?:\[\d{1,10}\])?[ ]{0,20}(?:\[(?:stdout|stderr|out|err)\]|\||std(?:out|err)(?:[ ][FP])?(?=[ ]))[ ]?"
-)
-"""A collector's name of a stream, as in `worker-0 | ` and `job.node-1 [stderr] `."""
-_NAMED = re.compile(r"[\w.@/:-]{1,80}[ ]{0,3}(?=\[(?:rank|default)\d{1,6}\]:)")
-"""Any word before a prefix that only torch writes."""
+_STAMPS = ("iso", "glog", "uptime", "ctime", "syslog")
+_OF_ORIGIN = {"rank", "rank_mpi", "local", "host_pod", "host", "task", "actor"}
+"""Groups of prefixes that say where a line comes from, and begin no record."""
 MIN_WIDTH, MAX_WIDTH = 60, 1000
 """Widths in characters at which terminals and loggers wrap lines."""
 _FULL = 2
-"""Number of lines of the greatest length, each with a rest after it, that shows a log to be wrapped."""
-_WORDS = 3
-"""Maximum number of words that a collector without a known form puts before a line."""
+"""Number of lines of the greatest length, each with a rest after it, that shows a log to be
+wrapped."""
 _NUMBER = re.compile(r"\d+")
-_WORD_PREFIX = re.compile(r"[\w.@/:|\[\]()-]{1,80}(?: [\w.@/:|\[\]()-]{1,80}){0,2}")
 _ANCHOR = re.compile(
-    r"\[(?:rank|default)\d+\]:|Traceback \(most recent|\[[EWIF]\d* |\[[EWIF] [\w.]+:\d+\]"
-    r"|[\w.-]{1,80}:\d+:\d+ (?:\[\d+\] )?.{0,60}NCCL (?:WARN|INFO)"
+    r"\[(?:rank|default)\d{1,6}\]:|Traceback \(most recent call last\)|\[[EWIF]\d{3,4} \d\d:"
+    r"|\[[EWIF] [\w.]{1,80}:\d+\]|(?<![\w.-])[\w.-]{1,80}:\d+:\d+ (?:\[\d+\] )?.{0,60}NCCL "
+    r"(?:WARN|INFO)"
 )
-"""How lines begin that no collector writes."""
+"""How lines begin that no collector writes: what stands before is a prefix, known or not."""
 _REST = re.compile(r"[ ,.;:)]?[a-z0-9]")
 """How the rest of a line begins that was wrapped within a word or between two."""
 _RECORD = re.compile(
-    r"Traceback |frame #|Exception raised from |terminate called|what\(\):|During handling|The above exception"
+    r"Traceback |frame #|Exception raised from |terminate called|what\(\):|During handling|The "
+    r"above exception"
     r"|[=*-]{3}|#\d+ |\w+: (?:error|warning)|\s*$"
 )
 """How a line begins that does not continue another."""
@@ -102,8 +101,6 @@ _LEVELS = frozenset(
     "trace debug info notice warn warning err error crit critical alert emerg fatal panic".split()  # noqa: SIM905
 )
 """Levels of loggers, of syslog and of glog."""
-_PROGRAMS = frozenset({"srun", "slurmstepd"})
-"""Programs that put their name before each line."""
 
 _PATH_RANK = re.compile(
     r"(?:^|[/._-])(?:global_?)?rank[_.-]?(?P<rank>\d{1,6})(?=[/._-]|$)", re.IGNORECASE
@@ -142,19 +139,19 @@ class Splitter:
     """Splitter that removes and parses the prefixes of one file's lines."""
 
     def __init__(self, source: int, path: str, rank: int | None = None) -> None:
-        """Begin a file; `rank` is the only rank that writes to it, if known other than by the path."""
+        """Begin a file; `rank` is the only rank that writes to it, if known other than by the
+        path.
+        """
         self.source = source
         self.attempt = 0
         self.has_tasks = False
         self.nodes: frozenset[str] = frozenset()
         self._indent = ""
-        self._is_collected = False
-        self._constant: re.Pattern[str] | None = None
-        """What a collector without a known form puts before every line."""
         self._width = 0
         """Length of the lines that a terminal or a logger has wrapped; 0 if none are."""
         self._lead: re.Pattern[str] | None = None
-        """What stands before each line of the last traceback, in no form that is known."""
+        """What stood before the last anchor, in no form that is known, and so before other
+        lines."""
         self.is_stamped = False
         """Whether a log collector stamps every line, so that a stamp does not begin a record."""
         local, task = None, None
@@ -180,15 +177,10 @@ class Splitter:
         if is_indented and not any(line[len(blank) :].startswith('File "') for line in sample):
             self._indent = blank
         self._width = _wrapped_at(sample)
-        whole, sample = sample, [self._unquoted(line) for line in sample]
-        collected = sum(_COLLECTED.match(line) is not None for line in sample)
-        self._is_collected = len(sample) > 1 and collected >= 0.9 * len(sample)
-        if self._is_collected:
-            sample = [_COLLECTED.sub("", line, count=1) for line in sample]
-        self._constant = _constant_prefix([self.split(line).text for line in whole])
+        sample = [self._unquoted(line) for line in sample]
         stamps = sum(
             (match := _DIGIT.match(line) or _LETTER.match(line)) is not None
-            and match.groupdict().get("nccl_host") is None
+            and match.groupdict().get("host_nccl") is None
             and not match.groupdict().get("level")
             for line in sample
         )
@@ -196,22 +188,13 @@ class Splitter:
         tasks = sum(_TASK.match(line) is not None for line in sample)
         self.has_tasks = len(sample) > 1 and tasks >= _SAMPLE * len(sample)
         nodes = Counter(
-            match["node"]
+            match["host"]
             for line in sample
-            if (match := _NODE.match(line)) and is_host(match["node"])
+            if (match := _NODE.match(line)) and is_name_of_host(match["host"])
         )
-        if len(sample) > _ENOUGH and sum(nodes.values()) >= 0.9 * len(sample):
+        # A single name before every line may be that of the program.
+        if len(nodes) > 1 and sum(nodes.values()) >= max(_ENOUGH, 0.9 * len(sample)):
             self.nodes = frozenset(nodes)
-
-    def bare(self, line: Line) -> Line:
-        """Return a line without what the head of the last traceback had before it."""
-        text = line.text
-        place = text.find(HEAD, 1, MAX_LEAD)
-        if place > 0 and "traceback" not in text[:place].lower():
-            self.follow(text[:place])
-        if self._lead is not None and (match := self._lead.match(text)):
-            return line._replace(text=text[match.end() :])
-        return line
 
     def follow(self, lead: str) -> None:
         """Take a text, whatever its numbers, for what stands before the next lines, too."""
@@ -246,137 +229,80 @@ class Splitter:
             text = text[len(self._indent) :]
         return _QUOTED.sub("", text, count=1) if text[1:2] == " " and text[0] in ">#|" else text
 
-    def split(self, text: str) -> Line:  # noqa: PLR0915 - one step for each kind of prefix
+    def split(self, text: str) -> Line:
         """Return a line's text without prefixes, its origin, and its timestamp."""
         base = self.base
-        rank, local, task, host = base.rank, base.local, base.task, base.host
-        pid = gpu = launcher = None
-        stamp = None
-        level = named = ""
-        prefixed = False
+        host, stamp, level, named, prefixed = base.host, None, "", "", False
+        numbers = {
+            "rank": base.rank, "local": base.local, "task": base.task,
+            "pid": None, "gpu": None, "launcher": None,
+        }  # fmt: skip
         if "\x1b" in text:
             text = ANSI.sub("", text)
         text = self._unquoted(text)
-        if self._is_collected and (match := _COLLECTED.match(text)):
-            text = text[match.end() :]
-        if text.startswith("  ") and (match := _INDENTED.match(text)):
-            text = text[match.end() :]
-        constant = self._constant
-        # Dispatch on the first character: a log has millions of lines, most without a prefix.
         for _ in range(MAX_PREFIXES):
-            if constant is not None and (found := constant.match(text)):
-                text, constant = text[found.end() :], None
-            head = text[:1]
-            if head == "[":
-                match = _BRACKET.match(text)
-                if match is None:
+            if self._lead is not None and (lead := self._lead.match(text)):
+                text = text[lead.end() :]
+            match = self._prefix(text)
+            if match is None:
+                anchor = _ANCHOR.search(text, 1, MAX_LEAD)
+                if anchor is None or "traceback" in text[: anchor.start()].lower():
                     break
-                if match["rank"]:
-                    rank = int(match["rank"])
-                elif match["local"]:
-                    local = int(match["local"])
-                elif match["mpi"]:
-                    rank = int(match["mpi"])
-                elif match["pod"]:
-                    host = match["pod"]
-                else:
-                    prefixed = True
-                    rank = int(match["logged"]) if match["logged"] else rank
-                    level = match["level"] or level
-                    for form in ("iso", "glog", "uptime", "ctime"):
-                        if match[form]:
-                            stamp = Stamp(form, match[form])
-            elif head == "(":
-                match = _RAY.match(text)
-                if match is None:
-                    break
-                pid, host = int(match["pid"]), match["ip"] or host
-                rank = int(match["rank"]) if match["rank"] else rank
-            elif self.has_tasks and (match := _TASK.match(text)):
-                task = int(match["task"])
-            elif head.isdigit():
-                match = _DIGIT.match(text)
-                if match is None and (match := _LETTER.match(text)) and match["nccl_host"]:
-                    host, pid, prefixed = match["nccl_host"], int(match["nccl_pid"]), True
-                    gpu = int(match["gpu"]) if match["gpu"] else gpu
-                    text = text[match.end() :]
-                    break
-                if match is None:
-                    break
-                stamp, prefixed = Stamp("iso", match["iso"]), prefixed or not self.is_stamped
-                if match["syslog_host"]:
-                    named = text[match.start("syslog_host") :]
-                    host = _syslog_host(match) or host
-            elif head.isalpha():
-                match = _LETTER.match(text)
-                if match is None:
-                    match = _NODE.match(text) if self.nodes else None
-                    if match is not None and match["node"] in self.nodes:
-                        host = match["node"]
-                    elif "]:" not in text[:100] or (match := _NAMED.match(text)) is None:
-                        break
-                elif match["nccl_host"]:
-                    host, pid = match["nccl_host"], int(match["nccl_pid"])
-                    gpu = int(match["gpu"]) if match["gpu"] else gpu
-                    prefixed = True
-                    text = text[match.end() :]
-                    break
-                else:
-                    prefixed = prefixed or not (self.is_stamped and match["syslog"])
-                    level = match["level"] or level
-                    launcher = int(match["launcher"]) if match["launcher"] else launcher
-                    if match["syslog_host"]:
-                        named = text[match.start("syslog_host") :]
-                        host = _syslog_host(match) or host
-                    for form in ("syslog", "glog"):
-                        if match[form]:
-                            stamp = Stamp(form, match[form])
-            else:
-                break
+                self.follow(text[: anchor.start()])
+                text = text[anchor.start() :]
+                continue
+            found = {name: value for name, value in match.groupdict().items() if value}
+            for group, value in found.items():
+                name = group.partition("_")[0]
+                if name in numbers:
+                    numbers[name] = int(value)
+                elif name in _STAMPS:
+                    stamp = Stamp(name, value)
+                elif name == "level":
+                    level = value
+                elif name == "host":
+                    host = value
+            if "named" in found:
+                named = text[match.start("named") :]
+                host = _syslog_host(match) or host
+            is_collectors = self.is_stamped and (match.re is _DIGIT or "syslog" in found)
+            prefixed |= found.keys().isdisjoint(_OF_ORIGIN) and not is_collectors
             text = text[match.end() :]
-        origin = (
-            base
-            if (rank, local, task, host, pid, gpu)
-            == (base.rank, base.local, base.task, base.host, None, None)
-            else Origin(self.source, rank, local, task, host, pid, gpu)
+            if "host_nccl" in found:
+                break
+        launcher = numbers.pop("launcher")
+        origin = Origin(self.source, host=host, **numbers)
+        return Line(
+            text, base if origin == base else origin, stamp, level, prefixed, launcher, named
         )
-        return Line(text, origin, stamp, level, prefixed, launcher, named)
 
-
-def is_host(word: str) -> bool:
-    """Return whether a word at the place of a host name can be one, rather than a level or a field.
-
-    Host names are of lower case, or have a digit, a dot or a hyphen.
-    """
-    if word.lower() in _LEVELS or word in _PROGRAMS:
-        return False
-    return word.islower() or any(not character.isalpha() for character in word)
+    def _prefix(self, text: str) -> re.Match[str] | None:
+        """Return the prefix that a line begins with; its first character tells which it may be."""
+        head = text[:1]
+        if head == "[":
+            return _BRACKET.match(text)
+        if head == "(":
+            return _RAY.match(text)
+        if self.has_tasks and (match := _TASK.match(text)):
+            return match
+        if head.isdigit():
+            return _DIGIT.match(text) or _LETTER.match(text)
+        if not head.isalpha():
+            return None
+        match = _LETTER.match(text) or (_NODE.match(text) if self.nodes else None)
+        return None if match and match.re is _NODE and match["host"] not in self.nodes else match
 
 
 def _syslog_host(match: re.Match[str]) -> str | None:
-    """Return the host of a line in syslog's form; None for a logger's, which has a level there."""
-    host, tag = match["syslog_host"], match["tag"]
-    return host if is_host(host) and tag.lower() not in _LEVELS else None
+    """Return the host of a line in syslog's form; None for a logger's, which has a level or a name.
 
-
-def _constant_prefix(texts: Sequence[str]) -> re.Pattern[str] | None:
-    """Return an expression for the words before every line, if what follows shows they are a prefix.
-
-    Their digits may differ. Behind them are prefixes that only torch, NCCL or CPython write, which
-    would otherwise not be seen.
+    Loggers write date and time with a blank between, syslog in ISO 8601 with a `T`.
     """
-    texts = [text for text in texts if text.strip()]
-    words = [_NUMBER.sub("0", text).split(" ")[:_WORDS] for text in texts]
-    for count in range(1, _WORDS + 1):
-        heads = Counter(" ".join(head[:count]) for head in words)
-        common, number = max(heads.items(), key=itemgetter(1), default=("", 0))
-        if number < max(_ENOUGH, 0.9 * len(texts)) or not _WORD_PREFIX.fullmatch(common):
-            continue
-        form = re.compile(r"\d+".join(map(re.escape, common.split("0"))) + "(?: |$)")
-        rests = [text[match.end() :] for text in texts if (match := form.match(text))]
-        if any(map(_ANCHOR.match, rests)) and not any(map(_ANCHOR.match, texts)):
-            return form
-    return None
+    host, tag = match["named"], match["tag"]
+    if not {host.lower(), tag.lower()}.isdisjoint(_LEVELS):
+        return None
+    is_logger = " " in (match.groupdict().get("iso") or "")
+    return host if not is_logger or is_name_of_host(host) else None
 
 
 def _wrapped_at(lines: Sequence[str]) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from dshealthd.explain import input as logs
 from dshealthd.explain import remarks
@@ -12,7 +11,8 @@ from dshealthd.explain.patterns import GENERIC
 from dshealthd.explain.streams import ANSI
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    import re
+    from collections.abc import Callable, Iterable, Sequence
 
     from dshealthd.explain.patterns import Patterns
 
@@ -25,8 +25,11 @@ MAX_REMEMBERED = 1 << 23
 _OVERHEAD = 120
 """Bytes that Python needs for one more entry."""
 _DIGIT_BYTES = b"0123456789"
-_Decision = bool | tuple[re.Pattern[str], ...]
-"""Whether a line may matter; expressions of which one must match it, if its digits decide."""
+_NEEDS_DIGITS = r"\d"
+"""Part of each expression that asks for a digit."""
+_Search: TypeAlias = "Callable[[str], re.Match[str] | None]"
+_Decision: TypeAlias = "bool | tuple[_Search, ...]"
+"""Whether a line may matter; searches of which one must find something, if its digits decide."""
 
 
 class Templates:
@@ -88,20 +91,25 @@ class Templates:
         is_remark = len(known) < len(numbers)
         if is_remark and remarks.may_be(text):
             return True
-        expressions = [remarks.ENDED] if is_remark and remarks.ENDED.search(f"{text} 1") else []
+        searches: list[_Search] = (
+            [remarks.ended] if is_remark and remarks.ended(f"{text} 1") else []
+        )
         if not known:
-            return tuple(expressions) or False
+            return tuple(searches) or False
         # What patterns see of a record or of a colored line is another text than this one.
         if is_record or is_colored:
             return True
         if any(number >= len(every) or every[number].role != "loss" for number in known):
             return True
-        return (*expressions, *(every[number].regex for number in known))
+        expressions = [every[number].regex for number in known]
+        # Without digits, what needs none says the same of every line.
+        if any(_NEEDS_DIGITS not in one.pattern and one.search(text) for one in expressions):
+            return True
+        searches += [one.search for one in expressions if _NEEDS_DIGITS in one.pattern]
+        return tuple(searches) or False
 
 
-def _any_matches(expressions: Iterable[re.Pattern[str]], line: bytes) -> bool:
+def _any_matches(searches: Iterable[_Search], line: bytes) -> bool:
     # A progress bar may have redrawn the line.
     parts = line[: logs.MAX_LINE].decode("utf-8", "replace").split("\r")
-    return any(
-        expression.search(part[:MAX_MATCHED]) for expression in expressions for part in parts
-    )
+    return any(search(part[:MAX_MATCHED]) for search in searches for part in parts)

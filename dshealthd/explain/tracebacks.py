@@ -1,4 +1,6 @@
-"""What takes several lines of a stream: Python tracebacks, and torchrun's summary of failed ranks."""
+"""What takes several lines of a stream: Python tracebacks, and torchrun's summary of failed
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ _BOXED_FRAME = re.compile(r"│ (/[^│\n]{1,300}\.py):(\d{1,9}) in ([\w.<>]{1,1
 """A frame in the format of the library rich."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]{0,200}(?::(?: |$)|$)")
 _BARE = re.compile(
-    r"(?!LustreError)(?:[A-Za-z_]\w*\.){0,12}(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit)|OSError|Exception)(?:: .*|:?$)"
+    r"(?!LustreError)(?:[A-Za-z_]\w*\.){0,12}(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit)"
+    r"|OSError|Exception)(?:: .*|:?$)"
 )
 _ELASTIC_MESSAGE = re.compile(
     r'\s*"message": "([\w.]{0,80}(?:Error|Exception)(?:: .{0,1000})?)",?$'
@@ -44,8 +47,13 @@ _HOOK = re.compile(r"Uncaught (?=[\w.]{1,120}(?:Error|Exception): )")
 _FIELD = re.compile(r"[\w.\[\]'-]{1,80}")
 _LINKS = ("During handling of the above", "The above exception was the direct")
 _CONTINUES = re.compile(
-    r"\s+\S|Last error|nccl[A-Z]|GPU device may|Search for `cuda|CUDA kernel err|For debugging|Compile with"
+    r"\s+\S|Last error|nccl[A-Z]|GPU device may|Search for `cuda|CUDA kernel err|For "
+    r"debugging|Compile with"
 )
+_SUMMARY = re.compile(r"\s+(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)")
+_SUMMARY_ENTRY = re.compile(r"\[\d+\]:\s*$")
+_SUMMARY_RANK = re.compile(r"(\d{1,9}) \(local_rank: (\d{1,9})\)")
+_SUMMARY_EXIT = re.compile(r"(-?\d{1,9}) +\(pid: (\d{1,10})\)")
 
 
 def as_exception(line: Line) -> Line:
@@ -214,12 +222,6 @@ class Assembler:
         """Yield the tracebacks that are complete except for a line that shows their end."""
         yield from self._closing.values()
         self._closing.clear()
-
-
-_SUMMARY = re.compile(r"\s+(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)")
-_SUMMARY_ENTRY = re.compile(r"\[\d+\]:\s*$")
-_SUMMARY_RANK = re.compile(r"(\d{1,9}) \(local_rank: (\d{1,9})\)")
-_SUMMARY_EXIT = re.compile(r"(-?\d{1,9}) +\(pid: (\d{1,10})\)")
 
 
 class LauncherSummary:

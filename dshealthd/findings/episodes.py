@@ -1,4 +1,6 @@
-"""The time that findings take: from when a sign lasts long enough, until it is gone for long enough."""
+"""The time that findings take: from when a sign lasts long enough, until it is gone for long
+enough.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,9 @@ class Episodes:
         return (episode is not None and episode.opened) or now - began >= finding.hold_seconds
 
     def due(self, now: float) -> float:
-        """Return the seconds after which time alone may open or close a finding; infinite if never."""
+        """Return the seconds after which time alone may open or close a finding; infinite if
+        never.
+        """
         return min(
             (
                 end - now
@@ -139,7 +143,9 @@ class Episodes:
 
     @staticmethod
     def _end(episode: Episode) -> float:
-        """Return when the hold of a sign ends, or the keep of a finding that is not seen any more."""
+        """Return when the hold of a sign ends, or the keep of a finding that is not seen any
+        more.
+        """
         if not episode.opened:
             return episode.began + episode.finding.hold_seconds
         return episode.seen + episode.finding.keep_seconds

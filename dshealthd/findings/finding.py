@@ -17,6 +17,14 @@ SCHEMA = 1
 """Version of `findings` and `verdict` in `/api/v1/status`; see docs/status-api.md."""
 MAX_TEXT = 1000
 """Most characters of a text; errors of drivers and file systems can be long."""
+_TEXTS = (
+    *("slug", "alert", "component", "part", "summary", "detail", "first_step", "runbook"),
+    *("reason", "source", "limit_source", "training_job"),
+)
+"""Fields of a finding's document that are texts."""
+_FIGURE = schema.Number(-sys.float_info.max, sys.float_info.max)
+_FIGURES = {"value": _FIGURE, "limit": _FIGURE, "since": schema.UNIX_TIME}
+"""Fields of a finding's document that are numbers, or null."""
 
 
 class State(enum.StrEnum):
@@ -44,7 +52,8 @@ class Sign:
     """Labels of the series that shows it: the part is derived from them."""
     _: KW_ONLY
     part: str = ""
-    """The affected part, as people call it; empty to derive it from the labels, or if it is the job."""
+    """The affected part, as people call it; empty to derive it from the labels, or if it is the
+    job."""
     job: str = ""
     """The training job that it is about."""
     case: str = ""
@@ -71,16 +80,6 @@ class Sign:
     """
     mild: bool = False
     """Whether it stops no job, though other signs of its finding do: it is never a page."""
-
-
-_TEXTS = (
-    *("slug", "alert", "component", "part", "summary", "detail", "first_step", "runbook"),
-    *("reason", "source", "limit_source", "training_job"),
-)
-"""Fields of a finding's document that are texts."""
-_FIGURE = schema.Number(-sys.float_info.max, sys.float_info.max)
-_FIGURES = {"value": _FIGURE, "limit": _FIGURE, "since": schema.UNIX_TIME}
-"""Fields of a finding's document that are numbers, or null."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +179,8 @@ class Verdict:
 
     findings: tuple[Finding, ...]
     watched: tuple[Finding, ...] = ()
-    """Signs that are no findings yet, as they have not lasted for their hold; they decide nothing."""
+    """Signs that are no findings yet, as they have not lasted for their hold; they decide
+    nothing."""
 
     @classmethod
     def of(cls, findings: Iterable[Finding]) -> Verdict:

@@ -1,4 +1,6 @@
-"""What the judge remembers of this node's GPUs: resets, returns to the bus, and how many there were."""
+"""What the judge remembers of this node's GPUs: resets, returns to the bus, and how many there
+were.
+"""
 
 from __future__ import annotations
 

@@ -77,7 +77,8 @@ RECOVERY = {
 DRAIN_AND_RESET = 4
 """The GPU works with a part of it off line: running jobs may finish, then it wants a reset.
 
-NVIDIA, GPU memory error management, "Error recovery and response flags"; nvmlDeviceGpuRecoveryAction_t.
+NVIDIA, GPU memory error management, "Error recovery and response flags";
+nvmlDeviceGpuRecoveryAction_t.
 """
 NVML = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "mig", "gpu_processes")
 """Collectors that call NVML."""
@@ -209,7 +210,9 @@ def errors(series: Series, wall: float) -> Iterator[Sign]:
 
 
 def _followed_by_requests(series: Series, wall: float) -> set[str]:
-    """Return the GPUs with a fault that has its own finding, and makes the driver ask for a reset."""
+    """Return the GPUs with a fault that has its own finding, and makes the driver ask for a
+    reset.
+    """
     unread = {labels["gpu"] for labels, value in series("gpu_up") if not value}
     unread -= {labels["gpu"] for labels, _ in series("gpu_fault", reason="reset_required")}
     logged = (

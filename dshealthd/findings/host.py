@@ -12,31 +12,15 @@ if TYPE_CHECKING:
 
     from dshealthd.findings.series import Point, Series
 
-REFUSED = (
-    "its MASTER_ADDR answers and refuses connections to MASTER_PORT: rank 0 has not started, has "
-    "ended, or is on another node"
-)
 BUSY, NEAR = "DshealthdRendezvousPortsBusy", "DshealthdHostLimitNear"
 ERROR = "DshealthdHostErrors"
 MEET = "DshealthdRanksDoNotMeet"
-UNREACHABLE = "its MASTER_ADDR cannot be reached:"
-OUTCOMES = {
-    "refused": REFUSED,
-    "timed_out": f"{UNREACHABLE} no answer, as when a firewall drops packets",
-    "unreachable": f"{UNREACHABLE} no route, or a firewall that rejects",
-    "name_unknown": f"{UNREACHABLE} the name does not resolve there",
-    "failed": f"{UNREACHABLE} the connection fails",
-}
-"""Why ranks do not meet their master, by the outcome of the agent's own attempt."""
-LOADS = 900.0
-"""Seconds for which rank 0 may load before it calls init_process_group, and listens."""
-
-
 HOUR, DAY = 3600.0, 86400.0
 SHRINKS = 60.0
 """Seconds over which available memory is seen to shrink."""
 RUNS_OUT = 600.0
-"""Seconds in which it is used up at that rate: a tenth of it a minute, more than buffers come and go."""
+"""Seconds in which it is used up at that rate: a tenth of it a minute, more than buffers come and
+go."""
 UNCORRECTED = "has had errors that ECC did not correct"
 CORRECTED = "has had many corrected errors in a day"
 STUCK = "finds CPUs or processes stuck again and again"
@@ -60,7 +44,8 @@ ERRORS = (
     # Single ones come with a job that is killed.
     (("peermem_error",), 10, RECENT, "nvidia-peermem", "logs errors"),
 )
-"""Events of the kernel log, how many lines there must be and in how many seconds, and words for them."""
+"""Events of the kernel log, how many lines there must be and in how many seconds, and words for
+them."""
 REACHED = (
     ("open_files_exhausted", "open files", "the system"),
     ("fork_rejected", "threads", "a control group"),
@@ -111,7 +96,8 @@ def memory(series: Series, _wall: float) -> Iterator[Sign]:
 def _running_out(series: Series) -> Iterator[Sign]:
     """Yield a sign if tasks wait for the little memory that is left, or it goes on shrinking.
 
-    What offloads its optimizer to the host fills it to the last percent on purpose, and stays there.
+    What offloads its optimizer to the host fills it to the last percent on purpose, and stays
+    there.
     """
     name = "memory_available_bytes"
     free = series.value(name)
@@ -209,25 +195,12 @@ def rendezvous(series: Series, _wall: float) -> Iterator[Sign]:
     if unanswered:
         yield Sign(
             MEET,
-            f"{UNREACHABLE} packets are dropped on the way, or it is wrong",
+            "its MASTER_ADDR cannot be reached: packets are dropped on the way, or it is wrong",
             part="a job",
             hold=75.0,
             value=unanswered,
             source=name,
         )
-    name = "job_master_connection"
-    for labels, value in series(name):
-        outcome = labels["outcome"]
-        if value == 1 and outcome in OUTCOMES:
-            refused = outcome == "refused"
-            yield Sign(
-                MEET,
-                OUTCOMES[outcome],
-                job=labels["training_job"],
-                source=name,
-                apart="rank 0" if refused else "master",
-                hold=LOADS if refused else None,
-            )
 
 
 def _rank_alone(series: Series) -> bool:

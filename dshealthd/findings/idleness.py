@@ -1,12 +1,14 @@
 """Jobs that do nothing: for how long, and from when on that is a hang where no heartbeats show one.
 
-A rank does nothing if its main thread takes no CPU time, and all its threads little, or only to spin for a
-GPU that waits in a kernel, and no GPU of it computes; a job, if none of its ranks here does anything, no child process of theirs
-computes, and no bytes move through files or connections. What is not known is work.
+A rank does nothing if its main thread takes no CPU time, and all its threads little, or only to
+spin for a GPU that waits in a kernel, and no GPU of it computes; a job, if none of its ranks here
+does anything, no child process of theirs computes, and no bytes move through files or connections.
+What is not known is work.
 
-That is a hang only of a job that was at work before, of several ranks, of which none waits for somebody
-outside: those whose ranks serve clients, sit at a prompt or are held by a debugger may rest for hours.
-Ranks elsewhere may be at work, so a node judges a job alone only if it has all its ranks.
+That is a hang only of a job that was at work before, of several ranks, of which none waits for
+somebody outside: those whose ranks serve clients, sit at a prompt or are held by a debugger may
+rest for hours. Ranks elsewhere may be at work, so a node judges a job alone only if it has all its
+ranks.
 """
 
 from __future__ import annotations
@@ -33,15 +35,18 @@ if TYPE_CHECKING:
 
 IDLE = gauge(
     "dshealthd_job_idle_seconds",
-    "Time for which the job has been idle here: no rank's main thread took 1 % of a core, nor all its threads "
-    "half of one, but to spin for a GPU that waits in a kernel, no GPU of it computed, its child processes took "
-    "less than half a core, and they moved no more than 10 kB/s. 0 while that is not known.",
+    "Time for which the job has been idle here: no rank's main thread took 1 % of a core, nor all "
+    "its threads half of one, but to spin for a GPU that waits in a kernel, no GPU of it computed, "
+    "its child processes took less than half a core, and they moved no more than 10 kB/s. 0 while "
+    "that is not known.",
     "training_job",
 )
 RANKS = gauge(
     "dshealthd_job_idle_ranks",
-    "Ranks here of a job without heartbeats that is idle for too long: 90 s, or twice its longest pause "
-    "so far, and a minute before its own watchdog ends it at most. Absent for others, and where a rank waits "
+    "Ranks here of a job without heartbeats that is idle for too long: 90 s, or twice its "
+    "longest pause "
+    "so far, and a minute before its own watchdog ends it at most. Absent for others, and where "
+    "a rank waits "
     "for somebody outside the job or serves clients.",
     "training_job",
 )
@@ -49,12 +54,13 @@ EXPORTED = (IDLE, RANKS)
 IDLE_BYTES = 1e4
 """Bytes per second up to which a job counts as idle: stores, monitors and loggers move a tenth."""
 WORKED = 30.0
-"""Seconds for which all ranks must have been at work at the same time before their rest is a hang: to
-import torch takes each of them ten and more, and what only holds an allocation (`sleep`, `ray start`, a
-shell) a few.
+"""Seconds for which all ranks must have been at work at the same time before their rest is a hang:
+to import torch takes each of them ten and more, and what only holds an allocation (`sleep`, `ray
+start`, a shell) a few.
 """
 SLACK = 30.0
 """Most seconds between two judgements that count: three samples."""
+_SECONDS = schema.Number(0, 1e9)
 
 
 @dataclass(slots=True)
@@ -69,7 +75,9 @@ class _Rest:
     """Seconds for which all its ranks here have been at work, at the same time."""
 
     def limit(self, watchdog: float) -> float:
-        """Return the seconds of rest from which it is a hang, if its watchdog ends it after so many."""
+        """Return the seconds of rest from which it is a hang, if its watchdog ends it after so
+        many.
+        """
         if self.longest >= watchdog:  # which would have ended it then: it was in no collective
             return math.inf
         return max(FLOOR, min(max(UNEXPLAINED, MARGIN * self.longest), watchdog - NOTICE))
@@ -113,7 +121,9 @@ class Idleness:
                 series.add([RANKS(here[job], job)])
 
     def document(self) -> dict[str, Any]:
-        """Return what outlives the agent, for JSON: not since when a job is idle, as nobody looked."""
+        """Return what outlives the agent, for JSON: not since when a job is idle, as nobody
+        looked.
+        """
         return {job: [rest.longest, rest.worked] for job, rest in self._jobs.items()}
 
     def restore(self, document: Mapping[str, Any]) -> None:
@@ -125,11 +135,8 @@ class Idleness:
             }
 
 
-_SECONDS = schema.Number(0, 1e9)
-
-
 def at_work(series: Series, job: str, ranks: int) -> dict[str, bool] | None:
-    """Return whether each rank of a job here is at work; None if that is not known of one of them."""
+    """Return for each rank of a job here whether it is at work; None if one's is not known."""
     shares = by(series("job_rank_cpu_cores", training_job=job, threads="main"), "rank", max)
     cores_of = by(series("job_rank_cpu_cores", training_job=job, threads="all"), "rank", max)
     seen, cores = work(series, job), series.value("job_children_cpu_cores", training_job=job)

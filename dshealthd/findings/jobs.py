@@ -130,7 +130,8 @@ def ends(series: Series, wall: float) -> Iterator[Sign]:
             said = "ended with an error while PyTorch held nearly all of its GPU's memory"
         said = f"rank {labels['rank']} {said}{consequence(series, job) if how == 'failed' else ''}"
         yield Sign(alert, said, job=job, value=at, source=name, since=at)
-    # Without heartbeats nobody knows which process it was, unless ranks of the only job here are gone.
+    # Without heartbeats nobody knows which process it was, unless ranks of the only job here are
+    # gone.
     gone = any((series.value("job_ranks", **labels) or 0.0) < most for labels, most in ranks_before)
     if where and gone and alone and here.isdisjoint(heard | ended.keys()):
         (job,) = here
@@ -141,7 +142,8 @@ def ends(series: Series, wall: float) -> Iterator[Sign]:
 
 def _first(ended: Sequence[tuple[float, Mapping[str, str]]]) -> tuple[float, Mapping[str, str]]:
     """Return the end that the others follow from, as `dshealthd:job:rank_ended` has it: the first,
-    or, if that is an error, a SIGKILL at about that time. Errors follow from it, and not it from them.
+    or, if that is an error, a SIGKILL at about that time. Errors follow from it, and not it from
+    them.
     """
     at, labels = first = min(ended, key=itemgetter(0))
     if labels["how"] != "failed":

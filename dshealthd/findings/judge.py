@@ -126,7 +126,8 @@ class Judge:
         self._broken: frozenset[str] = frozenset()
         """Names of the rules that failed in the last judgement."""
         self.derived: tuple[Sample, ...] = ()
-        """What the last judgement derived, for rules that compare nodes and the overview of jobs."""
+        """What the last judgement derived, for rules that compare nodes and the overview of
+        jobs."""
         self._timer: asyncio.TimerHandle | None = None
 
     async def apply(self, config: Config) -> None:
@@ -246,7 +247,9 @@ class Judge:
         self._judge_within(self._episodes.due(self._monotonic()) + DELAY)
 
     def _readable(self, finding: Finding) -> bool:
-        """Return whether a finding was judged and its source read, so that its absence means health."""
+        """Return whether a finding was judged and its source read, so that its absence means
+        health.
+        """
         if finding.rule in self._broken:
             return False
         if finding.severity is not State.UNKNOWN and pending(self._snapshot):

@@ -38,18 +38,22 @@ class Limits:
     )
     memory_available_ratio: float = _ratio(
         0.05,
-        "Share of the host's memory that must be available, where tasks wait for it or it shrinks by a "
+        "Share of the host's memory that must be available, where tasks wait for it or it "
+        "shrinks by a "
         "tenth a minute. earlyoom, which kills at it [R]",
     )
     filesystem_used_ratio: float = _ratio(
         0.9,
-        "Share of space or inodes in use: ticket. Of space, if what is left would not last for three "
-        "days like the last one, or is no more than filesystem_free_bytes. The kubelet, which evicts "
+        "Share of space or inodes in use: ticket. Of space, if what is left would not last for "
+        "three "
+        "days like the last one, or is no more than filesystem_free_bytes. The kubelet, which "
+        "evicts "
         "pods at it [R]",
     )
     filesystem_free_bytes: Bytes = option(
         Bytes(100 * 10**9),
-        "Space with which a file system is not full, whatever its share: a checkpoint of a model of "
+        "Space with which a file system is not full, whatever its share: a checkpoint of a "
+        "model of "
         "7 billion parameters takes 98 GB, 14 bytes each. [D]",
         minimum=0,
     )
@@ -131,7 +135,8 @@ class Limits:
     pcie_replays_per_minute: float = option(
         16.0,
         "Packets that a PCIe link retransmits, or errors that it corrects, per minute, up to "
-        "generation 4; 31 from generation 5 on: the bit errors that the specification allows (1e-12) on "
+        "generation 4; 31 from generation 5 on: the bit errors that the specification allows "
+        "(1e-12) on "
         "16 lanes. DCGM, Azure [R]",
         minimum=1,
     )
@@ -175,7 +180,7 @@ class Limits:
     disk_busy_bytes_per_second: ClassVar[float] = 1e8
     # To write and sync 4 KiB: a fifth of the time after which a path counts as one that hangs. [D]
     path_write_seconds: ClassVar[float] = 1.0
-    # /dev/shm: NVIDIA's containers are started with `--shm-size=1g`; Docker's default is 64 MiB. [S]
+    # /dev/shm: NVIDIA's containers start with `--shm-size=1g`; Docker's default is 64 MiB. [S]
     shared_memory_bytes: ClassVar[float] = 1e9
     # GPUs that report no limits of their own. NVSentinel, Azure [R]
     gpu_temperature_celsius: ClassVar[float] = 83.0
@@ -193,11 +198,11 @@ class Limits:
     # Values count that an idle GPU lowers to save power, from this utilization on: most of the
     # time. [D]
     gpu_busy_ratio: ClassVar[float] = 0.5
-    # On a node's other ports: a training moves gigabytes, the fabric's management some packets of 256
-    # bytes. [D]
+    # On a node's other ports: a training moves gigabytes, the fabric's management some packets of
+    # 256 bytes. [D]
     failover_bytes_per_second: ClassVar[float] = 1e6
-    # A healthy loss scale overflows when it grows, every 1,000 (DeepSpeed) or 2,000 steps (torch): a
-    # hundred times that. [D]
+    # A healthy loss scale overflows when it grows, every 1,000 (DeepSpeed) or 2,000 steps (torch):
+    # a hundred times that. [D]
     skipped_steps_ratio: ClassVar[float] = 0.1
     # Links may train for so long after a boot or a reset: 214 nodes were reported elsewhere at once
     # because theirs did. [O]

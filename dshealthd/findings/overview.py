@@ -32,6 +32,8 @@ SILENT = 30.0
 """Seconds without a heartbeat from which that is said of a job that trains."""
 STATES = ("no heartbeats", "training", "silent", "paused", "suspended", "stalled", "failed", "hung")
 """States of a job on a node, from best to worst."""
+_NOT_AT_WORK = {HangClass.IDLE, HangClass.COLLECTIVE}
+_BETWEEN_STEPS = {("stalled", cause) for cause in (HangClass.BETWEEN_STEPS, *_NOT_AT_WORK)}
 
 
 class JobPart(NamedTuple):
@@ -95,10 +97,6 @@ def _state_of_all(parts: Sequence[JobPart]) -> str:
     return worst
 
 
-_NOT_AT_WORK = {HangClass.IDLE, HangClass.COLLECTIVE}
-_BETWEEN_STEPS = {("stalled", cause) for cause in (HangClass.BETWEEN_STEPS, *_NOT_AT_WORK)}
-
-
 def _none_at_work(parts: Sequence[JobPart]) -> bool:
     """Return whether the ranks of a job that pause between two steps do not do so together, or some
     wait in collectives and none is at work, as `dshealthd:job:hang` has it.
@@ -118,11 +116,12 @@ def _none_at_work(parts: Sequence[JobPart]) -> bool:
 def overview(
     series: Series, bundles: str, left_out: LeftOut | None = None, wall: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Return each job of this node, hung and failed ones first; one that has stopped to make steps is
-    `silent`, then `stalled` or `suspended`, if it is not hung; one in a marked pause is `paused`.
+    """Return each job of this node, hung and failed ones first; one that has stopped to make steps
+    is `silent`, then `stalled` or `suspended`, if it is not hung; one in a marked pause is
+    `paused`.
 
-    `bundles` is the directory of the evidence; `left_out` learns which jobs and ranks were left out;
-    `wall` is the Unix time in seconds.
+    `bundles` is the directory of the evidence; `left_out` learns which jobs and ranks were left
+    out; `wall` is the Unix time in seconds.
     """
     left_out = left_out or LeftOut()
     names = {
@@ -215,7 +214,9 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut, wall: float)
 
 
 def _is_silent(ranks: Sequence[Mapping[str, Any]], wall: float) -> bool:
-    """Return whether no rank here was heard for longer than in the last hours: half of its bound."""
+    """Return whether no rank here was heard for longer than in the last hours: half of its
+    bound.
+    """
     heard = [rank["heartbeat"] for rank in ranks if rank["heartbeat"] is not None]
     bound = max((rank["bound_seconds"] or 0.0 for rank in ranks), default=0.0)
     return bool(heard) and wall - max(heard) > max(SILENT, bound / MARGIN)
@@ -298,8 +299,8 @@ def _paused(series: Series, job: str) -> dict[str, Any] | None:
 
 
 def _idle(series: Series, job: str) -> dict[str, Any] | None:
-    """Return for how long a job without heartbeats has been seen to do nothing here; None if it does,
-    or if that is not known.
+    """Return for how long a job without heartbeats has been seen to do nothing here; None if it
+    does, or if that is not known.
     """
     idle = series.value("job_idle_seconds", training_job=job) or 0.0
     if idle < IDLE_SECONDS or any(series("job_step", training_job=job)):

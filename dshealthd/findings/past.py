@@ -20,7 +20,8 @@ STEPS = 30
 LASTING = 86400.0
 """Seconds after which a level far above the usual is the series' own: nobody mends it any more."""
 MAX_SERIES = 2048
-"""Most series of one window; further ones are not kept. 16 GPUs with 18 links have 288 of a type."""
+"""Most series of one window; further ones are not kept. 16 GPUs with 18 links have 288 of a
+type."""
 
 
 MAX_FIGURE = 1e100
@@ -202,7 +203,9 @@ class Window:
         }
 
     def restore(self, document: Any, now: float) -> None:
-        """Restore what `document` returned. Raise one of `documents.MISSHAPEN` if it is not that."""
+        """Restore what `document` returned. Raise one of `documents.MISSHAPEN` if it is not
+        that.
+        """
         self.asked = now
         self._dimensions = tuple(map(str, document["dimensions"]))
         for values, raw, aged in document["series"]:
@@ -243,7 +246,8 @@ class Past:
         """Start empty."""
         self._windows: dict[str, Window] = {}
         self._found: dict[tuple[object, ...], Window] = {}
-        """The same by what a rule writes: to make the key takes longer than to add to the window."""
+        """The same by what a rule writes: to make the key takes longer than to add to the
+        window."""
         self._names: set[str] = set()
 
     def has(self, name: str) -> bool:
@@ -272,7 +276,8 @@ class Past:
     def document(self, now: float) -> dict[str, Any]:
         """Return all windows for JSON; `now` is monotonic time in seconds.
 
-        Not those that no rule has asked for within their length, as the rules of an earlier release.
+        Not those that no rule has asked for within their length, as the rules of an earlier
+        release.
         """
         return {
             key: window.document(now)

@@ -11,6 +11,7 @@ from collections import defaultdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dshealthd.core.collector import Metric, MetricKind, Sample
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.past import Measure
@@ -18,7 +19,6 @@ from dshealthd.findings.past import Measure
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from dshealthd.core.collector import Metric, Sample
     from dshealthd.findings.past import Past, Window
 
     Wanted = str | Collection[str]
@@ -69,7 +69,8 @@ class Series:
         `past` has what earlier moments showed; None where this is the only one. `now` is its clock,
         monotonic seconds.
         """
-        _names.turn()
+        if past is not None:
+            _names.turn()
         self.limits, self._past, self._now = limits, past, now
         by_metric: defaultdict[Metric, list[Sample]] = defaultdict(list)
         for sample in samples:
@@ -107,7 +108,9 @@ class Series:
 
     @functools.cached_property
     def gpus(self) -> Mapping[str, Mapping[str, str]]:
-        """Labels of this node's GPUs by PCI address, also of those that are gone: a fault may do that."""
+        """Labels of this node's GPUs by PCI address, also of those that are gone: a fault may do
+        that.
+        """
         return {labels["pci"]: labels for labels, _ in self.lately("gpu_info", LINES_COUNT)}
 
     @property
@@ -232,7 +235,7 @@ class Series:
 
 
 class _Names:
-    """Label mappings of the series that rules received at this moment and the previous one.
+    """Label mappings of the series that rules received at this judgment and the previous one.
 
     A series keeps its labels, and building the mappings is 40 % of the time judging takes. Those
     of ended jobs are dropped at the next moment.
@@ -260,6 +263,18 @@ class _Names:
 
 
 _names = _Names()
+
+
+def of_document(document: Mapping[str, Any]) -> Series:
+    """Return the finite samples of a status document (docs/status-api.md), from whatever agent."""
+    return Series(
+        Sample(metric, tuple(sample["labels"].get(label, "") for label in metric.labels), value)
+        for name, family in document.get("metrics", {}).items()
+        for labels in [tuple(family["samples"][0]["labels"]) if family["samples"] else ()]
+        for metric in [Metric(name, MetricKind.GAUGE, "", labels)]
+        for sample in family["samples"]
+        if isinstance(value := sample["value"], int | float)
+    )
 
 
 def over(

@@ -45,7 +45,8 @@ RELEASES = (
     ("2.25.1", "", "ncclCommAbort hangs (pytorch/pytorch#149153)"),
     ("2.29.2", "", "it hangs after a regression (pytorch/pytorch#174338)"),
 )
-"""Releases of NCCL with a defect, the release of PyTorch with which it shows (empty: any), and it."""
+"""Releases of NCCL with a defect, the release of PyTorch with which it shows (empty: any), and
+it."""
 MOST_NAMED = 3
 """Most problems or ranks that a finding names."""
 
@@ -185,7 +186,10 @@ def _apart(series: Series) -> Iterator[tuple[str, str]]:
             ranks = {labels["rank"] for labels, _ in series("job_processes", run=run)}
             yield (
                 job,
-                f"{ranks_named(ranks)} {'has' if len(ranks) == 1 else 'have'} another {variable} than rank 0",
+                (
+                    f"{ranks_named(ranks)} {'has' if len(ranks) == 1 else 'have'} another "
+                    f"{variable} than rank 0"
+                ),
             )
 
 

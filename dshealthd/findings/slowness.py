@@ -27,7 +27,8 @@ STEP = gauge("dshealthd_job_median_step_seconds", "Median step time of the ranks
 REST = gauge(
     "dshealthd_job_gpu_rest", "Inverse of the mean power of the job's GPUs.", "training_job"
 )
-"""Derived here, for their past; not exported. Of the inverse, a rise does not become usual for a day."""
+"""Derived here, for their past; not exported. Of the inverse, a rise does not become usual for a
+day."""
 POWER_SECONDS = 600.0
 """Seconds over which power is averaged: it changes within each step."""
 HELD_SECONDS = 1800.0
@@ -149,7 +150,9 @@ def steps(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def _busy_as_usual(series: Series) -> set[str]:
-    """Return the jobs whose GPUs here draw as much power as they used to: they wait for nothing new."""
+    """Return the jobs whose GPUs here draw as much power as they used to: they wait for nothing
+    new.
+    """
     watts = {
         (labels["gpu"], labels["uuid"]): value
         for labels, value in series.mean("gpu_power_watts", POWER_SECONDS)
@@ -209,7 +212,9 @@ def _variance(series: Series, labels: Mapping[str, Any]) -> float:
 
 
 def detours(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings about jobs that go on over the node's other ports while a fabric port is down."""
+    """Yield findings about jobs that go on over the node's other ports while a fabric port is
+    down.
+    """
     down, enough = fabric.fabric_down(series), series.limits.failover_bytes_per_second
     sent = sum(
         moved / DETOUR_SECONDS

@@ -119,8 +119,8 @@ def arrivals(series: Series, _wall: float) -> Iterator[Sign]:
 def judged_by_heartbeats(series: Series, job: str) -> bool:
     """Return whether the job's heartbeats show if it hangs.
 
-    Not while a rank has the bound of an unknown pace, as after a restart of the agent, unless it is in
-    a marked pause.
+    Not while a rank has the bound of an unknown pace, as after a restart of the agent, unless it is
+    in a marked pause.
     """
     hung = [value for _, value in series("job_hang", training_job=job)]
     bounds = [value for _, value in series("job_step_bound_seconds", training_job=job)]

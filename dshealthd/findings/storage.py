@@ -42,7 +42,8 @@ FREE = "filesystem_free_bytes"
 HALF_A_MINUTE, MINUTES_5, MINUTES_15 = 30.0, 300.0, 900.0
 HOUR, DAY = 3600.0, 86400.0
 WEEKEND = 3
-"""Days at the rate of the last one in which a ticket must have an answer: nobody reads it on two."""
+"""Days at the rate of the last one in which a ticket must have an answer: nobody reads it on
+two."""
 REQUEST = gauge("dshealthd_disk_request_seconds", "Mean time of a request.", "disk")
 """Derived here, and kept for a day; not exported."""
 
@@ -162,8 +163,8 @@ def _shared_memory(series: Series) -> Iterator[Sign]:
 def disks(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about disks that hang or are slow, and processes that wait for them."""
     hung = any(series("path_failing", reason=HUNG))
-    # The path's own finding tells of its server, whose lines count for a while after it is back. Both
-    # are asked for each time, because the past is kept of what is asked for.
+    # The path's own finding tells of its server, whose lines count for a while after it is back.
+    # Both are asked for each time, because the past is kept of what is asked for.
     lately = list(series.highest("path_failing", RECENT, reason=HUNG))
     reason = "did not answer, or has dropped this client"
     lines = logged(series, TROUBLE, *OF_SERVERS, part="a storage server", reason=reason)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 IN_USE = 60.0
 """Seconds for which a job counts as a user after it was last seen.
 
-A fault ends what would show its job: NVML lists no processes of a lost GPU, and the ranks end. Their
-GPUs are read every 15 s, and NCCL gives up a port that is down after some 30 s.
+A fault ends what would show its job: NVML lists no processes of a lost GPU, and the ranks end.
+Their GPUs are read every 15 s, and NCCL gives up a port that is down after some 30 s.
 """
 
 

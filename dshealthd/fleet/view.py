@@ -1,15 +1,14 @@
 """The view of the fleet: queries all members' summaries while people look, and keeps the answers.
 
 It sends no queries while nobody looks, and at most one round in ten seconds however many do. In a
-large fleet rounds are rarer: if somebody looks at every agent, each member is queried by all others,
-and the rate at which it has to answer must not grow with the fleet.
+large fleet rounds are rarer: if somebody looks at every agent, each member is queried by all
+others, and the rate at which it has to answer must not grow with the fleet.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import operator
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -18,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import documents
 from dshealthd.core.documents import LeftOut
-from dshealthd.findings import overview
 from dshealthd.findings.finding import State
+from dshealthd.fleet.jobs import OUT_OF_DATE, merged, shortened
 from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
@@ -27,116 +26,6 @@ if TYPE_CHECKING:
 
     from dshealthd.probe.members.membership import Membership
     from dshealthd.probe.service import ProbeService
-
-MAX_JOBS = 200
-"""Most jobs shown that are well."""
-MAX_TROUBLED = 1000
-"""Most jobs shown that are not: every job comes from a member, who may invent some."""
-_TROUBLED = ("hung", "failed", "stalled")
-"""States of jobs that come first, in this order; then those with a loss that is not finite."""
-OUT_OF_DATE = "out of date"
-"""State of what is known only from old answers: the job may have ended since."""
-
-
-def merged(
-    current: Iterable[tuple[str, Mapping[str, Any]]],
-    old: Iterable[tuple[str, Mapping[str, Any]]],
-    left_out: LeftOut | None = None,
-) -> list[dict[str, Any]]:
-    """Return each job of the fleet, merged from the summaries of all its nodes; the worst first.
-
-    Of a job that only `old` summaries show, nothing is returned that may have changed. `left_out`
-    learns which jobs were left out.
-    """
-    now, before = _by_job(current), _by_job(old)
-    jobs = (left_out or LeftOut()).each(
-        "job",
-        [*now.items(), *((name, parts) for name, parts in before.items() if name not in now)],
-        operator.itemgetter(0),
-        lambda job: _job(*job, is_old=job[0] not in now),
-    )
-    return sorted(jobs, key=lambda job: (_turn(job), job["job"]))
-
-
-def shortened(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the jobs that are shown of all, which are in the order of `merged`: the troubled ones,
-    and some that are well.
-    """
-    troubled = sum(_turn(job) <= len(_TROUBLED) for job in jobs)
-    return jobs[: max(min(troubled, MAX_TROUBLED), MAX_JOBS)]
-
-
-def _turn(job: Mapping[str, Any]) -> int:
-    """Return the place of a job among the kinds of trouble, which end at the number of states."""
-    if job["state"] in _TROUBLED:
-        return _TROUBLED.index(job["state"])
-    return len(_TROUBLED) + int(job["loss"] != "not finite")
-
-
-def _by_job(
-    answers: Iterable[tuple[str, Mapping[str, Any]]],
-) -> dict[str, list[tuple[str, Mapping[str, Any]]]]:
-    """Return what each node says of each job."""
-    jobs: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
-    for node, answer in answers:
-        for entry in answer["jobs"]:
-            jobs.setdefault(entry["job"], []).append((node, entry))
-    return jobs
-
-
-def _job(
-    name: str, parts: list[tuple[str, Mapping[str, Any]]], *, is_old: bool = False
-) -> dict[str, Any]:
-    """Return the fleet's entry for a job; `is_old` is whether only old answers show it."""
-    whole = overview.merged(
-        [
-            overview.JobPart(**{field: entry[field] for field in _FIELDS if field in entry})
-            for _, entry in parts
-        ]
-    )
-    if is_old:
-        whole = overview.JobPart(OUT_OF_DATE, ranks=whole.ranks, world_size=whole.world_size)
-    pauses = [entry.get("cause") for _, entry in parts if entry["state"] == "paused"]
-    return {
-        "job": name,
-        "nodes": [node for node, _ in parts],
-        **{field: value for field, value in whole._asdict().items() if field != "cause"},
-        "pause": pauses[-1] if whole.state == "paused" else None,
-        # Nobody waits for a rank while another node shows why they wait.
-        "culprits": [
-            {"rank": rank, "node": node, "cause": entry.get("cause")}
-            for node, entry in parts
-            for rank in entry.get("culprits", ())
-            if whole.state == "hung"
-        ],
-        "slowest": None
-        if is_old
-        else _slowest((node, one) for node, entry in parts for one in entry.get("work", ())),
-    }
-
-
-_FIELDS = overview.JobPart._fields
-"""Fields of a summary's job that nodes agree on or that are added up."""
-
-
-def _slowest(work: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any] | None:
-    """Return the rank that takes longest beside those of its role on all nodes."""
-    roles: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
-    for node, one in work:
-        roles.setdefault(one["role"], []).append((node, one))
-    found = [
-        {
-            "rank": one["rank"],
-            "node": node,
-            "ratio": round(one["work_seconds"] / typical, 3),
-            "work_seconds": one["work_seconds"],
-            "wait_seconds": one.get("wait_seconds"),
-        }
-        for those in roles.values()
-        if (typical := overview.usual(one["usual_seconds"] for _, one in those))
-        for node, one in those
-    ]
-    return max(found, key=operator.itemgetter("ratio"), default=None)
 
 
 log = logging.getLogger(__name__)
@@ -157,15 +46,15 @@ takes its time too.
 DEADLINE = 4.0
 """Seconds for one member's answer."""
 FIRST_PICTURE = DEADLINE + 0.5
-"""Most seconds that a document waits for members that have not been asked lately, from when they are
-asked on: without them it would show a fleet of which nothing is known. A member that is down takes
-its deadline. The page waits longer for an answer.
+"""Most seconds that a document waits for members that have not been asked lately, from when they
+are asked on: without them it would show a fleet of which nothing is known. A member that is down
+takes its deadline. The page waits longer for an answer.
 """
 AT_ONCE = 64
 """Members queried at a time, each on its own connection."""
 CALLS_TO_LARGE = 128.0
-"""Most queries per second to a fleet of more than MAX_NODES: each takes a millisecond of this agent,
-too.
+"""Most queries per second to a fleet of more than MAX_NODES: each takes a millisecond of this
+agent, too.
 """
 MAX_NODES = 1000
 """Most members listed one by one; of more, those that are well are only counted, leaf by leaf."""
@@ -418,7 +307,9 @@ def _state(answer: MemberAnswer | None, since: float) -> str:
 
 
 def _node(name: str, leaf: str, answer: MemberAnswer | None, state: str) -> dict[str, Any]:
-    """Return one square of the fleet's page: a member in this state, and its answer if it counts."""
+    """Return one square of the fleet's page: a member in this state, and its answer if it
+    counts.
+    """
     if answer is None:
         return {"name": name, "leaf": leaf, "state": state}
     node: dict[str, Any] = {"name": name, "leaf": leaf, "state": state, "time": round(answer.at, 3)}

@@ -25,7 +25,7 @@ from dshealthd.core.sockets import listen_address
 from dshealthd.http import document
 from dshealthd.http.document import MAX_DOCUMENT, DocumentError
 from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange, verifying
-from dshealthd.linux.socket_owners import peer_uid
+from dshealthd.linux.peer_user import peer_uid
 
 if TYPE_CHECKING:
     import socket
@@ -40,6 +40,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
 accepts within a millisecond, a starved one takes long."""
 _SHARE = 5
 """A look that is slow, because the kernel's tables must be read, waits so many times its cost."""
+UNAUTHORIZED = "--user and --password-file"
+"""What to do about a status of 401."""
+TIMEOUT = 5.0
+"""Seconds for a whole exchange; short, as an agent answers from memory."""
 
 
 class Impostor(Unreachable):
@@ -79,12 +83,6 @@ def _trusted_users() -> set[int]:
     with open("/etc/passwd", encoding="utf-8", errors="replace") as lines:
         users.update(int(line.split(":")[2]) for line in lines if line.startswith(f"{_USER}:"))
     return users
-
-
-UNAUTHORIZED = "--user and --password-file"
-"""What to do about a status of 401."""
-TIMEOUT = 5.0
-"""Seconds for a whole exchange; short, as an agent answers from memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

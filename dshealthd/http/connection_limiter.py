@@ -144,7 +144,8 @@ class ConnectionLimiter:
         """Wait until no connection is left, for at most `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self.total:  # noqa: ASYNC110 - a transport closes its socket in a later turn of the loop
+                # a transport closes its socket in a later turn of the loop
+                while self.total:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
 
     def admit(self, client: str) -> bool:

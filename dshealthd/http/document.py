@@ -42,6 +42,12 @@ _MAX_DEPTH = 8
 
 _MAX_REASON = 200
 """Most characters of a reason, which may quote the answer."""
+MANY = 1 << 20
+"""More items than any list of a document of that size has."""
+FIGURE = Number(-sys.float_info.max, sys.float_info.max)
+TIME = Number(0, 1e11)
+"""Unix time, at most that of the year 5138: clocks are wrong, but `localtime` has a range."""
+WHOLE = Integer(-(2**63), 2**63)
 
 
 class DocumentError(ValueError):
@@ -136,13 +142,7 @@ def _record(fields: Mapping[str, Type], **optional: Type) -> Record:
     return Record(fields, optional, _REST)
 
 
-MANY = 1 << 20
-"""More items than any list of a document of that size has."""
 TEXT = DocumentText()
-FIGURE = Number(-sys.float_info.max, sys.float_info.max)
-TIME = Number(0, 1e11)
-"""Unix time, at most that of the year 5138: clocks are wrong, but `localtime` has a range."""
-WHOLE = Integer(-(2**63), 2**63)
 
 _FINDING = _record(
     {

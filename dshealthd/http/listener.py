@@ -1,4 +1,5 @@
-"""The listening sockets: accept connections, refuse those beyond the limits, hand over the others.
+"""The listening sockets of an HTTP server: accept connections, refuse those beyond the limits, and
+have the others served by aiohttp.
 
 The limits apply at accept(2): before a TLS handshake, which a client can stall like any other step,
 and before a flood can use up the descriptors that the collectors need. asyncio's own server accepts
@@ -17,19 +18,20 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_server import Server
+
 from dshealthd.core import background
 from dshealthd.core.garbage import free_frames
 from dshealthd.core.sockets import reset_on_close
-from dshealthd.http.connection_limiter import (
-    RESERVE,
-    CloseReason,
-    client_of,
-)
+from dshealthd.http.connection import Connection
+from dshealthd.http.connection_limiter import RESERVE, CloseReason, client_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dshealthd.http.connection import Connection
+    from aiohttp.web_response import Response, StreamResponse
+
     from dshealthd.http.connection_limiter import ConnectionLimiter
     from dshealthd.http.tls import Tls
 
@@ -48,7 +50,8 @@ ACCEPT_PAUSE = 0.5
 The socket stays readable, so the loop would spin.
 """
 SHUTDOWN_TIMEOUT = 1.0
-"""Seconds that closing a TLS connection may take."""
+"""Seconds that closing a TLS connection, and answers in progress when the server closes, may
+take."""
 IPV4 = 4
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -86,24 +89,33 @@ class Reserve:
 
 
 class Listener:
-    """The sockets of one listen address."""
+    """The sockets of one listen address, and their connections."""
 
     def __init__(
         self,
         gate: ConnectionLimiter,
-        connect: Callable[[str], Connection],
+        handle: Callable[[BaseRequest], Awaitable[Response]],
+        answered: Callable[[BaseRequest, StreamResponse], None],
         *,
-        handshake_timeout: float,
+        header_timeout: float,
+        max_body: int,
         tls: Callable[[], Awaitable[Tls | None]] | None,
+        connection: Callable[..., Connection] = Connection,
     ) -> None:
-        """`connect` makes a connection for a client.
+        """Have requests with at most `max_body` bytes answered by `handle`.
 
-        `tls` returns the TLS for new connections; None if TLS can never be configured.
+        `answered` is called with every answer before it is sent. `header_timeout` in seconds is
+        that of a handshake, too. `tls` returns the TLS for new connections; None if TLS can never
+        be configured.
         """
         self._gate = gate
-        self._connect = connect
-        self._handshake_timeout = handshake_timeout
+        self._handle = handle
+        self._answered = answered
+        self._header_timeout = header_timeout
+        self._max_body = max_body
         self._tls = tls
+        self._connection = connection
+        self._server: Server | None = None
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
@@ -123,6 +135,13 @@ class Listener:
         self._reserve.refill()
         self._gate.keep_descriptors()
         loop = asyncio.get_running_loop()
+        self._server = Server(
+            self._handle,
+            request_factory=functools.partial(
+                BaseRequest, loop=loop, client_max_size=self._max_body
+            ),
+            handler_cancellation=True,
+        )
         for family, address in await _places(host, port):
             try:
                 self._sockets.append(
@@ -139,7 +158,9 @@ class Listener:
             loop.add_reader(listening, self._accept, listening)
 
     async def close(self) -> None:
-        """Stop listening, and cancel TLS handshakes in progress."""
+        """Stop listening, cancel TLS handshakes in progress, and close the connections; answers in
+        progress get a second.
+        """
         self._reserve.close()
         for pause in self._pauses.values():
             pause.cancel()
@@ -155,6 +176,11 @@ class Listener:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            self._gate.close_silent()
+            self._server.pre_shutdown()
+            await self._server.shutdown(SHUTDOWN_TIMEOUT)
+        await self._gate.emptied(SHUTDOWN_TIMEOUT)
 
     def _accept(self, listening: socket.socket) -> None:
         self._reserve.refill()
@@ -181,7 +207,13 @@ class Listener:
             # Made at once: the gate must count it before the next one is accepted, and while the
             # certificate files are read.
             try:
-                connection = self._connect(client)
+                connection = self._connection(
+                    self._server,
+                    self._gate,
+                    client,
+                    header_timeout=self._header_timeout,
+                    answered=self._answered,
+                )
             except BaseException:
                 self._gate.release(client)
                 accepted.close()
@@ -213,7 +245,7 @@ class Listener:
         if connection.tls is not None:
             handshake = {
                 "ssl": connection.tls.context,
-                "ssl_handshake_timeout": self._handshake_timeout,
+                "ssl_handshake_timeout": self._header_timeout,
                 "ssl_shutdown_timeout": SHUTDOWN_TIMEOUT,
             }
         try:

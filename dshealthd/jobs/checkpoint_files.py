@@ -148,7 +148,9 @@ class Scan:
         self.todo = sorted(names, reverse=True)
 
     def look(self, root: Root) -> None:
-        """Look at the next file. OSError: then it is the next one still, and does not count as absent."""
+        """Look at the next file. OSError: then it is the next one still, and does not count as
+        absent.
+        """
         name = self.todo[-1]
         status = root.look(f"{self._folder}/{name}")
         if status is not None and stat.S_ISREG(status.st_mode):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dshealthd.linux.process_root import Root
-    from dshealthd.training.page import Saved
+    from dshealthd.training.saved import Saved
 
 POINTER = "latest"
 FILES_A_LOOK = 512

@@ -16,27 +16,6 @@ if TYPE_CHECKING:
 
 MAX_VALUE = 4096
 """Bytes; PATH_MAX. Launchers set no longer values, so these are left out."""
-
-
-class Launcher(enum.StrEnum):
-    """The launcher whose variables mark a process as training."""
-
-    TORCH = "torch"
-    """RANK and WORLD_SIZE: torchrun, deepspeed, accelerate, or by hand."""
-    OPENMPI = "openmpi"
-    PMI = "pmi"
-    """MPICH, Intel MPI, MVAPICH."""
-    SLURM = "slurm"
-    """srun alone; frameworks then take their rank from SLURM_PROCID."""
-
-
-_RANKS = {
-    # launcher: rank, rank on the node, ranks in all
-    Launcher.TORCH: ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
-    Launcher.OPENMPI: ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
-    Launcher.PMI: ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
-    Launcher.SLURM: ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
-}  # fmt: skip
 _SCHEDULERS = (("slurm", "SLURM_JOB_ID"), ("pbs", "PBS_JOBID"), ("lsf", "LSB_JOBID"))
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 """Variables that all ranks of a run must share."""
@@ -57,8 +36,8 @@ _WATCHDOGS = (
     "TORCH_NCCL_ENABLE_MONITORING",
 )
 TIMEOUT = 600
-"""Seconds after which collectives time out where a job does not tell: the default of NCCL's watchdog
-in torch (`default_pg_nccl_timeout`) and of DeepSpeed since 0.19.6.
+"""Seconds after which collectives time out where a job does not tell: the default of NCCL's
+watchdog in torch (`default_pg_nccl_timeout`) and of DeepSpeed since 0.19.6.
 """
 _OTHER_VARIABLES = (
     "SLURM_STEP_ID", "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE", "NCCL_INSPECTOR_DUMP_DIR",
@@ -86,14 +65,6 @@ _NCCL = (
     "NCCL_SHM_DISABLE",
 )  # fmt: skip
 """Other settings whose values are checked."""
-
-ALLOWED = frozenset(itertools.chain(
-    *_RANKS.values(), (name for _, name in _SCHEDULERS), RENDEZVOUS, MPI_JOBS, _PLACES, _DEEPSPEED,
-    _WATCHDOGS, _OTHER_VARIABLES, _FLIGHT_RECORDER, NCCL_COMMON, _NCCL,
-))  # fmt: skip
-"""The variables that are kept. A variable added here must not be able to hold a secret."""
-
-
 MAX_NAMES = 256
 """Most NCCL names kept of one process; NCCL reads fewer."""
 NAMES_LIMIT = 1 << 18
@@ -104,6 +75,41 @@ _OTHERS = (
 )  # fmt: skip
 _NAME = re.compile(rb"NCCL_[A-Z0-9_]{1,60}=")  # the literal prefix makes the search fast
 _BEFORE = (b"\0", b"\0TORCH_")
+_TRUE = {"1", "y", "yes", "t", "true"}
+_INDEX = re.compile(r"\s*([+-]?\d{1,18})", re.ASCII)
+"""As strtoul(3) of CUDA's driver reads it, up to a number that no node has a GPU of."""
+_UUIDS = ("GPU-", "MIG-")
+
+
+class Launcher(enum.StrEnum):
+    """The launcher whose variables mark a process as training."""
+
+    TORCH = "torch"
+    """RANK and WORLD_SIZE: torchrun, deepspeed, accelerate, or by hand."""
+    OPENMPI = "openmpi"
+    PMI = "pmi"
+    """MPICH, Intel MPI, MVAPICH."""
+    SLURM = "slurm"
+    """srun alone; frameworks then take their rank from SLURM_PROCID."""
+
+
+_RANKS = {
+    # launcher: rank, rank on the node, ranks in all
+    Launcher.TORCH: ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
+    Launcher.OPENMPI: (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+    ),
+    Launcher.PMI: ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
+    Launcher.SLURM: ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
+}
+
+ALLOWED = frozenset(itertools.chain(
+    *_RANKS.values(), (name for _, name in _SCHEDULERS), RENDEZVOUS, MPI_JOBS, _PLACES, _DEEPSPEED,
+    _WATCHDOGS, _OTHER_VARIABLES, _FLIGHT_RECORDER, NCCL_COMMON, _NCCL,
+))  # fmt: skip
+"""The variables that are kept. A variable added here must not be able to hold a secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +182,6 @@ def watchdog_seconds(environment: Mapping[str, str], told: int) -> int:
     return min(collectives, monitor) if monitor and monitors else collectives
 
 
-_TRUE = {"1", "y", "yes", "t", "true"}
-
-
 def scheduled(environment: Mapping[str, str]) -> str | None:
     """Return the scheduler's name of the job, such as `slurm-123`; None if it has none."""
     for scheduler, name in _SCHEDULERS:
@@ -225,17 +228,14 @@ def job_name(environment: Mapping[str, str], machine: str) -> str:
         parts.append(machine)
     import hashlib  # loads OpenSSL, which no worker needs on nodes with a scheduler
 
-    return f"run-{hashlib.blake2b(chr(0).join(parts).encode(errors='replace'), digest_size=6).hexdigest()}"
+    digest = hashlib.blake2b(chr(0).join(parts).encode(errors="replace"), digest_size=6)
+    return f"run-{digest.hexdigest()}"
 
 
 def natural(text: str | None) -> int | None:
     """Return the number that `text` writes in plain digits; None otherwise."""
-    return int(text) if text and len(text) <= 12 and text.isascii() and text.isdigit() else None  # noqa: PLR2004 - 12 digits hold any id
-
-
-_INDEX = re.compile(r"\s*([+-]?\d{1,18})", re.ASCII)
-"""As strtoul(3) of CUDA's driver reads it, up to a number that no node has a GPU of."""
-_UUIDS = ("GPU-", "MIG-")
+    # 12 digits hold any id
+    return int(text) if text and len(text) <= 12 and text.isascii() and text.isdigit() else None  # noqa: PLR2004
 
 
 class Visible(NamedTuple):

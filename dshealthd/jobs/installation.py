@@ -37,6 +37,13 @@ MAX_VERSIONS = 4
 make thousands.
 """
 _TEXT_LIMIT = 1 << 16
+Key = tuple["Signature", int]
+"""Signature of a path when it was read, and the uid whose rights were used."""
+FILE = "deepspeed/git_version_info_installed.py"
+_OPERATORS = re.compile(
+    r"^installed_ops\s*=\s*\{((?:'\w{1,64}': (?:True|False)(?:, )?){1,256})\}\s*$", re.MULTILINE
+)
+_OPERATOR = re.compile(r"'(\w+)': (True|False)")
 
 
 def parse_assignments(source: str) -> dict[str, str]:
@@ -71,10 +78,6 @@ def parse_distributions(names: Iterable[str]) -> set[tuple[str, str]]:
                 )
             )
     return found
-
-
-Key = tuple["Signature", int]
-"""Signature of a path when it was read, and the uid whose rights were used."""
 
 
 class Installations:
@@ -245,13 +248,6 @@ def _python(root: Root, base: str, settings: Mapping[str, str], names: Iterable[
         if match := re.search(r'#define\s+PY_VERSION\s+"([^"]+)"', header):
             return match[1]
     return max(names, key=len).removeprefix("python")
-
-
-FILE = "deepspeed/git_version_info_installed.py"
-_OPERATORS = re.compile(
-    r"^installed_ops\s*=\s*\{((?:'\w{1,64}': (?:True|False)(?:, )?){1,256})\}\s*$", re.MULTILINE
-)
-_OPERATOR = re.compile(r"'(\w+)': (True|False)")
 
 
 def parse_operators(source: str) -> dict[str, bool]:

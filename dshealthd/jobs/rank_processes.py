@@ -23,6 +23,10 @@ MAX_RANKS = 256
 """Most ranks that are followed: each takes a descriptor."""
 KEPT = 600.0
 """Seconds for which an end is told."""
+End: TypeAlias = "tuple[_RankProcess, ExitKind, float]"
+"""A process that has ended, how, and the monotonic time of the sample that saw it."""
+_SIGNALS = {ExitKind.KILLED, ExitKind.CRASHED}
+_STOPPED = {ThreadState.STOPPED, ThreadState.TRACED}
 
 
 class RankTrouble(NamedTuple):
@@ -48,10 +52,6 @@ class _RankProcess(NamedTuple):
     """A pidfd; -1 if there is none."""
 
 
-End: TypeAlias = "tuple[_RankProcess, ExitKind, float]"
-"""A process that has ended, how, and the monotonic time of the sample that saw it."""
-
-
 class RankProcesses:
     """The processes of the ranks of this node's jobs, from sample to sample."""
 
@@ -66,8 +66,8 @@ class RankProcesses:
         self._states: dict[Key, tuple[ThreadState, float]] = {}
         """The state of each rank that is stopped or blocked, and since when."""
         self.threads: dict[str, dict[Key, tuple[float, float]]] = {}
-        """CPU seconds of each rank's main thread and of all its threads, by job, where they are known and
-        it is not stopped.
+        """CPU seconds of each rank's main thread and of all its threads, by job, where they are
+        known and it is not stopped.
         """
 
     def troubles(self, processes: Sequence[TrainingProcess], now: float) -> Iterator[RankTrouble]:
@@ -154,17 +154,13 @@ class RankProcesses:
 
 
 def _failures(ends: Sequence[End]) -> Iterator[End]:
-    """Yield the ends that a run ended with: by a signal that no launcher sends at first, seen in the first
-    of the samples that saw one. Where all ended so, somebody ended the run.
+    """Yield the ends that a run ended with: by a signal that no launcher sends at first, seen in
+    the first of the samples that saw one. Where all ended so, somebody ended the run.
     """
     first = min(at for _, _, at in ends)
     found = [end for end in ends if end[1] in _SIGNALS and end[2] == first]
     if len(found) < len(ends):
         yield from found
-
-
-_SIGNALS = {ExitKind.KILLED, ExitKind.CRASHED}
-_STOPPED = {ThreadState.STOPPED, ThreadState.TRACED}
 
 
 def _release(followed: _RankProcess) -> None:

@@ -15,7 +15,7 @@ from dshealthd.core.schema import SchemaError
 from dshealthd.core.timing import Periodic
 from dshealthd.jobs.hangs.detector import HangDetector, Suspicions
 from dshealthd.jobs.hangs.hang import NO_WORK
-from dshealthd.jobs.hangs.silence import Pace
+from dshealthd.jobs.hangs.pace import Pace
 from dshealthd.jobs.heartbeats.reception import Reception
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ class Jobs:
     ) -> None:
         """Prepare; `apply` starts the service.
 
-        `on_look` is called in the loop after each check, with all hangs confirmed by then and what is
-        one unless a rank elsewhere is at work, and
+        `on_look` is called in the loop after each check, with all hangs confirmed by then and what
+        is one unless a rank elsewhere is at work, and
         `on_suspicion` with a job that may hang (`dshealthd.jobs.hangs.detector`). Both must return
         at once. `state` is the directory for the ranks' baselines, from which a restarted agent
         continues; None to keep nothing. `work` returns what the GPUs and files of a job show.

@@ -21,12 +21,28 @@ if TYPE_CHECKING:
 
 
 BUSY = 0.5
-"""Share of a core's time from which a rank is at work, unless its GPU waits in a kernel, for which a
-host spins. What libraries run beside a training takes a tenth of it.
+"""Share of a core's time from which a rank is at work, unless its GPU waits in a kernel, for which
+a host spins. What libraries run beside a training takes a tenth of it.
 """
 IDLE_SHARE = 0.01
-"""Share of a core's time below which the training's thread does nothing: one that blocks takes none,
-one that polls fifty times a second a tenth of it, and one that decodes 10 MB/s three times as much.
+"""Share of a core's time below which the training's thread does nothing: one that blocks takes
+none, one that polls fifty times a second a tenth of it, and one that decodes 10 MB/s three times as
+much.
+"""
+FILE_SYSTEMS = (
+    *("request_wait_answer", "fuse_", "p9_", "rpc_", "nfs", "smb", "cifs", "wait_for_response"),
+    *("ceph", "ptlrpc_", "ldlm_", "cl_sync", "ll_", "cxiWait"),
+)
+"""Prefixes of the kernel's functions in which threads wait for a file system's server although a
+signal would wake them, so that their state is S: FUSE (which is in D only until its first answer),
+9p, NFS, SMB, Ceph, Lustre, Spectrum Scale. Named after the kernel's sources.
+"""
+MAX_THREADS = 256
+"""Most threads of a process that are looked at: some 20 µs each."""
+_FREEZER = ("do_freezer_trap", "get_signal")
+"""The kernel's functions in which a thread sleeps that cgroup v2's freezer has stopped: some
+compilers merge the one into the other, in which nothing else sleeps but what a signal or debugger
+has stopped.
 """
 
 
@@ -38,7 +54,8 @@ class ThreadState(enum.StrEnum):
     BLOCKED = "blocked"
     """In uninterruptible sleep in the kernel, or waiting there for a file system to answer."""
     STOPPED = "stopped"
-    """Stopped by a signal, or by its cgroup's freezer, as Slurm suspends jobs and container runtimes pause."""
+    """Stopped by a signal, or by its cgroup's freezer, as Slurm suspends jobs and container
+    runtimes pause."""
     TRACED = "traced"
     """Stopped by a debugger."""
     ZOMBIE = "zombie"
@@ -80,22 +97,6 @@ class Activity:
     def work_seconds(self) -> float:
         """Time for which the process computed, or would have computed with enough CPUs."""
         return self.cpu_seconds + (self.queued_seconds or 0.0)
-
-
-FILE_SYSTEMS = (
-    *("request_wait_answer", "fuse_", "p9_", "rpc_", "nfs", "smb", "cifs", "wait_for_response"),
-    *("ceph", "ptlrpc_", "ldlm_", "cl_sync", "ll_", "cxiWait"),
-)
-"""Prefixes of the kernel's functions in which threads wait for a file system's server although a
-signal would wake them, so that their state is S: FUSE (which is in D only until its first answer),
-9p, NFS, SMB, Ceph, Lustre, Spectrum Scale. Named after the kernel's sources.
-"""
-
-
-_FREEZER = ("do_freezer_trap", "get_signal")
-"""The kernel's functions in which a thread sleeps that cgroup v2's freezer has stopped: some compilers
-merge the one into the other, in which nothing else sleeps but what a signal or debugger has stopped.
-"""
 
 
 def parse_activity(data: bytes) -> Activity:
@@ -147,13 +148,9 @@ def activity(host: Host, pid: int, start: int, thread: int | None = None) -> Act
         return found
 
 
-MAX_THREADS = 256
-"""Most threads of a process that are looked at: some 20 µs each."""
-
-
 def waits_for_storage(host: Host, pid: int) -> bool:
-    """Return whether a thread of a process is in uninterruptible sleep, or waits for a file system, as
-    one that flushes a file does; False if none can be read.
+    """Return whether a thread of a process is in uninterruptible sleep, or waits for a file system,
+    as one that flushes a file does; False if none can be read.
     """
     place = host.proc(f"{pid}/task")
     with contextlib.suppress(OSError):
@@ -188,8 +185,8 @@ def _is_frozen(host: Host, pid: int) -> bool:
 
 
 def thread_of(host: Host, pid: int, told: int) -> int:
-    """Return the thread of a process that numbers it `told` in its own pid namespace; its main thread
-    if there is none. Reads a file for each thread.
+    """Return the thread of a process that numbers it `told` in its own pid namespace; its main
+    thread if there is none. Reads a file for each thread.
     """
     place = host.proc(f"{pid}/task")
     with contextlib.suppress(OSError, ValueError, ArithmeticError):

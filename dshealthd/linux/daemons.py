@@ -21,8 +21,8 @@ _FIRST_USER = 1000
 def daemon(host: Host, name: str, last: int | None = None) -> int | None:
     """Return the pid of the system's daemon of this name, None if it is not running.
 
-    `last` is its last known pid, which costs two reads; a search costs two for each process. OSError
-    if other users' processes, or those outside a container, cannot be seen.
+    `last` is its last known pid, which costs two reads; a search costs two for each process.
+    OSError if other users' processes, or those outside a container, cannot be seen.
     """
     if last is not None and _is_daemon(host, last, name):
         return last

@@ -38,16 +38,16 @@ MOST = 64
 """Maximum number of concurrent processes; each spends most of its time waiting."""
 MAX_ANSWER = 4 << 20
 KILL_DEADLINE = 2.0
-"""Seconds after SIGKILL until a process counts as unkillable. On a node whose CPUs are all busy, one
-was still on its way out after 0.5 s.
+"""Seconds after SIGKILL until a process counts as unkillable. On a node whose CPUs are all busy,
+one was still on its way out after 0.5 s.
 """
 TICK = 0.2
 """Seconds between two calls of `on_tick`."""
 _MAX_NAME = 100
 _CHUNK = 1 << 18
 _HEAD = struct.Struct(">II")
-"""Before each part of a process's output: the lengths of a file's name, empty for the answer, and of
-the content.
+"""Before each part of a process's output: the lengths of a file's name, empty for the answer, and
+of the content.
 """
 
 
@@ -142,8 +142,8 @@ class Pool:
     ) -> None:
         """Queue a function; its deadline in seconds counts from the start of its process.
 
-        `keep` is called in this process with everything that it emits, up to `max_bytes`. OSError if
-        no process can be started.
+        `keep` is called in this process with everything that it emits, up to `max_bytes`. OSError
+        if no process can be started.
         """
         self._waiting.append(
             functools.partial(self._begin, name, function, deadline, max_bytes, keep)
@@ -281,7 +281,8 @@ def _child(function: Function, descriptor: int) -> NoReturn:
             answer = documents.dumps([None, str(error) or type(error).__name__])
         except MemoryError:
             answer = documents.dumps([None, "it needs more memory than its limit"])
-        except Exception as error:  # noqa: BLE001 - any other failure becomes its reason, and shows its place
+        # any other failure becomes its reason, and shows its place
+        except Exception as error:  # noqa: BLE001
             place = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__}: {error}"[:1000]
             answer = documents.dumps(

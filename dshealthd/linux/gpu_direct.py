@@ -1,5 +1,6 @@
 """What GPUDirect RDMA needs from the host: a driver through which adapters reach GPU memory, and an
-IOMMU that does not translate. From files of the kernel, on nodes with NVIDIA GPUs and RDMA adapters.
+IOMMU that does not translate. From files of the kernel, on nodes with NVIDIA GPUs and RDMA
+adapters.
 """
 
 from __future__ import annotations

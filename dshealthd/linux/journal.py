@@ -1,8 +1,8 @@
 """The kernel's records in systemd's journal, read from its files.
 
 Only records that journald itself has taken from the kernel (`_TRANSPORT=kernel`), which no other
-process can forge, and only those of the present boot. Files are read with pread(2) alone: neither an
-index that is being changed nor a file that is cut off harms the reader.
+process can forge, and only those of the present boot. Files are read with pread(2) alone: neither
+an index that is being changed nor a file that is cut off harms the reader.
 
 Source: https://systemd.io/JOURNAL_FILE_FORMAT/, and journal-def.h of systemd 257.
 """
@@ -34,7 +34,8 @@ DIRECTORIES = ("var/log/journal", "run/log/journal")
 ACTIVE = "system.journal"
 """The file that is written to; older ones have names that begin alike."""
 _HEADER = struct.Struct("<8s4xI104xQQ32xQ")
-"""Signature, incompatible flags, place and size of the table of fields, number of the first entry."""
+"""Signature, incompatible flags, place and size of the table of fields, number of the first
+entry."""
 _SIGNATURE = b"LPKSHHRH"
 _COMPACT = 16
 _UNDERSTOOD = 31
@@ -244,7 +245,8 @@ class _File:
         facility = int(fields.get(_FACILITY, b"-1"))
         microseconds = int(fields.get(_TIME, monotonic))
         text = fields.get(_MESSAGE, b"").partition(b"\n")[0].decode("utf-8", "replace")
-        return KernelLogRecord(facility, sequence, microseconds / 1e6, True, text)  # noqa: FBT003 - a record's own order
+        # a record's own order
+        return KernelLogRecord(facility, sequence, microseconds / 1e6, True, text)  # noqa: FBT003
 
     def _field(self, place: int) -> tuple[bytes, bytes] | None:
         """Return name and value of one of the fields that are needed."""

@@ -18,8 +18,14 @@ if TYPE_CHECKING:
 RANGE, RESERVED = "net/ipv4/ip_local_port_range", "net/ipv4/ip_local_reserved_ports"
 """The settings below `/proc/sys`."""
 _OF_CONTAINERS = re.compile(
-    r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|podman\d+|cni\d+|cni-podman\d+|lxcbr\d+|lxdbr\d+"
+    r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|podman\d+|cni\d+|cni-podman\d+"
+    r"|lxcbr\d+"
+    r"|lxdbr\d+"
 )
+_SIOCGIFADDR = 0x8915
+_ADDRESS = 20
+"""Offset of the IPv4 address in the kernel's struct ifreq."""
+LOOPBACK = "lo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +111,6 @@ def container_networks(host: Host) -> list[ipaddress.IPv4Network]:
     """Return the networks of container bridges here. OSError; ValueError if malformed."""
     routes = parse_routes(read(host.proc("net/route")))
     return [network for interface, network in routes if is_of_containers(interface)]
-
-
-_SIOCGIFADDR = 0x8915
-_ADDRESS = 20
-"""Offset of the IPv4 address in the kernel's struct ifreq."""
-LOOPBACK = "lo"
 
 
 def interface_of(address: str, host: Host) -> str:

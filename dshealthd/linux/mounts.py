@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _ESCAPE = re.compile(r"\\([0-7]{3})")
+_SERVED = re.compile(rb"^(\d{1,10}) .* - fuse[^ ]* .*\buser_id=([1-9]\d{0,9})", re.MULTILINE)
+_MOUNT_ID = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
 
 
 class Mount(NamedTuple):
@@ -33,7 +35,8 @@ def parse_mountinfo(text: str) -> list[Mount]:
     for line in lines_of(text):
         place, separator, rest = line.partition(" - ")
         before, after = place.split(" "), rest.split(" ")
-        if not separator or len(before) < 6 or len(after) < 3:  # noqa: PLR2004 - the fields of the format
+        # the fields of the format
+        if not separator or len(before) < 6 or len(after) < 3:  # noqa: PLR2004
             message = f"not a mount: {line[:80]!r}"
             raise ValueError(message)
         point = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), before[4])
@@ -50,10 +53,6 @@ def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
         if inside and (best is None or len(mount.point) >= len(best.point)):
             best = mount
     return best
-
-
-_SERVED = re.compile(rb"^(\d{1,10}) .* - fuse[^ ]* .*\buser_id=([1-9]\d{0,9})", re.MULTILINE)
-_MOUNT_ID = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
 
 
 def parse_served_by_users(mountinfo: bytes) -> dict[int, int]:

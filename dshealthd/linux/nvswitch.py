@@ -23,7 +23,8 @@ SUBNET_MANAGER = "nvlsm"
 ENABLED = "etc/systemd/system/multi-user.target.wants/nvidia-fabricmanager.service"
 """The link that `systemctl enable nvidia-fabricmanager` makes."""
 _MANAGEMENT = b"SW_MNG"
-"""In the vital product data of an adapter through which a Blackwell board's switches are managed."""
+"""In the vital product data of an adapter through which a Blackwell board's switches are
+managed."""
 _DATA_SIZE = 4096
 """Bytes of vital product data, of which adapters have some hundred."""
 

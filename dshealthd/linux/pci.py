@@ -21,6 +21,12 @@ SWITCH_CLASS = "0x0680"
 """Bridges of another kind: NVSwitches. Those of Blackwell's boards are not on the PCI bus."""
 PASSED_THROUGH = frozenset({"vfio-pci", "pci-stub"})
 """Drivers that hold a device for a virtual machine, so that this system cannot use it."""
+_NETWORK_CLASSES = ("0x0200", "0x0207")
+"""Ethernet and InfiniBand controllers."""
+_ADAPTERS = "0x15b3"
+"""Mellanox, now NVIDIA: vendor of fabric adapters."""
+_VIRTUAL = "physfn"
+"""Link that only virtual functions have; their number is configurable."""
 
 
 class Bus:
@@ -121,15 +127,7 @@ def gpus_absent(release_file: Path, host: Host) -> str | None:
     return None if found else f"no NVIDIA GPU on the PCI bus and no {host.device('nvidiactl')}"
 
 
-_NETWORK_CLASSES = ("0x0200", "0x0207")
-"""Ethernet and InfiniBand controllers."""
-_ADAPTERS = "0x15b3"
-"""Mellanox, now NVIDIA: vendor of fabric adapters."""
-_VIRTUAL = "physfn"
-"""Link that only virtual functions have; their number is configurable."""
-
-
-class Device(NamedTuple):
+class PciDevice(NamedTuple):
     """A GPU or an adapter."""
 
     kind: str
@@ -167,7 +165,7 @@ def describe(host: Host) -> str | None:
     )
 
 
-def distance(one: Device, other: Device) -> str:
+def distance(one: PciDevice, other: PciDevice) -> str:
     """Return the distance between two devices, in the terms of `nvidia-smi topo -m`.
 
     PIX: one switch; PXB: several; PHB: a host bridge; NODE: two host bridges of a NUMA node; SYS:
@@ -192,7 +190,7 @@ def _common(one: Sequence[str], other: Sequence[str]) -> int:
     return common
 
 
-def _device(place: str) -> Device | None:
+def _device(place: str) -> PciDevice | None:
     """Return a GPU or adapter of the topology; None for other or just removed devices."""
     try:
         kind = read(f"{place}/class")
@@ -213,4 +211,4 @@ def _device(place: str) -> Device | None:
     above = os.path.realpath(place).split("/")[:-1]
     roots = [at for at, part in enumerate(above) if part.startswith("pci")]
     bridges = tuple(above[roots[-1] :]) if roots else ()
-    return Device(f"{name}:{identity}", numa, bridges)
+    return PciDevice(f"{name}:{identity}", numa, bridges)

@@ -63,7 +63,9 @@ def limit_memory(memory: int) -> None:
 
 
 def confine(memory: int, seconds: int) -> None:
-    """Forbid this process new files and processes; limit its further memory (bytes) and CPU time."""
+    """Forbid this process new files and processes; limit its further memory (bytes) and CPU
+    time.
+    """
     limit_memory(memory)
     for what, limit in (
         (resource.RLIMIT_CPU, seconds),

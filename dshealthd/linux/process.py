@@ -1,151 +1,40 @@
-"""A process as the kernel shows it: its state, limits, cgroups and exit, none of which waits for it."""
+"""A process as the kernel shows it: its state, files and exit, none of which waits for it."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import math
 import os
-import resource
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.core.host import integer, lines_of, read, read_bytes
+from dshealthd.core.host import read_bytes
 from dshealthd.core.result import parsed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from dshealthd.core.host import Host
-
-
-def uptime(host: Host) -> float:
-    """Return the seconds since boot, as of `/proc/uptime`. OSError; SourceError if malformed."""
-    return parsed(host.proc("uptime"), lambda text: float(text.partition(" ")[0]))
-
-
-class ProcessLimits(NamedTuple):
-    """Soft limits of a process; infinity if there is none."""
-
-    files: float
-    locked: float
-    """Bytes."""
-
-
-class Usage(NamedTuple):
-    """A process's use of a resource, and its limit."""
-
-    value: float
-    limit: float
-
-    @property
-    def order(self) -> tuple[float, float]:
-        """Sort key: closest to the limit last; among unused ones, the lower limit last."""
-        return (self.value / self.limit if self.limit else math.inf, -self.limit)
-
-
-def parse_limits(data: bytes) -> ProcessLimits:
-    """Return the soft limits of `/proc/<pid>/limits`; ValueError if one is missing."""
-    return ProcessLimits(_limit(data, b"\nMax open files "), _limit(data, b"\nMax locked memory "))
-
-
-def _limit(data: bytes, name: bytes) -> float:
-    soft = data.partition(name)[2].split(None, 1)[:1]
-    if not soft:
-        message = f"no line{name.decode()}in the limits"
-        raise ValueError(message)
-    return math.inf if soft[0] == b"unlimited" else int(soft[0])
-
-
-def parse_locked(data: bytes) -> tuple[int, int]:
-    """Return the locked and the pinned memory of `/proc/<pid>/status`, in bytes.
-
-    0 for a process that has released its memory.
-    """
-    locked, pinned = (
-        data.partition(name)[2].split(None, 1)[:1] or [b"0"] for name in (b"\nVmLck:", b"\nVmPin:")
-    )
-    return int(locked[0]) * 1024, int(pinned[0]) * 1024
-
-
-class Descriptors:
-    """Counts the descriptors of processes, and reads their limits, with the fewest system calls
-    that this kernel and procfs allow.
-    """
-
-    def __init__(self, host: Host) -> None:
-        """Detect what this kernel and procfs support."""
-        self._proc = str(host.procfs)
-        own = f"{self._proc}/self"
-        try:
-            # Since Linux 6.2 the size of this directory is the number of descriptors; elsewhere it
-            # is 0, or a file system's own number.
-            self.direct = (
-                os.stat(f"{own}/fd").st_size in (count := len(os.listdir(f"{own}/fd")), count - 1)
-                and count > 1
-            )
-            # Otherwise its pids belong to another namespace, or to a fixture.
-            self._own_pids = os.readlink(own) == str(os.getpid())
-        except OSError:
-            self.direct = self._own_pids = False
-
-    def count(self, pid: int | str) -> int:
-        """Return the number of open descriptors of a process.
-
-        OSError. Without `direct`, other users' processes need CAP_SYS_PTRACE.
-        """
-        if self.direct:
-            return os.stat(f"{self._proc}/{pid}/fd").st_size
-        return len(os.listdir(f"{self._proc}/{pid}/fd"))
-
-    def limits(self, pid: int | str) -> ProcessLimits:
-        """Return a process's soft limits. OSError as for `open(2)`; ValueError if malformed."""
-        if self._own_pids:
-            try:
-                return ProcessLimits(
-                    _soft(int(pid), resource.RLIMIT_NOFILE),
-                    _soft(int(pid), resource.RLIMIT_MEMLOCK),
-                )
-            except PermissionError:
-                pass  # another user's: without CAP_SYS_RESOURCE only the file may be read
-        return parse_limits(read_bytes(f"{self._proc}/{pid}/limits", 8192))
-
-    def open_files(self, pid: int | str) -> Usage:
-        """Return the open descriptors of a process and its soft limit.
-
-        Raises as `count` and `limits`.
-        """
-        return Usage(self.count(pid), self.limits(pid).files)
-
-    def worst(self, pids: Iterable[str]) -> tuple[str, Usage] | None:
-        """Return the process closest to its limit of open files; None if none could be read.
-
-        Skip processes that cannot be read, such as those that have ended, and those beyond their
-        limit: they have lowered it themselves, to open nothing more, as sshd's sandbox does.
-        """
-        worst, nearest = None, -1.0
-        for pid in pids:
-            try:
-                usage = self.open_files(pid)
-            except (OSError, ValueError, ArithmeticError):
-                continue
-            if not 0 < usage.limit >= usage.value:
-                continue
-            ratio = usage.value / usage.limit
-            if ratio > nearest:
-                worst, nearest = (pid, usage), ratio
-        return worst
-
-
-def _soft(pid: int, which: int) -> float:
-    soft, _ = resource.prlimit(pid, which)
-    return math.inf if soft == resource.RLIM_INFINITY else soft
-
 
 TICKS = os.sysconf("SC_CLK_TCK")
 """Clock ticks per second, the unit of the times below."""
 _ENVIRONMENT, _EXIT_STATUS = 47, 49
 """Positions of fields shown since Linux 3.5, and only to users who may trace the process."""
+_GET_INFO = 0xC040FF0B
+"""PIDFD_GET_INFO of linux/pidfd.h: `_IOWR(0xFF, 11, struct pidfd_info)`, of its first 64 bytes."""
+_EXIT = 1 << 3
+"""PIDFD_INFO_EXIT."""
+_INFO = struct.Struct("=Q52xi")
+"""The mask, unused fields, and `exit_code`."""
+_KERNEL_THREAD = 0x0020_0000
+"""PF_KTHREAD of linux/sched.h: kernel threads sleep this way whenever they are idle."""
+_CHILDREN_LIMIT = 1 << 20
+"""Bytes read of the list of kernel threads: some 150,000."""
+
+
+def uptime(host: Host) -> float:
+    """Return the seconds since boot, as of `/proc/uptime`. OSError; SourceError if malformed."""
+    return parsed(host.proc("uptime"), lambda text: float(text.partition(" ")[0]))
 
 
 class Stat(NamedTuple):
@@ -192,14 +81,6 @@ def parse_stat(data: bytes) -> Stat:
         raise ValueError(message) from error
 
 
-_GET_INFO = 0xC040FF0B
-"""PIDFD_GET_INFO of linux/pidfd.h: `_IOWR(0xFF, 11, struct pidfd_info)`, of its first 64 bytes."""
-_EXIT = 1 << 3
-"""PIDFD_INFO_EXIT."""
-_INFO = struct.Struct("=Q52xi")
-"""The mask, unused fields, and `exit_code`."""
-
-
 def exit_status(descriptor: int) -> int | None:
     """Return the status, as of waitpid(2), of a process that its parent has reaped.
 
@@ -212,12 +93,6 @@ def exit_status(descriptor: int) -> int | None:
         return None
     mask, status = _INFO.unpack(info)
     return int(status) if mask & _EXIT else None
-
-
-_KERNEL_THREAD = 0x0020_0000
-"""PF_KTHREAD of linux/sched.h: kernel threads sleep this way whenever they are idle."""
-_CHILDREN_LIMIT = 1 << 20
-"""Bytes read of the list of kernel threads: some 150,000."""
 
 
 class Sleep(NamedTuple):
@@ -291,67 +166,3 @@ def _children_of_kthreadd(host: Host) -> frozenset[str]:
     if len(children) >= _CHILDREN_LIMIT:  # the last pid may be cut off
         return frozenset()
     return frozenset(children.decode(errors="replace").split())
-
-
-_MAX_DEPTH = 64
-"""Most nested cgroups that are read; systemd and Kubernetes create up to ten."""
-
-
-class OutsideNamespace(Exception):
-    """The cgroup is outside this process's own cgroup namespace, as in a container."""
-
-
-class Tasks(NamedTuple):
-    """Tasks of a cgroup and its descendants; each thread is one."""
-
-    current: int
-    limit: float
-    """Infinity if there is none."""
-
-    @property
-    def share(self) -> float:
-        """Used share of the cgroup's task limit."""
-        return self.current / self.limit if self.limit else math.inf
-
-
-def parse_pids_path(text: str) -> str | None:
-    """Return the directory, below `/sys/fs/cgroup`, of the cgroup that counts a process's tasks.
-
-    None if there is neither a v2 line nor one of v1's pids controller.
-    """
-    unified = None
-    for line in lines_of(text):
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if "pids" in controllers.split(","):
-            return f"pids{path}"
-        if not controllers and path:
-            unified = path.lstrip("/")
-    return unified
-
-
-def tasks(host: Host, pid: int) -> Tasks | None:
-    """Return the tasks of the cgroup closest to its limit: the process's own or an ancestor.
-
-    None if the kernel counts no tasks. OutsideNamespace, OSError, ValueError.
-    """
-    path = parse_pids_path(read(host.proc(f"{pid}/cgroup")))
-    if path is None:
-        return None
-    parts = [part for part in path.split("/") if part]
-    if ".." in parts:
-        raise OutsideNamespace(path)
-    return max(_groups(host, parts[:_MAX_DEPTH]), key=lambda found: found.share, default=None)
-
-
-def _groups(host: Host, parts: list[str]) -> Iterator[Tasks]:
-    """Yield tasks and limit of each cgroup, the process's own first; the root has no files."""
-    for depth in range(len(parts), 0, -1):
-        place = host.sys("/".join(("fs/cgroup", *parts[:depth])))
-        try:
-            current, limit = read(f"{place}/pids.current"), read(f"{place}/pids.max").strip()
-        except FileNotFoundError:
-            continue
-        yield Tasks(
-            integer(f"{place}/pids.current", current.strip()),
-            math.inf if limit == "max" else integer(f"{place}/pids.max", limit),
-        )

@@ -1,4 +1,6 @@
-"""What protects a node: the files of its firewall, for comparison between nodes, and SELinux' mode."""
+"""What protects a node: the files of its firewall, for comparison between nodes, and SELinux'
+mode.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,7 @@ _FILES = (
 _DIRECTORIES = ("etc/nftables", "etc/nftables.d", "etc/firewalld/zones", "etc/firewalld/policies")
 _MAX_FILES = 64
 """Limit per directory."""
+_MODES = {"0": "permissive", "1": "enforcing"}
 
 
 def firewall_configuration(host: Host) -> str:
@@ -60,9 +63,6 @@ def _rules(place: str) -> str | None:
         return None
     lines = (line.strip() for line in lines_of(text))
     return "\n".join(line for line in lines if line and not line.startswith("#"))
-
-
-_MODES = {"0": "permissive", "1": "enforcing"}
 
 
 def mode(host: Host) -> str:

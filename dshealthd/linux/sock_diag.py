@@ -22,6 +22,40 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+TIME_WAIT_TIMER = 3
+"""Timer of the small sockets that stand in for a closed one.
+
+These are all sockets in TIME_WAIT, and most in FIN_WAIT2.
+"""
+_SOCK_DIAG = 4
+_TCPDIAG_GETSOCK = 18
+_REQUEST_ONE = 0x1
+_REQUEST_DUMP = _REQUEST_ONE | 0x300
+_DUMP_INTERRUPTED = 0x10
+_NOOP, _ERROR, _DONE, _OVERRUN = 1, 2, 3, 4
+_BYTECODE = 1
+_SOURCE_PORT_AT_LEAST, _SOURCE_PORT_AT_MOST = 2, 3
+_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port id
+_REQUEST = struct.Struct("=4B48xII")  # family, lengths, extensions; socket id; states; generation
+_EXACT = struct.Struct("=4B 4s16s16s I8s II")
+"""As `_REQUEST`, with the socket's id: ports, source, destination, interface, cookie."""
+_PORTS = struct.Struct("!HH")
+_NO_COOKIE = b"\xff" * 8
+_ATTRIBUTE = struct.Struct("=HH")
+_OPERATION = struct.Struct("=BBH")
+_SOCKET = "xBBx HH 56x II"
+"""State and timer, ports in network order, user and inode of a `struct inet_diag_msg`."""
+_ONE = struct.Struct(f"={_SOCKET}")
+_INT = struct.Struct("=i")
+_INFO = 2
+"""INET_DIAG_INFO, the attribute with a `struct tcp_info`."""
+_MOVED = struct.Struct("=120xQQ")
+"""Bytes that the other end has acknowledged, and bytes received, in a `tcp_info` (Linux 4.1)."""
+_BUFFER = 1 << 16
+"""Larger than any message of the kernel in a dump (32 KiB)."""
+_ATTEMPTS = 3
+_sequences = itertools.count(1)
+
 
 class TcpState(enum.IntEnum):
     """States of a TCP socket by the kernel's numbers.
@@ -52,41 +86,6 @@ class TcpState(enum.IntEnum):
 
 
 EVERY_STATE = sum(state.mask for state in TcpState)
-TIME_WAIT_TIMER = 3
-"""Timer of the small sockets that stand in for a closed one.
-
-These are all sockets in TIME_WAIT, and most in FIN_WAIT2.
-"""
-
-_SOCK_DIAG = 4
-_TCPDIAG_GETSOCK = 18
-_REQUEST_ONE = 0x1
-_REQUEST_DUMP = _REQUEST_ONE | 0x300
-_DUMP_INTERRUPTED = 0x10
-_NOOP, _ERROR, _DONE, _OVERRUN = 1, 2, 3, 4
-_BYTECODE = 1
-_SOURCE_PORT_AT_LEAST, _SOURCE_PORT_AT_MOST = 2, 3
-
-_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port id
-_REQUEST = struct.Struct("=4B48xII")  # family, lengths, extensions; socket id; states; generation
-_EXACT = struct.Struct("=4B 4s16s16s I8s II")
-"""As `_REQUEST`, with the socket's id: ports, source, destination, interface, cookie."""
-_PORTS = struct.Struct("!HH")
-_NO_COOKIE = b"\xff" * 8
-_ATTRIBUTE = struct.Struct("=HH")
-_OPERATION = struct.Struct("=BBH")
-_SOCKET = "xBBx HH 56x II"
-"""State and timer, ports in network order, user and inode of a `struct inet_diag_msg`."""
-_ONE = struct.Struct(f"={_SOCKET}")
-_INT = struct.Struct("=i")
-_INFO = 2
-"""INET_DIAG_INFO, the attribute with a `struct tcp_info`."""
-_MOVED = struct.Struct("=120xQQ")
-"""Bytes that the other end has acknowledged, and bytes received, in a `tcp_info` (Linux 4.1)."""
-
-_BUFFER = 1 << 16
-"""Larger than any message of the kernel in a dump (32 KiB)."""
-_ATTEMPTS = 3
 
 
 class MalformedReply(ValueError):
@@ -125,9 +124,11 @@ class TcpSocket(NamedTuple):
     uid: int
     """The user of the process that made the socket; means nothing without an inode."""
     inode: int
-    """As in `/proc/<pid>/fd`; 0 if no process holds the socket: it is not accepted yet, or closed."""
+    """As in `/proc/<pid>/fd`; 0 if no process holds the socket: it is not accepted yet, or
+    closed."""
     moved: int = 0
-    """Bytes that its other end has acknowledged and that it has received, where they are requested."""
+    """Bytes that its other end has acknowledged and that it has received, where they are
+    requested."""
 
 
 def _socket(fields: tuple[int, ...], moved: int = 0) -> TcpSocket:
@@ -272,9 +273,6 @@ def _refusal(buffer: bytes, position: int, length: int) -> None:
     if code < 0:
         number = -code
         raise OSError(number, f"netlink: {os.strerror(number)}")
-
-
-_sequences = itertools.count(1)
 
 
 def dump(

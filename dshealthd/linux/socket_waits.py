@@ -1,5 +1,6 @@
-"""Whom processes wait for: over a TCP connection, at a terminal, or on a port for clients. By the system
-call of the main thread, the descriptors that it waits for, and the sockets of its network namespace.
+"""Whom processes wait for: over a TCP connection, at a terminal, or on a port for clients. By the
+system call of the main thread, the descriptors that it waits for, and the sockets of its network
+namespace.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.host import lines_of, read
 from dshealthd.linux.local_network import local_ports
+from dshealthd.linux.peer_user import parse_end
 from dshealthd.linux.process import open_files
-from dshealthd.linux.socket_owners import parse_end, parse_inode
+from dshealthd.linux.socket_owners import parse_inode
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -53,8 +55,9 @@ _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 
 
 def awaited(host: Host, pids: Iterable[int]) -> dict[int, SocketEnd | str]:
-    """Return whom the main threads of processes wait for, by pid: TERMINAL, or the other ends of the TCP
-    connections over which they wait for data, with nothing left that these have not acknowledged.
+    """Return whom the main threads of processes wait for, by pid: TERMINAL, or the other ends of
+    the TCP connections over which they wait for data, with nothing left that these have not
+    acknowledged.
 
     Processes of one network namespace; without those that wait for something else, that have ended,
     and that may not be traced. Waits while a process executes another program.
@@ -77,8 +80,9 @@ def awaited(host: Host, pids: Iterable[int]) -> dict[int, SocketEnd | str]:
 
 
 def served(host: Host, pids: Collection[int], most: int) -> Iterator[tuple[int, int]]:
-    """Yield the ports on which processes of one network namespace listen, with the pid of each, but for
-    those that the kernel assigns by itself: a program that others connect to has chosen its port.
+    """Yield the ports on which processes of one network namespace listen, with the pid of each, but
+    for those that the kernel assigns by itself: a program that others connect to has chosen its
+    port.
 
     At most `most` descriptors are looked at.
     """
@@ -103,7 +107,9 @@ def _links(host: Host, pid: int) -> Iterator[str]:
 
 
 def _table(host: Host, pids: Iterable[int]) -> Iterator[tuple[str, str, str, str, int]]:
-    """Yield the sockets of the network namespace of these processes: both ends, state, queues, inode."""
+    """Yield the sockets of the network namespace of these processes: both ends, state, queues,
+    inode.
+    """
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, ArithmeticError):
             for table in ("tcp", "tcp6"):

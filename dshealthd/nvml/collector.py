@@ -95,10 +95,12 @@ class GpuCollector(Collector):
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield an NVML collector's samples of one GPU that is known to answer."""
 
-    def overview(self, session: Session) -> Iterator[Sample | Fault]:  # noqa: ARG002 - for the subclass
+    # for the subclass
+    def overview(self, session: Session) -> Iterator[Sample | Fault]:  # noqa: ARG002
         """Yield an NVML collector's samples that do not belong to a single GPU."""
         yield from ()
 
-    def up(self, gpu: Gpu, faults: list[Fault]) -> Iterator[Sample]:  # noqa: ARG002 - for the subclass
+    # for the subclass
+    def up(self, gpu: Gpu, faults: list[Fault]) -> Iterator[Sample]:  # noqa: ARG002
         """Yield whether a GPU is up, for the one NVML collector that exports it."""
         yield from ()

@@ -1,8 +1,8 @@
 """NVML's field values: many readings of a device in one call.
 
-`pynvml.nvmlDeviceGetFieldValues` leaves a field that the driver does not touch at 0, a valid answer,
-and returns objects, which cost more than the call. This module passes an array of its own to the
-same function of the library that pynvml has loaded, and decodes it as bytes.
+`pynvml.nvmlDeviceGetFieldValues` leaves a field that the driver does not touch at 0, a valid
+answer, and returns objects, which cost more than the call. This module passes an array of its own
+to the same function of the library that pynvml has loaded, and decodes it as bytes.
 """
 
 from __future__ import annotations

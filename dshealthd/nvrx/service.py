@@ -173,7 +173,10 @@ class HealthCheckService:
         while (question := await loop.sock_recv(channel, 1)) == QUESTION:
             answer = frame(self._fitness())
             await loop.sock_sendall(channel, LENGTH.pack(len(answer)) + answer)
-        message = f"nvrx: the server on {self.options.socket} has {'broken protocol' if question else 'ended'}"
+        message = (
+            f"nvrx: the server on {self.options.socket} has "
+            f"{'broken protocol' if question else 'ended'}"
+        )
         raise ServerError(message)
 
     def _fitness(self) -> Fitness:

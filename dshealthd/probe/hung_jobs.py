@@ -45,12 +45,12 @@ PARTNERS = 4
 SILENT = 2
 """Maximum unanswering members among them: most of those are down for another reason."""
 ASKED = 32
-"""Members queried for their jobs, in list order starting after this node, and as many more as the job
-has nodes if its ranks are spread evenly; each answers in a millisecond.
+"""Members queried for their jobs, in list order starting after this node, and as many more as the
+job has nodes if its ranks are spread evenly; each answers in a millisecond.
 """
 MOST_ASKED = 1024
-"""Each node of a hung job asks the others once in GAP: from so many, each a millisecond, a node spends
-2 % of a core on answers. The size of a job is what its user says it is.
+"""Each node of a hung job asks the others once in GAP: from so many, each a millisecond, a node
+spends 2 % of a core on answers. The size of a job is what its user says it is.
 """
 AT_ONCE = 8
 """Concurrent calls."""
@@ -60,6 +60,7 @@ GAP = 60.0
 """Minimum seconds between two hangs, whatever their jobs: users can make jobs hang at will."""
 MAX_WAITING = 4
 """Maximum queued hangs; if more jobs hang at once, they share one cause."""
+_WITHOUT_CAUSE = frozenset({HangClass.WAITING, HangClass.COLLECTIVE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,6 @@ class Neighborhood:
     """Runs a light round with a member; tells whether it could be started."""
 
 
-_WITHOUT_CAUSE = frozenset({HangClass.WAITING, HangClass.COLLECTIVE})
-
-
 class HungJobs:
     """The hangs for which this node still has to meet other nodes."""
 
@@ -94,8 +92,8 @@ class HungJobs:
         """Jobs whose current hang is already queued or handled."""
         self._waiting: list[str] = []
         self._standing: dict[str, tuple[float, int | None]] = {}
-        """When members were last asked about each hang, and how many ranks then stood still; None if
-        a member had some at work.
+        """When members were last asked about each hang, and how many ranks then stood still; None
+        if a member had some at work.
         """
         self._added = asyncio.Event()
         self._free_at = float("-inf")

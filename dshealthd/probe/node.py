@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 NO_PYTHON = "no_python"
 WARMING_UP = "warming_up"
 NO_CUDA = "no_cuda"
-"""The node has GPUs that its environment's torch cannot use: it is built without CUDA, the driver is
-too old, or CUDA sees fewer of them.
+"""The node has GPUs that its environment's torch cannot use: it is built without CUDA, the driver
+is too old, or CUDA sees fewer of them.
 """
 GPUS_DIFFER = "gpus_differ"
 """The node has fewer GPUs than the round needs."""

@@ -7,6 +7,29 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+FLOOR = 1e-6
+"""Lower bound in seconds of every timing, about the cost of ten system calls: even the smallest
+collective or echo takes longer."""
+OTHER = "other"
+"""A reason from a peer that this release does not know."""
+REASONS = frozenset({
+    OTHER, "already_testing", "answer_not_signed", "bad_answer", "busy", "busy_cpu", "busy_gpu",
+    "certificate", "certificate_expired", "certificate_not_yet_valid", "certificate_untrusted",
+    "clock_differs", "closed", "closed_after_handshake", "connect_timeout",
+    "connection_lost", "deadline", "draining", "duty", "ended_early", "error", "exited",
+    "gpu_unknown", "gpus_differ", "implausible", "key", "killed", "maintenance", "malformed",
+    "members_differ", "name_server", "name_timeout", "name_unknown", "no_address", "no_answer",
+    "no_credentials", "no_cuda", "no_python", "no_route", "no_torch", "not_a_member",
+    "not_acknowledged", "not_permitted", "out_of_memory", "own_certificate_expired",
+    "own_certificate_not_yet_valid", "own_certificate_untrusted", "own_name", "parent",
+    "peer_error", "policy_never", "rate_limited", "refused", "rejected", "replayed", "reset",
+    "resting", "silent", "slow_body", "stale_nonce", "starved", "stopped", "store", "switched_off",
+    "system_error", "timed_out", "timeout", "tls", "tls_handshake", "too_large", "too_many_calls",
+    "unauthorized", "uninterruptible", "unkillable", "unknown_method", "unknown_round",
+    "version_differs", "versions_differ", "warming_up", "writable", "wrong_address",
+    "wrong_certificate", "wrong_data", "wrong_receiver",
+})  # fmt: skip
+
 
 class Kind(enum.StrEnum):
     """Kinds of rounds; the label `kind`."""
@@ -68,11 +91,6 @@ class Op(enum.StrEnum):
     DEVICE_COPY = "device_copy"
     HOST_TO_DEVICE = "host_to_device"
     ECHO = "echo"
-
-
-FLOOR = 1e-6
-"""Lower bound in seconds of every timing, about the cost of ten system calls: even the smallest
-collective or echo takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,28 +172,6 @@ class Suspect:
     """`node-17`, `node-17/gpu3`, `node-17/mlx5_2`, `node-17--node-21` (sorted), `leaf-4`."""
     reason: str
     """`slow`, or an `Outcome` other than ok and declined, or `ambiguous`."""
-
-
-OTHER = "other"
-"""A reason from a peer that this release does not know."""
-
-REASONS = frozenset({
-    OTHER, "already_testing", "answer_not_signed", "bad_answer", "busy", "busy_cpu", "busy_gpu",
-    "certificate", "certificate_expired", "certificate_not_yet_valid", "certificate_untrusted",
-    "clock_differs", "closed", "closed_after_handshake", "connect_timeout",
-    "connection_lost", "deadline", "draining", "duty", "ended_early", "error", "exited",
-    "gpu_unknown", "gpus_differ", "implausible", "key", "killed", "maintenance", "malformed",
-    "members_differ", "name_server", "name_timeout", "name_unknown", "no_address", "no_answer",
-    "no_credentials", "no_cuda", "no_python", "no_route", "no_torch", "not_a_member",
-    "not_acknowledged", "not_permitted", "out_of_memory", "own_certificate_expired",
-    "own_certificate_not_yet_valid", "own_certificate_untrusted", "own_name", "parent",
-    "peer_error", "policy_never", "rate_limited", "refused", "rejected", "replayed", "reset",
-    "resting", "silent", "slow_body", "stale_nonce", "starved", "stopped", "store", "switched_off",
-    "system_error", "timed_out", "timeout", "tls", "tls_handshake", "too_large", "too_many_calls",
-    "unauthorized", "uninterruptible", "unkillable", "unknown_method", "unknown_round",
-    "version_differs", "versions_differ", "warming_up", "writable", "wrong_address",
-    "wrong_certificate", "wrong_data", "wrong_receiver",
-})  # fmt: skip
 
 
 def known(reason: str) -> str:

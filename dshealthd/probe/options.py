@@ -176,8 +176,10 @@ class PolicyOptions:
     )
     gloo_bytes_per_minute: Bytes = option(
         Bytes(64 * 10**6),
-        "Bytes that the scheduled collectives of a node without GPUs may send per minute; it receives "
-        "as many. Fewer make their largest message smaller, and leave it out at last. Should be equal "
+        "Bytes that the scheduled collectives of a node without GPUs may send per minute; it "
+        "receives "
+        "as many. Fewer make their largest message smaller, and leave it out at last. Should be "
+        "equal "
         "on all nodes.",
         minimum=0,
     )
@@ -233,7 +235,8 @@ class BaselineOptions:
 
     slow_ratio: float = option(
         0.07,
-        "Minimum excess over the baseline, as a ratio, for a timing to be flagged; a node whose own "
+        "Minimum excess over the baseline, as a ratio, for a timing to be flagged; a node whose "
+        "own "
         "score is that much above 1 takes the blame for bad rounds.",
         minimum=0.01,
     )

@@ -181,7 +181,9 @@ class Policy:
         (self._scheduled if scheduled else self._on_demand).spend(seconds)
 
     def spend_in_vain(self, seconds: float) -> None:
-        """Charge the whole duration of another node's round that hung or failed: it has no timings."""
+        """Charge the whole duration of another node's round that hung or failed: it has no
+        timings.
+        """
         self._fruitless.spend(min(seconds, LONGEST))
 
     def objection(self, *, scheduled: bool, asked: bool = False) -> str:

@@ -24,7 +24,8 @@ from dshealthd.probe.members.local_membership import LocalMembership, hostname
 from dshealthd.probe.members.schedule import epoch_at
 from dshealthd.probe.metrics import RoundMetrics
 from dshealthd.probe.node import PREPARATION
-from dshealthd.probe.peers.credentials import CredentialError, Credentials
+from dshealthd.probe.peers.credentials import Credentials
+from dshealthd.probe.peers.secret_files import CredentialError
 from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.requests import MAX_LISTED
 from dshealthd.probe.slots import SlotRunner
@@ -217,7 +218,9 @@ class ProbeService:
         return document
 
     def _workers_problem(self) -> str:
-        """Return why rounds here are only echoes between agents, as a text; empty if they are not."""
+        """Return why rounds here are only echoes between agents, as a text; empty if they are
+        not.
+        """
         pool = self._state.worker_pool
         problem = "" if pool is None else pool.problem(self._state.gpus.count())
         return f"Workers cannot run on this node: {problem}" if problem else ""

@@ -278,7 +278,9 @@ class SlotRunner:
             self._state.metrics.skip(Decline.TESTING)
 
     def _had(self, epoch: int, pair: Sequence[str]) -> list[Observation]:
-        """Return the rounds that a pair has had in an epoch, those that came to nothing included."""
+        """Return the rounds that a pair has had in an epoch, those that came to nothing
+        included.
+        """
         return [
             round
             for round in self._recent
@@ -360,7 +362,9 @@ class SlotRunner:
         return False
 
     async def _request_call(self, name: str, other: str) -> str:
-        """Have a member call another that this node cannot call. Return why it does not, or empty."""
+        """Have a member call another that this node cannot call. Return why it does not, or
+        empty.
+        """
         body = {"members": [name, other], "kind": Kind.LIGHT, "steps": []}
         try:
             answer = await self.client.call(name, "lead", body, REQUESTED)

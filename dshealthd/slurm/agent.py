@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.findings.series import of_document
 from dshealthd.http.client import Access, local
 from dshealthd.http.exchange import Rejected, Unreachable
 from dshealthd.slurm.options import SlurmOptions
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 TIMEOUT = 1.5
 """Seconds for the whole exchange with the agent."""
-XID_RECENT = 600.0
-"""Seconds for which an Xid belongs to a finding of its GPU, as in the alerts."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:/-]+")
 
 
@@ -101,14 +100,10 @@ def _part(component: str, part: str) -> str:
 
 
 def _xid(document: Mapping[str, Any], gpu: str) -> str:
-    family = document["metrics"].get("dshealthd_xid_last_timestamp_seconds", {"samples": ()})
-    logged = [
-        (float(sample["value"]), sample["labels"].get("xid", ""))
-        for sample in family["samples"]
-        if sample["labels"].get("gpu") == gpu
-    ]
-    at, xid = max(logged, default=(0.0, ""))
-    return xid if document["time"] - at < XID_RECENT else ""
+    series = of_document(document)
+    logged = series("xid_last_timestamp_seconds", gpu=gpu)
+    at, xid = max(((at, labels.get("xid", "")) for labels, at in logged), default=(0.0, ""))
+    return xid if document["time"] - at < series.limit("xid_recent_seconds") else ""
 
 
 def _word(text: str, most: int) -> str:

@@ -1,7 +1,8 @@
 """One check of this node for Slurm: what the agent has found, and whether to drain or refuse.
 
-The check does nothing if the agent does not answer or has just started, if the findings differ between checks, if
-somebody else has set a reason or taken the node out of service, or if Slurm does not answer.
+The check does nothing if the agent does not answer or has just started, if the findings differ
+between checks, if somebody else has set a reason or taken the node out of service, or if Slurm does
+not answer.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ MAX_LOOKS = 5
 _COUNT = schema.Integer()
 _NAMED = 3
 """Most findings that a reason names; one is enough to find the others."""
+_POLL = 0.1
 
 
 class NodeCheckResult(enum.Enum):
@@ -153,9 +155,6 @@ class NodeCheck:
                 NodeCheckResult.CLEAN, f"its comment is kept: Slurm does not answer: {error}"
             )
         return CheckReport(NodeCheckResult.CLEAN, "")
-
-
-_POLL = 0.1
 
 
 class Busy(Exception):

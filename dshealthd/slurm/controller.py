@@ -26,16 +26,26 @@ _HARMLESS = frozenset(
     )
 )
 """Flags of a node that takes jobs, or soon will."""
+PREFIX = "dshealthd: "
+"""Prefix of every reason of ours; a reason without it is somebody else's and is left alone."""
+TIMEOUT = 2.0
+"""Seconds that one command may take."""
+_END = 0.5
+"""Seconds for a killed command to exit; only one in the middle of a disk access takes longer."""
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin"
+_FIELDS = ("NodeList", "StateComplete", "Timestamp", "Reason", "Comment")
+_NONE = frozenset(("", "none", "(null)", "n/a"))
+_SECTION = re.compile(r" ?\[dshealthd: ([^\]]*)\]")
 
 
-class NodeState(NamedTuple):
+class SlurmNodeState(NamedTuple):
     """A base state and its flags, in lower case."""
 
     base: str
     flags: frozenset[str]
 
     @classmethod
-    def parse(cls, text: str) -> NodeState:
+    def parse(cls, text: str) -> SlurmNodeState:
         """Parse sinfo's `StateComplete`, such as `idle+drain+not_responding`."""
         base, *flags = text.lower().split("+")
         return cls(base or "unknown", frozenset(flags))
@@ -53,18 +63,6 @@ class NodeState(NamedTuple):
         return self.base in _WORKING and not self.flags - _HARMLESS
 
 
-PREFIX = "dshealthd: "
-"""Prefix of every reason of ours; a reason without it is somebody else's and is left alone."""
-TIMEOUT = 2.0
-"""Seconds that one command may take."""
-_END = 0.5
-"""Seconds for a killed command to exit; only one in the middle of a disk access takes longer."""
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin"
-_FIELDS = ("NodeList", "StateComplete", "Timestamp", "Reason", "Comment")
-_NONE = frozenset(("", "none", "(null)", "n/a"))
-_SECTION = re.compile(r" ?\[dshealthd: ([^\]]*)\]")
-
-
 class ControllerError(Exception):
     """Slurm did not answer in time, or gave an unexpected answer."""
 
@@ -74,7 +72,7 @@ class SlurmNode:
     """One node of the cluster."""
 
     name: str
-    state: NodeState
+    state: SlurmNodeState
     reason: str
     """Empty without one."""
     since: float
@@ -199,7 +197,7 @@ def parse_nodes(text: str, separator: str) -> dict[str, SlurmNode]:
         note = _SECTION.search(comment)
         nodes[name] = SlurmNode(
             name,
-            NodeState.parse(state),
+            SlurmNodeState.parse(state),
             "" if reason.lower() in _NONE else reason,
             _time(since),
             _SECTION.sub("", comment),

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from dshealthd.status.query import AgentAnswer
 
 NOT_SENT = (
-    "a password is not sent to members that only an agent names: give the nodes, or a --config.file "
+    "a password is not sent to members that only an agent names: give the nodes, or a "
+    "--config.file "
     "with probe.members"
 )
 """What to do about a status of 401."""

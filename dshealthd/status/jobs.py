@@ -26,6 +26,8 @@ _HEADS = (
     *("rank", "node", "step", "age", "at", "process"),
     *("step time", "own work", "wait", "factor", "overdue"),
 )
+SILENT = 30.0
+"""Seconds without a heartbeat from which that is said of a job that trains."""
 
 
 def parts_of(name: str, answers: Sequence[AgentAnswer]) -> list[Part]:
@@ -58,7 +60,9 @@ def whole(parts: Sequence[Part]) -> JobPart:
 
 
 def job_lines(name: str, parts: Sequence[Part], paint: Paint) -> Iterator[str]:
-    """Yield the lines about one job on all queried nodes: its progress, and the culprits of a hang."""
+    """Yield the lines about one job on all queried nodes: its progress, and the culprits of a
+    hang.
+    """
     found = whole(parts)
     lost = found.loss == "not finite"
     level = State.CRITICAL if lost else _STATES.get(found.state, State.OK)

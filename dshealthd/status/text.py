@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import duration, plural, printable
 from dshealthd.findings.finding import State
+from dshealthd.findings.series import of_document
 from dshealthd.status.jobs import job_lines
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 ROUNDS = 3
 """Probe rounds that are shown."""
+_WIDTHS = (6, 7, 10, 14, 7, 0)
+_DIGITS = 10
+"""Digits of a number that is no GPU's; Python refuses to convert some thousand."""
 
 
 def node(answer: AgentAnswer, paint: Paint) -> Iterator[str]:
@@ -84,61 +88,34 @@ def _finding(finding: Mapping[str, Any], answer: AgentAnswer, paint: Paint) -> I
     yield f"            Runbook: {printable(answer.url)}{printable(finding['runbook'])}"
 
 
-class _Samples:
-    """The finite samples of a status document by metric and labels."""
-
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        self._metrics = document["metrics"]
-
-    def all(self, name: str, /, **labels: str) -> list[Mapping[str, Any]]:
-        family = self._metrics.get(f"dshealthd_{name}", {"samples": ()})
-        return [
-            sample
-            for sample in family["samples"]
-            if isinstance(sample["value"], int | float)
-            and all(sample["labels"].get(key) == value for key, value in labels.items())
-        ]
-
-    def value(self, name: str, /, **labels: str) -> float | None:
-        found = self.all(name, **labels)
-        return found[0]["value"] if found else None
-
-
 def _gpus(document: Mapping[str, Any]) -> Iterator[str]:
-    samples = _Samples(document)
-    gpus = sorted(samples.all("gpu_up"), key=lambda one: _number(_label(one, "gpu")))
-    for sample in gpus:
-        gpu = _label(sample, "gpu")
-        if not sample["value"]:
+    series = of_document(document)
+    for labels, up in sorted(series("gpu_up"), key=lambda one: _number(one.labels.get("gpu", "?"))):
+        gpu = labels.get("gpu", "?")
+        if not up:
             yield f"GPU {printable(gpu)}  not readable"
             continue
-        used = samples.value("gpu_memory_used_bytes", gpu=gpu)
-        total = samples.value("gpu_memory_total_bytes", gpu=gpu)
-        links = [one["value"] for one in samples.all("nvlink_up", gpu=gpu)]
+        used = series.value("gpu_memory_used_bytes", gpu=gpu)
+        total = series.value("gpu_memory_total_bytes", gpu=gpu)
+        links = [link.value for link in series("nvlink_up", gpu=gpu)]
         columns = (
             f"GPU {printable(gpu)}",
-            _figure(samples.value("gpu_temperature_celsius", gpu=gpu, sensor="core"), "°C"),
-            f"{_figure(samples.value('gpu_utilization_ratio', gpu=gpu), '%', 100)} busy",
+            _figure(series.value("gpu_temperature_celsius", gpu=gpu, sensor="core"), "°C"),
+            f"{_figure(series.value('gpu_utilization_ratio', gpu=gpu), '%', 100)} busy",
             f"{_figure(used, '', 2**-30)} of {_figure(total, 'GiB', 2**-30)}",
-            _figure(samples.value("gpu_power_watts", gpu=gpu), "W"),
+            _figure(series.value("gpu_power_watts", gpu=gpu), "W"),
             f"{sum(links):.0f}/{plural(len(links), 'NVLink')}" if links else "no NVLink",
         )
         yield "  ".join(column.rjust(width) for column, width in zip(columns, _WIDTHS, strict=True))
 
 
-_WIDTHS = (6, 7, 10, 14, 7, 0)
-_DIGITS = 10
-"""Digits of a number that is no GPU's; Python refuses to convert some thousand."""
-
-
 def _links(document: Mapping[str, Any]) -> Iterator[str]:
-    samples = _Samples(document)
-    for sample in samples.all("infiniband_port_up"):
-        labels = sample["labels"]
-        rate = samples.value("infiniband_port_rate_bytes_per_second", **labels)
-        speed = f", {rate * 8 / 1e9:.0f} Gb/s" if rate and sample["value"] else ""
-        up = "up" if sample["value"] else "down"
-        yield f"{printable(_label(sample, 'device'))}/{printable(_label(sample, 'port'))}  {up}{speed}"
+    series = of_document(document)
+    for labels, value in series("infiniband_port_up"):
+        device, port = (labels.get(name, "?") for name in ("device", "port"))
+        rate = series.value("infiniband_port_rate_bytes_per_second", device=device, port=port)
+        speed = f", {rate * 8 / 1e9:.0f} Gb/s" if rate and value else ""
+        yield f"{printable(device)}/{printable(port)}  {'up' if value else 'down'}{speed}"
 
 
 def _probes(probe: Mapping[str, Any]) -> Iterator[str]:
@@ -152,16 +129,15 @@ def _probes(probe: Mapping[str, Any]) -> Iterator[str]:
     for entry in list(reversed(probe.get("rounds", ())))[:ROUNDS]:
         peers = ", ".join(name for name in entry["members"] if name != probe.get("name"))
         at = time.strftime("%H:%M:%S", time.localtime(entry["time"]))
-        yield f"{at}  {printable(entry['kind'])}  {printable(entry['outcome'])}  with {printable(peers)}"
+        yield (
+            f"{at}  {printable(entry['kind'])}  {printable(entry['outcome'])}  with "
+            f"{printable(peers)}"
+        )
     for suspect in suspects:
         kind, component = printable(suspect["kind"]), printable(suspect["component"])
         yield f"suspect {kind} {component}: {printable(suspect['reason'])}"
     if not suspects:
         yield "no suspects"
-
-
-def _label(sample: Mapping[str, Any], name: str) -> str:
-    return str(sample["labels"].get(name, "?"))
 
 
 def _figure(value: float | None, unit: str, factor: float = 1) -> str:

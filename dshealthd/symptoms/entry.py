@@ -46,6 +46,8 @@ PART_COMPONENTS = frozenset({"node", "gpu", "nic", "path"})
 _FENCE = re.compile(r"\+\+\+\n(.*?)^\+\+\+\n(.*)", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^## +(.+?) *$", re.MULTILINE)
 _CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+_FIELDS = {"for": "hold", "keep_firing_for": "keep", "ticket_for": "ticket_hold"}
+"""Keys of a rule that are Prometheus' own words, and the fields that they fill."""
 
 
 class EntryError(ValueError):
@@ -134,8 +136,8 @@ class FindingType:
     component: str
     """The kind of part it concerns, one of COMPONENTS."""
     page: Literal["always", "job", "many", "never"]
-    """When it is a page rather than a ticket: always, where a training job uses the part, where many
-    nodes with training jobs have it at once, never.
+    """When it is a page rather than a ticket: always, where a training job uses the part, where
+    many nodes with training jobs have it at once, never.
     """
     summary: str
     """What is broken, as a title."""
@@ -218,10 +220,6 @@ def parse(slug: str, text: str) -> Symptom:
     except (ValueError, ArithmeticError, TypeError, AttributeError) as error:
         message = f"{slug}.md: {error}"
         raise EntryError(message) from error
-
-
-_FIELDS = {"for": "hold", "keep_firing_for": "keep", "ticket_for": "ticket_hold"}
-"""Keys of a rule that are Prometheus' own words, and the fields that they fill."""
 
 
 def _fields(row: Mapping[str, Any]) -> dict[str, Any]:

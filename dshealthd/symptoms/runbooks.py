@@ -52,7 +52,8 @@ def anchor(alert: Alert | FindingType) -> str:
 
 
 def first_step(alert: Alert) -> str:
-    """Return the runbook's first step for an alert, with NODE, GPU and so on in place of its labels.
+    """Return the runbook's first step for an alert, with NODE, GPU and so on in place of its
+    labels.
 
     Raise ValueError if the step depends on labels and the alert has no `act`.
     """
@@ -69,7 +70,9 @@ def first_step(alert: Alert) -> str:
 
 
 def step(entry: FindingType | Alert) -> str:
-    """Return the runbook's first step for a finding, with NODE, PART and so on in place of labels."""
+    """Return the runbook's first step for a finding, with NODE, PART and so on in place of
+    labels.
+    """
     if not entry.steps:
         return _plain(entry.step)
     cases = [f"- {case.replace('_', ' ')}: {_plain(text)}" for case, text in entry.steps.items()]

@@ -105,7 +105,10 @@ def template(sentence: str) -> str:
             return f"{{{{ $labels.{name} }}}}"
         one, _, several = (form or "number").partition("|")
         if several:
-            return f'{{{{ printf "%.4g" $value }}}} {{{{ if eq $value 1.0 }}}}{one}{{{{ else }}}}{several}{{{{ end }}}}'
+            return (
+                f'{{{{ printf "%.4g" $value }}}} {{{{ if eq $value 1.0 }}}}{one}{{{{ else '
+                f"}}}}{several}{{{{ end }}}}"
+            )
         return FORMS[one][1]
 
     return _PLACEHOLDER.sub(fill, _checked(sentence))

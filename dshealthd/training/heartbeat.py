@@ -30,10 +30,11 @@ from dshealthd.training.message import (
     WaitSource,
     encode,
 )
-from dshealthd.training.page import DEFAULT_PATH, Page, Saved
-from dshealthd.training.page import encode as encode_saved
+from dshealthd.training.page import DEFAULT_PATH, Page
 from dshealthd.training.position import BACKWARD, FORWARD, INPUT, Position
 from dshealthd.training.readback import Readback
+from dshealthd.training.saved import Saved
+from dshealthd.training.saved import encode as encode_saved
 from dshealthd.training.step_timer import Average, StepTimer
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("dshealthd.training")
 
 SLOW_INTERVAL = 1.0
-"""Seconds after which a message is due, and memory and communication time, which cost more to read."""
+"""Seconds after which a message is due, and memory and communication time, which cost more to
+read."""
 ALIKE = 10
 """Steps with equally many forward passes from which on the next one is expected to have as many."""
 
@@ -98,7 +100,8 @@ def _is_signal_handlers(error: Exception) -> bool:
     codes = set()
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)
-        call = getattr(handler, "__call__", None)  # noqa: B004 - it has the code of an object that is a handler
+        # it has the code of an object that is a handler
+        call = getattr(handler, "__call__", None)  # noqa: B004
         for function in (handler, getattr(handler, "func", None), call):
             codes.add(getattr(function, "__code__", None))
     return any(frame.f_code in codes for frame, _line in traceback.walk_tb(error.__traceback__))
@@ -443,7 +446,9 @@ class Heartbeat(Position):
         self.restart()  # else the agent would go on reading stale values
 
     def restart(self) -> None:
-        """Report as another process: a forked child has its parent's page, and must not write there."""
+        """Report as another process: a forked child has its parent's page, and must not write
+        there.
+        """
         self._page.close()
         self._words, self._times = self._page.position
         self._thread, self._brief_until, self._due = 0, 0, 0.0
@@ -471,7 +476,8 @@ class Heartbeat(Position):
         self._page.describe(0 if main else threading.get_native_id(), waits.timeout())
 
     def _count_passes(self) -> bool:
-        """Learn at the end of a step how many forward passes are usual; return whether that changed.
+        """Learn at the end of a step how many forward passes are usual; return whether that
+        changed.
 
         A single step may have fewer at the end of an epoch, or one more for a log.
         """

@@ -31,7 +31,8 @@ from typing import NamedTuple
 MAGIC = b"dshb"
 VERSION = 3
 HELLO = MAGIC + b"\1"
-"""What a process sends when it hands over its page: the version of the handover, not of messages."""
+"""What a process sends when it hands over its page: the version of the handover, not of
+messages."""
 SLOT = 512
 """Bytes from one message of a page to the next."""
 ROOM = 256
@@ -89,6 +90,12 @@ _BODY = struct.Struct(_SECOND + "QQdd")
 SIZE = _HEADER.size + _BODY.size
 SIZE_1, SIZE_2 = (_HEADER.size + struct.calcsize(body) for body in (_FIRST, _SECOND))
 """Those of version 1, whose messages end before the waits, and of version 2, before the totals."""
+(
+    _STEP_SECONDS, _SKIPPED, _LOSS, _LOSS_FINITE, _LOSS_SCALE, _GRADIENT_NORM, _MEMORY,
+    _COMMUNICATION, _INPUT, _FORWARD, _OWN, _ON_DEVICE, _PIPELINE, _UNUSED, _TOTALS,
+) = (1 << bit for bit in range(15))  # fmt: skip
+"""Which fields of a message are known: plain numbers, as an IntFlag would cost more than the
+rest."""
 
 
 class Phase(enum.IntEnum):
@@ -121,13 +128,6 @@ class WaitSource(enum.IntEnum):
     """That of a CUDA device, whose stream waits."""
 
 
-(
-    _STEP_SECONDS, _SKIPPED, _LOSS, _LOSS_FINITE, _LOSS_SCALE, _GRADIENT_NORM, _MEMORY,
-    _COMMUNICATION, _INPUT, _FORWARD, _OWN, _ON_DEVICE, _PIPELINE, _UNUSED, _TOTALS,
-) = (1 << bit for bit in range(15))  # fmt: skip
-"""Which fields of a message are known: plain numbers, as an IntFlag would cost more than the rest."""
-
-
 class DeviceMemory(NamedTuple):
     """Bytes of the process's CUDA device, as counted by torch's allocator."""
 
@@ -154,7 +154,8 @@ class Message(NamedTuple):
     step: int
     """Optimizer steps so far, including skipped ones."""
     sent: float
-    """Time of the last event, such as the start of a stage: the sender's monotonic clock in seconds."""
+    """Time of the last event, such as the start of a stage: the sender's monotonic clock in
+    seconds."""
     phase: int = Phase.TRAINING
     stage: int = StepStage.UNKNOWN
     last_seconds: float | None = None
@@ -198,9 +199,9 @@ class Message(NamedTuple):
 def encode(message: Message) -> bytes:
     """Return a heartbeat message as bytes; struct.error if a count is out of range."""
     (
-        step, sent, phase, stage, last, mean, inputs, forward, skipped, finite, nonfinite, scale, norm,
-        memory, communication, wait, work, source, pipeline_stage, forward_pass, forward_passes, totals,
-        _collective, _thread, _timeout,
+        step, sent, phase, stage, last, mean, inputs, forward, skipped, finite, nonfinite, scale,
+        norm, memory, communication, wait, work, source, pipeline_stage, forward_pass,
+        forward_passes, totals, _collective, _thread, _timeout,
     ) = message  # fmt: skip
     known = 0
     if last is not None:
@@ -229,9 +230,11 @@ def encode(message: Message) -> bytes:
         known |= _TOTALS
     allocated, reserved, peak = memory or (0, 0, 0)
     body = _BODY.pack(
-        phase, stage, known, step, skipped or 0, nonfinite, sent, last or 0.0, mean or 0.0, inputs or 0.0, forward or 0.0, scale or 0.0,
-        norm or 0.0, communication or 0.0, allocated, reserved, peak, wait or 0.0, work or 0.0, pipeline_stage or 0,
-        min(forward_pass, MAX_PASSES), min(forward_passes, MAX_PASSES), *(totals or (0, 0, 0.0, 0.0)),
+        phase, stage, known, step, skipped or 0, nonfinite, sent, last or 0.0, mean or 0.0,
+        inputs or 0.0, forward or 0.0, scale or 0.0, norm or 0.0, communication or 0.0, allocated,
+        reserved, peak, wait or 0.0, work or 0.0, pipeline_stage or 0,
+        min(forward_pass, MAX_PASSES), min(forward_passes, MAX_PASSES),
+        *(totals or (0, 0, 0.0, 0.0)),
     )  # fmt: skip
     return _HEADER.pack(MAGIC, VERSION, SIZE, crc32(body)) + body
 
@@ -254,16 +257,17 @@ def decode(data: bytes) -> Message:
         message = "wrong checksum"
         raise ValueError(message)
     (
-        phase, stage, known, step, skipped, nonfinite, sent, last, mean, inputs, forward, scale, norm,
-        communication, allocated, reserved, peak, wait, work, pipeline_stage, forward_pass, forward_passes, *sums,
+        phase, stage, known, step, skipped, nonfinite, sent, last, mean, inputs, forward, scale,
+        norm, communication, allocated, reserved, peak, wait, work, pipeline_stage, forward_pass,
+        forward_passes, *sums,
     ) = _BODY.unpack_from(body.ljust(_BODY.size, b"\0"))  # fmt: skip
     memory, totals = DeviceMemory(allocated, reserved, peak), Totals(*sums)
     if max(step, skipped, nonfinite) > MAX_COUNT or sent > MAX_TOTAL:
         message = f"a count exceeds {MAX_COUNT}, or the time {sent} s is none since a boot"
         raise ValueError(message)
     for name, value in (
-        ("sent", sent), ("step time", last), ("mean step time", mean), ("input", inputs), ("forward pass", forward),
-        ("communication", communication), ("wait", wait), ("work", work),
+        ("sent", sent), ("step time", last), ("mean step time", mean), ("input", inputs),
+        ("forward pass", forward), ("communication", communication), ("wait", wait), ("work", work),
         ("work so far", totals.work_seconds), ("wait so far", totals.wait_seconds),
     ):  # fmt: skip
         if not 0.0 <= value < math.inf:
@@ -280,9 +284,10 @@ def decode(data: bytes) -> Message:
         seconds if seconds >= INSTANT else 0.0 for seconds in (inputs, forward, wait, work)
     )
     for value, most, bit in (
-        (inputs, LONGEST_STEP, _INPUT), (forward, LONGEST_STEP, _FORWARD), (communication, MAX_TOTAL, _COMMUNICATION),
-        (scale, MAX_FLOAT32, _LOSS_SCALE), (max(memory), MAX_MEMORY, _MEMORY),
-        (max(totals[:2]), MAX_COUNT, _TOTALS), (totals.work_seconds + totals.wait_seconds, MAX_TOTAL, _TOTALS),
+        (inputs, LONGEST_STEP, _INPUT), (forward, LONGEST_STEP, _FORWARD),
+        (communication, MAX_TOTAL, _COMMUNICATION), (scale, MAX_FLOAT32, _LOSS_SCALE),
+        (max(memory), MAX_MEMORY, _MEMORY), (max(totals[:2]), MAX_COUNT, _TOTALS),
+        (totals.work_seconds + totals.wait_seconds, MAX_TOTAL, _TOTALS),
     ):  # fmt: skip
         if value > most:
             known &= ~bit

@@ -1,9 +1,9 @@
 """Forward passes of a torch module, seen by its hooks: the stage of a step, and their duration.
 
 Stages are those of the outermost module. With DDP that is the wrapper, whose forward pass begins
-with a collective if the model has buffers: then the forward time is that of the module within, which
-only computes. FSDP and ZeRO 3 gather parameters in the middle of it: there the time includes waiting
-for other ranks.
+with a collective if the model has buffers: then the forward time is that of the module within,
+which only computes. FSDP and ZeRO 3 gather parameters in the middle of it: there the time includes
+waiting for other ranks.
 
 Hooks of a module that is compiled as a whole are traced with it and then do nothing: such a module
 has no stages, unless it is the one that `torch.compile` returned, whose hooks run outside.
@@ -62,8 +62,8 @@ def follow(heartbeat: Heartbeat, model: Any) -> None:
             if distributed and heartbeat.measures:
                 heartbeat.follow_backward(result)
 
-    # Before the hooks that are there: FSDP 2 waits for parameters in one, and a rank that waits there
-    # has begun the step.
+    # Before the hooks that are there: FSDP 2 waits for parameters in one, and a rank that waits
+    # there has begun the step.
     handles = [
         model.register_forward_pre_hook(began, prepend=True),
         model.register_forward_hook(ended),
@@ -104,9 +104,9 @@ def instances(kind: type) -> list[Any]:
 
     Refers to no other object while another thread can run: a thread that fills a tuple, as in
     `tuple(generator)`, fails with a SystemError if anything else refers to the tuple meanwhile
-    (before Python 3.14: python/cpython#127058), and that thread would be the training's. So one call of C
-    code, during which no other thread runs, reads the types of all objects and has let go of the
-    objects when it returns; then an object is found by its reference to its class.
+    (before Python 3.14: python/cpython#127058), and that thread would be the training's. So one
+    call of C code, during which no other thread runs, reads the types of all objects and has let go
+    of the objects when it returns; then an object is found by its reference to its class.
     """
     every_object = itertools.chain.from_iterable(map(gc.get_objects, (None,)))
     kinds = set(filter(kind.__subclasscheck__, map(type, every_object)))

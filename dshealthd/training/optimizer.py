@@ -62,7 +62,8 @@ def _scaled(heartbeat: Heartbeat, scale: Readback, scaler: Any) -> None:
 
     The scale's tensor is read because `get_scale()` would wait for the device.
     """
-    scale.offer(scaler._scale, time.monotonic())  # noqa: SLF001 - the only access that does not wait
+    # the only access that does not wait
+    scale.offer(scaler._scale, time.monotonic())  # noqa: SLF001
     value, before = scale.take(), heartbeat.loss_scale
     if value is not None:
         if before is not None and 0.0 < value < before:
@@ -128,7 +129,8 @@ class AnyOptimizer:
 
 
 def _driven_by_engine() -> bool:
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - documented; inspect would read source files
+    # documented; inspect would read source files
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001
     for _ in range(_FRAMES):
         if frame is None:
             break

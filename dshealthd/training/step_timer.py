@@ -1,4 +1,6 @@
-"""The timer of a step's input, forward passes, waits and own work, which never waits for a device."""
+"""The timer of a step's input, forward passes, waits and own work, which never waits for a
+device.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from dshealthd.training.message import Totals
 AVERAGED = 10
 """Steps over which times are averaged."""
 SPANS = 2048
-"""Most spans of one kind kept for one step on a device; the times of a step with more are dropped."""
+"""Most spans of one kind kept for one step on a device; the times of a step with more are
+dropped."""
 LATE = 16
 """Most steps whose times are awaited."""
 SHARE = 0.002

@@ -53,8 +53,8 @@ OUTPUTS = 8
 
 
 def timeout() -> int:
-    """Return the seconds after which collectives of the default group time out, so that its watchdog
-    ends the process; 0 if unknown.
+    """Return the seconds after which collectives of the default group time out, so that its
+    watchdog ends the process; 0 if unknown.
 
     Reads what `init_process_group` was given, or its default: some 12 µs, once.
     """
@@ -62,7 +62,9 @@ def timeout() -> int:
     group = None if c10d is None else c10d.GroupMember.WORLD
     for device in ("cuda", "cpu"):
         try:
-            options = group._get_backend(sys.modules["torch"].device(device)).options  # type: ignore[union-attr] # noqa: SLF001 - torch's own Python reads it so
+            # torch's own Python reads it so
+            made = sys.modules["torch"].device(device)
+            options = group._get_backend(made).options  # type: ignore[union-attr] # noqa: SLF001
             seconds = int(options._timeout.total_seconds())  # noqa: SLF001
             return min(max(seconds, 0), MAX_TIMEOUT)
         except (
@@ -78,7 +80,8 @@ def timeout() -> int:
 
 def follow(heartbeat: Any, device: str) -> None:
     """Report the waits of this process, whose model is on a device of this type."""
-    c10d = getattr(sys.modules["torch"]._C, "_distributed_c10d", None)  # noqa: SLF001 - what Python collectives call has no other name
+    # what Python collectives call has no other name
+    c10d = getattr(sys.modules["torch"]._C, "_distributed_c10d", None)  # noqa: SLF001
     if c10d is None or device not in {"cpu", "cuda"}:
         return
     replace(heartbeat, c10d.Work, "wait", _timed)
@@ -98,7 +101,8 @@ def follow_backward(heartbeat: Any, result: Any) -> None:
     A callback that is queued as the pass begins is called before the reducer's own, which waits;
     one that is queued there is called after it.
     """
-    engine = sys.modules["torch"].autograd.Variable._execution_engine  # noqa: SLF001 - DDP and FSDP use it as well
+    # DDP and FSDP use it as well
+    engine = sys.modules["torch"].autograd.Variable._execution_engine  # noqa: SLF001
     queued = False
 
     def begin(_gradient: Any) -> None:
@@ -153,7 +157,8 @@ def _timed(heartbeat: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         if compiling() or not (heartbeat.measures or heartbeat.stage == INPUT):
             return original(*arguments, **named)
         mark = heartbeat.wait_began() if heartbeat.measures else None
-        between = heartbeat.collective_began(sys._getframe(1), *arguments[:1])  # noqa: SLF001 - a work does not say its group
+        # a work does not say its group
+        between = heartbeat.collective_began(sys._getframe(1), *arguments[:1])  # noqa: SLF001
         try:
             return original(*arguments, **named)
         finally:
@@ -175,8 +180,8 @@ def group(caller: FrameType) -> int:
     """Return the mark of the group in whose collective this function of c10d waits: the same in all
     ranks, and other groups have another but for one in 255.
 
-    0 for the default group, and for one that has not all ranks: its members may wait in it while the
-    rest wait in theirs. 0 as well where it is unknown, as in an asynchronous wait.
+    0 for the default group, and for one that has not all ranks: its members may wait in it while
+    the rest wait in theirs. 0 as well where it is unknown, as in an asynchronous wait.
     """
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     world = None if c10d is None else c10d.GroupMember.WORLD

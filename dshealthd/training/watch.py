@@ -13,9 +13,9 @@ There are two ways to start it:
 
 It reports steps, step times, waits for other ranks, losses and memory, and the stages of steps if
 exactly one model has the parameters of that optimizer; of DeepSpeed what `attach(engine)` does. So
-Hugging Face's Trainer, Accelerate and Lightning are followed, alone or over DeepSpeed. Gradient norm
-and phases need a call in the script. Optimizers whose `step` is compiled as a whole or replayed as a
-CUDA graph are not seen.
+Hugging Face's Trainer, Accelerate and Lightning are followed, alone or over DeepSpeed. Gradient
+norm and phases need a call in the script. Optimizers whose `step` is compiled as a whole or
+replayed as a CUDA graph are not seen.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class OptimizerImportHook(importlib.abc.MetaPathFinder):
             # The hook looks for the module in sys.modules, where it is before it is executed.
             register()
 
-        spec.loader.exec_module = loaded  # type: ignore[method-assign] # this loader serves this module alone
+        # this loader serves this module alone
+        spec.loader.exec_module = loaded  # type: ignore[method-assign]
         return spec
 
     def remove(self) -> None:

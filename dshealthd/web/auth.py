@@ -41,7 +41,8 @@ Failures have a cache of their own, so that guesses do not evict valid logins.
 WAITING = 16
 """Clients that may wait for a verification; how many each waits for, its connections limit."""
 _PAUSE_RATIO = 3
-"""Pause after a failed verification, as a multiple of its duration: guesses get a quarter of a core."""
+"""Pause after a failed verification, as a multiple of its duration: guesses get a quarter of a
+core."""
 _MAX_PAUSE = 1.0
 """The longest such pause, in seconds, so that others do not wait for long. From cost 13 on, guesses
 therefore get more than a quarter of a core.

@@ -78,7 +78,8 @@ def read(path: Path, errors: Errors) -> WebConfig:
     class Loader(yaml.SafeLoader):
         """Reports duplicate keys; YAML forbids them, but PyYAML lets the last one win."""
 
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - PyYAML's own
+        # PyYAML's own
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
             seen = set()
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.value in seen:

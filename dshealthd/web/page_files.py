@@ -6,7 +6,10 @@ import os
 
 from dshealthd.core.host import read_bytes
 
-CONTENT_SECURITY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+CONTENT_SECURITY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src "
+    "'self'; img-src 'self' data:; "
+)
 CONTENT_SECURITY += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",

@@ -6,30 +6,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import functools
 import gzip
 import os
 import socket
 import time
 from collections import Counter
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
 from aiohttp.web_protocol import RequestPayloadError
-from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response
-from aiohttp.web_server import Server as Connections
 
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.documents import LeftOut
 from dshealthd.core.exposition import CONTENT_TYPE, Tier
 from dshealthd.core.sockets import listen_address
 from dshealthd.findings.catalogue import RUNBOOKS
-from dshealthd.http.connection import Connection, connection_of, plain
+from dshealthd.http.connection import connection_of, plain
 from dshealthd.http.connection_limiter import ConnectionLimiter, client_of
 from dshealthd.http.listener import Listener
 from dshealthd.symptoms import all_symptoms
@@ -41,6 +37,7 @@ from dshealthd.web.page_files import ASSETS, PAGE_HEADERS, page_files
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
+    from aiohttp.web_request import BaseRequest
     from aiohttp.web_response import StreamResponse
 
     from dshealthd.config.config import Web
@@ -69,8 +66,6 @@ CONFIG_FAILURES = counter(
 MISDIRECTED = "this node has another name; add the one in the address bar to web.hostnames"
 TIERS = f"the only parameter is tier, once: {' or '.join(Tier)}"
 """Answer to a scrape with another query string."""
-SHUTDOWN_TIMEOUT = 1.0
-"""Seconds for answers in progress to finish when the server closes."""
 STATUS_KEPT = 0.5
 """Seconds for which a status document is cached.
 
@@ -141,7 +136,6 @@ class Server:
         self._requests: Counter[tuple[str, int]] = Counter()
         self._status: tuple[float, bytes] = (-STATUS_KEPT, b"")
         self._packed = b""
-        self._connections: Connections | None = None
         self._config = None
         # Imported only by agents that need it.
         if options.config_file is not None:
@@ -165,24 +159,15 @@ class Server:
         }
         self._listener = Listener(
             self._gate,
-            self._connect,
-            handshake_timeout=options.header_timeout,
+            self._handle,
+            self._answered,
+            header_timeout=options.header_timeout,
+            max_body=max(1, options.max_body_bytes),  # to aiohttp, 0 means no limit
             tls=None if self._config is None else self._tls,
         )
 
     async def start(self) -> None:
         """Open the web server's socket, or raise ListenError."""
-        self._connections = Connections(
-            self._handle,
-            request_factory=functools.partial(
-                BaseRequest,
-                loop=asyncio.get_running_loop(),
-                client_max_size=max(
-                    1, self._options.max_body_bytes
-                ),  # to aiohttp, 0 means no limit
-            ),
-            handler_cancellation=True,
-        )
         try:
             await self._listener.start(*listen_address(self._options.listen_address))
         except OSError as error:
@@ -192,11 +177,6 @@ class Server:
     async def close(self) -> None:
         """Close the socket and the connections; answers in progress get a second."""
         await self._listener.close()
-        if self._connections is not None:
-            self._gate.close_silent()
-            self._connections.pre_shutdown()
-            await self._connections.shutdown(SHUTDOWN_TIMEOUT)
-        await self._gate.emptied(SHUTDOWN_TIMEOUT)
 
     def url(self, hostname: str) -> str:
         """Return the page's URL as a user would type it."""
@@ -212,15 +192,6 @@ class Server:
         if self._config is not None:
             yield CONFIG_OK(float(self._config.ok))
             yield CONFIG_FAILURES(float(self._config.failures))
-
-    def _connect(self, client: str) -> Connection:
-        return Connection(
-            cast("Connections", self._connections),
-            self._gate,
-            client,
-            header_timeout=self._options.header_timeout,
-            answered=self._answered,
-        )
 
     async def _tls(self) -> Tls | None:
         return None if self._config is None else (await self._config.current()).tls

@@ -38,10 +38,10 @@ def document(
 ) -> bytes:
     """Return the status document, the current state as JSON.
 
-    `ready` says whether all sources were judged, `sections` are parts that are made elsewhere. `own`
-    are the agent's own samples, `started` and `wall` Unix times, `monotonic` the snapshot's clock;
-    all in seconds. Numbers that JSON lacks are strings, as Prometheus writes them. `left_out` has
-    what the sections already lack.
+    `ready` says whether all sources were judged, `sections` are parts that are made elsewhere.
+    `own` are the agent's own samples, `started` and `wall` Unix times, `monotonic` the snapshot's
+    clock; all in seconds. Numbers that JSON lacks are strings, as Prometheus writes them.
+    `left_out` has what the sections already lack.
     """
     left_out = left_out or LeftOut()
     mine = list(own)

@@ -24,7 +24,9 @@ FILE = ALERTMANAGER / PART
 
 
 def test_opsgenie_and_ntfy(station: Loopback, receiver: Receiver, tmp_path: Path) -> None:
-    """A page arrives at both, with the key from its file, and says what and where in their fields."""
+    """A page arrives at both, with the key from its file, and says what and where in their
+    fields.
+    """
     found = {one["name"]: one for one in yaml_files.load(FILE)["receivers"]}
     (opsgenie,) = found["dshealthd-page-opsgenie"]["opsgenie_configs"]
     (ntfy,) = found["dshealthd-page-ntfy"]["webhook_configs"]
@@ -60,7 +62,9 @@ def test_opsgenie_and_ntfy(station: Loopback, receiver: Receiver, tmp_path: Path
 
 
 def test_teams_is_yaml_once_the_comment_signs_are_gone() -> None:
-    """What is commented out, as Debian's Alertmanager does not know it, is a receiver of this file."""
+    """What is commented out, as Debian's Alertmanager does not know it, is a receiver of this
+    file.
+    """
     text = FILE.read_text(encoding="utf-8")
     head, _, commented = text.partition("  # - name: dshealthd-ticket-teams")
     commented = re.sub(r"(?m)^  # ", "  ", f"  # - name: dshealthd-ticket-teams{commented}")

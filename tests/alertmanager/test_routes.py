@@ -71,7 +71,9 @@ route:
     - {receiver: database, matchers: [team="database"]}
     - {receiver: nobody, matchers: [alertname=~"Watchdog|InfoInhibitor"]}
 inhibit_rules:
-  - {source_matchers: [alertname="InfoInhibitor"], target_matchers: [severity="info"], equal: [namespace]}
+  - source_matchers: [alertname="InfoInhibitor"]
+    target_matchers: [severity="info"]
+    equal: [namespace]
 receivers:
   - {name: ops, email_configs: [{to: ops@example.com, from: a@example.com, smarthost: mail:25}]}
   - {name: page, webhook_configs: [{url: http://127.0.0.1:9/}]}
@@ -163,8 +165,8 @@ def test_rules_about_findings_name_labels_that_findings_have() -> None:
 
 
 def test_inhibition_rules_require_our_label() -> None:
-    """Each rule requires the label that all our alerts have of its source and of its target, so that
-    no alert of another team holds back ours, or is held back, however alike it is otherwise.
+    """Each rule requires the label that all our alerts have of its source and of its target, so
+    that no alert of another team holds back ours, or is held back, however alike it is otherwise.
     """
     common = {f'{name}="{value}"' for name, value in RULESET.items()}
     rules = yaml_files.load(FILE)["inhibit_rules"]

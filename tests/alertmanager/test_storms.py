@@ -27,7 +27,8 @@ SECONDS = 15.0
 """From an alert that fires to its message, at most."""
 MOST_PARTS = 20
 MOST_BYTES = 32 << 10
-"""Of a message, whatever it is about; PagerDuty refuses events above 512 KB, and people read less."""
+"""Of a message, whatever it is about; PagerDuty refuses events above 512 KB, and people read
+less."""
 NODES = 1000
 LONG = "why " * 175 + "First step: " + "do " * 60
 """As long as the descriptions of alerts come to be."""

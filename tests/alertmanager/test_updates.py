@@ -55,7 +55,8 @@ def test_what_ten_nodes_have_is_one_ticket(server: Server, receiver: Receiver) -
 
 
 def test_cause_that_is_found_after_the_page_updates_it(server: Server, receiver: Receiver) -> None:
-    """A page that names no cause is followed by one message that does, with the same key in a pager.
+    """A page that names no cause is followed by one message that does, with the same key in a
+    pager.
 
     Both fire for two minutes then, as the first goes on firing. That it ends is no third message,
     and the end of the second is the end of the page.

@@ -1,4 +1,6 @@
-"""Intervals, absence and reload, with collectors of the test's own and a clock that the test moves."""
+"""Intervals, absence and reload, with collectors of the test's own and a clock that the test
+moves.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ def test_interval_keeps_its_grid() -> None:
 
 
 def test_a_pause_is_not_caught_up() -> None:
-    """After a minute in which nothing ran (SIGSTOP, suspend) there is one collection, not twelve."""
+    """After a minute in which nothing ran (SIGSTOP, suspend) there is one collection, not
+    twelve.
+    """
     inside, snapshot, clock = group(Counting)
     asyncio.run(inside.once())
     clock.now += 61
@@ -168,7 +172,9 @@ def test_a_flood_of_news_costs_one_collection_in_five_seconds() -> None:
 
 
 async def test_news_ends_the_sleep() -> None:
-    """A group that sleeps until its next collection, in an hour, collects as soon as there is news."""
+    """A group that sleeps until its next collection, in an hour, collects as soon as there is
+    news.
+    """
     inside, snapshot, _ = group(Listening)
     inside.members["Listening"].options = CollectorOptions(interval=Duration(3600))
     task = asyncio.create_task(inside.run())

@@ -88,7 +88,9 @@ class Bench:
 
 
 async def start_of_a_worker(path: Path) -> float:
-    """Return the seconds that this machine takes at the moment to start a worker and read a part."""
+    """Return the seconds that this machine takes at the moment to start a worker and read a
+    part.
+    """
     bench = Bench(path / "measured", LONG, UNHURRIED)
     bench.script.write_text("a value 1\n")
     started = time.monotonic()
@@ -413,7 +415,9 @@ async def test_unkillable_worker(tmp_path: Path) -> None:
 async def test_an_agent_stopped_while_it_kills_a_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What hung is `timeout`, and is tried again: no process that has ended counts as unkillable."""
+    """What hung is `timeout`, and is tried again: no process that has ended counts as
+    unkillable.
+    """
     kill = child.Child.kill
 
     def kill_and_be_stopped(process: child.Child) -> None:

@@ -77,7 +77,9 @@ The layout is that of 64-bit Linux.
 
 
 def test_against_another_caller() -> None:
-    """This machine's state, status and maximum error are what another program gets from the kernel."""
+    """This machine's state, status and maximum error are what another program gets from the
+    kernel.
+    """
     number, perl = ADJTIMEX.get(os.uname().machine), shutil.which("perl")
     if number is None or perl is None:
         pytest.skip("no perl, or the number of the system call is not known here")
@@ -95,7 +97,10 @@ def test_a_faked_clock_changes_nothing() -> None:
     found = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
     if not found:
         pytest.skip("libfaketime is not installed")
-    script = "import time; from dshealthd.collectors.clock import adjtimex; print(time.time(), *adjtimex()[:2])"
+    script = (
+        "import time; from dshealthd.collectors.clock import adjtimex; print(time.time(), "
+        "*adjtimex()[:2])"
+    )
     environment = {**os.environ, "LD_PRELOAD": found[0], "FAKETIME": "+10y"}
     shown = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
@@ -109,7 +114,10 @@ def test_nothing_is_set() -> None:
     if os.geteuid() != 0:
         assert adjtimex().state >= 0
         return
-    script = "import os; from dshealthd.collectors.clock import adjtimex; os.setuid(65534); print(adjtimex().state)"
+    script = (
+        "import os; from dshealthd.collectors.clock import adjtimex; os.setuid(65534); "
+        "print(adjtimex().state)"
+    )
     shown = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout

@@ -97,8 +97,8 @@ def test_machine_without_the_source(name: str, outcome: CollectionOutcome, tmp_p
 def test_file_that_makes_no_sense(
     name: str, path: str, texts: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """It is malformed and named: a fault beside what the other files tell, or, where there are none,
-    an error; nothing is exported that the file alone tells.
+    """It is malformed and named: a fault beside what the other files tell, or, where there are
+    none, an error; nothing is exported that the file alone tells.
     """
     base = copied(FILES.get(name, name), tmp_path)
     whole = {sample[:2] for sample in Bench(name, base).collect().samples}

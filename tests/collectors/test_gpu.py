@@ -53,7 +53,8 @@ SCENES: dict[str, dict[str, int | str]] = {
         # Down, asleep to save power, and with its traffic disabled.
         "nvlink7_state": 0, "nvlink8_state": 2, "nvlink9_state": 3,
     },
-    # Without the SRAM status, each of four counts is asked for; a memory of 0 degrees has no sensor.
+    # Without the SRAM status, each of four counts is asked for; a memory of 0 degrees has no
+    # sensor.
     "a100": {"ecc_aggregate_uncorrected_sram": 3, "memory_temperature": 0},
     # Replays come from the function that is older than the field.
     "v100": {"retired_dbe": 2, "retired_pending": 1, "field_fail.94": 3, "pcie_replay": 5},
@@ -159,15 +160,17 @@ RAW = """
 import sys, time, pynvml
 pynvml.nvmlInit()
 handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(8)]
-fields = [82, 230, 74, 269, 270, 271, 194], list(range(3, 29)) + [29, 30, 31, 142, 143, 144, 145], [94, 197, 198]
+counts = list(range(3, 29)) + [29, 30, 31, 142, 143, 144, 145]
+fields = [82, 230, 74, 269, 270, 271, 194], counts, [94, 197, 198]
 links = [(field, link) for field in (165, 161, 162, 163) for link in range(18)]
 def sweep():
     for handle in handles:
         for batch in (*fields, links):
             for value in pynvml.nvmlDeviceGetFieldValues(handle, batch):
                 value.nvmlReturn or (value.valueType, value.value.ullVal)
-        for name in ("TotalEnergyConsumption", "ComputeMode", "PersistenceMode", "EccMode", "MigMode", "MarginTemperature", "PowerUsage",
-                     "EnforcedPowerLimit", "CurrentClocksEventReasons", "MemoryInfo", "UtilizationRates",
+        for name in ("TotalEnergyConsumption", "ComputeMode", "PersistenceMode", "EccMode",
+                     "MigMode", "MarginTemperature", "PowerUsage", "EnforcedPowerLimit",
+                     "CurrentClocksEventReasons", "MemoryInfo", "UtilizationRates",
                      "CurrPcieLinkWidth", "CurrPcieLinkGeneration", "ComputeRunningProcesses"):
             getattr(pynvml, "nvmlDeviceGet" + name)(handle)
         pynvml.nvmlDeviceGetTemperature(handle, 0)

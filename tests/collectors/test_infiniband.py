@@ -198,7 +198,9 @@ def test_odd_device_leaves_the_others_alone(bench: Adapters) -> None:
 
 
 def test_malformed_files(bench: Adapters) -> None:
-    """A number, a state or a rate that cannot be read is a fault that names the file, and no value."""
+    """A number, a state or a rate that cannot be read is a fault that names the file, and no
+    value.
+    """
     bench.reads.answers = {
         "mlx5_0/ports/1/counters/symbol_error": b"many\n",
         "mlx5_1/ports/1/state": b"ACTIVE\n",
@@ -225,7 +227,9 @@ def test_nothing_can_be_read(bench: Adapters) -> None:
 
 
 def test_unknown_states(bench: Adapters) -> None:
-    """A state that a later kernel may know is shown as unknown, and the port does not count as up."""
+    """A state that a later kernel may know is shown as unknown, and the port does not count as
+    up.
+    """
     bench.write(f"{PORT_1}/phys_state", "0: <unknown>")
     bench.write("class/infiniband/mlx5_0/ports/1/state", "9: RESTING")
     result = bench.collect()
@@ -243,7 +247,8 @@ def test_unknown_states(bench: Adapters) -> None:
     pytest.param([(True, 3), (False, 5), (True, 5)], 2, id="seen once, counted twice"),
     pytest.param([(True, 255), (False, 255), (True, 255)], 1, id="counter at its limit"),
     pytest.param([(True, None), (False, None), (True, None)], 1, id="no counter"),
-    pytest.param([(True, 3), (False, 3), (True, 3), (True, 4)], 2, id="orderly shutdown, then a flap"),
+    pytest.param([(True, 3), (False, 3), (True, 3), (True, 4)], 2, id=("orderly shutdown, then a "
+                                                                       "flap")),
     pytest.param([(True, 9), (True, 0), (True, 1)], 1, id="counter cleared"),
     pytest.param([(True, 9), (True, 2)], 2, id="counter cleared and grown"),
 ])  # fmt: skip

@@ -72,7 +72,9 @@ def test_a_job_that_writes(scene: Scene) -> None:
 
 
 def test_a_process_that_cannot_be_read_is_no_zero(scene: Scene) -> None:
-    """It is a fault; its job's other processes count, and without any nothing is told of the job."""
+    """It is a fault; its job's other processes count, and without any nothing is told of the
+    job.
+    """
     first, other = (scene.machine.root / str(pid) / "io" for pid in (10, 11))
     first.write_text("")
     scene.writes(11, 1500)
@@ -125,7 +127,9 @@ def test_child_processes(tmp_path: Path) -> None:
 
 
 def test_a_network_namespace_of_its_own(tmp_path: Path) -> None:
-    """In a pod the interfaces tell what the job moves, as the agent does not see its connections."""
+    """In a pod the interfaces tell what the job moves, as the agent does not see its
+    connections.
+    """
     head = b"Inter-|   Receive\n face |bytes\n"
     assert parse_interfaces(head + b"lo: 7 1 0 0 0 0 0 0 7 1\neth0: 5 1 0 0 0 0 0 0 9 1\n") == 14
     scene = Scene(tmp_path)
@@ -150,7 +154,9 @@ def test_a_network_namespace_of_its_own(tmp_path: Path) -> None:
 
 
 def test_this_kernel_counts_an_upload(tmp_path: Path) -> None:
-    """What a connection has sent, and its other end received, is known of the process that holds it."""
+    """What a connection has sent, and its other end received, is known of the process that holds
+    it.
+    """
     scene = Scene(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server:
         sends = socket.create_connection(server.getsockname())
@@ -168,8 +174,8 @@ def test_this_kernel_counts_an_upload(tmp_path: Path) -> None:
 
 
 def test_connections_of_ranks_at_work(scene: Scene) -> None:
-    """What a rank whose main thread computes sends is not looked at; once it is idle, what it has sent
-    before does not count.
+    """What a rank whose main thread computes sends is not looked at; once it is idle, what it has
+    sent before does not count.
     """
     task = scene.machine.root / "10" / "task" / "10"
     task.mkdir(parents=True)
@@ -204,8 +210,8 @@ RECEIVES = {"x86_64": 45, "aarch64": 207}
 def test_an_answer_from_outside(
     tmp_path: Path, master: str, peers: dict[tuple[str, ...], float]
 ) -> None:
-    """The rank that waits for one is told with its peer; its job's own store is no such peer, and its
-    data loader's waits are not looked at.
+    """The rank that waits for one is told with its peer; its job's own store is no such peer, and
+    its data loader's waits are not looked at.
     """
     scene = Scene(tmp_path)
     variables = {**TORCH, "SLURM_JOB_ID": "7", "MASTER_PORT": master}
@@ -228,7 +234,8 @@ def writer(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that writes eight megabytes as its input ends, and waits."""
     program = (
         "import os, sys, time; sys.stdin.read(); f = open(sys.argv[1], 'wb');"
-        "f.write(bytes(8 << 20)); f.flush(); os.fsync(f.fileno()); print(flush=True); time.sleep(99)"
+        "f.write(bytes(8 << 20)); f.flush(); os.fsync(f.fileno()); print(flush=True); "
+        "time.sleep(99)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / "checkpoint")],
@@ -252,8 +259,8 @@ def test_this_kernel_counts_a_save(writer: subprocess.Popen[bytes]) -> None:
 
 
 def test_what_a_rank_takes(scene: Scene) -> None:
-    """The CPU time of its main thread, and of all; of a rank that is stopped, by a signal or a debugger,
-    that says nothing.
+    """The CPU time of its main thread, and of all; of a rank that is stopped, by a signal or a
+    debugger, that says nothing.
     """
     task = scene.machine.root / "10" / "task" / "10"
     task.mkdir(parents=True)

@@ -139,7 +139,8 @@ def test_orphans_unknown(node: Node) -> None:
     ({"RANK": "4"}, ("4", "RANK", "beyond")),
     ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, ("0", "LOCAL_RANK", "beyond")),
     ({"LOCAL_RANK": "2"}, ("0", "LOCAL_RANK", "beyond")),
-    ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "1", "TORCHELASTIC_RUN_ID": "x"}, ("0", "LOCAL_RANK", "beyond")),
+    ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "1", "TORCHELASTIC_RUN_ID": "x"},
+     ("0", "LOCAL_RANK", "beyond")),
     ({"CUDA_VISIBLE_DEVICES": "0,2"}, ("0", "CUDA_VISIBLE_DEVICES", "absent")),
     ({"CUDA_VISIBLE_DEVICES": "1,1"}, ("0", "CUDA_VISIBLE_DEVICES", "repeated")),
 ])  # fmt: skip
@@ -328,7 +329,8 @@ def test_names_and_of_job(node: Node) -> None:
 @pytest.mark.parametrize(
     ("value", "disabled"), [("LOC", True), ("0", True), ("SYS", False), ("1", False), ("", False)]
 )
-def test_level_that_disables(node: Node, value: str, disabled: bool) -> None:  # noqa: FBT001 - a parameter
+# a parameter
+def test_level_that_disables(node: Node, value: str, disabled: bool) -> None:  # noqa: FBT001
     """NCCL_P2P_LEVEL=LOC is NCCL_P2P_DISABLE=1 by another name."""
     node.rank(0, {"NCCL_P2P_LEVEL": value})
     assert bool(node.problems()) == disabled

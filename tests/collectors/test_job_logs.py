@@ -208,7 +208,9 @@ def test_many_jobs_of_one_user_take_nobody_s_place(tmp_path: Path) -> None:
 
 
 def test_a_log_takes_no_more_time_than_its_share(tmp_path: Path) -> None:
-    """Lines that patterns look at one by one, faster than they can: 5 % of a core, whatever comes."""
+    """Lines that patterns look at one by one, faster than they can: 5 % of a core, whatever
+    comes.
+    """
     node = Node(tmp_path, standard_streams=True)
     node.rank(50, 1, "/logs/a.out")
     node.write("a.out", "Error: nccl CUDA error Xid timed out rank 1\n" * 100_000)

@@ -11,7 +11,7 @@ import pytest
 from dshealthd.core.collector import Reason
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, Result
-from dshealthd.linux.process import OutsideNamespace, Tasks, parse_pids_path, tasks
+from dshealthd.linux.pids_cgroup import OutsideNamespace, Tasks, parse_pids_path, tasks
 from tests.collectors.bench import Bench, Values, named
 from tests.jobs.machines import TORCH, Machine
 

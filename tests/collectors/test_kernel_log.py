@@ -117,12 +117,18 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 def xid(sequence: int, code: int = 79, gpu: str = "0000:66:00", facility: int = 0) -> bytes:
     """Return a record with an Xid."""
-    return f"{facility << 3 | 4},{sequence},{sequence * 1000},-;NVRM: Xid (PCI:{gpu}): {code}, pid=1, name=x, y\n".encode()
+    return (
+        f"{facility << 3 | 4},{sequence},{sequence * 1000},-;NVRM: Xid (PCI:{gpu}): {code}, "
+        "pid=1, name=x, y\n"
+    ).encode()
 
 
 def noise(sequence: int) -> bytes:
     """Return a record that means nothing."""
-    return f"6,{sequence},{sequence * 1000},-;usb 1-1: new high-speed USB device number 2 using xhci_hcd\n".encode()
+    return (
+        f"6,{sequence},{sequence * 1000},-;usb 1-1: new high-speed USB device number 2 using "
+        "xhci_hcd\n"
+    ).encode()
 
 
 def total(result: Result, metric: Metric = kernel_log.XIDS) -> float:
@@ -172,8 +178,9 @@ def test_golden(machine: Machine) -> None:
 
 @pytest.mark.skipif(bool(reason_against()), reason=reason_against())
 def test_the_journal(machine: Machine, tmp_path: Path) -> None:
-    """From the journal errors are counted alike, in a worker, and a new agent goes on where the last
-    one was; what the kernel's own log lost is not known, and positions of the two are not mixed up.
+    """From the journal errors are counted alike, in a worker, and a new agent goes on where the
+    last one was; what the kernel's own log lost is not known, and positions of the two are not
+    mixed up.
     """
     shutil.copy("/proc/sys/kernel/random/boot_id", machine.boot_id)
     machine.log([xid(0, 48)])
@@ -209,8 +216,8 @@ def test_a_journal_that_hangs_is_a_fault(machine: Machine) -> None:
 
 
 def test_old_lines_are_no_new_ones(machine: Machine) -> None:
-    """A log that takes several collections to read shows no count that rises meanwhile; an agent that
-    goes on where another was shows what that one had counted at once.
+    """A log that takes several collections to read shows no count that rises meanwhile; an agent
+    that goes on where another was shows what that one had counted at once.
     """
     machine.options = kernel_log.KernelLogOptions(read_records=2)
     line = b"3,%d,1,-;nvme nvme%d: Removing after probe failure status: -19\n"
@@ -357,7 +364,9 @@ def test_times(machine: Machine) -> None:
 
 
 def test_last_of_each_kind(machine: Machine) -> None:
-    """What is asked for, and how bad an NVLink error is, have times, so that the last one counts."""
+    """What is asked for, and how bad an NVLink error is, have times, so that the last one
+    counts.
+    """
     collector = machine.collector()
     machine.log(
         [
@@ -397,7 +406,9 @@ def test_killed(machine: Machine) -> None:
 
 
 def test_overwritten_between_agents(machine: Machine) -> None:
-    """What was overwritten while no agent ran is counted as lost, on top of what was lost before."""
+    """What was overwritten while no agent ran is counted as lost, on top of what was lost
+    before.
+    """
     first = machine.collector()
     machine.log([xid(0), xid(2)])
     assert lost(machine.collect(first)) == 1
@@ -470,7 +481,9 @@ BOOT = '"boot_id":"3e57bd9a-f89b-4fe2-a24f-69bc0c2fd69f","version":1'
     "\0" * 4096,
 ])  # fmt: skip
 def test_broken_state(machine: Machine, content: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A state file that makes no sense is reported, once in the log, replaced, and stops nothing."""
+    """A state file that makes no sense is reported, once in the log, replaced, and stops
+    nothing.
+    """
     (machine.state / "kernel_log.json").write_text(content)
     collector = machine.collector()
     machine.log([xid(0)])

@@ -33,7 +33,10 @@ def reject(rule: str) -> None:
     """Filter the requests for a connection that come in over the loopback of this namespace."""
     if shutil.which("nft") is None:
         pytest.skip("nft is not installed")
-    text = f"table inet t {{ chain c {{ type filter hook input priority 0; tcp flags & (syn | ack) == syn {rule}; }}; }}"
+    text = (
+        f"table inet t {{ chain c {{ type filter hook input priority 0; tcp flags & (syn | "
+        f"ack) == syn {rule}; }}; }}"
+    )
     subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True, timeout=60)
 
 

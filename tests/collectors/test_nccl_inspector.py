@@ -29,7 +29,9 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another
 
 
 class Node(Bench):
-    """A node with a rank whose file system is a directory, in which it has /dump for the Inspector."""
+    """A node with a rank whose file system is a directory, in which it has /dump for the
+    Inspector.
+    """
 
     def __init__(self, root: Path, **options: Any) -> None:
         super().__init__("nccl_inspector", root, **options)
@@ -94,8 +96,14 @@ def test_exposition(node: Node) -> None:
     result = node.collect()
     text = render(result.samples)
     prefix = "dshealthd_job_nccl_"
-    large = f'{{message="256MiB-",nodes="2",operation="AllReduce",size="16",training_job="slurm-12",uuid="GPU-{UUID}"}}'
-    small = f'{{message="1MiB-16MiB",nodes="1",operation="Send",size="8",training_job="slurm-12",uuid="GPU-{UUID}"}}'
+    large = (
+        f'{{message="256MiB-",nodes="2",operation="AllReduce",size="16",'
+        f'training_job="slurm-12",uuid="GPU-{UUID}"}}'
+    )
+    small = (
+        f'{{message="1MiB-16MiB",nodes="1",operation="Send",size="8",'
+        f'training_job="slurm-12",uuid="GPU-{UUID}"}}'
+    )
     assert f"\n{prefix}bus_bandwidth_bytes_per_second{large} 4e+11\n" in text
     assert f"\n{prefix}operation_seconds{small} 5e-05\n" in text
 

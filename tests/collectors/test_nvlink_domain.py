@@ -56,8 +56,8 @@ def rack(tmp_path: Path) -> Iterator[Node]:
     (3, 0, 3, 0x51AA, 0, {"limited_capacity"}),
     (3, 999, 1, 0x0, 0, {"registration_failed"}),
     (3, 0, 0, 0x1, 0, {"degraded_bandwidth"}),
-    (3, 0, 2, 0x55, 0, {"degraded_bandwidth", "route_recovery", "route_unhealthy", "access_timeout_recovery"}),
-    (3, 0, 0, 0x2000, 0, {"no_partition_assigned"}),
+    (3, 0, 2, 0x55, 0, {"degraded_bandwidth", "route_recovery", "route_unhealthy",
+    "access_timeout_recovery"}), (3, 0, 0, 0x2000, 0, {"no_partition_assigned"}),
     (3, 0, 2, 0xA4AA, 0, {"no_partition_assigned", "manager_disconnected", "no_partition"}),
     (3, 0, 0, 0x300, 0, {"incorrect_chassis_serial"}),
     (3, 0, 2, 0x0F00, 0, {"incorrect_configuration"}),
@@ -65,10 +65,11 @@ def rack(tmp_path: Path) -> Iterator[Node]:
     (0, 0, 1, 0x0, None, set()),
 ])  # fmt: skip
 def test_fabric(
-    node: Node, state: int, status: int, summary: int, mask: int, healthy: int | None, problems: set[str],
+    node: Node, state: int, status: int, summary: int, mask: int, healthy: int | None,
+    problems: set[str],
 ) -> None:  # fmt: skip
-    """The fabric is healthy by its own summary, or by its mask where there is none; what is wrong has
-    a name of its own, and what it does not tell has none.
+    """The fabric is healthy by its own summary, or by its mask where there is none; what is wrong
+    has a name of its own, and what it does not tell has none.
     """
     for key, value in {
         "state": state,
@@ -160,7 +161,9 @@ def configure(directory: Path, port: int, *nodes: str) -> None:
 
 
 def test_imex(rack: Node, tmp_path: Path) -> None:
-    """The service is there, or not, and listens, or not; where nobody lists nodes it is not judged."""
+    """The service is there, or not, and listens, or not; where nobody lists nodes it is not
+    judged.
+    """
     seen = rack.collect("nvlink_domain")
     assert (seen.value("imex_nodes"), seen.value("imex_channels")) == (0, 0)
     assert not seen.values("imex_running")
@@ -199,7 +202,9 @@ def test_process_of_a_user_is_not_the_service(rack: Node, tmp_path: Path) -> Non
 
 
 def test_imex_that_cannot_be_known(rack: Node, tmp_path: Path) -> None:
-    """Hidden processes and a broken setting are faults with a reason, and no service that is down."""
+    """Hidden processes and a broken setting are faults with a reason, and no service that is
+    down.
+    """
     configure(tmp_path, 0, "10.0.0.1", "10.0.0.2")
     for hidden in ("sh\n", None):  # a container's; hidepid
         (tmp_path / "proc/2/comm").unlink()
@@ -252,7 +257,9 @@ def test_switches_of_a_virtual_machine(board: Node) -> None:
 
 
 def test_fabric_manager_that_cannot_be_known(board: Node, tmp_path: Path) -> None:
-    """Hidden processes, or a look at it that hung before, are faults, and no daemon that is down."""
+    """Hidden processes, or a look at it that hung before, are faults, and no daemon that is
+    down.
+    """
     reason = {"Fabric Manager": Reason.STUCK}
     seen = board.collect("nvlink_domain", blocked=reason)
     assert not seen.values("fabric_manager_running")

@@ -30,8 +30,14 @@ from tests.netns import V4, V6, connection, leave_time_wait, listener, network_n
 if TYPE_CHECKING:
     import socket
 
-LISTENER = "import socket, sys, time; s = socket.create_server(('127.0.0.1', {port})); print(flush=True); time.sleep(60)"
-LAUNCHER = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', sys.argv[1]]); print(p.pid, flush=True); p.wait()"
+LISTENER = (
+    "import socket, sys, time; s = socket.create_server(('127.0.0.1', {port})); "
+    "print(flush=True); time.sleep(60)"
+)
+LAUNCHER = (
+    "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', sys.argv[1]]); "
+    "print(p.pid, flush=True); p.wait()"
+)
 
 
 class Agent(Bench):
@@ -108,7 +114,9 @@ def test_fixture(proc: Path) -> None:
 
 
 def orphaned(proc: Path) -> str:
-    """Return how the only listener that has an owner is called by an agent that has just started."""
+    """Return how the only listener that has an owner is called by an agent that has just
+    started.
+    """
     values = Agent(proc).look()
     labels = [label for label in ("true", "false", "unknown") if values["listeners", label] == 1]
     return labels[0] if labels else "unknown"
@@ -316,7 +324,9 @@ from pathlib import Path
 sys.path[:0] = sys.argv[3:]
 Path("/proc/self/comm").write_text("systemd")  # this is process 1
 with open("/dev/null") as nothing:
-    launcher = subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]], stdout=subprocess.PIPE, text=True)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", sys.argv[1], sys.argv[2]], stdout=subprocess.PIPE, text=True
+    )
     pid = int(launcher.stdout.readline())
     launcher.stdout.readline()
     launcher.kill()
@@ -378,7 +388,8 @@ def test_ports_are_checked() -> None:
         decode(RendezvousPorts.Options, {"ports": malformed}, "collectors.rendezvous", errors)
         assert errors == [
             (
-                f'collectors.rendezvous.ports: "{malformed}" is not a range of ports from 1024 to 65535 such as '
+                f'collectors.rendezvous.ports: "{malformed}" is not a range of ports from 1024 '
+                "to 65535 such as "
                 '"29500-29600"'
             )
         ]

@@ -39,7 +39,9 @@ def prefix(public_path: Path) -> Path:
 
 
 def run(prefix: Path) -> tuple[Result, float]:
-    """Return what is told of a job of the user in the environment, and the seconds it took, less other work."""
+    """Return what is told of a job of the user in the environment, and the seconds it took, less
+    other work.
+    """
     variables = {**TORCH, "VIRTUAL_ENV": str(prefix), "SLURM_JOB_ID": str(os.getpid())}
     command = ["/bin/sleep", "600"]
     with subprocess.Popen(command, env=variables, user=USER, group=USER, extra_groups=[]) as child:
@@ -94,7 +96,9 @@ def test_nothing_is_read_through_an_environment(prefix: Path, put: Callable[[Pat
 
 
 def test_a_crowd_of_distributions(prefix: Path) -> None:
-    """66,000 names of them cost one bounded listing, and give as many series as an honest upgrade."""
+    """66,000 names of them cost one bounded listing, and give as many series as an honest
+    upgrade.
+    """
     site = prefix / "lib/python3.11/site-packages"
     for number in range(66_000):
         # what it leads to does not matter; directories take a minute to remove

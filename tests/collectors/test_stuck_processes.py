@@ -143,7 +143,9 @@ def test_hidden_processes_are_unknown(procfs: Path) -> None:
 def test_process_that_ends_is_not_hidden(
     procfs: Path, monkeypatch: pytest.MonkeyPatch, *, ends: bool
 ) -> None:
-    """The kernel denies the files of a process that ends, to root too: none is called hidden then."""
+    """The kernel denies the files of a process that ends, to root too: none is called hidden
+    then.
+    """
     put(procfs, 10, "D")
 
     def denied(_host: Host, pid: int) -> Iterator[str]:

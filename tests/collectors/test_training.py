@@ -51,10 +51,11 @@ async def collected(path: Path, host: Host | None = None) -> Result:
 def test_everything_that_a_message_says() -> None:
     """Each value of a message is one series, by job and rank."""
     message = Message(
-        step=12, sent=0.0, phase=Phase.EVALUATION, stage=StepStage.INPUT, last_seconds=0.5, mean_seconds=0.25, input_seconds=0.125,
-        forward_seconds=0.0625, skipped=3, loss_finite=False, nonfinite=4,
-        loss_scale=65536.0, gradient_norm=1.5, memory=DeviceMemory(1, 2, 3), communication_seconds=6.0,
-        wait_seconds=0.1, work_seconds=0.15, wait_source=WaitSource.DEVICE, pipeline_stage=2,
+        step=12, sent=0.0, phase=Phase.EVALUATION, stage=StepStage.INPUT, last_seconds=0.5,
+        mean_seconds=0.25, input_seconds=0.125, forward_seconds=0.0625, skipped=3,
+        loss_finite=False, nonfinite=4, loss_scale=65536.0, gradient_norm=1.5,
+        memory=DeviceMemory(1, 2, 3), communication_seconds=6.0, wait_seconds=0.1,
+        work_seconds=0.15, wait_source=WaitSource.DEVICE, pipeline_stage=2,
     )  # fmt: skip
     found = {
         (sample.metric.name.removeprefix("dshealthd_job_"), *sample.labels[2:]): sample.value
@@ -95,7 +96,8 @@ def reporting(
             done += seconds
             totals = Totals(number, number, done, number * step - done)
             message = Message(
-                step=number, sent=number * step, mean_seconds=step, totals=totals, wait_seconds=9.0, work_seconds=9.0
+                step=number, sent=number * step, mean_seconds=step, totals=totals,
+                wait_seconds=9.0, work_seconds=9.0
             )  # fmt: skip
             course.add(message, number * step)
         now = len(work_of_rank) * step if looked is None else looked
@@ -113,8 +115,8 @@ def told(samples_of_node: Iterable[Sample]) -> dict[tuple[str, ...], float]:
 
 
 def test_a_node_compares_its_ranks() -> None:
-    """Rules get few figures of a node, however many ranks it has: of the slowest by its number, what
-    is usual, and by how much the others differ, over each time that its steps fill.
+    """Rules get few figures of a node, however many ranks it has: of the slowest by its number,
+    what is usual, and by how much the others differ, over each time that its steps fill.
     """
     ranks = reporting([[1.0 + 0.01 * (rank % 7)] * 40 for rank in range(7)] + [[1.5] * 40])
     found = told(work(ranks, "slurm-1", "stage 1"))

@@ -1,4 +1,6 @@
-"""A child starts with what is its own, and what keeps it from starting is named and leaks nothing."""
+"""A child starts with what is its own, and what keeps it from starting is named and leaks
+nothing.
+"""
 
 from __future__ import annotations
 

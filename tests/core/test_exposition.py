@@ -84,7 +84,8 @@ class Reference(Collector):
                     family.add_metric(values, buckets=buckets, sum_value=value)
                     buckets = []
                 elif part != "count":
-                    buckets.append((floatToGoString(part), value))  # type: ignore[no-untyped-call] # theirs
+                    # theirs
+                    buckets.append((floatToGoString(part), value))  # type: ignore[no-untyped-call]
                 continue
             kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
             plain = found.setdefault(metric, kind(metric.name, metric.help, labels=metric.labels))
@@ -102,14 +103,18 @@ def test_equals_prometheus_client(samples: list[Sample]) -> None:
 
 
 def test_labels_are_cleaned() -> None:
-    r"""Control characters and surrogates are removed or replaced and the length is bounded, so that a `\xff` cannot fail a scrape."""
+    r"""Control characters and surrogates are removed or replaced and the length is bounded, so that
+    a `\xff` cannot fail a scrape.
+    """
     assert clean("a\nb\x00c\x7f") == "abc"
     assert clean(b"gpu\xff".decode(errors="surrogateescape")) == "gpu?"
     assert len(clean("x" * 1000)) == MAX_LABEL_LENGTH
 
 
 def test_first_of_two_equal_series_counts() -> None:
-    """A collector that yields the same series twice does not make a scrape that Prometheus rejects."""
+    """A collector that yields the same series twice does not make a scrape that Prometheus
+    rejects.
+    """
     metric = Metric("x", MetricKind.GAUGE, "X.", ("a",))
     renderer = Renderer()
     for value in (1.0, 3.0):

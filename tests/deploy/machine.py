@@ -35,7 +35,10 @@ REBOOTED = 133
 """Status with which nspawn ends where whoever started it is to start it again."""
 WHERE = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd")
 """Where hierarchies of control groups can be mounted, in which systemd keeps its units."""
-FETCH = "import sys, urllib.request as u; sys.stdout.write(u.urlopen(sys.argv[1], timeout=60).read().decode())"
+FETCH = (
+    "import sys, urllib.request as u; sys.stdout.write(u.urlopen(sys.argv[1], "
+    "timeout=60).read().decode())"
+)
 
 
 def require_tools() -> None:

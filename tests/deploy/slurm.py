@@ -168,7 +168,9 @@ class SlurmCluster:
         controller.wait(60)
 
     def signal_controller(self, number: signal.Signals) -> None:
-        """Stop slurmctld with SIGSTOP: connections are accepted and nothing answers. Or resume it."""
+        """Stop slurmctld with SIGSTOP: connections are accepted and nothing answers. Or resume
+        it.
+        """
         self._processes[self.lab.services.name].send_signal(number)
 
     def _start(self, station: Station, daemon: str, *flags: str) -> None:

@@ -45,7 +45,8 @@ class Cluster:
                 stderr=subprocess.DEVNULL,
             )
         for node in self.lab.nodes:
-            self.slurm.wait(lambda node=node: listens(node), 300, "the agents")  # type: ignore[misc] # bound here
+            # bound here
+            self.slurm.wait(lambda node=node: listens(node), 300, "the agents")  # type: ignore[misc]
 
     def begin_agents(self) -> None:
         """Start a real agent on every node in place of its stub."""

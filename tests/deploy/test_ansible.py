@@ -245,7 +245,8 @@ def test_certificates_of_the_probes(nodes: Nodes) -> None:
     assert nodes.changed(**variables) == {"dshealthd : Distribute certificates and their keys"}
     for machine, before in zip(nodes.machines, first, strict=True):
         assert before is not None
-        machine.wait(lambda m=machine, b=before: m.scrape().value(expiry) > b, "the new one")  # type: ignore[misc] # bound here
+        # bound here
+        machine.wait(lambda m=machine, b=before: m.scrape().value(expiry) > b, "the new one")  # type: ignore[misc]
     nodes.more_rounds()
     assert nodes.rounds("unauthorized") == refused
     assert [machine.property("MainPID") for machine in nodes.machines] == pids
@@ -305,7 +306,8 @@ def test_web_with_tls_and_a_user(nodes: Nodes) -> None:
     )
     for machine in nodes.machines:
         machine.wait(
-            lambda m=machine: m.run("python3", "-c", ask, "-/healthy").stdout == "200\n"  # type: ignore[misc] # bound here
+            # bound here
+            lambda m=machine: m.run("python3", "-c", ask, "-/healthy").stdout == "200\n"  # type: ignore[misc]
         )
         assert machine.run("python3", "-c", ask, "metrics").stdout == "401\n"
         assert (

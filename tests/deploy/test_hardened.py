@@ -216,8 +216,8 @@ def evidence_of_a_stop(machine: Machine, pid: int) -> tuple[str, ...]:
 
 
 def test_training_and_evidence_of_its_hang(machine: Machine) -> None:
-    """A training's heartbeats arrive, again after a restart of the agent, and its hang is recorded with
-    Python stacks.
+    """A training's heartbeats arrive, again after a restart of the agent, and its hang is recorded
+    with Python stacks.
     """
     pid = train(machine, 4711)
     job = "slurm-4711"

@@ -34,12 +34,14 @@ NSS = """
 #include <resolv.h>
 #include <string.h>
 static void *nothing(void *p) { return p; }
-enum nss_status _nss_fake_getpwnam_r(const char *name, struct passwd *p, char *b, size_t n, int *e) {
+enum nss_status
+_nss_fake_getpwnam_r(const char *name, struct passwd *p, char *b, size_t n, int *e) {
     pthread_t thread; struct __res_state state;
     if (strcmp(name, "somebody") != 0) return NSS_STATUS_NOTFOUND;
     memset(&state, 0, sizeof state);
     if (!dlsym(RTLD_DEFAULT, "malloc") || res_ninit(&state)) return NSS_STATUS_UNAVAIL;
-    if (pthread_create(&thread, 0, nothing, 0) || pthread_join(thread, 0)) return NSS_STATUS_UNAVAIL;
+    if (pthread_create(&thread, 0, nothing, 0) || pthread_join(thread, 0))
+        return NSS_STATUS_UNAVAIL;
     p->pw_name = p->pw_passwd = p->pw_gecos = p->pw_dir = p->pw_shell = strcpy(b, "somebody");
     p->pw_uid = p->pw_gid = 4242;
     return NSS_STATUS_SUCCESS;
@@ -155,7 +157,9 @@ def test_sssd(package: Path) -> None:
 
 
 def test_authorities_and_time_zones_of_the_host(machine: Machine, tmp_path: Path) -> None:
-    """The bundle that the distribution keeps is trusted, and its time zones are those that count."""
+    """The bundle that the distribution keeps is trusted, and its time zones are those that
+    count.
+    """
     certificates.authority(tmp_path, "ca")
     trusted = (
         "from dshealthd.http.exchange import verifying; print(len(verifying().get_ca_certs()))"

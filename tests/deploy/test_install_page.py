@@ -86,9 +86,11 @@ def certify(nodes: list[Machine], directory: Path) -> None:
         node.sh("systemctl reload dshealthd")
     expiry = "dshealthd_probe_peer_certificate_expiry_timestamp_seconds"
     for node in nodes:
-        node.wait(lambda node=node: node.scrape().value(expiry), "a certificate in force")  # type: ignore[misc] # bound here
+        # bound here
+        node.wait(lambda node=node: node.scrape().value(expiry), "a certificate in force")  # type: ignore[misc]
         before_now = good_rounds(node)
-        node.wait(lambda node=node, had=before_now: good_rounds(node) >= had + 2, "rounds")  # type: ignore[misc] # bound here
+        # bound here
+        node.wait(lambda node=node, had=before_now: good_rounds(node) >= had + 2, "rounds")  # type: ignore[misc]
     for node, text in zip(nodes, kept, strict=True):
         node.write("/etc/dshealthd/dshealthd.toml", text)
         node.sh("systemctl reload dshealthd; rm /etc/dshealthd/*.pem /etc/dshealthd/node.key")
@@ -124,8 +126,10 @@ def test_the_page_from_top_to_bottom(nodes: list[Machine], package: Path, tmp_pa
         node.write("/etc/dshealthd/dshealthd.toml", fast)
         node.sh("systemctl reload dshealthd")
     for node in nodes:
-        node.wait(lambda node=node: node.scrape().value("dshealthd_probe_up") == 1, "probe_up")  # type: ignore[misc] # bound here
-        node.wait(lambda node=node: good_rounds(node) >= 2, "rounds")  # type: ignore[misc] # bound here
+        # bound here
+        node.wait(lambda node=node: node.scrape().value("dshealthd_probe_up") == 1, "probe_up")  # type: ignore[misc]
+        # bound here
+        node.wait(lambda node=node: good_rounds(node) >= 2, "rounds")  # type: ignore[misc]
 
     certify(nodes, tmp_path)
 

@@ -1,4 +1,6 @@
-"""The Debian package on a booted machine: install, watch, reload, upgrade, reboot, remove, purge."""
+"""The Debian package on a booted machine: install, watch, reload, upgrade, reboot, remove,
+purge.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ EXPOSURE = 3.6
 SUITES = os.environ.get("DSHEALTHD_TEST_SUITES", "bullseye bookworm trixie").split()
 MOST = 12.5e6
 """Bytes of a package: it is copied to a thousand nodes. docs/install.md has what they are. For the
-aim of 12e6 there remain docstrings in bytecode (0.2e6) and `decimal`, which `statistics` needs for the
-agent's medians (0.14e6)."""
+aim of 12e6 there remain docstrings in bytecode (0.2e6) and `decimal`, which `statistics` needs for
+the agent's medians (0.14e6)."""
 OPTIONAL = {"grpc"}
 """What modules of ours may lack in the package."""
 IMPORT_ALL = """
@@ -68,7 +70,9 @@ def machine(request: pytest.FixtureRequest, package: Path) -> Iterator[Machine]:
 
 @pytest.fixture(autouse=True)
 def _as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Give each test a service that runs on no configuration, and find no traceback in its log after."""
+    """Give each test a service that runs on no configuration, and find no traceback in its log
+    after.
+    """
     since = time.time()
     yield
     if "machine" in request.fixturenames:
@@ -192,7 +196,9 @@ def test_nothing_is_left_out_that_is_imported(machine: Machine) -> None:
 
 
 def test_no_library_of_the_host(machine: Machine) -> None:
-    """The agent has loaded no library but those of the package: the host's fit another C library."""
+    """The agent has loaded no library but those of the package: the host's fit another C
+    library.
+    """
     machine.wait(lambda: machine.get("/-/ready"), "ready")
     maps = machine.sh(f"cat /proc/{main_pid(machine)}/maps")
     loaded = set(re.findall(r"/\S+\.so\b\S*", maps))

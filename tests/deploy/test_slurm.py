@@ -165,7 +165,9 @@ def test_controller_that_does_not_answer(tmp_path: Path, how: str) -> None:
 
 
 def test_prolog_sends_the_job_elsewhere(tmp_path: Path) -> None:
-    """A job on a node with a lost GPU is requeued elsewhere, with our reason; beyond the budget it starts."""
+    """A job on a node with a lost GPU is requeued elsewhere, with our reason; beyond the budget it
+    starts.
+    """
     with cluster(
         tmp_path, 3, hooks=("prolog", "epilog"), SchedulerParameters="nohold_on_prolog_fail"
     ) as made:

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 def test_imex(make_machine: Callable[..., Machine], tmp_path: Path) -> None:
-    """Set up for several nodes and not running is found in such a fabric alone; running, it passes."""
+    """Set up for several nodes and not running is found in such a fabric alone; running, it
+    passes.
+    """
     machine = make_machine(4, "b200")
     root = tmp_path / "root"
     nodes = root / NODES.lstrip("/")

@@ -1,4 +1,6 @@
-"""Faults of GPUs, NVML and the links of GPUs are found on simulated hardware, and pass once mended."""
+"""Faults of GPUs, NVML and the links of GPUs are found on simulated hardware, and pass once
+mended.
+"""
 
 from __future__ import annotations
 

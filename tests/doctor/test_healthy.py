@@ -37,7 +37,9 @@ def pcie_cards(machine: Machine) -> None:
 
 
 def gb200_without_imex(machine: Machine) -> None:
-    """Registered with a fabric of several nodes, and IMEX not set up, as where jobs do not use it."""
+    """Registered with a fabric of several nodes, and IMEX not set up, as where jobs do not use
+    it.
+    """
     machine.simulator.set(None, "fabric_state", 3)
     machine.simulator.set(None, "fabric_cluster_uuid", "0123456789abcdef0123456789abcdef")
     machine.simulator.set(None, "fabric_clique", 7)

@@ -1,5 +1,5 @@
-"""Several nodes over SSH: a real sshd on the loopback, nodes that are dead, hung or hostile, and what
-differs between them.
+"""Several nodes over SSH: a real sshd on the loopback, nodes that are dead, hung or hostile, and
+what differs between them.
 """
 
 from __future__ import annotations

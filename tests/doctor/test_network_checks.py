@@ -42,8 +42,8 @@ def ip(command: str) -> None:
 
 @pytest.mark.usefixtures("_namespace")
 def test_rendezvous_ports_in_time_wait() -> None:
-    """Most rendezvous ports held by sockets in TIME_WAIT are a warning until they are gone; many such
-    sockets on one port are none.
+    """Most rendezvous ports held by sockets in TIME_WAIT are a warning until they are gone; many
+    such sockets on one port are none.
     """
     sources = ("tcp", "tcp_limits", "rendezvous")
     assert outcomes(rendezvous.LISTENERS, look(*sources)) == ["ok"]

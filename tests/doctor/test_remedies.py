@@ -15,7 +15,8 @@ PASTED = "pasted"
 STATE = "state"
 """What the remedy leads to is put in place, and the check passes."""
 SCENES = "scenes"
-"""The check shows findings of its symptom, whose scenes in tests/findings/scenes begin and end them."""
+"""The check shows findings of its symptom, whose scenes in tests/findings/scenes begin and end
+them."""
 
 CHECKS = {
     "agent": (STATE, "test_agent::test_file_that_is_refused"),

@@ -123,7 +123,9 @@ def test_accepted_findings_do_not_count_until_their_date() -> None:
 
 
 def test_bad_acceptance_names_the_key(tmp_path: Path) -> None:
-    """An entry without date or reason, or of a check that does not exist, is an error of its key."""
+    """An entry without date or reason, or of a check that does not exist, is an error of its
+    key.
+    """
     for value, message in (
         ("gpus until tomorrow: x", "doctor.accept"),
         ("gpus until 2026-02-30: x", "2026-02-30 is not a date"),

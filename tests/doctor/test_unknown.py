@@ -77,7 +77,9 @@ OF_PROBES = (agent.LINK_SUSPECTS, agent.PROBE_FAILURES, agent.STRAGGLER)
     ],
 )
 def test_unknown(check: SnapshotCheck, scene: Scene, said: str, well: Scene) -> None:
-    """What nothing is known of is unknown, with a command to look oneself, and ok once it is known."""
+    """What nothing is known of is unknown, with a command to look oneself, and ok once it is
+    known.
+    """
     (found,) = results(check, seen(check, scene))
     assert (found.outcome.value, said in found.text) == ("unknown", True), found
     assert found.remedy

@@ -14,7 +14,9 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined] # what torch's own tools call
+
+# what torch's own tools call
+from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
 
 
 def dump_when_asked(place: str, dump: str) -> None:

@@ -102,7 +102,9 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> Non
 
 
 def test_a_file_goes_where_the_bundle_is_and_not_where_its_path_leads(tmp_path: Path) -> None:
-    """Somebody who puts a link in the bundle's place, or into it, gets nothing written elsewhere."""
+    """Somebody who puts a link in the bundle's place, or into it, gets nothing written
+    elsewhere.
+    """
     bundle = new(tmp_path)
     bundle.path.rename(tmp_path / "moved")
     (tmp_path / "trap").mkdir()

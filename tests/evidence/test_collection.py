@@ -117,6 +117,7 @@ class Node:
         collection = Collection(case, host, bundle, node="node-a", begun=NOW, py_spy=None)
         collection.begin(
             "",
+            [],
             {
                 "rounds": [
                     {"time": NOW - 60, "kind": "light", "outcome": "ok"},

@@ -267,7 +267,9 @@ def test_the_largest_dump_that_is_taken_cannot_take_all_memory() -> None:
 
 
 def test_the_reader_is_nobody_and_can_open_nothing() -> None:
-    """The process that takes a dump apart has no user, no file and no child of its own to misuse."""
+    """The process that takes a dump apart has no user, no file and no child of its own to
+    misuse.
+    """
 
     def misuse(_emit: object) -> dict[str, Any]:
         digest_as_nobody(_emit, data=dump(entry(1)))  # type: ignore[arg-type] # emits nothing

@@ -203,7 +203,9 @@ def test_a_dump_that_is_a_link_is_not_followed(place: Path, public_path: Path) -
 def test_a_way_through_a_link_has_the_rank_s_own_rights_only(
     place: Path, public_path: Path
 ) -> None:
-    """A folder that is a link leads no further than the rank's user gets, though the agent is root."""
+    """A folder that is a link leads no further than the rank's user gets, though the agent is
+    root.
+    """
     secrets = public_path / "secrets"
     secrets.mkdir(mode=0o700)
     (secrets / "dump_3").write_text("of the agent")

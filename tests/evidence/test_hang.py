@@ -66,7 +66,10 @@ def test_a_rank_that_is_stopped_is_named_by_its_bundle(tmp_path: Path) -> None:
             summary,
         ), summary
         assert re.search(
-            rf"\n  rank 0, \S+, pid {pids[0]}, step \d+, training\S*, heartbeat \d+ s ago, sleeping",
+            (
+                rf"\n  rank 0, \S+, pid {pids[0]}, step \d+, training\S*, heartbeat \d+ s ago, "
+                r"sleeping"
+            ),
             summary,
         ), summary
         assert len(re.findall(r"Python at \S+script_ddp.py:", summary)) == 2, summary
@@ -122,7 +125,10 @@ def test_evidence_by_hand_names_the_rank_that_has_not_entered(tmp_path: Path) ->
         in done.stderr
     )
     assert re.search(
-        r"rank 1 never entered all_reduce #4 of the default_pg \(called at \S+script_hang.py:\d+ <module>\); last enqueued: #3",
+        (
+            r"rank 1 never entered all_reduce #4 of the default_pg \(called at "
+            r"\S+script_hang.py:\d+ <module>\); last enqueued: #3"
+        ),
         done.stdout,
     ), done.stdout
     assert re.search(r"rank 1, .* Python at \S+script_hang.py:\d+ wait_for_input", done.stdout), (

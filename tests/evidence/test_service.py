@@ -66,7 +66,7 @@ class Node:
             tmp_path,
             Host(),
             metrics=lambda: "dshealthd_job_step 1\n",
-            probes=lambda: {"rounds": []},
+            document=lambda: {"jobs": [], "probe": {"rounds": []}},
             monotonic=lambda: self.monotonic,
             wall=lambda: self.wall,
             interval=0.05,

@@ -8,17 +8,20 @@ from dshealthd.evidence.service import case
 from dshealthd.jobs.hangs.hang import HangClass, Standstill, explain
 
 METRICS = """\
-# HELP dshealthd_job_step x
-dshealthd_job_step{training_job="slurm-7",rank="0"} 100
-dshealthd_job_step{training_job="slurm-7",rank="1"} 99
-dshealthd_job_step{training_job="slurm-8",rank="1"} 5
-dshealthd_job_phase{training_job="slurm-7",rank="1",phase="training"} 1
-dshealthd_job_stage{training_job="slurm-7",rank="1",stage="input"} 1
-dshealthd_job_heartbeat_timestamp_seconds{training_job="slurm-7",rank="1"} 1795271300
+# HELP dshealthd_gpu_power_watts x
 dshealthd_infiniband_transmit_bytes_total{device="mlx5_0",port="1"} 1000
 dshealthd_gpu_power_watts{gpu="0",uuid="GPU-1"} 120
 dshealthd_memory_bytes{type="x"} 5
 """
+SENT = {"step": 99, "phase": "training", "stage": "input", "heartbeat": 1_795_271_300.0}
+JOBS = [
+    {
+        "job": "slurm-7",
+        "hang": None,
+        "ranks": [{**dict.fromkeys(SENT), "rank": 0, "step": 100}, {**SENT, "rank": 1}],
+    },
+    {"job": "slurm-8", "hang": None, "ranks": [{**SENT, "rank": 1, "step": 5}]},
+]
 
 
 def findings() -> CollectedEvidence:
@@ -32,6 +35,7 @@ def findings() -> CollectedEvidence:
         begun=1_795_271_340.0,
         seconds=12.3,
         metrics=METRICS,
+        jobs=JOBS,
         finished=True,
         interval=10.0,
     )
@@ -93,7 +97,9 @@ def test_no_rank_is_named_without_all_ranks() -> None:
 
 
 def test_a_stopped_rank_is_named_where_there_are_no_heartbeats() -> None:
-    """Evidence that was asked for by hand knows no culprit; whom the detector named is told once."""
+    """Evidence that was asked for by hand knows no culprit; whom the detector named is told
+    once.
+    """
     found = findings()
     found.ranks[0].facts = {"kernel": {"state": "stopped", "waits": "do_signal_stop", "cpu": 0.0}}
     found.ranks[1].facts["kernel"] = {"state": "stopped", "waits": "do_signal_stop", "cpu": 0.0}
@@ -122,14 +128,13 @@ def test_what_is_not_known_is_not_made_up() -> None:
 def test_a_job_that_moves_is_not_hung() -> None:
     """Evidence asked for of a healthy job says so, with its step; of a hang never."""
     found = findings()
-    found.metrics += 'dshealthd_job_hang{training_job="slurm-7",class="none"} 0\n'
     line = "slurm-7 is not hung: step 100, last progress 40 s ago"
     assert line not in summary.write(found)
     found.case = HangCase(job="slurm-7", reason="requested")
     text = summary.write(found)
     assert line in text
     assert "no cause found" not in text
-    found.metrics = found.metrics.replace('class="none"} 0', 'class="input"} 1')
+    found.jobs = [{**JOBS[0], "hang": {"cause": "input"}}]
     assert "is not hung" not in summary.write(found)
 
 
@@ -163,22 +168,20 @@ def test_ras_is_put_into_words() -> None:
 
 def test_what_moved_is_told_of_gpus_fabric_and_kernel() -> None:
     """Counters with their difference; what is the same, new, or of something else is left out."""
-    before = summary.parse(METRICS)
-    after = summary.parse(
-        METRICS.replace(" 1000", " 1500").replace(" 120", " 90").replace('x"} 5', 'x"} 6')
-        + "dshealthd_gpu_new 1\n"
-    )
-    assert summary.moved(before, after) == [
+    after = METRICS.replace(" 1000", " 1500").replace(" 120", " 90").replace('x"} 5', 'x"} 6')
+    after += "dshealthd_gpu_new 1\n"
+    assert summary.moved(METRICS, after) == [
         'dshealthd_gpu_power_watts{gpu="0",uuid="GPU-1"} 120 -> 90',
         'dshealthd_infiniband_transmit_bytes_total{device="mlx5_0",port="1"} 1000 -> 1500 (+500)',
     ]
-    assert summary.moved(before, before) == []
+    assert summary.moved(METRICS, METRICS) == []
 
 
 def test_labels_with_quotes_and_braces_are_read() -> None:
     """A label may hold whatever Prometheus allows."""
-    series = summary.parse('a{x="1,\\"}{",y="2"} 3\nb 4\nnonsense\nc{ 1\n')
-    assert series == {"a": {(("x", '1,\\"}{'), ("y", "2")): 3.0}, "b": {(): 4.0}}
+    names = 'dshealthd_gpu_a{x="1,\\"} {\x85",y="2"}', "dshealthd_gpu_b"
+    text = f"{names[0]} 3\n{names[1]} 4\nnonsense\ndshealthd_gpu_c{{ x\n"
+    assert summary.parse(text) == {names[0]: 3.0, names[1]: 4.0}
 
 
 def test_a_flood_is_cut() -> None:

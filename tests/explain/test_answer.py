@@ -48,14 +48,17 @@ def test_the_schema_is_documented(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("line", "nodes"),
     [
-        ("Jan  5 10:00:00 gpu-7 kernel: NVRM: Xid (PCI:0000:dc:00): 79, GPU has fallen off the bus.", ["gpu-7"]),
+        (("Jan  5 10:00:00 gpu-7 kernel: NVRM: Xid (PCI:0000:dc:00): 79, GPU has fallen off the "
+          "bus."), ["gpu-7"]),
         ("srun: error: gpu-3: task 17: Out Of Memory", []),
         ("gpu-7: RuntimeError: CUDA error: out of memory", []),
         ("Jan  5 10:00:00 gpu-7 kernel: NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, MMU Fault", []),
     ],
 )  # fmt: skip
 def test_only_nodes_whose_own_part_failed_are_excluded(line: str, nodes: list[str]) -> None:
-    """A job that needs too much memory needs it on any node, and a bug in a kernel fails anywhere."""
+    """A job that needs too much memory needs it on any node, and a bug in a kernel fails
+    anywhere.
+    """
     told = answer.document(explained(line), Recognized(), [])["exclude"]
     assert told["nodes"] == nodes
     assert told["slurm"] == (f"--exclude={nodes[0]}" if nodes else "")
@@ -65,17 +68,23 @@ def test_only_nodes_whose_own_part_failed_are_excluded(line: str, nodes: list[st
 @pytest.mark.parametrize(
     ("lines", "where"),
     [
-        (["RuntimeError: Rank 1, node gpu-82, device 1: Unexpected result nan"], "rank 1, host gpu-82, GPU 1"),
-        (["Name:  trainer-3", "Node:  gpu-15/192.0.2.15", "Message:  The node was low on resource: ephemeral-storage."],
+        ([("RuntimeError: Rank 1, node gpu-82, device 1: Unexpected result "
+           "nan")], "rank 1, host gpu-82, GPU 1"),
+        (["Name:  trainer-3", "Node:  gpu-15/192.0.2.15", ("Message:  The node was low on "
+                                                           "resource: ephemeral-storage.")],
          "pod trainer-3, host gpu-15"),
-        (["ActorDiedError: gone", "\tpid: 87687", "\tip: 192.0.2.5", "The actor is dead because its worker process has died."],
+        (["ActorDiedError: gone", "\tpid: 87687", "\tip: 192.0.2.5",
+          "The actor is dead because its worker process has died."],
          "host 192.0.2.5, pid 87687"),
         (["2025-05-28 03:35:37,857 ERROR train: OSError: [Errno 28] No space left on device"], ""),
         (["zmq.error.ZMQError: Address already in use (addr='tcp://192.0.2.11:41017')"], ""),
-        (["[rank6]:[E429 13:55:49.3 x.cpp:1] [PG 0 Rank 6] Heartbeat monitor timed out! Process will be terminated"],
+        ([("[rank6]:[E429 13:55:49.3 x.cpp:1] [PG 0 Rank 6] Heartbeat monitor timed out! Process "
+           "will be terminated")],
          "reported by rank 6"),
-        (["ERROR: the pod didn't start on node 3 of v2.1 in file run.py:12: invalid host memory"], ""),
-        (["kernel: a[77]: segfault at 7f ip 00007f7c7ac69996 sp 00007f7c12fd7c30 error 4 in x.so[7f]"], "pid 77"),
+        ([("ERROR: the pod didn't start on node 3 of v2.1 in file run.py:12: invalid host "
+           "memory")], ""),
+        ([("kernel: a[77]: segfault at 7f ip 00007f7c7ac69996 sp 00007f7c12fd7c30 error 4 in "
+           "x.so[7f]")], "pid 77"),
     ],
 )  # fmt: skip
 def test_where_has_what_the_lines_name_and_nothing_else(lines: list[str], where: str) -> None:

@@ -237,7 +237,10 @@ def test_groups_of_one_name_are_kept_apart(tmp_path: Path) -> None:
 def wrapper(one: int, sizes: dict[int, int], other: int) -> str:
     """Return what torch's wrapper raises in a rank that compares itself with another."""
     runs = {
-        rank: f"CollectiveFingerPrint(SequenceNumber=7, OpType=ALLREDUCE, TensorShape=[{size}], TensorDtypes=Float)"
+        rank: (
+            f"CollectiveFingerPrint(SequenceNumber=7, OpType=ALLREDUCE, TensorShape=[{size}], "
+            "TensorDtypes=Float)"
+        )
         for rank, size in sizes.items()
     }
     return (

@@ -65,7 +65,8 @@ def test_an_assertion_in_a_kernel_has_the_rank_of_the_exception_after_it() -> No
         ),
         ("ERROR:root:Unexpected result nan on rank 3 at iteration #3 invocation #2", (3,)),
         ("AssertionError: Rank 4: found NaN in local forward loss calculation. Device: 4", (4,)),
-        ("gpu1:1:2 [0] NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1a", (0, 1)),
+        (("gpu1:1:2 [0] NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device "
+          "1a"), (0, 1)),
         ("(VllmWorker rank=2 pid=77) RuntimeError: CUDA error: misaligned address", (2,)),
         ("srun: error: gpu-1: task 3: Segmentation fault (core dumped)", (3,)),
         (
@@ -75,7 +76,8 @@ def test_an_assertion_in_a_kernel_has_the_rank_of_the_exception_after_it() -> No
         ),
         (
             ("[2026-01-05 10:00:00] CRITICAL [train.utils:98, rank=6] Uncaught OutOfMemoryError: "
-            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 6 has a total capacity of 79.1 GiB "
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 6 has a total capacity of 79.1 "
+            "GiB "
             "of which 1.2 GiB is free."),
             (6,),
         ),
@@ -126,10 +128,12 @@ def test_the_kernel_s_device_is_in_where(capsys: pytest.CaptureFixture[str]) -> 
     [
         [
             ("[rank6]:[W729 10:15:17.529361055 TCPStore.cpp:125] [c10d] recvValue failed on "
-            "SocketImpl(fd=76, addr=[localhost]:60950, remote=[localhost]:29500): Connection reset by peer")
+            "SocketImpl(fd=76, addr=[localhost]:60950, remote=[localhost]:29500): Connection "
+            "reset by peer")
         ],
         ["gpu1:77:99 [0] foo.cc:12 NCCL WARN Call to bar failed: Input/output error"],
-        [KERNEL + "NVRM: Xid (PCI:0000:dc:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"],
+        [KERNEL + ("NVRM: Xid (PCI:0000:dc:00): 154, GPU recovery action changed from 0x0 (None) "
+                   "to 0x1 (GPU Reset Required)")],
         ["subprocess.CalledProcessError: Command '['python']' returned non-zero exit status 1."],
     ],
 )  # fmt: skip
@@ -147,7 +151,8 @@ def test_the_same_lines_at_a_good_end_are_nothing() -> None:
         "step 100 | loss 2.1",
         "Training completed",
         "[rank6]:[W729 10:15:17.529361055 TCPStore.cpp:125] [c10d] recvValue failed on "
-        "SocketImpl(fd=76, addr=[localhost]:60950, remote=[localhost]:29500): Connection reset by peer",
+        "SocketImpl(fd=76, addr=[localhost]:60950, remote=[localhost]:29500): Connection reset "
+        "by peer",
     )
     assert finding.outcome == "nothing"
 
@@ -173,7 +178,8 @@ def test_a_watchdog_is_read_behind_any_prefix(prefix: str) -> None:
         lines += [
             f"{head}[Rank {rank}] " + CAUGHT.format(7),
             (
-                f"{head}[PG ID 0 PG GUID 0(default_pg) Rank {rank}]  failure detected by watchdog at work "
+                f"{head}[PG ID 0 PG GUID 0(default_pg) Rank {rank}]  failure detected by "
+                "watchdog at work "
                 "sequence id: 7 PG status: last enqueued work: 7, last completed work: 6"
             ),
         ]
@@ -188,8 +194,10 @@ def test_lines_that_a_terminal_wrapped_are_whole() -> None:
     for rank in range(4):
         record = (
             f"[rank{rank}]:[E430 05:09:48.013703086 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID "
-            f"0(default_pg) Rank {rank}] Received a dump signal due to a collective timeout from this "
-            "local rank and we will try our best to dump the debug info. Last enqueued NCCL work: 9387, "
+            f"0(default_pg) Rank {rank}] Received a dump signal due to a collective timeout "
+            "from this "
+            "local rank and we will try our best to dump the debug info. Last enqueued NCCL "
+            "work: 9387, "
             "last completed NCCL work: 9386.This is most likely caused by incorrect usages."
         )
         lines += [record[start : start + width] for start in range(0, len(record), width)]
@@ -207,7 +215,10 @@ def test_a_record_that_a_logger_wrapped_is_whole() -> None:
         lines += [
             f"{head}[Rank {rank}] {first}",
             f"node-1 [stderr] WorkNCCL{second}",
-            f"{head}[PG 0 (default_pg) Rank {rank}] Exception (either an error or timeout) detected",
+            (
+                f"{head}[PG 0 (default_pg) Rank {rank}] Exception (either an error or timeout) "
+                "detected"
+            ),
             (
                 "node-1 [stderr] by watchdog at work: 2070, last enqueued NCCL work: 2070, last "
                 "completed NCCL work: 2069."
@@ -263,7 +274,8 @@ def test_ranks_that_state_different_sizes_never_come_together() -> None:
     finding = explained(
         "initializing rank 0 world_size 16 on gpu-1",
         "initializing rank 8 world_size 8 on gpu-2",
-        "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: "
+        "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, "
+        "for key: "
         "store_based_barrier_key:1 (world_size=16, worker_count=9, timeout=0:30:00)",
     )
     assert finding.slug == "rendezvous-env-mismatch"
@@ -282,7 +294,10 @@ def test_a_link_that_came_up_again_is_no_cause() -> None:
 
 def test_a_loss_scale_at_its_floor_for_several_steps_is_a_collapse() -> None:
     """One skipped step at the floor is usual; step after step nothing is learned."""
-    line = "[2021-01-26 22:04:15,191] [INFO] [Rank 0] Overflow detected. Skipping step. Attempted loss scale: 1.0, reducing to 1.0"
+    line = (
+        "[2021-01-26 22:04:15,191] [INFO] [Rank 0] Overflow detected. Skipping step. "
+        "Attempted loss scale: 1.0, reducing to 1.0"
+    )
     assert explained(line).outcome == "nothing"
     assert explained(*[line] * 4).slug == "loss-scale-collapse"
 
@@ -309,7 +324,10 @@ def test_the_first_of_three_lines_names_the_gpu_that_is_off_the_bus() -> None:
 
 def test_a_port_s_error_is_its_gpu_s_if_the_gpu_s_driver_says_so() -> None:
     """PCIe reports the port; only the line of the device's driver shows what is behind it."""
-    port = "[  +0.000004] pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)"
+    port = (
+        "[  +0.000004] pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), "
+        "type=Transaction Layer, (Requester ID)"
+    )
     alone = explained(port)
     assert (alone.slug, alone.device) == ("pcie-error", "PCI device 0000:00:03.0")
     gpu = "[  +0.000844] nvidia 0000:03:00.0: AER: can't recover (no error_detected callback)"
@@ -321,17 +339,27 @@ def test_a_port_s_error_is_its_gpu_s_if_the_gpu_s_driver_says_so() -> None:
     ("line", "slug", "told"),
     [
         (
-            "gpu1:4711 NCCL DIAG [INFO] Xid 79 detected 1 time on host gpu-7. For the response, see",
+            (
+                "gpu1:4711 NCCL DIAG [INFO] Xid 79 detected 1 time on host gpu-7. For the "
+                "response, "
+                "see"
+            ),
             "gpu-lost",
             "a GPU on gpu-7 fell off the bus",
         ),
         (
-            "gpu1:4711 NCCL DIAG [INFO] Xid 94 detected 2 times on host gpu-7. For the response, see",
+            (
+                "gpu1:4711 NCCL DIAG [INFO] Xid 94 detected 2 times on host gpu-7. For the "
+                "response, see"
+            ),
             "nccl-all-reduce-failed",
             "a GPU on gpu-7 has an uncorrectable memory error: Xid 94",
         ),
         (
-            "gpu1:4711 NCCL DIAG [INFO] SXid 22013 detected 1 time (NVSwitch driver reported Fatal, link(s) {44}) on host gpu-7. See the",
+            (
+                "gpu1:4711 NCCL DIAG [INFO] SXid 22013 detected 1 time (NVSwitch driver reported "
+                "Fatal, link(s) {44}) on host gpu-7. See the"
+            ),
             "bad-link",
             "a link of an NVSwitch on gpu-7 failed: fatal SXid 22013",
         ),
@@ -375,10 +403,13 @@ def test_a_traceback_that_was_cut_before_its_exception_is_no_healthy_end(
 
 
 def test_a_watchdog_that_names_no_operation_is_undecided() -> None:
-    """A collective failed, and the line does not tell how; the same counters when all is well do not."""
+    """A collective failed, and the line does not tell how; the same counters when all is well do
+    not.
+    """
     state = "last enqueued NCCL work: 8, last completed NCCL work: 7."
     finding = explained(
-        "[rank1]:[E816 01:45:40.2 ProcessGroupNCCL.cpp:1664] [PG ID 0 PG GUID 0(default_pg) Rank 1] "
+        "[rank1]:[E816 01:45:40.2 ProcessGroupNCCL.cpp:1664] [PG ID 0 PG GUID 0(default_pg) "
+        "Rank 1] "
         f"Exception (either an error or timeout) detected by watchdog at work: 8, {state}"
     )
     assert (finding.outcome, finding.ranks) == ("undecided", ())

@@ -73,7 +73,9 @@ def test_a_step_has_the_values_of_its_line() -> None:
 
 @pytest.mark.parametrize("path", ["/a$(reboot)", "/a;reboot", "/a`reboot`", "/a b", "/a'b|c"])
 def test_what_a_user_wrote_does_not_become_a_command(path: str) -> None:
-    """A path with characters that a shell interprets is left out of a step, which root may paste."""
+    """A path with characters that a shell interprets is left out of a step, which root may
+    paste.
+    """
     finding = explained(f'OSError: [Errno 30] Read-only file system: "{path}"')
     quoted = explained(f"OSError: [Errno 30] Read-only file system: '{path}'")
     for one in (finding, quoted):
@@ -100,13 +102,29 @@ def test_no_step_is_printed_where_none_is_known(
 
 
 SHARED_MEMORY = [
-    "RuntimeError: unable to allocate shared memory(shm) for file </torch_47_99>: No space left on device (28)",
+    (
+        "RuntimeError: unable to allocate shared memory(shm) for file </torch_47_99>: No space "
+        "left "
+        "on device (28)"
+    ),
     "RuntimeError: unable to write to file </torch_47_99>: No space left on device (28)",
     "OSError: [Errno 28] No space left on device: '/dev/shm/sem.mp-x1'",
-    "gpu1:77:99 [0] misc/shmutils.cc:48 NCCL WARN Call to posix_fallocate failed : No space left on device",
-    "NCCL WARN Error: failed to extend /dev/shm/nccl-a to 9637892 bytes, error: No space left on device (28)",
-    "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-a (size 9637888), error: No space left on device",
-    "It appears as if there is not enough space for /dev/shm/vader_segment.gpu1.1 (the shared-memory backing",
+    (
+        "gpu1:77:99 [0] misc/shmutils.cc:48 NCCL WARN Call to posix_fallocate failed : No space "
+        "left on device"
+    ),
+    (
+        "NCCL WARN Error: failed to extend /dev/shm/nccl-a to 9637892 bytes, error: No space left "
+        "on device (28)"
+    ),
+    (
+        "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-a (size 9637888), "
+        "error: No space left on device"
+    ),
+    (
+        "It appears as if there is not enough space for /dev/shm/vader_segment.gpu1.1 (the "
+        "shared-memory backing"
+    ),
 ]
 
 
@@ -120,7 +138,9 @@ def test_a_full_shared_memory_is_not_the_disk(line: str) -> None:
 
 
 def test_a_semaphore_without_space_is_shared_memory() -> None:
-    """A semaphore of Python's multiprocessing is a file in /dev/shm, though its error has no path."""
+    """A semaphore of Python's multiprocessing is a file in /dev/shm, though its error has no
+    path.
+    """
     finding = explained(
         "Traceback (most recent call last):",
         '  File "/srv/train.py", line 9, in <module>',
@@ -155,7 +175,8 @@ def test_an_impossible_count_is_nobodys_progress() -> None:
 def test_victims_of_a_dead_master_are_not_the_culprits() -> None:
     """Of many ranks none of which reaches the master, none is to blame; a single one may be."""
     text = (
-        "[rank{}]: torch.distributed.DistNetworkError: The client socket has timed out after 60000ms "
+        "[rank{}]: torch.distributed.DistNetworkError: The client socket has timed out after "
+        "60000ms "
         "while trying to connect to (gpu-1, 29500)."
     )
     many = explained(*(text.format(rank) for rank in range(1, 8)))

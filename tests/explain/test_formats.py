@@ -19,7 +19,10 @@ TRACEBACK = (
     "Traceback (most recent call last):",
     '  File "/srv/train.py", line 7, in step',
     "    loss.backward()",
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.15 GiB",
+    (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total "
+        "capacity of 79.15 GiB"
+    ),
 )
 
 
@@ -82,6 +85,14 @@ def test_a_record_may_hold_a_whole_traceback(tmp_path: Path) -> None:
     assert (finding.slug, finding.host, finding.proof[0].line) == ("cuda-oom", "gpu-7", 2)
 
 
+@pytest.mark.parametrize("key", ["error", "err", "reason"])
+def test_a_record_has_its_reason_in_a_field_of_its_own(key: str, tmp_path: Path) -> None:
+    """What a message is about is said behind it."""
+    record = {"level": "error", "msg": "job failed", key: "deadline exceeded: waiting for worker-3"}
+    text = "step 1 | loss 2\n" * 20 + json.dumps(record) + "\n"
+    assert explained_text(tmp_path, text).statement == "deadline exceeded: waiting for worker-3"
+
+
 def test_the_journal_as_json(tmp_path: Path) -> None:
     """`journalctl -o json` has microseconds, and bytes as numbers where they are no UTF-8."""
     message = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, GPU has fallen off the bus."
@@ -136,7 +147,8 @@ def test_torchrun_prints_its_own_error_as_json(tmp_path: Path) -> None:
     text = (
         "[ERROR] 2026-01-05 10:00:00,678 error_handler: {\n"
         '  "message": {\n'
-        '    "message": "RendezvousConnectionError: The connection to the C10d store has failed.",\n'
+        '    "message": "RendezvousConnectionError: The connection to the C10d store has '
+        'failed.",\n'
         '    "extraInfo": {}\n'
     )
     assert explained(tmp_path, text).slug == "rendezvous-unreachable"
@@ -174,10 +186,14 @@ def test_an_abort_follows_from_the_exception_that_nobody_caught(tmp_path: Path) 
         ),
         (
             "[rank1]:[W1122 04:44:59.499 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl("
-            "fd=67, addr=[localhost]:52684, remote=[localhost]:29500): failed to recv, got 0 bytes\n"
+            "fd=67, addr=[localhost]:52684, remote=[localhost]:29500): failed to recv, got 0 "
+            "bytes\n"
             "training finished\n"
         ),
-        "[  +0.000005] pcieport 0000:00:03.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer\n",
+        (
+            "[  +0.000005] pcieport 0000:00:03.0: PCIe Bus Error: severity=Corrected, type=Data "
+            "Link Layer\n"
+        ),
     ],
 )
 def test_what_only_sounds_like_a_failure(tmp_path: Path, text: str) -> None:

@@ -25,7 +25,8 @@ MEGABYTES = int(os.environ.get("DSHEALTHD_HEALTHY_MEGABYTES", "1"))
 """Fifty take a minute or two, as nearly every line of the noise is one that patterns look at."""
 
 NOISE = [
-    "[rank{g}]:[I105 10:00:{s:02d}.1 ProcessGroupNCCL.cpp:2314] [PG ID 0 PG GUID 0(default_pg) Rank "
+    "[rank{g}]:[I105 10:00:{s:02d}.1 ProcessGroupNCCL.cpp:2314] [PG ID 0 PG GUID 0(default_pg) "
+    "Rank "
     "{g}] NCCL Work update periodic: last enqueued NCCL work: {n}, last completed NCCL work: {n}.",
     "[2026-01-05 10:00:{s:02d},123] [WARNING] [stage3.py:2069:step] {n} pytorch allocator "
     "cache flushes since last step. this happens when there is high memory pressure.",
@@ -81,7 +82,8 @@ NOISE = [
 CHATTER = [
     "{{'loss': 2.{n}, 'grad_norm': 0.{n}, 'learning_rate': 1e-05, 'epoch': 0.{s}}}",
     "\r 12%|█▏        | {n}/800000 [00:03<00:26,  1.79s/it]\r{{'loss': 2.{n}, 'grad_norm': 0.{n}}}",
-    '{{"time": "2026-01-05T10:00:{s:02d}Z", "level": "info", "message": "loss 2.{n} grad_norm 0.{s}"}}',
+    ('{{"time": "2026-01-05T10:00:{s:02d}Z", "level": "info", "message": "loss 2.{n} grad_norm '
+     '0.{s}"}}'),
     " [2026-01-05 10:00:{s:02d}.123456] iteration {n:8d}/  100000 | consumed samples: {n:12d} | "
     "elapsed time per iteration (ms): 1234.{s} | throughput per GPU (TFLOP/s/GPU): 412.{s} | "
     "learning rate: 1.0E-04 | global batch size:   512 | lm loss: 2.{n}E+00 | loss scale: 1.0 | "

@@ -1,4 +1,6 @@
-"""The order of causes: each rule of the table has a scene in which it decides, and one beyond it."""
+"""The order of causes: each rule of the table has a scene in which it decides, and one beyond
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,17 @@ XID = "Jan  5 {}:00 gpu-7 kernel: NVRM: Xid (PCI:0000:dc:00): 79, GPU has fallen
 TIMED = "2026-01-05 10:00:00,123 ERROR trainer: RuntimeError: CUDA error: out of memory"
 RAY = (
     "(raylet) A worker died or was killed while executing a task by an unexpected system error. To "
-    "troubleshoot the problem Worker IP address: 192.0.2.110 Worker port: 1 Worker PID: 90738 Worker"
+    "troubleshoot the problem Worker IP address: 192.0.2.110 Worker port: 1 Worker PID: 90738 "
+    "Worker"
 )
 SSH = "gpu3: ssh: connect to host gpu3 port 22: Connection refused"
 TASK = "srun: error: gpu-1: task 5: Exited with exit code 1"
 AFTER = "[rank2]: RuntimeError: CUDA error: out of memory"
 LATE = "2026-01-05 10:05:00,123 ERROR trainer: RuntimeError: CUDA error: out of memory"
-BROKEN = "[2026-01-05 10:00:00,100] n:1:2 [0] NCCL WARN Net : Call to recv from 10.2.8.7<58355> failed : Broken pipe"
+BROKEN = (
+    "[2026-01-05 10:00:00,100] n:1:2 [0] NCCL WARN Net : Call to recv from 10.2.8.7<58355> "
+    "failed : Broken pipe"
+)
 SCENES = [
     (0, [CANCELED, OOM], "job-ended"),
     (0, [OOM, CANCELED], "cuda-oom"),
@@ -47,6 +53,39 @@ def test_a_rule_decides_where_it_applies(rule: int, lines: list[str], slug: str)
     assert explained(*lines).slug == slug, order.RULES[rule].says
 
 
+XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=77, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    ("prefix", "excluded"),
+    [
+        ("salloc: ", ()),
+        ("flux-job: ", ()),
+        ("python3: ", ()),
+        ("2026-01-05 10:00:00,123 trainer main: ", ()),
+        ("Jan  5 10:00:00 localhost kernel: ", ()),
+        ("[pod/trainer-worker-3/pytorch] ", ()),
+        ("3f2a9c1b7d4e:221:310 [5] NCCL WARN ", ()),
+        ("Jan  5 10:00:00 gpu-7 kernel: ", ("gpu-7",)),
+        ("2026-01-05T10:00:00+0000 zeus kernel: ", ("zeus",)),
+    ],
+)
+def test_only_what_the_text_shows_to_be_a_node_is_excluded(
+    prefix: str, excluded: tuple[str, ...]
+) -> None:
+    """A program before each line, a logger, a pod or a container is no node."""
+    lines = [f"{prefix}starting {number}" for number in range(8)]
+    finding = explained(*lines, prefix + XID_79)
+    assert finding.slug == "gpu-lost"
+    assert finding.excluded == excluded
+
+
+def test_a_column_of_several_names_is_of_hosts() -> None:
+    """As pdsh and ansible print it, unlike a program's name."""
+    lines = [f"gpu-{number % 3}: starting {number}" for number in range(9)]
+    assert explained(*lines, f"gpu-2: {XID_79}").excluded == ("gpu-2",)
+
+
 def test_no_rule_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any of them, one of its scenes has another answer."""
     for number, rule in enumerate(order.RULES):
@@ -60,7 +99,10 @@ def test_no_rule_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rendezvous_that_closes_comes_after_any_error() -> None:
     """Torchrun closes it once a rank has failed."""
     finding = explained(
-        "RuntimeError: [gloo/transport/tcp/pair.cc:598] Connection closed by peer [192.0.2.31]:21527",
+        (
+            "RuntimeError: [gloo/transport/tcp/pair.cc:598] Connection closed by peer "
+            "[192.0.2.31]:21527"
+        ),
         "INFO:torch.distributed.elastic.agent.server.api:[default] Worker group FAILED. 10/10 "
         "attempts left; will restart worker group",
         "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",

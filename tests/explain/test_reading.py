@@ -33,6 +33,9 @@ HEALTHY = [
     "[W105 10:00:00 x.cpp:3] Warning: connection failed, retrying",
     "this may cause errors if the timeout is exceeded",
     "WARNING: cache not found, falling back to the default",
+    "12 passed, 0 failed, 1 xfailed",
+    "INFO: epoch 10: 4711 tokens   loss 2.0",
+    "train.py: step 12: 4711 samples          loss 2.0",
     "timeout=1800, fail_on_nan=False, error_if_nonfinite=True",
 ]
 """Lines of healthy runs with words of failure."""
@@ -59,6 +62,14 @@ def test_words_of_failure_in_healthy_lines_are_none(line: str) -> None:
     assert explained(*STEPS, line).outcome == "nothing"
 
 
+def test_where_the_job_worked_on_nobody_knows() -> None:
+    """A few steps after an error do not show that it was over, nor that it ended the job."""
+    error = "wandb: ERROR Run initialization has timed out after 90.0 sec."
+    assert explained(*STEPS, error).outcome == "found"
+    assert explained(*STEPS, error, *STEPS[:2]).outcome == "undecided"
+    assert explained(*STEPS, error, *STEPS).outcome == "nothing"
+
+
 def test_words_of_failure_alone_are_undecided_and_to_be_read() -> None:
     """Without a level, an exception or an exit code, nobody says that the job failed."""
     odd = [f"shard {'abcdef'[number]} is unreachable" for number in range(5)]
@@ -72,7 +83,11 @@ def test_content_explains_more_than_its_wrapper() -> None:
     """What a launcher says of a task's end is no cause: what the task said before it is."""
     finding = explained(
         "slurmstepd: error: pyxis: container start failed with error code: 1",
-        "slurmstepd: error: pyxis:     enroot-switchroot: failed to execute: /bin/bash: No such file",
+        (
+            "slurmstepd: error: pyxis:     enroot-switchroot: failed to execute: /bin/bash: No "
+            "such "
+            "file"
+        ),
         "srun: error: n-2: task 1: Exited with exit code 1",
     )
     assert finding.statement == "failed to execute: /bin/bash: No such file"
@@ -98,6 +113,56 @@ def test_a_known_cause_is_not_replaced_by_words() -> None:
     """Patterns know more than a reading of words."""
     finding = explained("ERROR: something odd failed", "RuntimeError: CUDA error: out of memory")
     assert finding.slug == "cuda-oom"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run.sh: 第 12 行: 28171 已杀死               python train.py",
+        "run.sh\uff1a行 12\uff1a 28171 已杀死               python train.py",
+        "./run.sh: Zeile 12: 28171 Getötet                python train.py",
+        "./run.sh: ligne 7: 28171 Processus arrêté      python train.py",
+        "./run.sh: 12 行: 28171 強制終了            python train.py",
+    ],
+)
+def test_what_a_shell_says_of_a_signal_needs_no_language(line: str) -> None:
+    """Its form shows that a signal ended the process, in every language of the user's."""
+    finding = explained(*STEPS, line)
+    assert (finding.outcome, finding.slug, finding.pid) == ("found", "child-failed", 28171)
+    killed = explained(*STEPS, line, "srun: error: gpu-3: task 2: Exited with exit code 137")
+    assert (killed.title, killed.ranks, killed.host) == ("A process was killed", (2,), "gpu-3")
+
+
+@pytest.mark.parametrize(
+    ("code", "title"),
+    [(137, "A process was killed"), (139, "A process crashed"), (136, "A process crashed")],
+)
+def test_exit_codes_above_128_are_signals(code: int, title: str) -> None:
+    """A shell adds 128 to the number of the signal, whatever program repeats it."""
+    assert explained(*STEPS, f"worker process exited with status {code}").title == title
+    assert explained(*STEPS, "worker process exited with status 100").outcome == "undecided"
+    tool = f"INFO tool call of sandbox exited with code {code}"
+    assert explained(*STEPS, tool, *STEPS[:2]).outcome == "nothing"
+    assert explained(*STEPS, tool).outcome == "undecided"
+    # A signal that launchers send in an orderly end says nothing.
+    assert explained(*STEPS, "worker process exited with status 143").outcome == "undecided"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        (
+            "(raylet) A worker died or was killed while executing a task by an unexpected system "
+            "error. Worker exit type: INTENDED_SYSTEM_EXIT"
+        ),
+        "actor exits: The actor is dead because all references to the actor were removed.",
+        "worker 3 terminated gracefully",
+        "worker killed by user request",
+    ],
+)
+def test_an_end_that_was_meant_is_no_failure(line: str) -> None:
+    """Whoever reports it, as Ray of idle workers and of actors that the job lets go."""
+    assert explained(*STEPS, line).outcome == "nothing"
 
 
 @pytest.mark.parametrize("level", ["ERROR", "[error]", "E0105 10:00:00.1 7 x.cc:1]", "<3>"])
@@ -136,14 +201,18 @@ def test_the_pattern_of_a_statement_is_no_slug_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("lines", "quoted"),
     [
-        (["sbatch: error: Batch job submission failed: Invalid generic resource (gres) specification"],
+        ([("sbatch: error: Batch job submission failed: Invalid generic resource (gres) "
+           "specification")],
          "Invalid generic resource (gres) specification"),
-        (["usage: train.py [-h]", "train.py: error: unrecognized arguments: --lr"], "unrecognized arguments: --lr"),
+        (["usage: train.py [-h]", ("train.py: error: unrecognized arguments: "
+                                   "--lr")], "unrecognized arguments: --lr"),
         (["+ torchrun x.py", "/job/script: line 12: torchrun: command not found"],
          "/job/script: line 12: torchrun: command not found"),
-        (["panic: runtime error: index out of range", "srun: error: n1: task 0: Exited with exit code 2"],
+        (["panic: runtime error: index out of range", ("srun: error: n1: task 0: Exited with "
+                                                       "exit code 2")],
          "runtime error: index out of range"),
-        (["UserWarning: x may fail", "worker 3 died", "Reason: spool /x was not found on any node", "Killed"],
+        (["UserWarning: x may fail", "worker 3 died", ("Reason: spool /x was not found on any "
+                                                       "node"), "Killed"],
          "spool /x was not found on any node"),
     ],
 )  # fmt: skip
@@ -155,13 +224,18 @@ def test_the_innermost_content_is_quoted(lines: list[str], quoted: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "[rank0]:[W105 10:00:00.1 socket.cpp:697] [c10d] The client socket has failed to connect to n1:29500",
+        (
+            "[rank0]:[W105 10:00:00.1 socket.cpp:697] [c10d] The client socket has failed to "
+            "connect to n1:29500"
+        ),
         "trainer-0   0/1     CrashLoopBackOff   5 (20s ago)   5m",
         "[ 1208.123456] INFO: task python3:12345 blocked for more than 120 seconds.",
         "Shared connection to 10.0.0.4 closed",
     ],
 )
 def test_a_log_that_ends_in_trouble_is_never_called_healthy(line: str) -> None:
-    """A warning, a status or a hint as the last words of a log is undecided; not so in its middle."""
+    """A warning, a status or a hint as the last words of a log is undecided; not so in its
+    middle.
+    """
     assert explained("starting 1", "starting 2", line).outcome == "undecided"
     assert explained("starting 1", line, *STEPS).outcome == "nothing"

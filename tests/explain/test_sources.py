@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 KILLED = "Out of memory: Killed process 4711 (python) total-vm:9kB, anon-rss:9kB"
-RESTART = "E1122 05:03:27.456000 7 torch/distributed/elastic/agent/server/api.py:900] 1/3 attempts left; will restart worker group"
+RESTART = (
+    "E1122 05:03:27.456000 7 torch/distributed/elastic/agent/server/api.py:900] 1/3 "
+    "attempts left; will restart worker group"
+)
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,8 @@ def variants(run: dict[str, Any], seed: int) -> Iterator[Variant]:
     yield made("separate", separate, zipped=chance.random() < 0.5)
     if run["launcher"] == "torchrun" and run["files"]:
         yield made("per rank", {name: text.splitlines() for name, text in run["files"].items()}
-                   | {f"console-{name}": [line for _, line in units[name]] for name in names})  # fmt: skip
+                   | {f"console-{name}": [line for _, line in units[name]]
+                      for name in names})  # fmt: skip
         bare = {name: [(t, re.sub(r"^\[default\d+\]:", "", line)) for t, line in lines]
                 for name, lines in units.items()}  # fmt: skip
         yield made("not teed", {"job.out": _merged(bare)})

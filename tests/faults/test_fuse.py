@@ -85,7 +85,9 @@ def process(**variables: str) -> Iterator[int]:
     "path", ["mount/env", "mount", "link/env", "up/../mount/env", "relative/x"]
 )
 def test_nothing_there_is_asked(public_path: Path, path: str) -> None:
-    """A path that leads to the mount, by links too, is refused with the reason; one beside it is read."""
+    """A path that leads to the mount, by links too, is refused with the reason; one beside it is
+    read.
+    """
     (public_path / "link").symlink_to(public_path / "mount")
     (public_path / "relative").symlink_to("./up/../link/y")
     (public_path / "up").mkdir()

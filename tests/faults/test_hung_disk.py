@@ -35,7 +35,8 @@ save_interval = "1s"
 def wait_for_port(agent: RunningAgent) -> None:
     """Wait until the agent's port is free.
 
-    A connection of another test may have it for a moment; a child that hangs would have it for good.
+    A connection of another test may have it for a moment; a child that hangs would have it for
+    good.
     """
     end = time.monotonic() + 60.0
     while True:
@@ -95,7 +96,9 @@ def test_a_failed_write_is_known_until_one_succeeds() -> None:
 def test_an_agent_with_a_frozen_state_serves_and_ends(
     mount: frozen.Mount, number: signal.Signals
 ) -> None:
-    """While a write to a frozen disk hangs scrapes answer and signals end the agent; its port is free."""
+    """While a write to a frozen disk hangs scrapes answer and signals end the agent; its port is
+    free.
+    """
     mount.directory.joinpath("state").mkdir()
     flags = ("--path.state", str(mount.directory / "state"))
     dev = mount.directory.parent / "dev"
@@ -137,7 +140,9 @@ def test_an_agent_that_starts_on_a_frozen_disk_serves_and_ends(mount: frozen.Mou
 
 
 def test_what_a_child_does_to_a_disk_is_an_error_or_done(tmp_path: Path) -> None:
-    """Files are replaced, read up to a limit, set aside; directories made; errors keep their type."""
+    """Files are replaced, read up to a limit, set aside; directories made; errors keep their
+    type.
+    """
     place = str(tmp_path / "a" / "b")
     with pytest.raises(FileNotFoundError):
         state_file.replace_in_child(place, b"x")

@@ -117,7 +117,9 @@ def cannot_start(agent: RunningAgent, scrape: Scrape) -> bool:
 
 @pytest.mark.parametrize("call", ["socketpair", "memfd_create", "pipe2", "pidfd_open"])
 def test_25_a_worker_that_cannot_be_started(tmp_path: Path, call: str) -> None:
-    """Whichever descriptor is refused, its collectors say why and others stay fresh; later it starts."""
+    """Whichever descriptor is refused, its collectors say why and others stay fresh; later it
+    starts.
+    """
     up = {"collector": "network"}
     with running(tmp_path, WORKERS) as agent:
         agent.wait(lambda s: s.value("dshealthd_collector_up", **up) == 1)
@@ -134,7 +136,9 @@ def test_25_a_worker_that_cannot_be_started(tmp_path: Path, call: str) -> None:
 
 
 def test_25_a_source_that_cannot_be_looked_for(tmp_path: Path) -> None:
-    """The agent cannot tell whether there is a source: it lives on, and the worker still reads it."""
+    """The agent cannot tell whether there is a source: it lives on, and the worker still reads
+    it.
+    """
     name = "dshealthd_collector_last_success_timestamp_seconds"
     with running(tmp_path, WORKERS) as agent:
         agent.wait(lambda s: s.value("dshealthd_collector_up", collector="network") == 1)
@@ -146,7 +150,9 @@ def test_25_a_source_that_cannot_be_looked_for(tmp_path: Path) -> None:
 
 
 def test_25_metrics_about_the_agent_itself(tmp_path: Path) -> None:
-    """What a scrape cannot read of the agent's own process is absent, not zero; the rest is there."""
+    """What a scrape cannot read of the agent's own process is absent, not zero; the rest is
+    there.
+    """
     affected = {"process_resident_memory_bytes", "process_open_fds"}
     with running(tmp_path, WORKERS) as agent:
         before = agent.wait(lambda s: s.value("dshealthd_collector_up", collector="network") == 1)

@@ -1,4 +1,6 @@
-"""`/dev/null` is gone, which each start of a child opens, in a mount namespace of the agent's own."""
+"""`/dev/null` is gone, which each start of a child opens, in a mount namespace of the agent's
+own.
+"""
 
 from __future__ import annotations
 

@@ -62,7 +62,9 @@ def leave_descriptors(agent: RunningAgent, spare: int) -> None:
 
 
 def test_workers_that_cannot_start_are_a_reason_until_they_can(tmp_path: Path) -> None:
-    """Without descriptors for a new worker, its collectors say why and others go on; then it starts."""
+    """Without descriptors for a new worker, its collectors say why and others go on; then it
+    starts.
+    """
     with running(tmp_path, CONFIG) as agent:
         agent.wait(lambda scrape: scrape.value("dshealthd_collector_up", collector="network"))
         before = resource.prlimit(agent.pid, resource.RLIMIT_NOFILE)
@@ -194,7 +196,9 @@ time.sleep(600)
 
 
 def test_an_agent_at_its_limit_of_threads_and_processes_serves_on() -> None:
-    """No thread and no process more for its uid: scrapes, reloads, heartbeats go on, and recover."""
+    """No thread and no process more for its uid: scrapes, reloads, heartbeats go on, and
+    recover.
+    """
     # The agent is a user of its own, as RLIMIT_NPROC does not bind root; it keeps the right to read
     # the interpreter.
     if os.geteuid():
@@ -240,7 +244,9 @@ def test_the_soft_limit_of_descriptors_is_raised(tmp_path: Path) -> None:
 
 
 def test_an_interpreter_that_cannot_be_run_is_named(tmp_path: Path) -> None:
-    """An agent whose interpreter may no longer be run names worker and file, and serves all the same."""
+    """An agent whose interpreter may no longer be run names worker and file, and serves all the
+    same.
+    """
     interpreter = tmp_path / "python"
     interpreter.write_text("")
     interpreter.chmod(0o600)

@@ -11,10 +11,10 @@ A scene is what the agents of some nodes read, in promtool's notation, and what 
         20s: []
         1m15s: [HostLimitNear job run-1]
 
-A scene with `clock` has nodes whose clock is that far from the right one, in seconds: `0x20 3600x20`.
-Samples without a label `node` are those of the only one; where there are several, what is found
-begins with the node: `a: GpuLost GPU 3`. All findings of a moment are listed; a critical one ends
-with the job that it struck: `GpuLost GPU 3, job llama`.
+A scene with `clock` has nodes whose clock is that far from the right one, in seconds: `0x20
+3600x20`. Samples without a label `node` are those of the only one; where there are several, what is
+found begins with the node: `a: GpuLost GPU 3`. All findings of a moment are listed; a critical one
+ends with the job that it struck: `GpuLost GPU 3, job llama`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ class Scene:
         return None
 
     def play(self, node: str, until: float) -> Iterator[tuple[float, list[Finding]]]:
-        """Yield a node's findings at each moment up to a time, in seconds; none without an agent."""
+        """Yield a node's findings at each moment up to a time, in seconds; none without an
+        agent.
+        """
         past, episodes, gpus, idle = Past(), Episodes(), GpuHistory(), Idleness()
         self.derived = ()
         for step in range(int(until // self.interval) + 1):

@@ -20,7 +20,8 @@ def finding_series(document: dict[str, Any]) -> Iterator[dict[str, str]]:
     """Yield the series that the judges of a promtool test's nodes export, in its notation.
 
     Not those that the test has itself. Nodes of one name in two clusters are two, and a replica
-    of Prometheus has series of its own of each. Where `up` has a gap, Prometheus has scraped nothing.
+    of Prometheus has series of its own of each. Where `up` has a gap, Prometheus has scraped
+    nothing.
     """
     views: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for row in document["input_series"]:

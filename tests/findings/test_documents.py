@@ -212,7 +212,8 @@ def test_hang_of_a_gpu_that_was_lost_once() -> None:
 def test_gpu_that_was_never_read_again_stays_lost() -> None:
     """A GPU on which NVML hangs since its Xid 79 is lost for as long as that lasts: one finding.
 
-    Nor was it back where NVML read it within ten minutes only, as a dying GPU may answer for a while.
+    Nor was it back where NVML read it within ten minutes only, as a dying GPU may answer for a
+    while.
     """
     past = GpuHistory()
     assert after_xid(past, 60, *READ) == {"DshealthdGpuLost"}
@@ -255,7 +256,9 @@ def test_gpus_that_were_removed() -> None:
 
 
 def test_job_that_cannot_be_shown_costs_itself() -> None:
-    """A rank or a job with a figure that JSON lacks is left out, and named; the others are shown."""
+    """A rank or a job with a figure that JSON lacks is left out, and named; the others are
+    shown.
+    """
     samples = [STEP(7.0, job, rank) for job in ("first", "odd", "last") for rank in ("0", "1")]
     samples += [OVERDUE(math.inf, "odd", "1"), STEP(math.nan, "odd", "2")]
     samples += [HANG(1.0, "worst", "process"), OVERDUE(math.inf, "worst", "0")]

@@ -37,8 +37,8 @@ def test_interrupted_sign_begins_anew() -> None:
 
 
 def test_a_sign_is_watched_until_it_is_a_finding() -> None:
-    """What is held is told with the time since when it is seen, the first to be a finding first, and
-    decides nothing; once it is a finding, or gone, it is watched no more.
+    """What is held is told with the time since when it is seen, the first to be a finding first,
+    and decides nothing; once it is a finding, or gone, it is watched no more.
     """
     episodes = Episodes()
     episodes.update([sign("GPU 3", hold=30), sign("GPU 4", hold=60)], 0.0, 1000.0)

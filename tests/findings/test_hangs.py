@@ -49,7 +49,9 @@ def test_an_end_that_may_follow_from_another(size: str, unseen: str) -> None:
 
 
 def test_what_gpus_show_of_each_rank() -> None:
-    """A rank waits in a kernel, does nothing, or computes; of a GPU that is not read, nothing is known."""
+    """A rank waits in a kernel, does nothing, or computes; of a GPU that is not read, nothing is
+    known.
+    """
     gpus = [GPU(1, "run-1", str(rank), str(rank), f"GPU-{rank}") for rank in range(4)]
     readings = (
         *(UTILIZATION(1.0, "0", "GPU-0"), ACTIVITY(0.0, "0", "GPU-0")),
@@ -76,7 +78,9 @@ def test_bytes_that_move(sample: Sample, says: str) -> None:
 
 
 def test_an_answer_from_outside() -> None:
-    """A rank that waits for one is in a pause that says from whom, unless it is known to be another."""
+    """A rank that waits for one is in a pause that says from whom, unless it is known to be
+    another.
+    """
     awaits = AWAITS(1, "run-1", "0", "10.0.0.7:8000")
     assert work(series(awaits), "run-1").awaits == frozenset({0})
     assert work(series(awaits), "run-2").awaits == frozenset()

@@ -61,8 +61,8 @@ def gpu(rank: int, busy: float) -> list[Sample]:
 
 
 def test_what_a_page_says() -> None:
-    """A rank that its process accuses is named; so is the one whose GPU alone runs nothing, as a hint;
-    without either, no rank is.
+    """A rank that its process accuses is named; so is the one whose GPU alone runs nothing, as a
+    hint; without either, no rank is.
     """
     plain = "no rank has used CPU or GPU, nor moved data"
     assert rested(Idleness(), *RESTS) == [plain]
@@ -111,6 +111,8 @@ def test_a_damaged_file(document: object) -> None:
     ],
 )
 def test_a_rank_in_trouble_has_a_pid_while_it_lives(what: str, says: str) -> None:
-    """Whoever is paged finds the process that is stopped; one that has ended has no pid any more."""
+    """Whoever is paged finds the process that is stopped; one that has ended has no pid any
+    more.
+    """
     series = Series([IDLE(0.0, JOB), TROUBLE(40.0, JOB, "2", what, "4711")])
     assert [sign.reason for sign in stalls(series, 0.0)] == [says]

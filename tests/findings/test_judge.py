@@ -262,7 +262,9 @@ def test_source_that_stays_unread_is_told() -> None:
 
 
 def test_failed_judgement_is_unknown() -> None:
-    """A defect in a rule leaves no node healthy: its state is unknown, and its judge looks stalled."""
+    """A defect in a rule leaves no node healthy: its state is unknown, and its judge looks
+    stalled.
+    """
     node = Node()
     node.over(0.1)
     judged = list(node.judge.samples())[-1]
@@ -525,7 +527,9 @@ def test_a_rule_that_fails_hides_nothing_else(
 def test_a_figure_that_cannot_be_said_hides_no_other_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A sign that is no finding costs itself: those before and after it, of other jobs, are there."""
+    """A sign that is no finding costs itself: those before and after it, of other jobs, are
+    there.
+    """
 
     def signs(_series: object, _wall: float) -> Iterator[Sign]:
         for job, value in (("first", 1.0), ("odd", "x"), ("last", 1.0)):

@@ -172,7 +172,10 @@ SIDES = {
         "4x400",
         "5x400",
         (
-            f'dshealthd_gpu_ecc_location_errors_total{{gpu="0", uuid="G", location="sram", {COUNTER}}} @',
+            (
+                f'dshealthd_gpu_ecc_location_errors_total{{gpu="0", uuid="G", location="sram", '
+                f"{COUNTER}}} @"
+            ),
         ),
     ),
     "gpu_utilization_training_ratio": Sides(

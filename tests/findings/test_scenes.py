@@ -20,7 +20,8 @@ CASES = [
 @pytest.mark.parametrize("document", CASES)
 def test_findings_over_time(document: dict[str, object]) -> None:
     """Faults are found after their hold, near misses are not, and findings end with the fault."""
-    expected = {seconds(at): sorted(names) for at, names in document["found"].items()}  # type: ignore[attr-defined] # YAML
+    # YAML
+    expected = {seconds(at): sorted(names) for at, names in document["found"].items()}  # type: ignore[attr-defined]
     played = found(scene(document), list(expected))
     assert {at: sorted(names) for at, names in played.items()} == expected
 

@@ -26,7 +26,7 @@ def test_series_that_are_gone_are_forgotten() -> None:
         job = Job(f"run-{number}")
         jobs.append(weakref.ref(job))
         ranks = [STEP(1.0, job, str(rank)) for rank in range(12)]
-        moment = Series([*ranks, KEPT(1.0, "0")])
+        moment = Series([*ranks, KEPT(1.0, "0")], past=Past())
         assert [point.labels["job"] for point in moment("test_step")] == [job] * 12
         kept += [point.labels for point in moment("test_kept")]
         del job, ranks, moment

@@ -1,4 +1,6 @@
-"""The fleet page, over real agents that ask each other by the authenticated channel of the probes."""
+"""The fleet page, over real agents that ask each other by the authenticated channel of the
+probes.
+"""
 
 from __future__ import annotations
 
@@ -232,8 +234,8 @@ def test_the_page_without_probes(browser: Browser, alone: RunningAgent) -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 def test_a_large_fleet_is_shown_by_leaf(browser: Browser, alone: RunningAgent) -> None:
-    """Of 10,000 members, those in trouble are named and each leaf is one square, as bad as its worst
-    node; what is left out is counted.
+    """Of 10,000 members, those in trouble are named and each leaf is one square, as bad as its
+    worst node; what is left out is counted.
     """
     sick = {"name": "n77", "leaf": "leaf-2", "state": "critical", "time": time.time()}
     well = ({"leaf": f"leaf-{n}", "states": {"ok": 32}} for n in range(312) if n != 2)

@@ -26,8 +26,8 @@ def test_a_thousand_nodes_are_cheap() -> None:
     """All of them answer, for hardly more CPU than aiohttp takes for as many plain requests, and
     ten MiB of memory.
 
-    The best of up to three runs, as other work on the machine may meet one of the two alone. Seconds
-    are the benchmark's: they are the machine's as much as the agent's.
+    The best of up to three runs, as other work on the machine may meet one of the two alone.
+    Seconds are the benchmark's: they are the machine's as much as the agent's.
     """
     for _ in range(3):
         took = look()

@@ -10,22 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dshealthd.fleet.jobs import MAX_JOBS, merged, shortened
 from dshealthd.fleet.view import (
     AT_ONCE,
     CALLS_PER_SECOND,
     CALLS_TO_LARGE,
     EVERY,
     FIRST_PICTURE,
-    MAX_JOBS,
     MAX_NODES,
     Fleet,
-    merged,
     period,
-    shortened,
 )
 from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.protocol import PeerError
+from tests.job_states import TOGETHER, Part
 from tests.status_documents import NOT_JSON
 
 if TYPE_CHECKING:
@@ -139,8 +138,8 @@ async def test_what_cannot_be_shown_is_told() -> None:
 
 
 async def test_the_first_picture_has_all_answers() -> None:
-    """Whoever looks first, or after a pause, waits for the members; a member that is slow to answer is
-    waited for once, and not by who looks again.
+    """Whoever looks first, or after a pause, waits for the members; a member that is slow to answer
+    is waited for once, and not by who looks again.
     """
     cluster = Cluster(3)
     view = json.loads(await cluster.fleet.picture())
@@ -162,7 +161,9 @@ async def test_the_first_picture_has_all_answers() -> None:
 
 
 async def test_nobody_is_asked_while_nobody_looks() -> None:
-    """However many look, each member is asked once in ten seconds, and a bounded number at a time."""
+    """However many look, each member is asked once in ten seconds, and a bounded number at a
+    time.
+    """
     cluster = Cluster(200)
     await asyncio.sleep(0)
     assert not cluster.asked
@@ -309,8 +310,8 @@ async def test_no_more_members_are_listed_than_people_can_read() -> None:
 
 
 def test_a_job_in_trouble_is_not_cut_off() -> None:
-    """Of more jobs than are shown, those that hang, failed, stall or compute nonsense come first; how
-    many are left out is told.
+    """Of more jobs than are shown, those that hang, failed, stall or compute nonsense come first;
+    how many are left out is told.
     """
 
     async def scene() -> None:
@@ -394,36 +395,24 @@ def test_a_job_is_as_bad_as_on_its_worst_node(states: tuple[str, str]) -> None:
         assert job["state"] == states[1]
 
 
-@pytest.mark.parametrize(
-    ("told", "state"),
-    [
-        # The others wait for a rank that pauses, works, or still moves: as the page, which is none.
-        ((("hung", "waiting"), ("paused", "checkpoint")), "paused"),
-        ((("hung", "waiting"), ("stalled", "working")), "stalled"),
-        ((("hung", "waiting"), ("stalled", "debugger")), "stalled"),
-        ((("hung", "input"), ("training", "")), "stalled"),
-        ((("hung", "input"), ("silent", "")), "stalled"),
-        # Some were just heard, or are at work.
-        ((("silent", ""), ("training", "")), "training"),
-        ((("silent", ""), ("silent", "")), "silent"),
-        ((("stalled", "idle"), ("no heartbeats", "")), "no heartbeats"),
-        ((("hung", "waiting"), ("hung", "input")), "hung"),
-        ((("hung", "waiting"), ("stalled", "between_steps")), "hung"),
-        # A stopped rank is certain, whatever the others may still be allowed.
-        ((("hung", "process"), ("paused", "evaluation")), "hung"),
-        ((("suspended", "suspended"), ("suspended", "suspended")), "suspended"),
-        ((("suspended", "suspended"), ("stalled", "waiting")), "hung"),
-        ((("suspended", "suspended"), ("hung", "waiting")), "hung"),
-    ],
+ALONE = (
+    # Some were just heard, or may be at work unseen: of these the rules say nothing.
+    ((Part("hung", "input"), Part("silent")), "stalled"),
+    ((Part("silent"), Part("training")), "training"),
+    ((Part("silent"), Part("silent")), "silent"),
+    ((Part("stalled", "idle"), Part("no heartbeats")), "no heartbeats"),
 )
-def test_nodes_together_know_better(told: tuple[tuple[str, str], ...], state: str) -> None:
+
+
+@pytest.mark.parametrize(("parts", "state"), [*TOGETHER, *ALONE])
+def test_nodes_together_know_better(parts: tuple[Part, Part], state: str) -> None:
     """A job that looks hung on one node is not, if another one shows why its ranks wait; one that
-    is suspended on one node alone is.
+    is suspended on one node alone is, as is one of which no rank is left that could be at work.
     """
-    for order in (told, told[::-1]):
+    for order in (parts, parts[::-1]):
         answers = [
-            (name, WELL | {"jobs": (PART | {"state": told, "cause": cause, "culprits": (9,)},)})
-            for name, (told, cause) in zip("ab", order, strict=True)
+            (name, WELL | {"jobs": (PART | of_node(part),)})
+            for name, part in zip("ab", order, strict=True)
         ]
         (job,) = merged(answers, ())
         assert job["state"] == state
@@ -431,37 +420,8 @@ def test_nodes_together_know_better(told: tuple[tuple[str, str], ...], state: st
         assert job["pause"] == ("checkpoint" if state == "paused" else None)
 
 
-@pytest.mark.parametrize(
-    ("told", "state"),
-    [
-        # As `dshealthd:job:hang`: no rank is left that could be at work between two steps.
-        ((("collective", 8, 99), ("collective", 8, 99)), "hung"),
-        ((("between_steps", 8, 99), ("collective", 8, 100)), "hung"),
-        # One may write a checkpoint; not all ranks are seen; or there are two runs, of eight each.
-        ((("collective", 8, 99), ("between_steps", 8, 99)), "stalled"),
-        ((("collective", 8, 99), ("collective", 7, 99)), "stalled"),
-        ((("collective", 8, 99), ("working", 8, 100)), "stalled"),
-        ((("collective", 16, 99), ("collective", 8, 100)), "stalled"),
-    ],
-)
-def test_a_hang_between_two_steps_is_seen_by_all_nodes_together(
-    told: tuple[tuple[str, int, int], ...], state: str
-) -> None:
-    """Where the page to the phone names a hang between two steps, the fleet does not show a pause."""
-    answers = [
-        (
-            name,
-            WELL
-            | {
-                "jobs": (
-                    PART
-                    | {"state": "stalled", "cause": cause, "ranks": ranks}
-                    | {"step": step, "step_highest": step},
-                )
-            },
-        )
-        for name, (cause, ranks, step) in zip("ab", told, strict=True)
-    ]
-    for order in (answers, answers[::-1]):
-        (job,) = merged(order, ())
-        assert job["state"] == state
+def of_node(part: Part) -> dict[str, Any]:
+    """Return a part of a job as the summary of its node has it."""
+    cause = "checkpoint" if part.state == "paused" else part.cause
+    progress = {"ranks": part.ranks, "step": part.step, "step_highest": part.step}
+    return {"state": part.state, "cause": cause, "culprits": (9,)} | progress

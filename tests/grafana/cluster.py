@@ -95,8 +95,8 @@ def cluster(directory: Path, *, nodes: int = 2, gpus: int = 8) -> Iterator[Clust
 
 
 def _probed(scrape: Scrape) -> bool:
-    """Tell whether an agent has had rounds, and has led a light one that measured the round trip and
-    the bandwidth: neither is known where an agent waited for a CPU.
+    """Tell whether an agent has had rounds, and has led a light one that measured the round trip
+    and the bandwidth: neither is known where an agent waited for a CPU.
     """
     return (
         rounds(scrape, outcome="ok") >= ROUNDS

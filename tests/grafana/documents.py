@@ -64,7 +64,9 @@ def queries() -> list[Query]:
 
 
 def substituted(expr: str, values: Mapping[str, str]) -> str:
-    """Return an expression with Grafana's variables and macros replaced. KeyError if one is left."""
+    """Return an expression with Grafana's variables and macros replaced. KeyError if one is
+    left.
+    """
     for name in sorted(values, key=len, reverse=True):
         expr = expr.replace(f"${name}", values[name])
     if left := re.search(r"\$[A-Za-z_{]\w*", expr):  # $1 is a label_replace's own

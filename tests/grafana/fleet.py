@@ -208,7 +208,10 @@ class Fleet:
                     if name != "__name__"
                 )
                 is_verdict = labels["__name__"] == "dshealthd:node:severity"
-                yield f"{labels['__name__']}{{{text}}} {value if sick or not is_verdict else 0:g} {when}\n"
+                yield (
+                    f"{labels['__name__']}{{{text}}} "
+                    f"{value if sick or not is_verdict else 0:g} {when}\n"
+                )
 
     def _sick(self, node: int) -> bool:
         return node % self._sick_every == 2

@@ -39,7 +39,8 @@ class Prometheus:
         """It listens on a port of 127.0.0.1."""
         self._url = f"http://127.0.0.1:{port}/api/v1/"
         self.last: float | None = None
-        """The Unix time of the last samples, where no more come; queries soon find none after it."""
+        """The Unix time of the last samples, where no more come; queries soon find none after
+        it."""
 
     def ask(
         self, query: Query, expr: str, end: float, *, span: float = 600.0, steps: int = 40

@@ -145,7 +145,9 @@ MOST_OPEN = 30
 
 @pytest.mark.parametrize("uid", documents())
 def test_few_panels_are_open(uid: str) -> None:
-    """What is not looked at first is in closed rows, which are queried only once they are opened."""
+    """What is not looked at first is in closed rows, which are queried only once they are
+    opened.
+    """
     assert sum(panel["type"] != "row" for panel in documents()[uid]["panels"]) <= MOST_OPEN
 
 
@@ -175,8 +177,8 @@ def test_variables(uid: str) -> None:
 def test_identity(uid: str) -> None:
     """A dashboard has a stable uid and the tag by which others link to it.
 
-    Its panels can be opened and their queries tried; what is provisioned is not overwritten by that.
-    Panels have ids and titles of their own, and do not overlap.
+    Its panels can be opened and their queries tried; what is provisioned is not overwritten by
+    that. Panels have ids and titles of their own, and do not overlap.
     """
     document = documents()[uid]
     assert uid.startswith("dshealthd-")

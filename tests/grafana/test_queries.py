@@ -123,8 +123,8 @@ def many(
 def test_without_rules_nothing_is_well(two: Cluster) -> None:
     """Where the rules are not loaded, the numbers of alerts and suspects are unknown, and not 0.
 
-    Their queries return nothing. Where they are, the number is that of the nodes with an alert: none,
-    unless this machine, which both nodes share, is ill or other tests make it so.
+    Their queries return nothing. Where they are, the number is that of the nodes with an alert:
+    none, unless this machine, which both nodes share, is ill or other tests make it so.
     """
     server = two.prometheus
     severities = {"Nodes with a page": "critical", "Nodes with a ticket": "warning"}

@@ -33,7 +33,8 @@ NONE = (
     "says nothing of any hardware."
 )
 UNKNOWN = (
-    "Whether this node has an NVIDIA GPU is unknown, as the PCI bus or NVML cannot be read. Nothing "
+    "Whether this node has an NVIDIA GPU is unknown, as the PCI bus or NVML cannot be read. "
+    "Nothing "
     "was run, and this says nothing of any hardware."
 )
 PAUSE = 2.0
@@ -115,7 +116,8 @@ def _announce(gpus: int, peer: str) -> None:
     if peer:
         where += f", then over this node and {peer}, by their agents, where these are idle too"
     print(
-        f"--- Next: all-reduces of up to 64 MiB and matrix products on {where}. They keep GPUs busy "
+        f"--- Next: all-reduces of up to 64 MiB and matrix products on {where}. They keep GPUs "
+        "busy "
         "for some seconds; to import torch may take a minute. Ctrl-C ends them; --read-only leaves "
         "them out.",
         flush=True,
@@ -128,7 +130,10 @@ def _block(options: argparse.Namespace, node: Node, items: list[Item]) -> str:
     peer = " PEER=…" if options.peer else ""
     system = f"Linux {platform.release()}, driver {node.driver or 'unknown'}"
     lines = [
-        f"### {day}: {items[0].text if items[0].state is State.EXPECTED else f'{len(node.up)} GPUs'}",
+        (
+            f"### {day}: "
+            f"{items[0].text if items[0].state is State.EXPECTED else f'{len(node.up)} GPUs'}"
+        ),
         "",
         f"`make test-hardware{peer}`, dshealthd {__version__}, {system}.",
         "",

@@ -1,4 +1,6 @@
-"""Items that only read: versions, devices and links against what other tools say, and the doctor."""
+"""Items that only read: versions, devices and links against what other tools say, and the
+doctor.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +163,9 @@ def _findings(document: dict[str, Any]) -> list[str]:
 
 
 def running_job(node: Node) -> Item:
-    """Tell what the agent of this node hears from NCCL of a training that runs; asks the agent alone."""
+    """Tell what the agent of this node hears from NCCL of a training that runs; asks the agent
+    alone.
+    """
     title = "NCCL's RAS of a training"
     command = "dshealthd metrics | grep dshealthd_job_nccl_  # with a training on both nodes"
     try:
@@ -189,9 +193,12 @@ def configured(file: Path | None) -> list[str]:
 
 
 BY_HAND = (
-    ("a stopped rank is named", "kill -STOP PID; sleep 45; dshealthd metrics | grep rank_trouble_info; kill -CONT PID"),
-    ("a killed rank is named", "kill -KILL PID; dshealthd metrics | grep rank_trouble_info; dshealthd evidence"),
-    ("CUDA graphs: no false page", "dshealthd metrics | grep rank_operations_behind  # while they run"),
+    ("a stopped rank is named", ("kill -STOP PID; sleep 45; dshealthd metrics | grep "
+                                 "rank_trouble_info; kill -CONT PID")),
+    ("a killed rank is named", ("kill -KILL PID; dshealthd metrics | grep rank_trouble_info; "
+                                "dshealthd evidence")),
+    ("CUDA graphs: no false page", ("dshealthd metrics | grep rank_operations_behind  # while "
+                                    "they run")),
 )  # fmt: skip
 
 

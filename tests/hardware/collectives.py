@@ -42,7 +42,9 @@ def within(file: Path | None, python: str, objection: str) -> Item:
 
 
 def between(file: Path | None, nodes: Sequence[str], gpus: int, objection: str) -> Item:
-    """Have both nodes' agents run an all-reduce; each decides by itself whether its GPUs are idle."""
+    """Have both nodes' agents run an all-reduce; each decides by itself whether its GPUs are
+    idle.
+    """
     with tempfile.TemporaryDirectory(prefix="dshealthd-hardware-") as directory:
         hostfile = Path(directory, "hostfile")
         hostfile.write_text("".join(f"{name} slots={gpus}\n" for name in nodes), encoding="utf-8")
@@ -85,7 +87,9 @@ def judge(title: str, command: str, answer: programs.Ran) -> Item:
 
 
 def _timings(rounds: Sequence[dict[str, Any]]) -> str:
-    """Return the bandwidth of the largest all-reduce of each round, and how long the smallest took."""
+    """Return the bandwidth of the largest all-reduce of each round, and how long the smallest
+    took.
+    """
     texts = []
     for one in rounds:
         reduced = sorted(

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SECONDS = 30.0
-"""For a program that only reads; nvidia-smi takes some seconds where no one keeps the driver loaded."""
+"""For a program that only reads; nvidia-smi takes some seconds where no one keeps the driver
+loaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 READ = {"gpu", "gpu_bus", "gpu_processes", "ecc", "nvlink", "nvlink_domain"}
 READ |= {"pcie", "mig", "infiniband"}
-"""Collectors that run: of simulated hardware alone, so that nothing here depends on this machine."""
+"""Collectors that run: of simulated hardware alone, so that nothing here depends on this
+machine."""
 
 
 class Node:
@@ -120,8 +121,8 @@ def test_bus_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_idle_gpus(tmp_path: Path) -> None:
-    """GPUs that are as they should be: 0, and what could not run says why. The probe is announced and
-    tried; its interpreter has no torch.
+    """GPUs that are as they should be: 0, and what could not run says why. The probe is announced
+    and tried; its interpreter has no torch.
     """
     node = Node(tmp_path, 4)
     node.smi(4)
@@ -182,7 +183,9 @@ def _training(process: Path) -> None:
 
 
 def test_lost_gpu(tmp_path: Path) -> None:
-    """A GPU that NVML cannot read, and one that nvidia-smi does not list, are not as expected: 1."""
+    """A GPU that NVML cannot read, and one that nvidia-smi does not list, are not as expected:
+    1.
+    """
     node = Node(tmp_path, 4)
     node.smi(3)
     node.simulator.fault("fail", 15, gpu=2)
@@ -256,7 +259,9 @@ def _probed(outcome: str, backend: str = "nccl", reason: str = "", status: int =
     ],
 )
 def test_outcome_of_a_probe(answer: Ran, state: State, text: str) -> None:
-    """Only a collective over NCCL counts as run; one that was declined shows nothing, good or bad."""
+    """Only a collective over NCCL counts as run; one that was declined shows nothing, good or
+    bad.
+    """
     item = judge("a collective", "dshealthd probe", answer)
     assert item.state is state
     assert item.text.startswith(text)

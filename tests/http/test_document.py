@@ -210,7 +210,8 @@ PLACES = [place for place in paths(FULL) if place]
     ),
     st.booleans(),
 )
-def test_whatever_passes_can_be_shown(place: tuple[Any, ...], value: Any, left_out: bool) -> None:  # noqa: FBT001 - a case
+# a case
+def test_whatever_passes_can_be_shown(place: tuple[Any, ...], value: Any, left_out: bool) -> None:  # noqa: FBT001
     """Any value at any place is either refused or shown by every command, without an escape."""
     changed = json.loads(json.dumps(FULL))
     inside = changed

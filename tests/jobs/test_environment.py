@@ -67,7 +67,9 @@ def test_first_of_two_counts() -> None:
     ({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "120", "TORCH_NCCL_ENABLE_MONITORING": "0"}, 0, TIMEOUT),
 ])  # fmt: skip
 def test_watchdogs(environment: dict[str, str], told: int, seconds: int) -> None:
-    """The first of a job's own watchdogs to end it, as its process group or its environment says."""
+    """The first of a job's own watchdogs to end it, as its process group or its environment
+    says.
+    """
     assert watchdog_seconds(environment, told) == seconds
 
 
@@ -81,7 +83,8 @@ def test_long_value_is_left_out() -> None:
     ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, Launcher.OPENMPI, 2, 4),
     ({"PMI_RANK": "5", "PMI_SIZE": "8"}, Launcher.PMI, 5, 8),
     ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, Launcher.SLURM, 0, None),
-    ({**TORCH, "SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, Launcher.TORCH, 3, 16),
+    ({**TORCH, "SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"},
+     Launcher.TORCH, 3, 16),
 ])  # fmt: skip
 def test_launchers(
     environment: dict[str, str], launcher: Launcher, rank: int, size: int | None

@@ -59,7 +59,9 @@ def test_ranks_with_the_same_settings_never_differ(settings: dict[int, dict[str,
 
 
 def test_of_two_the_first_is_right() -> None:
-    """Where as many have one value as the other, those are told that do not have the lowest rank's."""
+    """Where as many have one value as the other, those are told that do not have the lowest
+    rank's.
+    """
     found = list(differing({0: {"NCCL_ALGO": "Ring"}, 1: {}}))
     assert found == [(1, ("NCCL_ALGO", Problem.DIFFERS))]
 

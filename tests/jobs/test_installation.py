@@ -57,7 +57,9 @@ def environment(prefix: Path, *distributions: str, torch: str = TORCH) -> Path:
 
 
 def test_torch_version_file() -> None:
-    """Both forms of assignment that PyTorch's build writes are understood, and None is no version."""
+    """Both forms of assignment that PyTorch's build writes are understood, and None is no
+    version.
+    """
     found = parse_assignments(TORCH)
     assert (found["__version__"], found["cuda"]) == ("2.3.0+cu121", "12.1")
     assert "hip" not in found

@@ -129,7 +129,9 @@ def test_reused_pid(machine: Machine) -> None:
 
 
 def test_late_exec(machine: Machine) -> None:
-    """A long-running process that starts training by exec is found, though its pid and start stay."""
+    """A long-running process that starts training by exec is found, though its pid and start
+    stay.
+    """
     machine.process(50, {}, start=100, image=1)
     table = Table(machine)
     assert table.sweep() == []

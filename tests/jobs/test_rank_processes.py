@@ -79,7 +79,9 @@ class Scene:
 
 
 def test_a_rank_that_is_stopped(ranks: list[subprocess.Popen[bytes]]) -> None:
-    """It is told with for how long, until it goes on; a job of which all are stopped was suspended."""
+    """It is told with for how long, until it goes on; a job of which all are stopped was
+    suspended.
+    """
     scene = Scene(ranks)
     with closing(scene.watch):
         assert scene.look() == set()
@@ -119,8 +121,8 @@ def test_a_rank_that_is_killed(ranks: list[subprocess.Popen[bytes]], *, reaped: 
 def test_a_run_that_ends_with_a_rank(
     ranks: list[subprocess.Popen[bytes]], *, everyone: bool
 ) -> None:
-    """The rank that was killed first is told after its run has ended, until the job goes on; not where
-    all were, as by somebody who ends the job.
+    """The rank that was killed first is told after its run has ended, until the job goes on; not
+    where all were, as by somebody who ends the job.
     """
     scene = Scene(ranks)
     with closing(scene.watch):

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kubernetes_validate
 import pytest
@@ -20,11 +20,14 @@ from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.probe.options import ProbeOptions
 from tests import yaml_files
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 COMPONENTS = (*chart.WHOLE, *sorted(chart.FLAGS, key=lambda name: name == "kernel-log"))
 """In the order of the README: what others change first, what replaces all rights last."""
-VERSIONS = ("1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35")
+VERSIONS = ("1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 CUSTOM = frozenset(("PodMonitor", "PrometheusRule"))
 """Of the Prometheus operator, of which there is no schema among Kubernetes' own."""
 OVERLAYS = ((), *((name,) for name in COMPONENTS), COMPONENTS)
@@ -121,7 +124,9 @@ def test_rights_of_the_base() -> None:
 
 
 def test_the_journal_needs_no_right() -> None:
-    """The kernel's records come from the host's files, which the base mounts: only a text differs."""
+    """The kernel's records come from the host's files, which the base mounts: only a text
+    differs.
+    """
     assert pod(("kernel-journal",)) == pod(())
     mounts = {mount["name"]: mount["mountPath"] for mount in agent(())["volumeMounts"]}
     assert config.load(KUBERNETES / "base/config/base.toml").path.rootfs == Path(mounts["root"])
@@ -162,7 +167,8 @@ def test_configuration(components: tuple[str, ...], tmp_path: Path) -> None:
     kernel_log = loaded.collectors["kernel_log"]
     sources = {"kernel-journal", "kernel-log"} & set(components)
     assert kernel_log.enabled is bool(sources)
-    assert kernel_log.journal is (sources == {"kernel-journal"})  # type: ignore[attr-defined] # its own option
+    # its own option
+    assert kernel_log.journal is (sources == {"kernel-journal"})  # type: ignore[attr-defined]
     assert loaded.section(EvidenceOptions).enabled is bool(
         {"trainings", "evidence"} & set(components)
     )
@@ -190,9 +196,12 @@ def test_members_are_the_agents() -> None:
     labels = only(("probes",), "DaemonSet")["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()
     assert service["spec"]["clusterIP"] == "None"
-    name = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
     part = (KUBERNETES / "components" / "probes" / "probes.toml").read_text(encoding="utf-8")
-    assert f'dns = "{name}"' in part
+    # Of the pod's own namespace, whatever its name is.
+    assert f'dns = "{service["metadata"]["name"]}"' in part
+    assert only(("probes",), "DaemonSet")["spec"]["template"]["spec"]["dnsPolicy"] == (
+        "ClusterFirstWithHostNet"
+    )
 
 
 def test_probes_ask_over_the_agents_own_scheme() -> None:
@@ -206,16 +215,59 @@ def test_probes_ask_over_the_agents_own_scheme() -> None:
 
 
 def test_agents_are_known_as_elsewhere() -> None:
-    """A PodMonitor gives the agents the label by which the rules know them, as the scrape job does."""
+    """A PodMonitor gives the agents the label by which the rules know them, as the scrape job
+    does.
+    """
     part = yaml_files.load(rules.SOURCE / "dshealthd.yml")
     label = part["scrape_configs"][-1]["relabel_configs"][0]
     for components in (chart.WHOLE, (*chart.WHOLE, "probes")):
         (endpoint,) = only(components, "PodMonitor")["spec"]["podMetricsEndpoints"]
-        made = {entry["targetLabel"]: entry for entry in endpoint["relabelings"]}
+        made = {entry.get("targetLabel"): entry for entry in endpoint["relabelings"]}
+        # A finding goes on under its name when its pod is replaced.
+        assert made.pop(None) == {"action": "labeldrop", "regex": "pod|container"}
         assert made[label["target_label"]]["replacement"] == label["replacement"]
         # Pages name nodes as Kubernetes does, and the rules know which address is whose.
         assert made["node"]["sourceLabels"] == ["__meta_kubernetes_pod_node_name"]
     assert made["member"]["sourceLabels"] == ["__meta_kubernetes_pod_host_ip"]
+
+
+FILLED_IN = {
+    "fieldRef": {"apiVersion"},
+    "resourceFieldRef": {"divisor"},
+    "relabelings": {"action"},
+}
+"""Fields that the API server fills in below what server-side apply compares as a whole: structures
+of the API that are `atomic`, and lists of a custom resource. What we leave out there differs from
+what the server has, and a second owner of the same manifest conflicts with the first.
+"""
+
+
+def parts_of(value: Any, key: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each map within an object, by the key that it, or its list, stands at."""
+    if isinstance(value, dict):
+        yield key, value
+        for name, entry in value.items():
+            yield from parts_of(entry, name)
+    elif isinstance(value, list):
+        for entry in value:
+            yield from parts_of(entry, key)
+
+
+@pytest.mark.parametrize("components", OVERLAYS, ids="+".join)
+def test_second_owner_does_not_conflict(components: tuple[str, ...]) -> None:
+    """What the API server would fill in is written where it compares maps as a whole."""
+    for entry in chart.built(components).values():
+        for key, part in parts_of(entry):
+            assert FILLED_IN.get(key, set()) <= part.keys(), (entry["kind"], key)
+
+
+def test_mistake_is_shown_by_describe() -> None:
+    """A container that ends shows the end of its log as its message."""
+    pod = only((), "DaemonSet")["spec"]["template"]["spec"]
+    assert {
+        container["terminationMessagePolicy"]
+        for container in (*pod["initContainers"], *pod["containers"])
+    } == {"FallbackToLogsOnError"}
 
 
 def test_rules_are_ours(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.server
 import json
+import ssl
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.http.impostors import nobody, serving
+from tests.web import certificates
 
 if TYPE_CHECKING:
     import contextlib
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
 DIRECTORY = Path(__file__).parents[2] / "deploy" / "kubernetes" / "node-problem-detector"
 
 
-def plugin(port: int) -> tuple[int, str]:
+def plugin(port: int, **environment: str) -> tuple[int, str]:
     """Run the plugin as node-problem-detector does; return its exit status and its line."""
     done = subprocess.run(
         [str(DIRECTORY / "dshealthd-fit")],
@@ -26,7 +30,7 @@ def plugin(port: int) -> tuple[int, str]:
         text=True,
         check=False,
         timeout=120,
-        env={"PATH": "/usr/bin:/bin", "DSHEALTHD_PORT": str(port)},
+        env={"PATH": "/usr/bin:/bin", "DSHEALTHD_PORT": str(port), **environment},
     )
     (line,) = done.stdout.splitlines()
     assert len(line) <= 80
@@ -73,7 +77,48 @@ def test_answers(answer: bytes | None, status: int, line: str | None) -> None:
 
 
 def test_its_configuration() -> None:
-    """What node-problem-detector reads. The plugin's place, and no more characters than it takes."""
+    """What node-problem-detector reads. The plugin's place, and no more characters than it
+    takes.
+    """
     document = json.loads((DIRECTORY / "dshealthd.json").read_text(encoding="utf-8"))
     assert document["pluginConfig"]["max_output_length"] == 80
     assert Path(document["rules"][0]["path"]).name == "dshealthd-fit"
+
+
+class _Fit(http.server.BaseHTTPRequestHandler):
+    """Answers as an agent that is fit."""
+
+    def do_GET(self) -> None:
+        """Answer."""
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"fit\n")
+
+    def log_message(self, *_: object) -> None:
+        """Be silent."""
+
+
+@pytest.mark.parametrize(
+    ("issuer", "found"), [("ca", (0, "fit")), ("other", (2, "unknown: the agent on 127.0.0.1:"))]
+)
+def test_agent_with_tls(issuer: str, found: tuple[int, str], tmp_path: Path) -> None:
+    """With a CA, the plugin asks by TLS, and believes no certificate of another one."""
+    for name in ("ca", "other"):
+        certificates.authority(tmp_path, name)
+    certificates.certificate(tmp_path, "agent", issuer, "DNS:dshealthd")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "agent.pem", tmp_path / "agent.key")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Fit, bind_and_activate=False)
+    server.handle_error = lambda *_: None  # type: ignore[method-assign] # of the client that refuses
+    server.server_bind()
+    server.server_activate()
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        status, line = plugin(server.server_address[1], DSHEALTHD_CA_FILE=str(tmp_path / "ca.pem"))
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert (status, line[: len(found[1])]) == found

@@ -1,4 +1,6 @@
-"""The recipes of the README: what they say must fit what this project ships, and their scripts run."""
+"""The recipes of the README: what they say must fit what this project ships, and their scripts
+run.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def test_the_prolog_for_slinky(answer: bytes | None, status: int) -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_which_pod_has_the_gpu(tmp_path: Path) -> None:
-    """The query joins our GPUs with the pods of DCGM's exporter; a GPU without a pod is left out."""
+    """The query joins our GPUs with the pods of DCGM's exporter; a GPU without a pod is left
+    out.
+    """
     (query,) = re.findall(r"```\n(max by .*?)```", README, re.DOTALL)
     info = 'dshealthd_gpu_info{{instance="a:1", node="a", gpu="{0}", uuid="GPU-{0}"}}'
     taken = 'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-0", gpu="0", namespace="ml", pod="bert", container="c"}'

@@ -92,7 +92,9 @@ def unplug(node: Node) -> Iterator[None]:
 
 @contextlib.contextmanager
 def loss(node: Node, ratio: float) -> Iterator[None]:
-    """Lose this share of the packets between a node and the others, in each direction, at random."""
+    """Lose this share of the packets between a node and the others, in each direction, at
+    random.
+    """
     rules = [
         f"ip {end} {node.address} numgen random mod 10000 < {round(10000 * ratio)} drop"
         for end in ("saddr", "daddr")
@@ -121,7 +123,9 @@ def reset(node: Node, port: int | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def blackhole_dns(node: Node) -> Iterator[None]:
-    """Take the other nodes' names away from a node, and let its queries to the name server vanish."""
+    """Take the other nodes' names away from a node, and let its queries to the name server
+    vanish.
+    """
     before = node.hosts.read_text(encoding="ascii")
     rules = [f"ip saddr {node.address} {protocol} dport 53 drop" for protocol in ("udp", "tcp")]
     with (

@@ -3,8 +3,8 @@
 In force inside it, undone when it is left.
 
 What stands for the hardware is laid out by `equip`, before the node's agent starts: a kernel log,
-two InfiniBand adapters without errors, a small file system at DATA that can be filled, and one at CHECKPOINTS that
-can be frozen. GPUs are those of the simulated NVML.
+two InfiniBand adapters without errors, a small file system at DATA that can be filled, and one at
+CHECKPOINTS that can be frozen. GPUs are those of the simulated NVML.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ THAW_SECONDS = 240
 Longer than any test waits for the page of a fault.
 """
 _INFINIBAND = Path(__file__).parents[1] / "collectors" / "fixtures" / "infiniband" / "sys"
-_HOLD_FILES = "import sys; held = [open('/dev/null') for _ in range(int(sys.argv[1]))]; print(flush=True); sys.stdin.read()"
+_HOLD_FILES = (
+    "import sys; held = [open('/dev/null') for _ in range(int(sys.argv[1]))]; "
+    "print(flush=True); sys.stdin.read()"
+)
 
 
 def equip(node: Node) -> KernelLog:

@@ -67,7 +67,9 @@ class JobFault:
         return None if self.rank is None else nodes[self.rank // jobs.RANKS].name
 
     def names(self, alert: Alert, nodes: Sequence[Node]) -> bool:
-        """Tell whether an alert is the one that this fault is to lead to, in a job on these nodes."""
+        """Tell whether an alert is the one that this fault is to lead to, in a job on these
+        nodes.
+        """
         expected = {"symptom": self.symptom, **self.labels}
         if (node := self.at(nodes)) is not None:
             expected["node"] = node

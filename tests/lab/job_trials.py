@@ -226,7 +226,8 @@ def _play(
                 told = lab.receiver.wait(partial(_firing, lab, name, case), fault.seconds)
                 case.worked = stopwatch.seconds()
                 lab.lab.progress(
-                    f"{name}: {'told' if told else 'NOT told'} after {time.monotonic() - case.begin:.1f} "
+                    f"{name}: {'told' if told else 'NOT told'} after "
+                    f"{time.monotonic() - case.begin:.1f} "
                     f"s, {case.worked:.1f} s without what other work took"
                 )
                 time.sleep(QUIET)

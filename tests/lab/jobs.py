@@ -88,7 +88,9 @@ class Job:
         return found
 
     def name(self) -> str:
-        """Return the name that the agents are to give it, by the environment of one of its ranks."""
+        """Return the name that the agents are to give it, by the environment of one of its
+        ranks.
+        """
         pid = next(iter(self.pids().values()))
         return job_name(variables(pid), machine="")
 

@@ -38,7 +38,8 @@ COLLECTORS = tuple(name for name in registry.all_collectors() if name not in NOT
 QUIET_COLLECTORS = tuple(name for name in COLLECTORS if name != "memory")
 """Without what tells of the memory of the machine that the lab runs on.
 
-Where another test has the OOM killer end a process, every node would have a ticket for five minutes.
+Where another test has the OOM killer end a process, every node would have a ticket for five
+minutes.
 """
 HANGS = "5s"
 """Deadline for what may hang.

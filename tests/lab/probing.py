@@ -68,25 +68,31 @@ def settings(
     leaves: bool = False,
     slow_ratio: float = 9.0,
     confirmations: int = 60,
+    large: bool = False,
 ) -> dict[str, Any]:
     """Return the section `[probe]` of a node.
 
     Rounds with gloo where they are `full`, between the agents alone otherwise; `confirmations` is
-    how many extra ones a node may ask for in a minute.
+    how many extra ones a node may ask for in a minute. With `large` all have the large collective,
+    of 4 MiB as shipped.
 
     Two cores that many nodes share make all times jump: only what takes several times
     (`slow_ratio`) as long as usual counts as slow.
     """
     probe: dict[str, Any] = {
         "period": f"{round(1000 * period)}ms",
-        "large_every": 0,
+        "large_every": int(large),
         "members": {"hostfile": str(node.hostfile)},
         "peer": {
             "listen_address": f"{node.address}:{PORT}",
             "key_file": str(secret(node, KEY)),
             "off_file": str(node.directory / "probe.off"),
         },
-        "policy": {"gpus": gpus, "confirmations_per_minute": confirmations},
+        "policy": {
+            "gpus": gpus,
+            "confirmations_per_minute": confirmations,
+            **({"gloo_bytes_per_minute": "450MB"} if large else {}),
+        },
         "verdict": {"hold_epochs": 8},
         "baseline": {"slow_ratio": slow_ratio, "light_ratio": slow_ratio},
     }
@@ -137,6 +143,8 @@ class Probing(Lab):
         policy: str = "always",
         collectors: Sequence[str] = ("memory",),
         confirmations: int = 60,
+        large: bool = False,
+        slow_ratio: float = 9.0,
     ) -> None:
         """`period` in seconds; with `full` rounds run collectives with gloo, otherwise they are
         echoes between agents.
@@ -145,7 +153,15 @@ class Probing(Lab):
 
         def config(node: Node) -> str:
             return toml(
-                settings(node, period=period, full=full, gpus=policy, confirmations=confirmations)
+                settings(
+                    node,
+                    period=period,
+                    full=full,
+                    gpus=policy,
+                    confirmations=confirmations,
+                    large=large,
+                    slow_ratio=slow_ratio,
+                )
             )
 
         super().__init__(directory, nodes, gpus=1, config=config, collectors=collectors)

@@ -128,7 +128,7 @@ def alertmanager(
         "--log.level=warn",
     ]
     with running_server(
-        "prometheus-alertmanager", flags, station, folder, _free_port(station)
+        "prometheus-alertmanager", flags, station, folder, free_port(station)
     ) as server:
         yield server
 
@@ -152,7 +152,7 @@ def prometheus(
     evaluates, and `scrape` how often it scrapes, where that is to differ from what is shipped. As
     shipped it scrapes `itself` too, and warns of its own rules where the machine is too busy.
     """
-    port = _free_port(station)
+    port = free_port(station)
     folder = directory / "prometheus"
     shutil.copytree(files, folder)
     file = folder / PART
@@ -189,8 +189,8 @@ def routes(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _hurry_rules(folder: Path, pace: str | None) -> None:
-    """Have alerts go on firing for seconds after their cause is gone, not for minutes, and the urgent
-    groups evaluated at a pace of their own, if one is given.
+    """Have alerts go on firing for seconds after their cause is gone, not for minutes, and the
+    urgent groups evaluated at a pace of their own, if one is given.
     """
     for name in RULES:
         content = yaml_files.load(folder / name)
@@ -203,7 +203,7 @@ def _hurry_rules(folder: Path, pace: str | None) -> None:
         (folder / name).write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
 
-def _free_port(station: Station) -> int:
+def free_port(station: Station) -> int:
     """Return a port on which nobody listens."""
     with listen(station) as free:
         return int(free.getsockname()[1])
@@ -211,7 +211,12 @@ def _free_port(station: Station) -> int:
 
 @contextlib.contextmanager
 def running_server(
-    name: str, flags: Sequence[str], station: Station, folder: Path, port: int
+    name: str,
+    flags: Sequence[str],
+    station: Station,
+    folder: Path,
+    port: int,
+    listen_flag: str = "--web.listen-address",
 ) -> Iterator[Server]:
     """Run a server of this name, with its log in the folder, from when it is ready. And end it."""
     command = shutil.which(name)
@@ -221,7 +226,7 @@ def running_server(
     log = folder / "log"
     with log.open("wb") as output:
         process = station.popen(
-            [command, *flags, f"--web.listen-address={station.address}:{port}"],
+            [command, *flags, f"{listen_flag}={station.address}:{port}"],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -26,7 +26,9 @@ class Shaper:
 
     @contextlib.contextmanager
     def limit(self, mbit: int, destination: str = "") -> Iterator[None]:
-        """Limit what goes to an address, or with "" all that no such limit takes, to so many Mbit/s."""
+        """Limit what goes to an address, or with "" all that no such limit takes, to so many
+        Mbit/s.
+        """
         number = (
             next(n for n in range(1, _EVERYTHING) if n not in self._classes)
             if destination

@@ -38,7 +38,8 @@ It is a hundred times this otherwise.
 SILENT = 0.7
 """Seconds after which a connection that gets no answer is given up."""
 RESOLVER_SECONDS = 4.5
-"""Less than the C library waits for an answer of a name server that says nothing (resolv.conf(5))."""
+"""Less than the C library waits for an answer of a name server that says nothing
+(resolv.conf(5))."""
 TEMPERATURE = "dshealthd_gpu_temperature_celsius"
 
 
@@ -204,7 +205,9 @@ def network_namespaces(directory: Path) -> set[int]:
 
 
 def test_nodes(tmp_path: Path) -> None:
-    """Each agent has GPUs, interfaces and processes of its own; this machine's network stays as it is."""
+    """Each agent has GPUs, interfaces and processes of its own; this machine's network stays as it
+    is.
+    """
     before = network_of_this_machine()
     progress: list[str] = []
     started = time.monotonic()
@@ -250,7 +253,9 @@ def test_nodes(tmp_path: Path) -> None:
 
 
 def test_names(three: tuple[Node, Node, Node]) -> None:
-    """A node resolves the others by name, all of them by one name, and what does not exist at once."""
+    """A node resolves the others by name, all of them by one name, and what does not exist at
+    once.
+    """
     one, two, _ = three
     assert output(one, "getent", "hosts", "node-2")[1].split()[:2] == [two.address, "node-2"]
     assert output(one, "getent", "hosts", "services")[1].split()[1] == "services"
@@ -373,7 +378,9 @@ def test_loss(three: tuple[Node, Node, Node]) -> None:
 
 
 def test_reset(three: tuple[Node, Node, Node]) -> None:
-    """A firewall's RST refuses one port, or all TCP of a node but its own, and cuts what is connected."""
+    """A firewall's RST refuses one port, or all TCP of a node but its own, and cuts what is
+    connected.
+    """
     one, two, _ = three
     with listen(one.station) as shut, listen(one.station) as open_:
         with faults.reset(one, shut.getsockname()[1]):
@@ -390,7 +397,9 @@ def test_reset(three: tuple[Node, Node, Node]) -> None:
 
 
 def test_blackhole_dns(three: tuple[Node, Node, Node]) -> None:
-    """In a black hole for DNS other nodes' names are neither found nor refused; others still find all."""
+    """In a black hole for DNS other nodes' names are neither found nor refused; others still find
+    all.
+    """
     one, two, _ = three
     with faults.blackhole_dns(one):
         with pytest.raises(subprocess.TimeoutExpired):
@@ -412,7 +421,9 @@ def test_pause(lab: Lab, three: tuple[Node, Node, Node]) -> None:
 
 
 def test_clock_offset(lab: Lab, three: tuple[Node, Node, Node]) -> None:
-    """An agent's wall clock can be off by minutes, without its durations, and is right afterwards."""
+    """An agent's wall clock can be off by minutes, without its durations, and is right
+    afterwards.
+    """
     one, _, _ = three
     stamp = "dshealthd_collector_last_success_timestamp_seconds"
 
@@ -486,7 +497,9 @@ def test_failed_start_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_loopback(tmp_path: Path) -> None:
-    """Without namespaces agents have addresses of 127.0.0.0/8, and faults of the network are refused."""
+    """Without namespaces agents have addresses of 127.0.0.0/8, and faults of the network are
+    refused.
+    """
     with Lab(tmp_path, nodes=2, namespaces=False) as lab:
         one, two = lab.nodes
         assert one.address.startswith("127.")

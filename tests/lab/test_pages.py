@@ -138,7 +138,9 @@ def test_a_healthy_lab_pages_nobody(story: Story) -> None:
 
 @pytest.mark.parametrize("name", WITHOUT_PROBES)
 def test_page(name: str, story: Story) -> None:
-    """The fault leads to its one page, with node and part, first step and runbook, which ends with it."""
+    """The fault leads to its one page, with node and part, first step and runbook, which ends with
+    it.
+    """
     case = story.cases[name]
     assert case.told, f"{[str(alert) for _, alert in story.others]}\n{story.prometheus}"
     alert = judged(name, case.told, case.begin, case.over)

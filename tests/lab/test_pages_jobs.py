@@ -142,7 +142,9 @@ def look(job: Job) -> Look:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    """Watch a DDP and a DeepSpeed training for three minutes, or until somebody is told of something."""
+    """Watch a DDP and a DeepSpeed training for three minutes, or until somebody is told of
+    something.
+    """
     directory = tmp_path_factory.mktemp("healthy")
     with Paging(directory, 4, gpus=2) as lab:
         lab.until_watched()

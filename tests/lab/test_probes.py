@@ -37,7 +37,9 @@ def test_agent_dead(light: Probing) -> None:
 
 
 def test_refused_by_firewall(light: Probing, tmp_path: Path) -> None:
-    """A firewall that answers all TCP of a node with RST makes it a node that refuses, which pages."""
+    """A firewall that answers all TCP of a node with RST makes it a node that refuses, which
+    pages.
+    """
     one, two, *others = light.nodes
     told = named(light, faults.reset(two), two, {"refused"}, by=(one, *others), epochs=15)
     assert played("DshealthdProbeFails", told, tmp_path) == (False, True)
@@ -58,7 +60,9 @@ def test_other_key(light: Probing) -> None:
 
 
 def test_other_members(light: Probing) -> None:
-    """A node with another list of members accuses nobody, nor is it; all see with whom they disagree."""
+    """A node with another list of members accuses nobody, nor is it; all see with whom they
+    disagree.
+    """
     one, two, *others = light.nodes
     with other_members(two):
         found = light.await_(
@@ -80,7 +84,9 @@ def test_other_members(light: Probing) -> None:
     "seconds", [288, -288, 10 * 365 * 86400], ids=["ahead", "behind", "ten_years"]
 )
 def test_clock_off(light: Probing, seconds: float) -> None:
-    """A node whose clock is off is told by name and reason, and nobody is accused; others' rounds go on."""
+    """A node whose clock is off is told by name and reason, and nobody is accused; others' rounds
+    go on.
+    """
     one, two, *others = light.nodes
     with faults.clock_offset(two, seconds):
         light.await_(
@@ -109,7 +115,8 @@ def test_clock_off(light: Probing, seconds: float) -> None:
             assert all(
                 0 <= took < 30 for took in scrape.all("dshealthd_collector_duration_seconds")
             )
-            # Of all rounds so far: their mean, as a busy machine adds up half a minute of short ones.
+            # Of all rounds so far: their mean, as a busy machine adds up half a minute of short
+            # ones.
             took, ended = (
                 sum(scrape.all(f"dshealthd_probe_duration_seconds_{what}"))
                 for what in ("sum", "count")

@@ -1,4 +1,4 @@
-"""A node that loses packets holds up the rounds of its peers, too, which meet others for
+"""A node that loses packets or is slow holds up the rounds of its peers, too, which meet others for
 echoes beside them: these tell which of the two ends it is.
 """
 
@@ -15,6 +15,7 @@ from tests.lab.probing import KNOWN, Probing, begun, suspects
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from tests.agents import Scrape
     from tests.lab.node import Node
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]  # see test_probes.py
 
 NAMED = 60.0
-"""Seconds until the node is named; a machine with other work may take longer, and the test waits."""
+"""Seconds until the node is named; a machine with other work may take longer, and the test
+waits."""
 AFTER = 20.0
 """Seconds for which nothing else may be named afterwards, while the fault lasts."""
 
@@ -35,7 +37,9 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probing]:
 
 
 def alone(lab: Probing, fault: AbstractContextManager[None], node: Node) -> None:
-    """Inject a fault of a node; require that it is named, and neither another node nor the fabric."""
+    """Inject a fault of a node; require that it is named, and neither another node nor the
+    fabric.
+    """
 
     def accused(scrapes: Mapping[str, Scrape]) -> set[str]:
         found = set().union(*map(suspects, scrapes.values()))
@@ -57,3 +61,10 @@ def test_loss(full: Probing) -> None:
     """A node that loses a fifth of all packets is named, and no other one."""
     node = full.nodes[1]
     alone(full, faults.loss(node, 0.2), node)
+
+
+def test_a_tenth_of_the_rate(tmp_path: Path) -> None:
+    """A node whose network has a tenth of the usual rate is named, and not the fabric as well."""
+    with Probing(tmp_path, 4, period=5.0, large=True, slow_ratio=4.0) as lab:
+        node = begun(lab, KNOWN).nodes[2]
+        alone(lab, faults.slow(node, 100), node)

@@ -73,7 +73,9 @@ def test_loss(calm: Probing) -> None:
 
 
 def test_busy_gpus(tmp_path: Path) -> None:
-    """Where GPUs are busy rounds are light ones, which is said, and these still name a dead link."""
+    """Where GPUs are busy rounds are light ones, which is said, and these still name a dead
+    link.
+    """
     with Probing(tmp_path, 4, policy="idle", collectors=("gpu_bus", "gpu_processes")) as lab:
         for node in lab.nodes:
             node.gpus.set(None, "processes", "4242:1073741824")

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 SCORE = "dshealthd_probe_score_ratio"
 RATE = 10
-"""Mbit/s. With it 64 KiB take 56 ms. Without, gloo takes 0.7 ms or waits for a scheduler's tick of 4 ms: as
-chance has it either is usual, and only what takes ten times as long counts as slow here.
+"""Mbit/s. With it 64 KiB take 56 ms. Without, gloo takes 0.7 ms or waits for a scheduler's tick of
+4 ms: as chance has it either is usual, and only what takes ten times as long counts as slow here.
 """
 WELL = 1.15
 """Below this no machine is slow: the threshold of the alert is 1.2."""

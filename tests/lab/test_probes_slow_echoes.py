@@ -1,4 +1,5 @@
-"""What is slow shows in the times of echoes between agents, of which only the leader knows the time.
+"""What is slow shows in the times of echoes between agents, of which only the leader knows the
+time.
 
 Epochs are longer than in the other scenes with echoes: beside other work agents send some for a
 second, until one counts, and such rounds must end within an epoch.
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 UNTIL_KNOWN = 900
-"""Seconds that a test may last which waits until echoes are known: few are timed beside other work."""
+"""Seconds that a test may last which waits until echoes are known: few are timed beside other
+work."""
 SLOW = 3
 """Mbit/s, at which the payload of an echo takes a fifth of a second.
 

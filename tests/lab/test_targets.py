@@ -60,8 +60,8 @@ def told(node: Node) -> list[str]:
 
 
 def test_prometheus_follows_the_members(tmp_path: Path) -> None:
-    """Every member is scraped with name and leaf until it leaves; a broken list, which is a ticket, or a
-    dead agent changes nothing.
+    """Every member is scraped with name and leaf until it leaves; a broken list, which is a ticket,
+    or a dead agent changes nothing.
     """
     with Probing(tmp_path / "lab", 2, full=False) as lab:
         one, two = lab.nodes

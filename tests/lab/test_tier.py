@@ -62,8 +62,8 @@ def ranks(node: Node) -> Iterator[None]:
 
 
 def test_a_busy_node_has_few_series_that_rules_read(tmp_path: Path) -> None:
-    """Eight GPUs, eight adapters, eight ranks of a job that send heartbeats, and probes: at most 120
-    series are in the tier; nothing of it comes from a part that is missing here.
+    """Eight GPUs, eight adapters, eight ranks of a job that send heartbeats, and probes: at most
+    120 series are in the tier; nothing of it comes from a part that is missing here.
     """
 
     def config(node: Node) -> str:

@@ -1,5 +1,5 @@
-"""Functions in processes of their own: answers, files, errors, deadlines, and processes that cannot be
-killed.
+"""Functions in processes of their own: answers, files, errors, deadlines, and processes that cannot
+be killed.
 """
 
 from __future__ import annotations

@@ -262,7 +262,8 @@ def test_needs_no_capability(tmp_path: Path) -> None:
         daemon.say(XID)
         program = (
             "import sys, time; from pathlib import Path\n"
-            "from dshealthd.core.host import Host; from dshealthd.linux.journal import JournalReader\n"
+            "from dshealthd.core.host import Host; from dshealthd.linux.journal import "
+            "JournalReader\n"
             "read = JournalReader(Host(rootfs=Path(sys.argv[1])), time.monotonic).read(99, 60.0)\n"
             "print([record.message for record in read][-1])"
         )

@@ -11,14 +11,18 @@ from hypothesis import strategies as st
 from dshealthd.linux import kernel_lines as lines
 
 XIDS = [
-    ("NVRM: Xid (PCI:0000:cb:00): 13, pid='<unknown>', name=<unknown>, Graphics SM Warp Exception on (GPC 7, TPC 7, SM 0)",
+    (("NVRM: Xid (PCI:0000:cb:00): 13, pid='<unknown>', name=<unknown>, Graphics SM Warp "
+      "Exception on (GPC 7, TPC 7, SM 0)"),
      "0000:cb:00.0", 13),
-    ("NVRM: Xid (PCI:0000:66:00): 79, pid=1797828, name=pt_main_thread, GPU has fallen off the bus.", "0000:66:00.0", 79),
+    (("NVRM: Xid (PCI:0000:66:00): 79, pid=1797828, name=pt_main_thread, GPU has fallen off the "
+      "bus."), "0000:66:00.0", 79),
     ("NVRM: Xid (PCI:0000:66:00): 79, GPU has fallen off the bus.", "0000:66:00.0", 79),
-    ("NVRM: Xid (PCI:0009:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000)", "0009:01:00.0", 149),
+    (("NVRM: Xid (PCI:0009:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 "
+      "0x00000000)"), "0009:01:00.0", 149),
     ("NVRM: Xid (0000:03:00): 62, 10ab(2a38) 00000000 00000000", "0000:03:00.0", 62),
     ("NVRM: Xid (PCI:0000:4b:00 GPU-I:05): 31, pid=1, name=x, Ch 00000008", "0000:4b:00.0", 31),
-    ("NVRM: Xid (PCI:0000:4b:00 GPU-I:05 GPU-CI:01): 31, pid=1, name=x, Ch 00000008", "0000:4b:00.0", 31),
+    (("NVRM: Xid (PCI:0000:4b:00 GPU-I:05 GPU-CI:01): 31, pid=1, name=x, Ch "
+      "00000008"), "0000:4b:00.0", 31),
 ]  # fmt: skip
 
 SPOOFED_XIDS = [
@@ -43,9 +47,12 @@ EXAMPLES = [
 """Events of the kernel log, or -, each with a line in the form that its source prints."""
 
 AFTER_A_NAME = [
-    "[99]: segfault at 0 ip 00007f7c7ac69996 sp 00007f7c12fd7c30 error 4 in libc.so.6 likely on CPU 1 (core 1, socket 0)",
-    " invoked oom-killer: gfp_mask=0x140cca(GFP_HIGHUSER_MOVABLE|__GFP_COMP), order=0, oom_score_adj=0",
-    ": page allocation failure: order:4, mode:0x40cc0(GFP_KERNEL|__GFP_COMP), nodemask=(null),cpuset=/,mems_allowed=0",
+    ("[99]: segfault at 0 ip 00007f7c7ac69996 sp 00007f7c12fd7c30 error 4 in libc.so.6 likely on "
+     "CPU 1 (core 1, socket 0)"),
+    (" invoked oom-killer: gfp_mask=0x140cca(GFP_HIGHUSER_MOVABLE|__GFP_COMP), order=0, "
+     "oom_score_adj=0"),
+    (": page allocation failure: order:4, mode:0x40cc0(GFP_KERNEL|__GFP_COMP), "
+     "nodemask=(null),cpuset=/,mems_allowed=0"),
     " (99): drop_caches: 3",
     "[99] bad frame in rt_sigreturn frame:000000 ip:7f sp:7f orax:ffffffffffffffff",
 ]  # fmt: skip
@@ -81,10 +88,14 @@ RECOVERY_ACTIONS = [
     ("GPU recovery action changed from 0x0 (None) to 0x2 (OS Reboot)", "node_reboot"),
     ("GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)", "none"),
     ("GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)", "drain_and_reset"),
-    ("GPU recovery action changed from 0x0 (None) to 0x5 (Recover IMEX Domain)", "recover_imex_domain"),
-    ("pid=4711, name=pt_main_thread, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", "gpu_reset"),
-    ("pid='<unknown>', name=<unknown>, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", "node_reboot"),
-    ("pid=4711, name=a, b, c, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)", "drain_and_reset"),
+    (("GPU recovery action changed from 0x0 (None) to 0x5 (Recover IMEX "
+      "Domain)"), "recover_imex_domain"),
+    (("pid=4711, name=pt_main_thread, GPU recovery action changed from 0x0 (None) to 0x1 (GPU "
+      "Reset Required)"), "gpu_reset"),
+    (("pid='<unknown>', name=<unknown>, GPU recovery action changed from 0x0 (None) to 0x2 (Node "
+      "Reboot Required)"), "node_reboot"),
+    (("pid=4711, name=a, b, c, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and "
+      "Reset)"), "drain_and_reset"),
     ("GPU recovery action changed from 0x0 (None) to 0x9 (Call Home)", "other"),
     ("something else", None),
 ]  # fmt: skip
@@ -98,14 +109,17 @@ def test_recovery_action(detail: str, action: str | None) -> None:
 
 
 LINK_ERRORS = [
-    (74, "pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)",
+    (74, ("pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link 14(0x0, 0x0, "
+          "0x10000, 0x0, 0x0, 0x0, 0x0)"),
      ("14", "fatal")),
     (149, "NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x00000000)", ("9", "fatal")),
     (149, "NETIR_LINK_EVT Fatal XC 1 i 2 Link 01 [0x0000000a]", ("1", "fatal")),
     (145, "RLW_REMAP        Nonfatal XC1 i0 Link -1 (0x00000004 0x80000000)", ("", "nonfatal")),
     (145, "RLW_REMAP        Nonfatal XC1 i0 Link 99 (0x00000004 0x80000000)", ("", "nonfatal")),
-    (145, "pid=4711, name=python, RLW_REMAP Nonfatal XC1 i0 Link 07 (0x00000004 0x80000000)", ("7", "nonfatal")),
-    (149, "pid='<unknown>', name=<unknown>, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x025525c6)", ("9", "fatal")),
+    (145, ("pid=4711, name=python, RLW_REMAP Nonfatal XC1 i0 Link 07 (0x00000004 "
+           "0x80000000)"), ("7", "nonfatal")),
+    (149, ("pid='<unknown>', name=<unknown>, NETIR_LINK_EVT Fatal XC0 i0 Link 09 "
+           "(0x025525c6)"), ("9", "fatal")),
     (149, "pid=4711, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x025525c6)", ("9", "fatal")),
     (147, "TLW_RX/TLW_RX_PIPE0 Fatal XC0 i0 Link 03 (0x0000001 0x0)", ("3", "fatal")),
     (74, "something else", None),
@@ -122,7 +136,10 @@ def test_link_error(code: int, detail: str, expected: tuple[str, str] | None) ->
 
 def test_sxid() -> None:
     """An SXid is told once, though it goes over three lines."""
-    first = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS crumbstore MCTO (First)"
+    first = (
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS "
+        "crumbstore MCTO (First)"
+    )
     assert lines.sxid(first) == lines.SXid("3", "0000:c1:00.0", 28006, "nonfatal")
     fatal = lines.sxid(first.replace("Non-fatal", "Fatal"))
     assert fatal == lines.SXid("3", "0000:c1:00.0", 28006, "fatal")

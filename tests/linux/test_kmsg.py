@@ -64,7 +64,8 @@ def numbers(records: Iterable[KernelLogRecord]) -> list[int]:
     (b"12,341,6000000,-;written by a user\n", (1, 341, 6.0, True, "written by a user")),
     (b"30,342,6000001,-;systemd[1]: a;b,c\n", (3, 342, 6.000001, True, "systemd[1]: a;b,c")),
     (b"6,343,6000002,c;, a fragment\n", (0, 343, 6.000002, False, ", a fragment")),
-    (b"6,344,6000003,+;and one of older kernels\n", (0, 344, 6.000003, False, "and one of older kernels")),
+    ((b"6,344,6000003,+;and one of older "
+      b"kernels\n"), (0, 344, 6.000003, False, "and one of older kernels")),
     (b"6,345,6000004,-;\n", (0, 345, 6.000004, True, "")),
 ])  # fmt: skip
 def test_record(raw: bytes, record: tuple[object, ...]) -> None:

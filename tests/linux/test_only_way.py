@@ -2,7 +2,8 @@
 
 Of the calls that open or look at a path, those of the rooms that know users' environments must take
 a path that is spelt out here as the kernel's or the agent's own. Whoever adds one answers first who
-chose the path: if a user did, it is opened by `dshealthd.linux.process_root`, which stands on `regular_files`.
+chose the path: if a user did, it is opened by `dshealthd.linux.process_root`, which stands on
+`regular_files`.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ SINGLE = {
     ("jobs/heartbeats/sender.py", "directory"): "descriptors of a process in procfs",
     ("jobs/heartbeats/sender.py", "f'{directory}/{number}'"): "held by O_PATH, not opened",
     ("jobs/heartbeats/sender.py", "f'/proc/self/fd/{held}'"): "memory, by its mount",
-    ("linux/process.py", "own"): "procfs",
+    ("linux/process_limits.py", "own"): "procfs",
     ("linux/process.py", "place"): "procfs",
     ("linux/socket_waits.py", "f'{place}/net/{table}'"): "procfs",
     ("collectors/job_activity.py", "place"): "procfs",
@@ -103,7 +104,7 @@ SINGLE = {
     ("linux/socket_owners.py", "directory"): "descriptors of a process in procfs",
     ("linux/socket_owners.py", "entry.name"): "descriptors of a process in procfs",
     ("linux/socket_owners.py", "self._descriptor"): "a descriptor of a process in procfs",
-    ("linux/socket_owners.py", "f'{procfs}/self/net/{table}'"): "procfs",
+    ("linux/peer_user.py", "f'{procfs}/self/net/{table}'"): "procfs",
     ("linux/tcp_sockets.py", "namespace"): "procfs",
     ("collectors/disk.py", "place"): "procfs and sysfs",
     ("linux/security.py", "host.root(directory)"): "of the node, a fixed list",

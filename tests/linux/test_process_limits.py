@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host, read_bytes
-from dshealthd.linux.process import Descriptors, ProcessLimits, Usage, parse_limits, parse_locked
+from dshealthd.linux.process_limits import (
+    Descriptors,
+    ProcessLimits,
+    Usage,
+    parse_limits,
+    parse_locked,
+)
 from tests.jobs.machines import Machine
 
 if TYPE_CHECKING:
@@ -34,7 +40,10 @@ def test_limits_of_this_process() -> None:
 
 def test_unlimited() -> None:
     """No limit is infinity."""
-    text = b"Limit Soft\nMax locked memory         unlimited  unlimited bytes\nMax open files            1024 4096 files\n"
+    text = (
+        b"Limit Soft\nMax locked memory         unlimited  unlimited bytes\nMax open files   "
+        b"         1024 4096 files\n"
+    )
     assert parse_limits(text) == ProcessLimits(1024, math.inf)
 
 
@@ -115,7 +124,7 @@ def test_without_privileges() -> None:
     program = (
         "import os\n"
         "from dshealthd.core.host import Host\n"
-        "from dshealthd.linux.process import Descriptors\n"
+        "from dshealthd.linux.process_limits import Descriptors\n"
         "parent = os.getppid(); os.setgid(65534); os.setuid(65534)\n"
         "descriptors = Descriptors(Host())\n"
         "print(descriptors.limits(parent).files, descriptors.open_files(parent).limit)"

@@ -47,7 +47,8 @@ def place(public_path: Path) -> Path:
 def process(cwd: Path | str = "/") -> Iterator[int]:
     """Run a process of the user that does nothing, and give its pid."""
     others = {} if os.geteuid() else {"user": USER, "group": USER, "extra_groups": []}
-    with subprocess.Popen(["/bin/sleep", "600"], cwd=cwd, **others) as child:  # type: ignore[call-overload] # of several types
+    # of several types
+    with subprocess.Popen(["/bin/sleep", "600"], cwd=cwd, **others) as child:  # type: ignore[call-overload]
         try:
             yield child.pid
         finally:
@@ -286,7 +287,8 @@ def test_a_set_user_id_program_is_refused(place: Path) -> None:
     os.chown(program, 0, 0)
     program.chmod(0o4755)
     others = {"user": USER, "group": USER, "extra_groups": []}
-    with subprocess.Popen([str(program), "600"], **others) as child:  # type: ignore[call-overload] # of several types
+    # of several types
+    with subprocess.Popen([str(program), "600"], **others) as child:  # type: ignore[call-overload]
         try:
             with pytest.raises(PermissionError, match="more than one user"):
                 user_of(HOST, child.pid)

@@ -124,7 +124,9 @@ def test_whole_and_mixed_datagrams_are_read_alike(
 
 
 def test_a_refusal_is_the_oserror_it_carries() -> None:
-    """NLMSG_ERROR, and an end of dump with an error in it, raise OSError with the kernel's number."""
+    """NLMSG_ERROR, and an end of dump with an error in it, raise OSError with the kernel's
+    number.
+    """
     for kind in (ERROR, DONE):
         with pytest.raises(OSError, match="netlink") as caught:
             parse(result(kind, -errno.ENOENT), SEQUENCE)

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PROC = Path(__file__).parent.parent / "collectors/fixtures/tcp/proc"
-HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+HEADER = (
+    "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  "
+    "timeout inode\n"
+)
 
 
 def context(procfs: Path, monotonic: Callable[[], float] = time.monotonic) -> Context:
@@ -216,7 +219,9 @@ def test_a_refused_netlink_is_replaced_by_the_files() -> None:
 
 
 def test_a_dump_that_takes_too_long_is_an_error() -> None:
-    """A dump that has spent its budget ends with a reason of its own, so the loop is not blocked."""
+    """A dump that has spent its budget ends with a reason of its own, so the loop is not
+    blocked.
+    """
     ticks = iter([0.0, BUDGET + 1])
     with network_namespace(), pytest.raises(SourceError, match="too much CPU time") as caught:
         Sockets(context(Path("/proc")), lambda: next(ticks)).active()

@@ -25,7 +25,8 @@ TOP = HERE.parents[1] / "build" / "nccl"
 FIRST_OF_CUDA_13 = 25
 """Minor version of the first NCCL that compiles with the headers of CUDA 13."""
 NOT_BUILT = re.compile(
-    r"^/device/|ras/client\.cc|param/ncclparam\.cc|windows|_stub\.cc|enhcompat\.cc|/pkg/|/examples/|/ext-"
+    r"^/device/|ras/client\.cc|param/ncclparam\.cc|windows|_stub\.cc|enhcompat\.cc|/pkg/"
+    r"|/examples/|/ext-"
 )
 """Device code, the command-line client, and what is of other platforms, packages and plug-ins."""
 _NOT_OURS = re.compile(r"@|^(cuda|_ITM|__cudaR)")

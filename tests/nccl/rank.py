@@ -12,8 +12,8 @@ Each line of standard input is a call of NCCL, and is answered by one line, `ok 
     destroy COMM                ncclCommDestroy
     exit                        end as a program ends that destroys nothing
 
-Needs nothing but Python, and for heartbeats `dshealthd.training`; `NCCLSIM_LIB` is the folder of the
-libraries.
+Needs nothing but Python, and for heartbeats `dshealthd.training`; `NCCLSIM_LIB` is the folder of
+the libraries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The flight recorders of ProcessGroupNCCL, asked for through their pipes by `dshealthd evidence`."""
+"""The flight recorders of ProcessGroupNCCL, asked for through their pipes by `dshealthd
+evidence`.
+"""
 
 from __future__ import annotations
 

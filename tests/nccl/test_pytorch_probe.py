@@ -167,8 +167,8 @@ def test_rails(node: Node) -> None:
 )
 @pytest.mark.parametrize("stage", ["init", "sizes"])
 def test_peer_is_lost(stage: str, plan: str, reason: str, node: Node) -> None:
-    """A rank that is lost, in NCCL's own rendezvous or between collectives, is told from who waits for
-    it, which is ended at its deadline; then a round goes well.
+    """A rank that is lost, in NCCL's own rendezvous or between collectives, is told from who waits
+    for it, which is ended at its deadline; then a round goes well.
     """
     deadlines = SHORT if stage == "sizes" else {**LONG, Stage.INIT: 15.0}
 

@@ -115,7 +115,8 @@ class Node:
     ) -> Round:
         """Run one sweep after `advance` seconds on the collectors' clock.
 
-        All collectors of GPUs that run as shipped if none is named. `running`: their clock goes on during the sweep.
+        All collectors of GPUs that run as shipped if none is named. `running`: their clock goes on
+        during the sweep.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None

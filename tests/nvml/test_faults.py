@@ -345,7 +345,8 @@ def test_14_sentinels(healthy: Node) -> None:
         for value in series.values()
     ]
     assert all(
-        value == value and abs(value) < 2**62 and value not in {2**32 - 1, 2**32}  # noqa: PLR0124 - NaN
+        # NaN
+        value == value and abs(value) < 2**62 and value not in {2**32 - 1, 2**32}  # noqa: PLR0124
         for value in gpu_values
     )
 

@@ -67,7 +67,9 @@ def judge(
 
 
 def test_fit() -> None:
-    """A node on which everything was read and nothing found is fit. A program's Xid does not count."""
+    """A node on which everything was read and nothing found is fit. A program's Xid does not
+    count.
+    """
     assert judge() == Fitness((), ())
     assert judge().fit is True
 
@@ -113,7 +115,9 @@ def test_gpu_missing() -> None:
     ids=["all", "some"],
 )
 def test_gpus_gone_from_the_bus(results: dict[str, Result]) -> None:
-    """A node that has had GPUs which are gone, all or some, is unfit; one that never had more is fit."""
+    """A node that has had GPUs which are gone, all or some, is unfit; one that never had more is
+    fit.
+    """
     verdict = judge(results=results, accusations=(BEFORE(8),))
     assert [failure.check for failure in verdict.failures] == [FitnessCheck.GPU_LOST]
     assert judge(accusations=(BEFORE(2),)).fit is True

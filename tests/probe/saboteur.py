@@ -1,7 +1,7 @@
 """A probe worker that goes wrong: the real one, whose seat's `adapter` says what to do to whom.
 
-`stage:NAME:ACTION` acts as a stage begins, `collective:N:ACTION` before the Nth all-reduce, `drag:S`
-takes so many seconds before each,
+`stage:NAME:ACTION` acts as a stage begins, `collective:N:ACTION` before the Nth all-reduce,
+`drag:S` takes so many seconds before each,
 `checksum:WHICH` has the CPU count as a device with equal bits, and flips one in `all` its products,
 in every `second` or in `none`. This file is the tests' own; the worker that ships knows no such
 thing.
@@ -143,7 +143,8 @@ def checksum(device: Any, steps: dict[str, Any]) -> Any:
         torch.mm = honest_mm
 
 
-class RankRound(worker.RankRound):  # type: ignore[name-defined,misc] # a module that was loaded by path
+# a module that was loaded by path
+class RankRound(worker.RankRound):  # type: ignore[name-defined,misc]
     """Notes the plan."""
 
     def __init__(self, agent: Any, board: Any, job: dict[str, Any]) -> None:

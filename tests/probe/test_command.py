@@ -208,6 +208,9 @@ def test_gpus_alone_are_all_listed() -> None:
 
 def test_torch_stays_out_of_the_command() -> None:
     """The command itself imports no torch; its workers do."""
-    code = "import sys, dshealthd.probe.cli.command, dshealthd.probe.service; print('torch' in sys.modules)"
+    code = (
+        "import sys, dshealthd.probe.cli.command, dshealthd.probe.service; print('torch' in "
+        "sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -293,8 +293,8 @@ def test_a_job_that_hangs_again_and_again_is_looked_into_once_a_minute() -> None
 
 
 def test_how_many_ranks_stand_still() -> None:
-    """Those of all members with the job are added up, as many members as it may have nodes, unless one
-    is at work; they are asked again while the hang lasts, and met once.
+    """Those of all members with the job are added up, as many members as it may have nodes, unless
+    one is at work; they are asked again while the hang lasts, and met once.
     """
     company, clock = Company(MANY), Time()
     company.jobs = dict.fromkeys(MANY[:64], "run-1")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.probe.options import ProbeOptions
-    from dshealthd.probe.peers.credentials import Secrets
+    from dshealthd.probe.peers.secret_files import Secrets
     from tests.probe.services import Agent
 
 PAIR = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dshealthd.slurm.controller import Controller, ControllerError, NodeState, SlurmNode
+from dshealthd.slurm.controller import Controller, ControllerError, SlurmNode, SlurmNodeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,9 @@ def node(
 ) -> SlurmNode:
     """Return a node as the controller tells it."""
     values = {"comment": "", "note": "", **other}
-    return SlurmNode(name, NodeState.parse(state), reason, since, values["comment"], values["note"])
+    return SlurmNode(
+        name, SlurmNodeState.parse(state), reason, since, values["comment"], values["note"]
+    )
 
 
 class Cluster(Controller):
@@ -41,7 +43,7 @@ class Cluster(Controller):
         self._called("drain", node.name, reason)
         self.table[node.name] = replace(
             self.table[node.name],
-            state=NodeState.parse("idle+drain"),
+            state=SlurmNodeState.parse("idle+drain"),
             reason=reason,
             since=self.now,
             comment=node.comment,
@@ -52,7 +54,7 @@ class Cluster(Controller):
         """Take a drain back, as an administrator does; the reason goes with it."""
         self._called("undrain", node.name)
         self.table[node.name] = replace(
-            self.table[node.name], state=NodeState.parse("idle"), reason="", since=0
+            self.table[node.name], state=SlurmNodeState.parse("idle"), reason="", since=0
         )
 
     def note(self, node: SlurmNode, note: str) -> None:

@@ -73,6 +73,13 @@ def test_finding_and_its_xid() -> None:
     assert not verdict.clean
 
 
+@pytest.mark.parametrize(("age", "xid"), [(599.0, "79"), (600.0, "")])
+def test_an_old_xid_is_of_another_fault(age: float, xid: str) -> None:
+    """An Xid belongs to a finding for as long as the findings take it for new."""
+    verdict = agent.judge(document(time=990.0 + age), frozenset(DRAIN_FOR))
+    assert verdict.findings[0].xid == xid
+
+
 @pytest.mark.parametrize(
     ("change", "found", "clean"),
     [

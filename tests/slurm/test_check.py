@@ -30,7 +30,8 @@ class Node:
     """A node with its streaks, checked again and again."""
 
     def __init__(self, *nodes: object, **options: object) -> None:
-        self.cluster = Cluster(*(nodes or (node("n1"), node("n2"))))  # type: ignore[arg-type] # nodes
+        # nodes
+        self.cluster = Cluster(*(nodes or (node("n1"), node("n2"))))  # type: ignore[arg-type]
         self.streaks = Streaks()
         self.options = SlurmOptions(**options)  # type: ignore[arg-type] # as given
         self.slept = 0.0

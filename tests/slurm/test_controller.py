@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.slurm import controller
-from dshealthd.slurm.controller import Controller, ControllerError, NodeState, parse_nodes
+from dshealthd.slurm.controller import Controller, ControllerError, SlurmNodeState, parse_nodes
 from tests.slurm.cluster import node
 from tests.stopwatch import Stopwatch
 
@@ -164,5 +164,5 @@ def test_changes(tmp_path: Path) -> None:
 )
 def test_states_of_nodes(text: str, *, drained: bool, working: bool) -> None:
     """A node is touched only where it takes jobs; an unknown flag is somebody's work."""
-    state = NodeState.parse(text)
+    state = SlurmNodeState.parse(text)
     assert (state.drained, state.working) == (drained, working)

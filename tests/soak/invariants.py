@@ -23,7 +23,8 @@ STALE = 90.0
 interval, and a deadline.
 """
 MAX_SERIES_GROWTH = 0.25
-"""Share by which series may be more than after the first minutes: reasons and Xids that were new."""
+"""Share by which series may be more than after the first minutes: reasons and Xids that were
+new."""
 MAX_MEMORY_SLOPE = 0.25
 """MiB an hour over all moments; judged after `JUDGED` hours, as what is met for the first time is
 learnt before.

@@ -122,7 +122,8 @@ def soaked(**last: float) -> Record:
     still = Quiet(0.0, memory=46.0, descriptors=22, threads=3, children=2, series=1200)
     for minute in range(60):
         moment = dataclasses.replace(still, hours=minute / 60)
-        record.quiet.append(dataclasses.replace(moment, **last) if minute >= 30 else moment)  # type: ignore[arg-type] # fields of it
+        # fields of it
+        record.quiet.append(dataclasses.replace(moment, **last) if minute >= 30 else moment)  # type: ignore[arg-type]
     return record
 
 
@@ -177,7 +178,9 @@ def test_memory_grown_too_much_over_hours() -> None:
 
 
 def test_healthy_node_is_quiet(tmp_path: Path) -> None:
-    """A node without a fault comes to moments that can be compared: what is off is not waited for."""
+    """A node without a fault comes to moments that can be compared: what is off is not waited
+    for.
+    """
     record = Record()
     with node(tmp_path) as made:
         until_well(made, record)

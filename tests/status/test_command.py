@@ -81,7 +81,9 @@ def run(*arguments: str) -> int:
 
 @pytest.fixture
 def shown(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Return a function that runs a command on an agent with more samples, and returns its output."""
+    """Return a function that runs a command on an agent with more samples, and returns its
+    output.
+    """
 
     def of(command: str, *samples: Sample, code: int = 0) -> str:
         with serving(snapshot(*HEALTHY, *samples)) as served:

@@ -145,14 +145,17 @@ def fires(
 ) -> tuple[bool, bool]:
     """Tell whether an alert fires in the hour before the fault, and in the hours with it.
 
-    `nodes` are the scrapes of each node, by name, before and with the fault; where a `job` is named, the
-    jobs of others on this machine are left out.
+    `nodes` are the scrapes of each node, by name, before and with the fault; where a `job` is
+    named, the jobs of others on this machine are left out.
     """
     minutes = WELL + 60 * hours
     now = time.time()
     series: dict[str, str] = {}
     for name, texts in nodes.items():
-        target = f'cluster="c", exporter="dshealthd", job="dshealthd", instance="{name}:10061", node="{name}"'
+        target = (
+            f'cluster="c", exporter="dshealthd", job="dshealthd", instance="{name}:10061", '
+            f'node="{name}"'
+        )
         series[f"up{{{target}}}"] = f"1x{minutes}"
         well, ill = (_samples(text, target, job, now) for text in texts)
         for key in well.keys() | ill.keys():

@@ -1,4 +1,6 @@
-"""The files of `tests/symptoms/*.yml` as promtool reads them, and what they expect of each alert."""
+"""The files of `tests/symptoms/*.yml` as promtool reads them, and what they expect of each
+alert.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Advice that runbooks once got wrong, or did not answer: it stays as it was put right.
 
-Each was tried against the release that the runbook names; a sentence that is written anew must still
-say so.
+Each was tried against the release that the runbook names; a sentence that is written anew must
+still say so.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from dshealthd.linux.nvswitch import FABRIC_MANAGER
 from tests.collectors.test_job_checkpoint import save
 from tests.collectors.test_nvlink_domain import daemon
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
-from tests.netns import network_namespace
 from tests.symptoms.chain import Machine, fires, rank
 
 if TYPE_CHECKING:
@@ -63,17 +62,6 @@ def test_p2p_disabled(tmp_path: Path) -> None:
     with ranks(NCCL_P2P_DISABLE="1"):
         ill = machine.scrape()
     leads_to("DshealthdJobSettings", well, ill, tmp_path, job=NAME)
-
-
-def test_master_unreachable(tmp_path: Path) -> None:
-    """Row 2: a rank whose rank 0 is to be at an address without a route."""
-    machine = Machine(tmp_path, ["job_master"])
-    with network_namespace():
-        with rank(JOB, 0, MASTER_ADDR="192.0.2.1"):
-            well = machine.scrape()
-        with rank(JOB, 1, MASTER_ADDR="192.0.2.1"):
-            ill = machine.scrape()
-    leads_to("DshealthdRanksDoNotMeet", well, ill, tmp_path, job=NAME)
 
 
 def test_ranks_in_init(tmp_path: Path) -> None:
@@ -203,7 +191,10 @@ def test_loopback(tmp_path: Path) -> None:
 def test_gpus_starved(tmp_path: Path) -> None:
     """Row 36: a job's GPUs idle while tasks wait for the CPU."""
     machine = Machine(tmp_path, ["gpu", "gpu_processes", "pressure"])
-    calm = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+    calm = (
+        "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 "
+        "avg300=0.00 total=0\n"
+    )
     with ranks() as pids:
         machine.simulator.set(0, "processes", f"{pids[0]}:1000000")
         machine.simulator.set(1, "processes", f"{pids[1]}:1000000")

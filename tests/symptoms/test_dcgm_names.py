@@ -31,14 +31,14 @@ READINGS = {
 ID = 'instance="a:10061", node="node-1", job="x", gpu="3", uuid="GPU-1"'
 LABELS = (
     '{instance="a:10061", node="node-1", gpu="3", uuid="GPU-1", UUID="GPU-1", device="nvidia3",'
-    ' Hostname="node-1", name="H100", modelName="H100"}'
+    ' Hostname="node-1", hostname="node-1", name="H100", modelName="H100"}'
 )
 
 
 def expressions() -> dict[str, str]:
     """Return the rules' expressions by what they record."""
-    (group,) = yaml.safe_load(FILE.read_text(encoding="utf-8"))["groups"]
-    return {rule["record"]: rule["expr"] for rule in group["rules"]}
+    groups = yaml.safe_load(FILE.read_text(encoding="utf-8"))["groups"]
+    return {rule["record"]: rule["expr"] for group in groups for rule in group["rules"]}
 
 
 @pytest.mark.parametrize("name", expressions())

@@ -70,7 +70,9 @@ RULES = [
 
 @pytest.mark.parametrize(("kind", "rule"), RULES)
 def test_values_are_valid(kind: type, rule: FindingType | Alert | FleetRule) -> None:
-    """A shipped rule has no word, duration or name that Prometheus or Alertmanager would not know."""
+    """A shipped rule has no word, duration or name that Prometheus or Alertmanager would not
+    know.
+    """
     for name, hint in typing.get_type_hints(kind).items():
         value = getattr(rule, name)
         assert typing.get_origin(hint) is not Literal or value in typing.get_args(hint), name

@@ -95,7 +95,9 @@ def woken(series: Series, directory: Path) -> int:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("at_a_time", [pytest.param(1, marks=pytest.mark.fleet), 10])
 def test_an_upgrade_in_maintenance_wakes_nobody(at_a_time: int, tmp_path: Path) -> None:
-    """One after the other or ten at a time, away for minutes: no page, of a node or of its peers."""
+    """One after the other or ten at a time, away for minutes: no page, of a node or of its
+    peers.
+    """
     assert woken(upgrade(at_a_time, announced=True), tmp_path) == 0
 
 

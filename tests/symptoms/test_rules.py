@@ -62,11 +62,20 @@ OF_PROMETHEUS = frozenset(
         "ALERTS_FOR_STATE",
         "THRESHOLDS",  # how many there are, in the generated file
         "kube_node_spec_taint",  # of kube-state-metrics, where there is one
+        "kube_node_status_capacity",
         "prometheus_rule_evaluation_failures_total",
         "prometheus_rule_group_last_duration_seconds",
         "prometheus_rule_group_interval_seconds",
         "prometheus_notifications_errors_total",
         "prometheus_notifications_dropped_total",
+        "cortex_prometheus_rule_evaluation_failures_total",  # of Mimir's ruler
+        "cortex_prometheus_rule_group_last_duration_seconds",
+        "cortex_prometheus_notifications_errors_total",
+        "cortex_prometheus_notifications_dropped_total",
+        "vmalert_recording_rules_errors_total",
+        "vmalert_alerting_rules_errors_total",
+        "vmalert_alerts_send_errors_total",
+        "vmalert_iteration_total",
     }
 )
 ROWS = range(1, 44)
@@ -158,6 +167,74 @@ def test_groups_have_intervals_of_their_own(file: Path) -> None:
     assert {group.get("interval") for group in yaml_files.load(file)["groups"]} <= intervals
 
 
+DCGM = ROOT / "deploy/prometheus/dcgm.yml"
+GROUPS = [group for file in (*RULES, DCGM) for group in yaml_files.load(file)["groups"]]
+RESULT_NAMES = re.compile(r'__name__=~"([^"]*)"')
+
+
+def reads_of_own_group(group: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return each rule of a group with what it reads of another rule of the group.
+
+    vmalert, Thanos' and Mimir's rulers write what a rule records while they go on: the rule after
+    it sees the round before (docs.victoriametrics.com/victoriametrics/vmalert/#limitations). What a
+    rule reads of itself is of the round before everywhere.
+    """
+    names = [rule.get("record") or rule["alert"] for rule in group["rules"]]
+    recorded = {rule["record"] for rule in group["rules"] if "record" in rule}
+    if len(recorded) < len(names):
+        recorded |= {"ALERTS", "ALERTS_FOR_STATE"}
+    found = []
+    for name, rule in zip(names, group["rules"], strict=True):
+        read = {selector.metric for selector in selectors(rule["expr"])}
+        read |= {
+            other
+            for pattern in RESULT_NAMES.findall(rule["expr"])
+            for other in recorded
+            if re.fullmatch(pattern, other)
+        }
+        found += [(name, other) for other in sorted(read & recorded - {name})]
+    return found
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group["name"])
+def test_no_rule_reads_its_own_group(group: dict[str, Any]) -> None:
+    """What a rule reads, another group has recorded, whichever ruler evaluates them."""
+    assert reads_of_own_group(group) == []
+
+
+@pytest.mark.parametrize(
+    ("expressions", "found"),
+    [
+        ({"a": "up", "b": "sum(a)"}, [("b", "a")]),
+        ({"a": "up", "b": 'count({__name__=~"a|c"})'}, [("b", "a")]),
+        ({"b": "max_over_time(a[5m])", "a": "up"}, [("b", "a")]),
+        ({"a": "a + 1 or up", "b": "up"}, []),
+        ({"A": 'ALERTS{alertname="B"}', "b": "up"}, [("A", "ALERTS")]),
+    ],
+)
+def test_reads_of_own_group(expressions: dict[str, str], found: list[tuple[str, str]]) -> None:
+    """Selectors, ranges, patterns of names and alerts are seen; a rule may read itself."""
+    rules = [
+        {"alert" if name.isupper() else "record": name, "expr": expression}
+        for name, expression in expressions.items()
+    ]
+    assert reads_of_own_group({"rules": rules}) == found
+
+
+# MetricsQL counts the first sample of a series that has just begun as a change, and has no sample that is NaN.
+NOT_PORTABLE = re.compile(r"\b(changes|delta|idelta)\(|\bNaN\b")
+# MetricsQL drops the name before it matches.
+MATCHES_NAMES = re.compile(r"\b(?:on|ignoring) \([^)]*__name__")
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group["name"])
+def test_rules_are_portable(group: dict[str, Any]) -> None:
+    """No rule counts changes of a series that may have just begun, makes NaN, or matches by name."""
+    for rule in group["rules"]:
+        assert not NOT_PORTABLE.search(rule["expr"])
+        assert not MATCHES_NAMES.search(rule["expr"])
+
+
 @pytest.mark.parametrize(
     "rule",
     [rule for _, rule in rule_groups()],
@@ -217,7 +294,9 @@ def test_every_row_has_its_symptom() -> None:
 
 @pytest.mark.parametrize("slug", all_symptoms())
 def test_means_are_kept(slug: str) -> None:
-    """A symptom that is to be alerted has an alert of its own or another's; one that is not has none."""
+    """A symptom that is to be alerted has an alert of its own or another's; one that is not has
+    none.
+    """
     symptom = all_symptoms()[slug]
     assert set(symptom.covered_by) <= all_symptoms().keys()
     covered = any(all_symptoms()[other].entries for other in symptom.covered_by)
@@ -286,7 +365,9 @@ def test_every_recorded_metric_exists(rule: dict[str, str]) -> None:
 
 
 def test_wrong_names_are_noticed() -> None:
-    """The check itself finds a metric that there is not, and a label that a metric does not have."""
+    """The check itself finds a metric that there is not, and a label that a metric does not
+    have.
+    """
     assert wrong("dshealthd_gpu_upp == 0") == ["dshealthd_gpu_upp does not exist"]
     assert wrong('dshealthd_gpu_up{reason="x"}') == ["dshealthd_gpu_up has no label reason"]
     assert wrong("dshealthd:threshold:nothing") == ["dshealthd:threshold:nothing does not exist"]
@@ -318,7 +399,9 @@ def test_a_new_threshold_is_counted(tmp_path: Path) -> None:
 
 
 def test_findings_that_rules_read_exist() -> None:
-    """Rules select findings by names that there are; one that is renamed would be silently left out."""
+    """Rules select findings by names that there are; one that is renamed would be silently left
+    out.
+    """
     names = {
         finding.name.removeprefix("Dshealthd")
         for symptom in all_symptoms().values()
@@ -369,7 +452,9 @@ def exists(name: str) -> bool:
 
 @pytest.mark.parametrize("name", ALERTS)
 def test_texts_do_not_repeat_thresholds(name: str) -> None:
-    """A threshold can be changed in its one file: what an alert says must not name the old figure."""
+    """A threshold can be changed in its one file: what an alert says must not name the old
+    figure.
+    """
     text = RULES[0].read_text(encoding="utf-8")
     values = dict(re.findall(r"record: (\S+)\n +expr: vector\(([\d.e+-]+)\)", text))
     alert = ALERTS[name]
@@ -387,7 +472,9 @@ def test_texts_do_not_repeat_thresholds(name: str) -> None:
 
 
 def test_every_step_of_an_alert_is_for_a_reason_that_it_has() -> None:
-    """A first step whose reason no rule gives would never be told, and the reason would get another's."""
+    """A first step whose reason no rule gives would never be told, and the reason would get
+    another's.
+    """
     alerts = [
         alert for symptom in all_symptoms().values() for alert in symptom.alerts if alert.steps
     ]
@@ -400,8 +487,8 @@ def test_every_step_of_an_alert_is_for_a_reason_that_it_has() -> None:
 
 
 def test_every_step_of_a_finding_is_for_a_reason_that_it_has() -> None:
-    """A first step is chosen by how a reason begins: the product has such reasons, and no other step
-    is in its way.
+    """A first step is chosen by how a reason begins: the product has such reasons, and no other
+    step is in its way.
     """
     code = "".join(file.read_text(encoding="utf-8") for file in PRODUCT.rglob("*.py"))
     for symptom in all_symptoms().values():

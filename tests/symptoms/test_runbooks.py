@@ -48,7 +48,9 @@ def test_every_link_has_its_heading() -> None:
 
 
 def test_the_index_names_every_alert() -> None:
-    """Each alert stands in the index beside its runbook, with the severities that its rules have."""
+    """Each alert stands in the index beside its runbook, with the severities that its rules
+    have.
+    """
     index = runbooks_md()
     severities: dict[str, set[str]] = {}
     for _, rule in rule_groups():
@@ -72,7 +74,9 @@ def test_cites_nothing_that_a_reader_has_not(slug: str) -> None:
 
 @pytest.mark.parametrize("alert", [alert for _, alert in ALERTS], ids=lambda alert: alert.name)
 def test_every_alert_says_what_to_do(alert: Alert) -> None:
-    """The first step of each alert stands without its labels, and has a command or names a place."""
+    """The first step of each alert stands without its labels, and has a command or names a
+    place.
+    """
     step = first_step(alert)
     assert len(step) > 20
     assert anchor(alert) == alert.name.lower()

@@ -10,8 +10,8 @@ import socket
 from typing import TYPE_CHECKING
 
 from dshealthd.training.message import HELLO, PAGE, Message, newest
-from dshealthd.training.page import Saved
-from dshealthd.training.page import decode as decode_saved
+from dshealthd.training.saved import Saved
+from dshealthd.training.saved import decode as decode_saved
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,6 @@
-"""A DeepSpeed engine: what is called through, and what is read of it; a real one trains elsewhere."""
+"""A DeepSpeed engine: what is called through, and what is read of it; a real one trains
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 from dshealthd.training import attach
 from dshealthd.training.engine import Communication
 from dshealthd.training.message import Phase, StepStage
-from dshealthd.training.page import SIZE, Saved
+from dshealthd.training.saved import SIZE, Saved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,7 +95,9 @@ def test_steps_of_an_engine(agents_end: AgentsEnd) -> None:
 
 
 def test_checkpoint_and_evaluation_are_phases(agents_end: AgentsEnd) -> None:
-    """Checkpoints and evaluation are marked, the engine's own errors come through, and its results."""
+    """Checkpoints and evaluation are marked, the engine's own errors come through, and its
+    results.
+    """
     engine = Engine()
     engine.during_checkpoint = lambda: phases.append(agents_end.message().phase)
     phases: list[int] = []
@@ -173,7 +177,9 @@ def test_communication_is_summed_once(comm: Any) -> None:
 
 
 def test_communication_waits_for_no_device(comm: Any) -> None:
-    """A timing whose end the device has not come to is left for later, and so is what follows it."""
+    """A timing whose end the device has not come to is left for later, and so is what follows
+    it.
+    """
     done = {"value": False}
     end = SimpleNamespace(query=lambda: done["value"])
     start = SimpleNamespace(elapsed_time=lambda _end: 500.0)

@@ -176,7 +176,8 @@ def test_phase_that_is_not_ended(agents_end: AgentsEnd) -> None:
     ("loss", "finite"),
     [(1.5, True), (math.nan, False), (math.inf, False), (-math.inf, False), (0, True)],
 )
-def test_loss(agents_end: AgentsEnd, loss: float, finite: bool) -> None:  # noqa: FBT001 - a parameter
+# a parameter
+def test_loss(agents_end: AgentsEnd, loss: float, finite: bool) -> None:  # noqa: FBT001
     """NaN and infinite losses are counted, and the last one is told."""
     heartbeat = Heartbeat(socket=agents_end.path)
     heartbeat.loss(loss)
@@ -215,7 +216,9 @@ def test_agent_that_comes_and_goes(agents_end: AgentsEnd, tmp_path: Path) -> Non
 
 
 def test_agent_that_is_hung(agents_end: AgentsEnd) -> None:
-    """What an agent that looks at nothing for long finds is the present, and nobody waited for it."""
+    """What an agent that looks at nothing for long finds is the present, and nobody waited for
+    it.
+    """
     heartbeat = Heartbeat(socket=agents_end.path)
     watch = Stopwatch()
     for _ in range(2000):

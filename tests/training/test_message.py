@@ -221,7 +221,8 @@ def test_figures_that_no_training_has_are_unknown(
     told = dict.fromkeys((*STEP, *OWN), 1.0) | {"step": 1, "sent": 1.0}
     for values in (right, wrong):
         message = Message(**{**told, **dict(zip(names, values, strict=True))})  # type: ignore[arg-type]
-        expected = message if values is right else message._replace(**dict.fromkeys(names))  # type: ignore[arg-type] # fields by name
+        # fields by name
+        expected = message if values is right else message._replace(**dict.fromkeys(names))  # type: ignore[arg-type]
         assert decode(encode(message)) == expected
 
 

@@ -21,7 +21,8 @@ with warnings.catch_warnings():
     torch = pytest.importorskip("torch")
 
 
-class Slow(torch.nn.Module):  # type: ignore[name-defined,misc] # of a module that is imported where it is installed
+# of a module that is imported where it is installed
+class Slow(torch.nn.Module):  # type: ignore[name-defined,misc]
     """A model whose forward pass takes a while, and looks at what is told meanwhile."""
 
     def __init__(self, agents_end: AgentsEnd, seconds: float = 0.0) -> None:
@@ -144,7 +145,9 @@ def test_times(agents_end: AgentsEnd) -> None:
 
 
 def test_pause_is_no_input(agents_end: AgentsEnd) -> None:
-    """An evaluation between two steps is no wait for input, nor are its forward passes training's."""
+    """An evaluation between two steps is no wait for input, nor are its forward passes
+    training's.
+    """
     model = Slow(agents_end, 0.001)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     began = time.perf_counter()
@@ -230,8 +233,8 @@ def test_program_with_two_models(agents_end: AgentsEnd) -> None:
 
 
 def test_a_rank_that_waits_in_a_hook_has_begun_its_step(agents_end: AgentsEnd) -> None:
-    """FSDP 2 waits for parameters in a hook of its own, which it puts first: a rank that hangs there is
-    in the forward pass and not before it.
+    """FSDP 2 waits for parameters in a hook of its own, which it puts first: a rank that hangs
+    there is in the forward pass and not before it.
     """
     model = Slow(agents_end)
     seen: list[int] = []

@@ -169,7 +169,8 @@ def test_engine_that_is_found(
 ) -> None:
     """The engine that makes an optimizer's steps is followed from then on, as by `attach`."""
 
-    class DeepSpeedEngine(torch.nn.Module):  # type: ignore[misc,name-defined] # torch is imported where it is installed
+    # torch is imported where it is installed
+    class DeepSpeedEngine(torch.nn.Module):  # type: ignore[misc,name-defined]
         """What of an engine is used."""
 
         def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""The note of a checkpoint: what goes in comes out, beside the messages and never instead of them."""
+"""The note of a checkpoint: what goes in comes out, beside the messages and never instead of
+them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from dshealthd.training import message
 from dshealthd.training.message import MAX_COUNT, PAGE, ROOM, SLOT, Message, newest
-from dshealthd.training.page import SIZE, Saved, decode, encode
+from dshealthd.training.saved import SIZE, Saved, decode, encode
 
 
 def page(note: bytes, *messages: Message) -> bytes:

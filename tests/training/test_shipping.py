@@ -75,38 +75,38 @@ def test_readme() -> None:
     assert all(call in scripts for call in calls)
 
 
-def interpreters() -> list[str]:
-    """Return what older and newer interpreters this machine has."""
-    found = [shutil.which(f"python3.{minor}") for minor in range(OLDEST[1], 15)]
-
-    def works(path: str) -> bool:
-        return subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0
-
-    return list(filter(works, filter(None, found))) or [sys.executable]
+INTERPRETERS = [*(f"python3.{minor}" for minor in range(OLDEST[1], 15)), "python3.14t"]
+"""Those that trainings have; the last is the one without a global lock."""
 
 
-def test_runs_without_the_agent_installed(agents_end: AgentsEnd, tmp_path: Path) -> None:
-    """A copy of the package alone sends heartbeats under every interpreter here, without torch too."""
+@pytest.mark.parametrize("name", [sys.executable, *INTERPRETERS], ids=os.path.basename)
+def test_runs_without_the_agent_installed(name: str, agents_end: AgentsEnd, tmp_path: Path) -> None:
+    """A copy of the package alone sends heartbeats under every interpreter here, without torch."""
+    interpreter = shutil.which(name)
+    # A name may be that of a wrapper without the interpreter.
+    if interpreter is None or subprocess.run([interpreter, "-c", ""], check=False).returncode:
+        pytest.skip(f"{name} is not installed")
     site = tmp_path / "site" / "dshealthd" / "training"
     shutil.copytree(PACKAGE, site, ignore=shutil.ignore_patterns("__pycache__"))
-    code = "from dshealthd.training.heartbeat import Heartbeat; h = Heartbeat(step=4); h.loss(1.0); h.step(); print(h.closed)"
+    code = (
+        "from dshealthd.training.heartbeat import Heartbeat; h = Heartbeat(step=4); "
+        "h.loss(1.0); h.step(); print(h.closed)"
+    )
     environment = {
         "PYTHONPATH": str(tmp_path / "site"),
         "DSHEALTHD_HEARTBEAT_SOCKET": agents_end.path,
         "PATH": os.defpath,
     }
-    for interpreter in interpreters():
-        result = subprocess.run(
-            [interpreter, "-W", "error", "-c", code],
-            env=environment,
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        said = (interpreter, result.returncode, result.stdout, result.stderr)
-        assert said == (interpreter, 0, "False\n", "")
-        message = agents_end.message()
-        assert (message.step, message.loss_finite) == (5, True), interpreter
+    result = subprocess.run(
+        [interpreter, "-W", "error", "-c", code],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "False\n", "")
+    message = agents_end.message()
+    assert (message.step, message.loss_finite) == (5, True)
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,9 @@ def test_variable_alone(environment: Path, agents_end: AgentsEnd) -> None:
 def test_started_by_the_package(
     environment: Path, agents_end: AgentsEnd, program: tuple[str, ...]
 ) -> None:
-    """`python -m dshealthd.training` runs a script or module as Python would, and reports its steps."""
+    """`python -m dshealthd.training` runs a script or module as Python would, and reports its
+    steps.
+    """
     printed = run(environment, agents_end, "-m", "dshealthd.training", *program, "x")
     assert printed == "__main__ ['x'] True\n"
     assert agents_end.message().step == 3

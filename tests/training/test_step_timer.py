@@ -9,7 +9,9 @@ from dshealthd.training.step_timer import LATE, SPANS, Average, StepTimer, Trimm
 
 
 class Device:
-    """What of `torch.cuda` is used: a device that comes to events when, and at times that, it is told."""
+    """What of `torch.cuda` is used: a device that comes to events when, and at times that, it is
+    told.
+    """
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -125,7 +127,9 @@ def test_micro_steps(device: Device, step_timer: StepTimer) -> None:
 
 
 def test_device_that_hangs(device: Device, step_timer: StepTimer) -> None:
-    """What is kept of a device that comes to nothing more is bounded, and the last averages stay."""
+    """What is kept of a device that comes to nothing more is bounded, and the last averages
+    stay.
+    """
     make_step(step_timer)
     for _ in range(5 * LATE):
         make_step(step_timer)
@@ -212,7 +216,9 @@ def make_waiting_step(step_timer: StepTimer) -> None:
 
 
 def test_own_work_on_a_device(device: Device, step_timer: StepTimer) -> None:
-    """Waits are between the events around them, own work is the rest; the first step has neither."""
+    """Waits are between the events around them, own work is the rest; the first step has
+    neither.
+    """
     for step in range(4):
         make_waiting_step(step_timer)
         device.comes_to(step * 100.0 + 20.0, step * 100.0 + 50.0, step * 100.0 + 100.0)
@@ -223,7 +229,9 @@ def test_own_work_on_a_device(device: Device, step_timer: StepTimer) -> None:
 
 
 def test_steps_without_a_wait_or_with_a_pause(device: Device, step_timer: StepTimer) -> None:
-    """A step in which no wait is seen, as in a graph that is replayed, has an unknown one, not 0."""
+    """A step in which no wait is seen, as in a graph that is replayed, has an unknown one, not
+    0.
+    """
     for _ in range(5):
         step_timer.step_ended(0.0)
     for _ in range(5):

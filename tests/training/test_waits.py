@@ -143,8 +143,8 @@ def test_collectives_between_two_steps(
 def test_the_group_of_a_collective_between_two_steps(
     agents_end: AgentsEnd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page says in which group of all ranks the host waits: one rank may call the same collective
-    of two groups in the other order.
+    """The page says in which group of all ranks the host waits: one rank may call the same
+    collective of two groups in the other order.
     """
     told = []
     original = torch._C._distributed_c10d.Work.wait
@@ -191,9 +191,12 @@ def test_a_group_of_some_ranks_is_not_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_backward_of_distributed_data_parallel(agents_end: AgentsEnd) -> None:
-    """The reducer's wait at the end of the pass, in C++, is seen; computing gradients is own work."""
+    """The reducer's wait at the end of the pass, in C++, is seen; computing gradients is own
+    work.
+    """
 
-    class Reducing(torch.autograd.Function):  # type: ignore[misc,name-defined] # torch is imported where it is installed
+    # torch is imported where it is installed
+    class Reducing(torch.autograd.Function):  # type: ignore[misc,name-defined]
         """The identity, whose gradient takes a while."""
 
         @staticmethod
@@ -313,7 +316,9 @@ def test_waits_on_a_device(
 
 
 def test_when_collectives_time_out(agents_end: AgentsEnd) -> None:
-    """What `init_process_group` was given, or its default, is told; without a group it is unknown."""
+    """What `init_process_group` was given, or its default, is told; without a group it is
+    unknown.
+    """
     message = train(agents_end, lambda: None)
     assert message.timeout == torch.distributed.default_pg_timeout.total_seconds()
     assert message.thread == 0  # the main one, which has another number in a container

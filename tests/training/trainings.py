@@ -25,7 +25,9 @@ LINE = re.compile(r"rank (\d+) step \d+ seconds (-?[\d.]+) to ([\d.]+) input ([\
 
 
 class Step(NamedTuple):
-    """What a rank printed of one of its steps: bounds of what its heartbeat measured, in seconds."""
+    """What a rank printed of one of its steps: bounds of what its heartbeat measured, in
+    seconds.
+    """
 
     least: float
     most: float

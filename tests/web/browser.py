@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 CHROMIUM = shutil.which("chromium-headless-shell")
-"""A tenth of what Chromium itself takes for a page, each of which is a window of it, headless or not."""
+"""A tenth of what Chromium itself takes for a page, each of which is a window of it, headless or
+not."""
 ARGUMENTS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync",
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 PHONE, DESK = (390, 844), (1440, 900)
 PATIENCE = 60.0
@@ -81,8 +82,11 @@ class Visit:
         return self.text(f"section[aria-label='{title}']")
 
     def is_as_wide_as_its_window(self) -> bool:
-        """Tell whether nothing sticks out at the side, and no panel hides a part of what it holds."""
+        """Tell whether nothing sticks out at the side, and no panel hides a part of what it
+        holds.
+        """
         return bool(
             self.page.evaluate("""() => document.documentElement.scrollWidth <= window.innerWidth
-                && [...document.querySelectorAll('.panel, .verdict')].every((panel) => panel.scrollWidth <= panel.clientWidth)""")
+                && [...document.querySelectorAll('.panel, .verdict')]
+                    .every((panel) => panel.scrollWidth <= panel.clientWidth)""")
         )

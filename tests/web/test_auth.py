@@ -77,7 +77,9 @@ USERS = {
     ],
 )
 def test_who_is_let_in(header: str | None, refusal: int | None) -> None:
-    """Only the name and the password of a user let a request in, however the header is malformed."""
+    """Only the name and the password of a user let a request in, however the header is
+    malformed.
+    """
     assert ask(USERS, header) == [refusal]
 
 
@@ -219,7 +221,10 @@ async def test_a_login_of_several_connections_is_verified_once(
 def config(tmp_path: Path) -> Path:
     """A web config file with a user whose hash is of the usual cost, and with headers."""
     place = tmp_path / "web.yml"
-    headers = "http_server_config:\n  headers:\n    X-Frame-Options: sameorigin\n    Content-Security-Policy: ''\n"
+    headers = (
+        "http_server_config:\n  headers:\n    X-Frame-Options: sameorigin\n    "
+        "Content-Security-Policy: ''\n"
+    )
     place.write_text(
         f"basic_auth_users:\n  alice: {hashed(b'secret', 10)}\n{headers}", encoding="utf-8"
     )

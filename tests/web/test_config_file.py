@@ -34,7 +34,9 @@ ACCEPTED = {
     "users": f"basic_auth_users:\n  alice: {HASH}\n  bob: {OTHER_HASH}\n",
     "no users": "basic_auth_users:\n",
     "TLS": TLS,
-    "mutual TLS": f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n",
+    "mutual TLS": (
+        f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
+    ),
     "names": (
         f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n  "
         "client_allowed_sans: [a, b]\n"
@@ -280,7 +282,8 @@ def put(place: Path, text: str) -> None:
     place.write_text(text, encoding="utf-8")
     stat = place.stat()
     put.times += 1  # type: ignore[attr-defined] # a counter of this function's own
-    os.utime(place, ns=(stat.st_atime_ns, stat.st_mtime_ns + put.times * 1_000_000))  # type: ignore[attr-defined] # the same
+    # the same
+    os.utime(place, ns=(stat.st_atime_ns, stat.st_mtime_ns + put.times * 1_000_000))  # type: ignore[attr-defined]
 
 
 put.times = 0  # type: ignore[attr-defined] # the same
@@ -315,7 +318,9 @@ def test_change_is_taken_up(file: Path) -> None:
 def test_file_system_that_hangs_is_waited_for_once(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a look at the files hangs, the first client waits for it a moment, later ones do not."""
+    """While a look at the files hangs, the first client waits for it a moment, later ones do
+    not.
+    """
     hanging = threading.Event()
     clock = Clock()
     config = WebConfigFile(file, clock)
@@ -409,7 +414,10 @@ def test_change_does_not_take_protection_away(
 
 def test_change_does_not_ask_less_of_clients(file: Path) -> None:
     """The same for client certificates: what is no longer asked for needs a restart."""
-    strict = f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n  client_allowed_sans: [a]\n"
+    strict = (
+        f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n  "
+        "client_allowed_sans: [a]\n"
+    )
     file.write_text(strict, encoding="utf-8")
     clock = Clock()
     config = WebConfigFile(file, clock)

@@ -324,13 +324,13 @@ def test_connection_that_cannot_be_made_gives_its_place_back(
 ) -> None:
     """Where there is no memory for a connection, it is closed and takes no place from then on."""
 
-    def without_memory(_client: str) -> Connection:
+    def without_memory(*_: object, **__: object) -> Connection:
         raise MemoryError
 
     with serving(max_connections=1) as served:
         assert served.server is not None
         with monkeypatch.context() as patch:
-            patch.setattr(served.server._listener, "_connect", without_memory)
+            patch.setattr(served.server._listener, "_connection", without_memory)
             with served.connect() as connection:
                 closed_after(connection)
         assert served.metric("dshealthd_web_connections") == 0

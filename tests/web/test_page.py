@@ -110,7 +110,9 @@ def test_page_shows_the_gpus_and_what_changes(
 def test_page_fits_its_window(
     browser: Browser, simulated: tuple[Node, RunningAgent], size: tuple[int, int]
 ) -> None:
-    """On a phone, a tablet and a desk nothing has to be scrolled sideways and nothing is cut off."""
+    """On a phone, a tablet and a desk nothing has to be scrolled sideways and nothing is cut
+    off.
+    """
     visit = Visit(browser, address(simulated[1]), size)
     assert visit.page.locator(".gpus > li:not(.heads)").count() == 8
     assert visit.is_as_wide_as_its_window()

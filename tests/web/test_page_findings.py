@@ -88,7 +88,9 @@ def test_a_job_that_trains(browser: Browser) -> None:
 
 
 def test_a_job_that_no_rank_is_heard_of(browser: Browser) -> None:
-    """It is not shown as training, but for how long no step was made, and from when that is judged."""
+    """It is not shown as training, but for how long no step was made, and from when that is
+    judged.
+    """
     heard = (HEARD(time.time() - 4000, "bert-large", str(rank)) for rank in range(4))
     with shown(browser, snapshot(*JOB, *heard, BOUND(7200, "bert-large", "0"))) as visit:
         assert re.search(r"no step for \d+ min, judged from 2 h on", visit.panel("Jobs"))

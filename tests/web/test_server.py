@@ -195,7 +195,10 @@ def test_page_names_no_outside_resource() -> None:
             text.replace("http://www.w3.org/2000/svg", ""),
         ), name
         assert not re.search(
-            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|<script>|\bon[a-z]+=|style=",
+            (
+                r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|<script>"
+                r"|\bon[a-z]+=|style="
+            ),
             text,
         ), name
 
@@ -214,7 +217,9 @@ def test_page_forbids_outside_resources(served: Served) -> None:
 
 
 def test_small_body_is_taken_off_the_line(served: Served) -> None:
-    """A body that nobody asked for is skipped, and the next request on the connection is answered."""
+    """A body that nobody asked for is skipped, and the next request on the connection is
+    answered.
+    """
     request = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
     assert (
         served.send(
@@ -247,7 +252,10 @@ def test_oversized_body_is_refused(served: Served, headers: bytes, body: bytes) 
 def test_compressed_body_is_not_expanded(served: Served) -> None:
     """A gzip bomb is so many bytes as it has on the line, and no more."""
     bomb = gzip.compress(bytes(20_000_000))
-    head = f"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: {len(bomb)}\r\nConnection: close\r\n\r\n"
+    head = (
+        "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: "
+        f"{len(bomb)}\r\nConnection: close\r\n\r\n"
+    )
     assert served.send(head.encode() + bomb).startswith(b"HTTP/1.1 405 ")
     eventually(lambda: served.metric("dshealthd_web_connections") == 0)
 
@@ -257,7 +265,9 @@ MALFORMED = {
     "no version": b"GET /metrics\r\n\r\n",
     "bad version": b"GET /metrics HTTP/9.9\r\nHost: x\r\n\r\n",
     "bad method": b"G<T /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
-    "two lengths": b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+    "two lengths": (
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"
+    ),
     "negative length": b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
     "signed length": b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: +5\r\n\r\nhello",
     "length and chunked": (
@@ -267,8 +277,12 @@ MALFORMED = {
     "chunked twice": (
         b"POST /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n"
     ),
-    "unknown encoding": b"POST /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "bad chunk": b"POST /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n",
+    "unknown encoding": (
+        b"POST /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n"
+    ),
+    "bad chunk": (
+        b"POST /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n"
+    ),
     "space before colon": b"GET /metrics HTTP/1.1\r\nHost : x\r\n\r\n",
     "folded": b"GET /metrics HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n",
     "NUL": b"GET /metrics HTTP/1.1\r\nHost: x\r\nA: b\x00c\r\n\r\n",

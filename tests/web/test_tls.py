@@ -82,7 +82,10 @@ def test_served_by_tls_alone(tmp_path: Path, keys: Path) -> None:
 
 def test_versions_suites_and_curve_are_as_configured(tmp_path: Path, keys: Path) -> None:
     """Bounds of the version, cipher suites and the curve are those of the file."""
-    text = "  max_version: TLS12\n  cipher_suites: [TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256]\n  curve_preferences: [CurveP384]\n"
+    text = (
+        "  max_version: TLS12\n  cipher_suites: "
+        "[TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256]\n  curve_preferences: [CurveP384]\n"
+    )
     with serving(config_file=configured(tmp_path, keys, text)) as served:
         served.tls = client(keys)
         with served.connect() as connection:

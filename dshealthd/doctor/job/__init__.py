@@ -1,1 +1,3 @@
-"""The checks of a job about to start: `checks` lists them; `sources` reads what describes the job."""
+"""The checks of a job about to start: `checks` lists them; `sources` reads what describes the
+job.
+"""

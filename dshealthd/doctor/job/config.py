@@ -21,6 +21,22 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job.sources.inspection import Inspection
     from dshealthd.doctor.job.sources.source import Source
 
+LIKENESS = 0.75
+"""Share of letters in common with a known key from which that key is suggested."""
+MISSPELT = 0.88
+"""Likeness from which a key is taken for a misspelt one: `zero_optimisation` has 0.94."""
+_COMMENTS = ("_", "//", "#", "$", "comment")
+"""Beginnings of keys that people use for comments, as JSON has none; DeepSpeed has no such key."""
+GUIDES = {
+    "communication_backend": "use init_distributed(timeout=...) or DEEPSPEED_TIMEOUT in minutes",
+    "communication": "use communication_data_type or zero_quantized_gradients",
+    "timeout": "use init_distributed(timeout=...) or DEEPSPEED_TIMEOUT in minutes",
+    "checkpointing": "use checkpoint or activation_checkpointing",
+    "logging": "use log_level",
+}
+"""Keys that troubleshooting guides recommend but no release reads; see the runbook."""
+_DEPRECATED = re.compile(r"Config parameter (\S+) is deprecated(?: use (.+?) instead)?\b")
+
 
 def _file(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
     if config.value is None:
@@ -75,25 +91,6 @@ FILE = check_of(
 )
 
 
-LIKENESS = 0.75
-"""Share of letters in common with a known key from which that key is suggested."""
-
-MISSPELT = 0.88
-"""Likeness from which a key is taken for a misspelt one: `zero_optimisation` has 0.94."""
-
-_COMMENTS = ("_", "//", "#", "$", "comment")
-"""Beginnings of keys that people use for comments, as JSON has none; DeepSpeed has no such key."""
-
-GUIDES = {
-    "communication_backend": "use init_distributed(timeout=...) or DEEPSPEED_TIMEOUT in minutes",
-    "communication": "use communication_data_type or zero_quantized_gradients",
-    "timeout": "use init_distributed(timeout=...) or DEEPSPEED_TIMEOUT in minutes",
-    "checkpointing": "use checkpoint or activation_checkpointing",
-    "logging": "use log_level",
-}
-"""Keys that troubleshooting guides recommend but no release reads; see the runbook."""
-
-
 def _inspected(context: JobContext) -> Inspection | Result:
     """Return what DeepSpeed says about the configuration, or an unknown result without that."""
     if context.document is None:
@@ -115,7 +112,10 @@ def _keys(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
             block, _, key = error["path"].rpartition(".")
             near, _ = _nearest(key, inspection.models.get(error.get("model", ""), ()))
             yield critical(
-                f"{name}: {block} has no key {key!r}, so DeepSpeed aborts at startup{_advice(near)}",
+                (
+                    f"{name}: {block} has no key {key!r}, so DeepSpeed aborts at "
+                    f"startup{_advice(near)}"
+                ),
                 remedy=find_key(name, key),
                 source=source,
                 component=f"{name}: {error['path']}",
@@ -177,9 +177,6 @@ KEYS = check_of(
     "Every key of the configuration is read",
     _keys,
 )
-
-
-_DEPRECATED = re.compile(r"Config parameter (\S+) is deprecated(?: use (.+?) instead)?\b")
 
 
 def _deprecated(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:

@@ -20,7 +20,9 @@ _CPU = ("adagrad", "adam", "adamw", "lion", "muon")
 
 
 def _conflicts(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
-    """Yield conflicting settings, whether DeepSpeed's configuration or only its engine refuses them."""
+    """Yield conflicting settings, whether DeepSpeed's configuration or only its engine refuses
+    them.
+    """
     name = config.name
     if context.document is None:
         yield unknown(UNREADABLE)

@@ -203,7 +203,9 @@ class JobContext:
 
     @property
     def by_ssh(self) -> bool:
-        """Whether `deepspeed` reaches hosts over SSH; without a launcher, if there is a hostfile."""
+        """Whether `deepspeed` reaches hosts over SSH; without a launcher, if there is a
+        hostfile.
+        """
         if self.launcher is None:
             return self.hostfile is not None
         return self.deepspeed is not None and "no-ssh" not in self.deepspeed.options

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 
 SOURCE = "deepspeed/launcher/runner.py, _parse_hostfile"
+UNREADABLE = "there is no readable hostfile"
+MAX_NAMED = 8
+"""Hosts that get their own result; the others are only counted."""
+MAX_HOSTS = 256
+"""Maximum number of hosts to check, from the first on."""
 
 
 def _lines(context: JobContext, hostfile: Source[str]) -> Iterator[Result]:
@@ -75,11 +80,6 @@ LINES = check_of(
     "The hostfile is well-formed",
     _lines,
 )
-UNREADABLE = "there is no readable hostfile"
-
-
-MAX_NAMED = 8
-"""Hosts that get their own result; the others are only counted."""
 
 
 def _names(context: JobContext, _hostfile: Source[str]) -> Iterator[Result]:
@@ -128,10 +128,6 @@ NAMES = check_of(
     _names,
     deadline=rendezvous.RESOLVE_DEADLINE + 4,
 )
-
-
-MAX_HOSTS = 256
-"""Maximum number of hosts to check, from the first on."""
 
 
 def _ssh(context: JobContext, _hostfile: Source[str]) -> Iterator[Result]:

@@ -22,6 +22,7 @@ _LEFT_BEHIND = ("TORCH_NCCL_", "DEEPSPEED_TIMEOUT", "CUDA_DEVICE_ORDER", "GLOO_S
 """Variables that matter on every node but that `deepspeed` does not pass on to the others."""
 _ONE_A_NODE = ("torchrun", "deepspeed")
 """Launchers that start the ranks of a node themselves."""
+_EXPLICIT = frozenset({"include", "exclude", "num-gpus", "num-accelerators", "num-nodes"})
 
 
 def _launch(context: JobContext, _given: object) -> Iterator[Result]:
@@ -156,7 +157,8 @@ def _environment(context: JobContext) -> Iterator[Result]:
 
 def _left_behind(context: JobContext) -> Iterator[Result]:
     """Yield variables that `deepspeed` does not pass on to the other nodes."""
-    if context.deepspeed is None or not context.by_ssh or (context.layout.nodes or 1) < 2:  # noqa: PLR2004 - nodes
+    # nodes
+    if context.deepspeed is None or not context.by_ssh or (context.layout.nodes or 1) < 2:  # noqa: PLR2004
         return
     taken = context.in_deepspeed_env
     exported = (taken.value if taken else None) or ()  # an unreadable one counts as empty
@@ -188,9 +190,6 @@ CHECK = check_of(
     "Launcher, script and environment agree",
     _launch,
 )
-
-
-_EXPLICIT = frozenset({"include", "exclude", "num-gpus", "num-accelerators", "num-nodes"})
 
 
 def _ranks_and_gpus(context: JobContext, _given: object) -> Iterator[Result]:

@@ -15,7 +15,7 @@ from dshealthd.jobs.environment import is_loopback
 from dshealthd.linux.local_network import local_ports
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.tcp_sockets import parse_tcp
-from dshealthd.probe.members.local_membership import local_addresses
+from dshealthd.probe.members.own_name import local_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 
 REMEDY = "hostname -I"
+PRIVILEGED = 1024
+MAX_SOCKETS = 16 << 20
+"""Maximum bytes of `/proc/net/tcp`: about 100,000 sockets."""
 
 
 def _address(context: JobContext, address: str) -> Iterator[Result]:
@@ -99,12 +102,6 @@ ADDRESS = check_of(
     _address,
     deadline=2 * rendezvous.RESOLVE_DEADLINE + 4,
 )
-
-
-PRIVILEGED = 1024
-
-MAX_SOCKETS = 16 << 20
-"""Maximum bytes of `/proc/net/tcp`: about 100,000 sockets."""
 
 
 def _port(context: JobContext, written: str) -> Iterator[Result]:

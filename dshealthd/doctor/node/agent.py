@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from dshealthd.collectors.job_master import ConnectionOutcome, connect
 from dshealthd.core.sockets import listen_address
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Result, ok, unknown
+from dshealthd.doctor.connection import ConnectionOutcome, connect
 from dshealthd.doctor.job.sources.rendezvous import in_threads
 from dshealthd.doctor.remedies import paste
 from dshealthd.doctor.snapshot_check import snapshot_check
@@ -23,6 +23,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from dshealthd.doctor.node_context import NodeContext
+
+_TELL_NOTHING = frozenset({Ended.DECLINED, Ended.INCONCLUSIVE})
+MOST_MEMBERS = 16
+"""Members that one node tries."""
+TIMEOUT = 2.0
+"""Seconds for a connection: the first packet is sent again after one."""
+DEADLINE = 6.0
+"""Seconds for all of them: a name server that is down costs 5 to 10."""
+_MEANINGS: Mapping[str, str] = {
+    ConnectionOutcome.REFUSED: "refuses: its agent is not running, or a firewall rejects",
+    ConnectionOutcome.TIMED_OUT: f"does not answer within {TIMEOUT:g} s: a firewall or a dead "
+    "route drops packets, or the node is down",
+    ConnectionOutcome.UNREACHABLE: "is unreachable: no route, or a firewall rejects",
+    ConnectionOutcome.NAME_UNKNOWN: "does not resolve here",
+}
 
 
 def _agent(context: NodeContext) -> str:
@@ -48,9 +63,6 @@ MAINTENANCE = snapshot_check(
     (),
     "this node is not in maintenance",
 )
-
-
-_TELL_NOTHING = frozenset({Ended.DECLINED, Ended.INCONCLUSIVE})
 
 
 def _telling(context: NodeContext) -> float:
@@ -121,21 +133,6 @@ STRAGGLER = snapshot_check(
     _coverage("suspects this node of being slow"),
     _unless_probed,
 )
-
-
-MOST_MEMBERS = 16
-"""Members that one node tries."""
-TIMEOUT = 2.0
-"""Seconds for a connection: the first packet is sent again after one."""
-DEADLINE = 6.0
-"""Seconds for all of them: a name server that is down costs 5 to 10."""
-_MEANINGS: Mapping[str, str] = {
-    ConnectionOutcome.REFUSED: "refuses: its agent is not running, or a firewall rejects",
-    ConnectionOutcome.TIMED_OUT: f"does not answer within {TIMEOUT:g} s: a firewall or a dead "
-    "route drops packets, or the node is down",
-    ConnectionOutcome.UNREACHABLE: "is unreachable: no route, or a firewall rejects",
-    ConnectionOutcome.NAME_UNKNOWN: "does not resolve here",
-}
 
 
 def _connect(name: str, port: int) -> ConnectionOutcome | str:

@@ -44,6 +44,9 @@ SERIOUS = {
     "adapter_failure": "a network adapter failed",
     "nvidia_version_mismatch": "the NVIDIA driver's library and kernel module differ in version",
 }
+LOOKS = 3
+PAUSE = 0.4
+"""Seconds between two looks: a process that waits for a disk is in D state for milliseconds."""
 
 
 def _run(context: NodeContext) -> Iterator[Result]:
@@ -101,11 +104,6 @@ HOST_ERRORS = snapshot_check(
     ("kernel_log",),
     "no error of memory, processor or kernel that the agent has seen",
 )
-
-
-LOOKS = 3
-PAUSE = 0.4
-"""Seconds between two looks: a process that waits for a disk is in D state for milliseconds."""
 
 
 def _stuck(context: NodeContext) -> Iterator[Result]:

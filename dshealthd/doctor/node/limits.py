@@ -13,13 +13,15 @@ from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Result, ok, unknown, warning
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.snapshot_check import snapshot_check
-from dshealthd.linux.process import ProcessLimits, parse_limits
+from dshealthd.linux.process_limits import ProcessLimits, parse_limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.core.host import Host
     from dshealthd.doctor.node_context import NodeContext
+
+LAUNCHERS = frozenset(("slurmd", "slurmstepd"))
 
 
 class Setting(NamedTuple):
@@ -87,9 +89,6 @@ def _run(context: NodeContext) -> Iterator[Result]:
 KERNEL_SETTINGS: Check[NodeContext] = Check(
     "node-drift", "kernel-settings", "Kernel settings do not break training jobs", _run
 )
-
-
-LAUNCHERS = frozenset(("slurmd", "slurmstepd"))
 
 
 def _launchers(host: Host) -> Iterator[tuple[str, ProcessLimits]]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from dshealthd.doctor.node_context import NodeContext
 
+ALONE = "fine for single-node jobs"
+
 
 def _listeners_problems(context: NodeContext) -> Iterator[Result]:
     unowned = context.series.value("rendezvous_listeners", orphaned="unknown")
@@ -109,9 +111,6 @@ JOB_RENDEZVOUS = snapshot_check(
     ("rendezvous", "job_environment", "nccl_ras"),
     _rendezvous_connections,
 )
-
-
-ALONE = "fine for single-node jobs"
 
 
 def _resolve(name: str) -> list[str]:

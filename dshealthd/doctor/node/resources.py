@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
     from dshealthd.doctor.node_context import NodeContext
 
+SWAP_USED = 0.5
+"""Share of swap in use above which it is a warning: idle pages alone rarely fill half of it."""
+_GIB = 1 << 30
+
 
 def _clock(context: NodeContext) -> str:
     offset = context.series.value("clock_offset_seconds")
@@ -36,12 +40,6 @@ def _disk_space(context: NodeContext) -> str:
 DISK_SPACE = snapshot_check(
     "disk-full", "disk-space", "File systems have free space", ("filesystem",), _disk_space
 )
-
-
-SWAP_USED = 0.5
-"""Share of swap in use above which it is a warning: idle pages alone rarely fill half of it."""
-
-_GIB = 1 << 30
 
 
 def _host_memory_problems(context: NodeContext) -> Iterator[Result]:

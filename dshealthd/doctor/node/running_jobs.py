@@ -34,13 +34,16 @@ MEANINGS = {
 def _problems(
     context: NodeContext, remedy: str, *, variables: Container[str], problems: Container[str]
 ) -> Iterator[Result]:
-    """Yield results on running jobs' variables that are among these or have one of these problems."""
+    """Yield results on running jobs' variables that are among these or have one of these
+    problems.
+    """
     for labels, ranks in context.series("job_environment_problems"):
         variable, problem = labels["variable"], labels["problem"]
         if ranks and (variable in variables or problem in problems):
             meaning = MEANINGS.get(problem, problem.replace("_", " "))
             yield warning(
-                f"{variable} of job {labels['training_job']} {meaning} ({plural(ranks, 'rank')}, first rank "
+                f"{variable} of job {labels['training_job']} {meaning} "
+                f"({plural(ranks, 'rank')}, first rank "
                 f"{labels.get('rank', '?')})",
                 remedy=remedy,
                 component=f"{labels['training_job']}: {variable}",

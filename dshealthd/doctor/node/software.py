@@ -34,6 +34,15 @@ FIRST_FOR_BLACKWELL = {
     "nccl": ((2, 25, 1), "NCCL 2.25.1 release notes (docs.nvidia.com): Blackwell"),
 }
 COMPATIBILITY = "CUDA minor version compatibility (docs.nvidia.com/deploy/cuda-compatibility)"
+NOBODY = 65534
+DEADLINE = 8.0
+"""Seconds: importing torch takes two from a local disk, and more from a shared one."""
+_SCRIPT = "import torch; print(torch.cuda.device_count())"
+NAMES = ("libaio.so.1", "libaio.so.1t64")
+"""The second is Debian's and Ubuntu's name since 2024."""
+HEADER = "/usr/include/libaio.h"
+OPERATOR = "async_io"
+INSTALL = "sudo apt install libaio-dev || sudo dnf install libaio-devel"
 
 
 def prefix(python: str) -> str:
@@ -166,12 +175,6 @@ NCCL_RELEASES = snapshot_check(
 )
 
 
-NOBODY = 65534
-DEADLINE = 8.0
-"""Seconds: importing torch takes two from a local disk, and more from a shared one."""
-_SCRIPT = "import torch; print(torch.cuda.device_count())"
-
-
 def _interpreters(context: NodeContext) -> list[str]:
     """Return the environments' interpreters to run; a bare prefix is only read."""
     return [one for one in context.python if os.path.basename(one).startswith("python")]
@@ -236,13 +239,6 @@ CUDA_DEVICES: SnapshotCheck = dataclasses.replace(
     ),
     deadline=DEADLINE,
 )
-
-
-NAMES = ("libaio.so.1", "libaio.so.1t64")
-"""The second is Debian's and Ubuntu's name since 2024."""
-HEADER = "/usr/include/libaio.h"
-OPERATOR = "async_io"
-INSTALL = "sudo apt install libaio-dev || sudo dnf install libaio-devel"
 
 
 def _offload(context: NodeContext) -> str:

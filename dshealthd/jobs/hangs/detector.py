@@ -26,6 +26,10 @@ AT_WORK = 30.0
 """Seconds for which a silent job counts as at work after it was last seen to be: evaluations wait
 for data, and samples are moments.
 """
+SHARE = 0.5
+"""Share of the silence bound from which a job is suspected."""
+AGAIN_AFTER = 5.0
+"""Seconds between reports of a lasting suspicion; a running job completes a step in between."""
 
 
 class HangDetector:
@@ -112,12 +116,6 @@ class HangDetector:
     def close(self) -> None:
         """Release the processes that the detector watches."""
         self._exit_watcher.close()
-
-
-SHARE = 0.5
-"""Share of the silence bound from which a job is suspected."""
-AGAIN_AFTER = 5.0
-"""Seconds between reports of a lasting suspicion; a running job completes a step in between."""
 
 
 class Suspicions:

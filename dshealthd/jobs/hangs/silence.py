@@ -10,21 +10,11 @@ known: in the first steps, which compile and warm up, and in a phase that has no
 
 from __future__ import annotations
 
-import errno
-import functools
-import logging
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dshealthd.core import background, schema, state_file
-from dshealthd.core.counter_file import CounterFile
-from dshealthd.core.host import read
+from dshealthd.core import schema
 from dshealthd.training.message import Phase
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.core.host import Host
 
 FLOOR = 30.0
 """Seconds of silence in training that are usual for every job."""
@@ -35,9 +25,9 @@ LONGEST = 600.0
 hide the next one.
 """
 FIRST = 100.0
-"""Seconds of silence that are usual in the first steps, and in phases of `SHOWN` while nobody works. A
-hang there is to be paged within 150 s, of which the rule and a scrape take 35; what else takes longer
-is known by its CPU time, or by the bytes that it moves.
+"""Seconds of silence that are usual in the first steps, and in phases of `SHOWN` while nobody
+works. A hang there is to be paged within 150 s, of which the rule and a scrape take 35; what else
+takes longer is known by its CPU time, or by the bytes that it moves.
 """
 UNKNOWN = 1800.0
 """Bound in seconds of a marked phase that has not ended before.
@@ -52,11 +42,12 @@ MARKED_FLOOR, MARKED_MARGIN = 300.0, 4.0
 A checkpoint goes to storage that others use too.
 """
 SHOWN = frozenset({Phase.CHECKPOINT, Phase.COMPILE})
-"""Marked phases whose work shows on the node: bytes, waits for storage, CPU time. An evaluation may be
-that of a service elsewhere.
+"""Marked phases whose work shows on the node: bytes, waits for storage, CPU time. An evaluation may
+be that of a service elsewhere.
 """
 HALVED = 12 * 3600.0
-"""Seconds after which a silence counts for half as much: what comes every twelve hours is just usual."""
+"""Seconds after which a silence counts for half as much: what comes every twelve hours is just
+usual."""
 
 
 class SilenceBaseline:
@@ -89,7 +80,8 @@ class SilenceBaseline:
         """
         usual = silence = at - self.heard
         if learn and self._phase == Phase.TRAINING and silence > self.bound:
-            # One may have been a hang, such as a network's failure of a minute; a pause comes again.
+            # One may have been a hang, such as a network's failure of a minute; a pause comes
+            # again.
             usual, self._overdue = min(silence, self._overdue), silence
         self.heard = at
         if learn and usual and (self._phase != Phase.TRAINING or self.knows_training):
@@ -132,8 +124,8 @@ class SilenceBaseline:
             return self
 
     def resume(self, at: float, step: int, phase: int) -> None:
-        """Continue `at` that time as if with a heartbeat, after a silence that says nothing: no agent
-        ran, or the process was stopped.
+        """Continue `at` that time as if with a heartbeat, after a silence that says nothing: no
+        agent ran, or the process was stopped.
         """
         self.heard, self._step, self._phase = at, step, phase
 
@@ -167,7 +159,9 @@ class SilenceBaseline:
         return max(FIRST, self._floor, MARKED_MARGIN * min(seconds, UNKNOWN))
 
     def _usual(self, phase: int) -> float | None:
-        """Return the longest silence of a phase as it counts at the last heartbeat; None before one."""
+        """Return the longest silence of a phase as it counts at the last heartbeat; None before
+        one.
+        """
         if phase not in self._longest:
             return None
         seconds, at = self._longest[phase]
@@ -176,56 +170,3 @@ class SilenceBaseline:
     def silence(self, now: float) -> float:
         """Return the seconds since the last heartbeat."""
         return max(0.0, now - self.heard)
-
-
-log = logging.getLogger(__name__)
-
-MAX_RANKS = 256
-SAVE = 10.0
-"""Seconds between two writes while there are ranks."""
-DEADLINE = 2.0
-"""Deadline in seconds for reading the file, which takes some 20 ms."""
-_LIMIT = 1 << 20
-_PROCESS = dict.fromkeys(("pid", "start", "user"), schema.Integer())
-
-
-class Pace:
-    """The file `job_hang.json` of the agent's state directory."""
-
-    def __init__(self, directory: Path, host: Host) -> None:
-        """Prepare without reading the file; OSError if the boot id cannot be read."""
-        boot_id = read(host.proc("sys/kernel/random/boot_id")).strip()
-        self._content = ""
-        self._file = CounterFile(directory, "job_hang", boot_id, lambda _place: self._content)
-        self._saved = 0.0
-        self._kept = True
-        """Whether the file may hold ranks."""
-
-    async def load(self) -> list[dict[str, Any]]:
-        """Return the saved rows of the ranks; OSError, SchemaError."""
-        look = functools.partial(state_file.read_in_child, self._file.place, _LIMIT)
-        try:
-            content = await background.call(look, "state of job_hang", DEADLINE, OSError)
-        except FileNotFoundError:
-            return []
-        except TimeoutError as error:
-            raise TimeoutError(errno.ETIMEDOUT, "the disk hangs", self._file.place) from error
-        self._content = content.decode(errors="replace")
-        with schema.reading(self._file.place):
-            document = self._file.load()
-            rows = [] if document is None else document["ranks"]
-            return [
-                {name: kind.read(row[name], name) for name, kind in _PROCESS.items()}
-                | {name: row[name] for name in ("sent", "baseline")}
-                for row in rows[:MAX_RANKS]
-            ]
-
-    def keep(self, rows: list[dict[str, Any]], now: float, *, at_once: bool = False) -> None:
-        """Write the rows in the background, if it is time; `now` is monotonic."""
-        if (now - self._saved < SAVE and not at_once) or not (rows or self._kept):
-            return
-        self._saved, self._kept = now, bool(rows)
-        try:
-            self._file.save({"ranks": rows[:MAX_RANKS]})
-        except OSError as error:
-            log.warning("the ranks' baselines are not saved: %s", error)

@@ -78,14 +78,15 @@ class Watched:
     message: Message
     baseline: SilenceBaseline
     checks: tuple[tuple[Activity, float], ...] = ()
-    """What it had done, with the watch's time, since its last heartbeat: when WINDOW began, when the
-    next one did, and at the last check of its process.
+    """What it had done, with the watch's time, since its last heartbeat: when WINDOW began, when
+    the next one did, and at the last check of its process.
     """
     thread: int | None = None
     """Its training's thread, once it was looked for."""
     state: ThreadState = ThreadState.UNKNOWN
     stored_at: float | None = None
-    """The watch's time at which one of its threads was last seen to wait for storage in a marked phase."""
+    """The watch's time at which one of its threads was last seen to wait for storage in a marked
+    phase."""
     stopped_at: float | None = None
     """The watch's time at which its process was first seen stopped; None while it is not."""
     phase_began: float = 0.0

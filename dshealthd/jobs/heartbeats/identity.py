@@ -19,6 +19,8 @@ from dshealthd.linux.process import parse_stat
 if TYPE_CHECKING:
     from dshealthd.core.host import Host
 
+Answer: TypeAlias = "Identity | UnidentifiedSender"
+
 
 class UnidentifiedSender(enum.StrEnum):
     """Why a sender's job and rank are unknown."""
@@ -43,9 +45,6 @@ class Identity:
     process: TrainingProcess
     image: tuple[int, int]
     """Changes if the process is replaced or runs another program."""
-
-
-Answer: TypeAlias = "Identity | UnidentifiedSender"
 
 
 def identify(host: Host, pid: int, user: int) -> Answer:

@@ -26,7 +26,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dshealthd.jobs import ownership
-from dshealthd.jobs.heartbeats.blocking_tasks import BlockingTasks, Closer
+from dshealthd.jobs.heartbeats.blocking_tasks import BlockingTasks
+from dshealthd.jobs.heartbeats.closer import Closer
 from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender, identify, same
 from dshealthd.jobs.heartbeats.listener import listen, place
 from dshealthd.jobs.heartbeats.sender import CREDENTIALS, RejectReason, Sender, find_page, take_page

@@ -30,6 +30,9 @@ _ANCILLARY = socket.CMSG_SPACE(CREDENTIALS.size) + socket.CMSG_SPACE(array.array
 The kernel closes any further descriptors.
 """
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_LINK = "/memfd:dshealthd-heartbeat (deleted)"
+MAX_DESCRIPTORS = 65_536
+"""Most descriptors of a process that are checked."""
 
 
 class RejectReason(enum.StrEnum):
@@ -121,11 +124,6 @@ def is_page(file: int) -> bool:
         return sealed and os.fstat(file).st_size == PAGE and len(os.pread(file, PAGE, 0)) == PAGE
     except OSError:
         return False
-
-
-_LINK = "/memfd:dshealthd-heartbeat (deleted)"
-MAX_DESCRIPTORS = 65_536
-"""Most descriptors of a process that are checked."""
 
 
 def find_page(host: Host, pid: int) -> int | None:

@@ -59,9 +59,12 @@ _CLASSES = (
 """Size classes of messages: below 1 MiB they show latency, from 16 MiB the bandwidth of links."""
 _LARGEST = 1 << 20
 """Largest valid number of ranks or nodes of a communicator."""
+MAX_ENTRIES = 20_000
+"""Most entries of a directory that are read."""
+_NAME = re.compile(r"nccl_inspector_metrics_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.prom")
 
 
-class Operation(NamedTuple):
+class MeasuredOperation(NamedTuple):
     """The operations that a number is about: the labels that are kept, each from a bounded set or a
     natural number.
     """
@@ -90,7 +93,7 @@ class Figures:
 class Content:
     """The content of one file."""
 
-    operations: dict[Operation, Figures]
+    operations: dict[MeasuredOperation, Figures]
     malformed: int = 0
     """Lines that are not the plugin's or hold no number, up to MAX_MALFORMED.
 
@@ -106,7 +109,7 @@ def parse(text: str) -> Content:
     # Costs 13 MiB, so it is imported only on a node with such files.
     from prometheus_client.parser import text_string_to_metric_families
 
-    values: dict[Operation, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    values: dict[MeasuredOperation, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     malformed = 0
     for line in text.split("\n")[:-1]:
         if malformed >= MAX_MALFORMED:
@@ -147,14 +150,14 @@ def _number(name: str, value: float) -> float:
     return value * _GIGABYTE if name in _BANDWIDTHS else value / _MICROSECONDS
 
 
-def _operation(labels: Mapping[str, str]) -> Operation:
+def _operation(labels: Mapping[str, str]) -> MeasuredOperation:
     """Return the labels that are kept; ValueError if one is missing or invalid."""
     name = labels.get("collective") or labels.get("p2p_operation")
     if name not in OPERATIONS:
         message = f"{name!r} is not an NCCL operation"
         raise ValueError(message)
     job = labels.get("slurm_job_id", "")
-    return Operation(
+    return MeasuredOperation(
         job=job if _is_natural(job, 1 << 62) else None,
         node=labels.get("node") or labels.get("hostname"),
         name=str(name),
@@ -185,7 +188,8 @@ def _natural(text: str) -> str:
 
 
 def _is_natural(text: str, largest: int) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 19 and 0 < int(text) <= largest  # noqa: PLR2004 - digits of 2^62
+    # digits of 2^62
+    return text.isascii() and text.isdigit() and len(text) <= 19 and 0 < int(text) <= largest  # noqa: PLR2004
 
 
 def _figures(bandwidths: list[float], times: list[float]) -> Figures:
@@ -207,11 +211,6 @@ def _mean(values: list[float]) -> float:
 def _six_digits(value: float) -> float:
     """Round to the Inspector's precision, so that 400 does not become 400.00000000000006."""
     return float(f"{value:.6g}")
-
-
-MAX_ENTRIES = 20_000
-"""Most entries of a directory that are read."""
-_NAME = re.compile(r"nccl_inspector_metrics_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.prom")
 
 
 class InspectorFileState(enum.StrEnum):

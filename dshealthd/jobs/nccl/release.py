@@ -88,7 +88,8 @@ def parse_maps(data: bytes) -> tuple[Mapping, ...]:
             continue
         fields = line.split(None, 5)
         path = fields[-1].removesuffix(_DELETED)
-        if len(fields) == 6 and _LIBRARY.search(path) and fields[4].isdigit():  # noqa: PLR2004 - fields of a line that names a file
+        # fields of a line that names a file
+        if len(fields) == 6 and _LIBRARY.search(path) and fields[4].isdigit():  # noqa: PLR2004
             deleted = fields[-1].endswith(_DELETED)
             found[Mapping(os.fsdecode(path), int(fields[4]), deleted)] = None
     return tuple(found)

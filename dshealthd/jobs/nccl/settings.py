@@ -50,6 +50,7 @@ _ALGORITHMS = frozenset(
 )
 _PROTOCOLS = frozenset({"ll", "ll128", "simple"})
 _FUNCTIONS = frozenset({"broadcast", "reduce", "allgather", "reducescatter", "allreduce"})
+_PORT = re.compile(r"\s*([+-]?\d+)")
 
 
 class Misfit(enum.StrEnum):
@@ -130,9 +131,6 @@ def parse_configuration(data: bytes) -> tuple[dict[str, str], bytes]:
         if len(value) <= MAX_VALUE and (key := name.decode(errors="replace")) in ALLOWED:
             found.setdefault(key, value.decode(errors="replace"))
     return found, b"\0".join(lines)
-
-
-_PORT = re.compile(r"\s*([+-]?\d+)")
 
 
 @dataclass(frozen=True, slots=True)

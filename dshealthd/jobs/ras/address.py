@@ -60,7 +60,8 @@ def _parse(text: str) -> tuple[tuple[_Address, ...], int]:
     else:
         host, _, port = text.partition(":")
         port = port.partition(":")[0]
-    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) <= MAX_PORT):  # noqa: PLR2004 - digits of the largest
+    # digits of the largest
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) <= MAX_PORT):  # noqa: PLR2004
         message = f"NCCL_RAS_ADDR={text[:100]!r} has no valid port"
         raise ValueError(message)
     if host.lower() == "localhost":
@@ -68,7 +69,10 @@ def _parse(text: str) -> tuple[tuple[_Address, ...], int]:
     try:
         address = ipaddress.ip_address(host)
     except (ValueError, ArithmeticError) as error:
-        message = f"NCCL_RAS_ADDR={text[:100]!r} has a host name; only localhost and IP addresses are supported"
+        message = (
+            f"NCCL_RAS_ADDR={text[:100]!r} has a host name; only localhost and IP "
+            "addresses are supported"
+        )
         raise ValueError(message) from error
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
@@ -99,7 +103,8 @@ def own(host: str) -> bool:
     address = ipaddress.ip_address(host)
     if address.is_loopback:
         return True
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6  # noqa: PLR2004 - the protocol
+    # the protocol
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6  # noqa: PLR2004
     with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
         try:
             probe.connect((host, _ANYWHERE))

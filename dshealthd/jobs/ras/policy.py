@@ -32,6 +32,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Release = tuple[int, int, int]
+READ: frozenset[Release] = frozenset(
+    {(2, 29, 2), (2, 29, 3), (2, 29, 7), (2, 30, 3), (2, 30, 4), (2, 30, 7), (2, 31, 2)}
+)
+"""Releases from 2.28.10 on whose sources of RAS were read: the loop is fixed. 2.30.7 was run, too.
+
+2.31.2 adds commands that change the job, which are never sent, and frees what it collected for a
+client that leaves early. Of 2.32.3 only the code that answers was read, not what it collects from.
+"""
+_VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})(.*)", re.DOTALL)
 
 
 class AskReason(enum.StrEnum):
@@ -58,7 +67,7 @@ class Decision(NamedTuple):
         return self.reason is AskReason.SAFE
 
 
-class Rule(NamedTuple):
+class ReleaseRule(NamedTuple):
     """The decision from one release up to that of the next rule."""
 
     since: Release
@@ -67,31 +76,23 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule((0, 0, 0), Decision(AskReason.WITHOUT_RAS), "RAS is new in 2.24 (release notes)"),
-    Rule((2, 24, 0), Decision(AskReason.WITHOUT_JSON), "2.24.3 read: text is its only form"),
+    ReleaseRule((0, 0, 0), Decision(AskReason.WITHOUT_RAS), "RAS is new in 2.24 (release notes)"),
+    ReleaseRule((2, 24, 0), Decision(AskReason.WITHOUT_JSON), "2.24.3 read: text is its only form"),
     # 2.26.2 is the first public tag of 2.26; earlier builds, whose source is unknown, are refused.
-    Rule(
+    ReleaseRule(
         (2, 26, 0),
         Decision(AskReason.UNSAFE),
         "2.27.7 read and run: text overruns its buffer; no other form until 2.28.7",
     ),
-    Rule(
+    ReleaseRule(
         (2, 28, 7),
         Decision(AskReason.SAFE, ipv4_only=True),
         "2.28.9 read: text overruns its buffer, JSON has a separate loop",
     ),
-    Rule((2, 28, 10), Decision(AskReason.UNKNOWN), "only the releases in `READ` were read"),
+    ReleaseRule((2, 28, 10), Decision(AskReason.UNKNOWN), "only the releases in `READ` were read"),
 )
 """In ascending order; each holds up to the next."""
 
-READ: frozenset[Release] = frozenset(
-    {(2, 29, 2), (2, 29, 3), (2, 29, 7), (2, 30, 3), (2, 30, 4), (2, 30, 7), (2, 31, 2)}
-)
-"""Releases from 2.28.10 on whose sources of RAS were read: the loop is fixed. 2.30.7 was run, too.
-
-2.31.2 adds commands that change the job, which are never sent, and frees what it collected for a
-client that leaves early. Of 2.32.3 only the code that answers was read, not what it collects from.
-"""
 UNKNOWN = Decision(AskReason.UNKNOWN)
 PERMITTED = Decision(AskReason.SAFE, ipv4_only=True)
 """For an unknown release that the operator permits.
@@ -99,7 +100,6 @@ PERMITTED = Decision(AskReason.SAFE, ipv4_only=True)
 A release whose text is unsafe and that has no JSON refuses the format, and then nothing more is
 sent.
 """
-_VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})(.*)", re.DOTALL)
 _ORDER = (
     AskReason.UNSAFE,
     AskReason.IPV6,

@@ -25,6 +25,25 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
 
 _STATUS_LIMIT = 1 << 16
+Process = tuple[int, int]
+"""Pid and start time."""
+CLOSELY = 40
+"""Consecutive answers without progress after which a job is queried as rarely as a healthy one.
+
+This is 10 minutes at 15 s: a hang has been paged for by then. A job that is idle on purpose, or
+whose operations NCCL does not count (CUDA graphs, send and receive), must not be queried closely
+forever.
+"""
+HURRIES, HURRY_WINDOW = 2, 60.0
+"""Most queries brought forward, and the seconds in which they are counted: enough for two answers
+that can be compared, but no more if a suspicion comes and goes.
+"""
+_JITTER = 1.0
+"""Seconds by which a check may come early, measured from the previous one.
+
+Checks come every 15 s: one that is 29.99 s after a query must not delay the next query to 45 s.
+"""
+_STOPPED = "TtZXx"
 
 
 def dead_here(status: Status) -> set[int]:
@@ -50,27 +69,6 @@ def own_pid(host: Host, pid: int) -> int | None:
             last = line.split()[-1]
             return int(last) if last.isdigit() else None
     return None
-
-
-Process = tuple[int, int]
-"""Pid and start time."""
-CLOSELY = 40
-"""Consecutive answers without progress after which a job is queried as rarely as a healthy one.
-
-This is 10 minutes at 15 s: a hang has been paged for by then. A job that is idle on purpose, or
-whose operations NCCL does not count (CUDA graphs, send and receive), must not be queried closely
-forever.
-"""
-HURRIES, HURRY_WINDOW = 2, 60.0
-"""Most queries brought forward, and the seconds in which they are counted: enough for two answers
-that can be compared, but no more if a suspicion comes and goes.
-"""
-_JITTER = 1.0
-"""Seconds by which a check may come early, measured from the previous one.
-
-Checks come every 15 s: one that is 29.99 s after a query must not delay the next query to 45 s.
-"""
-_STOPPED = "TtZXx"
 
 
 @dataclass(slots=True)

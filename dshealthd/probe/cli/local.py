@@ -123,7 +123,10 @@ def show_local(document: dict[str, Any]) -> str:
     """Return the table of a local probe."""
     versions = " ".join(f"{name} {value}" for name, value in document["versions"].items() if value)
     lines = [
-        f"# local probe, {document['ranks']} ranks, {document['backend']}: {versions or document['python']}"
+        (
+            f"# local probe, {document['ranks']} ranks, {document['backend']}: "
+            f"{versions or document['python']}"
+        )
     ]
     if not document["gpus"] and document["timings"]:
         lines.append(

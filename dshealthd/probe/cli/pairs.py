@@ -9,14 +9,15 @@ from dshealthd.core.options import ConfigError
 from dshealthd.core.sockets import listen_address
 from dshealthd.probe.cli import report
 from dshealthd.probe.members.hostlist import MembershipError
-from dshealthd.probe.members.local_membership import hostname, local_addresses, own_name
+from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.members.membership import load
+from dshealthd.probe.members.own_name import local_addresses, own_name
 from dshealthd.probe.members.schedule import Cell
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.options import MembershipOptions, ProbeOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.credentials import CredentialError
 from dshealthd.probe.peers.protocol import PeerError
+from dshealthd.probe.peers.secret_files import CredentialError
 from dshealthd.probe.rounds.conclusion import timings_of
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ async def between(
         else options.members
     )
     if not options.peer.listen_address:
-        message = "probe.peer: probes between nodes need the agents' key and address; set --config.file to an agent's configuration"
+        message = (
+            "probe.peer: probes between nodes need the agents' key and address; set "
+            "--config.file to an agent's configuration"
+        )
         raise ConfigError(source, [message])
     try:
         me, names = own_place(loaded, members)
@@ -146,7 +150,10 @@ def show_pairs(document: dict[str, Any]) -> str:
             light = "~" if entry["kind"] is Kind.LIGHT else ""
             cells[frozenset(entry["members"])] = f"{light}{timing['busbw'] / 1e9:.3f}"
             largest = max(largest, timing["size"])
-    what = f"{document['kind']}: bus bandwidth (GB/s) at {largest} bytes; ~ is an echo between the agents, no GPU was used"
+    what = (
+        f"{document['kind']}: bus bandwidth (GB/s) at {largest} bytes; ~ is an echo between "
+        "the agents, no GPU was used"
+    )
     problems = [
         f"# {_line(entry)}"
         for entry in document["rounds"]

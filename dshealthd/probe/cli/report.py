@@ -67,8 +67,14 @@ def table(entries: Iterable[Mapping[str, Any]]) -> str:
     Times are in microseconds, bandwidths in 10^9 bytes per second.
     """
     lines = [
-        f"# {'op':<16}{'part':>6}{'size':>13}{'count':>13}{'type':>7}{'redop':>7}{'time':>12}{'algbw':>10}{'busbw':>10}",
-        f"# {'':<16}{'':>6}{'(B)':>13}{'(elements)':>13}{'':>7}{'':>7}{'(us)':>12}{'(GB/s)':>10}{'(GB/s)':>10}",
+        (
+            "# "
+            f"{'op':<16}{'part':>6}{'size':>13}{'count':>13}{'type':>7}{'redop':>7}{'time':>12}{'algbw':>10}{'busbw':>10}"
+        ),
+        (
+            "# "
+            f"{'':<16}{'':>6}{'(B)':>13}{'(elements)':>13}{'':>7}{'':>7}{'(us)':>12}{'(GB/s)':>10}{'(GB/s)':>10}"
+        ),
     ]
     reduced = []
     for entry in entries:

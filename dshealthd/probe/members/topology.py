@@ -51,8 +51,8 @@ class Switch:
 
 
 def parse(text: str, place: str) -> tuple[Switch, ...]:
-    """Return the switches and blocks of a topology file. Raises MembershipError; `place` is the name
-    of the file in its lines.
+    """Return the switches and blocks of a topology file. Raises MembershipError; `place` is the
+    name of the file in its lines.
     """
     errors: list[tuple[int, str]] = []
     found: dict[str, Switch] = {}

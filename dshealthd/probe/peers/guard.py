@@ -130,7 +130,9 @@ class Guard:
         if not call.claim.sender or self._options.key_file is None:
             return None
         nonce = self._nonces.issue(call.claim.sender)
-        return f"{nonce} {ABSENT if call.key is None else answer_mac(call.key, call.claim.mac, code, body, nonce)}"
+        key = call.key
+        mac = ABSENT if key is None else answer_mac(key, call.claim.mac, code, body, nonce)
+        return f"{nonce} {mac}"
 
     def _key(self, path: str, body: bytes, claim: RequestClaim, keys: tuple[bytes, ...]) -> bytes:
         fitting = [

@@ -12,10 +12,42 @@ from dshealthd.core.schema import Array, Choice, Flag, Integer, Number, Plain, R
 from dshealthd.probe.members.hostlist import is_name
 from dshealthd.probe.observation import Kind, Op, Outcome, Stage, known
 from dshealthd.probe.peers.protocol import SLUG
+from dshealthd.probe.workers.store import MAX_KEY, MAX_VALUE
 from dshealthd.training.message import INSTANT, LONGEST_STEP, MAX_COUNT, SHORTEST_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+MAX_RANKS_OF_NODE = 64
+MAX_SIZE = 1 << 30
+"""Bytes of one collective's payload."""
+MAX_PAYLOAD = 48000
+"""Bytes of an echo's payload: with base64 and the other fields it fits the largest body."""
+MAX_FINDINGS, MAX_JOBS, MAX_SUMMARY_TEXT = 4, 16, 128
+"""Most findings and jobs in a node's summary, and characters of each of its texts."""
+MAX_WAIT = 20.0
+"""Seconds that one operation of the store may wait for its keys."""
+EPOCH = Integer(-1)
+CLOCK = Number(0, 1e11)
+"""Unix time in seconds."""
+SECONDS = Number(0, 1e6)
+WAITED = Number(0, 1e10)
+"""Seconds that an agent has waited for a CPU since it started."""
+MAX_BANDWIDTH = 1e14
+"""Bytes per second: fifty times a B200's NVLink bandwidth."""
+MAX_SCORES = 512
+STEP = Record({"size": Integer(1, MAX_SIZE), "repetitions": Integer(1, 1000)})
+BOUNDS = Record(
+    {
+        "op": Choice(Op),
+        "size": Integer(0, MAX_SIZE),
+        "at_least": SECONDS,
+        "at_most": SECONDS,
+    }
+)
+RANK_NUMBER = Integer(0, 10**7)
+"""The largest jobs have 10^5 ranks."""
+PART_SECONDS = Number(INSTANT, LONGEST_STEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +115,6 @@ class Data:
 
 MEMBERS = Array(NodeName(), 2, 2)
 LATE = Array(NodeName(), 2)
-MAX_RANKS_OF_NODE = 64
-MAX_SIZE = 1 << 30
-"""Bytes of one collective's payload."""
-MAX_KEY, MAX_VALUE = 256, 45000
-"""Characters of a key and bytes of a value of the rendezvous store."""
-MAX_PAYLOAD = 48000
-"""Bytes of an echo's payload: with base64 and the other fields it fits the largest body."""
-MAX_FINDINGS, MAX_JOBS, MAX_SUMMARY_TEXT = 4, 16, 128
-"""Most findings and jobs in a node's summary, and characters of each of its texts."""
-MAX_WAIT = 20.0
-"""Seconds that one operation of the store may wait for its keys."""
 
 
 class Backend(enum.StrEnum):
@@ -116,20 +137,10 @@ class StoreOp(enum.StrEnum):
     DELETE = "delete"
 
 
-EPOCH = Integer(-1)
 ROUND = Text(64)
-CLOCK = Number(0, 1e11)
-"""Unix time in seconds."""
-SECONDS = Number(0, 1e6)
-WAITED = Number(0, 1e10)
-"""Seconds that an agent has waited for a CPU since it started."""
-MAX_BANDWIDTH = 1e14
-"""Bytes per second: fifty times a B200's NVLink bandwidth."""
-MAX_SCORES = 512
 SCORES = Array(Record({"component": Text(520), "score": Number(0, 1e6)}), MAX_SCORES)
 """A node's scores of itself and of those it met; see `verdicts.signals.encode_scores`."""
 VERSION = Text(64)
-STEP = Record({"size": Integer(1, MAX_SIZE), "repetitions": Integer(1, 1000)})
 RANK = Record(
     {
         "rank": Integer(0, 2 * MAX_RANKS_OF_NODE),
@@ -150,18 +161,7 @@ TIMING = Record(
     }
 )
 
-BOUNDS = Record(
-    {
-        "op": Choice(Op),
-        "size": Integer(0, MAX_SIZE),
-        "at_least": SECONDS,
-        "at_most": SECONDS,
-    }
-)
 
-RANK_NUMBER = Integer(0, 10**7)
-"""The largest jobs have 10^5 ranks."""
-PART_SECONDS = Number(INSTANT, LONGEST_STEP)
 WORK = Record(
     {
         "role": Text(MAX_SUMMARY_TEXT),

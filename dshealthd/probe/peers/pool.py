@@ -43,6 +43,8 @@ _NO_ROUTE = {
 }
 _CERTIFICATE_PROBLEMS = {9: "certificate_not_yet_valid", 10: "certificate_expired"}
 """By OpenSSL's verification code (X509_V_ERR_…)."""
+_IP_BIND_ADDRESS_NO_PORT = 24
+"""Linux: choose the port at connect(2), so that it need not be free towards every other address."""
 
 
 class ConnectionPool:
@@ -191,10 +193,6 @@ class ConnectionPool:
             link.abort()
             raise PeerError(Outcome.UNAUTHORIZED, "wrong_certificate")
         return link
-
-
-_IP_BIND_ADDRESS_NO_PORT = 24
-"""Linux: choose the port at connect(2), so that it need not be free towards every other address."""
 
 
 def meaning(error: OSError) -> tuple[Outcome, str]:

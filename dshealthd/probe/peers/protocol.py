@@ -25,6 +25,8 @@ ABSENT = "-"
 SLUG = re.compile(r"[a-z][a-z0-9_]{0,47}")
 _TOKEN = re.compile(r"[0-9a-f]{32,64}|-")
 _FIELDS = 6
+UNAUTHORIZED = "unauthorized"
+TIMED_OUT = "timed_out"
 
 
 class Rejection(enum.StrEnum):
@@ -52,8 +54,6 @@ class Rejection(enum.StrEnum):
 
 
 UNTOLD = {Rejection.NO_CREDENTIALS, Rejection.CERTIFICATE, Rejection.KEY, Rejection.REPLAYED}
-UNAUTHORIZED = "unauthorized"
-TIMED_OUT = "timed_out"
 
 
 class Refusal(Exception):

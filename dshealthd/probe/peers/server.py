@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import logging
 import time
 from collections import Counter
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
-from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response
-from aiohttp.web_server import Server as Connections
 
 from dshealthd.core import documents, schema
 from dshealthd.core.collector import counter, gauge
@@ -41,6 +37,7 @@ from dshealthd.probe.peers.protocol import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 
+    from aiohttp.web_request import BaseRequest
     from aiohttp.web_response import StreamResponse
 
     from dshealthd.core.collector import Sample
@@ -76,8 +73,6 @@ REFUSED = counter(
 
 HANDLER_TIMEOUT = 25.0
 """Seconds that a handler may take; a little less than the connection allows."""
-SHUTDOWN_TIMEOUT = 1.0
-"""Seconds for answers in progress to finish when the listener closes."""
 
 
 _CODES = {
@@ -119,12 +114,14 @@ class PeerServer:
         self._guard = Guard(options, me, members, self._credentials, monotonic, resolver)
         self._gate = PeerGate(options.max_connections, options.max_connections_per_address)
         self._requests: Counter[tuple[str, str]] = Counter()
-        self._connections: Connections | None = None
         self._listener = Listener(
             self._gate,
-            self._connect,
-            handshake_timeout=options.header_timeout,
+            self._handle,
+            self._answered,
+            header_timeout=options.header_timeout,
+            max_body=MAX_BODY,
             tls=self._tls if options.tls else None,
+            connection=PeerConnection,
         )
 
     @property
@@ -139,25 +136,11 @@ class PeerServer:
         if not self._options.tls and self._options.key_file is None:
             message = "the peer listener needs a key or certificates"
             raise ValueError(message)
-        self._connections = Connections(
-            self._handle,
-            request_factory=functools.partial(
-                BaseRequest,
-                loop=asyncio.get_running_loop(),
-                client_max_size=MAX_BODY,
-            ),
-            handler_cancellation=True,
-        )
         await self._listener.start(*listen_address(self._options.listen_address))
 
     async def close(self) -> None:
         """Stop listening for peers and close the connections; answers in progress get a second."""
         await self._listener.close()
-        if self._connections is not None:
-            self._gate.close_silent()
-            self._connections.pre_shutdown()
-            await self._connections.shutdown(SHUTDOWN_TIMEOUT)
-        await self._gate.emptied(SHUTDOWN_TIMEOUT)
         await self._credentials.close()
 
     def samples(self) -> Iterator[Sample]:
@@ -169,15 +152,6 @@ class PeerServer:
             yield REQUESTS(float(count), method, result)
         for reason, count in self._guard.refused.items():
             yield REFUSED(float(count), reason)
-
-    def _connect(self, client: str) -> PeerConnection:
-        return PeerConnection(
-            cast("Connections", self._connections),
-            self._gate,
-            client,
-            header_timeout=self._options.header_timeout,
-            answered=self._answered,
-        )
 
     async def _tls(self) -> Tls | None:
         context = (await self._credentials.current()).server

@@ -33,8 +33,8 @@ WAITED = 0.25
 TRIES = 32
 """Most echoes to send in search of those that count."""
 LEAST = 4
-"""Echoes that are sent in any case: fewer give no time at all, and those of a node that loses packets
-take a second.
+"""Echoes that are sent in any case: fewer give no time at all, and those of a node that loses
+packets take a second.
 """
 PATIENCE = 1.0
 """Seconds after which no further echo is sent. On two cores with a load of 20, one echo in thirty

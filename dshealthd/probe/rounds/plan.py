@@ -136,7 +136,9 @@ def within(bytes_per_minute: float, period: float, large_every: int) -> tuple[St
 
 
 def sent(size: int, repetitions: int) -> int:
-    """Return the bytes that each of two nodes sends in one collective, with the untimed operations."""
+    """Return the bytes that each of two nodes sends in one collective, with the untimed
+    operations.
+    """
     return size * (repetitions + WARM_UP + 1)
 
 

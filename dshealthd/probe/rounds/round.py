@@ -142,8 +142,9 @@ class Rounds:
             raise Refusal(Decline.MEMBERS)
 
     def _runs_beside(self, current: ActiveRound, plan: RoundPlan) -> bool:
-        """Return whether a round can run beside the current one. Echoes can beside collectives, which
-        take a minute with a node that loses packets; meanwhile the others would not meet either end.
+        """Return whether a round can run beside the current one. Echoes can beside collectives,
+        which take a minute with a node that loses packets; meanwhile the others would not meet
+        either end.
         """
         is_working = current.inviting is None and current.plan.kind is not Kind.LIGHT
         return plan.kind is Kind.LIGHT and is_working

@@ -40,8 +40,8 @@ MAX_CLASSES = 2048
 _TO_SIGMA = 1.4826
 """Ratio of standard deviation to median absolute deviation in a normal distribution."""
 RESENT = 0.2
-"""Seconds after which Linux first sends a lost packet again (TCP_RTO_MIN). A round trip in a cluster
-takes milliseconds, so an echo without a baseline that takes as long has lost packets.
+"""Seconds after which Linux first sends a lost packet again (TCP_RTO_MIN). A round trip in a
+cluster takes milliseconds, so an echo without a baseline that takes as long has lost packets.
 """
 _LEAST_SIBLINGS = 3
 """Minimum other parts of the node whose median can judge one part: of two, one may be slow."""
@@ -125,7 +125,9 @@ class _Class:
         return True
 
     def _faster(self) -> bool:
-        """Return whether nearly all recent values are faster than the baseline's chance explains."""
+        """Return whether nearly all recent values are faster than the baseline's chance
+        explains.
+        """
         limit = self.median * (1 - max(_FASTER, 2 * self.sigma))
         return sum(value < limit for value in self.recent) >= RECENT - 1
 

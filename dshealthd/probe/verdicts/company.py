@@ -1,4 +1,6 @@
-"""The members among which this node's rounds take place: its rounds with them, and their reports."""
+"""The members among which this node's rounds take place: its rounds with them, and their
+reports.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ class Company:
             self.leaves.setdefault(name, self._every[name])
 
     def near(self, name: str) -> bool:
-        """Return whether a peer is known to be on this node's leaf, where the node itself, "", is."""
+        """Return whether a peer is known to be on this node's leaf, where the node itself, "",
+        is.
+        """
         return bool(self.leaf) and (not name or self.leaves.get(name) == self.leaf)
 
     def rest(self, name: str, at: float, *, busy: bool = False) -> None:
@@ -126,18 +130,13 @@ class Company:
 
     def fails_with_others(self, name: str, epoch: int) -> bool:
         """Return whether a peer's last report, if recent, blames itself or has a failed round with
-        another member.
+        another member, also inside its leaf: only good ones say nothing of the way out of it.
         """
         round = self._reports.get(name)
-        return (
-            round is not None
-            and round.told is not None
-            and 0 <= epoch - round.epoch <= _MEMORY
-            and (
-                (round.told.node or 0.0) >= HARD
-                or any(ratio >= HARD for ratio in self.pairs_of(name, round.told))
-            )
-        )
+        if round is None or round.told is None or not 0 <= epoch - round.epoch <= _MEMORY:
+            return False
+        others = (ratio for other, ratio in round.told.pairs.items() if other != self.me)
+        return max((round.told.node or 0.0), *others, 0.0) >= HARD
 
     def pairs_of(self, name: str, report: PeerReport) -> list[float]:
         """Return the ratios in a peer's report of its rounds with others than this node. For a peer
@@ -170,9 +169,9 @@ class Company:
     def choose(
         self, *, near: bool | None, asked: Mapping[str, int], ill: Collection[str], now: float
     ) -> str | None:
-        """Return a peer for an extra round, None if there is none; `near` says on which side it must
-        be. Peers that were asked least often by `asked` come first, then those recently found well,
-        in an order of this node's own. Nobody in `ill` is chosen.
+        """Return a peer for an extra round, None if there is none; `near` says on which side it
+        must be. Peers that were asked least often by `asked` come first, then those recently found
+        well, in an order of this node's own. Nobody in `ill` is chosen.
         """
         well = {met.round.peer for met in self.log if not met.bad and now - met.round.at < _RECENT}
         ranks = [
@@ -205,7 +204,9 @@ class Company:
         return report is not None and (report.node or 0.0) >= HARD
 
     def _outages(self, epoch: int) -> Iterator[str]:
-        """Yield the peer of each short outage. Overlapping ones count once: this node was cut off."""
+        """Yield the peer of each short outage. Overlapping ones count once: this node was cut
+        off.
+        """
         began: dict[str, ObservedRound] = {}
         over = -1
         for met in self.log:

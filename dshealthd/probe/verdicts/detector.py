@@ -1,10 +1,11 @@
 """The detector: what one agent concludes from its own rounds and from its peers' reports.
 
-A part that is flagged with two of the last three peers becomes suspicious. Extra rounds with members
-known to be well confirm it. Then the cause that explains most is accused: the leaf, if the neighbors
-report the same about themselves; otherwise a rail, a GPU or the node; the link, if one pair is bad
-and both its ends are well with others. Each agent accuses its own node and its own links, and other
-nodes only if they cannot report for themselves. Declined and inconclusive rounds accuse nobody.
+A part that is flagged with two of the last three peers becomes suspicious. Extra rounds with
+members known to be well confirm it. Then the cause that explains most is accused: the leaf, if the
+neighbors report the same about themselves; otherwise a rail, a GPU or the node; the link, if one
+pair is bad and both its ends are well with others. Each agent accuses its own node and its own
+links, and other nodes only if they cannot report for themselves. Declined and inconclusive rounds
+accuse nobody.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ class Detector:
             self._high,
             self._options.confirmations,
         )
-        stores: tuple[dict[str, object], ...] = (self._pairs, self._ended, self._gone)  # type: ignore[assignment] # only keys are removed
+        # only keys are removed
+        stores: tuple[dict[str, object], ...] = (self._pairs, self._ended, self._gone)  # type: ignore[assignment]
         for store in stores:
             for name in store.keys() - company.leaves.keys():
                 del store[name]
@@ -256,7 +258,11 @@ class Detector:
             blamed = told is not None and told.accuses_itself(signal, self._high)
             if measurement is not None and history is not None:
                 bad = measurement.bad
-                measurement.explained = bad and blamed
+                measurement.explained = (
+                    bad
+                    and told is not None
+                    and told.accuses_itself(signal, self._high, measurement.ratio)
+                )
                 if is_exact or bad or measurement.good:
                     yield history, measurement
             if (
@@ -305,11 +311,9 @@ class Detector:
         bads = {history.signal: entry for history, entry in found if entry.bad}
         hard = next((signal for signal in (REACH, RUN) if signal in bads), None)
         bad = frozenset(bads if hard is None else (hard,))
-        ratios = sorted(entry.ratio for entry in bads.values() or (entry for _, entry in found))
-        # The highest of many good timings is high by chance, so their median counts. An echo that
-        # takes a tenth longer than usual is fine, but peers judge by the tolerance of collectives.
-        light = observation.kind is Kind.LIGHT
-        ratio = ratios[-1] if bad else 1.0 if light else ratios[len(ratios) // 2]
+        ratios = [entry.ratio for entry in bads.values()]
+        # What is not bad is usual, by this node's own measure, however much its timings vary.
+        light, ratio = observation.kind is Kind.LIGHT, max(ratios, default=1.0)
         silent = hard == REACH and observation.outcome in _SILENCES and late == (peer,)
         told, pair = round.told, self._pairs.get(peer)
         self._company.record_report(round)
@@ -320,8 +324,15 @@ class Detector:
             self._gone.pop(peer, None)
         elif peer in self._gone and hard == REACH and round.led:
             self._gone[peer] = self._gone[peer][0], self._epoch
-        if told is not None and any(
-            told.accuses_itself(signal, self._high) for signal in (pair.signals if pair else bad)
+        concerned = pair.signals if pair else bad
+        # A peer that blames one of its rails does not explain that all of them are slow.
+        if (
+            told is not None
+            and concerned
+            and all(
+                told.accuses_itself(signal, self._high, pair.least if pair else ratio)
+                for signal in concerned
+            )
         ):
             self._pairs.pop(peer, None)
             self._ended.pop(peer, None)
@@ -506,9 +517,10 @@ class Detector:
             )
         )
 
-    def score(self) -> float | None:
+    def score(self, *, flagged: bool = False) -> float | None:
         """Return this node's own score: the median over its parts of their recent ratios. HARD if
-        its rounds fail; None before the first round.
+        its rounds fail; None before the first round. With `flagged`, what is within the usual of
+        its class counts as 1: where timings vary by a fifth, one that is a tenth above is not slow.
         """
         for signal in (REACH, RUN, OWN_NODE):
             history = self._history.get(signal)
@@ -520,6 +532,7 @@ class Detector:
         for signal, history in self._history.items():
             # The worst over operations and sizes, without echoes.
             if signal.timed and signal.family != "light" and (ratio := history.ratio()) is not None:
+                ratio = ratio if history.uneasy() or not flagged else 1.0
                 parts[signal.part] = max(parts.get(signal.part, 0.0), ratio)
         return median(parts.values()) if parts else (1.0 if REACH in self._history else None)
 
@@ -536,7 +549,7 @@ class Detector:
             uplink = [entry for entry in self._history.values() if entry.leaves_badly()]
             worst = max((far.ratio for entry in uplink for far in entry.far), default=1.0)
             pairs = self._company.told(self._epoch)
-            report = PeerReport(self.score(), uplink=bool(uplink), pairs=pairs)
+            report = PeerReport(self.score(flagged=True), uplink=bool(uplink), pairs=pairs)
             self._told = encode_scores(self._me, report, slow, worst)
         return self._told
 

@@ -1,8 +1,9 @@
-"""The explanation of an investigation's bad rounds: this node, its leaf, the fabric, or nothing yet.
+"""The explanation of an investigation's bad rounds: this node, its leaf, the fabric, or nothing
+yet.
 
-Pure functions of the rounds of one investigation. The larger cause is tried first: if most neighbors
-on the leaf report the same about themselves, it is the leaf; if they do not, it is this node, or the
-part of it that was timed.
+Pure functions of the rounds of one investigation. The larger cause is tried first: if most
+neighbors on the leaf report the same about themselves, it is the leaf; if they do not, it is this
+node, or the part of it that was timed.
 """
 
 from __future__ import annotations
@@ -147,15 +148,15 @@ def _words(
 ) -> tuple[int, int]:
     """Return how many peers report this node's problem about themselves, and how many deny it.
 
-    Only peers inside the leaf count (`near`), or only those outside it, by their last report. A peer
-    that finds itself well, but whose recent rounds with others were not mostly good, does not know
-    yet and is not counted.
+    Only peers inside the leaf count (`near`), or only those outside it, by their last report. A
+    peer that finds itself well, but whose recent rounds with others were not mostly good, does not
+    know yet and is not counted.
     """
     words: dict[str, bool | None] = {}
     for entry in rounds:
         told = entry.round.told
         if entry.round.near is near and told is not None and told.node is not None:
-            same = told.accuses_itself(signal, around.high)
+            same = told.accuses_itself(signal, around.high, entry.ratio)
             known = same or told.is_well(around.me, around.high)
             words[entry.round.peer] = same if known else None
     return sum(word is True for word in words.values()), sum(

@@ -1,4 +1,5 @@
-"""Pairs: a peer with which rounds go badly, and whether it is the path to it, the peer, or this node.
+"""Pairs: a peer with which rounds go badly, and whether it is the path to it, the peer, or this
+node.
 
 By the medians of both: if this node and the peer are each well with most others, it is the link
 between them. If the peer is not, it finds that out itself, and says so; if nobody can call it, this
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.probe.observation import Kind
 from dshealthd.probe.verdicts.explanation import PEERS
-from dshealthd.probe.verdicts.signals import HARD, REACH, RUN, ObservedRound, Signal
+from dshealthd.probe.verdicts.signals import FAR_BELOW, HARD, REACH, RUN, ObservedRound, Signal
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -45,11 +46,6 @@ _STALE = 6
 _FLAPS = 36
 """Epochs for which bad rounds with a peer are remembered after good ones ended the suspicion. Six
 minutes of 10 s epochs: a pair among 32 nodes meets once in five minutes.
-"""
-_FAR_BELOW = 4
-"""Factor by which a bad ratio with others lies below a pair's, so as not to explain the pair's.
-Busy CPUs make the collectives of all pairs take several times as long; meanwhile a slow link is
-accused only if it is slower by far.
 """
 
 
@@ -230,7 +226,7 @@ class PairSuspicion:
         well = ill = good = 0
         for met in company.log:
             if met.round.number > self.first.number and met.round.peer != self.peer:
-                if met.bad and _FAR_BELOW * met.ratio > self.least:
+                if met.bad and FAR_BELOW * met.ratio > self.least:
                     ill += 1
                     continue
                 good += 1
@@ -241,7 +237,7 @@ class PairSuspicion:
         """Return how the peer's last rounds with others went, by its own report."""
         report = company.report(self.peer, self.first.number)
         ratios = [] if report is None else company.pairs_of(self.peer, report)
-        high = HARD if self.hard else max(high, self.least / _FAR_BELOW)
+        high = HARD if self.hard else max(high, self.least / FAR_BELOW)
         well = sum(ratio < high for ratio in ratios)
         return Others(well, len(ratios) - well)
 

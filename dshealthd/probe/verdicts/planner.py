@@ -1,6 +1,7 @@
 """The planner of extra rounds: which one is needed next to confirm or clear a suspicion.
 
-Pure functions of what the detector knows: they change nothing. The detector records what it requests.
+Pure functions of what the detector knows: they change nothing. The detector records what it
+requests.
 """
 
 from __future__ import annotations

@@ -12,6 +12,11 @@ from dshealthd.probe.observation import Kind, Observation, Outcome, Stage
 
 HARD = 1000.0
 """The ratio of a failed round, which gave no time at all."""
+FAR_BELOW = 4
+"""Factor by which one bad ratio lies below another, so as not to explain it. Busy CPUs make the
+collectives of all pairs take several times as long; meanwhile a node or link that is slower by far
+is accused of that.
+"""
 WINDOW = 3
 SUSPECT = 2
 """Flagged rounds among the last WINDOW that make a signal suspicious."""
@@ -81,11 +86,12 @@ class PeerReport:
     pairs: Mapping[str, float] = field(default_factory=dict)
     """The ratios of its last rounds, by peer."""
 
-    def accuses_itself(self, signal: Signal, high: float) -> bool:
-        """Return whether the peer takes the blame for a bad round of a signal."""
-        if not signal.timed:
-            return self.node is not None and self.node >= HARD
-        return (self.node is not None and self.node >= high) or signal.word in self.parts
+    def accuses_itself(self, signal: Signal, high: float, ratio: float = 1.0) -> bool:
+        """Return whether the peer takes the blame for a bad round of a signal, with this ratio."""
+        least = max(high, ratio / FAR_BELOW) if signal.timed else HARD
+        return (self.node is not None and self.node >= least) or (
+            signal.timed and signal.word in self.parts
+        )
 
     def is_well(self, but: str, high: float) -> bool:
         """Return whether most rounds in the report, except those with `but`, were good. True if

@@ -18,6 +18,18 @@ LATENCY = ((8, 40), (1 << 10, 40), (64 << 10, 40))
 """Small all-reduces, cheap and the first to show bad cables: bytes and repetitions."""
 BANDWIDTH = ((64 << 20, 5),)
 """A large all-reduce, run now and then."""
+OWN = frozenset(
+    {
+        "stopped",
+        "uninterruptible",
+        "unkillable",
+        "killed",
+        "exited",
+        "out_of_memory",
+        "malformed",
+    }
+)
+"""Reasons that mean a fault of the rank itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,20 +87,6 @@ class WorkerJob:
     """Seconds that a worker may stay in a stage; `sizes` restarts for every size."""
 
 
-OWN = frozenset(
-    {
-        "stopped",
-        "uninterruptible",
-        "unkillable",
-        "killed",
-        "exited",
-        "out_of_memory",
-        "malformed",
-    }
-)
-"""Reasons that mean a fault of the rank itself."""
-
-
 @dataclass(frozen=True, slots=True)
 class Checksum:
     """Checksum of a device's matrix products with fixed operands."""
@@ -129,8 +127,8 @@ class RankResult:
 
     @property
     def own_finding(self) -> bool:
-        """Whether the result shows a fault of the rank itself, not just that it waited in vain. What
-        fails in its own process before it has spoken to any other is one.
+        """Whether the result shows a fault of the rank itself, not just that it waited in vain.
+        What fails in its own process before it has spoken to any other is one.
         """
         return (
             self.outcome is Outcome.CORRUPTED

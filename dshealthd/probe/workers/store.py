@@ -17,7 +17,8 @@ TimeoutError or StoreError.
 
 MAX_KEYS = 4096
 MAX_KEY = 256
-MAX_VALUE = 64 << 10
+MAX_VALUE = 45000
+"""Bytes: in base64 and with the other fields a value fits into the largest body between agents."""
 
 
 class StoreError(Exception):

@@ -84,6 +84,19 @@ other, in one to two seconds each; and an agent waits a minute for the fork serv
 """
 DIED_WITH_PARENT = signal.SIGKILL
 PR_SET_PDEATHSIG = 1
+REASONS = (
+    ("refused", "connection refused"),
+    ("connection_lost", "closed by peer"),
+    ("connection_lost", "reset by peer"),
+    ("connection_lost", "broken pipe"),
+    ("no_route", "no route to host"),
+    ("no_route", "network is unreachable"),
+    ("timeout", "timed out"),
+    ("timeout", "timeout"),
+    ("out_of_memory", "out of memory"),
+    ("no_address", "cannot assign requested address"),
+)
+"""Slugs by text in the libraries' error messages, which have no codes."""
 
 
 class StoreFailure(RuntimeError):
@@ -179,7 +192,8 @@ def agent_store(agent: AgentChannel, prefix: str, timeout: float) -> Any:
     """Return the worker's rendezvous store, which forwards every operation to the agent."""
     import torch.distributed as dist
 
-    class AgentStore(dist.Store):  # type: ignore[misc,name-defined] # torch exports it only where it is built with it
+    # torch exports it only where it is built with it
+    class AgentStore(dist.Store):  # type: ignore[misc,name-defined]
         """The operations that process groups need; binary values travel as base64."""
 
         def set(self, key: str, value: bytes | str) -> None:
@@ -361,7 +375,8 @@ def timed(device: torch.device, operations: Sequence[Callable[[], object]]) -> l
     if device.type == "cuda":
         event: Any = torch.cuda.Event
         events = [(event(enable_timing=True), event(enable_timing=True)) for _ in operations]
-        for (start, end), operation in zip(events, operations):  # noqa: B905 - Python 3.9 has no strict
+        # Python 3.9 has no strict
+        for (start, end), operation in zip(events, operations):  # noqa: B905
             start.record()
             operation()
             end.record()
@@ -559,12 +574,14 @@ def backend_options(job: dict[str, Any], device: torch.device) -> Any:
         torch.zeros(1, device=device)
         options = dist.ProcessGroupNCCL.Options()
     else:
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # noqa: SLF001 - the name that every version has
+        # the name that every version has
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # noqa: SLF001
         # A numeric address: gloo would otherwise listen on whatever the machine's own name resolves
         # to.
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=job["address"])]  # noqa: SLF001
         options._threads = 1  # noqa: SLF001
-    options._timeout = timedelta(seconds=job["timeout"])  # noqa: SLF001 - the name that every version has
+    # the name that every version has
+    options._timeout = timedelta(seconds=job["timeout"])  # noqa: SLF001
     return options
 
 
@@ -582,21 +599,6 @@ def linger(store: Any, job: dict[str, Any]) -> None:
     with contextlib.suppress(StoreFailure):
         store.set(f"done/{job['rank']}", b"1")
         store.wait([f"done/{rank}" for rank in range(job["size"])], timedelta(seconds=LINGER))
-
-
-REASONS = (
-    ("refused", "connection refused"),
-    ("connection_lost", "closed by peer"),
-    ("connection_lost", "reset by peer"),
-    ("connection_lost", "broken pipe"),
-    ("no_route", "no route to host"),
-    ("no_route", "network is unreachable"),
-    ("timeout", "timed out"),
-    ("timeout", "timeout"),
-    ("out_of_memory", "out of memory"),
-    ("no_address", "cannot assign requested address"),
-)
-"""Slugs by text in the libraries' error messages, which have no codes."""
 
 
 def reason(error: BaseException) -> str:
@@ -756,7 +758,9 @@ ROLES: dict[str, Callable[..., None]] = {"gpus": count_gpus, "worker": work}
 
 
 def main(arguments: list[str]) -> None:
-    """Run as fork server (`parent ROOTS FD`) or as one of its processes (`ROLE ROOTS PARENT FD …`)."""
+    """Run as fork server (`parent ROOTS FD`) or as one of its processes (`ROLE ROOTS PARENT FD
+    …`).
+    """
     role, roots, *numbers = arguments
     allowed = roots.split(os.pathsep)
     # Import only from folders that `launch.py` has checked: .pth files can name others.

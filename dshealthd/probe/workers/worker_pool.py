@@ -28,10 +28,10 @@ from dshealthd.probe.workers.fork_server import (
     ForkedWorker,
     ForkServer,
     ForkServerError,
-    StatusPage,
 )
 from dshealthd.probe.workers.job import RankResult
 from dshealthd.probe.workers.session import NodeWorkers, WorkerSession
+from dshealthd.probe.workers.status_page import StatusPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -158,8 +158,8 @@ class WorkerPool:
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """Versions (`torch`, `cuda`, `python`) of the pool's environment, and how many `gpus` it can
-        use; empty without a fork server that is ready.
+        """Versions (`torch`, `cuda`, `python`) of the pool's environment, and how many `gpus` it
+        can use; empty without a fork server that is ready.
         """
         return self._parent.about if self._parent is not None else {}
 

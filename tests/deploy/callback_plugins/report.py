@@ -38,7 +38,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc] # Ansible has no types
         """Write what was done."""
         self._write(result)
 
-    def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:  # noqa: FBT001, FBT002 - Ansible's own
+    # Ansible's own
+    def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:  # noqa: FBT001, FBT002
         """Write what failed."""
         self._write(result, failed=not ignore_errors)
 

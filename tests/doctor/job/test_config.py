@@ -140,7 +140,8 @@ MENDED = {
         ),
     ),
 }
-"""The check that finds a case, and the configuration with the line changed that its remedy shows."""
+"""The check that finds a case, and the configuration with the line changed that its remedy
+shows."""
 
 
 @pytest.fixture(scope="module")

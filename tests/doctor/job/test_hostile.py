@@ -272,7 +272,9 @@ HOSTILE_NAMES = (
 def test_remedies_run_nothing_that_a_name_or_key_says(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A remedy that is pasted runs the command that it shows, whatever files and keys are called."""
+    """A remedy that is pasted runs the command that it shows, whatever files and keys are
+    called.
+    """
     monkeypatch.chdir(tmp_path)
     file = Path(name.format(proof="proof"))
     evil = "'; touch proof; '"

@@ -1,4 +1,6 @@
-"""The port where ranks meet: real listeners and connections, and the port that the remedy prints."""
+"""The port where ranks meet: real listeners and connections, and the port that the remedy
+prints.
+"""
 
 from __future__ import annotations
 

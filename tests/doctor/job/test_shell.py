@@ -30,14 +30,20 @@ SCRIPTS = {
     "defaults": 'A=1; srun ${A:-2} "${NONE:-x y}" ${NONE-3} "${A:+4}"',
     "arrays": 'A=(1 "2 3"\n# c\n 4); A+=(5); srun "${A[@]}" ${A[*]} "${A[1]}" $A',
     "several lines": "A=\"\n  --a 1\n  --b 2\n\"\nA+=' --c'\nsrun $A x",
-    "substitution": 'X=$(srun hidden >/dev/null; echo "a ) b"); echo "`true` $(echo \')\')"; srun a',
+    "substitution": (
+        'X=$(srun hidden >/dev/null; echo "a ) b"); echo "`true` $(echo \')\')"; srun a'
+    ),
     "function not called": "f() { srun never; }\nfunction g\n{ srun never; }\nsrun now",
     "a command in a variable": 'CMD="torchrun --nnodes 2"; srun $CMD train.py; $CMD x',
     "here": "srun a <<EOF b\ntorchrun no '\nEOF\ncat <<-'E' >/dev/null\n\tsrun \"no\n\tE\nsrun c",
     "here string": 'srun a <<< "b c" d',
-    "redirections": "srun a 2>&1 >/dev/null b; srun c 2>/dev/null& wait; srun d &>/dev/null; srun 2 >&2",
+    "redirections": (
+        "srun a 2>&1 >/dev/null b; srun c 2>/dev/null& wait; srun d &>/dev/null; srun 2 >&2"
+    ),
     "operators": "true && srun a || srun never; (srun b; srun c) | cat; srun d|cat",
-    "keywords": "if true; then srun a; fi; for i in 1; do srun b; done; while srun c && false; do :; done",
+    "keywords": (
+        "if true; then srun a; fi; for i in 1; do srun b; done; while srun c && false; do :; done"
+    ),
     "case": "case x in x) srun a;; esac; ! srun b; { srun c; }",
     "arithmetic": "((1 < 2)) && srun a; i=3; ((i++)); srun b",
     "own": "export A=1 B=2; C=3 srun $A$B; readonly D=4; declare -x E=5; srun $D $E",
@@ -78,7 +84,8 @@ ADDRESS = 'head=$(srun --nodes=1 --ntasks=1 -w "$node" hostname --ip-address)\n'
     ("script", "program", "ranks"),
     [
         (ADDRESS + "srun torchrun --nnodes 4 --nproc_per_node 8 x.py", "torchrun", 32),
-        ("srun hostname\nsrun -l env\nsrun torchrun --nnodes=4 --nproc-per-node=2 x.py", "torchrun", 8),
+        (("srun hostname\nsrun -l env\nsrun torchrun --nnodes=4 --nproc-per-node=2 "
+          "x.py"), "torchrun", 8),
         ("srun ls /data\nsrun nvidia-smi -L", "", None),
         ("srun -N1 -n1 python prepare.py\nsrun -N4 --ntasks-per-node=8 python x.py", "srun", 32),
         ("srun -n1 -N1 torchrun a.py\nsrun torchrun --nnodes=4 --nproc-per-node=8 b.py", "torchrun",
@@ -89,7 +96,8 @@ ADDRESS = 'head=$(srun --nodes=1 --ntasks=1 -w "$node" hostname --ip-address)\n'
         ('C="torchrun --nnodes=4 --nproc-per-node=8 x.py"; eval srun "$C"', "torchrun", 32),
         ('A=(--nnodes=4 --nproc-per-node=8)\nsrun torchrun "${A[@]}" x.py', "torchrun", 32),
         ('srun bash -c "torchrun --nnodes=4 --nproc-per-node=8 x.py"', "torchrun", 32),
-        ("srun apptainer exec --nv -B /opt/deepspeed img torchrun --nnodes=4 --nproc-per-node=8 x.py",
+        (("srun apptainer exec --nv -B /opt/deepspeed img torchrun --nnodes=4 --nproc-per-node=8 "
+          "x.py"),
          "torchrun", 32),
         ("srun numactl -N0 env A=1 torchrun --nnodes=4 --nproc-per-node=8 x.py", "torchrun", 32),
         ("srun python -W ignore -m torch.distributed.run --nnodes=4 --nproc-per-node=8 x.py",
@@ -103,7 +111,8 @@ ADDRESS = 'head=$(srun --nodes=1 --ntasks=1 -w "$node" hostname --ip-address)\n'
         ("if [ $N = 1 ]; then P=1; else P=8; fi\nsrun torchrun --nnodes=4 --nproc-per-node=$P x.py",
          "torchrun", None),
         ("for i in 1 2; do srun torchrun --nnodes=4 --nproc-per-node=8 x.py; done", "torchrun", 32),
-        ("srun torchrun --nnodes=4 --nproc-per-node=8 x.py\nsrun torchrun --nnodes=4 'eval", "torchrun",
+        (("srun torchrun --nnodes=4 --nproc-per-node=8 x.py\nsrun torchrun --nnodes=4 "
+          "'eval"), "torchrun",
          32),
     ],
 )  # fmt: skip

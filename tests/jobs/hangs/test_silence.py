@@ -80,8 +80,8 @@ def test_a_pause_that_came_again_is_usual(seconds: float, pause: float, factor: 
 
 
 def test_how_long_a_marked_phase_is_usual_without_work() -> None:
-    """A checkpoint that shows nothing is given less time, if none has taken as long; an evaluation may
-    be that of a service.
+    """A checkpoint that shows nothing is given less time, if none has taken as long; an evaluation
+    may be that of a service.
     """
     baseline, now, step = trained(1.0)
     baseline.hear(now, step, Phase.EVALUATION)
@@ -136,7 +136,9 @@ def test_fast_steps() -> None:
 
 
 def test_slow_first_steps_are_not_learnt() -> None:
-    """A compilation of minutes in the first steps does not make later stops invisible for minutes."""
+    """A compilation of minutes in the first steps does not make later stops invisible for
+    minutes.
+    """
     baseline = SilenceBaseline(0.0, 0, Phase.TRAINING)
     for step in range(1, 30):
         baseline.hear(500.0 + step, step, Phase.TRAINING)

@@ -136,7 +136,9 @@ def test_silence(scene: Scene) -> None:
 
 
 def test_a_watchdog_of_its_own(scene: Scene) -> None:
-    """When a job ends itself, its process group tells, and its environment may tell an earlier time."""
+    """When a job ends itself, its process group tells, and its environment may tell an earlier
+    time.
+    """
     identity, message = scene.present[JOB, 0]
     process = dataclasses.replace(
         identity.process, environment={**TORCH, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "120"}
@@ -369,7 +371,9 @@ def test_an_end_is_known_while_others_wait_for_the_rank(scene: Scene) -> None:
 
 
 def test_a_job_that_goes_on(scene: Scene) -> None:
-    """An end is told no longer when the launcher has started the job again, with any of its ranks."""
+    """An end is told no longer when the launcher has started the job again, with any of its
+    ranks.
+    """
     end(scene, 0, ExitKind.TERMINATED)
     end(scene, 1, ExitKind.FAILED)
     scene.look()

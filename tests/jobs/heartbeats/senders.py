@@ -30,7 +30,8 @@ def page(data=b"", size={PAGE}, seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW):
     os.pwrite(file, data, 0)
     return file
 def hand(s, *files, hello={HELLO!r}, more=()):
-    s.sendmsg([hello], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("%di" % len(files), *files)), *more])
+    rights = struct.pack("%di" % len(files), *files)
+    s.sendmsg([hello], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights), *more])
 s = connect()
 """
 FOLLOW = """

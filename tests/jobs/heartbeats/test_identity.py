@@ -92,7 +92,10 @@ def test_answers_that_make_no_sense(machine: Machine, file: str, text: str) -> N
 
 def test_environment_of_another_user() -> None:
     """Without privileges it is said that others' environments may not be read."""
-    code = "from dshealthd.core.host import Host; from dshealthd.jobs.heartbeats.identity import identify; print(identify(Host(), 1, 0))"
+    code = (
+        "from dshealthd.core.host import Host; from dshealthd.jobs.heartbeats.identity "
+        "import identify; print(identify(Host(), 1, 0))"
+    )
     user = STRANGER if os.getuid() == 0 else None
     command = [interpreter(user), "-B", "-c", code]
     result = subprocess.run(

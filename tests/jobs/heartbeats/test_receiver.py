@@ -144,7 +144,10 @@ async def test_connection_handed_on(path: Path) -> None:
     """A process that hands over a page by the connection of another, a child of fork say, is a
     forger: its page is not read.
     """
-    code = f"if os.fork() == 0:\n    hand(s, page({encode(beat(5))!r}))\n    os._exit(0)\ntime.sleep(60)"
+    code = (
+        f"if os.fork() == 0:\n    hand(s, page({encode(beat(5))!r}))\n    "
+        "os._exit(0)\ntime.sleep(60)"
+    )
     with receiving(path) as receiver, sending(path, TORCH, code):
         await until(lambda: receiver.rejected[RejectReason.FORGED] == 1)
         assert receiver.received == 0
@@ -157,7 +160,9 @@ async def test_credentials_cannot_be_made_up(path: Path) -> None:
     code = f"""
 def send(pid, uid):
     try:
-        hand(s, page({encode(beat(5))!r}), more=[(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, struct.pack("iII", pid, uid, 0))])
+        claimed = struct.pack("iII", pid, uid, 0)
+        more = [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, claimed)]
+        hand(s, page({encode(beat(5))!r}), more=more)
         return "sent"
     except PermissionError:
         return "refused"
@@ -192,7 +197,9 @@ BAD_PAGES = {
     "a socket": "hand(s, s.fileno())",
     "a page to write": "hand(s, os.open('/proc/self/fd/%d' % page(), os.O_WRONLY))",
     "a name": "hand(s, os.open('/', os.O_PATH))",
-    "more than a page": f"hand(s, page({encode(Message(1, 1.0))!r})); time.sleep({2 * PERIOD}); s.send(b'x')",
+    "more than a page": (
+        f"hand(s, page({encode(Message(1, 1.0))!r})); time.sleep({2 * PERIOD}); s.send(b'x')"
+    ),
     "twice": f"hand(s, page({encode(Message(1, 1.0))!r})); hand(s, page())",
 }
 
@@ -286,7 +293,10 @@ async def test_process_that_ends_while_a_child_holds_its_connection(path: Path) 
     """A rank that is gone is not shown, although a data loader that it left behind keeps its
     connection open.
     """
-    code = f"hand(s, page({encode(beat(5))!r}))\nif os.fork() == 0:\n    time.sleep(1.5)\n    os._exit(0)\ntime.sleep(60)"
+    code = (
+        f"hand(s, page({encode(beat(5))!r}))\nif os.fork() == 0:\n    time.sleep(1.5)\n    "
+        "os._exit(0)\ntime.sleep(60)"
+    )
     with receiving(path) as receiver, sending(path, TORCH, code) as sender:
         await until(lambda: shown(receiver))
         sender.end()
@@ -318,7 +328,9 @@ time.sleep(60)
 async def test_silent_connections_of_many_users(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four users fill all places: a fifth has one at once, and those that stay silent lose theirs."""
+    """Four users fill all places: a fifth has one at once, and those that stay silent lose
+    theirs.
+    """
     code = "kept = [connect() for _ in range(63)]\nprint('full', flush=True)\ntime.sleep(60)"
     monkeypatch.setattr(receiver_module, "SILENT", 600.0)
     with receiving(path) as receiver, contextlib.ExitStack() as vandals:
@@ -357,7 +369,8 @@ while True:
         for step in range(2, 8):
             watch = Stopwatch(os.getpid(), sender.pid)
             sender.tell(beat(step))
-            await until(lambda step=step: max(shown(receiver).values()) == step, 4 * PERIOD)  # type: ignore[misc] # bound now
+            # bound now
+            await until(lambda step=step: max(shown(receiver).values()) == step, 4 * PERIOD)  # type: ignore[misc]
             lags.append(watch.seconds())
         assert statistics.median(lags) < 2 * PERIOD
         assert receiver.received <= 7
@@ -417,7 +430,8 @@ async def test_connections_that_come_and_go(path: Path) -> None:
         with sending(path, TORCH, code):
             for step in range(2, 6):
                 sender.tell(beat(step))
-                await until(lambda step=step: step in shown(receiver).values(), 4 * PERIOD)  # type: ignore[misc] # bound now
+                # bound now
+                await until(lambda step=step: step in shown(receiver).values(), 4 * PERIOD)  # type: ignore[misc]
                 assert len(list(receiver.senders())) == 1
                 assert receiver.connections <= CONNECTIONS + 1
 

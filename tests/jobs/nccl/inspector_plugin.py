@@ -36,7 +36,8 @@ def line(
     """
     point = operation in {"Send", "Recv"}
     labels = (
-        f'version="v5.1",slurm_job_id="{job}",node="{node or os.uname().nodename}",gpu="GPU0",comm_name="{communicator}",'
+        f'version="v5.1",slurm_job_id="{job}",node="{node or os.uname().nodename}",gpu="GPU0",'
+        f'comm_name="{communicator}",'
         f'n_nodes="{nodes}",nranks="{ranks}",'
     )
     if point:
@@ -48,7 +49,10 @@ def line(
         if point
         else ("bus_bandwidth_gbs", "collective_exec_time_microseconds")
     )
-    return f"nccl_{names[0]}{{{labels}}} {bandwidth:.6g}\nnccl_{names[1]}{{{labels}}} {microseconds:.6g}\n"
+    return (
+        f"nccl_{names[0]}{{{labels}}} {bandwidth:.6g}\nnccl_{names[1]}{{{labels}}} "
+        f"{microseconds:.6g}\n"
+    )
 
 
 def line_229(
@@ -56,11 +60,14 @@ def line_229(
 ) -> str:
     """Return the three lines of a communicator's last operation."""
     labels = (
-        f'comm_id="0x7f8c496ae9f661",hostname="{os.uname().nodename}",rank="3",slurm_job="train",slurm_job_id="77",nranks="16",n_nodes="2",'
-        f'gpu_device_id="GPU3",collective="AllReduce",coll_sn="{number}",timestamp="2026-11-21T14:00:00Z",message_size="{message}"'
+        f'comm_id="0x7f8c496ae9f661",hostname="{os.uname().nodename}",rank="3",'
+        'slurm_job="train",slurm_job_id="77",nranks="16",n_nodes="2",'
+        f'gpu_device_id="GPU3",collective="AllReduce",coll_sn="{number}",'
+        f'timestamp="2026-11-21T14:00:00Z",message_size="{message}"'
     )
     return (
-        f"nccl_algorithm_bandwidth_gbs{{{labels}}} {bandwidth / 1.875:.6g}\nnccl_bus_bandwidth_gbs{{{labels}}} "
+        f"nccl_algorithm_bandwidth_gbs{{{labels}}} "
+        f"{bandwidth / 1.875:.6g}\nnccl_bus_bandwidth_gbs{{{labels}}} "
         f"{bandwidth:.6g}\n"
         f"nccl_collective_exec_time_microseconds{{{labels}}} {microseconds:.6g}\n"
     )

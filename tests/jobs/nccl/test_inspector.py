@@ -9,7 +9,13 @@ import time
 
 import pytest
 
-from dshealthd.jobs.nccl.inspector import MAX_LINE, MAX_MALFORMED, Operation, message_class, parse
+from dshealthd.jobs.nccl.inspector import (
+    MAX_LINE,
+    MAX_MALFORMED,
+    MeasuredOperation,
+    message_class,
+    parse,
+)
 from tests.jobs.nccl.inspector_plugin import line, line_229
 
 NODE = os.uname().nodename
@@ -39,7 +45,7 @@ def test_figures(
     """Each form of the file gives bytes per second and seconds of one operation."""
     content = parse(text)
     ((operation, figures),) = content.operations.items()
-    assert operation == Operation(job=job, node=node, **ALL_REDUCE)
+    assert operation == MeasuredOperation(job=job, node=node, **ALL_REDUCE)
     assert figures.bandwidth == (bandwidth and pytest.approx(bandwidth))
     assert figures.seconds == pytest.approx(seconds)
     assert content.malformed == 0

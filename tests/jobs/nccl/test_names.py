@@ -18,7 +18,9 @@ from dshealthd.jobs.nccl.names import Misnomer, misnomer, names
     "NCCL_IB_RAIL_POLICY", "NCCL_P2P_PER_CHANNEL_REG_NET_BW", "NCCL_PROGRESS_COUNTERS",
 ])  # fmt: skip
 def test_names_that_are_read(name: str) -> None:
-    """Names of NCCL, later releases too, of torch, of plugins, and those that images set are right."""
+    """Names of NCCL, later releases too, of torch, of plugins, and those that images set are
+    right.
+    """
     assert misnomer(name) is None
 
 
@@ -72,8 +74,8 @@ def test_the_data_is_consistent() -> None:
 
 def test_names_of_an_environment() -> None:
     """Names come out without their values, from the first entry to the last."""
-    data = b"NCCL_DEBUG=INFO\0SECRET=NCCL_IB_HCA=x\0TORCH_NCCL_BLOCKING_WAIT=1\0\xff=1\0NCCL_b=1\0NCCL_\xff=1\0"
-    data += b"DEEPSPEED_DEBUG=1\0NCCL_NO_VALUE"
+    data = b"NCCL_DEBUG=INFO\0SECRET=NCCL_IB_HCA=x\0TORCH_NCCL_BLOCKING_WAIT=1\0\xff=1\0NCCL_b=1\0"
+    data += b"NCCL_\xff=1\0DEEPSPEED_DEBUG=1\0NCCL_NO_VALUE"
     assert nccl_variables(data) == {"NCCL_DEBUG", "TORCH_NCCL_BLOCKING_WAIT", "DEEPSPEED_DEBUG"}
 
 

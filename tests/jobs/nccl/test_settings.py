@@ -71,7 +71,10 @@ def test_any_value_is_judged(name: str, value: str) -> None:
 
 def test_configuration_file() -> None:
     """Lines with `=` set variables; comments do not; the first of two counts."""
-    data = b"# NCCL_ALGO=Tree\nNCCL_IB_HCA=mlx5_0\r\nNCCL_IB_HCA=mlx5_1\nSECRET=x\nno line\nNCCL_DEBUG=INFO\n NCCL_PROTO=LL\nNCCL_ALGO=a=b"
+    data = (
+        b"# NCCL_ALGO=Tree\nNCCL_IB_HCA=mlx5_0\r\nNCCL_IB_HCA=mlx5_1\nSECRET=x\nno "
+        b"line\nNCCL_DEBUG=INFO\n NCCL_PROTO=LL\nNCCL_ALGO=a=b"
+    )
     settings, lines = parse_configuration(data)
     assert settings == {"NCCL_IB_HCA": "mlx5_0", "NCCL_ALGO": "a=b"}
     assert [line.partition(b"=")[0] for line in lines.split(b"\0")].count(b"NCCL_DEBUG") == 1

@@ -47,7 +47,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Process]]:
         (tmp_path / "answer").write_bytes(ANSWER)
 
         def start(behavior: str, **where: object) -> Process:
-            process = Process(behavior, tmp_path / "answer", **where)  # type: ignore[arg-type] # handed through
+            # handed through
+            process = Process(behavior, tmp_path / "answer", **where)  # type: ignore[arg-type]
             stack.callback(process.close)
             return process
 
@@ -167,7 +168,9 @@ def test_attempts_as_shipped(
     now = 0.0
 
     def clock() -> float:
-        """Let a greeting's time pass at each look, but not while the process that is well answers."""
+        """Let a greeting's time pass at each look, but not while the process that is well
+        answers.
+        """
         nonlocal now
         now += ras_client.GREETING if asked.connections <= stopped else 0.0
         return now

@@ -177,7 +177,9 @@ def test_jobs_that_share_the_port(node: Node) -> None:
 
 
 def test_job_without_nccl_beside_one_with(node: Node) -> None:
-    """A job whose address another job's process has is shown without numbers, and that is no fault."""
+    """A job whose address another job's process has is shown without numbers, and that is no
+    fault.
+    """
     one = node.process("json", FIRST, job=1)
     node.process("mute", job=2, ras=f"127.0.0.1:{one.port}")
     result = node.collect()

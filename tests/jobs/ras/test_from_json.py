@@ -70,7 +70,9 @@ def test_missing_ranks(version: str) -> None:
 
 
 def test_rank_behind() -> None:
-    """Ranks that have launched fewer operations are named with the operation, the furthest first."""
+    """Ranks that have launched fewer operations are named with the operation, the furthest
+    first.
+    """
     ranks = [
         *FOUR[:2],
         Rank(2, gpu=2, counts={"AllReduce": 990}),
@@ -86,7 +88,9 @@ def test_rank_behind() -> None:
 
 
 def test_rank_that_lost_its_connection_to_another() -> None:
-    """The one that is gone is named first, and who cannot launch any more for that is not behind."""
+    """The one that is gone is named first, and who cannot launch any more for that is not
+    behind.
+    """
     ranks = [Rank(0, async_error=6, counts={"AllReduce": 999}), *FOUR[1:3]]
     gone = Rank(3, pid=4003, gpu=3, flags=("unresponsive",))
     (communicator,) = parse_json(document(Communicator(ranks, [gone]))).communicators

@@ -99,7 +99,9 @@ def test_sizes_are_bounded() -> None:
 
 
 def test_troubles_of_several_communicators() -> None:
-    """A rank that is missing from several communicators is named once, the dead before the silent."""
+    """A rank that is missing from several communicators is named once, the dead before the
+    silent.
+    """
     dead, silent = (
         ras_server.Rank(number, pid=4000 + number, gpu=number, flags=flags)
         for number, flags in ((2, ("unresponsive", "considered_dead")), (1, ("unresponsive",)))

@@ -12,7 +12,9 @@ STARTS = frozenset({(4000, 1)})
 
 
 def idle(*answers: tuple[float, int]) -> list[int | None]:
-    """Return the answers without progress after each answer: when it was asked for, and its count."""
+    """Return the answers without progress after each answer: when it was asked for, and its
+    count.
+    """
     job, found = WatchedJob(), []
     for at, count in answers:
         job.looked(LOADED, STARTS, at)

@@ -43,7 +43,9 @@ class Training:
         environment: Mapping[str, str] | None = None,
         user: int | None = None,
     ) -> None:
-        """Start it, as another user if one is given; `timeout` is that of collectives, in seconds."""
+        """Start it, as another user if one is given; `timeout` is that of collectives, in
+        seconds.
+        """
         self.folder, self.size, self.user = folder, size, user
         script = [str(SCRIPT), "--folder", str(folder), "--fault", fault]
         script += ["--culprit", str(culprit), "--timeout", str(timeout)]

@@ -10,7 +10,7 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.probe.members.hostlist import MembershipError
-from dshealthd.probe.members.local_membership import (
+from dshealthd.probe.members.own_name import (
     local_addresses,
     own_name,
     parse_fib_trie,
@@ -58,7 +58,8 @@ def test_own_name(
             f'name: host "ip-10-0-0-2" matches none of the 2 members {NONE}',
         ),
         (["gpu1.a", "gpu1.b"], "gpu1", [], "", f'{TWO} ("gpu1.a", "gpu1.b"); {WHICH}'),
-        (["10.0.0.1", "fd00::1"], "x", ["10.0.0.1", "fd00::1"], "", f'{TWO} ("10.0.0.1", "fd00::1"); {WHICH}'),
+        (["10.0.0.1", "fd00::1"], "x", ["10.0.0.1", "fd00::1"], "", (f'{TWO} ("10.0.0.1", '
+                                                                     f'"fd00::1"); {WHICH}')),
         (["gpu1.a"], "gpu1.b", [], "", f'name: host "gpu1.b" matches none of the 1 members {NONE}'),
         (["10.0.0.1"], "10", [], "", f'name: host "10" matches none of the 1 members {NONE}'),
     ],

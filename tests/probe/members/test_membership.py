@@ -60,7 +60,10 @@ def test_hostfile() -> None:
 
 def test_every_bad_line_of_a_hostfile_is_named() -> None:
     """All errors are reported at once, with file and line."""
-    text = "a slots=8\nb\na slots=8\nc slot=8\nd/e slots=8\nf slots=12345678\nslots=8\n# g\ng slots = 8\n"
+    text = (
+        "a slots=8\nb\na slots=8\nc slot=8\nd/e slots=8\nf slots=12345678\nslots=8\n# g\ng "
+        "slots = 8\n"
+    )
     with pytest.raises(MembershipError) as error:
         parse_hostfile(text, "/job/hostfile")
     assert error.value.errors == (

@@ -245,8 +245,8 @@ async def test_request_for_a_nonce_has_no_body(key: Path) -> None:
 
 
 def test_spent_nonces_are_bounded() -> None:
-    """A sender with the key cannot make this node remember more nonces than its rate allows, whatever
-    it is refused for afterwards; those of others are spent as before.
+    """A sender with the key cannot make this node remember more nonces than its rate allows,
+    whatever it is refused for afterwards; those of others are spent as before.
     """
     clock = Time()
     nonces = Nonces(rate=2.0, burst=5, monotonic=clock)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.probe.peers.connection import MAX_UNPROVED
-from dshealthd.probe.peers.credentials import Credentials, Secrets
+from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.peers.protocol import MAX_BODY, PeerError, RequestClaim
 from tests.flood import flooding
 from tests.probe.peering import (
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.probe.options import PeerOptions
+    from dshealthd.probe.peers.secret_files import Secrets
 
 
 def options_of(kind: str, tmp_path: Path) -> tuple[dict[str, Any], PeerOptions]:

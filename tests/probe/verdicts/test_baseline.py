@@ -217,7 +217,8 @@ known = Baselines(BaselineOptions())
 number = 0
 print("ready", flush=True)
 while True:
-    known.update(TimingClass("rail", "nccl", "x", 1, str(number % 8), False), 1.0 + number % 5 / 100, float(number))
+    timing = TimingClass("rail", "nccl", "x", 1, str(number % 8), False)
+    known.update(timing, 1.0 + number % 5 / 100, float(number))
     replace(pathlib.Path(sys.argv[1]), known.document(), durable=True)
     number += 1
 """

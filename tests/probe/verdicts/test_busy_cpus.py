@@ -1,13 +1,15 @@
-"""A slow link among four nodes with busy CPUs, where any collective may take ten times as long as
-on idle ones.
+"""Four nodes with busy CPUs, where any collective may take ten times as long as on idle ones: a
+slow link among them, and a node whose network has a tenth of the usual rate.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
-from tests.probe.verdicts.test_light_rounds import KNOWN, PAIR, Company
+from tests.probe.verdicts.test_light_rounds import KNOWN, PAIR, SLOW, Company
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +22,8 @@ LARGE, SLOWED = 65536, 0.0373
 BUSY, WAIT = 0.3, 0.001
 """Share of timings prolonged by a wait for a CPU, and the mean of that wait in seconds."""
 TRIALS, RIGHT = 24, 15
+RATE = 12.5e6
+"""Bytes per second of 100 Mbit/s."""
 
 
 class BusyCompany(Company):
@@ -29,8 +33,8 @@ class BusyCompany(Company):
         self, leader: str, member: str, epoch: int, _asker: str = ""
     ) -> Iterator[tuple[str, Confirmation]]:
         self.now += 0.02
-        timings = tuple(self._timing(size, of_pair={leader, member} == PAIR) for size in TIMES)
         ends = leader, member
+        timings = tuple(self._timings({*ends}, epoch))
         scores = tuple(score for name in ends for score in self._detectors[name].scores())
         observation = Observation(
             epoch,
@@ -46,6 +50,10 @@ class BusyCompany(Company):
         for name in ends:
             for extra in self._detectors[name].observe(observation):
                 yield name, extra
+
+    def _timings(self, ends: set[str], _epoch: int) -> Iterator[Timing]:
+        for size in TIMES:
+            yield self._timing(size, of_pair=ends == PAIR)
 
     def _timing(self, size: int, *, of_pair: bool) -> Timing:
         slow = self.slow_pair and of_pair and size == LARGE
@@ -75,3 +83,31 @@ def test_slow_link_is_named_although_all_are_slow() -> None:
     assert sum(alone) >= RIGHT
     ambiguous = [any(s.reason == "ambiguous" for found in one for s in found) for one in trials]
     assert sum(ambiguous) <= 1
+
+
+class LimitedCompany(BusyCompany):
+    """The agents, whose CPUs are less busy; one may have a tenth of the rate of the others."""
+
+    limited = False
+
+    def _timings(self, ends: set[str], epoch: int) -> Iterator[Timing]:
+        large = {4 << 20: 0.012} if max(epoch, 0) % 12 < 2 else {}
+        for size, usual in ({8: 0.0004, 1024: 0.0006, 65536: 0.0012} | large).items():
+            seconds = usual * (1 + 0.15 * self._draws.random())
+            if self._draws.random() < BUSY / 3:
+                seconds += self._draws.expovariate(1 / WAIT)
+            if self.limited and SLOW in ends:
+                seconds += size / RATE
+            yield Timing("all_reduce", size, seconds, 0.0)
+
+
+@pytest.mark.parametrize("start", [7_000, 13_000, 17_000, 22_000, 24_000])
+def test_a_tenth_of_the_rate_is_of_one_node(start: int) -> None:
+    """The node is named, and neither the fabric nor anybody else: that the times of others vary by
+    more than the tolerance does not make them as slow as it.
+    """
+    company = LimitedCompany(start)
+    company.told(KNOWN)
+    company.limited = True
+    found = company.told(20)
+    assert set().union(*found) == {Suspect(Part.NODE, SLOW, "slow")}

@@ -319,6 +319,15 @@ def test_one_bad_pair_with_two_good_ends_is_a_link(me: str) -> None:
     assert scene.run(well, 8) == ()
 
 
+@pytest.mark.parametrize(("blamed", "links"), [("2", 1), (PARTS, 0)])
+def test_a_peer_explains_only_the_rails_that_it_blames(blamed: str, links: int) -> None:
+    """A peer that finds one of its rails slow, as by a spike, does not explain that all are."""
+    scene, peer = met()
+    told = agreeing(ME, peer, SLOW) | {f"{peer}/{part}": SLOW for part in blamed}
+    found = scene.run(with_peer(peer, Answer(SLOW, told=told)), 4)
+    assert found == (Suspect(Part.LINK, f"{ME}--{peer}", "slow"),) * links
+
+
 def test_pair_that_only_one_end_finds_slow_is_a_link() -> None:
     """The other end may find the pair normal, as it has been slow for as long as that end knows it:
     both are well with others, so it is the link.
@@ -388,6 +397,22 @@ def test_cut_link_whose_other_end_had_failed_with_another() -> None:
     right = (Suspect(Part.LINK, f"{ME}--{peer}", "unreachable"),)
     assert set(told) == {(), right}
     assert told[-1] == right
+
+
+@pytest.mark.parametrize(("ratio", "links"), [(1.0, 1), (HARD, 0)])
+def test_other_end_that_fails_inside_its_leaf_is_no_link(ratio: float, links: int) -> None:
+    """A node that loses packets does so inside its leaf, too: its good rounds there say nothing of
+    the way out of it, a failed one does.
+    """
+    scene, peer = met()
+    while peer.startswith("a"):
+        scene.run(well)
+        peer = partner(scene)
+    neighbor = f"{peer[0]}{(int(peer[1]) + 1) % 4}"
+    cut = vanished(peer, Outcome.UNREACHABLE, 1.0)
+    cut.word = Answer(told=reached(peer).told | {f"{peer}--{neighbor}": ratio})  # type: ignore[attr-defined] # as `vanished` sets it
+    found = scene.run(cut, 10)
+    assert found == (Suspect(Part.LINK, f"{ME}--{peer}", "unreachable"),) * links
 
 
 def test_slow_round_of_the_other_end_by_chance_makes_no_link_ambiguous() -> None:

@@ -148,7 +148,8 @@ class Company:
                 echoes.append(Timing("echo", size, seconds, 0.0))
             elif self.bounded:
                 waited = WAIT * self._draws.random()
-                # The part of a wait that passes while the answer is still in transit delays nothing.
+                # The part of a wait that passes while the answer is still in transit delays
+                # nothing.
                 delay = waited * self._draws.random()
                 least = max(0.0, seconds + delay - waited)
                 bounds.append(Bounds("echo", size, least, seconds + delay))
@@ -172,7 +173,9 @@ def named(company: Company, epochs: int, *suspect: str) -> None:
 
 @pytest.mark.parametrize("start", STARTS)
 def test_slow_node_is_named_whoever_leads(start: int) -> None:
-    """A node whose echoes are all slow is accused, and none of its links, and cleared afterwards."""
+    """A node whose echoes are all slow is accused, and none of its links, and cleared
+    afterwards.
+    """
     company = known(start)
     company.slow = True
     named(company, NAMED, "node", SLOW, "slow")

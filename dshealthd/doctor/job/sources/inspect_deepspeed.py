@@ -272,8 +272,9 @@ def optimizer_problem(module: Any, config: Any) -> str:
 def scheduler_problem(config: Any) -> str:
     """Return why the engine refuses the scheduler: `unknown`, `wrapped` optimizer, or "".
 
-    Follows DeepSpeedEngine's `_scheduler_from_config` and `_do_optimizer_sanity_check`: schedulers of
-    torch take an optimizer of torch, which DeepSpeed's wrappers for ZeRO and half precision are not.
+    Follows DeepSpeedEngine's `_scheduler_from_config` and `_do_optimizer_sanity_check`: schedulers
+    of torch take an optimizer of torch, which DeepSpeed's wrappers for ZeRO and half precision are
+    not.
     """
     import torch
     from deepspeed.runtime import lr_schedules

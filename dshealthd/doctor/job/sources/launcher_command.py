@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _WRAPPERS = frozenset(
-    "command exec time nohup env stdbuf nice ionice numactl taskset timeout setsid strace nsys ncu"  # noqa: SIM905 - easier to read
+    # easier to read
+    "command exec time nohup env stdbuf nice ionice numactl taskset timeout setsid strace nsys ncu"  # noqa: SIM905
     " singularity apptainer enroot podman docker conda mamba micromamba uv poetry pixi".split()
 )
 """Programs that run the command among their arguments."""
@@ -29,7 +30,8 @@ _SHELLS = frozenset({"bash", "sh", "zsh"})
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 _PYTHON_VALUED = frozenset({"-W", "-X"})
 _NO_JOB = frozenset(
-    ": [ cat chmod chown cp curl date dcgmi df du echo env export false find free git hostname"  # noqa: SIM905 - easier to read
+    # easier to read
+    ": [ cat chmod chown cp curl date dcgmi df du echo env export false find free git hostname"  # noqa: SIM905
     " ibstat ibv_devinfo ip ls lscpu lspci mkdir module mount mv nvidia-smi pip printenv printf"
     " pwd rdma rm rsync scontrol sed sinfo sleep squeue ss tar test touch true ulimit uname uptime"
     " wait wget which whoami".split()
@@ -40,20 +42,6 @@ _MODULES = {
     "torch.distributed.launch": "torchrun",
     "deepspeed.launcher.runner": "deepspeed",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """The options of a launcher, without leading dashes and with `_` written as `-`."""
-
-    flags: frozenset[str]
-    """Options without a value."""
-    valued: frozenset[str]
-    short: Mapping[str, str] = field(default_factory=dict)
-    is_open: bool = False
-    """Whether plugins and other releases have more options than these."""
-
-
 _DEEPSPEED_FLAGS = """
 module no-python no-local-rank no-ssh no-ssh-check force-multi save-pid bind-cores-to-rank quiet
 help
@@ -81,6 +69,18 @@ N=nodes n=ntasks G=gpus w=nodelist l=label u=unbuffered v=verbose Q=quiet O=over
 K=kill-on-bad-exit c=cpus-per-task p=partition t=time J=job-name o=output e=error A=account q=qos
 x=exclude D=chdir m=distribution C=constraint
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The options of a launcher, without leading dashes and with `_` written as `-`."""
+
+    flags: frozenset[str]
+    """Options without a value."""
+    valued: frozenset[str]
+    short: Mapping[str, str] = field(default_factory=dict)
+    is_open: bool = False
+    """Whether plugins and other releases have more options than these."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -147,7 +147,7 @@ class LauncherCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class CommandLaunch:
     """The command of a script that launches the job."""
 
     command: LauncherCommand | None = None
@@ -159,7 +159,7 @@ class Launch:
 
 def find_launch(
     text: str, variables: Mapping[str, shell.Value], nesting: int = 0, *, is_task: bool = False
-) -> Launch:
+) -> CommandLaunch:
     """Return the command of a script that launches its job, as far as known without a shell.
 
     That is the first one that runs `deepspeed` or `torchrun`, else Python by srun, else a program
@@ -167,14 +167,14 @@ def find_launch(
     `is_task`, srun runs the script itself.
     """
     now = dict(variables)
-    best, weight, problem = Launch(), 0, ""
+    best, weight, problem = CommandLaunch(), 0, ""
     line, is_conditional = 0, False
     try:
         for command in shell.commands(text, now):
             found = _launcher(command, now, nesting, is_task=is_task)
             rank = _weight(found, is_task=is_task)
             if rank > weight:
-                best, weight, problem = Launch(found, dict(now)), rank, ""
+                best, weight, problem = CommandLaunch(found, dict(now)), rank, ""
                 line, is_conditional = command.line, command.is_conditional
             elif rank and rank == weight and found != best.command:
                 is_conditional = is_conditional or command.is_conditional
@@ -183,7 +183,7 @@ def find_launch(
     except (ValueError, ArithmeticError) as error:
         problem = problem or str(error)
     if best.command is None or (problem and is_conditional):
-        return Launch(None, now, problem)
+        return CommandLaunch(None, now, problem)
     return best
 
 

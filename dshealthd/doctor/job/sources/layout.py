@@ -1,4 +1,6 @@
-"""The layout of a job: how many ranks it has, and on which nodes, from the first source that says."""
+"""The layout of a job: how many ranks it has, and on which nodes, from the first source that
+says.
+"""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 Quotes, variables, arrays and substitutions are read as bash reads them (bash(1), "QUOTING" and
 "EXPANSION"), so that a program inside `$(...)` is never taken for one that the script starts. What
-only a shell can compute, such as `$(hostname)`, stays as written, with its `$`, and whatever depends
-on it is unknown. Conditions are not evaluated and functions not called: commands in all branches and
-functions are returned, marked as conditional.
+only a shell can compute, such as `$(hostname)`, stays as written, with its `$`, and whatever
+depends on it is unknown. Conditions are not evaluated and functions not called: commands in all
+branches and functions are returned, marked as conditional.
 """
 
 from __future__ import annotations
@@ -167,7 +167,9 @@ def _tokens(text: str) -> Iterator[Token]:
 
 
 def _part(match: re.Match[str], found: str, *, is_quoted: bool) -> WordPart:
-    """Return the part of a word that was found; two quotes are a word, even if nothing is inside."""
+    """Return the part of a word that was found; two quotes are a word, even if nothing is
+    inside.
+    """
     kind = match.lastgroup
     if kind in ("expansion", "bracket"):
         return WordPart(found, is_quoted, expands=True)

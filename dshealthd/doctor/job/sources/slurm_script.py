@@ -38,7 +38,8 @@ class SlurmScript:
     """Variables set before the launcher whose values only a shell can compute."""
     command: LauncherCommand | None
     problem: str = ""
-    """Why the launcher is not known, if the script could not be parsed or it depends on conditions."""
+    """Why the launcher is not known, if the script could not be parsed or it depends on
+    conditions."""
 
     def number(self, name: str) -> int | None:
         """Return the number in an `#SBATCH` directive; None if there is none."""

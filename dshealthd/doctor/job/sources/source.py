@@ -22,6 +22,14 @@ T = TypeVar("T")
 
 READ_DEADLINE = 4.0
 """Seconds for one file or directory; a healthy network file system answers in milliseconds."""
+MAX_ENVIRONMENT = 1 << 20
+_PREFIXES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "SLURM_", "DEEPSPEED_", "DS_", "GLOO_")
+_NAMES = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("LD_LIBRARY_PATH", "ACCELERATE_DISABLE_NCCL"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +90,6 @@ def read_text(path: str, limit: int) -> str:
         line = content.count(b"\n", 0, error.start) + 1
         message = f"{path}:{line}: byte {content[error.start]:#04x} is not UTF-8"
         raise ValueError(message) from error
-
-
-MAX_ENVIRONMENT = 1 << 20
-_PREFIXES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "SLURM_", "DEEPSPEED_", "DS_", "GLOO_")
-_NAMES = frozenset(
-    {
-        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-        *("LD_LIBRARY_PATH", "ACCELERATE_DISABLE_NCCL"),
-    }
-)
 
 
 def read_environment(path: str) -> dict[str, str]:

@@ -1,10 +1,11 @@
-"""What users name cannot write on a reader's terminal."""
+"""Texts for people: counts, and what users name, which cannot write on a reader's terminal."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import logging
+import math
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from dshealthd.cli import main as cli
 from dshealthd.collection.worker import WorkerFormatter
-from dshealthd.core.text import printable, printable_lines
+from dshealthd.core.text import plural, printable, printable_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,3 +100,21 @@ def test_commands_print_no_name_as_it_is(
     assert text.strip()
     assert [line for line in text.split("\n") if not line.isprintable()] == []
     assert "Traceback (most" not in text
+
+
+@pytest.mark.parametrize(
+    ("number", "one", "several", "text"),
+    [
+        (0, "GPU", "", "0 GPUs"),
+        (1, "GPU", "", "1 GPU"),
+        (1.0, "GPU", "", "1 GPU"),
+        (2.0, "GPU", "", "2 GPUs"),
+        (1, "process hangs", "processes hang", "1 process hangs"),
+        (3, "process hangs", "processes hang", "3 processes hang"),
+        (1_048_576.0, "file", "", "1,048,576 files"),
+        (math.inf, "file", "", "inf files"),
+    ],
+)
+def test_plural(number: float, one: str, several: str, text: str) -> None:
+    """One is in the singular; a large count is in full, with commas, and not as a power of ten."""
+    assert plural(number, one, several) == text

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 from dshealthd.linux import sock_diag, socket_owners
-from dshealthd.linux.socket_owners import peer_uid
+from dshealthd.linux.peer_user import peer_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable

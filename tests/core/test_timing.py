@@ -1,4 +1,6 @@
-"""What has happened when the time is up counts: the agent itself may have been stopped meanwhile."""
+"""What has happened when the time is up counts: the agent itself may have been stopped
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ async def stopped_until_readable(waiting: Coroutine[None, None, T], descriptor: 
 
 
 def test_what_had_arrived_is_read_after_the_deadline() -> None:
-    """Two reads are needed, of what came while the loop was stopped; what never comes is cut off."""
+    """Two reads are needed, of what came while the loop was stopped; what never comes is cut
+    off.
+    """
 
     async def scene() -> None:
         with child.channel("a test") as (ours, theirs):

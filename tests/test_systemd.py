@@ -181,7 +181,9 @@ def test_variables_are_taken_out_and_a_foreign_watchdog_is_none() -> None:
 
 
 def test_a_full_socket_is_not_waited_for(tmp_path: Path) -> None:
-    """A manager that reads nothing never blocks the loop. What waits is sent once it reads again."""
+    """A manager that reads nothing never blocks the loop. What waits is sent once it reads
+    again.
+    """
     with contextlib.closing(Listener(str(tmp_path / "notify"))) as listener:
         manager = ServiceManager(listener.address)
         watch = Stopwatch()

@@ -93,8 +93,8 @@ def test_59_evidence_takes_nothing_of_an_impostor(
 ) -> None:
     """Forged probe rounds and metrics do not become evidence."""
     with impostor(tmp_path, document()) as found:
-        probes, metrics = _from_agent(configured(found.port), access)
-        assert (probes, metrics()) == (None, "")
+        answered, metrics = _from_agent(configured(found.port), access)
+        assert (answered, metrics()) == ({}, "")
         assert found.heard() == b""
     assert "not trusted" in capsys.readouterr().err
 

@@ -1,0 +1,1 @@
+"""Neighbors newer than those of the distribution that the other tests run on."""

@@ -1,0 +1,206 @@
+"""The shipped rules on VictoriaMetrics: scraped by vmagent, evaluated by vmalert, by the settings
+of docs/other-scrapers.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import re
+import shlex
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import yaml
+
+from tests import yaml_files
+from tests.lab.receiver import Receiver
+from tests.lab.servers import (
+    PROMETHEUS,
+    RULES,
+    Server,
+    alertmanager,
+    free_port,
+    routes,
+    running_server,
+)
+from tests.lab.station import Loopback, listen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.neighbors
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/other-scrapers.md"
+NODES = ("node-1", "node-2", "node-3", "node-4")
+METRICS = (
+    'dshealthd_build_info{version="1"} 1\n'
+    "dshealthd_members 4\n"
+    'dshealthd_probe_checksum{gpu="0",library="cublas"} 7\n'
+)
+"""What stands for an agent; a checksum, as each first one once was a change."""
+LIMIT = 240.0
+"""Seconds that a page may take here: far more than the 45 to 60 that it takes."""
+
+
+class Agent:
+    """Answers scrapes until it is stopped."""
+
+    def __init__(self, station: Loopback) -> None:
+        """Begin to answer."""
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.end_headers()
+                self.wfile.write(METRICS.encode())
+
+            def log_message(self, *_: object) -> None:
+                """Be silent."""
+
+        with listen(station) as free:
+            address = free.getsockname()
+        self._server = http.server.ThreadingHTTPServer(address, Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self._thread.start()
+        self.target = f"{address[0]}:{address[1]}"
+
+    def stop(self) -> None:
+        """Refuse connections from now on."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+
+
+class Fleet(NamedTuple):
+    """Agents, and what scrapes and judges them."""
+
+    agents: dict[str, Agent]
+    storage: Server
+    rules: Server
+    receiver: Receiver
+
+
+def settings(program: str) -> list[str]:
+    """Return the flags that the docs give to a program and that name no file or address."""
+    text = PAGE.read_text(encoding="utf-8")
+    (command,) = re.findall(rf"^{program} ((?:[^\\\n]|\\\n)*)", text, re.MULTILINE)
+    places = ("-rule=", "-promscrape.config=", "-storageDataPath=")
+    return [
+        flag
+        for flag in shlex.split(command.replace("\\\n", " "))
+        if not flag.startswith(places) and "://" not in flag
+    ]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Four agents that are scraped, and whose alerts arrive."""
+    station = Loopback("victoria", "127.0.0.171", tmp_path_factory.mktemp("station"))
+    folder = tmp_path_factory.mktemp("victoria")
+    agents = {name: Agent(station) for name in NODES}
+    config: dict[str, Any] = yaml_files.load(PROMETHEUS / "dshealthd.yml")
+    ports = {name: free_port(station) for name in ("victoria-metrics", "vmalert", "vmagent")}
+    for job in config["scrape_configs"]:
+        if job["job_name"] == "prometheus":
+            job["static_configs"] = [{"targets": [f"{station.address}:{ports['vmalert']}"]}]
+            continue
+        del job["file_sd_configs"]
+        job["static_configs"] = [
+            {"targets": [agent.target], "labels": {"node": name}} for name, agent in agents.items()
+        ]
+    (folder / "scrape.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
+
+    def quick(config: dict[str, Any]) -> None:
+        for route in routes(config):
+            route |= {"group_wait": "1s", "group_interval": "1s"}
+
+    with contextlib.ExitStack() as stack:
+        for agent in agents.values():
+            stack.callback(agent.stop)
+        receiver = stack.enter_context(Receiver(station))
+        warned = stack.enter_context(alertmanager(station, folder, receiver, quick))
+
+        def start(name: str, *flags: str) -> Server:
+            (folder / name).mkdir()
+            return stack.enter_context(
+                running_server(
+                    name,
+                    [*settings(name), *flags],
+                    station,
+                    folder / name,
+                    ports[name],
+                    "-httpListenAddr",
+                )
+            )
+
+        storage = start("victoria-metrics", f"-storageDataPath={folder / 'data'}")
+        rules = start(
+            "vmalert",
+            *(f"-rule={PROMETHEUS / name}" for name in RULES),
+            f"-datasource.url={storage.url}",
+            f"-remoteWrite.url={storage.url}",
+            f"-remoteRead.url={storage.url}",
+            f"-notifier.url={warned.url}",
+        )
+        start(
+            "vmagent",
+            f"-promscrape.config={folder / 'scrape.yml'}",
+            f"-remoteWrite.url={storage.url}/api/v1/write",
+            f"-remoteWrite.tmpDataPath={folder / 'queue'}",
+        )
+        yield Fleet(agents, storage, rules, receiver)
+
+
+def groups(fleet: Fleet) -> list[dict[str, Any]]:
+    """Return what vmalert tells of its groups."""
+    found: list[dict[str, Any]] = fleet.rules.ask("/api/v1/rules")["data"]["groups"]
+    return found
+
+
+def wait_for(said: str, condition: Callable[[], object]) -> None:
+    """Wait until a condition holds."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < LIMIT, said
+        time.sleep(0.5)
+
+
+def firing(fleet: Fleet) -> Counter[str]:
+    """Return how many alerts of each name fire, as vmalert has it."""
+    alerts = fleet.rules.ask("/api/v1/alerts")["data"]["alerts"]
+    return Counter(alert["name"] for alert in alerts if alert["state"] == "firing")
+
+
+@pytest.mark.timeout(900)
+def test_killed_node_is_a_page_and_nothing_else_is(fleet: Fleet) -> None:
+    """All rules are evaluated without an error. A fleet that is well is silent; a node that is
+    killed is one page, which names it.
+    """
+    wait_for("groups", lambda: all(group["lastEvaluation"] > "2" for group in groups(fleet)))
+    wait_for(
+        "severities of all nodes",
+        lambda: len(fleet.storage.query("dshealthd:node:severity")) == len(NODES),
+    )
+    assert firing(fleet) == {"DshealthdWatchdog": 1}
+    fleet.agents["node-3"].stop()
+    wait_for("a page", lambda: fleet.receiver.told("page"))
+    (page,) = {
+        (alert.labels["alertname"], alert.labels["node"]) for alert in fleet.receiver.told("page")
+    }
+    assert page == ("DshealthdAgentGone", "node-3")
+    assert firing(fleet) == {"DshealthdWatchdog": 1, "DshealthdAgentGone": 1}
+    errors = {
+        rule["name"]: rule["lastError"]
+        for group in groups(fleet)
+        for rule in group["rules"]
+        if rule.get("lastError")
+    }
+    assert errors == {}
+    assert fleet.storage.query("dshealthd:gpu:computes_wrong") == []
