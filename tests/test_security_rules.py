@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -12,13 +13,15 @@ EXCEPTION = re.compile(r"# noqa: [A-Z0-9, ]*\bS\d{3}\b(?P<rest>.*)")
 
 
 def exceptions() -> list[tuple[str, str]]:
-    """Return place and reason of each exception."""
+    """Return place and reason of each exception, behind it or in a comment above it."""
     found = []
     for folder in SHIPPED:
         for file in sorted((ROOT / folder).rglob("*.py")):
-            for number, line in enumerate(file.read_text().splitlines(), 1):
+            lines = file.read_text().splitlines()
+            for number, (above, line) in enumerate(pairwise(["", *lines]), 1):
                 if match := EXCEPTION.search(line):
-                    found.append((f"{file.relative_to(ROOT)}:{number}", match["rest"]))
+                    reason = re.sub(r"^ *# ", " - ", above) if "#" in above else ""
+                    found.append((f"{file.relative_to(ROOT)}:{number}", match["rest"] or reason))
     return found
 
 

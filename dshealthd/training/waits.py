@@ -60,11 +60,13 @@ def timeout() -> int:
     """
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     group = None if c10d is None else c10d.GroupMember.WORLD
+    if group is None:
+        return 0
     for device in ("cuda", "cpu"):
         try:
             # torch's own Python reads it so
             made = sys.modules["torch"].device(device)
-            options = group._get_backend(made).options  # type: ignore[union-attr] # noqa: SLF001
+            options = group._get_backend(made).options  # noqa: SLF001
             seconds = int(options._timeout.total_seconds())  # noqa: SLF001
             return min(max(seconds, 0), MAX_TIMEOUT)
         except (
@@ -73,7 +75,7 @@ def timeout() -> int:
             TypeError,
             ValueError,
             ArithmeticError,
-        ):  # no group, no such backend, or another release
+        ):  # no such backend, or another release
             continue
     return 0
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from dshealthd.jobs.heartbeats.sender import Sender
 
+_OF_RANKS = re.compile("dshealthd-(ranks|work|work-.*|slow-ranks|slowest-ranks)")
+"""The groups that compare ranks."""
 RANKS = 64
 SCRAPE = 5.0
 ALERT = 'ALERTS{alertname="DshealthdRankSlow", alertstate="firing"}'
@@ -77,7 +79,7 @@ def rules(path: Path) -> list[str]:
             group["rules"] = [
                 rule
                 for rule in group["rules"]
-                if group["name"] == "dshealthd-ranks"
+                if _OF_RANKS.fullmatch(group["name"])
                 or rule.get("alert") == "DshealthdRankSlow"
                 or "straggler" in rule.get("record", "")
             ]
@@ -103,7 +105,13 @@ def played(
         for name, values in scraped(works, minutes, per_node, late).items()
     ]
     test = {"interval": "5s", "input_series": series, "promql_expr_test": tests}
-    scene = {"rule_files": rules(path), "evaluation_interval": "10s", "tests": [test]}
+    groups = [group["name"] for source in RULES for group in yaml_files.load(source)["groups"]]
+    scene = {
+        "rule_files": rules(path),
+        "group_eval_order": groups,
+        "evaluation_interval": "10s",
+        "tests": [test],
+    }
     file = path / "scene.yml"
     file.write_text(json.dumps(scene), encoding="utf-8")
     return run("test", "rules", file)[1]

@@ -173,7 +173,7 @@ def _content(path: Path) -> bytes:
 
 
 def _context(options: PeerOptions, protocol: ssl._SSLMethod) -> ssl.SSLContext:
-    # options.tls
+    # As `options.tls` is set.
     assert options.tls_cert_file and options.tls_key_file and options.tls_ca_file  # noqa: PT018, S101
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
