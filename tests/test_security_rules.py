@@ -20,7 +20,7 @@ def exceptions() -> list[tuple[str, str]]:
             lines = file.read_text().splitlines()
             for number, (above, line) in enumerate(pairwise(["", *lines]), 1):
                 if match := EXCEPTION.search(line):
-                    reason = re.sub(r"^ *# ", " - ", above) if "#" in above else ""
+                    reason = re.sub(r"^ *# ", " - ", above) if re.match(" *# ", above) else ""
                     found.append((f"{file.relative_to(ROOT)}:{number}", match["rest"] or reason))
     return found
 

@@ -19,6 +19,7 @@ AGE = 900.0
 MAX_RECORDS = 200_000
 """More than any buffer holds."""
 MAX_LINES = 2_000
+"""Most lines kept, the last ones: some 200 kB, at 100 bytes each."""
 _SECONDS = 5.0
 
 

@@ -23,6 +23,7 @@ _OF_CONTAINERS = re.compile(
     r"|lxdbr\d+"
 )
 _SIOCGIFADDR = 0x8915
+"""`SIOCGIFADDR` of linux/sockios.h: an interface's IPv4 address."""
 _ADDRESS = 20
 """Offset of the IPv4 address in the kernel's struct ifreq."""
 LOOPBACK = "lo"

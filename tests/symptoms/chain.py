@@ -159,11 +159,11 @@ def fires(
         series[f"up{{{target}}}"] = f"1x{minutes}"
         # What a busy machine is found to have must not stand for what the nodes find of a fault.
         own = f'finding="{alert.removeprefix("Dshealthd")}"'
-        judged = "" if any(own in text for text in texts) else "dshealthd_finding{"
-        well, ill = (
-            {key: value for key, value in found.items() if not judged or key[:18] != judged}
-            for found in (_samples(text, target, job, now) for text in texts)
-        )
+        is_told = any(own in text for text in texts)
+        well, ill = (_samples(text, target, job, now) for text in texts)
+        for found in () if is_told else (well, ill):
+            for key in [key for key in found if key.startswith("dshealthd_finding{")]:
+                del found[key]
         for key in well.keys() | ill.keys():
             before = f"{well[key]:.17g}x{WELL - 1}" if key in well else f"_x{WELL}"
             after = f"{ill[key]:.17g}x{minutes - WELL}" if key in ill else "stale"

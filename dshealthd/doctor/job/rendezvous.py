@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 REMEDY = "hostname -I"
 PRIVILEGED = 1024
+"""The kernel's default of net.ipv4.ip_unprivileged_port_start (ip(7))."""
 MAX_SOCKETS = 16 << 20
 """Maximum bytes of `/proc/net/tcp`: about 100,000 sockets."""
 

@@ -45,6 +45,7 @@ SERIOUS = {
     "nvidia_version_mismatch": "the NVIDIA driver's library and kernel module differ in version",
 }
 LOOKS = 3
+"""Looks at a process in D state: what is in it at all three, within 0.8 s, waits for one thing."""
 PAUSE = 0.4
 """Seconds between two looks: a process that waits for a disk is in D state for milliseconds."""
 

@@ -16,6 +16,7 @@ from dshealthd.doctor.remedies import paste
 from dshealthd.doctor.snapshot_check import SnapshotCheck, snapshot_check
 from dshealthd.findings.settings import known_defects
 from dshealthd.jobs.installation import Installations, operators
+from dshealthd.linux.privileges import NOBODY
 from dshealthd.linux.process_root import Root
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ FIRST_FOR_BLACKWELL = {
     "nccl": ((2, 25, 1), "NCCL 2.25.1 release notes (docs.nvidia.com): Blackwell"),
 }
 COMPATIBILITY = "CUDA minor version compatibility (docs.nvidia.com/deploy/cuda-compatibility)"
-NOBODY = 65534
 DEADLINE = 8.0
 """Seconds: importing torch takes two from a local disk, and more from a shared one."""
 _SCRIPT = "import torch; print(torch.cuda.device_count())"
@@ -182,7 +182,7 @@ def _interpreters(context: NodeContext) -> list[str]:
 
 def _ask(python: str) -> tuple[int, str, str]:
     owner = os.stat(python).st_uid
-    user = (owner or NOBODY) if os.geteuid() == 0 else None
+    user = (owner or NOBODY.uid) if os.geteuid() == 0 else None
     done = subprocess.run(  # noqa: S603 - named by whoever runs the command or configures it
         [python, "-I", "-c", _SCRIPT],
         capture_output=True,

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 MAX_RANKS = 256
+"""As many as can send heartbeats at a time."""
 SAVE = 10.0
 """Seconds between two writes while there are ranks."""
 DEADLINE = 2.0
 """Deadline in seconds for reading the file, which takes some 20 ms."""
 _LIMIT = 1 << 20
+"""Most bytes of the file: 4 KiB for each of MAX_RANKS."""
 _PROCESS = dict.fromkeys(("pid", "start", "user"), schema.Integer())
 
 

@@ -16,7 +16,7 @@ from dshealthd.core.schema import SchemaError
 from dshealthd.jobs.environment import watchdog_seconds
 from dshealthd.jobs.hangs.exits import End
 from dshealthd.jobs.hangs.hang import STOPPED, RankState, operation
-from dshealthd.jobs.hangs.silence import FLOOR, SilenceBaseline
+from dshealthd.jobs.hangs.silence import FLOOR, SHOWN, SilenceBaseline
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.shares import shared
 from dshealthd.linux.activity import (
@@ -291,8 +291,10 @@ class RankWatch:
             found = activity(self._host, *watched.key, watched.thread)
         except (OSError, ValueError, ArithmeticError):
             found = None
-        marked = watched.message.phase != Phase.TRAINING
-        if marked and self._looks % SELDOM == 0 and waits_for_storage(self._host, watched.key[0]):
+        # A look at each thread, so only where it is soon to decide.
+        is_due = watched.baseline.silence(self._clock) + WINDOW > watched.baseline.idle_bound
+        marked = watched.message.phase in SHOWN and self._looks % SELDOM == 0
+        if is_due and marked and waits_for_storage(self._host, watched.key[0]):
             watched.stored_at = self._clock
         before, watched.state = watched.state, found.state if found else ThreadState.UNKNOWN
         if watched.state not in STOPPED:

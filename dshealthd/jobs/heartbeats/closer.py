@@ -22,6 +22,7 @@ MAX_THREADS = 64
 _FINISHING = 0.05
 """Seconds between the turns of `finish`."""
 _CLONE_FILES = 0x400
+"""`CLONE_FILES` of linux/sched.h."""
 _LAST = 1 << 30
 """A number beyond every descriptor; the kernel's own limit is fs.nr_open."""
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -256,14 +256,22 @@ def test_for_how_long_a_phase_lasts(scene: Scene) -> None:
 
 @pytest.mark.parametrize("state", ["D", "S"])
 def test_a_thread_that_waits_for_storage(scene: Scene, state: str) -> None:
-    """In a marked phase, any thread that flushes a file is seen, for a while after."""
+    """In a marked phase that is soon too long, any thread that flushes a file is seen, for a while
+    after; before, nobody looks at each thread.
+    """
     thread = scene.proc / "100" / "task" / "777"
     thread.mkdir()
     fields = [state, *["0"] * 18, "1", *["0"] * 30]
     (thread / "stat").write_text(f"777 (writer) {' '.join(fields)}\n")
     (thread / "wchan").write_text("rpc_wait_bit_killable")
-    scene.step(0, phase=Phase.EVALUATION)
+    scene.step(0, phase=Phase.CHECKPOINT)
     scene.step(1, phase=Phase.CHECKPOINT)
+    scene.look()
+    due = round(scene.rank(0).idle_bound - WINDOW)
+    assert due > 0
+    for _ in range(due - 2):
+        scene.look()
+    assert not scene.rank(0).stores
     for _ in range(10):
         scene.look()
     assert (scene.rank(0).stores, scene.rank(1).stores) == (True, False)

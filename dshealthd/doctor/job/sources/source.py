@@ -23,6 +23,7 @@ T = TypeVar("T")
 READ_DEADLINE = 4.0
 """Seconds for one file or directory; a healthy network file system answers in milliseconds."""
 MAX_ENVIRONMENT = 1 << 20
+"""Bytes of a file of variables; the kernel passes a program 128 KiB of each (execve(2))."""
 _PREFIXES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "SLURM_", "DEEPSPEED_", "DS_", "GLOO_")
 _NAMES = frozenset(
     {
