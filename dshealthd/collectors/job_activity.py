@@ -47,11 +47,10 @@ FILES = gauge(
 )
 SOCKETS = gauge(
     "dshealthd_job_socket_bytes_per_second",
-    "Rate at which TCP connections of ranks here whose main thread is idle sent and received "
-    "since the "
-    "sample before, as their other ends have acknowledged it; in a network namespace of its "
-    "own, that "
-    "of all its interfaces but lo. Absent where no such connection is seen.",
+    "Rate at which TCP connections of ranks here whose main thread is idle sent and received since "
+    "the sample before, as their other ends have acknowledged it; in a network namespace of its "
+    "own, that of all its interfaces but lo. Absent while no such rank is idle, or its connections "
+    "cannot be read.",
     "training_job",
 )
 CHILDREN = gauge(
@@ -204,9 +203,7 @@ class JobActivity(Collector):
         idle = {job: self._idle(job, members, elapsed) for job, members in jobs.items()}
         sockets = self._sockets(idle)
         for job, members in jobs.items():
-            read = functools.partial(
-                self._job, job, members, elapsed, counted, sockets.get(job, {})
-            )
+            read = functools.partial(self._job, job, members, elapsed, counted, sockets.get(job))
             yield from one_of_many(f"job {job}", read)
         yield from self._outside(idle)
         self._at, self._before = now, counted
@@ -237,7 +234,7 @@ class JobActivity(Collector):
         members: list[TrainingProcess],
         elapsed: float | None,
         counted: dict[object, float],
-        sockets: Mapping[object, tuple[float, bool]],
+        sockets: Mapping[object, tuple[float, bool]] | None,
     ) -> Iterator[Sample | Fault]:
         """Yield what the processes of one job do, and add their counters to `counted`."""
         before = self._before
@@ -267,8 +264,10 @@ class JobActivity(Collector):
             ticks = stat.children_ticks + (stat.cpu_ticks if process.pid in children else 0)
             count(FILES, key, moved)
             count(CHILDREN, key, ticks / TICKS)
-        for where, (moved_there, new) in sockets.items():
+        for where, (moved_there, new) in (sockets or {}).items():
             count(SOCKETS, where, moved_there, new=new)
+        if sockets is not None and not sockets:
+            rises[SOCKETS].append(0.0)
         ranks = {(process.pid, process.start): process.launch.rank for process in members}
         took: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
         for key, both in self._ranks.threads.get(job, {}).items():
@@ -331,15 +330,15 @@ class JobActivity(Collector):
     ) -> dict[str, dict[object, tuple[float, bool]]]:
         """Return the bytes that each job's connections, or network namespaces, have moved so far,
         and whether a connection is new: then it has moved all of them since the sample before.
+        Without the jobs of which nothing was looked at, or could be read.
         """
-        found: defaultdict[str, dict[object, tuple[float, bool]]] = defaultdict(dict)
+        found: dict[str, dict[object, tuple[float, bool]]] = {job: {} for job in jobs}
+        known = {job for job, members in jobs.items() if members}
         owners: dict[int, tuple[str, bool]] = {}
         left = MAX_DESCRIPTORS
         for job, members in jobs.items():
             for process in members:
-                with contextlib.suppress(
-                    OSError, ValueError, ArithmeticError
-                ):  # it has ended, or access is denied
+                try:
                     if process.network:
                         if process.network not in found[job]:
                             place = self.host.proc(f"{process.pid}/net/dev")
@@ -349,16 +348,23 @@ class JobActivity(Collector):
                     for link in open_files(self.host, process.pid):
                         left -= 1
                         if left < 0:
+                            known.discard(job)
                             break
                         if (inode := parse_inode(link)) is not None:
                             owners[inode] = job, process.pid in self._idle_before
+                except (FileNotFoundError, ProcessLookupError):  # it has ended
+                    continue
+                except (OSError, ValueError, ArithmeticError):  # access is denied
+                    known.discard(job)
         if owners:
-            with contextlib.suppress(OSError, sock_diag.Interrupted, sock_diag.MalformedReply):
+            try:
                 for inode, count in sock_diag.moved(TcpState.ESTABLISHED.mask, BUDGET).items():
                     if inode in owners:
                         job, new = owners[inode]
                         found[job][inode] = count, new
-        return found
+            except (OSError, sock_diag.Interrupted, sock_diag.MalformedReply):
+                known -= {job for job, _ in owners.values()}
+        return {job: moved for job, moved in found.items() if moved or job in known}
 
 
 def script(arguments: Sequence[bytes]) -> str:

@@ -37,8 +37,8 @@ IDLE = gauge(
     "dshealthd_job_idle_seconds",
     "Time for which the job has been idle here: no rank's main thread took 1 % of a core, nor all "
     "its threads half of one, but to spin for a GPU that waits in a kernel, no GPU of it computed, "
-    "its child processes took less than half a core, and they moved no more than 10 kB/s. 0 while "
-    "that is not known.",
+    "its child processes took less than half a core, and they moved no more than 10 kB/s. Absent "
+    "while that is not known.",
     "training_job",
 )
 RANKS = gauge(
@@ -110,7 +110,8 @@ class Idleness:
             if works and all(works.values()):
                 rest.worked += elapsed
             seconds = 0.0 if rest.began is None else now - rest.began
-            series.add([IDLE(seconds, job)])
+            if works is not None:
+                series.add([IDLE(seconds, job)])
             if (
                 idle
                 and seconds >= rest.limit(jobs[job])
@@ -145,11 +146,11 @@ def at_work(series: Series, job: str, ranks: int) -> dict[str, bool] | None:
         located.setdefault(labels["rank"], []).append((labels["gpu"], labels["uuid"]))
     if cores is None or not 0 < ranks <= len(shares):
         return None
-    moved = sum(
-        series.value(name, training_job=job) or 0.0
+    moved = [
+        series.value(name, training_job=job)
         for name in ("job_file_bytes_per_second", "job_socket_bytes_per_second")
-    )
-    if seen.says or cores >= BUSY or moved > IDLE_BYTES:
+    ]
+    if seen.says or cores >= BUSY or sum(filter(None, moved)) > IDLE_BYTES:
         return dict.fromkeys(shares, True)
     waiting = waiting_gpus(series)
     found = {}
@@ -159,7 +160,7 @@ def at_work(series: Series, job: str, ranks: int) -> dict[str, bool] | None:
             return None  # what its GPU does is not known
         spins = bool(gpus) and waiting.issuperset(gpus)
         found[rank] = (share >= IDLE_SHARE or cores_of[rank] >= BUSY) and not spins
-    return found
+    return None if None in moved and not any(found.values()) else found
 
 
 def occupied(series: Series, job: str) -> bool:

@@ -108,7 +108,7 @@ def ends(series: Series, wall: float) -> Iterator[Sign]:
     heard = ended.keys() | {labels["training_job"] for labels, _ in series("job_step")}
     for labels, ago in series("job_rank_trouble_seconds", what={"killed", "crashed"}):
         job = labels["training_job"]
-        if job not in heard and series.value("job_idle_seconds", training_job=job) is None:
+        if job not in heard and not any(series("job_watchdog_seconds", training_job=job)):
             ended.setdefault(job, []).append((wall - ago, {**labels, "how": labels["what"]}))
     # The kernel's log names no job.
     ranks_before = list(series.highest("job_ranks", BEFORE_END))

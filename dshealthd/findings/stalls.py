@@ -89,9 +89,9 @@ def of_processes(series: Series) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for labels, seconds in series("job_rank_trouble_seconds", what=set(TROUBLES)):
         job, what = labels["training_job"], labels["what"]
-        idle = series.value("job_idle_seconds", training_job=job)
-        if idle is None:  # it has ended here, and does not stall
-            continue
+        if not any(series("job_watchdog_seconds", training_job=job)):
+            continue  # it has ended here, and does not stall
+        idle = series.value("job_idle_seconds", training_job=job) or 0.0
         if seconds >= FLOOR and (what not in UNLESS_AT_WORK or idle >= IDLE_SECONDS):
             pid = f" (pid {labels['pid']})" if what in {"stopped", "blocked"} else ""
             found.setdefault(job, {})[what] = f"rank {labels['rank']}{pid} {TROUBLES[what]}"

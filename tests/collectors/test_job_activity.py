@@ -173,6 +173,17 @@ def test_this_kernel_counts_an_upload(tmp_path: Path) -> None:
         assert values(scene.collect(10.0), SOCKETS) == {("slurm-7",): 5000.0}
 
 
+def test_no_connections_are_none_only_if_all_could_be_read(scene: Scene) -> None:
+    """A job without connections moves nothing over them; one whose descriptors are closed to the
+    agent may.
+    """
+    assert values(scene.collect(10.0), SOCKETS) == {("slurm-7",): 0.0}
+    descriptors = scene.machine.root / "11" / "fd"
+    descriptors.rmdir()
+    descriptors.touch()  # what cannot be listed
+    assert values(scene.collect(10.0), SOCKETS) == {}
+
+
 def test_connections_of_ranks_at_work(scene: Scene) -> None:
     """What a rank whose main thread computes sends is not looked at; once it is idle, what it has
     sent before does not count.

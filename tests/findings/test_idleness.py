@@ -9,10 +9,17 @@ import pytest
 
 from dshealthd.collectors.gpu import ACTIVITY, POWER, POWER_LIMIT, UTILIZATION
 from dshealthd.collectors.gpu_processes import RANK as GPU
-from dshealthd.collectors.job_activity import CHILDREN, CPU, TROUBLE, WATCHDOG
+from dshealthd.collectors.job_activity import (
+    CHILDREN,
+    CPU,
+    FILES,
+    SOCKETS,
+    TROUBLE,
+    WATCHDOG,
+)
 from dshealthd.collectors.job_environment import RANKS, WORLD_SIZE
 from dshealthd.core.schema import SchemaError
-from dshealthd.findings.idleness import IDLE, Idleness, idle
+from dshealthd.findings.idleness import Idleness, idle
 from dshealthd.findings.series import Series
 from dshealthd.findings.stalls import stalls
 
@@ -28,11 +35,17 @@ def cpu(main: float, rank: int, others: float = 0.0) -> list[Sample]:
 
 
 WORKS = [sample for rank in range(3) for sample in cpu(0.5, rank)]
+MOVES = [FILES(0.0, JOB), SOCKETS(0.0, JOB)]
 RESTS = [sample for rank in range(3) for sample in cpu(0.0, rank)]
 
 
 def signs(idleness: Idleness, *samples: Sample, at: float) -> list[str]:
     """Return the reasons of what is found of a job of three ranks at a time in seconds."""
+    return judged(idleness, *MOVES, *samples, at=at)
+
+
+def judged(idleness: Idleness, *samples: Sample, at: float) -> list[str]:
+    """Return the same where nothing says what the job moves."""
     known = (WATCHDOG(600, JOB), RANKS(3, JOB, JOB), WORLD_SIZE(3, JOB, JOB), CHILDREN(0.0, JOB))
     series = Series([*known, *samples])
     idleness.settle(series, at)
@@ -96,6 +109,18 @@ def test_what_is_not_known_is_no_rest() -> None:
     assert len(signs(restarted, *RESTS, at=95)) == 1
 
 
+@pytest.mark.parametrize("moves", [MOVES[:1], MOVES[1:], []])
+def test_what_a_job_moves_is_not_known(moves: list[Sample]) -> None:
+    """It may load data all the time: no rest, and no figure of one; a rank that computes works."""
+    idleness = Idleness()
+    for at in range(0, 300, 10):
+        assert judged(idleness, *moves, *(WORKS if at < 40 else RESTS), at=at) == []
+    series = Series([WATCHDOG(600, JOB), RANKS(3, JOB, JOB), CHILDREN(0.0, JOB), *moves, *RESTS])
+    idleness.settle(series, 310)
+    assert not any(series("job_idle_seconds"))
+    assert idleness.document() == {JOB: [0.0, 30.0]}
+
+
 @pytest.mark.parametrize("document", [{"a": [1]}, {"a": [-1, 0]}, {"a": ["x", 0]}, ["a"]])
 def test_a_damaged_file(document: object) -> None:
     """What an agent has not written is refused."""
@@ -114,5 +139,5 @@ def test_a_rank_in_trouble_has_a_pid_while_it_lives(what: str, says: str) -> Non
     """Whoever is paged finds the process that is stopped; one that has ended has no pid any
     more.
     """
-    series = Series([IDLE(0.0, JOB), TROUBLE(40.0, JOB, "2", what, "4711")])
+    series = Series([WATCHDOG(600, JOB), TROUBLE(40.0, JOB, "2", what, "4711")])
     assert [sign.reason for sign in stalls(series, 0.0)] == [says]
