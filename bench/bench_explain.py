@@ -23,10 +23,9 @@ from tests.explain.test_healthy import CHATTER
 MEGABYTES = int(sys.argv[1]) if len(sys.argv) > 1 else 100
 TURNS = 2
 _EXPLAIN = (
-    "import resource, sys\n"
-    "from dshealthd.explain import command\n"
-    "recognizer, _ = command.read([sys.argv[1]]); command.conclude(recognizer)\n"
-    "print(recognizer.found.statistics.examined, "
+    "import resource, sys\nfrom dshealthd.explain import command\nrecognizer, _ = "
+    "command.read([sys.argv[1]]); "
+    "command.conclude(recognizer)\nprint(recognizer.found.statistics.examined, "
     "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)\n"
 )
 

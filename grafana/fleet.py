@@ -107,8 +107,7 @@ def _now(source: Source) -> list[dashboard.Panel]:
         number(
             "GPUs not readable",
             "GPUs on the PCI bus that cannot be read through the driver: lost, hung, access "
-            "denied, "
-            "or without a driver.",
+            "denied, or without a driver.",
             (
                 "sum(dshealthd_gpus_expected{@fleet}) - (sum(dshealthd_node_gpus_up{@fleet}) or "
                 "vector(0))"

@@ -225,8 +225,7 @@ def _errors(source: Source) -> list[dashboard.Panel]:
             "errors; any uncorrected one raises an alert.",
             (
                 (
-                    "sum by (gpu, type) (60 * "
-                    "rate(dshealthd_gpu_ecc_errors_total{@gpus,"
+                    "sum by (gpu, type) (60 * rate(dshealthd_gpu_ecc_errors_total{@gpus,"
                     'counter="volatile"}[$__rate_interval]))'
                 ),
                 f"{GPU} {{{{type}}}}",

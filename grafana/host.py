@@ -145,8 +145,7 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
         graph(
             "TCP limits",
             "Sockets in TIME_WAIT, ephemeral ports in use, and connections that the firewall "
-            "tracks, "
-            "as shares of their limits.",
+            "tracks, as shares of their limits.",
             (
                 (
                     'max(dshealthd_tcp_sockets{@node,state="time_wait"}) / '

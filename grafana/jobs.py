@@ -40,8 +40,7 @@ def board(source: Source) -> Board:
                 "label_values({__name__=~'dshealthd_job_(run_)?info',@fleet}, training_job)",
                 description=(
                     "The job's name, the same on all its nodes: the scheduler's number, or a "
-                    "digest "
-                    "of where its ranks meet."
+                    "digest of where its ranks meet."
                 ),
                 several=True,
                 everything=".+",

@@ -103,8 +103,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
         graph(
             "Echoes",
             "Round trip of an echo between agents: the median of all nodes' medians, and the "
-            "slowest "
-            "node's median.",
+            "slowest node's median.",
             (
                 'quantile(0.5, dshealthd_probe_round_trip_seconds{@nodes,statistic="median"})',
                 "median",

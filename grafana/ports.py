@@ -121,8 +121,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
         graph(
             "Clock",
             "Seconds by which peers' clocks are ahead of this node's, from probes, and the "
-            "kernel's "
-            "own bound of the clock error.",
+            "kernel's own bound of the clock error.",
             ('max(dshealthd_probe_clock_offset_seconds{@node,statistic="median"})', "peers ahead"),
             ("max(dshealthd_clock_maximum_error_seconds{@node})", "largest error"),
             unit="s",

@@ -37,11 +37,9 @@ def test_explain_imports_no_more_than_it_needs() -> None:
     import.
     """
     code = (
-        "import sys; from dshealthd.cli import main as cli\n"
-        "try: cli.main(['explain', '/dev/null'])\n"
-        "finally: print(*sorted({'asyncio', 'aiohttp', 'dshealthd.cli.commands', "
-        "'dshealthd.config.config', "
-        "'subprocess', 'ctypes'} & set(sys.modules)))"
+        "import sys; from dshealthd.cli import main as cli\ntry: cli.main(['explain', "
+        "'/dev/null'])\nfinally: print(*sorted({'asyncio', 'aiohttp', 'dshealthd.cli.commands', "
+        "'dshealthd.config.config', 'subprocess', 'ctypes'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True

@@ -334,12 +334,10 @@ def test_an_agent_without_probes_does_without_them() -> None:
     """
     code = (
         "import sys\nimport dshealthd.config.config, dshealthd.agent.agent, "
-        "dshealthd.cli.commands\n"
-        "print(*(name for name in sys.modules if name.startswith('dshealthd.probe')))\n"
-        "dshealthd.config.registry.all_collectors()\n"
-        "foreign = 'dshealthd.nvml.session', 'pynvml', 'torch', 'deepspeed', 'psutil', "
-        "'prometheus_client'\n"
-        "print(*(name for name in sys.modules if name.startswith(foreign)))"
+        "dshealthd.cli.commands\nprint(*(name for name in sys.modules if "
+        "name.startswith('dshealthd.probe')))\ndshealthd.config.registry.all_collectors()\nforeign "
+        "= 'dshealthd.nvml.session', 'pynvml', 'torch', 'deepspeed', 'psutil', "
+        "'prometheus_client'\nprint(*(name for name in sys.modules if name.startswith(foreign)))"
     )
     probes, foreign = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -377,14 +375,11 @@ def test_agent_does_without_certificate_authorities(tmp_path: Path) -> None:
     authority(tmp_path, "ca")
     places = {"SSL_CERT_FILE": str(tmp_path / "ca.pem"), "SSL_CERT_DIR": str(tmp_path)}
     code = (
-        "import os, ssl\n"
-        "made, make = [], ssl.create_default_context\n"
-        "ssl.create_default_context = lambda *a, **k: made.append(make(*a, **k)) or made[-1]\n"
-        "from dshealthd.cli import commands\n"
-        "commands._import_aiohttp()\n"
-        "import dshealthd.agent.agent\n"
-        "print(len(made), sum(context.cert_store_stats()['x509'] for context in made))\n"
-        "print(os.environ.get('SSL_CERT_FILE'), os.environ.get('SSL_CERT_DIR'))"
+        "import os, ssl\nmade, make = [], ssl.create_default_context\nssl.create_default_context = "
+        "lambda *a, **k: made.append(make(*a, **k)) or made[-1]\nfrom dshealthd.cli import "
+        "commands\ncommands._import_aiohttp()\nimport dshealthd.agent.agent\nprint(len(made), "
+        "sum(context.cert_store_stats()['x509'] for context in "
+        "made))\nprint(os.environ.get('SSL_CERT_FILE'), os.environ.get('SSL_CERT_DIR'))"
     )
     loaded = subprocess.run(
         [sys.executable, "-c", code],

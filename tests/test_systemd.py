@@ -226,15 +226,13 @@ def test_status_line() -> None:
     problems = ["a problem", "another"]
     line = status_line(snapshot(results, 100.0), problems, "http://node:10061/", 100.0)
     assert line == (
-        "a problem; another; clock timeout: no answer; 1 more; "
-        "1 collector ok, 1 not available; no GPUs: libnvidia-ml.so.1 is not there; "
-        "http://node:10061/"
+        "a problem; another; clock timeout: no answer; 1 more; 1 collector ok, 1 not available; no "
+        "GPUs: libnvidia-ml.so.1 is not there; http://node:10061/"
     )
     starting = snapshot({**results, "disk": None, "network": None}, 100.0)
     assert status_line(starting, [], "http://node:10061/", 100.0) == (
-        "clock timeout: no answer; tcp permission_denied: /proc/net/tcp; "
-        "starting: 4 of 6 collectors have a result; no GPUs: libnvidia-ml.so.1 is not there; "
-        "http://node:10061/"
+        "clock timeout: no answer; tcp permission_denied: /proc/net/tcp; starting: 4 of 6 "
+        "collectors have a result; no GPUs: libnvidia-ml.so.1 is not there; http://node:10061/"
     )
     assert first_of("one\ntwo\nthree") == "one (and 2 more)"
     assert first_of("") == ""

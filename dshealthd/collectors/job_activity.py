@@ -41,8 +41,7 @@ FILES = gauge(
     "dshealthd_job_file_bytes_per_second",
     "Rate at which the job's processes on this node read and wrote since the sample before; absent "
     "until there is one. The larger of read_bytes + write_bytes of /proc/<pid>/io, which count "
-    "pages, and "
-    "rchar + wchar, which count what goes through read and write.",
+    "pages, and rchar + wchar, which count what goes through read and write.",
     "training_job",
 )
 SOCKETS = gauge(
@@ -61,33 +60,25 @@ CHILDREN = gauge(
 )
 TROUBLE = gauge(
     "dshealthd_job_rank_trouble_seconds",
-    "Time since the process of a rank here was first seen to be stopped by a signal (stopped), "
-    "to wait in "
-    "the kernel for a file system or driver (blocked), or to have ended while others of its run "
-    "go on "
-    "here: ended (exit status 0), failed, terminated, killed, crashed, or unknown. Absent for "
-    "other ranks, and "
-    "of a run of which all are stopped. For ten minutes after a run has ended here, that of a "
-    "rank that was "
-    "killed or crashed first, unless all were.",
+    "Time since the process of a rank here was first seen to be stopped by a signal (stopped), to "
+    "wait in the kernel for a file system or driver (blocked), or to have ended while others of "
+    "its run go on here: ended (exit status 0), failed, terminated, killed, crashed, or unknown. "
+    "Absent for other ranks, and of a run of which all are stopped. For ten minutes after a run "
+    "has ended here, that of a rank that was killed or crashed first, unless all were.",
     *("training_job", "rank", "what", "pid"),
 )
 AWAITS = gauge(
     "dshealthd_job_rank_awaits_info",
-    "1 while the main thread of a rank waits in the kernel for somebody outside the job: for "
-    "data over a TCP "
-    "connection (peer: its other end's address and port; not the job's MASTER_PORT) with one "
-    "that has "
-    "acknowledged all that it was sent, or for input from a terminal. Absent while no rank is "
-    "seen to, and "
-    "where the agent may not trace processes.",
+    "1 while the main thread of a rank waits in the kernel for somebody outside the job: for data "
+    "over a TCP connection (peer: its other end's address and port; not the job's MASTER_PORT) "
+    "with one that has acknowledged all that it was sent, or for input from a terminal. Absent "
+    "while no rank is seen to, and where the agent may not trace processes.",
     *("training_job", "rank", "peer"),
 )
 SERVES = gauge(
     "dshealthd_job_rank_serves_info",
     "1 for a port on which a process of a rank whose main thread is idle listens, and which the "
-    "kernel has "
-    "not assigned: clients know it. Not the job's MASTER_PORT and NCCL's RAS.",
+    "kernel has not assigned: clients know it. Not the job's MASTER_PORT and NCCL's RAS.",
     *("training_job", "rank", "port"),
 )
 CPU = gauge(
@@ -100,16 +91,14 @@ CPU = gauge(
 _MAIN, _ALL = "main", "all"
 WATCHDOG = gauge(
     "dshealthd_job_watchdog_seconds",
-    "Time after which a watchdog of the job's own ends it while a collective does not complete, "
-    "as the "
-    "environment of its processes here says; 600 where it does not.",
+    "Time after which a watchdog of the job's own ends it while a collective does not complete, as "
+    "the environment of its processes here says; 600 where it does not.",
     "training_job",
 )
 PROCESS = gauge(
     "dshealthd_job_process_info",
-    "1; the job's first process on this node by its number, with the name of the script or "
-    "module that it "
-    "runs, and the number of its user.",
+    "1; the job's first process on this node by its number, with the name of the script or module "
+    "that it runs, and the number of its user.",
     *("training_job", "script", "user", "pid"),
 )
 

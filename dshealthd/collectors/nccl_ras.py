@@ -49,13 +49,12 @@ STATE = gauge(
     "1 for the outcome of the last query of NCCL's RAS: answered; split (its parts consider each "
     "other dead, as after a stop of more than a minute; the job may be healthy, and its answers "
     "are ignored until it restarts); failed; no_listener (no RAS yet); stranger (a process of "
-    "another job has the address); disabled (NCCL_RAS_ENABLE); namespace (the job's network is "
-    "not the agent's); elsewhere (this node sees no rank 0 of the job, so it does not query). Not "
+    "another job has the address); disabled (NCCL_RAS_ENABLE); namespace (the job's network is not "
+    "the agent's); elsewhere (this node sees no rank 0 of the job, so it does not query). Not "
     "queried: not_loaded (no process of the job has mapped NCCL yet); release_without_ras (before "
-    "2.24); release_without_json (2.24, 2.25); unsafe_release (2.26 to 2.28.6: answering can "
-    "crash the job); unsafe_on_ipv6 (2.28.7 "
-    "to 2.28.9 with an IPv6 bootstrap network); unknown_release (see ask_unknown_releases); "
-    "implausible (an answer was impossible; until the job restarts).",
+    "2.24); release_without_json (2.24, 2.25); unsafe_release (2.26 to 2.28.6: answering can crash "
+    "the job); unsafe_on_ipv6 (2.28.7 to 2.28.9 with an IPv6 bootstrap network); unknown_release "
+    "(see ask_unknown_releases); implausible (an answer was impossible; until the job restarts).",
     *("training_job", "state"),
 )
 IMPLAUSIBLE = counter(

@@ -61,8 +61,7 @@ INFO = gauge(
 PEER_MEMORY = gauge(
     "dshealthd_gpu_direct_peer_memory",
     "1 if NVIDIA's adapters can reach GPU memory: through the module nvidia_peermem, or as a "
-    "DMA-BUF "
-    "of the open driver. Only with GPUs and such adapters.",
+    "DMA-BUF of the open driver. Only with GPUs and such adapters.",
 )
 TRANSLATED = gauge(
     "dshealthd_gpu_direct_translated_gpus",
@@ -71,9 +70,8 @@ TRANSLATED = gauge(
 )
 FINGERPRINT = gauge(
     "dshealthd_software_fingerprint",
-    "48-bit digest of the version or the settings, only for comparison across nodes: equal if "
-    "they are equal. The kernel command line is taken without node-specific arguments such as "
-    "root=.",
+    "48-bit digest of the version or the settings, only for comparison across nodes: equal if they "
+    "are equal. The kernel command line is taken without node-specific arguments such as root=.",
     *("component", "environment", "training_job"),
 )
 

@@ -68,9 +68,8 @@ STAGE = gauge(
 INPUT_SECONDS = gauge(
     "dshealthd_job_input_seconds",
     "Time that a step of the rank waits for its input: moving average over ten steps, without "
-    "those with a marked pause, nor waits for other ranks between steps. With CUDA, the "
-    "device's wait rather than the host's, and only for "
-    "input between steps.",
+    "those with a marked pause, nor waits for other ranks between steps. With CUDA, the device's "
+    "wait rather than the host's, and only for input between steps.",
     *_RANK,
 )
 FORWARD_SECONDS = gauge(
@@ -82,9 +81,8 @@ FORWARD_SECONDS = gauge(
 WAIT_SECONDS = gauge(
     "dshealthd_job_step_wait_seconds",
     "Time of a step in which the rank waited for other ranks, in collectives, sends and receives: "
-    "mean over some 30 s. Absent where no wait is seen. "
-    "role is empty, or the stage of a pipeline; source is the clock: host, or device (CUDA "
-    "events).",
+    "mean over some 30 s. Absent where no wait is seen. role is empty, or the stage of a pipeline; "
+    "source is the clock: host, or device (CUDA events).",
     *_RANK,
     *("role", "source"),
 )
@@ -104,8 +102,7 @@ NODE_WORK_SECONDS = gauge(
 NODE_VARIANCE = gauge(
     "dshealthd_job_node_work_variance",
     "Variance of the logarithm of dshealthd_job_node_work_seconds: between ranks, and of one "
-    "rank's "
-    "mean, as its windows differ (within).",
+    "rank's mean, as its windows differ (within).",
     *("training_job", "role", "over", "of"),
 )
 SLOWEST = gauge(

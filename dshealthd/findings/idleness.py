@@ -43,11 +43,9 @@ IDLE = gauge(
 )
 RANKS = gauge(
     "dshealthd_job_idle_ranks",
-    "Ranks here of a job without heartbeats that is idle for too long: 90 s, or twice its "
-    "longest pause "
-    "so far, and a minute before its own watchdog ends it at most. Absent for others, and where "
-    "a rank waits "
-    "for somebody outside the job or serves clients.",
+    "Ranks here of a job without heartbeats that is idle for too long: 90 s, or twice its longest "
+    "pause so far, and a minute before its own watchdog ends it at most. Absent for others, and "
+    "where a rank waits for somebody outside the job or serves clients.",
     "training_job",
 )
 EXPORTED = (IDLE, RANKS)

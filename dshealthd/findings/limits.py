@@ -38,23 +38,19 @@ class Limits:
     )
     memory_available_ratio: float = _ratio(
         0.05,
-        "Share of the host's memory that must be available, where tasks wait for it or it "
-        "shrinks by a "
-        "tenth a minute. earlyoom, which kills at it [R]",
+        "Share of the host's memory that must be available, where tasks wait for it or it shrinks "
+        "by a tenth a minute. earlyoom, which kills at it [R]",
     )
     filesystem_used_ratio: float = _ratio(
         0.9,
         "Share of space or inodes in use: ticket. Of space, if what is left would not last for "
-        "three "
-        "days like the last one, or is no more than filesystem_free_bytes. The kubelet, which "
-        "evicts "
-        "pods at it [R]",
+        "three days like the last one, or is no more than filesystem_free_bytes. The kubelet, "
+        "which evicts pods at it [R]",
     )
     filesystem_free_bytes: Bytes = option(
         Bytes(100 * 10**9),
-        "Space with which a file system is not full, whatever its share: a checkpoint of a "
-        "model of "
-        "7 billion parameters takes 98 GB, 14 bytes each. [D]",
+        "Space with which a file system is not full, whatever its share: a checkpoint of a model "
+        "of 7 billion parameters takes 98 GB, 14 bytes each. [D]",
         minimum=0,
     )
     clock_offset_seconds: Duration = option(
@@ -136,8 +132,7 @@ class Limits:
         16.0,
         "Packets that a PCIe link retransmits, or errors that it corrects, per minute, up to "
         "generation 4; 31 from generation 5 on: the bit errors that the specification allows "
-        "(1e-12) on "
-        "16 lanes. DCGM, Azure [R]",
+        "(1e-12) on 16 lanes. DCGM, Azure [R]",
         minimum=1,
     )
     link_downed_in_3h: float = option(

@@ -32,9 +32,8 @@ UP = gauge(
 )
 VERDICTS = counter(
     "dshealthd_nvrx_verdicts_total",
-    "Verdicts given to launchers, by answer: healthy, unhealthy, unknown "
-    "(an error, which NVRx treats as if there were no "
-    "health check). Requests within one second share a verdict.",
+    "Verdicts given to launchers, by answer: healthy, unhealthy, unknown (an error, which NVRx "
+    "treats as if there were no health check). Requests within one second share a verdict.",
     "verdict",
 )
 

@@ -28,8 +28,7 @@ class MembershipOptions:
     dns: str = option(
         "",
         "DNS name, such as a headless service: each of its addresses is a node, named by that "
-        "address. "
-        "IPv6 addresses count only if there is no IPv4 one.",
+        "address. IPv6 addresses count only if there is no IPv4 one.",
     )
     dns_interval: Duration = option("1m", "Interval between lookups of the DNS name.", minimum="1s")
     slurm: str = option("", 'Slurm node list expression, such as "gpu[001-128,130],login1".')
@@ -73,9 +72,8 @@ class PeerOptions:
     key_file: Path | None = option(
         None,
         "File with the key that all nodes share, mode 0600: one key per line, at least 32 "
-        "characters (openssl rand -hex 32). The first "
-        "signs; a second one is also accepted, for rotation. Re-read when it changes. A name "
-        "without a slash is a systemd credential.",
+        "characters (openssl rand -hex 32). The first signs; a second one is also accepted, for "
+        "rotation. Re-read when it changes. A name without a slash is a systemd credential.",
     )
     tls_cert_file: Path | None = option(
         None, "Certificate of this node, for TLS 1.3 in both directions; re-read when it changes."
@@ -177,10 +175,8 @@ class PolicyOptions:
     gloo_bytes_per_minute: Bytes = option(
         Bytes(64 * 10**6),
         "Bytes that the scheduled collectives of a node without GPUs may send per minute; it "
-        "receives "
-        "as many. Fewer make their largest message smaller, and leave it out at last. Should be "
-        "equal "
-        "on all nodes.",
+        "receives as many. Fewer make their largest message smaller, and leave it out at last. "
+        "Should be equal on all nodes.",
         minimum=0,
     )
     confirmations_per_minute: int = option(
@@ -236,8 +232,7 @@ class BaselineOptions:
     slow_ratio: float = option(
         0.07,
         "Minimum excess over the baseline, as a ratio, for a timing to be flagged; a node whose "
-        "own "
-        "score is that much above 1 takes the blame for bad rounds.",
+        "own score is that much above 1 takes the blame for bad rounds.",
         minimum=0.01,
     )
     light_ratio: float = option(

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 NOT_SENT = (
     "a password is not sent to members that only an agent names: give the nodes, or a "
-    "--config.file "
-    "with probe.members"
+    "--config.file with probe.members"
 )
 """What to do about a status of 401."""
 

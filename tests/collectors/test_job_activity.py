@@ -244,9 +244,8 @@ def test_an_answer_from_outside(
 def writer(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that writes eight megabytes as its input ends, and waits."""
     program = (
-        "import os, sys, time; sys.stdin.read(); f = open(sys.argv[1], 'wb');"
-        "f.write(bytes(8 << 20)); f.flush(); os.fsync(f.fileno()); print(flush=True); "
-        "time.sleep(99)"
+        "import os, sys, time; sys.stdin.read(); f = open(sys.argv[1], 'wb');f.write(bytes(8 << "
+        "20)); f.flush(); os.fsync(f.fileno()); print(flush=True); time.sleep(99)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / "checkpoint")],

@@ -59,12 +59,10 @@ def test_real_job(real: Bench) -> None:
     memory limits likewise.
     """
     program = (
-        "import os, resource, sys\n"
-        "limit, held, locked = map(int, sys.argv[1:])\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))\n"
-        "resource.setrlimit(resource.RLIMIT_MEMLOCK, (locked, locked))\n"
-        "while len(os.listdir('/proc/self/fd')) - 1 < held: os.dup(0)\n"
-        "print(flush=True); input()"
+        "import os, resource, sys\nlimit, held, locked = map(int, "
+        "sys.argv[1:])\nresource.setrlimit(resource.RLIMIT_NOFILE, (limit, "
+        "limit))\nresource.setrlimit(resource.RLIMIT_MEMLOCK, (locked, locked))\nwhile "
+        "len(os.listdir('/proc/self/fd')) - 1 < held: os.dup(0)\nprint(flush=True); input()"
     )
     ranks = []
     try:
@@ -93,9 +91,8 @@ def test_real_job(real: Bench) -> None:
 def test_worst_of_all_processes(real: Bench) -> None:
     """A real process that is no training process, near its limit, is the worst of all."""
     program = (
-        "import os, resource\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"
-        "try:\n    while True: os.dup(0)\nexcept OSError: print(flush=True); input()"
+        "import os, resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\ntry:\n    "
+        "while True: os.dup(0)\nexcept OSError: print(flush=True); input()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE

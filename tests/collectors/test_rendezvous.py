@@ -299,8 +299,7 @@ def test_without_privileges_the_owner_is_unknown() -> None:
     """
     program = (
         "from tests.collectors.test_rendezvous import Agent; a = Agent(); a.look(); v = "
-        "a.look();"
-        "print(v['sockets', 'listen'], v['listeners', 'unknown'], v['listeners', 'false'])"
+        "a.look();print(v['sockets', 'listen'], v['listeners', 'unknown'], v['listeners', 'false'])"
     )
     with network_namespace():
         port = listener(V4, 29540)

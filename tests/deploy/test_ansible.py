@@ -299,10 +299,9 @@ def test_web_with_tls_and_a_user(nodes: Nodes) -> None:
     nodes.play(**variables)
     assert nodes.changed(**variables) == set()
     ask = (
-        "import ssl, sys, urllib.request as u, urllib.error as e\n"
-        "c = ssl._create_unverified_context()\n"
-        "try: print(u.urlopen('https://127.0.0.1:10061/' + sys.argv[1], context=c).status)\n"
-        "except e.HTTPError as error: print(error.code)\n"
+        "import ssl, sys, urllib.request as u, urllib.error as e\nc = "
+        "ssl._create_unverified_context()\ntry: print(u.urlopen('https://127.0.0.1:10061/' + "
+        "sys.argv[1], context=c).status)\nexcept e.HTTPError as error: print(error.code)\n"
     )
     for machine in nodes.machines:
         machine.wait(

@@ -69,8 +69,7 @@ def test_the_summary_says_who_is_at_fault_at_the_top() -> None:
     ]
     assert (
         "  rank 1, node-a, pid 4712, step 99, training/input, heartbeat 40 s ago, blocked in "
-        "nfs_wait, CPU 2%, "
-        "Python at /home/user/train.py:12 load_batch, in io.py:1 read" in lines
+        "nfs_wait, CPU 2%, Python at /home/user/train.py:12 load_batch, in io.py:1 read" in lines
     )
     assert "  rank 0 (pid 4711), the kernel's view: process 4711 is gone" in lines
     assert "  rank 1 (pid 4712), flight recorder: nobody reads it" in lines

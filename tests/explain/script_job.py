@@ -23,12 +23,11 @@ FAULT_AT = 4
 TIMEOUT = dt.timedelta(seconds=8)
 OUT_OF_MEMORY = (  # CUDACachingAllocator.cpp of torch 2.4 to 2.13
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU {gpu} has a total capacity of 79.15 GiB "
-    "of which 1.21 GiB is free. Including non-PyTorch memory, this process has 77.93 GiB memory "
-    "in use. Of the allocated memory 75.02 GiB is allocated by PyTorch, and 1.53 GiB is reserved "
-    "by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+    "of which 1.21 GiB is free. Including non-PyTorch memory, this process has 77.93 GiB memory in "
+    "use. Of the allocated memory 75.02 GiB is allocated by PyTorch, and 1.53 GiB is reserved by "
+    "PyTorch but unallocated. If reserved but unallocated memory is large try setting "
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation "
-    "for Memory Management  (https://pytorch.org/docs/stable/notes/cuda.html"
-    "#environment-variables)"
+    "for Memory Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
 )
 
 

@@ -195,10 +195,9 @@ def test_lines_that_a_terminal_wrapped_are_whole() -> None:
         record = (
             f"[rank{rank}]:[E430 05:09:48.013703086 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID "
             f"0(default_pg) Rank {rank}] Received a dump signal due to a collective timeout "
-            "from this "
-            "local rank and we will try our best to dump the debug info. Last enqueued NCCL "
-            "work: 9387, "
-            "last completed NCCL work: 9386.This is most likely caused by incorrect usages."
+            "from this local rank and we will try our best to dump the debug info. Last enqueued "
+            "NCCL work: 9387, last completed NCCL work: 9386.This is most likely caused by "
+            "incorrect usages."
         )
         lines += [record[start : start + width] for start in range(0, len(record), width)]
     finding = explained(*lines)
@@ -274,9 +273,8 @@ def test_ranks_that_state_different_sizes_never_come_together() -> None:
     finding = explained(
         "initializing rank 0 world_size 16 on gpu-1",
         "initializing rank 8 world_size 8 on gpu-2",
-        "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, "
-        "for key: "
-        "store_based_barrier_key:1 (world_size=16, worker_count=9, timeout=0:30:00)",
+        "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for "
+        "key: store_based_barrier_key:1 (world_size=16, worker_count=9, timeout=0:30:00)",
     )
     assert finding.slug == "rendezvous-env-mismatch"
     assert "rank 0 was started for a job of 16 ranks, rank 8 for one of 8" in finding.statement
@@ -341,8 +339,7 @@ def test_a_port_s_error_is_its_gpu_s_if_the_gpu_s_driver_says_so() -> None:
         (
             (
                 "gpu1:4711 NCCL DIAG [INFO] Xid 79 detected 1 time on host gpu-7. For the "
-                "response, "
-                "see"
+                "response, see"
             ),
             "gpu-lost",
             "a GPU on gpu-7 fell off the bus",

@@ -104,8 +104,7 @@ def test_no_step_is_printed_where_none_is_known(
 SHARED_MEMORY = [
     (
         "RuntimeError: unable to allocate shared memory(shm) for file </torch_47_99>: No space "
-        "left "
-        "on device (28)"
+        "left on device (28)"
     ),
     "RuntimeError: unable to write to file </torch_47_99>: No space left on device (28)",
     "OSError: [Errno 28] No space left on device: '/dev/shm/sem.mp-x1'",
@@ -177,8 +176,7 @@ def test_victims_of_a_dead_master_are_not_the_culprits() -> None:
     """Of many ranks none of which reaches the master, none is to blame; a single one may be."""
     text = (
         "[rank{}]: torch.distributed.DistNetworkError: The client socket has timed out after "
-        "60000ms "
-        "while trying to connect to (gpu-1, 29500)."
+        "60000ms while trying to connect to (gpu-1, 29500)."
     )
     many = explained(*(text.format(rank) for rank in range(1, 8)))
     assert (many.slug, many.ranks) == ("rendezvous-unreachable", ())

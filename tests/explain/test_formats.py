@@ -130,11 +130,10 @@ def test_a_time_that_is_none_is_left_out() -> None:
 def test_frames_in_boxes(tmp_path: Path) -> None:
     """The library rich draws tracebacks; the exception stands below the box."""
     text = (
-        "╭──────── Traceback (most recent call last) ────────╮\n"
-        "│ /srv/train.py:7 in step                           │\n"
-        "│ ❱ 7 │   loss.backward()                           │\n"
-        "╰───────────────────────────────────────────────────╯\n"
-        "OutOfMemoryError: CUDA out of memory. Tried to allocate 1024.00 MiB\n"
+        "╭──────── Traceback (most recent call last) ────────╮\n│ /srv/train.py:7 in step          "
+        "                 │\n│ ❱ 7 │   loss.backward()                           "
+        "│\n╰───────────────────────────────────────────────────╯\nOutOfMemoryError: CUDA out of "
+        "memory. Tried to allocate 1024.00 MiB\n"
     )
     finding = explained(tmp_path, text)
     assert finding.slug == "cuda-oom"
@@ -157,10 +156,9 @@ def test_torchrun_prints_its_own_error_as_json(tmp_path: Path) -> None:
 def test_an_abort_follows_from_the_exception_that_nobody_caught(tmp_path: Path) -> None:
     """C++ prints the exception, then the process aborts, then the shell says so."""
     text = (
-        "terminate called after throwing an instance of 'std::runtime_error'\n"
-        "  what():  NCCL Error 1: unhandled cuda error\n"
-        "Fatal Python error: Aborted\n"
-        "./run.sh: line 12:  4242 Aborted                 (core dumped) python train.py\n"
+        "terminate called after throwing an instance of 'std::runtime_error'\n  what():  NCCL "
+        "Error 1: unhandled cuda error\nFatal Python error: Aborted\n./run.sh: line 12:  4242 "
+        "Aborted                 (core dumped) python train.py\n"
     )
     assert explained(tmp_path, text).slug == "nccl-all-reduce-failed"
     alone = explained(tmp_path, "Fatal Python error: Aborted\n")
@@ -185,10 +183,9 @@ def test_an_abort_follows_from_the_exception_that_nobody_caught(tmp_path: Path) 
             "dev mlx5_0:1, retrying 1/34 after 100 msec of sleep\n"
         ),
         (
-            "[rank1]:[W1122 04:44:59.499 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl("
-            "fd=67, addr=[localhost]:52684, remote=[localhost]:29500): failed to recv, got 0 "
-            "bytes\n"
-            "training finished\n"
+            "[rank1]:[W1122 04:44:59.499 TCPStore.cpp:125] [c10d] recvValue failed on "
+            "SocketImpl(fd=67, addr=[localhost]:52684, remote=[localhost]:29500): failed to recv, "
+            "got 0 bytes\ntraining finished\n"
         ),
         (
             "[  +0.000005] pcieport 0000:00:03.0: PCIe Bus Error: severity=Corrected, type=Data "

@@ -156,11 +156,9 @@ def test_names_without_end_take_no_memory_without_end(tmp_path: Path) -> None:
         "2026-01-05T10:00:00 host{n} train[{n}]: step {n} | loss 2.0",
         "host{n}:{n}:{n} [1] NCCL INFO comm 0x1 rank {n} nranks 9 commId 0x{n:x} - Init COMPLETE",
         (
-            "[rank{n}]:[E1122 04:44:58.4 ProcessGroupNCCL.cpp:2271] [PG ID {n} PG GUID "
-            "{n}(g{n}) Rank {n}]"
-            "  failure detected by watchdog at work sequence id: {n} PG status: last enqueued "
-            "work: {n}, "
-            "last completed work: 1"
+            "[rank{n}]:[E1122 04:44:58.4 ProcessGroupNCCL.cpp:2271] [PG ID {n} PG GUID {n}(g{n}) "
+            "Rank {n}]  failure detected by watchdog at work sequence id: {n} PG status: last "
+            "enqueued work: {n}, last completed work: 1"
         ),
         "[rank{n}]: Traceback (most recent call last):",
         "  rank      : {n} (local_rank: {n})\n  exitcode  : 1 (pid: {n})",

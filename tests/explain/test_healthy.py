@@ -56,8 +56,7 @@ NOISE = [
     "SocketImpl(fd=3, addr=[localhost]:41, remote=[localhost]:29500): Failed to recv, got 0 "
     "bytes. Connection was likely closed. Did the remote server shutdown or crash?",
     "/opt/env/lib/python3.11/site-packages/torch/utils/checkpoint.py:460: UserWarning: "
-    "torch.utils.checkpoint: please pass in use_reentrant=True or use_reentrant=False "
-    "explicitly.",
+    "torch.utils.checkpoint: please pass in use_reentrant=True or use_reentrant=False explicitly.",
     "/opt/env/lib/python3.11/site-packages/x.py:10: FutureWarning: In a future release this "
     "will raise ValueError: bad argument",
     "  warnings.warn('CUDA initialization: The NVIDIA driver on your system may be too old')",

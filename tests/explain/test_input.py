@@ -136,9 +136,8 @@ def test_exit_statuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     (tmp_path / "ok").write_text("step 1\n")
     (tmp_path / "oom").write_text(f"{OOM}\n")
     (tmp_path / "after").write_text(
-        "[rank1]:[E1 10:00:00.1 ProcessGroupNCCL.cpp:1] [Rank 1] Some NCCL operations have "
-        "failed or "
-        "timed out.\n"
+        "[rank1]:[E1 10:00:00.1 ProcessGroupNCCL.cpp:1] [Rank 1] Some NCCL operations have failed "
+        "or timed out.\n"
     )
     for name, status in (("ok", 0), ("oom", 1), ("after", 3)):
         assert command.main([str(tmp_path / name)]) == status

@@ -85,8 +85,7 @@ def test_content_explains_more_than_its_wrapper() -> None:
         "slurmstepd: error: pyxis: container start failed with error code: 1",
         (
             "slurmstepd: error: pyxis:     enroot-switchroot: failed to execute: /bin/bash: No "
-            "such "
-            "file"
+            "such file"
         ),
         "srun: error: n-2: task 1: Exited with exit code 1",
     )

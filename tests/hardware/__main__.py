@@ -34,8 +34,7 @@ NONE = (
 )
 UNKNOWN = (
     "Whether this node has an NVIDIA GPU is unknown, as the PCI bus or NVML cannot be read. "
-    "Nothing "
-    "was run, and this says nothing of any hardware."
+    "Nothing was run, and this says nothing of any hardware."
 )
 PAUSE = 2.0
 """Seconds after which busy GPUs are looked at again: the agent's own round, or the one before, may
@@ -117,9 +116,8 @@ def _announce(gpus: int, peer: str) -> None:
         where += f", then over this node and {peer}, by their agents, where these are idle too"
     print(
         f"--- Next: all-reduces of up to 64 MiB and matrix products on {where}. They keep GPUs "
-        "busy "
-        "for some seconds; to import torch may take a minute. Ctrl-C ends them; --read-only leaves "
-        "them out.",
+        "busy for some seconds; to import torch may take a minute. Ctrl-C ends them; --read-only "
+        "leaves them out.",
         flush=True,
     )
 

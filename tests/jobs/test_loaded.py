@@ -23,8 +23,7 @@ MAPS = (
     "7f1e40000000-7f1e40021000 rw-p 00000000 00:00 0 \n"
     f"7f1e80000000-7f1e90000000 r--p 00000000 fe:00 77 {SITE}/torch/lib/libtorch_cuda.so\n"
     f"7f1e90000000-7f1e90001000 r--p 00000000 fe:00 78 {SITE}/torch/lib/libtorch_python.so\n"
-    "{nccl}"
-    "7ffc0a000000-7ffc0a021000 rw-p 00000000 00:00 0 [stack]\n"
+    "{nccl}7ffc0a000000-7ffc0a021000 rw-p 00000000 00:00 0 [stack]\n"
 )
 PACKAGED = f"7f1ea0000000-7f1ea0001000 r--p 00000000 fe:00 79 {SITE}/nvidia/nccl/lib/libnccl.so.2\n"
 

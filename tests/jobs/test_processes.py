@@ -281,14 +281,11 @@ def test_hidepid(machine: Machine) -> None:
 def test_no_permission() -> None:
     """Without privileges, other users' processes are counted as unseen; they are never "no job"."""
     program = (
-        "import os, time\n"
-        "from dshealthd.core.collector import Context\n"
-        "from dshealthd.core.host import Host\n"
-        "from dshealthd.jobs.processes import ProcessTable, Unseen\n"
-        "table = ProcessTable(Context(host=Host(), monotonic=time.monotonic, wall=time.time))\n"
-        "os.setgid(65534); os.setuid(65534)\n"
-        "table.refresh()\n"
-        "print(table.unseen[Unseen.PERMISSION_DENIED])"
+        "import os, time\nfrom dshealthd.core.collector import Context\nfrom dshealthd.core.host "
+        "import Host\nfrom dshealthd.jobs.processes import ProcessTable, Unseen\ntable = "
+        "ProcessTable(Context(host=Host(), monotonic=time.monotonic, "
+        "wall=time.time))\nos.setgid(65534); "
+        "os.setuid(65534)\ntable.refresh()\nprint(table.unseen[Unseen.PERMISSION_DENIED])"
     )
     if os.getuid() != 0:
         pytest.skip("takes root, to become nobody")

@@ -36,10 +36,9 @@ def test_as_torch_reads_them() -> None:
     """For each of these lists torch sees the same GPUs."""
     pytest.importorskip("torch", reason="takes torch")
     program = (
-        "import os, sys, torch.cuda\n"
-        "for text in sys.argv[1:]:\n"
-        "    os.environ['CUDA_VISIBLE_DEVICES'] = text\n"
-        "    print(*torch.cuda._parse_visible_devices(), sep=',')"
+        "import os, sys, torch.cuda\nfor text in sys.argv[1:]:\n    "
+        "os.environ['CUDA_VISIBLE_DEVICES'] = text\n    "
+        "print(*torch.cuda._parse_visible_devices(), sep=',')"
     )
     answer = subprocess.run(
         [sys.executable, "-c", program, *LISTS],

@@ -261,11 +261,10 @@ def test_needs_no_capability(tmp_path: Path) -> None:
     with journald(tmp_path) as daemon:
         daemon.say(XID)
         program = (
-            "import sys, time; from pathlib import Path\n"
-            "from dshealthd.core.host import Host; from dshealthd.linux.journal import "
-            "JournalReader\n"
-            "read = JournalReader(Host(rootfs=Path(sys.argv[1])), time.monotonic).read(99, 60.0)\n"
-            "print([record.message for record in read][-1])"
+            "import sys, time; from pathlib import Path\nfrom dshealthd.core.host import Host; "
+            "from dshealthd.linux.journal import JournalReader\nread = "
+            "JournalReader(Host(rootfs=Path(sys.argv[1])), time.monotonic).read(99, "
+            "60.0)\nprint([record.message for record in read][-1])"
         )
         bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
         done = subprocess.run(

@@ -61,12 +61,9 @@ def node(tmp_path: Path) -> Node:
 def test_words_of_nvidia_smi(node: Node) -> None:
     """Devices of one switch are PIX, of another root port PHB, of the other socket SYS."""
     assert describe(node.wired().host) == (
-        "gpu:0x2330 0 X PIX PIX PIX PHB SYS\n"
-        "gpu:0x2330 0 PIX X PIX PIX PHB SYS\n"
-        "adapter:0x1021 0 PIX PIX X PIX PHB SYS\n"
-        "adapter:0x1021 0 PIX PIX PIX X PHB SYS\n"
-        "gpu:0x2330 0 PHB PHB PHB PHB X SYS\n"
-        "gpu:0x2330 1 SYS SYS SYS SYS SYS X"
+        "gpu:0x2330 0 X PIX PIX PIX PHB SYS\ngpu:0x2330 0 PIX X PIX PIX PHB SYS\nadapter:0x1021 0 "
+        "PIX PIX X PIX PHB SYS\nadapter:0x1021 0 PIX PIX PIX X PHB SYS\ngpu:0x2330 0 PHB PHB PHB "
+        "PHB X SYS\ngpu:0x2330 1 SYS SYS SYS SYS SYS X"
     )
 
 

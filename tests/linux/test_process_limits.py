@@ -69,9 +69,8 @@ def test_real_child() -> None:
     and by the directory.
     """
     program = (
-        "import os, resource\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (123, 123))\n"
-        "resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))\n"
+        "import os, resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (123, "
+        "123))\nresource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))\n"
         f"while len(os.listdir('/proc/self/fd')) - 1 < {HELD}: os.dup(0)\n"
         "print(flush=True); input()"
     )
@@ -122,12 +121,11 @@ def test_worst(tmp_path: Path) -> None:
 def test_without_privileges() -> None:
     """Another user's limits come from the file where prlimit(2) is not allowed."""
     program = (
-        "import os\n"
-        "from dshealthd.core.host import Host\n"
-        "from dshealthd.linux.process_limits import Descriptors\n"
-        "parent = os.getppid(); os.setgid(65534); os.setuid(65534)\n"
-        "descriptors = Descriptors(Host())\n"
-        "print(descriptors.limits(parent).files, descriptors.open_files(parent).limit)"
+        "import os\nfrom dshealthd.core.host import Host\nfrom dshealthd.linux.process_limits "
+        "import Descriptors\nparent = os.getppid(); os.setgid(65534); "
+        "os.setuid(65534)\ndescriptors = "
+        "Descriptors(Host())\nprint(descriptors.limits(parent).files, "
+        "descriptors.open_files(parent).limit)"
     )
     answer = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, timeout=60

@@ -136,13 +136,10 @@ def test_a_prompt(program: str) -> None:
 def test_a_port_for_clients() -> None:
     """A port that the program has chosen is one; those that the kernel assigns are not."""
     program = (
-        "import socket; servers = [socket.create_server(('127.0.0.9', 0))];"
-        "import itertools\n"
-        "for port in itertools.count(20000):\n"
-        "    try: servers.append(socket.create_server(('127.0.0.9', port)))\n"
-        "    except OSError: continue\n"
-        "    break\n"
-        "print(port, flush=True); servers[0].accept()"
+        "import socket; servers = [socket.create_server(('127.0.0.9', 0))];import itertools\nfor "
+        "port in itertools.count(20000):\n    try: "
+        "servers.append(socket.create_server(('127.0.0.9', port)))\n    except OSError: continue\n "
+        "   break\nprint(port, flush=True); servers[0].accept()"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

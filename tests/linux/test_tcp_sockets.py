@@ -187,13 +187,11 @@ def test_a_refused_netlink_is_replaced_by_the_files() -> None:
     """
     program = (
         "import logging, time; from dshealthd.core.collector import Context; from "
-        "dshealthd.core.host import Host;"
-        "from dshealthd.linux.tcp_sockets import Sockets; from dshealthd.linux.sock_diag import "
-        "TcpState; logging.basicConfig();"
-        "c = Context(host=Host()); s = Sockets(c); "
-        "s.active(); c.sweep = 1;"
-        "states = [found.state for found in s.active()]; print(*(states.count(s) for s in "
-        "(TcpState.LISTEN, TcpState.ESTABLISHED, TcpState.TIME_WAIT)))"
+        "dshealthd.core.host import Host;from dshealthd.linux.tcp_sockets import Sockets; from "
+        "dshealthd.linux.sock_diag import TcpState; logging.basicConfig();c = "
+        "Context(host=Host()); s = Sockets(c); s.active(); c.sweep = 1;states = [found.state for "
+        "found in s.active()]; print(*(states.count(s) for s in (TcpState.LISTEN, "
+        "TcpState.ESTABLISHED, TcpState.TIME_WAIT)))"
     )
     with network_namespace():
         port = listener(V6)

@@ -93,8 +93,7 @@ def _acs(context: NodeContext) -> Iterator[Result]:
         yield warning(
             f"ACS is on in {plural(len(redirecting), 'PCIe switch port')} above GPUs or adapters "
             f"({', '.join(redirecting[:4])}): traffic between devices goes through the root "
-            "complex,"
-            " which is slow and may hang",
+            "complex, which is slow and may hang",
             remedy="; ".join(
                 f"sudo setpci -s {address} ECAP_ACS+0x6.w=0000" for address in redirecting
             )

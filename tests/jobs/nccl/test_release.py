@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 
 BANNER = b"\0NCCL version 2.27.7+cuda12.9\0"
 MAP = (
-    "import mmap, os, sys\n"
-    "files = [os.open(path, os.O_RDONLY) for path in sys.argv[1:]]\n"
-    "held = [mmap.mmap(file, 0, access=mmap.ACCESS_READ) for file in files]\n"
-    "print(flush=True)\n"
-    "sys.stdin.read()\n"
+    "import mmap, os, sys\nfiles = [os.open(path, os.O_RDONLY) for path in sys.argv[1:]]\nheld = "
+    "[mmap.mmap(file, 0, access=mmap.ACCESS_READ) for file in "
+    "files]\nprint(flush=True)\nsys.stdin.read()\n"
 )
 
 

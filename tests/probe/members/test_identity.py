@@ -100,11 +100,9 @@ def test_addresses_of_the_kernel() -> None:
     """Only own addresses count: no route, no broadcast and no link-local address."""
     assert parse_fib_trie(FIB_TRIE) == ["10.0.0.7", "127.0.0.1"]
     assert parse_if_inet6(
-        "fd000000000000000000000000000007 02 40 00 80     eth0\n"
-        "fe80000000000000021132fffe000007 02 40 20 80     eth0\n"
-        "00000000000000000000000000000001 01 80 10 80       lo\n"
-        "broken\n"
-        "zz000000000000000000000000000007 02 40 00 80     eth0\n"
+        "fd000000000000000000000000000007 02 40 00 80     eth0\nfe80000000000000021132fffe000007 "
+        "02 40 20 80     eth0\n00000000000000000000000000000001 01 80 10 80       "
+        "lo\nbroken\nzz000000000000000000000000000007 02 40 00 80     eth0\n"
     ) == ["fd00::7", "::1"]
 
 

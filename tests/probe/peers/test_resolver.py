@@ -101,13 +101,10 @@ async def test_silent_name_servers() -> None:
 def test_look_up_that_hangs_does_not_hold_the_process_up() -> None:
     """A process ends although a look-up of it hangs."""
     script = (
-        "import asyncio, threading\nfrom dshealthd.probe.peers.resolver import Resolver\n"
-        "async def main():\n"
-        "    resolver = Resolver(lambda *a, **b: threading.Event().wait())\n"
-        "    try:\n        await asyncio.wait_for(resolver.addresses('x'), 0.1)\n"
-        "    except TimeoutError:\n        print('late')\n"
-        "    await resolver.close()\n"
-        "asyncio.run(main())\n"
+        "import asyncio, threading\nfrom dshealthd.probe.peers.resolver import Resolver\nasync def "
+        "main():\n    resolver = Resolver(lambda *a, **b: threading.Event().wait())\n    try:\n    "
+        "    await asyncio.wait_for(resolver.addresses('x'), 0.1)\n    except TimeoutError:\n      "
+        "  print('late')\n    await resolver.close()\nasyncio.run(main())\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENT, check=True

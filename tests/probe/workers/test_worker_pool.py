@@ -651,10 +651,9 @@ def test_agent_dies(tmp_path: Path) -> None:
     """When the agent is killed, its parent and workers are gone too."""
     script = tmp_path / "agent.py"
     script.write_text(
-        "import asyncio, sys, time\n"
-        "from dshealthd.probe.workers.store import LocalStore\n"
-        "from dshealthd.probe.workers.worker_pool import WorkerPool\n"
-        "from tests.probe.workers.test_worker_pool import job\n"
+        "import asyncio, sys, time\nfrom dshealthd.probe.workers.store import LocalStore\nfrom "
+        "dshealthd.probe.workers.worker_pool import WorkerPool\nfrom "
+        "tests.probe.workers.test_worker_pool import job\n"
         f"pool = WorkerPool(sys.executable, 60.0, time.monotonic, program={SABOTEUR!r})\n"
         "progress = lambda rank, stage: print(pool.parent_pid, stage, flush=True)\n"
         "asyncio.run(pool.run(job('', 'stage:sizes:stop'), LocalStore(), progress))\n",
