@@ -28,9 +28,11 @@ from dshealthd.core.text import first_of, print_lines
 
 if typing.TYPE_CHECKING:
     from argparse import ArgumentParser
+    from collections.abc import Iterator
     from pathlib import Path  # noqa: TC004 - nothing evaluates this type
 
     from dshealthd.config.config import Config  # noqa: TC004 - as above
+    from dshealthd.core.collector import Sample
     from dshealthd.http.client import Access
 
 MAX_FILES = 16_384
@@ -241,15 +243,26 @@ def check_config(given: Invocation) -> int:
 
 @_command("dshealthd metrics | grep gpu_temperature")
 def metrics(given: Invocation) -> int:
-    """Collect once, print the metrics as a scrape would show them, and exit."""
+    """Collect once, print the metrics as a scrape would show them, and exit.
+
+    Without findings, which need more than one moment.
+    """
+    from dshealthd.agent import node_figures
     from dshealthd.collection.scheduler import Scheduler
     from dshealthd.core.self_metrics import SelfMetrics
     from dshealthd.core.snapshot import Snapshot
+    from dshealthd.findings.options import FindingsOptions
 
     snapshot = Snapshot(time.monotonic, time.time)
     telemetry = SelfMetrics(time.time())
+    busy = given.config.section(FindingsOptions).limits.gpu_busy_ratio
+
+    def own() -> Iterator[Sample]:
+        yield from telemetry.samples()
+        yield from node_figures.samples(snapshot, busy)
+
     asyncio.run(Scheduler(snapshot, time.monotonic, time.time).once(given.config))
-    sys.stdout.write(snapshot.body(telemetry.samples).decode())
+    sys.stdout.write(snapshot.body(own).decode())
     return 0
 
 
