@@ -6,10 +6,11 @@ explains. Most of them wait for another rank, which may be on another node. Then
 here, and only the Prometheus rules, which see all nodes, can name it.
 
 What a rank does decides, not how long it may take: it is *at work* if its GPU, its files, its
-sockets or its CPU time show it; it *waits* for others if it is idle in a step, in a collective or in
-a kernel that moves no data; it is *idle* if its training's thread takes no CPU time, and it is none of these.
-A standstill is no hang while a rank is at work or somebody has stopped the job on purpose, and
-patience is only for ranks of which nothing is known: a marked checkpoint is a pause while somebody works.
+sockets or its CPU time show it; it *waits* for others if it is idle in a step, in a collective or
+in a kernel that moves no data; it is *idle* if its training's thread takes no CPU time, and it is
+none of these. A standstill is no hang while a rank is at work or somebody has stopped the job on
+purpose, and patience is only for ranks of which nothing is known: a marked checkpoint is a pause
+while somebody works.
 
 What a process is doing is evidence against its rank. How far a rank is only becomes evidence in
 comparison with all ranks of the job: a node that sees some of them, or as many ahead as behind,
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 IDLE_FOR = 45.0
-"""Seconds for which a rank must have been idle before it counts as the one that others, which wait in
-a collective, wait for. It is to be paged within 90 s: of these, 20 s are the rule's own, 15 s a scrape,
-and some 10 s two checks and the evaluation of rules.
+"""Seconds for which a rank must have been idle before it counts as the one that others, which wait
+in a collective, wait for. It is to be paged within 90 s: of these, 20 s are the rule's own, 15 s a
+scrape, and some 10 s two checks and the evaluation of rules.
 """
 
 
@@ -58,14 +59,16 @@ class HangClass(enum.StrEnum):
     WAITING = "waiting"
     """No cause on this node: the ranks wait for a rank elsewhere, or for the network."""
     BETWEEN_STEPS = "between_steps"
-    """All ranks here are between the same two steps: perhaps an unmarked checkpoint or evaluation."""
+    """All ranks here are between the same two steps: perhaps an unmarked checkpoint or
+    evaluation.
+    """
     IDLE = "idle"
-    """The same, and none is at work, nor in a collective: if ranks elsewhere are in one, they wait for
-    these.
+    """The same, and none is at work, nor in a collective: if ranks elsewhere are in one, they wait
+    for these.
     """
     COLLECTIVE = "collective"
-    """Ranks here wait in collectives between the same two steps, and none is at work: a rank elsewhere
-    may be, or none is, which is a hang.
+    """Ranks here wait in collectives between the same two steps, and none is at work: a rank
+    elsewhere may be, or none is, which is a hang.
     """
     STARTING = "starting"
     """In its first steps, which compile and allocate, and nothing shows what a rank here does."""
@@ -92,7 +95,9 @@ PATIENCE = 600.0
 loop that never ends does.
 """
 NOTICE = 60.0
-"""Seconds before that for which a hang must be shown: the job and what it was at are there no more."""
+"""Seconds before that for which a hang must be shown: the job and what it was at are there no
+more.
+"""
 
 
 class Culprit(enum.StrEnum):
@@ -118,7 +123,8 @@ PROBLEMS: Mapping[str, str] = MappingProxyType(
         Culprit.BLOCKED: "hangs in kernel I/O",
         Culprit.CHECKPOINT: "does not return from a checkpoint",
         Culprit.PAUSED: "is in a pause that the others are not in",
-        Culprit.INPUT: "has not begun its next forward pass (data, logging, a barrier, or the like)",
+        Culprit.INPUT: "has not begun its next forward pass (data, logging, a barrier, or the "
+        "like)",
         Culprit.LAGGING: "is behind the others",
         Culprit.AHEAD: "is ahead: it skipped a collective that the others wait in",
         Culprit.APART: "waits in another collective than the others, between two steps",
@@ -132,12 +138,12 @@ _EXPLANATIONS: Mapping[str, str] = {
     HangClass.CHECKPOINT: "a checkpoint",
     HangClass.INPUT: "work between steps, or I/O, of a rank",
     HangClass.DESYNC: "ranks are at different places",
-    HangClass.WAITING: "not on this node: its ranks wait at the same place for a rank on another node, "
-    "or for the network",
+    HangClass.WAITING: "not on this node: its ranks wait at the same place for a rank on another "
+    "node, or for the network",
     HangClass.BETWEEN_STEPS: "between two steps",
     HangClass.IDLE: "idle between two steps, in no collective",
-    HangClass.COLLECTIVE: "hung unless a rank on another node is at work, which this node does not see: "
-    "in collectives between two steps",
+    HangClass.COLLECTIVE: "hung unless a rank on another node is at work, which this node does not "
+    "see: in collectives between two steps",
     HangClass.STARTING: "in its first steps, and nothing shows whether it compiles or waits",
     HangClass.WORKING: "no step, but its processes are at work",
     HangClass.SUSPENDED: "suspended: all its processes here are stopped",
@@ -149,8 +155,8 @@ _WHOLE: Mapping[str, str] = {
 }
 _NONE_NAMED = (
     (
-        "ranks here are at different places; ranks on other nodes are not seen from this node, so none "
-        "is named"
+        "ranks here are at different places; ranks on other nodes are not seen from this node, so "
+        "none is named"
     ),
     "ranks are at different places, as many ahead as behind, so none is named",
 )
@@ -201,8 +207,8 @@ OPERATIONS = (
 
 
 def operation(word: int) -> str:
-    """Return the collective in a heartbeat's word of a wait, with its group if that is told; empty for
-    none.
+    """Return the collective in a heartbeat's word of a wait, with its group if that is told; empty
+    for none.
     """
     group, kind = divmod(word, 1 << GROUP_BIT)
     if not kind:
@@ -278,7 +284,9 @@ class RankState:
         return self.state in STOPPED
 
     def computes(self, seen: Work) -> bool:
-        """Whether its CPU time shows that it is at work: not where its host may spin for its GPU."""
+        """Whether its CPU time shows that it is at work: not where its host may spin for its
+        GPU.
+        """
         spins = self.rank in seen.waits or (self.on_gpu and self.rank not in seen.still)
         return not spins and self.cpu is not None and self.cpu >= BUSY
 
@@ -533,8 +541,8 @@ def _cause(
         return HangClass.PROCESS, gone + stopped
     if traced := [rank for rank, state in held.items() if state is ThreadState.TRACED]:
         return HangClass.DEBUGGER, [(rank, Culprit.TRACED) for rank in traced]
-    # Not only a minority: all ranks of a node may hang in the same storage at once. Those that wait for
-    # others have written what they had to.
+    # Not only a minority: all ranks of a node may hang in the same storage at once. Those that wait
+    # for others have written what they had to.
     if saving := [
         rank.rank for rank in living if rank.phase is Phase.CHECKPOINT and rank.rank not in waiting
     ]:
