@@ -82,7 +82,6 @@ SEAMS = frozenset(
     {
         "explain/recognition.py",
         "findings/hangs.py",
-        "jobs/hangs/hang.py",
     }
 )
 """Modules whose constants are still to be moved."""

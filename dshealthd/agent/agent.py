@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.findings.series import Series
-    from dshealthd.jobs.hangs.hang import Standstill
+    from dshealthd.jobs.hangs.judge import Standstill
     from dshealthd.nvrx.fitness import Fitness
 
 log = logging.getLogger(__name__)

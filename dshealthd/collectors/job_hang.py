@@ -9,7 +9,8 @@ import math
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, gauge
-from dshealthd.jobs.hangs.hang import HangClass, position
+from dshealthd.jobs.hangs.classes import HangClass
+from dshealthd.jobs.hangs.states import position
 from dshealthd.jobs.options import HangOptions
 from dshealthd.jobs.service import Jobs
 from dshealthd.jobs.shares import shared
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from dshealthd.core.collector import Fault, Sample
-    from dshealthd.jobs.hangs.hang import RankState, Standstill
+    from dshealthd.jobs.hangs.judge import Standstill
+    from dshealthd.jobs.hangs.states import RankState
 
 _RANK = ("training_job", "rank")
 HANG = gauge(

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.findings.settings import several
-from dshealthd.jobs.hangs.hang import HANGS, PROBLEMS, HangClass, Work, explain
+from dshealthd.jobs.hangs.classes import HANGS, PROBLEMS, HangClass, explain
+from dshealthd.jobs.hangs.states import Work
 from dshealthd.linux.activity import BUSY
 
 if TYPE_CHECKING:

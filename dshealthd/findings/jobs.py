@@ -13,7 +13,7 @@ from dshealthd.findings.hangs import consequence, problem, silent
 from dshealthd.findings.limits import source as limit_source
 from dshealthd.findings.series import by, over, short_name
 from dshealthd.findings.settings import ranks_named
-from dshealthd.jobs.hangs.hang import Culprit, HangClass
+from dshealthd.jobs.hangs.classes import Culprit, HangClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

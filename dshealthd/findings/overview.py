@@ -12,7 +12,7 @@ from dshealthd.findings.hangs import awaited, problem, silent
 from dshealthd.findings.settings import several
 from dshealthd.findings.slowness import of_job
 from dshealthd.findings.stalls import IDLE_SECONDS
-from dshealthd.jobs.hangs.hang import HangClass, explain
+from dshealthd.jobs.hangs.classes import HangClass, explain
 from dshealthd.jobs.hangs.silence import MARGIN
 from dshealthd.jobs.own_work import SCALES
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.schema import SchemaError
 from dshealthd.jobs.environment import watchdog_seconds
 from dshealthd.jobs.hangs.exits import End
-from dshealthd.jobs.hangs.hang import STOPPED, RankState, operation
 from dshealthd.jobs.hangs.silence import FLOOR, SHOWN, SilenceBaseline
+from dshealthd.jobs.hangs.states import STOPPED, RankState, operation
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.shares import shared
 from dshealthd.linux.activity import (

@@ -23,7 +23,7 @@ from tests.jobs.machines import TORCH
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.jobs.hangs.hang import RankState
+    from dshealthd.jobs.hangs.states import RankState
 
 JOB = "run-1"
 

@@ -9,22 +9,11 @@ from typing import Any
 import pytest
 
 from dshealthd.jobs.environment import TIMEOUT
+from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.exits import ExitKind
-from dshealthd.jobs.hangs.hang import (
-    IDLE_FOR,
-    NO_WORK,
-    NOTICE,
-    PATIENCE,
-    UNEXPLAINED,
-    Culprit,
-    HangClass,
-    RankState,
-    Standstill,
-    Work,
-    judge,
-    position,
-)
+from dshealthd.jobs.hangs.judge import IDLE_FOR, NOTICE, PATIENCE, UNEXPLAINED, Standstill, judge
 from dshealthd.jobs.hangs.silence import FIRST, FLOOR, UNKNOWN
+from dshealthd.jobs.hangs.states import NO_WORK, RankState, Work, position
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
 from tests.symptoms.promtool import rule_groups
