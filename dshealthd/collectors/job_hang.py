@@ -132,7 +132,6 @@ ENDED = gauge(
 
 MAX_RANKS = 64
 """Ranks of a node that get series, users and jobs in turn; the rest are still watched and count."""
-MAX_NAMED = 8
 
 
 class JobHang(Collector):
@@ -197,7 +196,7 @@ def verdict(job: str, found: Standstill | None) -> Iterator[Sample]:
     yield PATIENCE(found.patience, job)
     if math.isfinite(found.hold):
         yield HOLD(found.hold, job)
-    for rank, culprit in found.culprits[:MAX_NAMED]:
+    for rank, culprit in found.culprits:
         yield CULPRIT(1, job, str(rank), str(found.reason), str(culprit))
 
 

@@ -120,6 +120,14 @@ class Jobs:
             raise SourceError(Reason.INTERNAL, "the last check of the ranks failed")
         return self._detector
 
+    @property
+    def standstills(self) -> Mapping[str, Standstill]:
+        """The jobs that stand still here, as of the last check; none while nothing is known."""
+        try:
+            return self.hangs().standstills
+        except (NotAvailable, SourceError):
+            return {}
+
     def samples(self) -> Iterator[Sample]:
         """Yield nothing: collectors export the state of jobs."""
         yield from ()

@@ -53,6 +53,8 @@ NOTICE = 60.0
 """Seconds before that for which a hang must be shown: the job and what it was at are there no
 more.
 """
+MAX_NAMED = 8
+"""Most culprits named of a job."""
 _UNSAVED = HangClass.CHECKPOINT, Culprit.CHECKPOINT
 _UNBEGUN = HangClass.INPUT, Culprit.INPUT
 
@@ -81,6 +83,8 @@ class Standstill:
     """
     patience: float = PATIENCE
     """The same at most, whatever is not known: less than until the job's own watchdog ends it."""
+    work: Work = NO_WORK
+    """What showed whether the job is at work."""
 
     @property
     def is_pause(self) -> bool:
@@ -102,8 +106,15 @@ class Standstill:
         return not self.is_pause and self.overdue >= self.hold
 
     @property
+    def silence(self) -> float:
+        """Seconds since the last heartbeat that any of its living ranks sent."""
+        return min((rank.silence for rank in self.ranks if rank.ended is None), default=0.0)
+
+    @property
     def explanation(self) -> str:
         """The cause in words."""
+        if self.reason is HangClass.WORKING and self.work.says:
+            return f"no step, but {self.work.says}"
         return explain(self.reason, named=bool(self.culprits), whole=self.whole)
 
 
@@ -178,7 +189,7 @@ def judge(
     return Standstill(
         job=job,
         reason=reason,
-        culprits=tuple(culprits),
+        culprits=tuple(culprits[:MAX_NAMED]),
         ranks=tuple(ranks),
         # The job went on until the last of them fell silent.
         since=now - min(rank.silence for rank in living),
@@ -187,6 +198,7 @@ def judge(
         waiting=waiting,
         hold=hold,
         patience=patience,
+        work=seen,
     )
 
 

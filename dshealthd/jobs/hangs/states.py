@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.jobs.environment import TIMEOUT
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.linux.activity import BUSY, IDLE_SHARE, ThreadState
 from dshealthd.training.message import GROUP_BIT, Phase, StepStage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 STAGES = 3
 """Stages of a step."""
@@ -45,9 +49,9 @@ class Work(NamedTuple):
     """Ranks whose GPU is known not to compute."""
     waits: frozenset[int] = frozenset()
     """Those of them whose GPU waits in a kernel: their step has not ended."""
-    awaits: frozenset[int] = frozenset()
-    """Ranks that wait for an answer from outside the job, as of a service that generates rollouts:
-    nobody sees whether it works.
+    awaits: Mapping[int, str] = MappingProxyType({})
+    """Ranks that wait for an answer from outside the job, as of a service that generates rollouts,
+    and whose: nobody sees whether it works.
     """
 
 

@@ -279,7 +279,7 @@ HEALTHY: dict[str, tuple[dict[str, object], Work]] = {
     "uploads one": ({"collective": ""}, Work("it sends or receives over the network")),
     "gathers a large tensor": ({}, Work("it sends or receives over the network")),
     "gets no CPU": ({"collective": "", "cpu": 0.9}, NO_WORK),
-    "waits for a service's rollouts": ({"collective": ""}, Work(awaits=frozenset({1}))),
+    "waits for a service's rollouts": ({"collective": ""}, Work(awaits={1: "10.0.0.7:80"})),
     "runs at some percent": ({"collective": "", "thread_cpu": 0.03}, NO_WORK),
 }
 
@@ -364,7 +364,7 @@ SLOW: dict[str, tuple[dict[str, object], Work]] = {
     "serializes": ({"thread_cpu": 0.05}, NO_WORK),
     "compresses in other threads": ({"cpu": 3.0}, NO_WORK),
     "compresses in other processes": ({}, Work(computes=True)),
-    "waits for an object store": ({}, Work(awaits=frozenset({1}))),
+    "waits for an object store": ({}, Work(awaits={1: "10.0.0.7:80"})),
     "has just begun": ({"silence": FIRST - 1}, NO_WORK),
     "is in one that is as slow each time": ({"idle_bound": 400.0}, NO_WORK),
     "evaluates by a service": ({"phase": Phase.EVALUATION, "idle_bound": UNKNOWN}, NO_WORK),
