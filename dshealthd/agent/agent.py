@@ -27,11 +27,11 @@ from dshealthd.core.snapshot import Snapshot
 from dshealthd.core.text import first_of
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import Evidence
-from dshealthd.findings.hangs import work
 from dshealthd.findings.judge import Judge
 from dshealthd.findings.judgement import series_of
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.findings.overview import overview
+from dshealthd.findings.work import work
 from dshealthd.jobs.service import Jobs
 from dshealthd.nvrx.fitness import fitness
 from dshealthd.nvrx.options import NvrxOptions
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.findings.series import Series
-    from dshealthd.jobs.hangs.hang import Standstill
+    from dshealthd.jobs.hangs.judge import Standstill
     from dshealthd.nvrx.fitness import Fitness
 
 log = logging.getLogger(__name__)
@@ -78,6 +78,7 @@ class Agent:
             config.path.state,
             time.monotonic,
             time.time,
+            lambda: self._jobs.standstills,
         )
         self._problems: dict[str, str] = {}
         """Problems of the agent itself, one line each, by their subject."""
@@ -97,7 +98,7 @@ class Agent:
             monotonic=time.monotonic,
             wall=time.time,
         )
-        jobs = Jobs(
+        self._jobs = jobs = Jobs(
             time.monotonic,
             time.time,
             self._see,
@@ -284,7 +285,8 @@ class Agent:
     def _series(self) -> Series:
         """Return what the overview of jobs reads, with the limits by which findings are judged."""
         own = itertools.chain(self._samples_to_judge(), self._judge.derived)
-        return series_of(self._snapshot, own, self._config.section(FindingsOptions).limits)
+        limits = self._config.section(FindingsOptions).limits
+        return series_of(self._snapshot, own, limits, standstills=self._jobs.standstills)
 
     def _targets(self, port: int) -> bytes:
         """Return the targets that Prometheus should scrape.

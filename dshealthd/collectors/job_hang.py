@@ -9,7 +9,8 @@ import math
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, gauge
-from dshealthd.jobs.hangs.hang import HangClass, position
+from dshealthd.jobs.hangs.classes import HangClass
+from dshealthd.jobs.hangs.states import position
 from dshealthd.jobs.options import HangOptions
 from dshealthd.jobs.service import Jobs
 from dshealthd.jobs.shares import shared
@@ -20,32 +21,34 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from dshealthd.core.collector import Fault, Sample
-    from dshealthd.jobs.hangs.hang import RankState, Standstill
+    from dshealthd.jobs.hangs.judge import Standstill
+    from dshealthd.jobs.hangs.states import RankState
 
 _RANK = ("training_job", "rank")
 HANG = gauge(
     "dshealthd_job_hang",
-    "1 while the job is hung as far as this node knows, with the cause: process, checkpoint, input, "
-    "desync; waiting if no cause is on this node, which is 0 for the time of "
+    "1 while the job is hung as far as this node knows, with the cause: process, checkpoint, "
+    "input, desync; waiting if no cause is on this node, which is 0 for the time of "
     "dshealthd_job_hang_hold_seconds. 0 while its ranks here are silent without a hang: working "
-    "(its GPUs, CPUs, NCCL, files or sockets show it), between_steps (what they do is not known), idle "
-    "(none is at work or in a collective), collective (some wait for others, and none is at work), "
-    "starting (in the first steps), suspended (all its processes here are stopped), debugger. 0 with "
-    "class none while the job makes progress, or is in a marked pause.",
+    "(its GPUs, CPUs, NCCL, files or sockets show it), between_steps (what they do is not known), "
+    "idle (none is at work or in a collective), collective (some wait for others, and none is at "
+    "work), starting (in the first steps), suspended (all its processes here are stopped), "
+    "debugger. 0 with class none while the job makes progress, or is in a marked pause.",
     *("training_job", "class"),
 )
 HOLD = gauge(
     "dshealthd_job_hang_hold_seconds",
     "Time that the ranks of a silent job must be overdue before this node shows it as hung: 90 s "
-    "while no cause is known here; what is left of 600 s, or of the time until a minute before its "
-    "own watchdog ends it, while nothing is known or only CPUs work; else 0. Absent for pauses that may "
-    "last for ever.",
+    "while no cause is known here; what is left of 600 s, or of the time until a minute before "
+    "its own watchdog ends it, while nothing is known or only CPUs work; else 0. Absent for "
+    "pauses that may last for ever.",
     "training_job",
 )
 PATIENCE = gauge(
     "dshealthd_job_hang_patience_seconds",
-    "Time that the ranks of a silent job may be overdue at most while it is not known what they, or those "
-    "elsewhere, do: until a minute before the job's own watchdog ends it, ten minutes of silence at most.",
+    "Time that the ranks of a silent job may be overdue at most while it is not known what they, "
+    "or those elsewhere, do: until a minute before the job's own watchdog ends it, ten minutes of "
+    "silence at most.",
     "training_job",
 )
 CULPRIT = gauge(
@@ -65,8 +68,8 @@ OVERDUE = gauge(
 BOUND = gauge(
     "dshealthd_job_step_bound_seconds",
     "Longest usual silence in the rank's current phase: twice the longest of the last hours, at "
-    "least 30 s; 100 s in the first steps, and half an hour in a marked pause of the first kind, unless "
-    "no rank works in it.",
+    "least 30 s; 100 s in the first steps, and half an hour in a marked pause of the first kind, "
+    "unless no rank works in it.",
     *_RANK,
 )
 POSITION = gauge(
@@ -109,9 +112,10 @@ PHASE_SECONDS = gauge(
 )
 COLLECTIVE = gauge(
     "dshealthd_job_collective_seconds",
-    "Time for which a silent rank has waited for others between two steps, in a collective, or in a "
-    "kernel of its GPU that moves no data; absent while it does not, and where torch's waits are not "
-    "seen. The operation has the mark of its group, if that is one of all ranks but the default one.",
+    "Time for which a silent rank has waited for others between two steps, in a collective, or in "
+    "a kernel of its GPU that moves no data; absent while it does not, and where torch's waits "
+    "are not seen. The operation has the mark of its group, if that is one of all ranks but the "
+    "default one.",
     *_RANK,
     "operation",
 )
@@ -128,7 +132,6 @@ ENDED = gauge(
 
 MAX_RANKS = 64
 """Ranks of a node that get series, users and jobs in turn; the rest are still watched and count."""
-MAX_NAMED = 8
 
 
 class JobHang(Collector):
@@ -193,7 +196,7 @@ def verdict(job: str, found: Standstill | None) -> Iterator[Sample]:
     yield PATIENCE(found.patience, job)
     if math.isfinite(found.hold):
         yield HOLD(found.hold, job)
-    for rank, culprit in found.culprits[:MAX_NAMED]:
+    for rank, culprit in found.culprits:
         yield CULPRIT(1, job, str(rank), str(found.reason), str(culprit))
 
 

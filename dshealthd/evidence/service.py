@@ -22,7 +22,7 @@ from dshealthd.evidence.bundle import bundles, parse_name
 from dshealthd.evidence.collection_process import CollectionProcess
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
-from dshealthd.jobs.hangs.hang import PROBLEMS
+from dshealthd.jobs.hangs.classes import PROBLEMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.core.host import Host
-    from dshealthd.jobs.hangs.hang import Standstill
+    from dshealthd.jobs.hangs.judge import Standstill
 
 log = logging.getLogger(__name__)
 

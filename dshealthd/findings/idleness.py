@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core import schema
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.hangs import work
 from dshealthd.findings.series import by
 from dshealthd.findings.settings import several
 from dshealthd.findings.stalls import judged_by_heartbeats, of_processes, waiting_gpus
-from dshealthd.jobs.hangs.hang import NOTICE, UNEXPLAINED
+from dshealthd.findings.work import work
+from dshealthd.jobs.hangs.judge import NOTICE, UNEXPLAINED
 from dshealthd.jobs.hangs.silence import FLOOR, MARGIN
 from dshealthd.linux.activity import BUSY, IDLE_SHARE
 

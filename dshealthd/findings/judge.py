@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Snapshot
     from dshealthd.findings.finding import Finding
+    from dshealthd.jobs.hangs.judge import Standstill
 
 log = logging.getLogger(__name__)
 
@@ -95,14 +96,17 @@ class Judge:
         state: Path | None,
         monotonic: Callable[[], float],
         wall: Callable[[], float],
+        standstills: Callable[[], Mapping[str, Standstill]] = dict,
     ) -> None:
         """Prepare; `load` restores the past, `apply` starts it, after all that it judges.
 
         `own` returns the agent's own samples, without these; `names` the host's name and the
         probes' name for this node. `state` is the directory of the file that outlives the agent.
+        `standstills` returns the jobs that stand still here.
         """
         catalogue()  # reads files, which the loop must not
         self._snapshot, self._own, self._names = snapshot, own, names
+        self._standstills = standstills
         self._monotonic, self._wall = monotonic, wall
         self._limits = Limits()
         self._episodes, self._past, self._gpus = Episodes(), Past(), GpuHistory()
@@ -167,7 +171,9 @@ class Judge:
         self._failed = True
         whole = not unready(self._snapshot)
         now, wall = self._monotonic(), self._wall()
-        series = series_of(self._snapshot, self._own(), self._limits, self._past, now)
+        series = series_of(
+            self._snapshot, self._own(), self._limits, self._past, now, self._standstills()
+        )
         self._gpus.settle(series, wall)
         self._idleness.settle(series, now)
         if self._crashed:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import operator
 import statistics
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.core.documents import LeftOut
-from dshealthd.findings.hangs import awaited, problem, silent
 from dshealthd.findings.settings import several
 from dshealthd.findings.slowness import of_job
 from dshealthd.findings.stalls import IDLE_SECONDS
-from dshealthd.jobs.hangs.hang import HangClass, explain
+from dshealthd.findings.work import awaited
+from dshealthd.jobs.hangs.classes import PROBLEMS, HangClass
 from dshealthd.jobs.hangs.silence import MARGIN
 from dshealthd.jobs.own_work import SCALES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from dshealthd.findings.hangs import ShownStandstill
     from dshealthd.findings.series import Series
+    from dshealthd.jobs.hangs.judge import Standstill
 
 MAX_ROLES = 8
 """Most roles of a job told: a node of 8 GPUs has no more."""
@@ -126,9 +128,9 @@ def overview(
     left_out = left_out or LeftOut()
     names = {
         point.labels["training_job"]
-        for metric in ("job_step", "job_hang", "job_ranks", "job_failure_info")
+        for metric in ("job_step", "job_ranks", "job_failure_info")
         for point in series(metric)
-    }
+    } | series.standstills.keys()
     jobs = left_out.each(
         "job", sorted(names), str, lambda name: _job(series, name, bundles, left_out, wall)
     )
@@ -148,13 +150,12 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut, wall: float)
         point.labels["bundle"] for point in series("evidence_bundle_info", training_job=job)
     )
     seen = [int(point.value) for point in series("job_ranks", training_job=job)]
-    found = silent(series, job)
-    if found and found.cause in _NOT_AT_WORK and sum(seen) > len(ranks):
+    found = series.standstills.get(job)
+    if found and found.reason in _NOT_AT_WORK and sum(seen) > len(ranks):
         # What the ranks without heartbeats do is not known.
-        cause = HangClass.BETWEEN_STEPS
-        found = found._replace(cause=cause, says=explain(cause, named=False, whole=False))
-    hang = _hang(found) if found is not None and found.is_hang else None
-    stall = _stall(series, job, found) if found is not None and not hang else None
+        found = dataclasses.replace(found, reason=HangClass.BETWEEN_STEPS)
+    hang = _hang(found) if found and found.shown else None
+    stall = _stall(found) if found and not hang else None
     stall = stall or (None if found else _paused(series, job) or _idle(series, job))
     silent_now = _is_silent(ranks, wall)
     failures = _failures(series, job)
@@ -180,7 +181,7 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut, wall: float)
         else "failed"
         if failures
         else "suspended"
-        if found and found.cause == HangClass.SUSPENDED
+        if found and found.reason is HangClass.SUSPENDED
         else "stalled"
         if found or (stall and not steps)
         else "silent"
@@ -255,32 +256,34 @@ def _ranks(series: Series, job: str, left_out: LeftOut) -> Iterator[dict[str, An
     yield from left_out.each(f"job {job}, rank", found, str, rank)
 
 
-def _hang(hang: ShownStandstill) -> dict[str, Any]:
+def _hang(found: Standstill) -> dict[str, Any]:
     """Return the hang of a job: cause, culprits, time without progress."""
     return {
-        "cause": hang.cause,
-        "says": hang.says,
-        "overdue_seconds": hang.overdue,
+        "cause": str(found.reason),
+        "says": found.explanation,
+        "overdue_seconds": found.overdue,
         "culprits": [
-            {
-                "rank": int(culprit["rank"]),
-                "reason": culprit["reason"],
-                "says": problem(culprit["reason"]),
-            }
-            for culprit in hang.culprits
+            {"rank": rank, "reason": str(culprit), "says": PROBLEMS[culprit]}
+            for rank, culprit in found.culprits
         ],
     }
 
 
-def _stall(series: Series, job: str, found: ShownStandstill) -> dict[str, Any]:
+def _stall(found: Standstill) -> dict[str, Any]:
     """Return a silence that is no hang: what it may be, for how long, and until when."""
-    bounds = [point.value for point in series("job_step_bound_seconds", training_job=job)]
+    unseen = _awaiting(found.work.awaits) if found.reason is HangClass.BETWEEN_STEPS else ""
     return {
-        "cause": found.cause,
-        "says": found.says,
-        "silent_seconds": (found.overdue or 0.0) + min(bounds, default=0.0),
-        "hung_in_seconds": found.left,
+        "cause": str(found.reason),
+        "says": found.explanation + unseen,
+        "silent_seconds": found.silence,
+        "hung_in_seconds": None if math.isinf(found.hold) else max(0.0, found.hold - found.overdue),
     }
+
+
+def _awaiting(awaits: Mapping[int, str]) -> str:
+    """Return which ranks wait for an answer from outside the job, and whose; empty if none does."""
+    named = several([f"rank {rank} waits for {peer}" for rank, peer in awaits.items()])
+    return f": {named}" if named else ""
 
 
 def _paused(series: Series, job: str) -> dict[str, Any] | None:
@@ -305,9 +308,7 @@ def _idle(series: Series, job: str) -> dict[str, Any] | None:
     idle = series.value("job_idle_seconds", training_job=job) or 0.0
     if idle < IDLE_SECONDS or any(series("job_step", training_job=job)):
         return None
-    says = "no rank here has used CPU or GPU"
-    if awaits := dict(awaited(series, job)):
-        says += f": {several([f'rank {rank} waits for {peer}' for rank, peer in awaits.items()])}"
+    says = f"no rank here has used CPU or GPU{_awaiting(awaited(series, job))}"
     return {"cause": HangClass.IDLE, "says": says, "silent_seconds": idle, "hung_in_seconds": None}
 
 

@@ -14,8 +14,8 @@ from dshealthd.core.collector import NotAvailable, Reason, SourceError
 from dshealthd.core.schema import SchemaError
 from dshealthd.core.timing import Periodic
 from dshealthd.jobs.hangs.detector import HangDetector, Suspicions
-from dshealthd.jobs.hangs.hang import NO_WORK
 from dshealthd.jobs.hangs.pace import Pace
+from dshealthd.jobs.hangs.states import NO_WORK
 from dshealthd.jobs.heartbeats.reception import Reception
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.core.host import Host
-    from dshealthd.jobs.hangs.hang import Standstill, Work
+    from dshealthd.jobs.hangs.judge import Standstill
+    from dshealthd.jobs.hangs.states import Work
     from dshealthd.jobs.options import HangOptions, HeartbeatOptions
 
 log = logging.getLogger(__name__)
@@ -118,6 +119,14 @@ class Jobs:
         if self._looking.failed:
             raise SourceError(Reason.INTERNAL, "the last check of the ranks failed")
         return self._detector
+
+    @property
+    def standstills(self) -> Mapping[str, Standstill]:
+        """The jobs that stand still here, as of the last check; none while nothing is known."""
+        try:
+            return self.hangs().standstills
+        except (NotAvailable, SourceError):
+            return {}
 
     def samples(self) -> Iterator[Sample]:
         """Yield nothing: collectors export the state of jobs."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import counter, gauge
-from dshealthd.jobs.hangs.hang import HangClass
+from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.probe.peers.messages import summary_text
 from dshealthd.probe.peers.protocol import PeerError
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dshealthd.core.collector import Sample
-    from dshealthd.jobs.hangs.hang import Standstill
+    from dshealthd.jobs.hangs.judge import Standstill
 
 ROUNDS = counter(
     "dshealthd_probe_hang_rounds_total",

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
     from dshealthd.core.host import Host
     from dshealthd.core.snapshot import Snapshot
-    from dshealthd.jobs.hangs.hang import Standstill
+    from dshealthd.jobs.hangs.judge import Standstill
     from dshealthd.probe.members.membership import Membership
     from dshealthd.probe.options import ProbeOptions
 

@@ -26,9 +26,11 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.jobs.environment import TIMEOUT
+from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.exits import ExitKind
-from dshealthd.jobs.hangs.hang import NOTICE, Culprit, HangClass, RankState
+from dshealthd.jobs.hangs.judge import NOTICE
 from dshealthd.jobs.hangs.silence import FIRST
+from dshealthd.jobs.hangs.states import RankState
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
@@ -38,7 +40,7 @@ from tests.jobs.service import configured, jobs
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
-    from dshealthd.jobs.hangs.hang import Standstill
+    from dshealthd.jobs.hangs.judge import Standstill
     from dshealthd.jobs.service import Jobs
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,8 @@ from dshealthd.evidence.bundle import kept
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import BUNDLES, BYTES, INFO, LAST, Evidence
-from dshealthd.jobs.hangs.hang import UNEXPLAINED, HangClass, Standstill
+from dshealthd.jobs.hangs.classes import HangClass
+from dshealthd.jobs.hangs.judge import UNEXPLAINED, Standstill
 from tests.environments import wait_for_environment
 from tests.stopwatch import Stopwatch
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dshealthd.evidence import stacks, summary
 from dshealthd.evidence.findings import CollectedEvidence, HangCase, RankEvidence
 from dshealthd.evidence.service import case
-from dshealthd.jobs.hangs.hang import HangClass, Standstill, explain
+from dshealthd.jobs.hangs.classes import HangClass, explain
+from dshealthd.jobs.hangs.judge import Standstill
 
 METRICS = """\
 # HELP dshealthd_gpu_power_watts x

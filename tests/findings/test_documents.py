@@ -28,6 +28,7 @@ from dshealthd.findings.judgement import judge, series_of
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.overview import overview
 from dshealthd.findings.series import Series
+from tests.jobs.standstills import standstills
 from tests.snapshots import snapshot
 from tests.status_documents import NOT_JSON
 
@@ -263,7 +264,8 @@ def test_job_that_cannot_be_shown_costs_itself() -> None:
     samples += [OVERDUE(math.inf, "odd", "1"), STEP(math.nan, "odd", "2")]
     samples += [HANG(1.0, "worst", "process"), OVERDUE(math.inf, "worst", "0")]
     left_out = LeftOut()
-    jobs = {job["job"]: job for job in overview(Series(samples), "", left_out)}
+    series = Series(samples, standstills=standstills(samples))
+    jobs = {job["job"]: job for job in overview(series, "", left_out)}
     assert set(jobs) == {"first", "odd", "last"}
     assert [rank["rank"] for rank in jobs["odd"]["ranks"]] == [0]
     assert [(one["part"], one["reason"]) for one in left_out.document()] == [

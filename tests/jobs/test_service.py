@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from dshealthd.jobs.hangs.hang import Standstill
+    from dshealthd.jobs.hangs.judge import Standstill
 
 OFTEN = Duration(0.1)
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.core.options import Duration
-from dshealthd.jobs.hangs.hang import HangClass, Standstill
+from dshealthd.jobs.hangs.classes import HangClass
+from dshealthd.jobs.hangs.judge import Standstill
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
 from dshealthd.probe.hung_jobs import (
     ASKED,

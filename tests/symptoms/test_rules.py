@@ -15,7 +15,7 @@ import yaml
 
 from dshealthd.core.collector import MetricKind
 from dshealthd.findings import gpus
-from dshealthd.jobs.hangs.hang import PROBLEMS
+from dshealthd.jobs.hangs.classes import PROBLEMS
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.entry import PARTS, RULESET
 from generate import alert_rules, reference

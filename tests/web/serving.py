@@ -29,6 +29,7 @@ from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.judgement import judge, series_of, unready
 from dshealthd.findings.overview import overview
 from dshealthd.web.server import Server
+from tests.jobs.standstills import standstills
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def small_snapshot() -> Snapshot:
 
 def sections(snapshot: Snapshot) -> dict[str, Any]:
     """Return the parts of the status document that an agent makes of a snapshot."""
-    series = series_of(snapshot, ())
+    samples = (sample for latest in snapshot for sample in snapshot.samples(latest))
+    series = series_of(snapshot, (), standstills=standstills(samples, time.time()))
     verdict = judge(
         snapshot, series, node="n1", name="n1", monotonic=time.monotonic(), wall=time.time()
     )

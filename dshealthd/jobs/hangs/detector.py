@@ -7,15 +7,18 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.exits import ExitKind, ExitWatcher
-from dshealthd.jobs.hangs.hang import NO_WORK, HangClass, judge
+from dshealthd.jobs.hangs.judge import judge
+from dshealthd.jobs.hangs.states import NO_WORK
 from dshealthd.jobs.hangs.watch import RankWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from dshealthd.core.host import Host
-    from dshealthd.jobs.hangs.hang import RankState, Standstill, Work
+    from dshealthd.jobs.hangs.judge import Standstill
+    from dshealthd.jobs.hangs.states import RankState, Work
     from dshealthd.jobs.heartbeats.identity import Identity
     from dshealthd.jobs.heartbeats.sender import Sender
     from dshealthd.jobs.options import HangOptions

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.schema import SchemaError
 from dshealthd.jobs.environment import watchdog_seconds
 from dshealthd.jobs.hangs.exits import End
-from dshealthd.jobs.hangs.hang import STOPPED, RankState, operation
 from dshealthd.jobs.hangs.silence import FLOOR, SHOWN, SilenceBaseline
+from dshealthd.jobs.hangs.states import STOPPED, RankState, operation
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.shares import shared
 from dshealthd.linux.activity import (
@@ -264,9 +264,10 @@ class RankWatch:
 
     def _begin(self, place: Place, watched: Watched) -> None:
         """Watch a rank's new process: the job goes on, so earlier ends are forgotten."""
-        job = place[0]
+        job, launcher = place[0], watched.who.process.launcher
         for other, before in list(self.watched.items()):
-            if other == place or (other[0] == job and before.end is not None):
+            goes_on = other[0] == job or (launcher and before.who.process.launcher == launcher)
+            if other == place or (goes_on and before.end is not None):
                 self._forget(other)
         self.watched[place] = watched
         self._exit_watcher.follow(*watched.key)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
+from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.detector import AT_WORK, HangDetector
-from dshealthd.jobs.hangs.hang import HangClass, Work
 from dshealthd.jobs.hangs.silence import FLOOR
+from dshealthd.jobs.hangs.states import Work
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.options import HangOptions
 from dshealthd.jobs.processes import TrainingProcess

@@ -8,7 +8,7 @@ import pytest
 
 from dshealthd.jobs.hangs.detector import AGAIN_AFTER, SHARE, Suspicions, suspicious
 from dshealthd.jobs.hangs.exits import ExitKind
-from dshealthd.jobs.hangs.hang import RankState
+from dshealthd.jobs.hangs.states import RankState
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
 

@@ -23,7 +23,7 @@ from tests.jobs.machines import TORCH
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.jobs.hangs.hang import RankState
+    from dshealthd.jobs.hangs.states import RankState
 
 JOB = "run-1"
 
@@ -392,6 +392,35 @@ def test_a_job_that_goes_on(scene: Scene) -> None:
     assert [(rank.rank, rank.start, rank.settled) for rank in scene.watch.jobs()[JOB]] == [
         (0, 2, False)
     ]
+
+
+@pytest.mark.parametrize(("parent", "run", "known"), [
+    (42, "r", False),
+    (43, "r", True),  # another launcher, of a run that its user calls the same
+    (42, "s", True),
+    (42, "", True),  # as a shell starts one training after another
+])  # fmt: skip
+def test_a_job_that_torchrun_starts_anew(scene: Scene, parent: int, run: str, known: bool) -> None:  # noqa: FBT001
+    """With another port the job has another name, and its launcher tells that it goes on."""
+    for place, (identity, message) in scene.present.items():
+        scene.present[place] = started_by(identity, 42, run and "r"), message
+    scene.look()
+    end(scene, 1, ExitKind.FAILED)
+    end(scene, 0, ExitKind.TERMINATED)
+    anew = started_by(who(0, start=2), parent, run, "run-2")
+    scene.process(0, start=2)
+    scene.look()
+    scene.present["run-2", 0] = anew, Message(step=0, sent=scene.now)
+    scene.look()
+    assert (JOB in scene.watch.jobs()) is known
+    assert "run-2" in scene.watch.jobs()
+
+
+def started_by(identity: Identity, parent: int, run: str, job: str = JOB) -> Identity:
+    """Return a process as a launcher has started it for a run."""
+    environment = {**TORCH, "TORCHELASTIC_RUN_ID": run}
+    process = dataclasses.replace(identity.process, parent=parent, environment=environment, job=job)
+    return dataclasses.replace(identity, process=process)
 
 
 def test_ends_have_so_many_places(scene: Scene) -> None:

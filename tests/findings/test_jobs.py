@@ -1,0 +1,80 @@
+"""What a node finds about a job that stands still, and how it shows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from dshealthd.collectors.job_hang import ENDED
+from dshealthd.collectors.training import INFO, STEP
+from dshealthd.findings.jobs import ends, hangs
+from dshealthd.findings.overview import overview
+from dshealthd.findings.series import Series
+from dshealthd.jobs.hangs.classes import Culprit, HangClass
+from dshealthd.jobs.hangs.judge import Standstill
+from dshealthd.jobs.hangs.states import Work
+from tests.jobs.standstills import rank_state
+
+
+def standstill(reason: HangClass, *culprits: tuple[int, Culprit], size: int = 2) -> Standstill:
+    """Return a job of which two ranks are here, silent for 80 s and overdue for 50."""
+    ranks = tuple(rank_state(80.0, rank=rank, world_size=size) for rank in (0, 1))
+    return Standstill(
+        job="run-1",
+        reason=reason,
+        culprits=culprits,
+        ranks=ranks,
+        since=20.0,
+        whole=size == len(ranks),
+        overdue=50.0,
+    )
+
+
+@pytest.mark.parametrize(("size", "unseen"), [(2, ""), (4, "; this node sees 2 of 4 ranks")])
+def test_an_end_that_may_follow_from_another(size: int, unseen: str) -> None:
+    """A node that sees some of a job's ranks says so of the end of one of them; a kill or a stop
+    follows from none.
+    """
+    gone = standstill(HangClass.PROCESS, (1, Culprit.GONE), size=size)
+    seen = (
+        *(STEP(7, "run-1", rank) for rank in "01"),
+        INFO(1, "run-1", "torchrun", str(size)),
+        ENDED(5.0, "run-1", "1", "failed"),
+    )
+    (sign,) = hangs(Series((), standstills={"run-1": gone}), 100.0)
+    (end,) = ends(Series(seen), 100.0)
+    assert (sign.case, sign.since) == ("gone", 20.0)
+    for reason in (sign.reason, end.reason):
+        assert ("; this node sees" in reason) == bool(unseen)
+        assert unseen in reason
+    stopped = standstill(HangClass.PROCESS, (1, Culprit.STOPPED), size=size)
+    (sign,) = hangs(Series((), standstills={"run-1": stopped}), 100.0)
+    assert sign.reason == "rank 1 is stopped (SIGSTOP)"
+
+
+@pytest.mark.parametrize(("size", "case"), [(2, "tie"), (4, "elsewhere")])
+def test_ranks_at_different_places_without_a_culprit(size: int, case: str) -> None:
+    """The first step is that for as many ahead as behind, or for ranks that other nodes see."""
+    (sign,) = hangs(
+        Series((), standstills={"run-1": standstill(HangClass.DESYNC, size=size)}), 100.0
+    )
+    assert (sign.case, sign.part) == (case, "")
+    assert "none is named" in sign.reason
+
+
+def test_a_pause_that_waits_for_somebody_outside() -> None:
+    """It is said whose answer a rank waits for, how long none was heard, and what is left."""
+    still = standstill(HangClass.BETWEEN_STEPS)
+    for hold, left in ((600.0, 550.0), (math.inf, None)):
+        work = Work(awaits={0: "10.0.0.7:8000"})
+        pause = dataclasses.replace(still, hold=hold, work=work)
+        (job,) = overview(Series((), standstills={"run-1": pause}), "")
+        assert (job["state"], job["hang"]) == ("stalled", None)
+        assert job["stall"] == {
+            "cause": "between_steps",
+            "says": "between two steps: rank 0 waits for 10.0.0.7:8000",
+            "silent_seconds": 80.0,
+            "hung_in_seconds": left,
+        }
