@@ -100,7 +100,9 @@ def decide(found: Recognized, *, year: int) -> Finding:
     if not ordered or _wraps(ordered[0]):
         # That a process ended is no cause: what it said before is.
         confirmed = any(_is_telling(event, case) for event in (*ordered, *case.consequences))
-        stated = cause(case, standing(case), confirmed=confirmed or bool(case.found.failures))
+        hollow = ordered[0] if ordered and ordered[0].is_hollow else None
+        confirmed = confirmed or bool(hollow or case.found.failures)
+        stated = cause(case, standing(case, near=hollow), confirmed=confirmed)
         is_end = stated is not None and (stated.is_crash or "how" in stated.fields)
         if stated is not None and not (is_end and ordered and ordered[0].is_crash):
             ordered.insert(0, stated)
@@ -164,7 +166,9 @@ def decide(found: Recognized, *, year: int) -> Finding:
 
 
 def _wraps(event: Event) -> bool:
-    """Return whether an event only says that a process ended, or that another failed."""
+    """Return whether an event only says that a process ended, or that another failed, but not why."""
+    if event.is_hollow:
+        return True
     if event.layer == "launcher":
         return not event.first and "worker" not in event.fields  # which Ray names
     return event.layer == "communication" and event.weak

@@ -52,6 +52,12 @@ def merge(events: Sequence[Event]) -> None:
                     event.rank = ranked[0].rank
 
 
+def are_near(one: Event, other: Event) -> bool:
+    """Return whether two events are so near in one file that they may be about one fault."""
+    is_same = one.origin.source == other.origin.source
+    return is_same and abs(one.last_order - other.last_order) <= NEAR
+
+
 def _agree(one: Event, other: Event) -> bool:
     """Return whether two events may be one: no value, rank or host that both have differs."""
     shared = one.fields.keys() & other.fields.keys()

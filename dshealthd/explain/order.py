@@ -96,7 +96,7 @@ def key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
     if is_communication and case.is_rare(event):
         weak, order = False, -1
     is_program = where == _LAYERS["program"]
-    if is_program and weak and event.bare:
+    if is_program and weak and (event.bare or event.is_hollow):
         order = 1
     return (
         where, weak and not is_program, order, event.bare and event.weak,
@@ -117,6 +117,11 @@ def _is_aftermath(event: Event, case: Case) -> bool:
     """Return whether a rank's failure came after the communication broke, so it is not the
     cause.
     """
+    if event.is_hollow:  # what a lost peer left to say, whichever process says it
+        broken = (
+            first for origin, first in case.broken.items() if origin.source == event.origin.source
+        )
+        return min(broken, default=event.order) < event.order
     if event.origin.labeled and case.broken.get(event.origin, event.order) < event.order:
         return True
     when, clock = case.when(event), clocks.clock_of(event.origin)

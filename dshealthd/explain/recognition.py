@@ -462,6 +462,7 @@ class Reader:
         )
         if traceback is not None:
             event.frames, event.bare = tuple(traceback.frames), traceback.bare
+            event.is_hollow = pattern.weak and remarks.is_hollow(traceback.text)
         if pattern.role == "loss":
             kept, _ = self._losses.setdefault(event.pattern, (event, pattern.least))
             if kept is not event:

@@ -32,6 +32,7 @@ BROKEN = (
     "[2026-01-05 10:00:00,100] n:1:2 [0] NCCL WARN Net : Call to recv from 10.2.8.7<58355> "
     "failed : Broken pipe"
 )
+HOLLOW = "(Trainer pid=6610) RuntimeError: update_weights failed: success=False"
 SCENES = [
     (0, [CANCELED, OOM], "job-ended"),
     (0, [OOM, CANCELED], "cuda-oom"),
@@ -39,6 +40,8 @@ SCENES = [
     (1, [XID.format("03:00"), TIMED], "cuda-oom"),
     (2, [BROKEN, LATE], "nccl-remote-error"),
     (2, [BROKEN, TIMED], "cuda-oom"),
+    (2, [BROKEN, HOLLOW], "nccl-remote-error"),
+    (2, [HOLLOW, BROKEN], "child-failed"),
     (3, [RAY, LOST], "child-failed"),
     (3, [TASK, LOST], "nccl-remote-error"),
     (4, [TASK, SSH], "rendezvous-unreachable"),
