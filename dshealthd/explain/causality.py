@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.explain import clocks, order
-from dshealthd.explain.accusation import ON_ALL, absent_ranks, accused, is_timeout, left_silently
+from dshealthd.explain.accusation import ON_ALL, absent_ranks, accused
 from dshealthd.explain.case import prepare
 from dshealthd.explain.coverage import ABORTED, TERMINATED
-from dshealthd.explain.events import Event, Place, Stamp, listed
+from dshealthd.explain.events import Event, Place, Stamp
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
 from dshealthd.explain.identities import named
 from dshealthd.explain.patterns import advised, load
@@ -111,17 +111,11 @@ def decide(found: Recognized, *, year: int) -> Finding:
     root = ordered[0]
     if root.layer in {"program", "hardware"}:
         _adopt(root, case)
-    verdicts = _judged(case) if is_timeout(root) else []
+    verdicts = _judged(case) if root.is_timeout else []
     ranks, proof, says = accused(root, case, verdicts)
     if root.pattern == STATED:
         proof = (*proof, *(event.place for event in worth_reading(standing(case))))[:WORTH_READING]
     slug = root.slug
-    # Ranks report this error when they have lost another one: a rank that left silently is the one
-    # they lost, and so the cause.
-    if slug == "nccl-remote-error" and (left := left_silently(case)) is not None:
-        slug, root = left.slug, left
-        says = f"{left.says}, and only {listed(ranks)} reported no error" if ranks else left.says
-        proof = (left.place, *proof)
     if root.pattern == "address-in-use/store" and not ranks:
         ranks = (0,)  # its node holds the store
     if slug == "nccl-timeout" and found.ledger.in_gradients:
@@ -130,7 +124,7 @@ def decide(found: Recognized, *, year: int) -> Finding:
         case.missing.append("the log of the rank that failed first: no log here has its error")
     chain = sorted(
         (event for event in (*case.causes, *case.consequences) if event is not root),
-        key=lambda event: (event.time is None, case.when(event) or 0.0, event.order),
+        key=lambda event: (event.time is None, event.time or 0.0, event.order),
     )
     _argue(root, ordered, case)
     host, gpu = _whereabouts(root, ranks, case)
@@ -201,7 +195,7 @@ def _step(
         values["host"] = host
     if frame := root.own_frame:
         values["frame"] = f"{frame.file}:{frame.line}"
-    if not is_timeout(root):
+    if not root.is_timeout:
         return advised(root.steps, values)
     steps = load().hang
     for verdict in verdicts:
@@ -259,7 +253,7 @@ def _first_failure(case: Case) -> float | None:
         for event in case.causes
         if event.layer in {"program", "communication", "launcher"}
         and "pci" not in event.fields
-        and (when := case.when(event)) is not None
+        and (when := event.time) is not None
     ]
     return min(times, default=None)
 

@@ -143,6 +143,11 @@ class Event:
         return self.signal in _CRASHES
 
     @property
+    def is_timeout(self) -> bool:
+        """Whether it is a collective that timed out."""
+        return self.slug in {"nccl-timeout", "gradient-sync-timeout"}
+
+    @property
     def own_frame(self) -> Frame | None:
         """The innermost frame that is not in a library."""
         for frame in reversed(self.frames):

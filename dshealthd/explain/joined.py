@@ -68,14 +68,6 @@ def _agree(one: Event, other: Event) -> bool:
     )
 
 
-def excuse_full_disk(events: Sequence[Event]) -> None:
-    """Let an ENOSPC without a path follow from a full /dev/shm, if any line shows that."""
-    if any(event.slug == "shared-memory" and event.role == "cause" for event in events):
-        for event in events:
-            if event.slug == "disk-full" and "path" not in event.fields:
-                event.role = "consequence"
-
-
 def condition(event: Event) -> tuple[str, int, str | None]:
     """Return what identifies a lasting condition: its pattern, its file, and the device or
     server.

@@ -62,7 +62,7 @@ def standing(case: Case, near: Event | None = None) -> list[Statement]:
             ):
                 continue
             found.append(kept)
-    times = {id(kept): case.when(kept.event) for kept in found}
+    times = {id(kept): kept.event.time for kept in found}
     return sorted(
         found,
         key=lambda kept: (

@@ -304,7 +304,7 @@ class Reader:
             self._begins_in_stack = True
         self._order += 1
         self._details.feed(text)
-        self._found.learn(line, self._source, place.line)
+        self._found.learn(line, self._source)
         if self._summary.take(line, place):
             return True
         if text.startswith("#") and _GRADIENT_STACK.match(text):
