@@ -137,6 +137,12 @@ def _blocked_alone(events: Sequence[Event], case: Case) -> int | None:
     return rank
 
 
+def left_silently(case: Case) -> Event | None:
+    """Return the launcher's report of a culprit whose exit code no exception explains."""
+    ends = (event for event in case.consequences if event.slug == "child-failed")
+    return next((event for event in ends if int(event.fields.get("exit", 0)) > 1), None)
+
+
 def absent_ranks(case: Case) -> list[int]:
     """Return the ranks that reported nothing while all others did; empty if unclear."""
     failures = [failure for failure in case.found.failures if failure.rank is not None]

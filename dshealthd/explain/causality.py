@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.explain import clocks, order
-from dshealthd.explain.accusation import ON_ALL, absent_ranks, accused
+from dshealthd.explain.accusation import ON_ALL, absent_ranks, accused, left_silently
 from dshealthd.explain.case import prepare
 from dshealthd.explain.coverage import ABORTED, TERMINATED
-from dshealthd.explain.events import Event, Place, Stamp
+from dshealthd.explain.events import Event, Place, Stamp, listed
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
 from dshealthd.explain.identities import named
 from dshealthd.explain.patterns import advised, load
@@ -116,6 +116,12 @@ def decide(found: Recognized, *, year: int) -> Finding:
     if root.pattern == STATED:
         proof = (*proof, *(event.place for event in worth_reading(standing(case))))[:WORTH_READING]
     slug = root.slug
+    # Ranks report this error when they have lost another one: a rank that left silently is the one
+    # they lost, and so the cause.
+    if slug == "nccl-remote-error" and (left := left_silently(case)) is not None:
+        slug, root = left.slug, left
+        says = f"{left.says}, and only {listed(ranks)} reported no error" if ranks else left.says
+        proof = (left.place, *proof)
     if root.pattern == "address-in-use/store" and not ranks:
         ranks = (0,)  # its node holds the store
     if slug == "nccl-timeout" and found.ledger.in_gradients:

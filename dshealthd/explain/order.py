@@ -86,7 +86,8 @@ def key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
     where, weak = place(event, first, case), event.weak
     is_program = where == _LAYERS["program"]
     return (
-        where, weak and not is_program, weak and is_program and (event.bare or event.is_hollow),
+        where, weak and not is_program, not event.first,
+        weak and is_program and (event.bare or event.is_hollow),
         event.time is None, event.time or 0.0, weak, event.origin.source, event.order,
     )  # fmt: skip
 
