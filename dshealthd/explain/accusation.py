@@ -46,7 +46,7 @@ def accused(
         same = sorted({event.rank for event in alike if event.rank is not None})
         if root.pattern == "child-failed/signal":
             return tuple(ranks), (root.place,), root.says
-        if root.layer == "program" and len(same) > 1 and _tied(alike, case):
+        if root.layer == "program" and len(same) > 1 and _tied(alike):
             ranks = same if len(same) < (case.world or len(case.seen)) else []
             text = f"{root.says}{ON_ALL}" if not ranks else root.says
             return tuple(ranks), tuple(event.place for event in alike[:3]), text
@@ -56,11 +56,6 @@ def accused(
             text = f"{root.says}: only {listed(ranks)} reported no failure"
             return tuple(ranks), tuple(proof), text
         return tuple(ranks), tuple(proof), root.says
-    if case.is_rare(root):
-        ranks = sorted({event.rank for event in alike if event.rank is not None})
-        seen, hosts = case.spread(root)
-        text = f"{root.says}, only on {seen} of {hosts} hosts"
-        return tuple(ranks), tuple(event.place for event in alike[:3]), text
     if root.slug == "rendezvous-unreachable":
         ranks = sorted({event.rank for event in alike if event.rank is not None})
         # Where most ranks cannot reach the master, it is the master that is gone, and they its
@@ -70,7 +65,7 @@ def accused(
             text = f"{root.says} ({listed(ranks)})"
             return (), tuple(event.place for event in alike[:3]), text
         return tuple(ranks), tuple(event.place for event in alike[:3]), root.says
-    if is_timeout(root):
+    if root.is_timeout:
         named = sorted({rank for rank, _ in case.found.ledger.named})
         for verdict in verdicts:
             if verdict.kind == "symmetric":
@@ -144,11 +139,8 @@ def _blocked_alone(events: Sequence[Event], case: Case) -> int | None:
 
 def left_silently(case: Case) -> Event | None:
     """Return the launcher's report of a culprit whose exit code no exception explains."""
-    for event in case.consequences:
-        code = int(event.fields.get("exit", 0))
-        if event.slug == "child-failed" and code > 1:
-            return event
-    return None
+    ends = (event for event in case.consequences if event.slug == "child-failed")
+    return next((event for event in ends if int(event.fields.get("exit", 0)) > 1), None)
 
 
 def absent_ranks(case: Case) -> list[int]:
@@ -175,12 +167,7 @@ def absent_ranks(case: Case) -> list[int]:
     return left if len(left) == 1 and not case.coverage.gaps(left) else []
 
 
-def _tied(events: Sequence[Event], case: Case) -> bool:
+def _tied(events: Sequence[Event]) -> bool:
     """Return whether the clocks give no order between events of several ranks."""
-    times = [when for event in events if event.exact and (when := case.when(event)) is not None]
+    times = [event.time for event in events if event.exact and event.time is not None]
     return len(times) < len(events) or max(times) - min(times) <= clocks.UNCERTAINTY
-
-
-def is_timeout(event: Event) -> bool:
-    """Return whether an event is a collective that timed out."""
-    return event.slug in {"nccl-timeout", "gradient-sync-timeout"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.explain import clocks, order
-from dshealthd.explain.accusation import ON_ALL, absent_ranks, accused, is_timeout, left_silently
+from dshealthd.explain.accusation import ON_ALL, absent_ranks, accused, left_silently
 from dshealthd.explain.case import prepare
 from dshealthd.explain.coverage import ABORTED, TERMINATED
 from dshealthd.explain.events import Event, Place, Stamp, listed
@@ -100,7 +100,9 @@ def decide(found: Recognized, *, year: int) -> Finding:
     if not ordered or _wraps(ordered[0]):
         # That a process ended is no cause: what it said before is.
         confirmed = any(_is_telling(event, case) for event in (*ordered, *case.consequences))
-        stated = cause(case, standing(case), confirmed=confirmed or bool(case.found.failures))
+        hollow = ordered[0] if ordered and ordered[0].is_hollow else None
+        confirmed = confirmed or bool(hollow or case.found.failures)
+        stated = cause(case, standing(case, near=hollow), confirmed=confirmed)
         is_end = stated is not None and (stated.is_crash or "how" in stated.fields)
         if stated is not None and not (is_end and ordered and ordered[0].is_crash):
             ordered.insert(0, stated)
@@ -109,7 +111,7 @@ def decide(found: Recognized, *, year: int) -> Finding:
     root = ordered[0]
     if root.layer in {"program", "hardware"}:
         _adopt(root, case)
-    verdicts = _judged(case) if is_timeout(root) else []
+    verdicts = _judged(case) if root.is_timeout else []
     ranks, proof, says = accused(root, case, verdicts)
     if root.pattern == STATED:
         proof = (*proof, *(event.place for event in worth_reading(standing(case))))[:WORTH_READING]
@@ -128,7 +130,7 @@ def decide(found: Recognized, *, year: int) -> Finding:
         case.missing.append("the log of the rank that failed first: no log here has its error")
     chain = sorted(
         (event for event in (*case.causes, *case.consequences) if event is not root),
-        key=lambda event: (event.time is None, case.when(event) or 0.0, event.order),
+        key=lambda event: (event.time is None, event.time or 0.0, event.order),
     )
     _argue(root, ordered, case)
     host, gpu = _whereabouts(root, ranks, case)
@@ -164,7 +166,9 @@ def decide(found: Recognized, *, year: int) -> Finding:
 
 
 def _wraps(event: Event) -> bool:
-    """Return whether an event only says that a process ended, or that another failed."""
+    """Return whether an event only says that a process ended, or that another failed, but not why."""
+    if event.is_hollow:
+        return True
     if event.layer == "launcher":
         return not event.first and "worker" not in event.fields  # which Ray names
     return event.layer == "communication" and event.weak
@@ -197,7 +201,7 @@ def _step(
         values["host"] = host
     if frame := root.own_frame:
         values["frame"] = f"{frame.file}:{frame.line}"
-    if not is_timeout(root):
+    if not root.is_timeout:
         return advised(root.steps, values)
     steps = load().hang
     for verdict in verdicts:
@@ -255,7 +259,7 @@ def _first_failure(case: Case) -> float | None:
         for event in case.causes
         if event.layer in {"program", "communication", "launcher"}
         and "pci" not in event.fields
-        and (when := case.when(event)) is not None
+        and (when := event.time) is not None
     ]
     return min(times, default=None)
 

@@ -100,6 +100,8 @@ class Event:
     """Nothing in its layer comes before it: it does not follow from the death of a peer."""
     bare: bool = False
     """An exception without its traceback."""
+    is_hollow: bool = False
+    """An exception that only says that something failed."""
     fields: Mapping[str, str] = field(default_factory=dict)
     frames: tuple[Frame, ...] = ()
     count: int = 1
@@ -139,6 +141,11 @@ class Event:
         end.
         """
         return self.signal in _CRASHES
+
+    @property
+    def is_timeout(self) -> bool:
+        """Whether it is a collective that timed out."""
+        return self.slug in {"nccl-timeout", "gradient-sync-timeout"}
 
     @property
     def own_frame(self) -> Frame | None:

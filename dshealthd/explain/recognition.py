@@ -304,7 +304,7 @@ class Reader:
             self._begins_in_stack = True
         self._order += 1
         self._details.feed(text)
-        self._found.learn(line, self._source, place.line)
+        self._found.learn(line, self._source)
         if self._summary.take(line, place):
             return True
         if text.startswith("#") and _GRADIENT_STACK.match(text):
@@ -462,6 +462,7 @@ class Reader:
         )
         if traceback is not None:
             event.frames, event.bare = tuple(traceback.frames), traceback.bare
+            event.is_hollow = pattern.weak and remarks.is_hollow(traceback.text)
         if pattern.role == "loss":
             kept, _ = self._losses.setdefault(event.pattern, (event, pattern.least))
             if kept is not event:

@@ -180,6 +180,19 @@ _INNER = re.compile(
 """What a wrapper puts before its content."""
 _FAILED = re.compile(r"\b(?:failed|failure): (?=\S+ \S+ \S)")
 """Such words, whose content may be of another process, too."""
+_GENERIC = frozenset(
+    """error errors fail failed fails failure failing exception exceptions fatal abort aborted
+    crash crashed unknown internal unexpected unhandled uncaught raised occurred happened encountered
+    code codes status return returned returns exit exited non result success ok function call called
+    api command process child task job run running worker rank operation runtime value type system
+    base assertion the and for with from that this has have had was were are been but while when
+    during into its your please see not did does""".split()  # noqa: SIM905
+)
+"""Words that say that something failed, of whatever kind, and those that say nothing."""
+_CONTENT = 2
+"""Words that say why: "permission denied" and "no space left" have as many, a code has none."""
+_WORD = re.compile(r"(?<![\w./:=-])[A-Za-z][a-z]{2,}(?![\w/=(]|[.:]\w)")
+"""A word of prose: no name, symbol, path, number, setting or acronym."""
 _LOGGER = re.compile(
     r"^(?:[^\w(<\[{'\"]{0,3}(?:\[[^\]]{0,60}\]|\([^()]{0,80}\)|<\d>|[\d:.,/TZ+-]{4,35}"
     r"|(?:kern|user|daemon)\s*:|[A-Z][a-z]{2} +\d{1,2}|[\w./-]{1,60}:\d+\]?|[\w.-]{1,60}:(?= )(?! *[A-Z][a-z]+(?: [a-z/]+){1,6}$)"
@@ -240,6 +253,12 @@ def is_orderly(text: str) -> bool:
     """Return whether a line says that a process ended as it was meant to."""
     match = _ORDERLY.search(text)
     return match is not None and _NEGATED.search(text[: match.start()]) is None
+
+
+def is_hollow(text: str) -> bool:
+    """Return whether a message only says that something failed, in names, codes and symbols."""
+    told = sum(word.lower() not in _GENERIC for word in _WORD.findall(text))
+    return told < _CONTENT and text.isascii()
 
 
 def _fails(text: str) -> bool:
@@ -307,9 +326,10 @@ def read(text: str, level: str) -> Remark | None:
         text = text[inner.end() :]
     elif failed := _FAILED.search(text):
         text = text[failed.end() :]
-    is_name = " " not in text  # of an exception, without a message
-    wraps = is_name or (
-        inner is None and ((end is not None and event is None) or _WRAPS.search(text) is not None)
+    wraps = (
+        is_hollow(text)
+        or (event is None and ended(text) is not None)
+        or (inner is None and _WRAPS.search(text) is not None)
     )
     return Remark(weight, " ".join(text.split())[:MAX_CONTENT], wraps)
 

@@ -268,18 +268,6 @@ def test_a_traceback_that_the_run_survived_is_no_cause() -> None:
     assert explained("step 1 | loss 2.1", *traceback).slug == "child-failed"
 
 
-def test_ranks_that_state_different_sizes_never_come_together() -> None:
-    """What each rank says of its own start is compared across their lines."""
-    finding = explained(
-        "initializing rank 0 world_size 16 on gpu-1",
-        "initializing rank 8 world_size 8 on gpu-2",
-        "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for "
-        "key: store_based_barrier_key:1 (world_size=16, worker_count=9, timeout=0:30:00)",
-    )
-    assert finding.slug == "rendezvous-env-mismatch"
-    assert "rank 0 was started for a job of 16 ranks, rank 8 for one of 8" in finding.statement
-
-
 def test_a_link_that_came_up_again_is_no_cause() -> None:
     """At boot, and after a short interruption, the line of the link's return follows."""
     down = KERNEL + "mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link DOWN"
@@ -366,17 +354,6 @@ def test_nccl_s_own_diagnostics_name_the_host(line: str, slug: str, told: str) -
     """From release 2.31, rank 0 prints what all nodes of the job found."""
     finding = explained(line)
     assert (finding.slug, finding.statement, finding.host) == (slug, told, "gpu-7")
-
-
-def test_an_error_without_a_path_follows_from_a_full_shared_memory() -> None:
-    """The bare ENOSPC after it is no second cause, and no disk is to be looked at."""
-    finding = explained(
-        "RuntimeError: DataLoader worker (pid 56811) is killed by signal: Bus error..",
-        "OSError: [Errno 28] No space left on device",
-    )
-    assert (finding.slug, finding.against) == ("shared-memory", ())
-    alone = explained("OSError: [Errno 28] No space left on device")
-    assert "or /dev/shm" in alone.step
 
 
 FRAMES = (

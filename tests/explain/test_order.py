@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from dshealthd.explain import order
-from tests.explain.explaining import explained
+from tests.explain.explaining import explained, explained_files
 
 OOM = "[rank1]: RuntimeError: CUDA error: out of memory"
 LOST = (
@@ -32,6 +32,7 @@ BROKEN = (
     "[2026-01-05 10:00:00,100] n:1:2 [0] NCCL WARN Net : Call to recv from 10.2.8.7<58355> "
     "failed : Broken pipe"
 )
+HOLLOW = "(Trainer pid=6610) RuntimeError: update_weights failed: success=False"
 SCENES = [
     (0, [CANCELED, OOM], "job-ended"),
     (0, [OOM, CANCELED], "cuda-oom"),
@@ -39,6 +40,8 @@ SCENES = [
     (1, [XID.format("03:00"), TIMED], "cuda-oom"),
     (2, [BROKEN, LATE], "nccl-remote-error"),
     (2, [BROKEN, TIMED], "cuda-oom"),
+    (2, [BROKEN, HOLLOW], "nccl-remote-error"),
+    (2, [HOLLOW, BROKEN], "child-failed"),
     (3, [RAY, LOST], "child-failed"),
     (3, [TASK, LOST], "nccl-remote-error"),
     (4, [TASK, SSH], "rendezvous-unreachable"),
@@ -109,3 +112,15 @@ def test_a_rendezvous_that_closes_comes_after_any_error() -> None:
     )
     assert finding.slug == "nccl-remote-error"
     assert "192.0.2.31" in finding.statement
+
+
+@pytest.mark.parametrize(("seconds", "says"), [(3, "tie"), (8, "at least 3.0 s later")])
+def test_clocks_of_two_hosts_may_differ(seconds: int, says: str) -> None:
+    """By a few seconds: within these nobody knows which error came first."""
+    line = "2026-01-05T10:00:{:02}.000+00:00 {} train[7]: [rank{}]: {}"
+    disk = "OSError: [Errno 28] No space left on device: '/ckpt/a'"
+    memory = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a"
+    finding = explained_files(
+        {"0": [line.format(0, "gpu-1", 1, disk)], "1": [line.format(seconds, "gpu-2", 2, memory)]}
+    )
+    assert any(says in reason for reason in finding.against), finding.against
