@@ -164,7 +164,7 @@ HERE |= {
     ),
     ("doctor.job.sources.launcher_command", "parse"): (
         lambda text: module("doctor.job.sources.launcher_command").parse(
-            f"srun torchrun {text}", {"A": "1"}
+            ["srun", "bash", "-c", f"torchrun {text}"], {"A": "1"}
         ),
         LINES,
     ),

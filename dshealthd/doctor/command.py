@@ -123,7 +123,10 @@ def parser() -> Parser:
 
 def main(words: Sequence[str]) -> int:
     """Run `dshealthd doctor`; return its exit status: 0 ok, 1 warning, 2 critical, 3 unknown."""
-    options = parser().parse_args(words)
+    known = parser()
+    options = known.parse_args(words)
+    if options.launch and not options.job:
+        known.error("a command is of a job: add --job")
     if options.runbook is not None:
         return _runbook(options.runbook)
     try:

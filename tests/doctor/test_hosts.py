@@ -70,14 +70,15 @@ def test_a_job_is_checked_here_and_its_nodes_there(
     ssh: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With `--only`, the nodes are asked for their own checks alone; without such, not at all."""
-    job = ("doctor", "--json", "--job", "--launch", "torchrun --nproc-per-node=1 train.py")
+    job = ("doctor", "--json", "--job")
+    launch = ("--", "torchrun", "--nproc-per-node=1", "train.py")
     remote = ("--ssh", str(ssh), "--remote-command", str(ssh.parent / "dshealthd"))
     hosts = ("--hosts", GOOD, "--host-timeout", "100")
-    cli.main([*job, *hosts, *remote, "--only", "launcher,kernel-settings"])
+    cli.main([*job, *hosts, *remote, "--only", "launcher,kernel-settings", *launch])
     document = json.loads(capsys.readouterr().out)
     assert [one["check"] for one in document["nodes"][0]["checks"]] == ["kernel-settings"]
     assert [one["check"] for one in document["across"]] == ["same-on-all-nodes", "launcher"]
-    assert cli.main([*job, "--hosts", DEAD, "--only", "launcher"]) == 0
+    assert cli.main([*job, "--hosts", DEAD, "--only", "launcher", *launch]) == 0
     (here,) = json.loads(capsys.readouterr().out)["nodes"]
     assert [one["check"] for one in here["checks"]] == ["launcher"]
 

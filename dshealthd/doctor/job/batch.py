@@ -153,7 +153,7 @@ def _without_ranks(name: str, train: int, micro: int | None, steps: int | None) 
     else:
         text = f"{name}: {TRAIN} {train} must be a multiple of {unit} x the ranks"
     return unknown(
-        f"{text}, but the job's number of ranks is unknown (give --ranks, --hostfile or --launch)",
+        f"{text}, but the job's number of ranks is unknown (--ranks, --hostfile, -- COMMAND)",
         source=SOURCE,
         component=f"{name}: {TRAIN}",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -19,18 +20,13 @@ from dshealthd.doctor.job.sources import (
 )
 from dshealthd.doctor.job.sources.inspection import Inspection
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
-from dshealthd.doctor.job.sources.layout import (
-    FilterError,
-    Layout,
-    count_gpus,
-    layout,
-)
+from dshealthd.doctor.job.sources.layout import Layout, layout
 from dshealthd.doctor.job.sources.rendezvous import Rendezvous, rendezvous
 from dshealthd.doctor.job.sources.slurm_script import SlurmScript
 from dshealthd.doctor.job.sources.source import (
     Source,
+    count_gpus,
     read_all,
-    read_environment,
     read_text,
     training_variables,
     variables_in_deepspeed_env,
@@ -42,7 +38,7 @@ from dshealthd.probe.members.membership import Member, parse_hostfile
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 __all__ = ["JobContext", "add_arguments", "context"]
@@ -65,9 +61,10 @@ class JobContext:
     """What the interpreter's DeepSpeed says; None without a readable configuration or a Python."""
     hostfile: Source[str] | None = None
     command: Source[LauncherCommand] | None = None
+    """The command that is given in words, which a shell has expanded."""
     script: Source[SlurmScript] | None = None
-    environment: Source[Mapping[str, str]] | None = None
-    """Variables that were given, else those of this shell."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of this shell, which in a job's own script are the job's."""
     in_deepspeed_env: Source[list[str]] | None = None
     """Names of variables in `.deepspeed_env`; None if no launcher is given."""
     checkpoint: Source[Checkpoint] | None = None
@@ -141,9 +138,7 @@ class JobContext:
     @cached_property
     def variables(self) -> Mapping[str, str]:
         """The environment of the job, overridden by the script, then by the command's prefix."""
-        found: dict[str, str] = {}
-        if self.environment is not None and self.environment.value is not None:
-            found |= self.environment.value
+        found = dict(self.environment)
         if self.batch_script is not None:
             found |= {name: f"${{{name}}}" for name in self.batch_script.unknown}
             found |= self.batch_script.exports
@@ -154,17 +149,10 @@ class JobContext:
     @cached_property
     def layout(self) -> Layout:
         """Ranks and nodes of the job, as far as known."""
-        try:
-            return self.filtered_layout()
-        except FilterError:
-            return Layout(ranks=self.ranks)  # the check `hostfile` reports what is wrong
-
-    def filtered_layout(self) -> Layout:
-        """Return ranks and nodes of the job; FilterError if the launcher's filters are wrong."""
         return layout(
             ranks=self.ranks,
             command=self.launcher,
-            script=self.batch_script,
+            requested=self.slurm_options,
             members=self.members,
             variables=self.variables,
             gpus=self.gpus_per_node,
@@ -180,12 +168,13 @@ class JobContext:
         by_slurm = self.script is not None or (
             self.launcher is not None and self.launcher.find("srun") is not None
         )
-        return by_slurm or (self.layout.nodes or 1) > 1
+        is_of_job = self.script is None and "SLURM_JOB_ID" in self.environment
+        return not is_of_job and (by_slurm or (self.layout.nodes or 1) > 1)
 
     @property
     def slurm_options(self) -> Mapping[str, str]:
         """What the job requests of Slurm, by the long names of options."""
-        return slurm_script.requested(self.launcher, self.batch_script)
+        return slurm_script.requested(self.launcher, self.batch_script, self.environment)
 
     @property
     def gpus_per_node(self) -> int | None:
@@ -225,7 +214,7 @@ class JobContext:
         return ranks // self.model_parallel
 
 
-def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
+def context(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> JobContext:
     """Read everything that the user named and return it for the checks.
 
     Takes as long as the slowest source, at most its deadline.
@@ -235,11 +224,9 @@ def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
         readers["config"] = partial(_read_config, args.deepspeed_config)
     if args.slurm_script:
         readers["script"] = partial(_read_script, args.slurm_script)
-    if args.environment:
-        readers["environment"] = partial(read_environment, args.environment)
     readers["gpus"] = count_gpus
     found = read_all(readers)
-    command = _command(args.launch) if args.launch else None
+    command = _command(args.launch, environment) if args.launch else None
     script = _mapped(found.get("script"), args.slurm_script, slurm_script.from_json)
     hostfile = args.hostfile or _named_hostfile(JobContext(command=command, script=script))
     readers = {}
@@ -254,14 +241,11 @@ def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
         )
     found |= read_all(readers)
     made = JobContext(
-        host=host or Host(),
         config=_mapped(found.get("config"), args.deepspeed_config, dict),
         hostfile=_mapped(found.get("hostfile"), hostfile, str),
         command=command,
         script=script,
-        environment=_mapped(found["environment"], args.environment, dict)
-        if args.environment
-        else Source("environment of this shell", training_variables(os.environ)),
+        environment=training_variables(environment),
         in_deepspeed_env=found.get("deepspeed_env"),
         checkpoint=_mapped(found.get("checkpoint"), args.checkpoint, checkpoint_files.from_json),
         gpus=_mapped(found["gpus"], "NVML", int),
@@ -309,13 +293,10 @@ def _read_script(path: str) -> dict[str, Any]:
         raise ValueError(message) from error
 
 
-def _command(text: str) -> Source[LauncherCommand]:
-    try:
-        found = launcher_command.parse(text, os.environ)
-    except (ValueError, ArithmeticError) as error:
-        return Source(text, None, str(error))
+def _command(words: Sequence[str], environment: Mapping[str, str]) -> Source[LauncherCommand]:
+    found = launcher_command.parse(words, environment)
     problem = "" if found else "does not call deepspeed, torchrun or srun"
-    return Source(text, found, problem)
+    return Source(shlex.join(words), found, problem)
 
 
 def _loads_universal(config: Source[deepspeed_config.Parsed] | None) -> bool:

@@ -9,7 +9,6 @@ from dshealthd.core.text import plural
 from dshealthd.doctor import ssh as remote
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown
 from dshealthd.doctor.job.sources import rendezvous
-from dshealthd.doctor.job.sources.layout import FilterError
 from dshealthd.doctor.remedies import paste, unreadable
 from dshealthd.findings.finding import State
 from dshealthd.probe.members.hostlist import MembershipError
@@ -47,20 +46,10 @@ def _lines(context: JobContext, hostfile: Source[str]) -> Iterator[Result]:
                 component=name,
             )
         return
-    try:
-        layout = context.filtered_layout()
-    except FilterError as error:
-        yield critical(
-            f"options of deepspeed do not match {name}: {error}",
-            remedy=paste("cat", "--", name),
-            source="deepspeed/launcher/runner.py, parse_resource_filter",
-            component=name,
-        )
-        return
     slots = sum(member.slots or 0 for member in members)
     yield ok(
         f"{name}: {plural(len(members), 'host')} with {plural(slots, 'slot')}, "
-        f"{plural(layout.ranks or slots, 'rank')}",
+        f"{plural(context.layout.ranks or slots, 'rank')}",
         source=SOURCE,
     )
 

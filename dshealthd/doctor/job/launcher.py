@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
+from dshealthd.doctor.job.sources.launcher_command import READ
 from dshealthd.doctor.job.sources.slurm_script import gpus_per_node, tasks_per_node
 from dshealthd.doctor.remedies import paste
-from dshealthd.jobs.environment import natural, visible
+from dshealthd.jobs.environment import RENDEZVOUS, natural, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.doctor.job.context import JobContext
+    from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 
 _LEFT_BEHIND = ("TORCH_NCCL_", "DEEPSPEED_TIMEOUT", "CUDA_DEVICE_ORDER", "GLOO_SOCKET_IFNAME")
 """Variables that matter on every node but that `deepspeed` does not pass on to the others."""
 _ONE_A_NODE = ("torchrun", "deepspeed")
 """Launchers that start the ranks of a node themselves."""
+INSIDE = "dshealthd doctor --job -- COMMAND  # in the script, with the words of its launch"
 _EXPLICIT = frozenset({"include", "exclude", "num-gpus", "num-accelerators", "num-nodes"})
 
 
@@ -45,18 +48,45 @@ def _count(number: int | None, name: str) -> str:
 
 
 def _readable(context: JobContext) -> Iterator[Result]:
-    for source in (context.command, context.script, context.environment):
+    for source in (context.command, context.script):
         if source is not None and source.value is None:
             shown = textwrap.shorten(source.name, 80)
             yield unknown(
                 source.problem if source.name in source.problem else f"{shown}: {source.problem}",
                 component=shown,
             )
-    script = context.batch_script
-    if script is not None and script.command is None and context.command is None:
-        name = context.script.name if context.script else ""
+    script, launcher = context.batch_script, context.launcher
+    if script is None or context.script is None or context.command is not None:
+        return
+    name = context.script.name
+    if launcher is None:
         why = f" ({script.problem})" if script.problem else ""
-        yield unknown(f"{name}: no call of deepspeed, torchrun or srun found{why}", component=name)
+        yield unknown(
+            f"{name}: no call of deepspeed, torchrun or srun is found without running it{why}",
+            remedy=INSIDE,
+            component=name,
+        )
+    elif names := _computed(context, launcher):
+        yield unknown(
+            f"{name}: only the shell that runs it knows {', '.join(names[:6])}: not checked here",
+            remedy=INSIDE,
+            component=name,
+        )
+
+
+def _computed(context: JobContext, launcher: LauncherCommand) -> list[str]:
+    """Return what checks would read, and only the job's own shell can compute."""
+    found = [
+        f"--{option}"
+        for command in launcher.chain()
+        for option, value in command.options.items()
+        if option in READ and "$" in value
+    ]
+    if any(command.is_partial for command in launcher.chain()):
+        found.append("some options")
+    if launcher.find("torchrun") is None and launcher.find("deepspeed") is None:
+        found += [name for name in RENDEZVOUS if "$" in context.variables.get(name, "")]
+    return found
 
 
 def _script(context: JobContext) -> Iterator[Result]:
@@ -76,36 +106,37 @@ def _options(context: JobContext) -> Iterator[Result]:
         inner = launcher.find(program) if launcher else None
         if inner is None or launcher is None:
             continue
-        for option in inner.unknown:
-            yield warning(  # another release may have it
-                f"{program} has no option {option} and would exit at once",
-                remedy=f"{program} --help",
-                source={"deepspeed": "DeepSpeed 0.19.8", "torchrun": "torch 2.13"}[program],
-                component=option,
-            )
         outer = launcher if launcher.program == "srun" else None
         asked = context.slurm_options
         nodes = natural(asked.get("nodes"))
         spread = {} if nodes or not context.layout.nodes else {"nodes": str(context.layout.nodes)}
         tasks = tasks_per_node({**asked, **spread})
-        if outer is not None and tasks is not None and tasks > 1:
+        by_ssh = program == "deepspeed" and context.by_ssh
+        if outer is not None and ((tasks or 1) > 1 or (by_ssh and (nodes or 1) > 1)):
+            starts = f"on each of {nodes} nodes"
+            if tasks is not None and tasks > 1:
+                starts = f"{tasks} times on each node"
             yield critical(
-                f"srun starts {program} {tasks} times on each node, and each one starts all ranks"
-                " of the node: every rank exists more than once",
-                remedy=f"srun --ntasks-per-node=1 {program} ...",
+                f"srun starts {program} {starts}, and each one starts all ranks"
+                f" {'of the job' if by_ssh else 'of the node'}: every rank exists more than once",
+                remedy=f"{program} ...  # without srun"
+                if by_ssh
+                else f"srun --ntasks-per-node=1 {program} ...",
                 value=str(tasks),
                 limit="1",
-                source="--ntasks-per-node or --ntasks",
+                source="--ntasks-per-node, --ntasks or --nodes",
                 component="srun",
             )
-        if outer is None and nodes is not None and nodes > 1 and program == "torchrun":
+        if program == "deepspeed":
+            continue
+        if outer is None and nodes is not None and nodes > 1:
             yield critical(
                 f"the job has {nodes} nodes but torchrun starts only on the first: srun is missing",
                 remedy="srun --ntasks-per-node=1 torchrun ...",
                 source="sbatch(1): the script runs on the first node",
                 component="torchrun",
             )
-        if program == "torchrun" and nodes and context.layout.nodes not in (None, nodes):
+        if nodes and context.layout.nodes not in (None, nodes):
             yield critical(
                 f"torchrun waits for {plural(context.layout.nodes or 0, 'node')}, but Slurm gives"
                 f" the job {nodes}",
@@ -115,29 +146,31 @@ def _options(context: JobContext) -> Iterator[Result]:
                 source="--nodes",
                 component="torchrun",
             )
+        if outer is not None and (context.layout.nodes or 1) > 1:
+            yield from _node_rank(context, outer, inner)
+
+
+def _node_rank(
+    context: JobContext, outer: LauncherCommand, inner: LauncherCommand
+) -> Iterator[Result]:
+    """Yield that all nodes have one rank: what stands in the words of srun is the same on all."""
+    given = inner.options.get("node-rank")
+    is_same = given is None or any(
+        word.replace("_", "-").startswith("--node-rank") for word in outer.arguments
+    )
+    is_static = inner.options.get("rdzv-backend", "static") == "static"
+    if is_same and is_static and not inner.is_partial and "PET_NODE_RANK" not in context.variables:
+        yield critical(
+            f"every node gets --node-rank {given or 0}, and the static rendezvous of torchrun needs"
+            " another on each: the batch shell expands srun's words once, for all nodes",
+            remedy="srun torchrun --rdzv-backend=c10d --rdzv-endpoint=$HOST:$PORT ...",
+            source="torch/distributed/run.py, --node-rank",
+            component="--node-rank",
+        )
 
 
 def _environment(context: JobContext) -> Iterator[Result]:
     have = context.variables
-    numbers = {name: natural(have.get(name)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    for name, number in numbers.items():
-        if name in have and number is None and "$" not in have[name]:
-            yield critical(
-                f"{name}={have[name][:40]} is not a number",
-                remedy=f"unset {name}",
-                value=have[name][:40],
-                component=name,
-            )
-    rank, world = numbers["RANK"], numbers["WORLD_SIZE"]
-    if rank is not None and world is not None and rank >= world:
-        yield critical(
-            f"RANK={rank} is not below WORLD_SIZE={world}",
-            remedy="unset RANK WORLD_SIZE",
-            value=str(rank),
-            limit=f"0 to {world - 1}",
-            source="torch.distributed, env:// rendezvous",
-            component="RANK",
-        )
     meeting = context.rendezvous
     if context.launcher is None or meeting.is_default or meeting.source == "environment":
         return
@@ -183,8 +216,8 @@ def _has_port(context: JobContext) -> bool:
 
 
 CHECK = check_of(
-    lambda job: job.command or job.script or job.variables.keys() & {"RANK", "WORLD_SIZE"},
-    "no launcher command or script is given (--launch)",
+    lambda job: job.command or job.script,
+    "no launcher command or script is given (-- COMMAND, --slurm-script)",
     "rendezvous-env-mismatch",
     "launcher",
     "Launcher, script and environment agree",
@@ -294,7 +327,7 @@ def _source(context: JobContext) -> str:
 
 RANKS = check_of(
     lambda job: job.layout.ranks_per_node is not None or "CUDA_VISIBLE_DEVICES" in job.variables,
-    "the number of ranks per node is unknown (--launch)",
+    "the number of ranks per node is unknown (-- COMMAND)",
     "device-ordinal",
     "ranks-and-gpus",
     "Every rank has its own GPU",

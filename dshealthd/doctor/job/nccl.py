@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dshealthd.doctor.job.context import JobContext
-    from dshealthd.doctor.job.sources.source import Source
 
 
 WORDS: Mapping[str, str] = {
@@ -43,12 +42,10 @@ _OF_TRANSPORTS = frozenset({"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISA
 """Variables that the check `transports` covers in more detail."""
 
 
-UNKNOWN_ENVIRONMENT = "the environment of the job is unknown (--environment)"
+UNKNOWN_ENVIRONMENT = "the environment has no variable that concerns training"
 
 
-def _variables(context: JobContext, source: Source[Mapping[str, str]]) -> Iterator[Result]:
-    if source.problem:
-        yield unknown(f"{source.name}: {source.problem}")
+def _variables(context: JobContext, _variables: object) -> Iterator[Result]:
     have = {name: value for name, value in context.variables.items() if "$" not in value}
     devices = NetworkDevices(Context(host=context.host, monotonic=time.monotonic, wall=time.time))
     count = 0
@@ -105,7 +102,7 @@ def _problems(
 
 
 VARIABLES = check_of(
-    lambda job: job.environment,
+    lambda job: job.variables or job.command,
     UNKNOWN_ENVIRONMENT,
     "nccl-environment",
     "nccl-variables",
@@ -136,7 +133,7 @@ def _transports(context: JobContext, _environment: object) -> Iterator[Result]:
 
 
 TRANSPORTS = check_of(
-    lambda job: job.environment,
+    lambda job: job.variables or job.command,
     UNKNOWN_ENVIRONMENT,
     "p2p-disabled",
     "transports",

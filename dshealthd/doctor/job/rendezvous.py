@@ -6,7 +6,6 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read
-from dshealthd.doctor import ssh as remote
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.sources import rendezvous
 from dshealthd.doctor.remedies import paste
@@ -96,7 +95,7 @@ def _loopback(context: JobContext, where: str, *, several: bool) -> Result:
 
 ADDRESS = check_of(
     lambda job: job.rendezvous.address,
-    "no rendezvous address is given (MASTER_ADDR, --launch)",
+    "no rendezvous address is given (MASTER_ADDR, -- COMMAND)",
     "rendezvous-unreachable",
     "master-address",
     "Other nodes can reach the rendezvous address",
@@ -117,47 +116,38 @@ def _port(context: JobContext, written: str) -> Iterator[Result]:
             component="MASTER_PORT",
         )
         return
-    node, tables = _sockets_of_first_node(context)
-    result = None
-    if tables is not None:
-        with contextlib.suppress(ValueError, ArithmeticError):  # cut off, or another system's
-            result = _judged(port, node, tables)
-    yield result or unknown(f"whether port {port} is free on {node} is unknown")
+    if context.runs_elsewhere or not _is_here(context):
+        yield ok(f"{port} is a port; whether it is free is seen where the job's script runs")
+        return
+    with contextlib.suppress(ValueError, ArithmeticError, OSError):  # cut off, or hidden
+        yield _judged(port, _sockets(context))
     if (result := _range(context, port)) is not None:
         yield result
 
 
-def _sockets_of_first_node(context: JobContext) -> tuple[str, str | None]:
-    """Return the node that opens the master port, and its sockets; None if they cannot be read."""
+def _is_here(context: JobContext) -> bool:
+    """Return whether this node opens the port, as far as known."""
     hosts = [name for name, _ in context.layout.hosts]
-    address = context.rendezvous.address or (hosts[0] if hosts else "")
+    address = context.rendezvous.address or "".join(hosts[:1])
     if not address:
-        return "this node", _own_tables(context)
+        return True
     resolved = rendezvous.resolve([address])[address]
-    if resolved.is_loopback or {*local_addresses(context.host)} & {*resolved.addresses}:
-        return "this node", _own_tables(context)
-    if address not in hosts or not context.by_ssh:
-        return address, None
-    answer = remote.query([address], context.ssh, context.ssh_options)[address]
-    return address, None if answer.problem else answer.sockets
+    return resolved.is_loopback or bool({*local_addresses(context.host)} & {*resolved.addresses})
 
 
-def _own_tables(context: JobContext) -> str | None:
-    with contextlib.suppress(OSError):
-        text = read(context.host.proc("net/tcp"), MAX_SOCKETS)
-        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
-            text += read(context.host.proc("net/tcp6"), MAX_SOCKETS)
-        return text
-    return None
+def _sockets(context: JobContext) -> str:
+    text = read(context.host.proc("net/tcp"), MAX_SOCKETS)
+    with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+        text += read(context.host.proc("net/tcp6"), MAX_SOCKETS)
+    return text
 
 
-def _judged(port: int, node: str, tables: str) -> Result:
+def _judged(port: int, tables: str) -> Result:
     states = {found.state for found in parse_tcp(tables) if found.port == port}
-    there = "" if node == "this node" else f"ssh {node} "
     if TcpState.LISTEN in states:
         return critical(
-            f"port {port} is taken on {node}: something listens on it",
-            remedy=f"{there}ss -Hltnp 'sport = :{port}'",
+            f"port {port} is taken on this node: something listens on it",
+            remedy=f"ss -Hltnp 'sport = :{port}'",
             value=str(port),
             limit="a port without a listener",
             component="MASTER_PORT",
@@ -165,12 +155,13 @@ def _judged(port: int, node: str, tables: str) -> Result:
     if states:
         kind = "in TIME_WAIT" if states == {TcpState.TIME_WAIT} else "in use"
         return warning(
-            f"port {port} has connections {kind} on {node}, from an earlier run or another program",
+            f"port {port} has connections {kind} on this node, from an earlier run or"
+            " another program",
             remedy="dshealthd free-port",
             value=str(port),
             component="MASTER_PORT",
         )
-    return ok(f"port {port} is free on {node} now")
+    return ok(f"port {port} is free on this node now")
 
 
 def _range(context: JobContext, port: int) -> Result | None:
@@ -211,5 +202,5 @@ PORT = check_of(
     "master-port",
     "The rendezvous port is free",
     _port,
-    deadline=rendezvous.RESOLVE_DEADLINE + remote.DEADLINE + 4,
+    deadline=rendezvous.RESOLVE_DEADLINE + 4,
 )

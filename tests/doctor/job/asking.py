@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from dshealthd.doctor.job.sources.source import Source
 from dshealthd.findings.finding import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from dshealthd.doctor.check import Result
 
@@ -28,11 +29,17 @@ _MANY = (
 )
 
 
-def asked(*arguments: str) -> JobContext:
-    """Return what the checks are given for a command line."""
+def asked(
+    *arguments: str, launch: str = "", environment: Mapping[str, str] = os.environ
+) -> JobContext:
+    """Return what the checks are given for a command line, in a shell with these variables.
+
+    `launch` is the command behind `--`, as a shell splits it.
+    """
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return context(parser.parse_args(["--job", *map(str, arguments)]))
+    words = ["--job", *map(str, arguments), *(["--", *shlex.split(launch)] if launch else [])]
+    return context(parser.parse_args(words), environment)
 
 
 def results(name: str, given: JobContext) -> list[Result]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -209,21 +208,21 @@ def test_nothing_runs_what_a_script_says(tmp_path: Path) -> None:
     proof, script = tmp_path / "proof", tmp_path / "job.sh"
     script.write_text(SCRIPT.format(proof=proof))
     asked("--slurm-script", str(script))
-    asked("--launch", f"torchrun --nnodes=$(touch {proof}) `touch {proof}`; touch {proof}")
+    asked(
+        launch=f"srun bash -c 'torchrun --nnodes=$(touch {proof}) `touch {proof}`; touch {proof}'"
+    )
     assert not proof.exists()
 
 
 def test_variables_that_grow() -> None:
     """Variables that double each other end at a bound instead of filling memory."""
-    lines = ["#!/bin/sh", "A=xxxxxxxxxxxxxxxx"]
-    lines += ["A=$A$A"] * 100
-    lines += ["B=" + "$A" * 4000, "torchrun --nnodes=2 $A train.py"]
+    lines = ["#!/bin/sh", "A0=xxxxxxxxxxxxxxxx"]
+    lines += [f"A{number}=$A{number - 1}$A{number - 1}" for number in range(1, 100)]
+    lines += ["B=" + "$A8" * 4000, "torchrun --nnodes=2 $A8 train.py"]
     start = time.monotonic()
     script = slurm_script.parse("\n".join(lines))
     assert time.monotonic() - start < SOON
-    assert {"A", "B"} <= {*script.unknown} - script.exports.keys()
-    with pytest.raises(ValueError, match="more than 65536 characters"):
-        launcher_command.parse("torchrun " + "$A" * 4000, {"A": "x" * 4000})
+    assert {"A99", "B"} <= {*script.unknown} - script.exports.keys()
 
 
 @pytest.mark.parametrize(
@@ -236,17 +235,17 @@ def test_variables_that_grow() -> None:
         "srun bash -c '" * 2000,
         "#SBATCH " + "-" * 100_000,
         "((" * 50_000,
+        "$(" * 100_000,
+        "<<A\n" * 50_000,
+        "A=1 " * 50_000,
+        '"$(' * 80_000,
     ],
 )
 def test_commands_cost_little(text: str) -> None:
     """A command or script without end is parsed or refused in bounded time."""
     start = time.monotonic()
-    for parse in (
-        lambda: launcher_command.parse(text, {}),
-        lambda: slurm_script.parse(f"#!/bin/sh\n{text}\n"),
-    ):
-        with contextlib.suppress(ValueError):
-            parse()
+    launcher_command.parse(["bash", "-c", text], {})
+    slurm_script.parse(f"#!/bin/sh\n{text}\n")
     assert time.monotonic() - start < SOON
 
 

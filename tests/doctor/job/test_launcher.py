@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.doctor.job.sources import launcher_command, slurm_script
-from dshealthd.doctor.job.sources.launcher_command import GRAMMARS
-from dshealthd.doctor.job.sources.layout import FilterError, layout
+from dshealthd.doctor.job.sources.launcher_command import FLAGS
+from dshealthd.doctor.job.sources.layout import layout
 from dshealthd.probe.members.membership import parse_hostfile
 from tests.doctor.job.asking import (
     CRITICAL,
@@ -58,20 +58,15 @@ class Stop(Exception):
     pass
 def stop(parser, *_, **__):
     raise Stop(parser)
-def options(parser):
-    return {
-        "flags": sorted({option.lstrip("-").replace("_", "-") for action in parser._actions
-                         if action.nargs == 0 for option in action.option_strings
-                         if option.startswith("--")}),
-        "valued": sorted({option.lstrip("-").replace("_", "-") for action in parser._actions
-                          if action.nargs != 0 for option in action.option_strings
-                          if option.startswith("--")}),
-    }
+def options(parser, flags):
+    return sorted({option.lstrip("-").replace("_", "-") for action in parser._actions
+                   if (action.nargs == 0) == flags for option in action.option_strings
+                   if not flags or option.startswith("--") or len(option) == 2})
 argparse.ArgumentParser.parse_args = stop
 try:
     runner.parse_args([])
 except Stop as stop:
-    deepspeed = options(stop.args[0])
+    deepspeed = stop.args[0]
 pool, filters = json.load(sys.stdin)
 found = []
 for one in filters:
@@ -83,8 +78,10 @@ for one in filters:
         found.append({name: len(slots) for name, slots in active.items()})
     except ValueError as error:
         found.append(str(error))
-print(json.dumps({"deepspeed": deepspeed, "torchrun": options(torchrun.get_args_parser()),
-                  "filtered": found}))
+print(json.dumps({
+    program: {"flags": options(parser, True), "valued": options(parser, False)}
+    for program, parser in (("deepspeed", deepspeed), ("torchrun", torchrun.get_args_parser()))
+} | {"filtered": found}))
 """
 
 
@@ -105,38 +102,27 @@ def oracle() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("program", ["deepspeed", "torchrun"])
-def test_options_are_the_launchers_own(oracle: dict[str, Any], program: str) -> None:
-    """The options that are known are those of the installed launcher, each of its kind."""
-    grammar = GRAMMARS[program]
+def test_flags_are_the_launchers_own(oracle: dict[str, Any], program: str) -> None:
+    """Options without a value are those of the installed launcher; what is read exists there."""
     # torch.distributed.launch, which is torchrun otherwise, has it
-    flags = grammar.flags - {"use-env"}
-    assert sorted(flags) == oracle[program]["flags"]
-    assert sorted(grammar.valued) == oracle[program]["valued"]
+    assert sorted(FLAGS[program] - {"use-env"}) == oracle[program]["flags"]
+    assert not FLAGS[program] & {*oracle[program]["valued"]}
 
 
 def test_filters_as_deepspeed_applies_them(oracle: dict[str, Any]) -> None:
-    """Hosts and slots are what DeepSpeed makes of them; what it refuses is refused."""
+    """Hosts and slots are what DeepSpeed makes of them; none where it refuses."""
     text = "".join(f"{name} slots={slots}\n" for name, slots in POOL.items())
     for options, theirs in zip(FILTERS, oracle["filtered"], strict=True):
-        words = " ".join(f"--{name} {value}" for name, value in options.items())
-        command = launcher_command.parse(f"deepspeed {words} train.py", {})
-        try:
-            ours: object = dict(
-                layout(
-                    ranks=None,
-                    command=command,
-                    script=None,
-                    members=parse_hostfile(text, "hostfile"),
-                    variables={},
-                    gpus=None,
-                ).hosts
-            )
-        except FilterError as error:
-            ours = error
-        if isinstance(theirs, str):
-            assert isinstance(ours, FilterError), options
-        else:
-            assert ours == theirs, options
+        words = [f"--{name}={value}" for name, value in options.items()]
+        found = layout(
+            ranks=None,
+            command=launcher_command.parse(["deepspeed", *words, "train.py"], {}),
+            requested={},
+            members=parse_hostfile(text, "hostfile"),
+            variables={},
+            gpus=None,
+        )
+        assert dict(found.hosts) == ({} if isinstance(theirs, str) else theirs), options
 
 
 @pytest.mark.parametrize(
@@ -163,12 +149,12 @@ def test_filters_as_deepspeed_applies_them(oracle: dict[str, Any]) -> None:
         ("srun --container-image a/b:1 --no-x -N2 --ntasks 16 -J python /bin/python a.py", 16, 2),
         ("srun -N2 --ntasks-per-node=8 --new-option value --new-flag python train.py", 16, 2),
         ("bash -c 'python train.py'", None, None),
-        ("cd /x && torchrun --nproc-per-node=3 t.py > log 2>&1 &", 3, 1),
+        ("bash -c 'cd /x && torchrun --nproc-per-node=3 t.py > log 2>&1 &'", 3, 1),
     ],
 )
 def test_ranks(command: str, ranks: int | None, nodes: int | None) -> None:
     """Ranks and nodes come from the launcher's options, never from the script's."""
-    found = asked("--launch", command, "--gpus-per-node", "8").layout
+    found = asked("--gpus-per-node", "8", launch=command).layout
     assert (found.ranks, found.nodes) == (ranks, nodes)
 
 
@@ -202,8 +188,11 @@ def test_good_script(tmp_path: Path) -> None:
     assert job.variables["NCCL_DEBUG"] == "INFO"
     assert job.rendezvous.port == 29500
     assert job.rendezvous.address == ""  # only a shell knows
-    for check in ("launcher", "ranks-and-gpus"):
-        assert outcomes(check, job) == [OK]
+    assert outcomes("ranks-and-gpus", job) == [OK]
+    (found,) = results("launcher", job)
+    assert found.outcome is UNKNOWN
+    assert "only the shell that runs it knows --rdzv-endpoint" in found.text
+    assert found.remedy.startswith("dshealthd doctor --job -- COMMAND")
 
 
 @pytest.mark.parametrize(
@@ -221,68 +210,101 @@ def test_script_faults(
     tmp_path: Path, values: dict[str, object], outcome: State, words: str
 ) -> None:
     """A script whose parts contradict each other is found, and passes once they agree."""
-    found = results("launcher", asked("--slurm-script", script(tmp_path, **values)))
-    assert [(result.outcome, words in result.text) for result in found] == [(outcome, True)]
-    assert found[0].remedy
-    assert outcomes("launcher", asked("--slurm-script", script(tmp_path))) == [OK]
+    (_, found) = results("launcher", asked("--slurm-script", script(tmp_path, **values)))
+    assert (found.outcome, words in found.text) == (outcome, True)
+    assert found.remedy
+    assert outcomes("launcher", asked("--slurm-script", script(tmp_path))) == [UNKNOWN]
+
+
+def test_command_that_is_no_launcher() -> None:
+    """A command that starts no launcher is unknown, and one that does is not."""
+    (found,) = results("launcher", asked(launch="python train.py"))
+    assert found.outcome is UNKNOWN
+    assert "does not call deepspeed, torchrun or srun" in found.text
+    assert outcomes("launcher", asked(launch="torchrun train.py")) == [OK]
+
+
+def test_variable_that_the_launcher_replaces() -> None:
+    """A variable against the command's own option is found until it is unset."""
+    command = "torchrun --master-addr=n1 --nnodes=2 x.py"
+    variables = {"MASTER_ADDR": "n2"}
+    (found,) = results("launcher", asked(launch=command, environment=variables))
+    assert found.outcome is WARNING
+    assert "MASTER_ADDR=n2 is set, but the launcher replaces it with n1" in found.text
+    left = environment_after(found.remedy, variables)
+    assert outcomes("launcher", asked(launch=command, environment=left)) == [OK]
+
+
+STATIC = "torchrun --nnodes=2 --nproc-per-node=8 --master-addr=n1"
+ELASTIC = "torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=n1:29500"
 
 
 @pytest.mark.parametrize(
-    ("command", "mended", "variables", "outcome", "words"),
+    ("command", "outcome"),
     [
-        (
-            "deepspeed --num_gpuss=4 x.py",
-            "deepspeed --num_gpus=4 x.py",
-            "",
-            WARNING,
-            "deepspeed has no option --num_gpuss",
-        ),
-        (
-            "python train.py",
-            "torchrun train.py",
-            "",
-            UNKNOWN,
-            "does not call deepspeed, torchrun or srun",
-        ),
-        ("torchrun 'train.py", "torchrun train.py", "", UNKNOWN, "No closing quotation"),
-        (
-            "torchrun --master-addr=n1 --nnodes=2 x.py",
-            "torchrun --master-addr=n1 --nnodes=2 x.py",
-            "MASTER_ADDR=n2",
-            WARNING,
-            "MASTER_ADDR=n2 is set, but the launcher replaces it with n1",
-        ),
-        ("", "torchrun x.py", "RANK=8\nWORLD_SIZE=8", CRITICAL, "RANK=8 is not below WORLD_SIZE=8"),
-        ("", "torchrun x.py", "RANK=x\nWORLD_SIZE=8", CRITICAL, "RANK=x is not a number"),
+        (f"srun -N2 {STATIC} x.py", CRITICAL),
+        (f"srun -N2 {STATIC} --node_rank=0 x.py", CRITICAL),
+        (f"srun -N2 bash -c '{STATIC} --node-rank=$SLURM_NODEID x.py'", OK),
+        (f"srun -N2 {ELASTIC} --node_rank=0 x.py", OK),
+        (f"srun -N2 {ELASTIC} x.py", OK),
+        ("srun -N1 torchrun --nproc-per-node=8 x.py", OK),
+        (f"{STATIC} --node_rank=0 x.py", OK),
     ],
 )
-def test_command_faults(
-    tmp_path: Path, command: str, mended: str, variables: str, outcome: State, words: str
-) -> None:
-    """A command that its launcher refuses, or a variable against it, is found until mended."""
-    file = tmp_path / "environment"
-    file.write_text(variables)
-    arguments = ("--launch", command) if command else ()
-    job = asked("--environment", str(file), "--gpus-per-node", "8", *arguments)
-    found = results("launcher", job)
-    assert [(result.outcome, words in result.text) for result in found] == [(outcome, True)]
-    if found[0].remedy.startswith("unset"):
-        paste(found[0].remedy, file)
-    job = asked("--environment", str(file), "--gpus-per-node", "8", "--launch", mended)
-    assert outcomes("launcher", job) == [OK]
+def test_node_rank_that_is_the_same_on_all_nodes(command: str, outcome: State) -> None:
+    """What stands in the words of srun is one on all nodes, and the static rendezvous needs two."""
+    (found,) = results("launcher", asked(launch=command))
+    assert found.outcome is outcome, found
+    assert outcome is OK or "every node gets --node-rank 0" in found.text
 
 
-def paste(remedy: str, file: Path) -> None:
-    """Paste the remedy into a shell with the variables of a file, and write what it has then."""
-    variables = dict(line.partition("=")[::2] for line in file.read_text().splitlines())
-    left = environment_after(remedy, variables)
-    file.write_text("".join(f"{name}={value}\n" for name, value in left.items()))
+@pytest.mark.parametrize(
+    ("command", "outcome"),
+    [
+        ("srun -N2 --ntasks-per-node=1 deepspeed x.py", CRITICAL),
+        ("srun -N2 --ntasks-per-node=1 deepspeed --no_ssh x.py", OK),
+        ("srun -N1 -n1 deepspeed x.py", OK),
+        ("deepspeed x.py", OK),
+    ],
+)
+def test_deepspeed_on_each_node(command: str, outcome: State) -> None:
+    """Deepspeed reaches all nodes itself, so srun must not start it on each of them."""
+    found = results("launcher", asked(launch=command))
+    assert [one.outcome for one in found] == [outcome]
+    assert outcome is OK or "srun starts deepspeed on each of 2 nodes" in found[0].text
+
+
+def test_inside_the_job() -> None:
+    """In a job's own script, Slurm's variables say what the job was given."""
+    allocation = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_NNODES": "2",
+        "SLURM_NTASKS_PER_NODE": "8",
+        "SLURM_GPUS_ON_NODE": "4",
+        "SLURM_NODEID": "0",
+        "NCCL_SOCKET_IFNAME": "nosuch0",
+    }
+    job = asked(launch="srun python train.py", environment=allocation)
+    assert (job.layout.ranks, job.layout.nodes, job.gpus_per_node) == (16, 2, 4)
+    assert outcomes("ranks-and-gpus", job) == [CRITICAL]
+    assert outcomes("nccl-variables", job) == [CRITICAL]  # this node is one of the job's
+    tasks = "srun bash -c 'torchrun --nnodes=$SLURM_NNODES --node-rank=$SLURM_NODEID x.py'"
+    job = asked(launch=tasks, environment=allocation)
+    torchrun = job.launcher.find("torchrun") if job.launcher else None
+    assert torchrun is not None
+    assert torchrun.options["node-rank"] == "$SLURM_NODEID"  # another one in each task
+    assert torchrun.number("nnodes") == 2
+    (found,) = results("launcher", asked(launch="torchrun --nnodes=2 x.py", environment=allocation))
+    assert "srun is missing" in found.text
 
 
 def test_single_node_batch_script(tmp_path: Path) -> None:
     """Torchrun without srun in a job of several nodes starts on one: found."""
     file = tmp_path / "job.sh"
-    text = "#!/bin/sh\n#SBATCH -N 2\ntorchrun --nnodes=2 --nproc-per-node=8 x.py\n"
+    text = (
+        "#!/bin/sh\n#SBATCH -N 2\ntorchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d x.py\n"
+    )
     file.write_text(text)
     (found,) = results("launcher", asked("--slurm-script", str(file)))
     assert "srun is missing" in found.text
@@ -296,7 +318,7 @@ def test_single_node_batch_script(tmp_path: Path) -> None:
 def test_more_tasks_than_nodes(tmp_path: Path, head: str) -> None:
     """Torchrun that srun starts twice on each node is found, however the tasks are requested."""
     file = tmp_path / "job.sh"
-    text = f"#!/bin/sh\n#SBATCH {head}\nsrun torchrun --nnodes=2 --nproc-per-node=2 x.py\n"
+    text = f"#!/bin/sh\n#SBATCH {head}\nsrun torchrun --nnodes=2 --rdzv-backend=c10d x.py\n"
     file.write_text(text)
     (found,) = results("launcher", asked("--slurm-script", str(file)))
     assert "srun starts torchrun 2 times on each node" in found.text
@@ -371,20 +393,19 @@ def test_gpus_of_the_script(tmp_path: Path, head: str, gpus: int | None) -> None
     ],
 )
 def test_ranks_and_gpus(
-    tmp_path: Path, command: str, mended: str, variables: str, gpus: str, outcome: State, words: str
+    command: str, mended: str, variables: str, gpus: str, outcome: State, words: str
 ) -> None:
     """Ranks of a node are compared with the GPUs that they see; the remedy ends a fault."""
-    file = tmp_path / "environment"
-    file.write_text(variables)
+    have = dict(pair.split("=") for pair in variables.split())
     more = ("--gpus-per-node", gpus) if gpus else ()
-    found = results("ranks-and-gpus", asked("--environment", str(file), "--launch", command, *more))
+    found = results("ranks-and-gpus", asked(*more, launch=command, environment=have))
     found = [result for result in found if words in result.text]
     assert [result.outcome for result in found] == [outcome]
     if outcome is OK:
         return
     if found[0].remedy.startswith(("unset", "export")):
-        paste(found[0].remedy, file)
+        have = environment_after(found[0].remedy, have)
     elif found[0].remedy.startswith("deepspeed"):
         assert found[0].remedy in mended
-    given = ("--launch", mended or command, "--gpus-per-node", gpus or "8")
-    assert outcomes("ranks-and-gpus", asked("--environment", str(file), *given)) == [OK]
+    job = asked("--gpus-per-node", gpus or "8", launch=mended or command, environment=have)
+    assert outcomes("ranks-and-gpus", job) == [OK]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def port_job(port: int | str) -> JobContext:
     """Return a job of one node that meets on this port."""
-    return asked("--launch", f"torchrun --master-addr=127.0.0.1 --master-port={port} x.py")
+    return asked(launch=f"torchrun --master-addr=127.0.0.1 --master-port={port} x.py")
 
 
 def test_master_port() -> None:

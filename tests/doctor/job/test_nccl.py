@@ -19,7 +19,6 @@ from tests.doctor.job.asking import (
     environment_after,
     outcomes,
     results,
-    texts,
 )
 
 if TYPE_CHECKING:
@@ -31,11 +30,9 @@ if TYPE_CHECKING:
 
 def job(*variables: str, host: Host | None = None, nodes: int = 1) -> JobContext:
     """Return a job with these variables."""
-    made = asked("--launch", f"torchrun --nnodes={nodes} --nproc-per-node=8 x.py")
+    made = asked(launch=f"torchrun --nnodes={nodes} --nproc-per-node=8 x.py")
     have = dict(variable.partition("=")[::2] for variable in variables)
-    return JobContext(
-        host=host or Host(), command=made.command, environment=Source("environment", have)
-    )
+    return JobContext(host=host or Host(), command=made.command, environment=have)
 
 
 @pytest.fixture
@@ -108,11 +105,9 @@ def test_infiniband_that_is_disabled_on_other_nodes(tmp_path: Path) -> None:
 )
 def test_devices_of_other_nodes_are_unknown(adapters: Host, variable: str, command: str) -> None:
     """A login node, without GPUs, has none of the job's devices: nothing is wrong with that."""
-    made = asked("--launch", command)
+    made = asked(launch=command)
     name, _, value = variable.partition("=")
-    made = dataclasses.replace(
-        made, host=adapters, environment=Source("environment", {name: value}), gpus=None
-    )
+    made = dataclasses.replace(made, host=adapters, environment={name: value}, gpus=None)
     (found,) = results("nccl-variables", made)
     assert found.outcome is UNKNOWN
     assert "the job runs on others" in found.text
@@ -168,14 +163,7 @@ def test_transports(variable: str) -> None:
     assert outcomes("transports", job("NCCL_P2P_DISABLE=0")) == [OK]
 
 
-def test_environment_file(tmp_path: Path) -> None:
-    """Variables come from a file as people and `env -0` write it; secrets are not kept."""
-    file = tmp_path / "environment"
-    file.write_text("# of the job\nexport NCCL_DEBUG='INFO'\nAWS_SECRET_ACCESS_KEY=x\n")
-    assert asked("--environment", str(file)).variables == {"NCCL_DEBUG": "INFO"}
-    file.write_bytes(b"NCCL_DEBUG=WARN\0PATH=/bin\0")
-    assert asked("--environment", str(file)).variables == {"NCCL_DEBUG": "WARN"}
-    file.write_text("this is no variable\n")
-    found = results("launcher", asked("--environment", str(file), "--launch", "torchrun x.py"))
-    assert "is not NAME=VALUE" in texts(found)
-    assert {result.outcome for result in found} == {UNKNOWN}
+def test_variables_of_this_shell() -> None:
+    """Variables are those of this shell that concern training; secrets are not kept."""
+    have = {"NCCL_DEBUG": "INFO", "AWS_SECRET_ACCESS_KEY": "x", "PATH": "/bin"}
+    assert asked(environment=have).variables == {"NCCL_DEBUG": "INFO"}

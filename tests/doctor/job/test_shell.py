@@ -26,10 +26,8 @@ SCRIPTS = {
     "quotes": 'srun \'a b\' "c d" e\\ f "g\\"h" \'i\'"j"k \'\' ""',
     "continuations": 'torchrun \\\n  --nnodes=2 \\\n --text "a\nb" \'c\\\nd\' "e\\\nf"',
     "comments": "# srun no\nsrun a#b # c\nsrun '#d' \\\n  # e\nsrun f",
-    "variables": 'A="x y"; B=$A; srun $A "$A" ${B} "${B}z" $NONE"" A=$A',
-    "defaults": 'A=1; srun ${A:-2} "${NONE:-x y}" ${NONE-3} "${A:+4}"',
-    "arrays": 'A=(1 "2 3"\n# c\n 4); A+=(5); srun "${A[@]}" ${A[*]} "${A[1]}" $A',
-    "several lines": "A=\"\n  --a 1\n  --b 2\n\"\nA+=' --c'\nsrun $A x",
+    "variables": 'A="x y"; B=$A; srun $A "$A" ${B} "${B}z" A="$A"',
+    "several lines": 'A="\n  --a 1\n  --b 2\n"\nsrun $A x',
     "substitution": (
         'X=$(srun hidden >/dev/null; echo "a ) b"); echo "`true` $(echo \')\')"; srun a'
     ),
@@ -47,7 +45,6 @@ SCRIPTS = {
     "case": "case x in x) srun a;; esac; ! srun b; { srun c; }",
     "arithmetic": "((1 < 2)) && srun a; i=3; ((i++)); srun b",
     "own": "export A=1 B=2; C=3 srun $A$B; readonly D=4; declare -x E=5; srun $D $E",
-    "unset": "A=1; unset A; srun x $A",
     "dollars": 'srun "$" a$ "b$" \'$x\'',
 }
 
@@ -62,7 +59,7 @@ def test_commands_are_those_that_bash_runs(case: str, tmp_path: Path) -> None:
     record.touch()
     subprocess.run(
         ["bash", "-c", SCRIPTS[case]],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "RECORD": str(record), "NONE": ""},
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "RECORD": str(record)},
         check=True,
         timeout=60,
         stdout=subprocess.DEVNULL,
@@ -70,7 +67,7 @@ def test_commands_are_those_that_bash_runs(case: str, tmp_path: Path) -> None:
     theirs = [json.loads(line) for line in record.read_text().splitlines()]
     ours = [
         list(command.words)
-        for command in shell.commands(SCRIPTS[case], {"NONE": ""})
+        for command in shell.commands(SCRIPTS[case], {})
         if command.words[0] in PROGRAMS and "never" not in command.words
     ]
     assert ours == [words for words in theirs if words != ["srun", "hidden"]]
@@ -86,7 +83,7 @@ ADDRESS = 'head=$(srun --nodes=1 --ntasks=1 -w "$node" hostname --ip-address)\n'
         (ADDRESS + "srun torchrun --nnodes 4 --nproc_per_node 8 x.py", "torchrun", 32),
         (("srun hostname\nsrun -l env\nsrun torchrun --nnodes=4 --nproc-per-node=2 "
           "x.py"), "torchrun", 8),
-        ("srun ls /data\nsrun nvidia-smi -L", "", None),
+        ("srun ls /data\nsrun nvidia-smi -L", "srun", None),
         ("srun -N1 -n1 python prepare.py\nsrun -N4 --ntasks-per-node=8 python x.py", "srun", 32),
         ("srun -n1 -N1 torchrun a.py\nsrun torchrun --nnodes=4 --nproc-per-node=8 b.py", "torchrun",
          32),
@@ -94,7 +91,14 @@ ADDRESS = 'head=$(srun --nodes=1 --ntasks=1 -w "$node" hostname --ip-address)\n'
         ("exec srun torchrun --nnodes=4 --nproc-per-node=8 x.py", "torchrun", 32),
         ("eval 'srun torchrun --nnodes=4 --nproc-per-node=8 x.py'", "torchrun", 32),
         ('C="torchrun --nnodes=4 --nproc-per-node=8 x.py"; eval srun "$C"', "torchrun", 32),
-        ('A=(--nnodes=4 --nproc-per-node=8)\nsrun torchrun "${A[@]}" x.py', "torchrun", 32),
+        ('A=(--nnodes=4 --nproc-per-node=8)\nsrun torchrun "${A[@]}" x.py', "torchrun", None),
+        ('A=(torchrun --nnodes=4)\nsrun "${A[@]}" x.py', "srun", None),
+        ("P=${P:-8}\nsrun torchrun --nnodes=4 --nproc-per-node=$P x.py", "torchrun", None),
+        ("P=8; P=4\nsrun torchrun --nnodes=4 --nproc-per-node=$P x.py", "torchrun", None),
+        ("P=8; P+=0\nsrun torchrun --nnodes=4 --nproc-per-node=$P x.py", "torchrun", None),
+        ("P=8; unset P\nsrun torchrun --nnodes=4 --nproc-per-node=$P x.py", "torchrun", None),
+        ("for P in 1 8; do srun torchrun --nnodes=4 --nproc-per-node=$P x.py; done", "torchrun",
+         None),
         ('srun bash -c "torchrun --nnodes=4 --nproc-per-node=8 x.py"', "torchrun", 32),
         (("srun apptainer exec --nv -B /opt/deepspeed img torchrun --nnodes=4 --nproc-per-node=8 "
           "x.py"),
@@ -130,17 +134,16 @@ def test_launch_of_a_script(script: str, program: str, ranks: int | None, tmp_pa
 
 def test_variables_that_only_a_shell_knows(tmp_path: Path) -> None:
     """A variable that the script computes is unknown, even if the user's shell has a value."""
-    script, variables = tmp_path / "job.sh", tmp_path / "environment"
+    script = tmp_path / "job.sh"
     script.write_text(f"{HEAD}export MASTER_ADDR=$(hostname) MASTER_PORT=29500\nsrun python x.py\n")
-    variables.write_text("MASTER_ADDR=old\n")
-    job = asked("--slurm-script", str(script), "--environment", str(variables))
+    job = asked("--slurm-script", str(script), environment={"MASTER_ADDR": "old"})
     assert (job.rendezvous.address, job.rendezvous.port) == ("", 29500)
 
 
 def test_launch_behind_a_condition_is_named(tmp_path: Path) -> None:
-    """Where a condition decides between launchers, the result is unknown and names their lines."""
+    """Where a condition decides between launchers, the result is unknown."""
     script = tmp_path / "job.sh"
     script.write_text(f"{HEAD}if $A; then\nsrun torchrun a.py\nelse\nsrun torchrun b.py\nfi\n")
     (found,) = results("launcher", asked("--slurm-script", str(script)))
     assert found.outcome is State.UNKNOWN
-    assert "which of lines 4 and 6 runs depends on conditions" in found.text
+    assert "which of its launches runs depends on conditions" in found.text

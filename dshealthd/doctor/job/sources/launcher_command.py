@@ -1,8 +1,8 @@
 """The command that launches a training job: `deepspeed`, `torchrun` or `srun`. It is never run.
 
-Options are those of DeepSpeed 0.19.8 (launcher/runner.py), torch 2.13 (distributed/run.py) and
-Slurm 25.05 (srun.1). A word that only a shell can compute, such as `$(hostname)`, stays as written,
-and anything that depends on it is unknown.
+Of a launcher's grammar only what ends its options is known: which of them have no value (DeepSpeed
+0.19.8, launcher/runner.py; torch 2.13, distributed/run.py; Slurm 25.05, srun.1). A word with a `$`,
+which only a shell can compute, stays as written, and anything that depends on it is unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dshealthd.doctor.job.sources import shell
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _WRAPPERS = frozenset(
@@ -26,90 +26,38 @@ _WRAPPERS = frozenset(
     " singularity apptainer enroot podman docker conda mamba micromamba uv poetry pixi".split()
 )
 """Programs that run the command among their arguments."""
+_OF_TASKS = {"SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"}
+"""Variables that Slurm sets in the batch shell, too, and anew for each task."""
 _SHELLS = frozenset({"bash", "sh", "zsh"})
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
-_PYTHON_VALUED = frozenset({"-W", "-X"})
-_NO_JOB = frozenset(
-    # easier to read
-    ": [ cat chmod chown cp curl date dcgmi df du echo env export false find free git hostname"  # noqa: SIM905
-    " ibstat ibv_devinfo ip ls lscpu lspci mkdir module mount mv nvidia-smi pip printenv printf"
-    " pwd rdma rm rsync scontrol sed sinfo sleep squeue ss tar test touch true ulimit uname uptime"
-    " wait wget which whoami".split()
-)
-"""Programs with which scripts prepare nodes and query them; an srun of one is not the launch."""
 _MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
     "deepspeed.launcher.runner": "deepspeed",
 }
-_DEEPSPEED_FLAGS = """
-module no-python no-local-rank no-ssh no-ssh-check force-multi save-pid bind-cores-to-rank quiet
-help
-"""
-_DEEPSPEED_VALUED = """
-hostfile include exclude num-nodes num-gpus num-accelerators master-port master-addr node-rank
-launcher launcher-args enable-each-rank-log autotuning bind-core-list ssh-port venv-script
-log-level
-"""
-_TORCHRUN_FLAGS = "standalone module no-python run-path virtual-local-rank help use-env"
-_TORCHRUN_VALUED = """
-nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id rdzv-conf max-restarts monitor-interval
-start-method event-log-handler role log-dir redirects tee local-ranks-filter node-rank master-addr
-master-port local-addr logs-specs numa-binding shutdown-timeout signals-to-handle
-duplicate-stdout-filters
-duplicate-stderr-filters
-"""
-_SRUN_FLAGS = """
-label unbuffered verbose quiet pty overlap exact overcommit exclusive preserve-env no-kill
-kill-on-bad-exit contiguous multi-prog disable-status help
-"""
-_SRUN_VALUED = "ntasks-per-node gpus-per-node gres"
-_SRUN_SHORT = """
-N=nodes n=ntasks G=gpus w=nodelist l=label u=unbuffered v=verbose Q=quiet O=overcommit
-K=kill-on-bad-exit c=cpus-per-task p=partition t=time J=job-name o=output e=error A=account q=qos
-x=exclude D=chdir m=distribution C=constraint
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """The options of a launcher, without leading dashes and with `_` written as `-`."""
-
-    flags: frozenset[str]
-    """Options without a value."""
-    valued: frozenset[str]
-    short: Mapping[str, str] = field(default_factory=dict)
-    is_open: bool = False
-    """Whether plugins and other releases have more options than these."""
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-def short_options(text: str) -> dict[str, str]:
-    """Return long option names by letter, from a text such as `N=nodes n=ntasks`."""
-    return dict(pair.split("=") for pair in text.split())
-
-
-GRAMMARS = {
-    "deepspeed": Grammar(
-        _words(_DEEPSPEED_FLAGS),
-        _words(_DEEPSPEED_VALUED),
-        short_options("H=hostfile i=include e=exclude q=quiet h=help"),
-    ),
-    "torchrun": Grammar(
-        _words(_TORCHRUN_FLAGS),
-        _words(_TORCHRUN_VALUED),
-        short_options("m=module r=redirects t=tee h=help"),
-    ),
-    "srun": Grammar(
-        _words(_SRUN_FLAGS),
-        _words(_SRUN_VALUED) | {*short_options(_SRUN_SHORT).values()} - _words(_SRUN_FLAGS),
-        short_options(_SRUN_SHORT),
-        is_open=True,
-    ),
+FLAGS = {
+    program: frozenset(text.split())
+    for program, text in {
+        "deepspeed": "module no-python no-local-rank no-ssh no-ssh-check force-multi save-pid"
+        " bind-cores-to-rank quiet help q h",
+        "torchrun": "standalone module no-python run-path virtual-local-rank help use-env m h",
+        "srun": "label unbuffered verbose quiet pty overlap exact overcommit exclusive preserve-env"
+        " kill-on-bad-exit contiguous multi-prog disable-status help l u v Q O K X E",
+    }.items()
 }
+"""Options without a value, by launcher."""
+_SHORT = {
+    "deepspeed": {"H": "hostfile", "i": "include", "e": "exclude"},
+    "torchrun": {},
+    "srun": {"N": "nodes", "n": "ntasks", "G": "gpus"},
+}
+READ = (
+    *("nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres"),
+    *("nnodes", "nproc-per-node", "node-rank", "rdzv-backend", "rdzv-endpoint", "standalone"),
+    *("master-addr", "master-port", "hostfile", "include", "exclude", "num-nodes", "num-gpus"),
+    *("num-accelerators", "no-ssh", "ssh-port"),
+)
+"""Options that checks read; argparse accepts any prefix that no other option shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +70,6 @@ class LauncherCommand:
     """Options by long name; a flag has an empty value."""
     arguments: Sequence[str]
     """The script and its arguments."""
-    unknown: Sequence[str] = ()
-    """Options that the launcher does not have."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables set in front of the command."""
     inner: LauncherCommand | None = None
@@ -151,51 +97,53 @@ class CommandLaunch:
     """The command of a script that launches the job."""
 
     command: LauncherCommand | None = None
-    variables: Mapping[str, shell.Value] = field(default_factory=dict)
+    variables: Mapping[str, str | None] = field(default_factory=dict)
     """The variables when it runs, or at the end of a script without a launcher."""
     problem: str = ""
     """What could not be parsed, or why the launch is not known; it may hide a launcher."""
 
 
 def find_launch(
-    text: str, variables: Mapping[str, shell.Value], nesting: int = 0, *, is_task: bool = False
+    commands: Iterable[shell.ShellCommand],
+    variables: shell.Variables,
+    nesting: int = 0,
+    *,
+    is_task: bool = False,
 ) -> CommandLaunch:
-    """Return the command of a script that launches its job, as far as known without a shell.
+    """Return the command that launches a job, as far as known without a shell.
 
-    That is the first one that runs `deepspeed` or `torchrun`, else Python by srun, else a program
-    by srun that is not one for queries; one on all nodes comes before one on a single node. With
-    `is_task`, srun runs the script itself.
+    That is the first one that runs `deepspeed` or `torchrun`, else Python by srun, else any srun;
+    one on all nodes comes before one on a single node. `variables` change as `commands` are read.
+    With `is_task`, srun runs the script itself.
     """
-    now = dict(variables)
-    best, weight, problem = CommandLaunch(), 0, ""
-    line, is_conditional = 0, False
+    best, weight, problem, is_conditional = CommandLaunch(), 0, "", False
     try:
-        for command in shell.commands(text, now):
-            found = _launcher(command, now, nesting, is_task=is_task)
+        for command in commands:
+            found = _launcher(command, variables, nesting, is_task=is_task)
             rank = _weight(found, is_task=is_task)
             if rank > weight:
-                best, weight, problem = CommandLaunch(found, dict(now)), rank, ""
-                line, is_conditional = command.line, command.is_conditional
+                best, weight, problem = CommandLaunch(found, dict(variables)), rank, ""
+                is_conditional = command.is_conditional
             elif rank and rank == weight and found != best.command:
                 is_conditional = is_conditional or command.is_conditional
                 if is_conditional:
-                    problem = f"which of lines {line} and {command.line} runs depends on conditions"
+                    problem = "which of its launches runs depends on conditions"
     except (ValueError, ArithmeticError) as error:
         problem = problem or str(error)
     if best.command is None or (problem and is_conditional):
-        return CommandLaunch(None, now, problem)
+        return CommandLaunch(None, dict(variables), problem)
     return best
 
 
-def parse(text: str, variables: Mapping[str, str]) -> LauncherCommand | None:
-    """Return the launcher in a command line; None if there is none.
+def parse(words: Sequence[str], environment: Mapping[str, str]) -> LauncherCommand | None:
+    """Return the launcher in a command's words, which a shell has expanded; None if there is none.
 
-    ValueError if the line cannot be parsed.
+    What a shell of each task expands has the variables of this one, except those of the task.
     """
-    found = find_launch(text, variables)
-    if found.command is None and found.problem:
-        raise ValueError(found.problem)
-    return found.command
+    variables: shell.Variables = {**environment}
+    for name in _OF_TASKS & environment.keys():
+        variables[name] = None
+    return find_launch([shell.ShellCommand(tuple(words))], variables).command
 
 
 def _weight(found: LauncherCommand | None, *, is_task: bool) -> int:
@@ -204,24 +152,15 @@ def _weight(found: LauncherCommand | None, *, is_task: bool) -> int:
         return 0
     if found.program == "python":
         return 4 * is_task
-    if found.program != "srun":
-        return 6
-    if found.inner is not None:
-        weight = 4 if found.inner.program == "python" else 6
-    elif not found.arguments or os.path.basename(found.arguments[0]) in {*_NO_JOB, *_SHELLS}:
-        weight = 2 * (len(found.arguments) > 1 and found.arguments[0] not in _NO_JOB)
-    else:
-        weight = 2
-    is_single = "1" in (found.options.get("nodes"), found.options.get("ntasks"))
-    return max(0, weight - is_single)
+    inner = found.inner.program if found.inner else ""
+    weight = 4 if inner else 2
+    if found.program != "srun" or inner in FLAGS:
+        weight = 6
+    return weight - ("1" in (found.options.get("nodes"), found.options.get("ntasks")))
 
 
 def _launcher(
-    command: shell.ShellCommand,
-    variables: Mapping[str, shell.Value],
-    nesting: int,
-    *,
-    is_task: bool,
+    command: shell.ShellCommand, variables: shell.Variables, nesting: int, *, is_task: bool
 ) -> LauncherCommand | None:
     """Return the launcher that a simple command starts; None if it starts something else."""
     own = dict(command.own)
@@ -229,32 +168,29 @@ def _launcher(
     if nesting > shell.MAX_NESTING:
         return None
     if _PYTHON.fullmatch(program):
-        options: list[str] = []
-        while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
-            options.append(rest.pop(0))
-            if options[-1] in _PYTHON_VALUED and rest:
-                rest.pop(0)
-        if rest[:1] != ["-m"] or rest[1:2] == [] or rest[1] not in _MODULES:
-            return LauncherCommand("python", {}, tuple(rest), variables=own)
-        program, rest = _MODULES[rest[1]], rest[2:]
+        at = rest.index("-m") if "-m" in rest else len(rest)
+        program = _MODULES.get("".join(rest[at + 1 : at + 2]), "python")
+        if program == "python":
+            return LauncherCommand(program, {}, tuple(rest), own)
+        rest = rest[at + 2 :]
     if program == "eval" or program in _SHELLS:
         texts = [
             rest[at + 1] for at, word in enumerate(rest[:-1]) if re.fullmatch("-[a-z]*c", word)
         ]
-        if program == "eval":
-            texts = [" ".join(rest)]
-        known = {**variables, **own}
+        texts = [" ".join(rest)] if program == "eval" else texts
         if not texts:
             return None
-        return find_launch(texts[0], known, nesting + 1, is_task=is_task).command
-    if program not in GRAMMARS:
+        known: shell.Variables = {**variables, **own}
+        inside = shell.commands(texts[0], known)
+        return find_launch(inside, known, nesting + 1, is_task=is_task).command
+    if program not in FLAGS:
         return None
-    named, unknown, arguments, is_partial = _options(rest, GRAMMARS[program])
+    options, arguments, is_partial = _options(rest, program)
     inner = None
     if program == "srun" and arguments:
-        started = shell.ShellCommand(command.line, tuple(arguments))
+        started = shell.ShellCommand(tuple(arguments))
         inner = _launcher(started, {**variables, **own}, nesting + 1, is_task=True)
-    return LauncherCommand(program, named, tuple(arguments), tuple(unknown), own, inner, is_partial)
+    return LauncherCommand(program, options, tuple(arguments), own, inner, is_partial)
 
 
 def _unwrapped(words: list[str], own: dict[str, str]) -> tuple[str, list[str]]:
@@ -279,70 +215,59 @@ def _unwrapped(words: list[str], own: dict[str, str]) -> tuple[str, list[str]]:
     return program, words
 
 
-def _options(
-    rest: Sequence[str], grammar: Grammar
-) -> tuple[dict[str, str], list[str], list[str], bool]:
-    """Return a launcher's options, the unknown options, and the words from the first argument on.
+def _options(rest: Sequence[str], program: str) -> tuple[dict[str, str], list[str], bool]:
+    """Return a launcher's options, and the words from the first argument on.
 
     Also return whether a word that only a shell can compute may hold more options.
     """
     options: dict[str, str] = {}
-    unknown: list[str] = []
-    waiting = list(rest)
-    is_partial = False
-    while waiting and waiting[0].startswith(("-", "$")) and waiting[0] != "-":
-        if waiting[0].startswith("$"):
+    at, is_partial = 0, False
+    while at < len(rest) and rest[at].startswith(("-", "$")) and rest[at] != "-":
+        word = rest[at]
+        if word.startswith("$"):
             is_partial = True
-            if not grammar.is_open:  # it may as well be the script, whose options follow
+            if program != "srun":  # it may as well be the script, whose options follow
                 break
-            waiting.pop(0)
+            at += 1
             continue
-        word = waiting.pop(0)
+        at += 1
         if word == "--":
             break
         if word.startswith("--"):
-            written, equals, value = word[2:].partition("=")
-            name = _long(written.replace("_", "-"), grammar)
+            name, equals, value = word[2:].partition("=")
+            name = _long(name.replace("_", "-"))
         else:
-            name = grammar.short.get(word[1], word[1])
-            value = word[2:].removeprefix("=")
+            name, value = _SHORT[program].get(word[1], word[1]), word[2:].removeprefix("=")
             equals = value
-            if name in grammar.flags:
-                equals = value = ""
-        if name in grammar.flags:
-            options[name] = value
-        elif name in grammar.valued or (grammar.is_open and not _is_flag(name, waiting)):
-            options[name] = value if equals else waiting.pop(0) if waiting else ""
-        elif grammar.is_open:
-            options[name] = value
-        else:
-            unknown.append(word.partition("=")[0])
-    return options, unknown, waiting, is_partial
+        if name in FLAGS[program]:
+            value = ""
+        elif not equals and not _is_flag(name, rest[at : at + 1]):
+            value = rest[at]
+            at += 1
+        options[name] = value
+    return options, list(rest[at:]), is_partial
 
 
 def _is_flag(name: str, following: Sequence[str]) -> bool:
-    """Return whether an option that is not known has no value: the words after it say so.
+    """Return whether an option that is not known has no value, as the word after it says.
 
-    A value is followed by the command, it is no option itself, and rarely the name of a program. An
-    option that begins with `no-` switches something off.
+    A value is no option itself, and rarely the name of a program. An option that begins with `no-`
+    switches something off.
     """
-    if name.startswith("no-") or all(word.startswith("-") for word in following[1:]):
+    if name.startswith("no-") or not following or following[0].startswith("-"):
         return True
-    name = os.path.basename(following[0])
-    return following[0].startswith("-") or _runs_programs(name) or name in _WRAPPERS
+    program = os.path.basename(following[0])
+    return name not in READ and (_runs_programs(program) or program in _WRAPPERS)
 
 
 def _runs_programs(name: str) -> bool:
-    return name in GRAMMARS or name in _SHELLS or _PYTHON.fullmatch(name) is not None
+    return name in FLAGS or name in _SHELLS or _PYTHON.fullmatch(name) is not None
 
 
-def _long(name: str, grammar: Grammar) -> str:
-    """Return the option that a name stands for: argparse accepts any unique prefix."""
-    known = grammar.flags | grammar.valued
-    if name in known or grammar.is_open:
-        return name
-    longer = [option for option in known if option.startswith(name)]
-    return longer[0] if len(longer) == 1 else name
+def _long(name: str) -> str:
+    """Return the option that a name stands for."""
+    longer = [option for option in READ if option.startswith(name)]
+    return longer[0] if len(longer) == 1 and name not in READ else name
 
 
 def from_json(document: dict[str, Any] | None) -> LauncherCommand | None:

@@ -11,16 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dshealthd.doctor.job.sources import launcher_command
+from dshealthd.doctor.job.sources import launcher_command, shell
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 from dshealthd.jobs.environment import natural
 
 MAX_BYTES = 1 << 18
 """Maximum bytes; Slurm accepts 4 MiB (max_script_size), but scripts by people have a few KiB."""
-_NAMES = launcher_command.short_options(
-    "N=nodes n=ntasks G=gpus c=cpus-per-task w=nodelist p=partition J=job-name t=time A=account"
-    " q=qos"
-)
+_NAMES = {"N": "nodes", "n": "ntasks", "G": "gpus"}
+ALLOCATION = {
+    "SLURM_JOB_NUM_NODES": "nodes",
+    "SLURM_NTASKS": "ntasks",
+    "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
+    "SLURM_GPUS_ON_NODE": "gpus-per-node",
+}
+"""Variables that Slurm sets in the script of a job, by what the job requested."""
 _GPUS = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?")
 
 
@@ -41,15 +45,21 @@ class SlurmScript:
     """Why the launcher is not known, if the script could not be parsed or it depends on
     conditions."""
 
-    def number(self, name: str) -> int | None:
-        """Return the number in an `#SBATCH` directive; None if there is none."""
-        return natural(self.directives.get(name))
 
+def requested(
+    command: LauncherCommand | None, script: SlurmScript | None, variables: Mapping[str, str]
+) -> dict[str, str]:
+    """Return what a job requests of Slurm: its directives, overridden by the options of srun.
 
-def requested(command: LauncherCommand | None, script: SlurmScript | None) -> dict[str, str]:
-    """Return what a job requests of Slurm: its directives, overridden by the options of srun."""
+    Without a script, inside the job, Slurm's variables say what it was given.
+    """
     outer = command.find("srun") if command else None
-    return {**(script.directives if script else {}), **(outer.options if outer else {})}
+    found = (
+        script.directives
+        if script
+        else {option: variables[name] for name, option in ALLOCATION.items() if name in variables}
+    )
+    return {**found, **(outer.options if outer else {})}
 
 
 def tasks_per_node(options: Mapping[str, str]) -> int | None:
@@ -97,9 +107,9 @@ def parse(text: str) -> SlurmScript:
                 ignored.append(number)
         elif line.strip() and not line.lstrip().startswith("#"):
             in_head = False
-    given = _slurm_variables(directives)
-    launch = launcher_command.find_launch(text, given)
-    exports = {name: value for name, value in launch.variables.items() if isinstance(value, str)}
+    variables = _slurm_variables(directives)
+    launch = launcher_command.find_launch(shell.commands(text, variables), variables)
+    exports = {name: value for name, value in launch.variables.items() if value is not None}
     unknown = tuple(name for name, value in launch.variables.items() if value is None)
     return SlurmScript(directives, tuple(ignored), exports, unknown, launch.command, launch.problem)
 
@@ -125,24 +135,16 @@ def _directives(line: str) -> dict[str, str]:
     return found
 
 
-def _slurm_variables(directives: Mapping[str, str]) -> dict[str, str]:
+def _slurm_variables(directives: Mapping[str, str]) -> shell.Variables:
     """Return the variables that Slurm sets for a job with these directives."""
-    nodes = natural(directives.get("nodes", "1"))
-    per_node = natural(directives.get("ntasks-per-node"))
-    tasks = natural(directives.get("ntasks"))
-    if tasks is None and nodes is not None:
-        tasks = nodes * (per_node or 1)
-    gpus = gpus_per_node(directives)
-    found = {
-        "SLURM_NNODES": nodes,
-        "SLURM_JOB_NUM_NODES": nodes,
-        "SLURM_NTASKS": tasks,
-        "SLURM_NPROCS": tasks,
-        "SLURM_NTASKS_PER_NODE": per_node,
-        "SLURM_GPUS_ON_NODE": gpus,
-        "SLURM_GPUS_PER_NODE": gpus if "gpus-per-node" in directives else None,
+    found: shell.Variables = {
+        name: directives[option] for name, option in ALLOCATION.items() if option in directives
     }
-    return {name: str(value) for name, value in found.items() if value is not None}
+    if gpus := gpus_per_node(directives):
+        found["SLURM_GPUS_ON_NODE"] = str(gpus)
+    if "nodes" in directives or "ntasks" not in directives:
+        found["SLURM_JOB_NUM_NODES"] = found["SLURM_NNODES"] = directives.get("nodes", "1")
+    return found
 
 
 def from_json(document: dict[str, Any]) -> SlurmScript:

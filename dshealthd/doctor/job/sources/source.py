@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dshealthd.core import documents
 from dshealthd.jobs.environment import MAX_VALUE
 from dshealthd.linux.forked import Pool
 from dshealthd.linux.process_root import Root
@@ -23,7 +22,7 @@ T = TypeVar("T")
 READ_DEADLINE = 4.0
 """Seconds for one file or directory; a healthy network file system answers in milliseconds."""
 MAX_ENVIRONMENT = 1 << 20
-"""Bytes of a file of variables; the kernel passes a program 128 KiB of each (execve(2))."""
+"""Bytes of `.deepspeed_env`; the kernel passes a program 128 KiB of each variable (execve(2))."""
 _PREFIXES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "SLURM_", "DEEPSPEED_", "DS_", "GLOO_")
 _NAMES = frozenset(
     {
@@ -93,25 +92,6 @@ def read_text(path: str, limit: int) -> str:
         raise ValueError(message) from error
 
 
-def read_environment(path: str) -> dict[str, str]:
-    """Return the variables in a file of NAME=VALUE lines, or of `env -0`.
-
-    OSError; ValueError names the first entry that is not a variable.
-    """
-    text = read_text(path, MAX_ENVIRONMENT)
-    lines = text.split("\0") if "\0" in text else text.splitlines()
-    pairs = [
-        line.strip().removeprefix("export ").partition("=")
-        for line in lines
-        if line.strip() and not line.lstrip().startswith("#")
-    ]
-    for name, equals, _ in pairs:
-        if not equals or not name.isidentifier():
-            message = f"{path}: {documents.dumps(name[:60])} is not NAME=VALUE"
-            raise ValueError(message)
-    return training_variables({name: value.strip("\"'") for name, _, value in pairs})
-
-
 def variables_in_deepspeed_env() -> list[str]:
     """Return the variables that `deepspeed` passes on to every node, from `.deepspeed_env`.
 
@@ -137,3 +117,14 @@ def training_variables(variables: Mapping[str, str]) -> dict[str, str]:
         for name, value in variables.items()
         if (name in _NAMES or name.startswith(_PREFIXES)) and len(value) <= MAX_VALUE
     }
+
+
+def count_gpus() -> int:
+    """Return how many GPUs this node has; ValueError if NVML fails."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return int(pynvml.nvmlDeviceGetCount())
+    except pynvml.NVMLError as error:
+        raise ValueError(str(error)) from error
