@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.findings.settings import several
+from dshealthd.findings.settings import likely, several
 from dshealthd.jobs.hangs.hang import HANGS, PROBLEMS, HangClass, Work, explain
 from dshealthd.linux.activity import BUSY
 
@@ -65,6 +65,8 @@ def silent(series: Series, job: str) -> ShownStandstill | None:
     says = explain(cause, named=bool(culprits), whole=whole)
     if cause == HangClass.WORKING and (seen := work(series, job).says):
         says = f"no step, but {seen}"
+    if cause == HangClass.WAITING:
+        says += likely(series, job)
     if cause == HangClass.BETWEEN_STEPS and (awaits := dict(awaited(series, job))):
         says += f": {several([f'rank {rank} waits for {peer}' for rank, peer in awaits.items()])}"
     return ShownStandstill(

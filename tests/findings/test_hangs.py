@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collectors.gpu import ACTIVITY, UTILIZATION
+from dshealthd.collectors.gpu import ACTIVITY, POWER, UTILIZATION
+from dshealthd.collectors.gpu import POWER_LIMIT as LIMIT
 from dshealthd.collectors.gpu_processes import RANK as GPU
 from dshealthd.collectors.job_activity import AWAITS, CHILDREN, FILES, SOCKETS
 from dshealthd.collectors.job_hang import CULPRIT, ENDED, HANG
+from dshealthd.collectors.software import INFO as VERSION
 from dshealthd.collectors.training import INFO, STEP
 from dshealthd.findings.hangs import silent, work
 from dshealthd.findings.jobs import ends, hangs
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
+from dshealthd.findings.stalls import stalls
 
 if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
@@ -46,6 +51,36 @@ def test_an_end_that_may_follow_from_another(size: str, unseen: str) -> None:
     stopped = CULPRIT(1, "run-1", "1", "process", "stopped")
     (sign,) = hangs(series(*seen, stopped), 100.0)
     assert sign.reason == "rank 1 is stopped (SIGSTOP)"
+
+
+@pytest.mark.parametrize(
+    ("machine", "release", "hangs_so"),
+    [
+        ("aarch64", "2.28.7", False),
+        ("aarch64", "2.28.9+cuda13.0", True),
+        ("aarch64", "2.29.2", True),
+        ("aarch64", "2.29.3", False),
+        ("x86_64", "2.28.9", False),
+    ],
+)
+def test_a_release_of_nccl_that_hangs_so(
+    machine: str, release: str, *, hangs_so: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all ranks wait at one place, a release that does that on this architecture is named as
+    the likely cause, with heartbeats and without; a culprit that is seen comes before it.
+    """
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine=machine))
+    nccl = VERSION(1, "nccl", release, "", "run-1")
+    waiting = (HANG(1, "run-1", "waiting"), nccl)
+    (sign,) = hangs(series(*waiting), 100.0)
+    assert (f"the likely cause is NCCL {release}" in sign.reason) == hangs_so
+    (sign,) = hangs(series(*waiting, CULPRIT(1, "run-1", "1", "process", "stopped")), 100.0)
+    assert sign.reason == "rank 1 is stopped (SIGSTOP)"
+    gpu = ("0", "GPU-0")
+    waits = (UTILIZATION(1.0, *gpu), ACTIVITY(0.0, *gpu), POWER(100, *gpu))
+    stalled = series(*waits, LIMIT(700, *gpu, "enforced"), GPU(1, "run-1", "0", *gpu), nccl)
+    (sign,) = stalls(stalled, 100.0)
+    assert (f"the likely cause is NCCL {release}" in sign.reason) == hangs_so
 
 
 def test_what_gpus_show_of_each_rank() -> None:
