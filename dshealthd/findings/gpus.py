@@ -387,6 +387,9 @@ def driver(series: Series, wall: float) -> Iterator[Sign]:
             part = f"GPU {labels['gpu']}"
             reason = f"{part}: {labels['reason'].replace('_', ' ')}"
             yield Sign(unwatched, reason, part=part, source="gpu_fault")
+    if amd := series.value("gpus_unmonitored"):
+        reason, name = "they are AMD's, which the agent cannot read", "gpus_unmonitored"
+        yield Sign(unwatched, reason, part="AMD GPUs", value=amd, source=name)
     expected = series.value("gpus_expected")
     if expected and series.value("collector_available", collector="gpu") == 0:
         yield Sign(
