@@ -164,6 +164,8 @@ THROTTLE_REASONS = {
     "hw_thermal_slowdown": 0x40,
     "hw_power_brake_slowdown": 0x80,
     "display_clock_setting": 0x100,
+    "board_limit": 0x200,
+    "reliability": 0x400,
 }
 """Bits of nvmlClocksEventReasons."""
 _FIELDS = {

@@ -11,13 +11,14 @@ from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
 from dshealthd.findings.series import by, over, short_name
-from dshealthd.findings.settings import ranks_named
+from dshealthd.findings.settings import likely, ranks_named
 from dshealthd.jobs.hangs.classes import PROBLEMS, Culprit, HangClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from dshealthd.findings.series import Series
+    from dshealthd.jobs.hangs.judge import Standstill
 
 SINCE = gauge(
     "dshealthd_job_nonfinite_since", "Step after which losses are NaN.", "training_job", "rank"
@@ -69,7 +70,7 @@ def hangs(series: Series, _wall: float) -> Iterator[Sign]:
             named += _consequence(here, max(sizes, default=None))
         yield Sign(
             "DshealthdJobHang",
-            named or found.explanation,
+            named or explanation(series, job, found),
             job=job,
             case=case,
             value=found.overdue,
@@ -78,6 +79,12 @@ def hangs(series: Series, _wall: float) -> Iterator[Sign]:
             source="job_overdue_seconds",
             since=found.since,
         )
+
+
+def explanation(series: Series, job: str, found: Standstill) -> str:
+    """Return what a job's standstill looks like, with a release of NCCL that is known for it."""
+    known = likely(series, job) if found.reason is HangClass.WAITING else ""
+    return found.explanation + known
 
 
 def _consequence(here: int, size: float | None) -> str:

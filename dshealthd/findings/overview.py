@@ -10,6 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.core.documents import LeftOut
+from dshealthd.findings.jobs import explanation
 from dshealthd.findings.settings import several
 from dshealthd.findings.slowness import of_job
 from dshealthd.findings.stalls import IDLE_SECONDS
@@ -154,7 +155,7 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut, wall: float)
     if found and found.reason in _NOT_AT_WORK and sum(seen) > len(ranks):
         # What the ranks without heartbeats do is not known.
         found = dataclasses.replace(found, reason=HangClass.BETWEEN_STEPS)
-    hang = _hang(found) if found and found.shown else None
+    hang = _hang(found, explanation(series, job, found)) if found and found.shown else None
     stall = _stall(found) if found and not hang else None
     stall = stall or (None if found else _paused(series, job) or _idle(series, job))
     silent_now = _is_silent(ranks, wall)
@@ -256,11 +257,11 @@ def _ranks(series: Series, job: str, left_out: LeftOut) -> Iterator[dict[str, An
     yield from left_out.each(f"job {job}, rank", found, str, rank)
 
 
-def _hang(found: Standstill) -> dict[str, Any]:
+def _hang(found: Standstill, says: str) -> dict[str, Any]:
     """Return the hang of a job: cause, culprits, time without progress."""
     return {
         "cause": str(found.reason),
-        "says": found.explanation,
+        "says": says,
         "overdue_seconds": found.overdue,
         "culprits": [
             {"rank": rank, "reason": str(culprit), "says": PROBLEMS[culprit]}

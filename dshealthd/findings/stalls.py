@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.series import by
-from dshealthd.findings.settings import several
+from dshealthd.findings.settings import likely, several
 from dshealthd.findings.work import work
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
 
@@ -72,7 +72,7 @@ def stalls(series: Series, _wall: float) -> Iterator[Sign]:
         # A single look at GPUs and ranks that wait for a moment shows nothing.
         lasting = series.remembers and ((idle > 0 and behind) or waiting.get(job))
         if certain or lasting:
-            reason = "its GPUs here run kernels that move no data"
+            reason = f"its GPUs here run kernels that move no data{likely(series, job)}"
             yield Sign(
                 "DshealthdJobStalled",
                 several(troubles) or several(behind) or reason,

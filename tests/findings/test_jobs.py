@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+from types import SimpleNamespace
 
 import pytest
 
+from dshealthd.collectors.gpu import ACTIVITY, POWER, UTILIZATION
+from dshealthd.collectors.gpu import POWER_LIMIT as LIMIT
+from dshealthd.collectors.gpu_processes import RANK as GPU
 from dshealthd.collectors.job_hang import ENDED
+from dshealthd.collectors.software import INFO as VERSION
 from dshealthd.collectors.training import INFO, STEP
 from dshealthd.findings.jobs import ends, hangs
 from dshealthd.findings.overview import overview
 from dshealthd.findings.series import Series
+from dshealthd.findings.stalls import stalls
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.judge import Standstill
 from dshealthd.jobs.hangs.states import Work
@@ -78,3 +85,36 @@ def test_a_pause_that_waits_for_somebody_outside() -> None:
             "silent_seconds": 80.0,
             "hung_in_seconds": left,
         }
+
+
+@pytest.mark.parametrize(
+    ("machine", "release", "hangs_so"),
+    [
+        ("aarch64", "2.28.7", False),
+        ("aarch64", "2.28.9+cuda13.0", True),
+        ("aarch64", "2.29.2", True),
+        ("aarch64", "2.29.3", False),
+        ("x86_64", "2.28.9", False),
+    ],
+)
+def test_a_release_of_nccl_that_hangs_so(
+    machine: str, release: str, *, hangs_so: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all ranks wait at one place, a release that does that on this architecture is named as
+    the likely cause, with heartbeats and without; a culprit that is seen comes before it.
+    """
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine=machine))
+    nccl = VERSION(1, "nccl", release, "", "run-1")
+    waiting = Series((nccl,), standstills={"run-1": standstill(HangClass.WAITING)})
+    (sign,) = hangs(waiting, 100.0)
+    (job,) = overview(waiting, "")
+    for says in (sign.reason, job["hang"]["says"]):
+        assert (f"the likely cause is NCCL {release}" in says) == hangs_so
+    stopped = standstill(HangClass.WAITING, (1, Culprit.STOPPED))
+    (sign,) = hangs(Series((nccl,), standstills={"run-1": stopped}), 100.0)
+    assert sign.reason == "rank 1 is stopped (SIGSTOP)"
+    gpu = ("0", "GPU-0")
+    waits = (UTILIZATION(1.0, *gpu), ACTIVITY(0.0, *gpu), POWER(100, *gpu))
+    limit = LIMIT(700, *gpu, "enforced")
+    (sign,) = stalls(Series((*waits, limit, GPU(1, "run-1", "0", *gpu), nccl)), 100.0)
+    assert (f"the likely cause is NCCL {release}" in sign.reason) == hangs_so
