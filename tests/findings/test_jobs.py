@@ -16,7 +16,9 @@ from dshealthd.collectors.job_hang import ENDED
 from dshealthd.collectors.software import INFO as VERSION
 from dshealthd.collectors.training import INFO, STEP
 from dshealthd.findings.jobs import ends, hangs
+from dshealthd.findings.limits import Limits
 from dshealthd.findings.overview import overview
+from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
 from dshealthd.findings.stalls import stalls
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
@@ -116,5 +118,6 @@ def test_a_release_of_nccl_that_hangs_so(
     gpu = ("0", "GPU-0")
     waits = (UTILIZATION(1.0, *gpu), ACTIVITY(0.0, *gpu), POWER(100, *gpu))
     limit = LIMIT(700, *gpu, "enforced")
-    (sign,) = stalls(Series((*waits, limit, GPU(1, "run-1", "0", *gpu), nccl)), 100.0)
+    stalled = (*waits, limit, GPU(1, "run-1", "0", *gpu), nccl)
+    (sign,) = stalls(Series(stalled, Limits(), Past(), 0.0), 100.0)
     assert (f"the likely cause is NCCL {release}" in sign.reason) == hangs_so
