@@ -180,7 +180,6 @@ class Filesystem(Collector):
             raise SourceError(faults[0].reason, faults[0].detail)
 
     def _space(self, path: str) -> Iterator[Sample]:
-        """Yield space and inodes of one configured path. OSError if it cannot be accessed."""
         place = self.host.root(path)
         status = os.statvfs(place)
         yield SIZE(status.f_blocks * status.f_frsize, path)

@@ -260,7 +260,6 @@ class GpuTelemetry(GpuCollector):
         self._signs.look(gpu.uuid, device)
 
     def _constants(self, labels: tuple[str, str], device: Device) -> Iterator[Sample]:
-        """Yield what stays the same until the GPUs are listed again: identity and limits."""
         pci = device.once("nvmlDeviceGetPciInfo_v3")
         gsp = device.once("nvmlDeviceGetGspFirmwareVersion")
         yield INFO(

@@ -271,7 +271,6 @@ class KernelLog(Collector):
             self._tally.count(EVENTS, event.name, self._device(event), by=event.errors)
 
     def _device(self, event: lines.KernelEvent) -> str:
-        """Return the device that an event is counted for."""
         if self._devices is None:
             self._devices = {}
             for metric, labels, _ in self._tally:
@@ -410,7 +409,6 @@ class KernelLog(Collector):
             self._written, self._fault = writer.written, None
 
     def _troubled(self, reason: Reason, what: str, error: Exception | None) -> None:
-        """Report a problem with the saved position until a save succeeds; log it once."""
         detail = f"{what}: {error}" if error is not None else what
         if self._fault is None or self._fault.detail != detail:
             log.warning("kernel_log: %s", detail)

@@ -280,7 +280,6 @@ def _member(process: TrainingProcess) -> JobProcess:
 
 
 def _world_size(members: list[TrainingProcess]) -> int | None:
-    """Return the largest world size in the environments of the job's processes."""
     return max((size for found in members if (size := found.launch.world_size)), default=None)
 
 

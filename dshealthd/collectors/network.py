@@ -159,8 +159,6 @@ class NetworkOptions(CollectorOptions):
 
 @dataclass(slots=True)
 class _Interface:
-    """An interface's speed, and when it was read."""
-
     changes: int = -1
     """Carrier changes when its speed was read."""
     asked: float = 0.0

@@ -42,9 +42,6 @@ STEP_SECONDS = gauge(
     "pauses: moving average over ten steps.",
     *_RANK,
 )
-LAST_STEP_SECONDS = gauge(
-    "dshealthd_job_last_step_seconds", "Duration of the last step alone.", "training_job", "rank"
-)
 HEARD = gauge(
     "dshealthd_job_heartbeat_timestamp_seconds",
     "Unix time of a rank's last heartbeat, for a step, a stage of it, or a phase.",
@@ -70,12 +67,6 @@ INPUT_SECONDS = gauge(
     "Time that a step of the rank waits for its input: moving average over ten steps, without "
     "those with a marked pause, nor waits for other ranks between steps. With CUDA, the device's "
     "wait rather than the host's, and only for input between steps.",
-    *_RANK,
-)
-FORWARD_SECONDS = gauge(
-    "dshealthd_job_forward_seconds",
-    "Duration of the forward passes of a step of the rank: moving average over ten steps. With "
-    "CUDA, the device's time. With FSDP or ZeRO 3, includes waiting for parameters of other ranks.",
     *_RANK,
 )
 WAIT_SECONDS = gauge(
@@ -248,9 +239,7 @@ def samples(message: Message, heard: float, job: str, rank: str) -> Iterator[Sam
         yield NONFINITE(message.nonfinite, job, rank)
     for metric, value in (
         (STEP_SECONDS, message.mean_seconds),
-        (LAST_STEP_SECONDS, message.last_seconds),
         (INPUT_SECONDS, message.input_seconds),
-        (FORWARD_SECONDS, message.forward_seconds),
         (SKIPPED, message.skipped),
         (LOSS_SCALE, message.loss_scale),
         (NORM, message.gradient_norm),

@@ -229,7 +229,6 @@ class Session:
         gpu.quarantined = gpu.fault is not None
 
     def _take(self, index: int) -> Gpu:
-        """Open the GPU at an index of the NVML session."""
         gpu = Gpu(index, "")
         self._approach(gpu)
         if gpu.quarantined:
@@ -250,7 +249,6 @@ class Session:
         return gpu
 
     def _again(self, gpu: Gpu) -> Gpu:
-        """Prepare a GPU for the session's new sweep; retry one that could not be opened."""
         if gpu.device is None:
             return self._take(gpu.index)
         return Gpu(gpu.index, gpu.uuid, gpu.device)

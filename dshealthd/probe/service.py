@@ -243,7 +243,6 @@ class ProbeService:
         return await self._running.client.call(peer, "summary", {}, deadline)
 
     def _report_defect(self, task: asyncio.Task[None]) -> None:
-        """Report that a defect has ended the probes; the agent continues without them."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._problem = f"ended by a defect: {error!r}"
             log.error("probe: %s", self._problem, exc_info=error)

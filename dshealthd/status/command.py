@@ -127,7 +127,6 @@ def _clients(asked: AgentQuery) -> list[tuple[str, Client | str]]:
 
 
 def _configured(loaded: Config) -> list[str]:
-    """Return the members in this configuration, as `HOST:PORT`."""
     from dshealthd.probe.members.hostlist import MembershipError  # only probes need it
     from dshealthd.probe.members.targets import addresses
 

@@ -125,7 +125,6 @@ def _silence(parts: Sequence[Part]) -> str:
 
 
 def _process(parts: Sequence[Part]) -> Iterator[str]:
-    """Yield the script, its user and its first process, where an agent tells."""
     for _, job in parts:
         if job.get("script"):
             user = f" of user {printable(job['user'])}" if job.get("user") else ""

@@ -297,7 +297,6 @@ class Server:
         return body
 
     def _packed_status(self) -> bytes:
-        """Return the status document, gzip-compressed."""
         body = self.status()
         if not self._packed:
             self._packed = gzip.compress(body, 1)
@@ -363,7 +362,6 @@ class Server:
 def _document(
     request: BaseRequest, body: Callable[[], bytes], packed: Callable[[], bytes]
 ) -> Response:
-    """Answer with a JSON document, compressed if the client accepts that."""
     # A fifteenth of the size, for a phone on a slow link.
     gzipped = "gzip" in request.headers.get("Accept-Encoding", "")
     headers = {**DOCUMENT_HEADERS, "Vary": "Accept-Encoding"}

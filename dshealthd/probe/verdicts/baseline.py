@@ -85,8 +85,6 @@ class BaselineError(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Class:
-    """The values of one class."""
-
     values: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     kept_at: float = -math.inf
     anchor: float = math.inf
