@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.exits import ExitKind, ExitWatcher
 from dshealthd.jobs.hangs.judge import judge
+from dshealthd.jobs.hangs.silence import SUSPECTED
 from dshealthd.jobs.hangs.states import NO_WORK
 from dshealthd.jobs.hangs.watch import RankWatch
 
@@ -29,8 +30,6 @@ AT_WORK = 30.0
 """Seconds for which a silent job counts as at work after it was last seen to be: evaluations wait
 for data, and samples are moments.
 """
-SHARE = 0.5
-"""Share of the silence bound from which a job is suspected."""
 AGAIN_AFTER = 5.0
 """Seconds between reports of a lasting suspicion; a running job completes a step in between."""
 
@@ -148,4 +147,4 @@ def suspicious(ranks: Sequence[RankState]) -> bool:
         return True
     if any(rank.ended not in {None, ExitKind.ENDED} for rank in ranks):
         return True
-    return all(rank.silence > SHARE * rank.bound for rank in living)
+    return all(rank.silence > SUSPECTED * rank.bound for rank in living)

@@ -45,6 +45,10 @@ SHOWN = frozenset({Phase.CHECKPOINT, Phase.COMPILE})
 """Marked phases whose work shows on the node: bytes, waits for storage, CPU time. An evaluation may
 be that of a service elsewhere.
 """
+SUSPECTED = 0.5
+"""Share of the bound from which on a silence is suspected, and looked at closely. A healthy rank is
+seldom silent for so long: its bound is twice the longest of the last hours.
+"""
 HALVED = 12 * 3600.0
 """Seconds after which a silence counts for half as much: what comes every twelve hours is just
 usual."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.schema import SchemaError
 from dshealthd.jobs.environment import watchdog_seconds
 from dshealthd.jobs.hangs.exits import End
-from dshealthd.jobs.hangs.silence import FLOOR, SHOWN, SilenceBaseline
+from dshealthd.jobs.hangs.silence import FLOOR, SHOWN, SUSPECTED, SilenceBaseline
 from dshealthd.jobs.hangs.states import STOPPED, RankState, operation
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.shares import shared
@@ -23,6 +23,8 @@ from dshealthd.linux.activity import (
     Activity,
     ThreadState,
     activity,
+    busiest,
+    demands,
     thread_of,
     waits_for_storage,
 )
@@ -112,6 +114,15 @@ class Watched:
         before, after = seconds(first), seconds(last)
         return None if before is None or after is None else (after - before) / (now - began)
 
+    @property
+    def cpu(self) -> float | None:
+        """The share of a core's time that its threads used, or that one of them was ready to."""
+        share = self.share(lambda activity: activity.work_seconds)
+        if share is None:
+            return None
+        (first, began), *_, (last, now) = self.checks
+        return max(share, busiest(first.demands, last.demands) / (now - began))
+
     def at(self, clock: float) -> RankState:
         """Return the rank's state at this time of the watch."""
         pid, start = self.key
@@ -134,7 +145,7 @@ class Watched:
             ended=self.end.how if self.end is not None else None,
             ended_at=self.end.at if self.end is not None else None,
             settled=self.baseline.knows_training,
-            cpu=self.share(lambda activity: activity.work_seconds),
+            cpu=self.cpu,
             thread_cpu=self.share(lambda activity: activity.thread_seconds),
             on_gpu=self.message.memory is not None,
             timeout=watchdog_seconds(self.who.process.environment, self.message.timeout),
@@ -293,7 +304,12 @@ class RankWatch:
         except (OSError, ValueError, ArithmeticError):
             found = None
         # A look at each thread, so only where it is soon to decide.
-        is_due = watched.baseline.silence(self._clock) + WINDOW > watched.baseline.idle_bound
+        silence, usual = watched.baseline.silence(self._clock), watched.baseline.idle_bound
+        if found and silence > SUSPECTED * usual:
+            found = replace(found, demands=demands(self._host, watched.key[0]))
+            if found.demands and watched.checks and not watched.checks[-1][0].demands:
+                watched.checks = ()
+        is_due = silence + WINDOW > usual
         marked = watched.message.phase in SHOWN and self._looks % SELDOM == 0
         if is_due and marked and waits_for_storage(self._host, watched.key[0]):
             watched.stored_at = self._clock

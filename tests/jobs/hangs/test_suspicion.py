@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from dshealthd.jobs.hangs.detector import AGAIN_AFTER, SHARE, Suspicions, suspicious
+from dshealthd.jobs.hangs.detector import AGAIN_AFTER, Suspicions, suspicious
 from dshealthd.jobs.hangs.exits import ExitKind
+from dshealthd.jobs.hangs.silence import SUSPECTED
 from dshealthd.jobs.hangs.states import RankState
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
@@ -24,7 +25,7 @@ HEARD = RankState(
     bound=BOUND,
     state=ThreadState.SLEEPING,
 )
-SILENT = replace(HEARD, silence=SHARE * BOUND + 0.1)
+SILENT = replace(HEARD, silence=SUSPECTED * BOUND + 0.1)
 
 
 @pytest.mark.parametrize(

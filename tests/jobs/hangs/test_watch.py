@@ -13,6 +13,7 @@ from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
 from dshealthd.jobs.hangs.silence import FLOOR
+from dshealthd.jobs.hangs.states import NO_WORK
 from dshealthd.jobs.hangs.watch import GRACE, KEPT, MAX_ENDED, WINDOW, RankWatch
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.processes import TrainingProcess
@@ -194,6 +195,30 @@ def test_time_on_cpus(scene: Scene) -> None:
     scene.step(0, memory=DeviceMemory(1, 2, 3))
     scene.look()
     assert (scene.rank(0).cpu, scene.rank(0).on_gpu) == (None, True)
+
+
+@pytest.mark.parametrize(("running", "waiting", "works"), [
+    (0.1, 0.8, True),  # as it computes on a CPU that many want
+    (0.1, 0.3, False),  # as one that polls does
+])  # fmt: skip
+def test_threads_that_get_no_cpu(
+    scene: Scene,
+    running: float,
+    waiting: float,
+    works: bool,  # noqa: FBT001
+) -> None:
+    """While the main thread waits for it, a thread that is runnable all the time is at work."""
+    for thread in (100, 105, 106, 107):
+        (scene.proc / "100" / "task" / str(thread)).mkdir(exist_ok=True)
+    for second in range(round(FLOOR) + 3):
+        scene.process(0, ticks=round(3 * 100 * running * second))
+        for thread in (105, 106, 107):
+            text = f"{running * second * 1e9:.0f} {waiting * second * 1e9:.0f} 7"
+            (scene.proc / "100" / "task" / str(thread) / "schedstat").write_text(text)
+        scene.look()
+    assert scene.rank(0).thread_cpu == 0.0
+    assert scene.rank(0).cpu == pytest.approx(max(3 * running, running + waiting))
+    assert scene.rank(0).computes(NO_WORK) is works
 
 
 def test_the_thread_that_trains(scene: Scene) -> None:
