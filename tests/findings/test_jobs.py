@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from dshealthd.collectors.job_hang import ENDED
-from dshealthd.collectors.training import INFO, STEP
+from dshealthd.collectors.job_hang import BOUND, ENDED, PHASE_SECONDS
+from dshealthd.collectors.training import HEARD, INFO, PHASE, STEP
 from dshealthd.findings.jobs import ends, hangs
 from dshealthd.findings.overview import overview
 from dshealthd.findings.series import Series
@@ -78,3 +78,37 @@ def test_a_pause_that_waits_for_somebody_outside() -> None:
             "silent_seconds": 80.0,
             "hung_in_seconds": left,
         }
+
+
+@pytest.mark.parametrize(("killed", "rank"), [(5.9, 1), (6.1, 0)])
+def test_the_end_that_others_follow_from(killed: float, rank: int) -> None:
+    """An error follows from a kill within a second, which may be noticed later."""
+    seen = ENDED(5.0, "run-1", "0", "failed"), ENDED(killed, "run-1", "1", "killed")
+    (end,) = ends(Series(seen), 100.0)
+    assert end.reason.startswith(f"rank {rank} ")
+
+
+def test_a_finding_names_three_culprits() -> None:
+    """Of eight that are stopped."""
+    stopped = standstill(HangClass.PROCESS, *((rank, Culprit.STOPPED) for rank in range(8)))
+    (sign,) = hangs(Series((), standstills={"run-1": stopped}), 100.0)
+    assert sign.reason.count("rank") == 3
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(4.0, "training"), (6.0, "paused")])
+def test_when_a_pause_is_shown(seconds: float, state: str) -> None:
+    """A marked pause of a moment is none."""
+    pause = PHASE(1, "run-1", "0", "checkpoint"), PHASE_SECONDS(seconds, "run-1", "0")
+    (job,) = overview(Series((STEP(7, "run-1", "0"), *pause)), "")
+    assert job["state"] == state
+
+
+@pytest.mark.parametrize(
+    ("bound", "age", "state"),
+    [(30, 29, "training"), (30, 31, "silent"), (200, 99, "training"), (200, 101, "silent")],
+)
+def test_when_a_job_is_silent(bound: float, age: float, state: str) -> None:
+    """Longer than in the last hours, of which its bound is the double, or half a minute."""
+    heard = HEARD(1000.0, "run-1", "0"), BOUND(bound, "run-1", "0")
+    (job,) = overview(Series((STEP(7, "run-1", "0"), *heard)), "", wall=1000.0 + age)
+    assert job["state"] == state

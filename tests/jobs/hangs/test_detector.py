@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.hangs.classes import HangClass
-from dshealthd.jobs.hangs.detector import AT_WORK, HangDetector
+from dshealthd.jobs.hangs.detector import HangDetector
 from dshealthd.jobs.hangs.silence import FLOOR
 from dshealthd.jobs.hangs.states import Work
 from dshealthd.jobs.heartbeats.identity import Identity
@@ -67,8 +67,10 @@ async def test_a_job_at_work_teaches_nothing(tmp_path: Path) -> None:
     assert detector.standstills[JOB].reason is HangClass.WORKING
     assert not detector.hangs
     work[0] = Work()
-    still(AT_WORK - 2 * STEP)
+    still(26.0)
     assert detector.standstills[JOB].reason is HangClass.WORKING
+    still(8.0)
+    assert detector.standstills[JOB].reason is HangClass.WAITING
     look(moves=True)
     assert detector.jobs[JOB][0].bound == FLOOR
     still(FLOOR + 2 * STEP)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dshealthd.jobs.hangs.detector import AGAIN_AFTER, Suspicions, suspicious
+from dshealthd.jobs.hangs.detector import Suspicions, suspicious
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.silence import SUSPECTED
 from dshealthd.jobs.hangs.states import RankState
@@ -56,7 +56,7 @@ def test_each_suspicion_is_told_twice() -> None:
         silent = SILENT if now not in range(30, 33) else HEARD
         jobs = {"a": [silent], "b": [HEARD], "c": [SILENT if now >= 10 else HEARD]}
         told += [(job, now) for job in suspicions.look(jobs, float(now))]
-    again = int(AGAIN_AFTER)
+    again = 5
     assert [now for job, now in told if job == "a"] == [0, again, 33, 33 + again]
     assert [now for job, now in told if job == "c"] == [10, 10 + again]
     assert {job for job, _ in told} == {"a", "c"}
