@@ -14,7 +14,7 @@ from dshealthd.findings.settings import several
 from dshealthd.findings.slowness import of_job
 from dshealthd.findings.stalls import IDLE_SECONDS
 from dshealthd.findings.work import awaited
-from dshealthd.jobs.hangs.classes import PROBLEMS, HangClass
+from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.silence import MARGIN
 from dshealthd.jobs.own_work import SCALES
 
@@ -263,7 +263,7 @@ def _hang(found: Standstill) -> dict[str, Any]:
         "says": found.explanation,
         "overdue_seconds": found.overdue,
         "culprits": [
-            {"rank": rank, "reason": str(culprit), "says": PROBLEMS[culprit]}
+            {"rank": rank, "reason": str(culprit), "says": culprit.words}
             for rank, culprit in found.culprits
         ],
     }

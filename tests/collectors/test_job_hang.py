@@ -199,7 +199,7 @@ async def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
         }
         assert silent["1"] > silent["0"]
         assert values["overdue_seconds", "0"] > 0.0
-        (hang,) = found.service.hangs().hangs.values()
+        (hang,) = found.service.hangs().standstills.values()
         assert (hang.reason, hang.culprits) == (HangClass.PROCESS, ((1, Culprit.STOPPED),))
         assert [state.pid for state in hang.ranks] == [process.pid for process in found.ranks]
         assert time.time() - (time.monotonic() - stopped) <= hang.since <= time.time()

@@ -68,11 +68,6 @@ class HangDetector:
         """Confirmed standstills by job: two checks in a row have seen them."""
 
     @property
-    def hangs(self) -> Mapping[str, Standstill]:
-        """The confirmed standstills that are no pauses."""
-        return {job: found for job, found in self.standstills.items() if not found.is_pause}
-
-    @property
     def reported(self) -> Iterator[Standstill]:
         """The hangs, and those standstills that are one unless a rank elsewhere is at work."""
         for found in self.standstills.values():
