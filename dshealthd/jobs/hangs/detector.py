@@ -74,7 +74,7 @@ class HangDetector:
             if not found.is_pause or found.reason is HangClass.COLLECTIVE:
                 yield found
 
-    def look(self, ranks: Mapping[tuple[str, int], Sequence[tuple[Identity, Sender]]]) -> None:
+    def check(self, ranks: Mapping[tuple[str, int], Sequence[tuple[Identity, Sender]]]) -> None:
         """Check for hangs now; if a rank has several processes, the latest counts."""
         present = {}
         for place, senders in ranks.items():
@@ -82,7 +82,7 @@ class HangDetector:
             if sender.message is not None:
                 present[place] = who, sender.message
         unusual = {job for job, found in self._found.items() if not found.teaches}
-        self._watch.look(present, self._monotonic(), unusual)
+        self._watch.check(present, self._monotonic(), unusual)
         self.jobs = self._watch.jobs()
         wall = self._wall()
         found = {
@@ -122,7 +122,7 @@ class Suspicions:
         self._due: dict[str, float] = {}
         """When each suspicion that lasts is reported again."""
 
-    def look(self, jobs: Mapping[str, Sequence[RankState]], now: float) -> Iterator[str]:
+    def due(self, jobs: Mapping[str, Sequence[RankState]], now: float) -> Iterator[str]:
         """Yield the jobs to report at monotonic time `now`: new suspicions, lasting ones once."""
         suspected = {job for job, ranks in jobs.items() if suspicious(ranks)}
         self._due = {job: due for job, due in self._due.items() if job in suspected}

@@ -77,7 +77,7 @@ class SilenceBaseline:
         self._longest: dict[int, tuple[float, float]] = {}
         """The longest silence of each phase, and when it ended."""
 
-    def hear(self, at: float, step: int, phase: int, *, learn: bool = True) -> None:
+    def record(self, at: float, step: int, phase: int, *, learn: bool = True) -> None:
         """Learn a silence from a heartbeat heard `at`, not earlier than the previous one.
 
         `learn` is false for a silence that is not to become usual.

@@ -172,7 +172,7 @@ class RankWatch:
         self._floor = floor
         self._now: float | None = None
         self._clock = 0.0
-        self._looks = 0
+        self._count = 0
         self.watched: dict[Place, Watched] = {}
         self._saved: dict[tuple[int, int], dict[str, Any]] = {}
         """Rows of an earlier agent, by pid and start."""
@@ -195,7 +195,7 @@ class RankWatch:
             if watched.end is None and watched.who.process.user is not None
         ] + list(self._saved.values())
 
-    def look(
+    def check(
         self,
         present: Mapping[Place, tuple[Identity, Message]],
         now: float,
@@ -208,7 +208,7 @@ class RankWatch:
         elapsed = 0.0 if self._now is None else min(now - self._now, self._slack)
         self._now = now
         self._clock += elapsed
-        self._looks += 1
+        self._count += 1
         if self._clock > REMEMBERED:
             self._saved.clear()
         places = {(who.process.pid, who.process.start): at for at, (who, _) in present.items()}
@@ -229,7 +229,7 @@ class RankWatch:
                 self._begin(place, fresh)
             elif (watched.message.sent, watched.message.step) != (message.sent, message.step):
                 heard = max(heard, watched.baseline.heard)
-                watched.baseline.hear(
+                watched.baseline.record(
                     heard, message.step, message.phase, learn=place[0] not in unusual
                 )
                 if message.phase != watched.message.phase:
@@ -295,7 +295,7 @@ class RankWatch:
             self._forget(place)
             return
         # A process with a recent heartbeat is healthy, and is not checked each time.
-        if self._looks % SELDOM and watched.baseline.silence(self._clock) < FRESH:
+        if self._count % SELDOM and watched.baseline.silence(self._clock) < FRESH:
             return
         if watched.thread is None:
             watched.thread = thread_of(self._host, watched.key[0], watched.message.thread)
@@ -310,7 +310,7 @@ class RankWatch:
             if found.demands and watched.checks and not watched.checks[-1][0].demands:
                 watched.checks = ()
         is_due = silence + WINDOW > usual
-        marked = watched.message.phase in SHOWN and self._looks % SELDOM == 0
+        marked = watched.message.phase in SHOWN and self._count % SELDOM == 0
         if is_due and marked and waits_for_storage(self._host, watched.key[0]):
             watched.stored_at = self._clock
         before, watched.state = watched.state, found.state if found else ThreadState.UNKNOWN

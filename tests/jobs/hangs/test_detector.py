@@ -53,7 +53,7 @@ async def test_a_job_at_work_teaches_nothing(tmp_path: Path) -> None:
         message = Message(step=step[0], sent=sent[0], stage=StepStage.BACKWARD)
         sender: Any = SimpleNamespace(message=message)
         ranks = {(JOB, 0): [(Identity(process, (1, 7)), cast("Sender", sender))]}
-        detector.look(ranks)
+        detector.check(ranks)
 
     def still(seconds: float) -> None:
         for _ in range(round(seconds / STEP)):

@@ -55,7 +55,7 @@ def test_each_suspicion_is_told_twice() -> None:
     for now in range(60):
         silent = SILENT if now not in range(30, 33) else HEARD
         jobs = {"a": [silent], "b": [HEARD], "c": [SILENT if now >= 10 else HEARD]}
-        told += [(job, now) for job in suspicions.look(jobs, float(now))]
+        told += [(job, now) for job in suspicions.due(jobs, float(now))]
     again = 5
     assert [now for job, now in told if job == "a"] == [0, again, 33, 33 + again]
     assert [now for job, now in told if job == "c"] == [10, 10 + again]

@@ -97,7 +97,7 @@ class Scene:
     def look(self, seconds: float = 1.0) -> None:
         """Look once, so many seconds later."""
         self.now += seconds
-        self.watch.look(self.present, self.now)
+        self.watch.check(self.present, self.now)
 
     def train(self, seconds: int) -> None:
         """Let both ranks make steps."""
@@ -349,7 +349,7 @@ def test_an_unusual_silence_is_not_learnt(scene: Scene) -> None:
         for _ in range(90):
             scene.look()
         scene.step(0)
-        scene.watch.look(scene.present, scene.now, unusual)
+        scene.watch.check(scene.present, scene.now, unusual)
         return scene.rank(0).bound
 
     assert [wait({JOB}) for _ in range(3)] == [FLOOR] * 3
