@@ -25,7 +25,7 @@ from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.rank_processes import RankProcesses
 from dshealthd.jobs.ras.address import PORT, parse_address
 from dshealthd.linux import sock_diag
-from dshealthd.linux.activity import IDLE_SHARE
+from dshealthd.linux.activity import IDLE_SHARE, busiest, demands
 from dshealthd.linux.process import TICKS, open_files, parse_stat
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.socket_owners import parse_inode
@@ -84,8 +84,9 @@ SERVES = gauge(
 CPU = gauge(
     "dshealthd_job_rank_cpu_cores",
     "Cores that the rank's process took since the sample before: its main thread (`main`), or all "
-    "its threads (`all`). Absent until there is one, and while the process is stopped by a signal "
-    "or a debugger.",
+    "its threads (`all`; beside an idle main thread at least what one of them took, or would have "
+    "with a CPU of its own). Absent until there is one, and while the process is stopped by a "
+    "signal or a debugger.",
     *("training_job", "rank", "threads"),
 )
 _MAIN, _ALL = "main", "all"
@@ -166,6 +167,8 @@ class JobActivity(Collector):
         self._idle_before: set[int] = set()
         """The processes whose connections were looked at in the sample before."""
         self._ranks = RankProcesses(self.host)
+        self._demands: dict[tuple[int, int], Mapping[int, float]] = {}
+        """Of ranks whose main thread was idle in the sample before, what their threads wanted."""
         self._scripts: dict[tuple[int, int], str] = {}
         """What each job's first process runs, by pid and start."""
 
@@ -190,9 +193,12 @@ class JobActivity(Collector):
                 )
         counted: dict[object, float] = {}
         idle = {job: self._idle(job, members, elapsed) for job, members in jobs.items()}
+        wanted = self._wanted(idle)
         sockets = self._sockets(idle)
         for job, members in jobs.items():
-            read = functools.partial(self._job, job, members, elapsed, counted, sockets.get(job))
+            read = functools.partial(
+                self._job, job, members, elapsed, counted, sockets.get(job), wanted
+            )
             yield from one_of_many(f"job {job}", read)
         yield from self._outside(idle)
         self._at, self._before = now, counted
@@ -217,6 +223,18 @@ class JobActivity(Collector):
                     working.add(process.launch.rank)
         return [process for process in members if process.launch.rank not in working]
 
+    def _wanted(self, idle: Mapping[str, list[TrainingProcess]]) -> dict[tuple[int, int], float]:
+        """Return for how many seconds since the sample before a thread of each rank whose main one
+        is idle ran, or waited for a CPU: the most of its threads.
+        """
+        before, self._demands = self._demands, {}
+        for job, members in idle.items():
+            for process in members:
+                key = process.pid, process.start
+                if key in self._ranks.threads.get(job, {}):
+                    self._demands[key] = demands(self.host, process.pid)
+        return {key: busiest(before.get(key, {}), now) for key, now in self._demands.items()}
+
     def _job(
         self,
         job: str,
@@ -224,6 +242,7 @@ class JobActivity(Collector):
         elapsed: float | None,
         counted: dict[object, float],
         sockets: Mapping[object, tuple[float, bool]] | None,
+        wanted: Mapping[tuple[int, int], float],
     ) -> Iterator[Sample | Fault]:
         """Yield what the processes of one job do, and add their counters to `counted`."""
         before = self._before
@@ -263,7 +282,8 @@ class JobActivity(Collector):
             for which, seconds in zip((_MAIN, _ALL), both, strict=True):
                 counted[which, key] = seconds
                 if key in ranks and (which, key) in before:
-                    took[ranks[key], which].append(seconds - before[which, key])
+                    least = wanted.get(key, 0.0) if which == _ALL else 0.0
+                    took[ranks[key], which].append(max(seconds - before[which, key], least))
         if elapsed:
             rates = {what: max(sum(rise), 0.0) / elapsed for what, rise in rises.items() if rise}
             for metric in (FILES, SOCKETS, CHILDREN):

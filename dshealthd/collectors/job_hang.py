@@ -5,7 +5,6 @@ A job is hung when its ranks are silent for longer than usual.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, gauge
@@ -28,21 +27,13 @@ _RANK = ("training_job", "rank")
 HANG = gauge(
     "dshealthd_job_hang",
     "1 while the job is hung as far as this node knows, with the cause: process, checkpoint, "
-    "input, desync; waiting if no cause is on this node, which is 0 for the time of "
-    "dshealthd_job_hang_hold_seconds. 0 while its ranks here are silent without a hang: working "
-    "(its GPUs, CPUs, NCCL, files or sockets show it), between_steps (what they do is not known), "
-    "idle (none is at work or in a collective), collective (some wait for others, and none is at "
-    "work), starting (in the first steps), suspended (all its processes here are stopped), "
-    "debugger. 0 with class none while the job makes progress, or is in a marked pause.",
+    "input, desync; waiting if no cause is on this node, which is 0 for 90 s. 0 while its ranks "
+    "here are silent without a hang: working (its GPUs, CPUs, NCCL, files or sockets show it), "
+    "between_steps (what they do is not known), idle (none is at work or in a collective), "
+    "collective (some wait for others, and none is at work), starting (in the first steps), "
+    "suspended (all its processes here are stopped), debugger. 0 with class none while the job "
+    "makes progress, or is in a marked pause.",
     *("training_job", "class"),
-)
-HOLD = gauge(
-    "dshealthd_job_hang_hold_seconds",
-    "Time that the ranks of a silent job must be overdue before this node shows it as hung: 90 s "
-    "while no cause is known here; what is left of 600 s, or of the time until a minute before "
-    "its own watchdog ends it, while nothing is known or only CPUs work; else 0. Absent for "
-    "pauses that may last for ever.",
-    "training_job",
 )
 PATIENCE = gauge(
     "dshealthd_job_hang_patience_seconds",
@@ -194,8 +185,6 @@ def verdict(job: str, found: Standstill | None) -> Iterator[Sample]:
     yield HANG(found.shown, job, str(found.reason))
     yield SILENT_OVERDUE(found.overdue, job)
     yield PATIENCE(found.patience, job)
-    if math.isfinite(found.hold):
-        yield HOLD(found.hold, job)
     for rank, culprit in found.culprits:
         yield CULPRIT(1, job, str(rank), str(found.reason), str(culprit))
 

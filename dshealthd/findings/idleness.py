@@ -1,9 +1,9 @@
 """Jobs that do nothing: for how long, and from when on that is a hang where no heartbeats show one.
 
-A rank does nothing if its main thread takes no CPU time, and all its threads little, or only to
-spin for a GPU that waits in a kernel, and no GPU of it computes; a job, if none of its ranks here
-does anything, no child process of theirs computes, and no bytes move through files or connections.
-What is not known is work.
+A rank does nothing if its main thread takes no CPU time, and all its threads little, of which none
+waits for a CPU, or only to spin for a GPU that waits in a kernel, and no GPU of it computes; a job,
+if none of its ranks here does anything, no child process of theirs computes, and no bytes move
+through files or connections. What is not known is work.
 
 That is a hang only of a job that was at work before, of several ranks, of which none waits for
 somebody outside: those whose ranks serve clients, sit at a prompt or are held by a debugger may
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 IDLE = gauge(
     "dshealthd_job_idle_seconds",
     "Time for which the job has been idle here: no rank's main thread took 1 % of a core, nor all "
-    "its threads half of one, but to spin for a GPU that waits in a kernel, no GPU of it computed, "
-    "its child processes took less than half a core, and they moved no more than 10 kB/s. Absent "
-    "while that is not known.",
+    "its threads half of one, nor did one of them want that for lack of a CPU, but to spin for a "
+    "GPU that waits in a kernel, no GPU of it computed, its child processes took less than half a "
+    "core, and they moved no more than 10 kB/s. Absent while that is not known.",
     "training_job",
 )
 RANKS = gauge(
