@@ -64,11 +64,6 @@ RULES = (
         "a process that died comes before its peers' errors of communication", 3,
         lambda event, case, _: event.layer == "launcher" and _is_death(event, case),
     ),
-    Rule(
-        ("what a launcher could not do is as early as what ranks could "
-         "not"), _LAYERS["communication"],
-        lambda event, _case, _first: event.layer == "launcher" and event.first,
-    ),
 )  # fmt: skip
 """The first that applies counts; else an event stands where its layer does."""
 
