@@ -166,16 +166,14 @@ def decide(found: Recognized, *, year: int) -> Finding:
 
 
 def _wraps(event: Event) -> bool:
-    """Return whether an event only says that a process ended, or that another failed, but not why."""
-    if event.is_hollow:
-        return True
+    """Return whether an event says that something ended or failed, but not why."""
     if event.layer == "launcher":
         return not event.first and "worker" not in event.fields  # which Ray names
-    return event.layer == "communication" and event.weak
+    return event.is_hollow or (event.layer == "communication" and event.weak)
 
 
 def _adopt(root: Event, case: Case) -> None:
-    """Give a cause the host, and a statement the rank, of the only process whose end is reported."""
+    """Give a cause the host, and a statement the rank, of the only end that is reported."""
     ends = [
         event
         for event in (*case.causes, *case.consequences)
@@ -311,8 +309,8 @@ def _without_cause(case: Case) -> Finding:
             ranks=(failure.rank,) if failure.rank is not None and is_own else (),
             host=failure.host,
             time=clocks.seconds(Stamp("iso", failure.time.replace("_", " ")), 2000),
-            step=f"read the end of rank {failure.rank}'s own log on {failure.host}; if there is none, "
-            f"{SEPARATE_LOGS}",
+            step=f"read the end of rank {failure.rank}'s own log on {failure.host}; if there is "
+            f"none, {SEPARATE_LOGS}",
             proof=(failure.place,),
             missing=(f"the log of rank {failure.rank}",),
             chain=tuple(case.consequences[:MAX_CHAIN]),
@@ -325,9 +323,9 @@ def _without_cause(case: Case) -> Finding:
         ranks = tuple(absent_ranks(case)) or (() if own is None else (own,))
         case.missing.append("the logs of the ranks: a launcher only reports that one failed")
         return Finding(
-            outcome="found", slug="child-failed", title=ended[0].title, statement=says, root=ended[0],
-            step=_step(ended[0], ranks, ended[0].host, []),
-            ranks=ranks, host=ended[0].host, time=ended[0].time,
+            outcome="found", slug="child-failed", title=ended[0].title, statement=says,
+            root=ended[0], step=_step(ended[0], ranks, ended[0].host, []), ranks=ranks,
+            host=ended[0].host, time=ended[0].time,
             proof=(ended[0].place,), missing=tuple(case.missing),
             chain=tuple(case.consequences[:MAX_CHAIN]),
         )  # fmt: skip
@@ -349,8 +347,9 @@ def _without_cause(case: Case) -> Finding:
             case, says, telling, FROM_BEFORE, _step(telling[0], (), telling[0].host, [])
         )
     if said := worth_reading(standing(case)):
-        says = f"{plural(len(said), 'line')} of these logs may speak of a failure, and no pattern knows "
-        return _undecided(case, says + ("it" if len(said) == 1 else "them"), said, AND_AFTER)
+        says = f"{plural(len(said), 'line')} of these logs may speak of a failure, and no pattern "
+        says += f"knows {'it' if len(said) == 1 else 'them'}"
+        return _undecided(case, says, said, AND_AFTER)
     if noticed := [event for event in case.found.events if _NOTICED.search(event.place.quote)]:
         says = f"torch's watchdog saw a collective fail: {noticed[0].says}"
         return _undecided(case, says, noticed, FROM_BEFORE, advised(load().hang["unknown"], {}))
@@ -360,7 +359,8 @@ def _without_cause(case: Case) -> Finding:
         return Finding(
             outcome="undecided",
             statement="these logs have a traceback without the exception that ends it",
-            step=f"read that log on from {cut.file}:{cut.line}: the line that ends the traceback names the exception",
+            step=f"read that log on from {cut.file}:{cut.line}: the line that ends the traceback "
+            "names the exception",
             proof=(cut,), missing=(f"the end of the traceback at {cut.file}:{cut.line}",),
             chain=tuple(case.recovered[:MAX_CHAIN]),
         )  # fmt: skip

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 from collections import deque
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from dshealthd.core import documents
 from dshealthd.explain import input as logs
 from dshealthd.explain import patterns as known
 from dshealthd.explain import progress, remarks
@@ -47,7 +44,6 @@ MAX_SAMPLE = 200
 """Number of lines that show which prefix a log's lines have."""
 MAX_REMEMBERED = 1 << 21
 """Maximum characters of lines, without digits, remembered with the patterns that may match them."""
-MAX_ERROR_FILE = 1 << 20
 
 _RESTART = re.compile(
     r"attempts left; will restart worker group|Rendezvous'ing worker group|Starting worker group"
@@ -105,8 +101,6 @@ class Recognizer:
 
         `rank` is the only rank that writes it, if known.
         """
-        if name.endswith("error.json") and items is None and (told := _error_file(name)):
-            items = told
         reader = self.open(name, rank)
         if items is None:
             items = logs.read(name, self.find, self.found.statistics)
@@ -400,7 +394,8 @@ class Reader:
             slug="child-failed", pattern=STATED, role="cause", layer="program",
             title=remark.content, says=remark.content, steps=STEP, place=place, origin=line.origin,
             order=self._order, stamp=self._stamp(line), exact=line.stamp is not None, weak=True,
-            fields={**self._details.fields, **spoken_rank(text), **ended}, progress=facts.progress, attempt=self._attempt,
+            fields={**self._details.fields, **spoken_rank(text), **ended},
+            progress=facts.progress, attempt=self._attempt,
         )  # fmt: skip
         facts.statements.add(template, remark, event, facts.calm)
 
@@ -440,26 +435,13 @@ class Reader:
         ):
             return kept
         event = Event(
-            slug=pattern.slug,
-            pattern=pattern.id,
-            role=pattern.role,
-            layer=pattern.layer,
-            says=known.said(pattern.says, known_fields),
-            title=known.said((pattern.title,), known_fields) if pattern.title else "",
-            texts=pattern.says,
-            steps=pattern.step,
-            ends=pattern.ends,
-            place=place,
-            origin=line.origin,
-            order=self._order,
-            stamp=self._stamp(line),
-            exact=line.stamp is not None,
-            weak=pattern.weak,
-            first=pattern.first,
-            fields=known_fields,
-            progress=self._facts.progress,
-            attempt=self._attempt,
-        )
+            slug=pattern.slug, pattern=pattern.id, role=pattern.role, layer=pattern.layer,
+            says=known.said(pattern.says, known_fields), texts=pattern.says, steps=pattern.step,
+            title=known.said((pattern.title,), known_fields), ends=pattern.ends, place=place,
+            origin=line.origin, order=self._order, stamp=self._stamp(line),
+            exact=line.stamp is not None, weak=pattern.weak, first=pattern.first,
+            fields=known_fields, progress=self._facts.progress, attempt=self._attempt,
+        )  # fmt: skip
         if traceback is not None:
             event.frames, event.bare = tuple(traceback.frames), traceback.bare
             event.is_hollow = pattern.weak and remarks.is_hollow(traceback.text)
@@ -527,24 +509,12 @@ def _fullest(pattern: Pattern, text: str) -> re.Match[str] | None:
 
 _PYTHON = known.Pattern(
     slug="child-failed", name="python", id="child-failed/python", expression=".",
-    names={"exception": "exception", "message": "message"}, need=Need(), source="CPython", layer="program",
-    role="cause", title="{exception} in the program", says=("{exception}: {message}", "{exception}"),
-    step=(), where="exception", least=1, weak=True, first=False, ends="", match=(), no_match=(),
+    names={"exception": "exception", "message": "message"}, need=Need(), source="CPython",
+    layer="program", role="cause", title="{exception} in the program",
+    says=("{exception}: {message}", "{exception}"), step=(), where="exception", least=1, weak=True,
+    first=False, ends="", match=(), no_match=(),
 )  # fmt: skip
 _PYTHON_EXIT = replace(
     _PYTHON, name="exit", id="child-failed/exit", role="consequence", layer="launcher"
 )
-
 _PYTHON_BARE = replace(_PYTHON, step=STEP)
-
-
-def _error_file(name: str) -> list[logs.Raw] | None:
-    """Return the traceback in torchrun's error file as lines; None if it is not such a file."""
-    try:
-        with contextlib.ExitStack() as closing:
-            document = json.loads(logs.open_log(name, closing).read(MAX_ERROR_FILE))
-        message = document["message"]
-        stack = str(message["extraInfo"]["py_callstack"])
-    except documents.MISSHAPEN:
-        return None
-    return [logs.Raw(1, text) for text in stack.splitlines()]
