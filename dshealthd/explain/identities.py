@@ -19,7 +19,8 @@ _SPOKEN = re.compile(
 )
 """A rank in the text of a line. ProcessGroupNCCL's is the rank in a group of the job."""
 _SAID = re.compile(
-    r"(?:(?:^|[:(,] ?|\bon )[Rr]ank[ =]|\brank=)(?P<rank>\d{1,6})\b(?![-.]\d|,? (?:and|or|to) )"
+    r"(?:(?:^|[:(,] ?|\b(?:on|process) )[Rr]ank[ =]|\brank=)"
+    r"(?P<rank>\d{1,6})\b(?![-.]\d|,? (?:and|or|to) )"
 )
 _ANY_RANK = re.compile(r"\branks?\b", re.IGNORECASE)
 """A line that speaks of one rank alone speaks of its own, unless it is sent to or from it."""

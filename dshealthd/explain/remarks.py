@@ -40,8 +40,8 @@ WORDS = (
     "nhealthy", "ot ready", "NotReady", "erminated", "ancelled", "CANCELLED", "anceled",
     "core dump", "egfault", "egmentation", "us error", "navailable", "isconnect", "ismatch",
     "nresponsive", "ncorrectable", "ssertion", "igquit", "SIGTERM", "SIGKILL", "SIGSEGV",
-    "SIGABRT", "SIGQUIT", "non-zero", "closed", "exit code", "xit Code", "eturn code", "exited with",
-    "exit status", "blocked for more", "rrImagePull",
+    "SIGABRT", "SIGQUIT", "non-zero", "closed", "exit code", "xit Code", "eturn code",
+    "exited with", "exit status", "blocked for more", "rrImagePull",
 )  # fmt: skip
 """Each remark has one of these: what the search through all lines of a log looks for."""
 _LEVEL = re.compile(
