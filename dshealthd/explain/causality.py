@@ -109,8 +109,7 @@ def decide(found: Recognized, *, year: int) -> Finding:
     if not ordered:
         return _without_cause(case)
     root = ordered[0]
-    if root.layer in {"program", "hardware"}:
-        _adopt(root, case)
+    _adopt(root, case)
     verdicts = _judged(case) if root.is_timeout else []
     ranks, proof, says = accused(root, case, verdicts)
     if root.pattern == STATED:
@@ -173,7 +172,10 @@ def _wraps(event: Event) -> bool:
 
 
 def _adopt(root: Event, case: Case) -> None:
-    """Give a cause the host, and a statement the rank, of the only end that is reported."""
+    """Give a cause its host by what launchers report, and a statement the only rank.
+
+    Without a report it is the one host whose GPUs NCCL names in the file, if it is only one.
+    """
     ends = [
         event
         for event in (*case.causes, *case.consequences)
@@ -184,8 +186,16 @@ def _adopt(root: Event, case: Case) -> None:
     is_own = root.pattern == STATED  # an exception may be that of all ranks
     if is_own and root.rank is None and len({(event.rank, event.ranks) for event in ends}) == 1:
         root.rank, root.ranks = ends[0].rank, ends[0].ranks
-    if root.host is None and len(hosts := {event.host for event in ends}) == 1:
-        root.host = hosts.pop()
+    failures = case.found.failures
+    gpus = (one for one in case.found.sources[root.origin.source].origins if one.gpu is not None)
+    for hosts in (
+        {one.host for one in failures if one.rank is not None and one.rank == root.rank},
+        {event.host for event in ends} | {one.host for one in failures},
+        {one.host for one in gpus},
+    ):
+        short = {host.partition(".")[0]: host for host in hosts if host}
+        if root.host is None and len(short) == 1 and "localhost" not in short:
+            (root.host,) = short.values()
 
 
 def _step(

@@ -47,8 +47,7 @@ class Rule(NamedTuple):
 RULES = (
     Rule(
         "a scheduler's reason, while nothing had failed, explains all that follows", 0,
-        lambda event, case, _: event.layer == "scheduler"
-        and not event.weak and not _comes_after(event, case),
+        lambda event, case, _: event.layer == "scheduler" and not _comes_after(event, case),
     ),
     Rule(
         "a fault long before or after the first failure has nothing to do with it", NOTHING,

@@ -128,3 +128,11 @@ def test_what_a_launcher_could_not_do_is_no_end_of_a_task() -> None:
     """It comes before the tasks that ended, but after what a program says of itself."""
     assert explained(TASK, SSH).slug == "rendezvous-unreachable"
     assert explained(OOM, SSH).slug == "cuda-oom"
+
+
+def test_what_fails_after_the_job_was_told_to_end_follows_from_that() -> None:
+    """A keyboard's interrupt closes what threads still use; one that comes later ends a failure."""
+    told = "Detected KeyboardInterrupt, attempting graceful shutdown ..."
+    closed = "OSError: [Errno 9] Bad file descriptor"
+    assert explained("step 1 | loss 2.1", told, closed).slug == "job-ended"
+    assert explained("step 1 | loss 2.1", closed, told).slug == "child-failed"
