@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
-from dshealthd.explain import clocks, order
-from dshealthd.explain.accusation import ON_ALL, absent_ranks, accused, left_silently
+from dshealthd.explain import order
+from dshealthd.explain.accusation import ON_ALL, accused, left_silently
 from dshealthd.explain.case import prepare
 from dshealthd.explain.coverage import ABORTED, TERMINATED
-from dshealthd.explain.events import Event, Place, Stamp, listed
+from dshealthd.explain.events import Event, Place, listed
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
 from dshealthd.explain.identities import named
 from dshealthd.explain.patterns import advised, load
@@ -186,11 +186,10 @@ def _adopt(root: Event, case: Case) -> None:
     is_own = root.pattern == STATED  # an exception may be that of all ranks
     if is_own and root.rank is None and len({(event.rank, event.ranks) for event in ends}) == 1:
         root.rank, root.ranks = ends[0].rank, ends[0].ranks
-    failures = case.found.failures
     gpus = (one for one in case.found.sources[root.origin.source].origins if one.gpu is not None)
     for hosts in (
-        {one.host for one in failures if one.rank is not None and one.rank == root.rank},
-        {event.host for event in ends} | {one.host for one in failures},
+        {event.host for event in ends if event.rank == root.rank},
+        {event.host for event in ends},
         {one.host for one in gpus},
     ):
         short = {host.partition(".")[0]: host for host in hosts if host}
@@ -303,35 +302,15 @@ def _where(event: Event) -> str:
 
 def _without_cause(case: Case) -> Finding:
     """Return the answer if only consequences, or nothing, were found."""
-    roots = [failure for failure in case.found.failures if failure.root]
-    if roots:
-        failure = min(roots, key=lambda failure: failure.time)
-        where = f"rank {failure.rank} on {failure.host}"
-        says = f"{where} failed first with exit code {failure.exit}; its error is not in these logs"
-        # Watchdogs also end ranks this way that only waited for another one.
-        is_own = failure.exit != ABORTED
-        if not is_own:
-            says += f", {ENDED_BY_WATCHDOG}"
-        return Finding(
-            outcome="found",
-            slug="child-failed",
-            statement=says,
-            ranks=(failure.rank,) if failure.rank is not None and is_own else (),
-            host=failure.host,
-            time=clocks.seconds(Stamp("iso", failure.time.replace("_", " ")), 2000),
-            step=f"read the end of rank {failure.rank}'s own log on {failure.host}; if there is "
-            f"none, {SEPARATE_LOGS}",
-            proof=(failure.place,),
-            missing=(f"the log of rank {failure.rank}",),
-            chain=tuple(case.consequences[:MAX_CHAIN]),
-        )
     ended = [event for event in case.consequences if "exit" in event.fields]
     if ended:
+        ended.sort(key=lambda event: (event.pattern != "child-failed/signal", event.time or 0.0))
         code = int(ended[0].fields["exit"])
         own = ended[0].rank if code not in {ABORTED, TERMINATED} else None
         says = ended[0].says + (f", {ENDED_BY_WATCHDOG}" if code == ABORTED else "")
-        ranks = tuple(absent_ranks(case)) or (() if own is None else (own,))
-        case.missing.append("the logs of the ranks: a launcher only reports that one failed")
+        ranks = () if own is None else (own,)
+        whose = "logs of the ranks" if ended[0].rank is None else f"log of rank {ended[0].rank}"
+        case.missing.append(f"the {whose}: a launcher only reports that one failed")
         return Finding(
             outcome="found", slug="child-failed", title=ended[0].title, statement=says,
             root=ended[0], step=_step(ended[0], ranks, ended[0].host, []), ranks=ranks,

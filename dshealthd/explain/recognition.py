@@ -52,21 +52,13 @@ _RESTART = re.compile(
 _RESTART_WORDS = ("worker group", "restart", "Requeued")
 """Each match of `_RESTART` contains one of these."""
 _GRADIENTS = re.compile(
-    r":(?:backward|_engine_run_backward|finalize_backward|allreduce_bucket\w*|allreduce_gradients"
-    r"|average_tensor|reduce_\w*grad\w*|allreduce_and_\w+|all_reduce_grad\w*|finish_grad_sync"
-    r"|__?reduce_and_partition\w*|reduce_ready_partitions\w*|buffered_allreduce\w*)$",
+    r"(?:^.*:|#\d+ )(?:backward|_engine_run_backward|finalize_backward|allreduce_\w+|average_tensor"
+    r"|reduce_\w*grad\w*|all_reduce_grad\w*|finish_grad_sync|__?reduce\w*|buffered_allreduce\w*"
+    r"|reduce_ready_partitions\w*)(?:$| from )",
     re.MULTILINE,
 )
-_GRADIENT_STACK = re.compile(
-    r"#\d+ (?:backward|_engine_run_backward|allreduce_\w+|average_tensor|reduce_\w*grad\w*"
-    r"|finish_grad_sync|reduce_ready_partitions\w*|__reduce\w*) from "
-)
-"""A frame in ProcessGroupNCCL's `Stack trace of the failed collective`."""
+"""A frame of a traceback, or of ProcessGroupNCCL's `Stack trace of the failed collective`."""
 _FRAGMENT = re.compile(r"[a-z](?![\w./-]{0,60}: )")
-_OF_TORCH = re.compile(
-    r"ProcessGroup\w*\.cpp|\[c10d\]|torch/distributed/elastic|torch\.distributed\.elastic"
-)
-"""Lines of watchdogs, stores and launchers."""
 _TROUBLE = re.compile(r"frame #|Exception raised from |[=-]{5}|.{0,100}ProcessGroupNCCL")
 """Lines of watchdogs, stacks and launchers' summaries that no pattern covers."""
 _BLANK = ("", " ", "\t")
@@ -301,7 +293,7 @@ class Reader:
         self._found.learn(line, self._source)
         if self._summary.take(line, place):
             return True
-        if text.startswith("#") and _GRADIENT_STACK.match(text):
+        if text.startswith("#") and _GRADIENTS.match(text):
             self._found.ledger.in_gradients = True
         if progress.is_skip(text) and len(self._facts.skips) < MAX_SKIPS:
             self._facts.skips.append(self._order)
@@ -387,8 +379,6 @@ class Reader:
         is_rest = self._order == 1 and not line.prefixed and line.stamp is None
         if is_rest and _FRAGMENT.match(text) and remark.weight < remarks.LOGS:
             return
-        if _OF_TORCH.search(place.quote[:200]):  # what it says of a job is never why
-            remark = remark._replace(wraps=True)
         ended = remarks.end_of(text) if remark.wraps else {}
         event = Event(
             slug="child-failed", pattern=STATED, role="cause", layer="program",
