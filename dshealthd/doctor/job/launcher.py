@@ -4,6 +4,7 @@ gets more of them than it has visible GPUs.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ _ONE_A_NODE = ("torchrun", "deepspeed")
 """Launchers that start the ranks of a node themselves."""
 INSIDE = "dshealthd doctor --job -- COMMAND  # in the script, with the words of its launch"
 _COUNTS = frozenset({"num-gpus", "num-accelerators", "num-nodes"})
+_RANK = re.compile(r"--(?:node|machine)[-_]rank(?:=|$)")
 _EXPLICIT = _COUNTS | {"include", "exclude"}
 
 
@@ -165,16 +167,16 @@ def _node_rank(
     context: JobContext, outer: LauncherCommand, inner: LauncherCommand
 ) -> Iterator[Result]:
     """Yield that all nodes have one rank: what stands in the words of srun is the same on all."""
-    given, default = inner.options.get("node-rank"), "" if inner.is_partial else "static"
-    is_same = (given is None and not inner.is_partial) or any(
-        word.replace("_", "-").startswith(("--node-rank", "--machine-rank"))
-        for word in outer.arguments
-    )
+    default = "" if inner.is_partial else "static"
+    same = next((word for word in outer.arguments if _RANK.match(word)), "")
+    if not same and inner.options.get("node-rank") is None and not inner.is_partial:
+        same = "--node-rank"  # its default, 0
     is_static = inner.options.get("rdzv-backend", default) == "static"
-    if is_same and is_static and "PET_NODE_RANK" not in context.variables:
+    if same and is_static and "PET_NODE_RANK" not in context.variables:
         yield critical(
-            f"every node gets node (machine) rank {given or 0}, and the static rendezvous needs"
-            " another on each: the batch shell expands srun's words once, for all nodes",
+            f"every node gets {same.partition('=')[0]} {inner.options.get('node-rank', 0)}, and the"
+            " static rendezvous needs another on each: the batch shell expands srun's words once,"
+            " for all nodes",
             remedy="srun torchrun --rdzv-backend=c10d --rdzv-endpoint=$HOST:$PORT ...",
             source="torch/distributed/run.py, --node-rank",
             component="--node-rank",
