@@ -3,7 +3,6 @@
 On a node that manages NVSwitches, also its daemons: after their end, NVML still reports
 the last state of the GPUs. In a domain of several nodes (GB200 NVL72 and the like), also IMEX,
 which jobs across nodes need; elsewhere it may be installed but idle, and is not reported.
-
 """
 
 from __future__ import annotations
