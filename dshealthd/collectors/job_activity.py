@@ -1,10 +1,9 @@
-"""What the processes of training jobs do besides their steps: bytes that they read, write, send and
-receive, the CPU time of their child processes, for whose answer ranks wait, and which are stopped
-or have ended.
+"""What training jobs do besides their steps: file and network traffic, CPU time of child processes,
+waits for answers from outside the job, processes that are stopped or have ended.
 
-A job that moves bytes is at work, whatever its ranks do not report: it saves a checkpoint, uploads
-one, or loads data. So is one whose compilers or data loaders compute. None of this takes
-heartbeats.
+A job that moves bytes is at work, even if its ranks report nothing: it saves or uploads a
+checkpoint, or loads data. So is a job whose compilers or data loaders compute. Heartbeats are not
+needed.
 """
 
 from __future__ import annotations
@@ -39,67 +38,68 @@ if TYPE_CHECKING:
 
 FILES = gauge(
     "dshealthd_job_file_bytes_per_second",
-    "Rate at which the job's processes on this node read and wrote since the sample before; absent "
-    "until there is one. The larger of read_bytes + write_bytes of /proc/<pid>/io, which count "
-    "pages, and rchar + wchar, which count what goes through read and write.",
+    "Rate at which the job's processes on this node read and write, since the previous "
+    "sample; absent before there is one. The larger of read_bytes + write_bytes in "
+    "/proc/<pid>/io, which count pages, and rchar + wchar, which count read and write calls.",
     "training_job",
 )
 SOCKETS = gauge(
     "dshealthd_job_socket_bytes_per_second",
-    "Rate at which TCP connections of ranks here whose main thread is idle sent and received since "
-    "the sample before, as their other ends have acknowledged it; in a network namespace of its "
-    "own, that of all its interfaces but lo. Absent while no such rank is idle, or its connections "
-    "cannot be read.",
+    "Rate at which TCP connections of ranks here with an idle main thread send and receive, "
+    "since the previous sample, as acknowledged by their peers; in a network namespace of its "
+    "own, the traffic of all interfaces except lo. Absent if no such rank is idle, or its "
+    "connections cannot be read.",
     "training_job",
 )
 CHILDREN = gauge(
     "dshealthd_job_children_cpu_cores",
-    "CPU cores that child processes of the job's ranks on this node, such as compilers and data "
-    "loaders, took since the sample before.",
+    "CPU cores that child processes of the job's ranks on this node, such as compilers and "
+    "data loaders, used since the previous sample.",
     "training_job",
 )
 TROUBLE = gauge(
     "dshealthd_job_rank_trouble_seconds",
-    "Time since the process of a rank here was first seen to be stopped by a signal (stopped), to "
-    "wait in the kernel for a file system or driver (blocked), or to have ended while others of "
-    "its run go on here: ended (exit status 0), failed, terminated, killed, crashed, or unknown. "
-    "Absent for other ranks, and of a run of which all are stopped. For ten minutes after a run "
-    "has ended here, that of a rank that was killed or crashed first, unless all were.",
+    "Time since the process of a rank here was first seen stopped by a signal (stopped), "
+    "waiting in the kernel for a file system or driver (blocked), or gone while others of its "
+    "run continue here: ended (exit status 0), failed, terminated, killed, crashed, or "
+    "unknown. Absent for other ranks, and if all ranks of the run are stopped. After the end "
+    "of a run, the rank that was killed or crashed first is shown for ten minutes, unless all "
+    "were.",
     *("training_job", "rank", "what", "pid"),
 )
 AWAITS = gauge(
     "dshealthd_job_rank_awaits_info",
-    "1 while the main thread of a rank waits in the kernel for somebody outside the job: for data "
-    "over a TCP connection (peer: its other end's address and port; not the job's MASTER_PORT) "
-    "with one that has acknowledged all that it was sent, or for input from a terminal. Absent "
-    "while no rank is seen to, and where the agent may not trace processes.",
+    "1 while the main thread of a rank waits in the kernel for somebody outside the job: for "
+    "data over a TCP connection whose peer has acknowledged everything sent (peer: its "
+    "address and port; not the job's MASTER_PORT), or for terminal input. Absent otherwise, "
+    "and if the agent may not trace processes.",
     *("training_job", "rank", "peer"),
 )
 SERVES = gauge(
     "dshealthd_job_rank_serves_info",
-    "1 for a port on which a process of a rank whose main thread is idle listens, and which the "
-    "kernel has not assigned: clients know it. Not the job's MASTER_PORT and NCCL's RAS.",
+    "1 for a port on which a process of a rank with an idle main thread listens, if the "
+    "kernel did not assign it: clients may know it. Excludes the job's MASTER_PORT and NCCL's "
+    "RAS.",
     *("training_job", "rank", "port"),
 )
 CPU = gauge(
     "dshealthd_job_rank_cpu_cores",
-    "Cores that the rank's process took since the sample before: its main thread (`main`), or all "
-    "its threads (`all`; beside an idle main thread at least what one of them took, or would have "
-    "with a CPU of its own). Absent until there is one, and while the process is stopped by a "
-    "signal or a debugger.",
+    "CPU cores that the rank's process used since the previous sample: its main thread "
+    "(`main`), or all its threads (`all`; beside an idle main thread at least what one of them "
+    "used, or would have with a CPU of its own). Absent before there is one, and while a signal "
+    "or a debugger stops the process.",
     *("training_job", "rank", "threads"),
 )
 _MAIN, _ALL = "main", "all"
 WATCHDOG = gauge(
     "dshealthd_job_watchdog_seconds",
-    "Time after which a watchdog of the job's own ends it while a collective does not complete, as "
-    "the environment of its processes here says; 600 where it does not.",
+    "Time after which the job's own watchdog ends it if a collective does not complete, from "
+    "the environment of its processes here; 600 by default.",
     "training_job",
 )
 PROCESS = gauge(
     "dshealthd_job_process_info",
-    "1; the job's first process on this node by its number, with the name of the script or module "
-    "that it runs, and the number of its user.",
+    "1; the job's first process on this node: its pid, its script or module, and its user ID.",
     *("training_job", "script", "user", "pid"),
 )
 

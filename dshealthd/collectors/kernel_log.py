@@ -65,8 +65,7 @@ LAST_XID = gauge(
 )
 LAST_RECOVERY = gauge(
     "dshealthd_xid_recovery_action_last_timestamp_seconds",
-    "Unix time of the last Xid 154 that requested this action; no Xid withdraws an earlier "
-    "request.",
+    "Unix time of the last Xid 154 that requested this action; no later Xid withdraws a request.",
     *_GPU,
     "action",
 )

@@ -35,17 +35,18 @@ if TYPE_CHECKING:
 
 IDLE = gauge(
     "dshealthd_job_idle_seconds",
-    "Time for which the job has been idle here: no rank's main thread took 1 % of a core, nor all "
-    "its threads half of one, nor did one of them want that for lack of a CPU, but to spin for a "
-    "GPU that waits in a kernel, no GPU of it computed, its child processes took less than half a "
-    "core, and they moved no more than 10 kB/s. Absent while that is not known.",
+    "Time for which the job has been idle here: no rank's main thread used 1 % of a core, nor "
+    "all its threads half a core (except to spin for a GPU that waits in a kernel), nor did one "
+    "of them wait for a CPU that long; no GPU computed; its child processes used less than half "
+    "a core; and they moved at most 10 kB/s. Absent while that is unknown.",
     "training_job",
 )
 RANKS = gauge(
     "dshealthd_job_idle_ranks",
-    "Ranks here of a job without heartbeats that is idle for too long: 90 s, or twice its longest "
-    "pause so far, and a minute before its own watchdog ends it at most. Absent for others, and "
-    "where a rank waits for somebody outside the job or serves clients.",
+    "Ranks here of a job without heartbeats that has been idle for too long: 90 s, or twice "
+    "its longest pause so far, and at the latest a minute before its own watchdog ends it. "
+    "Absent for other jobs, and while a rank waits for somebody outside the job or serves "
+    "clients.",
     "training_job",
 )
 EXPORTED = (IDLE, RANKS)

@@ -47,14 +47,14 @@ log = logging.getLogger(__name__)
 
 FINDING = gauge(
     "dshealthd_finding",
-    "1 while the node has this finding, judged here with its hold; no series where all is well. "
-    "`training_job` is the job that it struck, empty where none used the part. A critical finding "
-    "with a job is a page, one without is a ticket.",
+    "1 while the node has this finding, after its hold; no series if all is well. "
+    "`training_job` is the job that used the part, empty if none did. A critical finding with "
+    "a job is a page, one without is a ticket.",
     *("finding", "symptom", "component", "part", "reason", "severity", "training_job"),
 )
 VALUE = gauge(
     "dshealthd_finding_value",
-    "What a finding measured, in the unit of its sentence; absent for findings without a figure.",
+    "Measured value of a finding, in the unit of its sentence; absent for findings without one.",
     *FINDING.dimensions,
 )
 BEGUN = counter(
@@ -64,10 +64,11 @@ BEGUN = counter(
 )
 JUDGED = gauge(
     "dshealthd_findings_judged_timestamp_seconds",
-    "Unix time of the last judgement; the findings are those of this moment.",
+    "Unix time at which the node was last judged; the findings are of that time.",
 )
 LEFT_OUT = gauge(
-    "dshealthd_findings_left_out", "Findings beyond those exported, which are the worst ones."
+    "dshealthd_findings_left_out",
+    "Findings that are not exported because there are too many; the worst ones are exported.",
 )
 
 DELAY = 0.3
