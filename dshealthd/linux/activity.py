@@ -160,7 +160,8 @@ def demands(host: Host, pid: int) -> dict[int, float]:
     with contextlib.suppress(OSError):
         for thread in os.listdir(place)[:MAX_THREADS]:
             with contextlib.suppress(OSError, ValueError, ArithmeticError):  # it has ended
-                queue = parse_run_queue(read_bytes(f"{place}/{thread}/schedstat", 4096))
+                own = host.proc(f"{pid}/task/{thread}")
+                queue = parse_run_queue(read_bytes(f"{own}/schedstat", 4096))
                 found[int(thread)] = queue.running + queue.waiting
     return found
 
