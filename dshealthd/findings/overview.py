@@ -35,6 +35,23 @@ SILENT = 30.0
 """Seconds without a heartbeat from which that is said of a job that trains."""
 STATES = ("no heartbeats", "training", "silent", "paused", "suspended", "stalled", "failed", "hung")
 """States of a job on a node, from best to worst."""
+_FIGURES = {
+    "step_seconds": "job_step_seconds",
+    "work_seconds": "job_step_work_seconds",
+    "wait_seconds": "job_step_wait_seconds",
+    "overdue_seconds": "job_overdue_seconds",
+    "bound_seconds": "job_step_bound_seconds",
+    "heartbeat": "job_heartbeat_timestamp_seconds",
+}
+"""What is told of a rank, by the metric that has it."""
+_LABELS = {
+    "wait_source": ("job_step_work_seconds", "source"),
+    "phase": ("job_phase", "phase"),
+    "stage": ("job_stage", "stage"),
+    "process": ("job_rank_state", "state"),
+    "gpu": ("job_gpu_info", "gpu"),
+}
+"""The same of those that have it as a label of the series that is not 0."""
 _NOT_AT_WORK = {HangClass.IDLE, HangClass.COLLECTIVE}
 _BETWEEN_STEPS = {("stalled", cause) for cause in (HangClass.BETWEEN_STEPS, *_NOT_AT_WORK)}
 
@@ -195,7 +212,6 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut, wall: float)
         "hang": hang,
         "stall": stall,
         "failures": failures,
-        "slowest_rank": _slowest(ranks),
         "work": [
             _longest(series, job, role, work)
             for role, work in sorted(_work(series, job).items())[:MAX_ROLES]
@@ -238,20 +254,16 @@ def _ranks(series: Series, job: str, left_out: LeftOut) -> Iterator[dict[str, An
         id = {"training_job": job, "rank": str(number)}
         return {
             "rank": number,
-            "step": _whole(series.value("job_step", **id)),
-            "step_seconds": series.value("job_step_seconds", **id),
-            "work_seconds": series.value("job_step_work_seconds", **id),
-            "wait_seconds": series.value("job_step_wait_seconds", **id),
+            "step": None if (step := series.value("job_step", **id)) is None else int(step),
             "work_ratio": ratios.get(str(number)),
-            "wait_source": _chosen_source(series, id),
-            "phase": _chosen(series, "job_phase", "phase", id),
-            "stage": _chosen(series, "job_stage", "stage", id),
-            "process": _chosen(series, "job_rank_state", "state", id),
-            "overdue_seconds": series.value("job_overdue_seconds", **id),
-            "bound_seconds": series.value("job_step_bound_seconds", **id),
-            "heartbeat": series.value("job_heartbeat_timestamp_seconds", **id),
-            "loss_finite": _flag(series.value("job_loss_finite", **id)),
-            "gpu": next((point.labels["gpu"] for point in series("job_gpu_info", **id)), None),
+            "loss_finite": None
+            if (finite := series.value("job_loss_finite", **id)) is None
+            else finite == 1,
+            **{field: series.value(metric, **id) for field, metric in _FIGURES.items()},
+            **{
+                field: next((p.labels[label] for p in series(metric, **id) if p.value > 0), None)
+                for field, (metric, label) in _LABELS.items()
+            },
         }
 
     yield from left_out.each(f"job {job}, rank", found, str, rank)
@@ -289,11 +301,14 @@ def _awaiting(awaits: Mapping[int, str]) -> str:
 
 def _paused(series: Series, job: str) -> dict[str, Any] | None:
     """Return the longest marked pause in which a rank of a job is; None if all train."""
+    phases = {
+        labels["rank"]: labels["phase"]
+        for labels, value in series("job_phase", training_job=job)
+        if value == 1
+    }
+    paused = series("job_phase_seconds", training_job=job)
     seconds, phase = max(
-        (
-            (point.value, _chosen(series, "job_phase", "phase", point.labels))
-            for point in series("job_phase_seconds", training_job=job)
-        ),
+        ((point.value, phases.get(point.labels["rank"])) for point in paused),
         default=(0.0, None),
         key=operator.itemgetter(0),
     )
@@ -327,15 +342,6 @@ def _failures(series: Series, job: str) -> list[dict[str, Any]]:
     ]
 
 
-def _slowest(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return this node's rank whose own work takes longest beside its peers here."""
-    known = [rank for rank in ranks if rank["work_ratio"] is not None]
-    if not known:
-        return None
-    slowest = max(known, key=lambda rank: rank["work_ratio"])
-    return {"rank": slowest["rank"], "ratio": slowest["work_ratio"]}
-
-
 def _work(series: Series, job: str) -> dict[str, dict[str, float]]:
     """Return the own work of this node's ranks in a step, seconds, by role and rank."""
     roles: dict[str, dict[str, float]] = defaultdict(dict)
@@ -363,20 +369,3 @@ def usual(seconds: Iterable[float]) -> float:
     shorter.
     """
     return statistics.median_low(seconds)
-
-
-def _chosen(series: Series, metric: str, label: str, id: Mapping[str, str]) -> str | None:
-    return next((point.labels[label] for point in series(metric, **id) if point.value == 1), None)
-
-
-def _chosen_source(series: Series, id: Mapping[str, str]) -> str | None:
-    points = series("job_step_work_seconds", **id)
-    return next((point.labels["source"] for point in points), None)
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
-
-
-def _flag(value: float | None) -> bool | None:
-    return None if value is None else value == 1

@@ -18,6 +18,7 @@ exceeds the median of its eighths, in which constant differences and slow change
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from collections import deque
 from itertools import pairwise
@@ -108,7 +109,7 @@ class Course:
         self._last = totals
         if last is None or totals is None or totals.step == last.step:
             return
-        if totals.step < last.step or any(map(_less, totals[1:], last[1:])):
+        if totals.step < last.step or any(map(operator.lt, totals[1:], last[1:])):
             for marks in self._marks:
                 marks.clear()
             return
@@ -170,10 +171,6 @@ class Course:
             return None
         last, first = marks[-1], marks[0]
         return (last.work - first.work) / steps, (last.wait - first.wait) / steps
-
-
-def _less(one: float, other: float) -> bool:
-    return one < other
 
 
 def level(over: str, step: float) -> int:

@@ -81,7 +81,6 @@ def test_jobs_and_their_slowest_ranks() -> None:
     samples.append(WAIT_SECONDS(0.5, "bert", "1", "stage 0", "host"))
     (job,) = overview(Series(samples), "")
     assert [rank["work_ratio"] for rank in job["ranks"]] == [1.0, 1.5, None]
-    assert job["slowest_rank"] == {"rank": 1, "ratio": 1.5}
     names = ("role", "rank", "work_seconds", "wait_seconds", "usual_seconds")
     rows = (("stage 0", 1, 1.5, 0.5, 1.0), ("stage 1", 2, 4.0, None, 4.0))
     assert job["work"] == [dict(zip(names, row, strict=True)) for row in rows]

@@ -13,6 +13,7 @@ from dshealthd.collectors.gpu import ACTIVITY, POWER, UTILIZATION
 from dshealthd.collectors.gpu import POWER_LIMIT as LIMIT
 from dshealthd.collectors.gpu_processes import RANK as GPU
 from dshealthd.collectors.job_hang import BOUND, ENDED, PHASE_SECONDS
+from dshealthd.collectors.memory import OOM_KILLS as OOM
 from dshealthd.collectors.software import INFO as VERSION
 from dshealthd.collectors.training import HEARD, INFO, PHASE, STEP
 from dshealthd.findings.jobs import ends, hangs
@@ -155,3 +156,14 @@ def test_when_a_job_is_silent(bound: float, age: float, state: str) -> None:
     heard = HEARD(1000.0, "run-1", "0"), BOUND(bound, "run-1", "0")
     (job,) = overview(Series((STEP(7, "run-1", "0"), *heard)), "", wall=1000.0 + age)
     assert job["state"] == state
+
+
+@pytest.mark.parametrize(("minutes", "explains"), [(14, True), (16, False)])
+def test_memory_that_ran_out(minutes: int, explains: bool) -> None:  # noqa: FBT001
+    """It explains the end of a rank within a quarter of an hour."""
+    past, killed = Past(), ENDED(5.0, "run-1", "0", "killed")
+    for minute in range(-1, minutes):
+        oom = OOM(3.0 if minute < 0 else 4.0)
+        list(ends(Series([oom], past=past, now=60.0 * minute), 0.0))
+    (end,) = ends(Series([oom, killed], past=past, now=60.0 * minutes), 0.0)
+    assert ("OOM" in end.reason) is explains

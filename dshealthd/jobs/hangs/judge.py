@@ -55,8 +55,6 @@ more.
 """
 MAX_NAMED = 8
 """Most culprits named of a job."""
-_UNSAVED = HangClass.CHECKPOINT, Culprit.CHECKPOINT
-_UNBEGUN = HangClass.INPUT, Culprit.INPUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,10 +227,8 @@ def _patience(living: Sequence[RankState], waiting: Mapping[int, str], seen: Wor
 
 def _whole(ranks: Sequence[RankState]) -> bool:
     """Return whether these are all ranks of their job."""
-    sizes = {rank.world_size for rank in ranks}
-    return None not in sizes and len({rank.rank for rank in ranks}) >= max(
-        size for size in sizes if size is not None
-    )
+    sizes = [math.inf if rank.world_size is None else rank.world_size for rank in ranks]
+    return len({rank.rank for rank in ranks}) >= max(sizes)
 
 
 def _between_steps(
@@ -263,8 +259,9 @@ def _between_steps(
     if not whole and (rest or marked or "kernel" not in waiting.values()):
         return HangClass.COLLECTIVE, patience, []
     if rest:
-        saving = any(rank.phase is Phase.CHECKPOINT for rank in rest)
-        reason, culprit = _UNSAVED if saving else _UNBEGUN
+        reason, culprit = HangClass.INPUT, Culprit.INPUT
+        if any(rank.phase is Phase.CHECKPOINT for rank in rest):
+            reason, culprit = HangClass.CHECKPOINT, Culprit.CHECKPOINT
         named = [(rank.rank, culprit) for rank in rest]
         return reason, 0.0, named if len(rest) <= len(waiting) else []
     counts = Counter(waiting.values())

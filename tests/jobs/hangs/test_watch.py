@@ -189,8 +189,9 @@ def test_time_on_cpus(scene: Scene) -> None:
     assert (scene.rank(0).cpu, scene.rank(0).thread_cpu) == (1.0, 0.9)
     assert scene.rank(1).cpu == pytest.approx(0.05)
     assert scene.rank(1).thread_cpu == 0.0
-    for _ in range(62):
+    for second in range(62):
         scene.look()
+        assert second > 25 or scene.rank(0).cpu
     assert scene.rank(0).cpu == 0.0
     scene.step(0, memory=DeviceMemory(1, 2, 3))
     scene.look()
@@ -361,6 +362,24 @@ def end(scene: Scene, rank: int, how: ExitKind) -> None:
     """Have the process of a rank end."""
     del scene.present[JOB, rank]
     scene.ends.ends[100 + rank, 1] = End(how, 5000.0)
+
+
+@pytest.mark.parametrize(("seconds", "known"), [(59, True), (62, False)])
+def test_a_saved_baseline_counts_for_a_minute(scene: Scene, seconds: int, known: bool) -> None:  # noqa: FBT001
+    """A process that reports later is one of which nobody knows what it did meanwhile."""
+    for place, (identity, message) in scene.present.items():
+        process = dataclasses.replace(identity.process, user=7)
+        scene.present[place] = dataclasses.replace(identity, process=process), message
+    scene.train(20)
+    rows = scene.watch.rows()
+    scene.watch = RankWatch(Host(procfs=scene.proc), cast("ExitWatcher", scene.ends), slack=3.0)
+    scene.watch.restore(rows)
+    present, scene.present = scene.present, {}
+    for _ in range(seconds):
+        scene.look()
+    scene.present = present
+    scene.look()
+    assert (scene.rank(0).bound == FLOOR) is known
 
 
 def test_an_end_is_told_for_a_while(scene: Scene) -> None:
