@@ -141,27 +141,15 @@ def decide(found: Recognized, *, year: int) -> Finding:
         gpu = int(beside["gpu"])
     is_symmetric = not ranks and any(verdict.kind == "symmetric" for verdict in verdicts)
     return Finding(
-        outcome="found",
-        slug=slug,
-        title=root.title,
-        statement=says,
-        step=_step(root, ranks, host, verdicts),
-        root=root,
-        ranks=ranks,
-        host=host,
-        gpu=gpu,
-        device=_device(root) or beside.get("device"),
-        pod=beside.get("pod"),
+        outcome="found", slug=slug, title=root.title, statement=says,
+        step=_step(root, ranks, host, verdicts), root=root, ranks=ranks, host=host, gpu=gpu,
+        device=_device(root) or beside.get("device"), pod=beside.get("pod"),
         position=beside.get("position", ""),
         pid=int(beside["pid"]) if "pid" in beside else None,
-        is_symmetric=is_symmetric or says.endswith(ON_ALL),
-        time=root.time,
-        proof=proof,
-        against=tuple(case.against[:6]),
-        missing=tuple(dict.fromkeys(case.missing)),
-        chain=tuple(chain[:MAX_CHAIN]),
-        verdicts=tuple(verdicts),
-    )
+        is_symmetric=is_symmetric or says.endswith(ON_ALL), time=root.time, proof=proof,
+        against=tuple(case.against[:6]), missing=tuple(dict.fromkeys(case.missing)),
+        chain=tuple(chain[:MAX_CHAIN]), verdicts=tuple(verdicts),
+    )  # fmt: skip
 
 
 def _wraps(event: Event) -> bool:

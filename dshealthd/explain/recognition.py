@@ -12,13 +12,7 @@ from dshealthd.explain import input as logs
 from dshealthd.explain import patterns as known
 from dshealthd.explain import progress, remarks
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
-from dshealthd.explain.facts import (
-    MAX_SKIPS,
-    MAX_STREAMS,
-    Bounded,
-    Recognized,
-    SourceFacts,
-)
+from dshealthd.explain.facts import MAX_SKIPS, MAX_STREAMS, Bounded, Recognized, SourceFacts
 from dshealthd.explain.identities import NAMES_RANKS, Details, spoken_rank
 from dshealthd.explain.prefilter import Need, bare
 from dshealthd.explain.progress import FINITE_LOSS
@@ -76,8 +70,8 @@ class Recognizer:
     ) -> None:
         self.found = Recognized()
         self._max_events = max_events
-        self._patterns = patterns or known.load()
-        self.find = finder or Templates(self._patterns)
+        self.patterns = patterns or known.load()
+        self.find = finder or Templates(self.patterns)
         self._near: dict[str, tuple[tuple[Pattern, ...], bool]] = {}
         self._near_size = 0
         self._kept: dict[tuple[str, Origin, int], Event] = {}
@@ -113,7 +107,7 @@ class Recognizer:
         """
         found = self._near.get(template)
         if found is None:
-            found = self._patterns.kind(template)
+            found = self.patterns.kind(template)
             self._near_size += len(template)
             if self._near_size > MAX_REMEMBERED:
                 self._near.clear()
@@ -121,23 +115,11 @@ class Recognizer:
             self._near[template] = found
         return found
 
-    def explaining(self, traceback: Traceback) -> Iterator[Pattern]:
-        """Yield the patterns that may match an exception, in the order in which to try them."""
-        for pattern in self._patterns.candidates(bare(traceback.text)):
-            if pattern.role != "loss":
-                yield pattern
-
     def again(
-        self,
-        pattern: str,
-        origin: Origin,
-        attempt: int,
-        fields: Mapping[str, str],
-        place: Place,
-        order: int,
+        self, key: tuple[str, Origin, int], fields: Mapping[str, str], place: Place, order: int
     ) -> Event | None:
         """Count an event that its stream has had before; None if it is new."""
-        kept = self._kept.get((pattern, origin, attempt))
+        kept = self._kept.get(key)
         if kept is None:
             return None
         # Of hints that any line may give, the first one is enough.
@@ -151,7 +133,7 @@ class Recognizer:
     def keep(self, event: Event) -> Event:
         """Keep an event, or count it if its stream has had the same before."""
         key = event.pattern, event.origin, event.attempt
-        if kept := self.again(*key, event.fields, event.place, event.order):
+        if kept := self.again(key, event.fields, event.place, event.order):
             return kept
         if len(self.found.events) >= self._max_events:
             self.found.dropped += 1
@@ -395,14 +377,10 @@ class Reader:
         stamps, origin = self._facts.last_stamp, line.origin
         if (own := stamps.get(origin)) is not None:
             return own
-        return next(
-            (
-                stamp
-                for other, stamp in reversed(stamps.items())
-                if (other.host, other.task) == (origin.host, origin.task)
-            ),
-            None,
-        )
+        for other, stamp in reversed(stamps.items()):
+            if (other.host, other.task) == (origin.host, origin.task):
+                return stamp
+        return None
 
     def _keep(
         self, pattern: Pattern, fields: dict[str, str | None], line: Line, place: Place,
@@ -414,16 +392,11 @@ class Reader:
         if is_plain and not line.origin.labeled and not known_fields.keys() & NAMES_RANKS:
             known_fields |= spoken_rank(line.text)
             known_fields = {**self._details.fields, **known_fields}
-        if (
-            is_plain
-            and traceback is None
-            and (
-                kept := self._parent.again(
-                    pattern.id, line.origin, self._attempt, known_fields, place, self._order
-                )
-            )
-        ):
-            return kept
+        key = pattern.id, line.origin, self._attempt
+        if is_plain and traceback is None:
+            kept = self._parent.again(key, known_fields, place, self._order)
+            if kept is not None:
+                return kept
         event = Event(
             slug=pattern.slug, pattern=pattern.id, role=pattern.role, layer=pattern.layer,
             says=known.said(pattern.says, known_fields), texts=pattern.says, steps=pattern.step,
@@ -456,8 +429,8 @@ class Reader:
         """Recognize an exception by the first matching pattern, else as the program's own."""
         text = traceback.text
         chosen, fields = None, {}
-        for pattern in self._parent.explaining(traceback):
-            if match := _fullest(pattern, text):
+        for pattern in self._parent.patterns.candidates(bare(text)):
+            if pattern.role != "loss" and (match := _fullest(pattern, text)):
                 chosen, fields = pattern, match.groupdict()
                 break
         place, line = traceback.place, traceback.line

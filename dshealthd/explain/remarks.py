@@ -391,11 +391,8 @@ class Statements:
         opened, self._open = self._open, None
         if opened is None or " " not in (text := text.strip()) or text[-1] == ":":
             return False
-        opened.remark = Remark(
-            opened.remark.weight,
-            f"{opened.remark.content} {text}"[:MAX_CONTENT],
-            wraps=False,
-        )
+        content = f"{opened.remark.content} {text}"[:MAX_CONTENT]
+        opened.remark = Remark(opened.remark.weight, content, wraps=False)
         opened.event.says = opened.remark.content
         opened.event.place = place
         return True
