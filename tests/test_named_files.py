@@ -33,7 +33,7 @@ COMMANDS = {
     "hostfile": ("targets", "--hostfile", "PIPE"),
     "web configuration": ("check-config", "--web.config-file", "PIPE"),
     "keys": ("keys", "show", "--key-file", "PIPE"),
-    "script": ("doctor", "--no-agent", "--job", "--slurm-script", "PIPE"),
+    "script": ("doctor", "--no-agent", "--job", "PIPE"),
     "DeepSpeed": ("doctor", "--no-agent", "--job", "--deepspeed-config", "PIPE"),
     "hostfile of a job": ("doctor", "--no-agent", "--job", "--hostfile", "PIPE"),
     "checkpoint": ("doctor", "--no-agent", "--job", "--checkpoint", "PIPE"),

@@ -102,11 +102,6 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("linux.activity", "parse_activity", BYTES),
         ("linux.mounts", "parse_served_by_users", BYTES),
         ("linux.starvation", "parse_run_queue", BYTES),
-        (
-            "jobs.installation",
-            "parse_operators",
-            st.one_of(LINES, TEXT.map(lambda text: f"installed_ops={{'{text}': True}}")),
-        ),
         ("jobs.installation", "parse_assignments", LINES),
         ("jobs.installation", "parse_settings", LINES),
         ("jobs.installation", "parse_distributions", st.lists(TEXT)),

@@ -130,6 +130,7 @@ class Agent:
             self._targets,
             self._fitness,
             self._probes.fleet_document,
+            self._judge.history,
         )
 
     async def run(

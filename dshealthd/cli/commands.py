@@ -23,7 +23,7 @@ from dshealthd.cli.apart import APART
 from dshealthd.cli.arguments import Command
 from dshealthd.config import config
 from dshealthd.config.flags import ACCESS, EXIT_UNKNOWN, EXIT_USAGE, FlagParser, tables
-from dshealthd.core.options import ConfigError
+from dshealthd.core.options import ConfigError, Duration
 from dshealthd.core.text import first_of, print_lines
 
 if typing.TYPE_CHECKING:
@@ -181,6 +181,29 @@ def jobs(given: Invocation, **own: Any) -> int:
     from dshealthd.status import command
 
     return command.jobs(command.AgentQuery(given.config, _access(own), **own))
+
+
+@_command(
+    "dshealthd history",
+    "dshealthd history node-17 --since 90d",
+    declare=arguments.history,
+    exit_usage=EXIT_UNKNOWN,
+)
+def history(given: Invocation, since: str, **own: Any) -> int:
+    """Show what was wrong with this node before, or with others, and what was done to it.
+
+    Findings, boots, starts of the agent, changes of the driver, maintenance: 90 days at most.
+
+    Exit status: 0 all agents answered, 3 one did not, or bad usage.
+    """
+    from dshealthd.status import command
+
+    try:
+        seconds = Duration.parse(since)
+    except (ValueError, ArithmeticError) as error:
+        flag = "--since"
+        raise ConfigError(flag, [f"{since!r} is {error}"]) from error
+    return command.history(command.AgentQuery(given.config, _access(own), **own), seconds)
 
 
 def _access(own: dict[str, Any]) -> Access:

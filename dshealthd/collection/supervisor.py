@@ -67,7 +67,7 @@ STUCK = gauge(
 )
 QUARANTINED = gauge(
     "dshealthd_worker_quarantined",
-    "Parts (GPUs, paths) that are skipped because a worker hung or crashed at them.",
+    "Parts (GPUs, paths) that are skipped because they hung or crashed a worker.",
     "worker",
 )
 

@@ -112,7 +112,7 @@ FINGERPRINT = gauge(
 )
 LEFT_OUT = gauge(
     "dshealthd_job_runs_left_out",
-    "Runs on this node without series because there are more than max_runs.",
+    "Runs on this node without series because there are more than 16.",
 )
 
 MAX_PROBLEMS = 64
@@ -122,6 +122,8 @@ _DOUBTFUL = frozenset({Misnomer.MISSPELT, Misnomer.UNKNOWN})
 _LISTED = 100
 """Least number of variable names in a library that names all of its own; NCCL 2.24 has 148."""
 _CONFIGURATION_LIMIT = 1 << 16
+MAX_RUNS = 16
+"""Runs that get their own series: users take turns, oldest run first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +147,6 @@ class JobEnvironmentOptions(CollectorOptions):
     """Options of job environments."""
 
     interval: Duration = option("15s", "Scan interval for training processes.", minimum="100ms")
-    max_runs: int = option(
-        16,
-        "Runs that get their own series: users take turns, oldest run first.",
-        minimum=1,
-        maximum=1000,
-    )
     max_ranks: int = option(
         64, "Ranks of a run that get their own series; duplicate ranks come first.", minimum=1
     )
@@ -178,13 +174,13 @@ class JobEnvironment(Collector):
         """Yield the runs, and the problems of the settings in their environments."""
         table = self.context.shared(ProcessTable)
         runs = self._ranks.runs(table.refresh(), table.machine)
-        yield LEFT_OUT(max(0, len(runs) - self.options.max_runs))
+        yield LEFT_OUT(max(0, len(runs) - MAX_RUNS))
         before, self._told = self._told, {}
         network = NetworkDevices(self.context)
         gpus, self._mixed = self._gpus() if runs else (None, False)
         for run in shared(
             runs,
-            self.options.max_runs,
+            MAX_RUNS,
             lambda run: run.processes[0].user,
             lambda run: (run.job, run.name),
             lambda run: min(process.start for process in run.processes),

@@ -126,7 +126,7 @@ def main(words: Sequence[str]) -> int:
     known = parser()
     options = known.parse_args(words)
     if options.launch and not options.job:
-        known.error("a command is of a job: add --job")
+        known.error(f"{options.launch[0]}: a script or command is of a job: add --job")
     if options.runbook is not None:
         return _runbook(options.runbook)
     try:

@@ -66,11 +66,6 @@ class DoctorOptions(Section):
         "every buffer.",
         minimum=0,
     )
-    infiniband_ports: int = option(
-        0,
-        "InfiniBand ports that must be up; with 0 the ports are compared with each other.",
-        minimum=0,
-    )
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield each option whose value is invalid, and why."""

@@ -39,23 +39,24 @@ def snapshot_check(
     slug: str,
     name: str,
     title: str,
-    collectors: tuple[str, ...],
-    summary: str | Callable[[NodeContext], str],
-    problems: Callable[[NodeContext], Iterable[Result]] = nothing,
+    *collectors: str,
     alerts: str | tuple[str, ...] = "",
+    absent: tuple[str, str] = ("", ""),
+    problems: Callable[[NodeContext], Iterable[Result]] = nothing,
 ) -> SnapshotCheck:
-    """Return the check of one symptom.
+    """Return the check of one symptom, whose ok result is its title.
 
-    `summary` is or returns the text of the ok result; `problems` yields results that findings do
-    not cover.
-    `alerts` has the prefixes of this check's alerts, for a symptom with several checks.
+    `alerts` has the prefixes of this check's alerts, for a symptom with several checks; without
+    any, no finding is shown. `absent` is a metric, and what is said where it has no sample.
+    `problems` yields results that findings do not cover.
     """
+    metric, without = absent
 
     def run(context: NodeContext) -> Iterator[Result]:
         if not collectors and context.document.get("source") != "agent":
             yield _without_agent(context)
             return
-        found = [result_of(finding) for finding in _findings(context, slug, alerts)]
+        found = [result_of(finding) for finding in _of(context, "findings", slug, alerts)]
         found += problems(context)
         yield from found
         yield from _unread(context, collectors, found)
@@ -63,8 +64,11 @@ def snapshot_check(
             why = "the agent has just started, and has not judged all sources yet"
             yield unknown(why, remedy="wait a few seconds, then run this check again")
         elif not found and (text := _readable(context, collectors)):
-            says = summary if isinstance(summary, str) else summary(context)
-            yield ok(says if text == "ok" else text)
+            if text == "ok":
+                text = without if metric and not any(context.series(metric)) else title
+            watched = _of(context, "watched", slug, alerts)
+            signs = "; ".join(f"{one['summary']}: {one['detail']}" for one in watched)
+            yield ok(f"no finding yet, as it has not lasted: {signs}" if signs else text)
 
     return SnapshotCheck(slug, name, title, run, collectors=collectors, alerts=alerts)
 
@@ -79,12 +83,12 @@ def _without_agent(context: NodeContext) -> Result:
     return ok("not applicable: neither an agent nor probes")
 
 
-def _findings(
-    context: NodeContext, slug: str, alerts: str | tuple[str, ...]
+def _of(
+    context: NodeContext, section: str, slug: str, alerts: str | tuple[str, ...]
 ) -> list[Mapping[str, Any]]:
     return [
         finding
-        for finding in context.document["findings"]
+        for finding in context.document.get(section, ())
         if finding["slug"] == slug
         and finding["alert"].startswith(alerts)
         and finding["severity"] != State.UNKNOWN.value

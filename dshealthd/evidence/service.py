@@ -22,7 +22,6 @@ from dshealthd.evidence.bundle import bundles, parse_name
 from dshealthd.evidence.collection_process import CollectionProcess
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
-from dshealthd.jobs.hangs.classes import PROBLEMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -74,7 +73,7 @@ def case(hang: Standstill) -> HangCase:
         job=hang.job,
         reason=str(hang.reason),
         since=hang.since,
-        culprits=tuple((rank, PROBLEMS[culprit]) for rank, culprit in hang.culprits),
+        culprits=tuple((rank, culprit.words) for rank, culprit in hang.culprits),
         explanation=hang.explanation,
         ranks=tuple((rank.rank, rank.pid) for rank in hang.ranks if rank.ended is None),
     )

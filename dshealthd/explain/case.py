@@ -154,10 +154,14 @@ def _signals(case: Case) -> None:
         silent = (
             lost and None not in ranked and failure.rank not in ranked and (failure.exit or 0) > 0
         )
+        if not failure.root:
+            continue
         crash = _crash(failure, case)
-        if failure.root and (crash.is_crash or silent):
+        case.found.events.append(crash)
+        if crash.is_crash or silent:
             told.add(failure.rank)
-            case.found.events.append(crash)
+        else:
+            crash.role, crash.layer = "consequence", "launcher"
     for facts in case.found.sources:
         for event in (kept.event for kept in facts.statements):
             if event.is_crash or "how" in event.fields:

@@ -9,8 +9,6 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from dshealthd.explain.host_names import is_name_of_host
-
 if TYPE_CHECKING:
     from dshealthd.explain.events import Origin
     from dshealthd.explain.facts import Recognized
@@ -21,7 +19,8 @@ _SPOKEN = re.compile(
 )
 """A rank in the text of a line. ProcessGroupNCCL's is the rank in a group of the job."""
 _SAID = re.compile(
-    r"(?:(?:^|[:(,] ?|\bon )[Rr]ank[ =]|\brank=)(?P<rank>\d{1,6})\b(?![-.]\d|,? (?:and|or|to) )"
+    r"(?:(?:^|[:(,] ?|\b(?:on|process) )[Rr]ank[ =]|\brank=)"
+    r"(?P<rank>\d{1,6})\b(?![-.]\d|,? (?:and|or|to) )"
 )
 _ANY_RANK = re.compile(r"\branks?\b", re.IGNORECASE)
 """A line that speaks of one rank alone speaks of its own, unless it is sent to or from it."""
@@ -51,6 +50,20 @@ _KEYS = {
 _TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
 
 
+_LEVELS_LIKE = re.compile(
+    r"\d+(?:[.:]\d+){0,2}|v\d[\w.]*|[\w.-]*\.(?:py|cc?|cpp|cu|h|so|log|json|out|yaml)(?:[:.]\d+)*"
+)
+"""Numbers, releases and files, at the place of a host's name."""
+
+
+def is_name_of_host(word: str) -> bool:
+    """Return whether a word can be a host's name or address: no prose, number or file."""
+    if _LEVELS_LIKE.fullmatch(word):
+        return False
+    is_number = re.fullmatch(r"(?:0x)?[0-9a-fA-F]{5,}", word) is not None
+    return not is_number and any(character.isdigit() for character in word)
+
+
 def spoken_rank(text: str) -> dict[str, str]:
     """Return the rank that a line names in its text rather than in a prefix, as a field."""
     match = _SPOKEN.search(text)
@@ -63,9 +76,7 @@ def spoken_rank(text: str) -> dict[str, str]:
 
 
 def named(text: str) -> dict[str, str]:
-    """Return the host, pid, GPU, device and pod that a text names: each only if it names just
-    one.
-    """
+    """Return the host, pid, GPU, device and pod that a text names, each only if it names one."""
     found: dict[str, set[str]] = defaultdict(set)
     for match in _NAMES.finditer(text):
         name, value = str(match.lastgroup).partition("_")[0], match[match.lastgroup or 0]

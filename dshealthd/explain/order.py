@@ -47,8 +47,7 @@ class Rule(NamedTuple):
 RULES = (
     Rule(
         "a scheduler's reason, while nothing had failed, explains all that follows", 0,
-        lambda event, case, _: event.layer == "scheduler"
-        and not event.weak and not _comes_after(event, case),
+        lambda event, case, _: event.layer == "scheduler" and not _comes_after(event, case),
     ),
     Rule(
         "a fault long before or after the first failure has nothing to do with it", NOTHING,
@@ -63,11 +62,6 @@ RULES = (
     Rule(
         "a process that died comes before its peers' errors of communication", 3,
         lambda event, case, _: event.layer == "launcher" and _is_death(event, case),
-    ),
-    Rule(
-        ("what a launcher could not do is as early as what ranks could "
-         "not"), _LAYERS["communication"],
-        lambda event, _case, _first: event.layer == "launcher" and event.first,
     ),
 )  # fmt: skip
 """The first that applies counts; else an event stands where its layer does."""

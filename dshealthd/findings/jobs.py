@@ -12,7 +12,7 @@ from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
 from dshealthd.findings.series import by, over, short_name
 from dshealthd.findings.settings import likely, ranks_named
-from dshealthd.jobs.hangs.classes import PROBLEMS, Culprit, HangClass
+from dshealthd.jobs.hangs.classes import Culprit, HangClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -58,9 +58,7 @@ def hangs(series: Series, _wall: float) -> Iterator[Sign]:
                 yield Sign(alert, part=f"rank {rank} of {job}", job=job, source=name)
         if not found.shown:
             continue
-        named = ", ".join(
-            f"rank {rank} {PROBLEMS[one]}" for rank, one in found.culprits[:MOST_NAMED]
-        )
+        named = ", ".join(f"rank {rank} {one.words}" for rank, one in found.culprits[:MOST_NAMED])
         case = next((str(one) for _, one in found.culprits), str(found.reason))
         if case == HangClass.DESYNC:
             case = "tie" if found.whole else "elsewhere"

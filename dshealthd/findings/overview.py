@@ -15,7 +15,7 @@ from dshealthd.findings.settings import several
 from dshealthd.findings.slowness import of_job
 from dshealthd.findings.stalls import IDLE_SECONDS
 from dshealthd.findings.work import awaited
-from dshealthd.jobs.hangs.classes import PROBLEMS, HangClass
+from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.silence import MARGIN
 from dshealthd.jobs.own_work import SCALES
 
@@ -264,7 +264,7 @@ def _hang(found: Standstill, says: str) -> dict[str, Any]:
         "says": says,
         "overdue_seconds": found.overdue,
         "culprits": [
-            {"rank": rank, "reason": str(culprit), "says": PROBLEMS[culprit]}
+            {"rank": rank, "reason": str(culprit), "says": culprit.words}
             for rank, culprit in found.culprits
         ],
     }

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 WAITING = gauge(
     "dshealthd_job_gpus_waiting",
-    "GPUs of the job on this node that seem to wait in a collective: kernels run all the time, but "
-    "memory and bus are idle and power is low. Absent where none of its GPUs is known.",
+    "GPUs of the job on this node that seem to wait in a collective: kernels run all the "
+    "time, but memory and bus are idle and power is low. Absent if nothing is known of its "
+    "GPUs.",
     "training_job",
 )
 EXPORTED = (WAITING,)

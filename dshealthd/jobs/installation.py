@@ -40,10 +40,6 @@ _TEXT_LIMIT = 1 << 16
 Key = tuple["Signature", int]
 """Signature of a path when it was read, and the uid whose rights were used."""
 FILE = "deepspeed/git_version_info_installed.py"
-_OPERATORS = re.compile(
-    r"^installed_ops\s*=\s*\{((?:'\w{1,64}': (?:True|False)(?:, )?){1,256})\}\s*$", re.MULTILINE
-)
-_OPERATOR = re.compile(r"'(\w+)': (True|False)")
 
 
 def parse_assignments(source: str) -> dict[str, str]:
@@ -248,29 +244,6 @@ def _python(root: Root, base: str, settings: Mapping[str, str], names: Iterable[
         if match := re.search(r'#define\s+PY_VERSION\s+"([^"]+)"', header):
             return match[1]
     return max(names, key=len).removeprefix("python")
-
-
-def parse_operators(source: str) -> dict[str, bool]:
-    """Return for each operator whether it is built; ValueError if the file does not say."""
-    match = _OPERATORS.search(source)
-    if match is None:
-        message = f"{FILE}: has no installed_ops"
-        raise ValueError(message)
-    return {name: built == "True" for name, built in _OPERATOR.findall(match[1])}
-
-
-def operators(root: Root, prefix: str) -> dict[str, bool] | None:
-    """Return for each DeepSpeed operator whether it is built; None without DeepSpeed.
-
-    Raises OSError, ValueError.
-    """
-    for site in sites(root, prefix.rstrip("/")):
-        try:
-            text = root.read(f"{site}/{FILE}", _TEXT_LIMIT).decode(errors="replace")
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        return parse_operators(text)
-    return None
 
 
 def prefixes(place: str, environment: Mapping[str, str], site: str | None) -> Iterator[str]:

@@ -23,12 +23,10 @@ from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.training.message import Totals
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from dshealthd.training.message import Message
+    from dshealthd.training.message import Message, Totals
 
 WINDOWS = 8
 """The fewest of which most can exceed what is usual although pauses strike two or three of them."""
@@ -106,7 +104,7 @@ class Course:
 
     def add(self, message: Message, now: float) -> None:
         """Add what a heartbeat says of the rank's steps, read at `now`, monotonic seconds."""
-        last, totals = self._last, message.totals or self._averaged(message)
+        last, totals = self._last, message.totals
         self._last = totals
         if last is None or totals is None or totals.step == last.step:
             return
@@ -132,16 +130,6 @@ class Course:
         """Return the median own work of a step in the windows before this one."""
         found = self._windows(level, number) if level >= 0 else None
         return statistics.median(own for own, _, _ in found) if found else None
-
-    def _averaged(self, message: Message) -> Totals | None:
-        """Return sums of what a training tells whose package knows averages alone."""
-        if message.work_seconds is None or message.wait_seconds is None:
-            return None
-        last = self._last or Totals(message.step, 0, 0.0, 0.0)
-        steps = max(message.step - last.step, 0)
-        work, wait = steps * message.work_seconds, steps * message.wait_seconds
-        _, before, worked, waited = last
-        return Totals(message.step, before + steps, worked + work, waited + wait)
 
     def number(self, level: int, oldest: float) -> int | None:
         """Return the number of the window of 2^level steps that has begun; None if it began before

@@ -171,8 +171,8 @@ class Jobs:
     def _look(self) -> None:
         if self._reception is None or self._detector is None or not self._receiving():
             return
-        self._detector.look(self._reception.ranks())
-        for job in self._suspicions.look(self._detector.jobs, self._clocks["monotonic"]()):
+        self._detector.check(self._reception.ranks())
+        for job in self._suspicions.due(self._detector.jobs, self._clocks["monotonic"]()):
             # In its own callback, as in `_report`: a callee's defect must not fail the check.
             asyncio.get_running_loop().call_soon(self._on_suspicion, job)
         if self._pace is not None:

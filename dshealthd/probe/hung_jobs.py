@@ -36,7 +36,7 @@ ROUNDS = counter(
 STANDING = gauge(
     "dshealthd_job_standing_ranks",
     "Stalled ranks of a job that hangs here without a cause, on this node and on the members "
-    "that it asked within the last minute; absent while one of these shows the job at work.",
+    "that it queried in the last minute; absent while one of them shows the job at work.",
     "training_job",
 )
 

@@ -62,6 +62,8 @@ SCORE = gauge(
     "peers; 1 is usual.",
 )
 
+PARENT_IDLE = 120.0
+"""Seconds after which the idle fork server ends: it has imported torch, some 200 MiB."""
 RETRY = 5.0
 """Seconds between attempts to start."""
 READ_DEADLINE = 10.0
@@ -108,7 +110,7 @@ class ProbeService:
             hung_jobs=HungJobs(summary, monotonic),
             worker_pool=WorkerPool(
                 str(options.python),
-                options.worker.idle_timeout,
+                PARENT_IDLE,
                 monotonic,
                 environment=options.worker.variables,
             )

@@ -26,8 +26,6 @@ _HEADS = (
     *("rank", "node", "step", "age", "at", "process"),
     *("step time", "own work", "wait", "factor", "overdue"),
 )
-SILENT = 30.0
-"""Seconds without a heartbeat from which that is said of a job that trains."""
 
 
 def parts_of(name: str, answers: Sequence[AgentAnswer]) -> list[Part]:

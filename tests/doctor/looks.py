@@ -7,7 +7,9 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.config.config import load
+from dshealthd.doctor.node import CHECKS
 from dshealthd.doctor.node_context import NodeContext
+from dshealthd.doctor.snapshot_check import SnapshotCheck
 from dshealthd.doctor.status_document import collect
 
 if TYPE_CHECKING:
@@ -31,6 +33,13 @@ def look(
     loaded = dataclasses.replace(loaded, collectors=options, path=path)
     document = collect(loaded) if collectors else {}
     return NodeContext(loaded, document, several=several)
+
+
+def named(name: str) -> SnapshotCheck:
+    """Return a check that shows findings, by its name."""
+    (found,) = (one for one in CHECKS if one.name == name)
+    assert isinstance(found, SnapshotCheck)
+    return found
 
 
 def results(check: Check[Any], context: NodeContext) -> list[Result]:

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 
 import bcrypt
 
-from dshealthd.doctor.node.agent import AGENT, MAINTENANCE
 from dshealthd.doctor.status_document import status_document
 from dshealthd.http.client import Access
 from tests.agents import RunningAgent, end, first_line, launch, running
 from tests.command_line import dshealthd
-from tests.doctor.looks import look, results
+from tests.doctor.looks import look, named, results
 from tests.doctor.machine import OF_THIS_MACHINE, Answer, Machine
 from tests.web.certificates import authority, certificate
 
@@ -87,13 +86,13 @@ def test_file_that_is_refused(tmp_path: Path) -> None:
         file = tmp_path / "dshealthd.toml"
         file.write_text("[collectors.gpu]\nintervall = '1s'\n", encoding="utf-8")
         agent.process.send_signal(signal.SIGHUP)
-        found = said(agent, AGENT, "warning")
-        assert (AGENT.slug, found.component) == ("collector-failing", "configuration")
+        found = said(agent, named("agent"), "warning")
+        assert (named("agent").slug, found.component) == ("collector-failing", "configuration")
         assert "`dshealthd check-config`" in found.remedy
         file.write_text(CONFIG, encoding="utf-8")
         run("dshealthd check-config", "--config.file", str(file))
         agent.process.send_signal(signal.SIGHUP)
-        said(agent, AGENT, "ok")
+        said(agent, named("agent"), "ok")
 
 
 def test_maintenance_that_is_over(tmp_path: Path) -> None:
@@ -101,11 +100,11 @@ def test_maintenance_that_is_over(tmp_path: Path) -> None:
     state = ("--path.state", str(tmp_path / "state"))
     with running(tmp_path, '[collectors.maintenance]\ninterval = "200ms"\n') as agent:
         run("dshealthd maintenance on --for 1h --reason cable", *state)
-        found = said(agent, MAINTENANCE, "warning")
-        assert MAINTENANCE.slug == "maintenance"
+        found = said(agent, named("maintenance"), "warning")
+        assert named("maintenance").slug == "maintenance"
         (command,) = re.findall("`(dshealthd .*?)`", found.remedy)
         run(command, *state)
-        said(agent, MAINTENANCE, "ok")
+        said(agent, named("maintenance"), "ok")
 
 
 def test_an_agent_with_a_password(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from bench.processes import free_port
 from dshealthd.core.host import Host
-from dshealthd.doctor.node import gpus, software
+from dshealthd.doctor.node import software
 from dshealthd.linux.imex import DAEMON, NODES
-from tests.doctor.looks import look, outcomes, results
+from tests.doctor.looks import look, named, outcomes, results
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,9 +45,9 @@ def test_imex(make_machine: Callable[..., Machine], tmp_path: Path) -> None:
     (processes / "uptime").write_text("90000.00 90000.00\n")
     sources = ("kernel", "nvlink_domain")
     nodes.write_text("# nodes of the rack\n10.0.0.1\n10.0.0.2\n")
-    assert outcomes(gpus.IMEX, look(*sources, host=host)) == ["ok"]
+    assert outcomes(named("imex"), look(*sources, host=host)) == ["ok"]
     machine.simulator.set(None, "fabric_cluster_uuid", "0123456789abcdef0123456789abcdef")
-    (found,) = results(gpus.IMEX, look(*sources, host=host))
+    (found,) = results(named("imex"), look(*sources, host=host))
     assert found.outcome.value == "warning"
     assert found.value == "2"
     assert "systemctl restart nvidia-imex" in found.remedy
@@ -60,13 +60,13 @@ def test_imex(make_machine: Callable[..., Machine], tmp_path: Path) -> None:
                 (nodes.parent / "config.cfg").write_text(f"SERVER_PORT={server.getsockname()[1]}\n")
                 end = time.monotonic() + 60
                 # Until its name is its own.
-                while outcomes(gpus.IMEX, look(*sources, host=host)) != ["ok"]:
+                while outcomes(named("imex"), look(*sources, host=host)) != ["ok"]:
                     assert time.monotonic() < end
-            assert outcomes(gpus.IMEX, look(*sources, host=host)) == ["warning"]
+            assert outcomes(named("imex"), look(*sources, host=host)) == ["warning"]
         finally:
             process.kill()
     nodes.write_text("# none yet\n")
-    assert outcomes(gpus.IMEX, look(*sources, host=host)) == ["ok"]
+    assert outcomes(named("imex"), look(*sources, host=host)) == ["ok"]
 
 
 def test_torch_that_does_not_see_the_gpus(

@@ -10,9 +10,9 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.doctor.node import gpu_direct
-from dshealthd.doctor.node.gpu_direct import ACS, CONFIG_SIZE, GPU_DIRECT, parse_acs
+from dshealthd.doctor.node.gpu_direct import ACS, CONFIG_SIZE, parse_acs
 from dshealthd.linux.pci import bus
-from tests.doctor.looks import look, outcomes, results
+from tests.doctor.looks import look, named, outcomes, results
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,44 +134,44 @@ def test_iommu(node: Node) -> None:
     group.mkdir()
     for kind, outcome in (("DMA-FQ", "warning"), ("DMA", "warning"), ("identity", "ok")):
         (group / "type").write_text(f"{kind}\n")
-        (found,) = results(GPU_DIRECT, node.context)
+        (found,) = results(named("gpu-direct"), node.context)
         assert found.outcome.value == outcome
         assert outcome == "ok" or ("iommu=pt" in found.remedy and found.value == "1")
     (group / "type").write_text("DMA\n")
     node.write("cpuinfo", CPU.replace("ht", "ht hypervisor"))
-    assert outcomes(GPU_DIRECT, node.context) == ["ok"]
+    assert outcomes(named("gpu-direct"), node.context) == ["ok"]
     node.write("cpuinfo", CPU)
     (node.link / "state").write_text("1: DOWN\n")
-    assert outcomes(GPU_DIRECT, node.context) == ["ok"]
+    assert outcomes(named("gpu-direct"), node.context) == ["ok"]
     (node.link / "state").write_text("4: ACTIVE\n")
     (group / "type").unlink()
-    assert outcomes(GPU_DIRECT, node.context) == ["ok"]
+    assert outcomes(named("gpu-direct"), node.context) == ["ok"]
 
 
 def test_peer_memory(node: Node) -> None:
     """Neither nvidia_peermem nor DMA-BUF is found; each of the two is enough."""
-    (found,) = results(GPU_DIRECT, node.context)
+    (found,) = results(named("gpu-direct"), node.context)
     assert found.outcome.value == "warning"
     assert "sudo modprobe nvidia-peermem" in found.remedy
     node.write("modules", "nvidia_peermem 16384 0 - Live 0x0\nnvidia 100 1 - Live 0x0\n")
-    assert outcomes(GPU_DIRECT, node.context) == ["ok"]
+    assert outcomes(named("gpu-direct"), node.context) == ["ok"]
     node.write("modules", "nvidia_peermem_tools 1 0\n")
-    assert outcomes(GPU_DIRECT, node.context) == ["warning"]
+    assert outcomes(named("gpu-direct"), node.context) == ["warning"]
     node.write(
         "driver/nvidia/version",
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n",
     )
     for release, outcome in (("5.12.0", "ok"), ("5.11.22", "warning"), ("4.18.0-553", "warning")):
         node.write("sys/kernel/osrelease", f"{release}\n")
-        assert outcomes(GPU_DIRECT, node.context) == [outcome]
+        assert outcomes(named("gpu-direct"), node.context) == [outcome]
     (node.proc / "driver/nvidia/version").unlink()
-    assert outcomes(GPU_DIRECT, node.context) == ["ok"]
+    assert outcomes(named("gpu-direct"), node.context) == ["ok"]
 
 
 def test_nodes_without_adapters_are_not_judged(node: Node) -> None:
     """Without an RDMA adapter there is no path between GPU and adapter to judge."""
     shutil.rmtree(node.sys / "class/infiniband/mlx5_0")
-    for check in (ACS, GPU_DIRECT):
+    for check in (ACS, named("gpu-direct")):
         (found,) = results(check, node.context)
         assert found.outcome.value == "ok", check.name
         assert "no GPUs with RDMA adapters" in found.text, check.name

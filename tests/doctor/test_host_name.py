@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.doctor.node import rendezvous
+from dshealthd.doctor.node import host_name
 from tests.doctor.looks import apply, look, results
 
 REMEDIES = """
@@ -30,7 +30,7 @@ exec "$@"
 def paste_remedies() -> None:
     """Say twice what is found of the host name, and paste its remedy in between. Runs below."""
     for _ in range(2):
-        (found,) = results(rendezvous.HOST_NAME, look(several=True))
+        (found,) = results(host_name.HOST_NAME, look(several=True))
         print(found.outcome.value, found.text)
         if found.remedy:
             apply(found)

@@ -43,7 +43,7 @@ def test_dead_and_hung_nodes_cost_one_deadline(
     ssh: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of three nodes one answers, one refuses, one hangs: each says so, side by side."""
-    only = ("--only", "kernel-settings", "--ssh", str(ssh))
+    only = ("--only", "host-name", "--ssh", str(ssh))
     command = ("doctor", "--json", *only, "--remote-command", str(ssh.parent / "dshealthd"))
     started = time.monotonic()
     assert cli.main([*command, "--hosts", GOOD, "--host-timeout", "100"]) == 3
@@ -58,7 +58,7 @@ def test_dead_and_hung_nodes_cost_one_deadline(
     document = json.loads(capsys.readouterr().out)
     nodes = {node["node"]: node for node in document["nodes"]}
     assert nodes[GOOD]["problem"] is None
-    assert [one["check"] for one in nodes[GOOD]["checks"]] == ["kernel-settings"]
+    assert [one["check"] for one in nodes[GOOD]["checks"]] == ["host-name"]
     assert "Connection refused" in nodes[DEAD]["problem"]
     assert f"no answer over SSH within {deadline} s" in nodes[HUNG]["problem"]
     (across,) = document["across"]
@@ -74,9 +74,9 @@ def test_a_job_is_checked_here_and_its_nodes_there(
     launch = ("--", "torchrun", "--nproc-per-node=1", "train.py")
     remote = ("--ssh", str(ssh), "--remote-command", str(ssh.parent / "dshealthd"))
     hosts = ("--hosts", GOOD, "--host-timeout", "100")
-    cli.main([*job, *hosts, *remote, "--only", "launcher,kernel-settings", *launch])
+    cli.main([*job, *hosts, *remote, "--only", "launcher,host-name", *launch])
     document = json.loads(capsys.readouterr().out)
-    assert [one["check"] for one in document["nodes"][0]["checks"]] == ["kernel-settings"]
+    assert [one["check"] for one in document["nodes"][0]["checks"]] == ["host-name"]
     assert [one["check"] for one in document["across"]] == ["same-on-all-nodes", "launcher"]
     assert cli.main([*job, "--hosts", DEAD, "--only", "launcher", *launch]) == 0
     (here,) = json.loads(capsys.readouterr().out)["nodes"]

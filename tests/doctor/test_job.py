@@ -19,11 +19,11 @@ def test_job_and_node_in_one_report(tmp_path: Path, capsys: pytest.CaptureFixtur
     file.write_text(
         '{"train_batch_size": 24, "fp16": {"enabled": true}, "bf16": {"enabled": true}}'
     )
-    named = ["--job", "--deepspeed-config", str(file), "--only", "config-conflicts,kernel-settings"]
+    named = ["--job", "--deepspeed-config", str(file), "--only", "config-conflicts,host-name"]
     assert cli.main(["doctor", "--json", *named]) == 2
     (node,) = json.loads(capsys.readouterr().out)["nodes"]
     found = {check["check"]: check for check in node["checks"]}
-    assert set(found) == {"config-conflicts", "kernel-settings"}
+    assert set(found) == {"config-conflicts", "host-name"}
     assert found["config-conflicts"]["slug"] == "config-key"
     assert "bf16" in found["config-conflicts"]["results"][0]["text"]
     assert cli.main(["doctor", "--only", "config-conflicts"]) == 3

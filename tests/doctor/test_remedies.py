@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dshealthd.doctor import node
 from dshealthd.doctor.job import checks
-from dshealthd.doctor.node import limits
-from tests.doctor.looks import apply, look, results
 from tests.findings.player import FILES
-from tests.netns import network_namespace
 from tests.test_fault_table import exists
 
 PASTED = "pasted"
@@ -20,7 +17,6 @@ them."""
 
 CHECKS = {
     "agent": (STATE, "test_agent::test_file_that_is_refused"),
-    "async-io": (STATE, "test_host_checks::test_deepspeed_operators"),
     "batch-sizes": (STATE, "job/test_config::test_batch_offers"),
     "checkpoint": (PASTED, "job/test_checkpoint::test_remedy_of_latest"),
     "clock": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
@@ -52,7 +48,6 @@ CHECKS = {
     "job-losses": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "job-nccl-settings": (STATE, "test_running_jobs::test_ranks_devices_and_variables"),
     "kernel-log": (STATE, "test_host_checks::test_kernel_log"),
-    "kernel-settings": (PASTED, "test_remedies::test_queue_of_connections"),
     "launcher": (STATE, "job/test_launcher::test_variable_that_the_launcher_replaces"),
     "link-suspects": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "listeners": (STATE, "test_network_checks::test_rendezvous_ports_in_time_wait"),
@@ -61,7 +56,6 @@ CHECKS = {
     "master-address": (STATE, "job/test_hosts::test_master_address"),
     "master-port": (PASTED, "job/test_master_port::test_ports_that_are_none"),
     "job-steps": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
-    "member-connections": (STATE, "test_network_checks::test_members_that_cannot_be_reached"),
     "nccl-releases": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "nccl-variables": (PASTED, "job/test_nccl::test_variables"),
     "nvlink": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
@@ -96,22 +90,3 @@ def test_every_check_has_its_line() -> None:
         assert exists(f"tests/doctor/{file}.py::{function}"), name
     slugs = {check.slug for check in node.CHECKS if CHECKS[check.name][0] == SCENES}
     assert slugs <= {file.stem for file in FILES}
-
-
-def test_queue_of_connections() -> None:
-    """A short queue of connections passes once the remedy is pasted, in a network of its own."""
-
-    def found() -> dict[str, str]:
-        return {one.component: one.remedy for one in results(limits.KERNEL_SETTINGS, look())}
-
-    with network_namespace():
-        with open("/proc/sys/net/core/somaxconn", "w", encoding="ascii") as file:
-            file.write("64")
-        (short,) = (
-            one
-            for one in results(limits.KERNEL_SETTINGS, look())
-            if one.component == "net.core.somaxconn"
-        )
-        assert short.outcome.value == "warning"
-        apply(short)
-        assert "net.core.somaxconn" not in found()

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.doctor.node import rendezvous, running_jobs
-from tests.doctor.looks import look, results
+from tests.doctor.looks import look, named, results
 from tests.doctor.test_snapshot_checks import seen
 
 if TYPE_CHECKING:
@@ -69,9 +68,9 @@ def test_ranks_devices_and_variables(make_machine: Callable[..., Machine]) -> No
         found = {
             check.name: (check.slug, [one.outcome.value for one in of_the_job(check, context)])
             for check in (
-                rendezvous.JOB_RENDEZVOUS,
-                running_jobs.JOB_DEVICES,
-                running_jobs.JOB_NCCL_SETTINGS,
+                named("job-rendezvous"),
+                named("job-devices"),
+                named("job-nccl-settings"),
             )
         }
     assert found == {
@@ -88,9 +87,9 @@ def test_ranks_devices_and_variables(make_machine: Callable[..., Machine]) -> No
             point for point in context.series("job_ranks") if JOB in point.labels["training_job"]
         ]
         for check in (
-            rendezvous.JOB_RENDEZVOUS,
-            running_jobs.JOB_DEVICES,
-            running_jobs.JOB_NCCL_SETTINGS,
+            named("job-rendezvous"),
+            named("job-devices"),
+            named("job-nccl-settings"),
         ):
             assert of_the_job(check, context) == []
 
@@ -98,11 +97,11 @@ def test_ranks_devices_and_variables(make_machine: Callable[..., Machine]) -> No
 @pytest.mark.parametrize(
     ("check", "variable", "problem", "words"),
     [
-        (running_jobs.JOB_NCCL_SETTINGS, "NCCL_TIMEOUT", "unread", "is not read by any release"),
-        (running_jobs.JOB_NCCL_SETTINGS, "NCCL_RINGS", "retired", "is no longer read"),
-        (running_jobs.JOB_NCCL_SETTINGS, "NCCL_MIN_NRINGS", "renamed", "has been renamed"),
-        (running_jobs.JOB_DEVICES, "LOCAL_RANK", "beyond", "is not below the number of"),
-        (running_jobs.JOB_DEVICES, "CUDA_VISIBLE_DEVICES", "repeated", "lists a GPU twice"),
+        (named("job-nccl-settings"), "NCCL_TIMEOUT", "unread", "is not read by any release"),
+        (named("job-nccl-settings"), "NCCL_RINGS", "retired", "is no longer read"),
+        (named("job-nccl-settings"), "NCCL_MIN_NRINGS", "renamed", "has been renamed"),
+        (named("job-devices"), "LOCAL_RANK", "beyond", "is not below the number of"),
+        (named("job-devices"), "CUDA_VISIBLE_DEVICES", "repeated", "lists a GPU twice"),
     ],
 )
 def test_problems_that_are_no_findings(

@@ -11,14 +11,13 @@ import pytest
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.result import Result as Collected
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.doctor.node import agent, gpus, kernel, rendezvous, resources, running_jobs, software
 from dshealthd.findings.judgement import judge, series_of
 from dshealthd.findings.judgement import seen as all_signs
 from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
 from dshealthd.web.status import document
 from generate import reference
-from tests.doctor.looks import look, outcomes, results
+from tests.doctor.looks import look, named, outcomes, results
 from tests.status_documents import finding
 
 if TYPE_CHECKING:
@@ -72,31 +71,31 @@ def seen(
 
 ROUNDS = ("probe_up", 1), ("probe_rounds_total", 40, "pair", "ok")
 WELL: dict[SnapshotCheck, Scene] = {
-    agent.AGENT: (("worker_stuck", 0, "filesystem"),),
-    agent.LINK_SUSPECTS: ROUNDS,
-    agent.PROBE_FAILURES: ROUNDS,
-    agent.PROBE_ROUNDS: ROUNDS,
-    agent.STRAGGLER: ROUNDS,
-    gpus.FABRIC_MANAGER: (("fabric_manager_running", 1, "nv-fabricmanager"),),
-    gpus.NVLINK: (
+    named("agent"): (("worker_stuck", 0, "filesystem"),),
+    named("link-suspects"): ROUNDS,
+    named("probe-failures"): ROUNDS,
+    named("probe-rounds"): ROUNDS,
+    named("straggler"): ROUNDS,
+    named("fabric-manager"): (("fabric_manager_running", 1, "nv-fabricmanager"),),
+    named("nvlink"): (
         ("nvlinks_up", 18, "0", "GPU-0"),
         ("gpu_fabric_state", 3, "0", "GPU-0"),
     ),
-    kernel.HOST_ERRORS: (),
-    resources.CLOCK: (("clock_synchronized", 1), ("clock_offset_seconds", 0.01)),
-    resources.DISK_SPACE: (("filesystem_size_bytes", 1e12, "/ckpt"),),
-    resources.SHARED_MEMORY: (
+    named("host-errors"): (),
+    named("clock"): (("clock_synchronized", 1), ("clock_offset_seconds", 0.01)),
+    named("disk-space"): (("filesystem_size_bytes", 1e12, "/ckpt"),),
+    named("shared-memory"): (
         ("filesystem_size_bytes", 1e12, "/dev/shm"),
         ("filesystem_free_bytes", 1e12, "/dev/shm"),
     ),
-    running_jobs.COLLECTIVES: (),
-    running_jobs.JOB_CPUS: (("gpu_compute_processes", 1, "0", "GPU-0"),),
-    running_jobs.JOB_ENDS: (),
-    running_jobs.JOB_HANGS: (("job_ranks", 1, JOB, "run"),),
-    running_jobs.JOB_LOSSES: (("job_loss_finite", 1, JOB, "0"),),
-    running_jobs.JOB_PORTS: (),
-    running_jobs.JOB_STEPS: (("job_loss_scale", 65536, JOB, "0"),),
-    software.NCCL_RELEASES: (),
+    named("collectives"): (),
+    named("job-cpus"): (("gpu_compute_processes", 1, "0", "GPU-0"),),
+    named("job-ends"): (),
+    named("job-hangs"): (("job_ranks", 1, JOB, "run"),),
+    named("job-losses"): (("job_loss_finite", 1, JOB, "0"),),
+    named("job-ports"): (),
+    named("job-steps"): (("job_loss_scale", 65536, JOB, "0"),),
+    named("nccl-releases"): (),
 }
 """Checks that add nothing to the findings of their symptom, and what is read where all is well."""
 
@@ -117,39 +116,13 @@ def test_findings_of_an_agent(check: SnapshotCheck) -> None:
     assert found.remedy == "drain n1 and reboot it"
 
 
-@pytest.mark.parametrize(
-    ("check", "scene", "says", "not_says"),
-    [
-        (resources.CLOCK, (("clock_synchronized", 0),), "not synchronized", "off by"),
-        (resources.LOOPBACK, (("loopback_up", 0),), "failed", "0 ms"),
-        (gpus.GPU_METRICS, (("gpus_expected", 8),), "NVML does not show", "responds"),
-        (
-            gpus.IMEX,
-            (("imex_nodes", 4), ("imex_running", 0), ("imex_listening", 0)),
-            "is not ready",
-            "runs for",
-        ),
-        (
-            gpus.FABRIC_MANAGER,
-            (("fabric_manager_running", 0, "nv-fabricmanager"),),
-            "nv-fabricmanager is not running",
-            "is running",
-        ),
-        (agent.PROBE_ROUNDS, (("probe_up", 0),), "do not run", "probes run"),
-        (agent.AGENT, (("config_last_reload_successful", 0),), "not: configuration", "every"),
-        (
-            rendezvous.JOB_RENDEZVOUS,
-            (("rendezvous_client_sockets", 2, "syn_sent"),),
-            "2 waiting for an answer",
-            "none",
-        ),
-    ],
-)
-def test_signs_that_are_held(check: SnapshotCheck, scene: Scene, says: str, not_says: str) -> None:
+def test_signs_that_are_held() -> None:
     """What does not last long enough yet to be a finding is not said to be well."""
-    context = seen(check, scene)
-    held = dataclasses.replace(context, document={**context.document, "findings": []})
-    (found,) = results(check, held)
-    assert found.outcome.value == "ok"
-    assert says in found.text
-    assert not_says not in found.text
+    check = named("clock")
+    context = seen(check, (("clock_synchronized", 1),))
+    sign = finding(slug=check.slug, alert="DshealthdClockWrong", summary="The clock is wrong")
+    for watched, words in (([sign], "has not lasted: The clock is wrong"), ([], check.title)):
+        held = dataclasses.replace(context, document={**context.document, "watched": watched})
+        (found,) = results(check, held)
+        assert found.outcome.value == "ok"
+        assert words in found.text

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.doctor.node import agent, gpus, rendezvous
-from tests.doctor.looks import results
+from tests.doctor.looks import named, results
 from tests.doctor.test_snapshot_checks import seen
 
 if TYPE_CHECKING:
@@ -19,35 +18,35 @@ PORTS = ("rendezvous_ports", 101)
 OWNED = (("rendezvous_listeners", 2, "false"), ("rendezvous_listeners", 0, "unknown"), PORTS)
 WIDTHS = (("pcie_link_width", 16, "3", "GPU-d"), ("pcie_link_width_max", 16, "3", "GPU-d"))
 PROBES = ("probe_up", 1)
-OF_PROBES = (agent.LINK_SUSPECTS, agent.PROBE_FAILURES, agent.STRAGGLER)
+OF_PROBES = (named("link-suspects"), named("probe-failures"), named("straggler"))
 
 
 @pytest.mark.parametrize(
     ("check", "scene", "said", "well"),
     [
         pytest.param(
-            rendezvous.LISTENERS,
+            named("listeners"),
             (("rendezvous_listeners", 2, "false"), ("rendezvous_listeners", 1, "unknown"), PORTS),
             "the owner of 1 listener on rendezvous ports is unknown",
             OWNED,
             id="a listener whose owner is not found",
         ),
         pytest.param(
-            gpus.GPUS,
+            named("gpus"),
             (("gpus_expected", 8),),
             "8 NVIDIA GPUs on the PCI bus, but no NVML to query them",
             (("gpus_expected", 8), ("gpus_visible", 8)),
             id="GPUs without a driver's library",
         ),
         pytest.param(
-            gpus.GPU_THROTTLING,
+            named("gpu-throttling"),
             (GPU, ("gpu_temperature_celsius", 60, "3", "GPU-d", "core")),
             "GPU 3 does not report whether it is throttled",
             (GPU, ("gpu_throttle_active", 0, "3", "GPU-d", "hw_slowdown")),
             id="a GPU that does not tell what slows it down",
         ),
         pytest.param(
-            gpus.PCIE,
+            named("pcie"),
             (GPU, WIDTHS[0]),
             "GPU 3 does not report its PCIe link width",
             (GPU, *WIDTHS),

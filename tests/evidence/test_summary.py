@@ -90,7 +90,7 @@ def test_no_rank_is_named_without_all_ranks() -> None:
     )
     lines = summary.write(found).splitlines()
     assert lines[5:8] == [
-        f"  cause: {explain('desync', named=False, whole=False)}",
+        f"  cause: {explain(HangClass.DESYNC, named=False, whole=False)}",
         "  heartbeats of slurm-7, ranks here only: step 99: rank 1; step 100: rank 0",
         "",
     ]

@@ -44,8 +44,6 @@ SCENES = [
     (2, [HOLLOW, BROKEN], "child-failed"),
     (3, [RAY, LOST], "child-failed"),
     (3, [TASK, LOST], "nccl-remote-error"),
-    (4, [TASK, SSH], "rendezvous-unreachable"),
-    (4, [OOM, SSH], "cuda-oom"),
 ]
 """Number of the rule, lines, and the cause: with the rule's condition, and without it."""
 
@@ -124,3 +122,17 @@ def test_clocks_of_two_hosts_may_differ(seconds: int, says: str) -> None:
         {"0": [line.format(0, "gpu-1", 1, disk)], "1": [line.format(seconds, "gpu-2", 2, memory)]}
     )
     assert any(says in reason for reason in finding.against), finding.against
+
+
+def test_what_a_launcher_could_not_do_is_no_end_of_a_task() -> None:
+    """It comes before the tasks that ended, but after what a program says of itself."""
+    assert explained(TASK, SSH).slug == "rendezvous-unreachable"
+    assert explained(OOM, SSH).slug == "cuda-oom"
+
+
+def test_what_fails_after_the_job_was_told_to_end_follows_from_that() -> None:
+    """A keyboard's interrupt closes what threads still use; one that comes later ends a failure."""
+    told = "Detected KeyboardInterrupt, attempting graceful shutdown ..."
+    closed = "OSError: [Errno 9] Bad file descriptor"
+    assert explained("step 1 | loss 2.1", told, closed).slug == "job-ended"
+    assert explained("step 1 | loss 2.1", closed, told).slug == "child-failed"

@@ -12,9 +12,9 @@ import pytest
 from dshealthd.collectors.gpu import ACTIVITY, POWER, UTILIZATION
 from dshealthd.collectors.gpu import POWER_LIMIT as LIMIT
 from dshealthd.collectors.gpu_processes import RANK as GPU
-from dshealthd.collectors.job_hang import ENDED
+from dshealthd.collectors.job_hang import BOUND, ENDED, PHASE_SECONDS
 from dshealthd.collectors.software import INFO as VERSION
-from dshealthd.collectors.training import INFO, STEP
+from dshealthd.collectors.training import HEARD, INFO, PHASE, STEP
 from dshealthd.findings.jobs import ends, hangs
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.overview import overview
@@ -121,3 +121,37 @@ def test_a_release_of_nccl_that_hangs_so(
     stalled = (*waits, limit, GPU(1, "run-1", "0", *gpu), nccl)
     (sign,) = stalls(Series(stalled, Limits(), Past(), 0.0), 100.0)
     assert (f"the likely cause is NCCL {release}" in sign.reason) == hangs_so
+
+
+@pytest.mark.parametrize(("killed", "rank"), [(5.9, 1), (6.1, 0)])
+def test_the_end_that_others_follow_from(killed: float, rank: int) -> None:
+    """An error follows from a kill within a second, which may be noticed later."""
+    seen = ENDED(5.0, "run-1", "0", "failed"), ENDED(killed, "run-1", "1", "killed")
+    (end,) = ends(Series(seen), 100.0)
+    assert end.reason.startswith(f"rank {rank} ")
+
+
+def test_a_finding_names_three_culprits() -> None:
+    """Of eight that are stopped."""
+    stopped = standstill(HangClass.PROCESS, *((rank, Culprit.STOPPED) for rank in range(8)))
+    (sign,) = hangs(Series((), standstills={"run-1": stopped}), 100.0)
+    assert sign.reason.count("rank") == 3
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(4.0, "training"), (6.0, "paused")])
+def test_when_a_pause_is_shown(seconds: float, state: str) -> None:
+    """A marked pause of a moment is none."""
+    pause = PHASE(1, "run-1", "0", "checkpoint"), PHASE_SECONDS(seconds, "run-1", "0")
+    (job,) = overview(Series((STEP(7, "run-1", "0"), *pause)), "")
+    assert job["state"] == state
+
+
+@pytest.mark.parametrize(
+    ("bound", "age", "state"),
+    [(30, 29, "training"), (30, 31, "silent"), (200, 99, "training"), (200, 101, "silent")],
+)
+def test_when_a_job_is_silent(bound: float, age: float, state: str) -> None:
+    """Longer than in the last hours, of which its bound is the double, or half a minute."""
+    heard = HEARD(1000.0, "run-1", "0"), BOUND(bound, "run-1", "0")
+    (job,) = overview(Series((STEP(7, "run-1", "0"), *heard)), "", wall=1000.0 + age)
+    assert job["state"] == state

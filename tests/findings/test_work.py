@@ -32,6 +32,9 @@ def test_what_gpus_show_of_each_rank() -> None:
     )
     found = work(series(*gpus, *readings), "run-1")
     assert (found.says, found.still, found.waits) == ("", frozenset({0, 1}), frozenset({0}))
+    for ratio, waits in ((0.94, False), (0.96, True)):
+        spins = UTILIZATION(ratio, "1", "GPU-1"), ACTIVITY(0.0, "1", "GPU-1")
+        assert (1 in work(series(*gpus, *spins), "run-1").waits) is waits
     busy = (UTILIZATION(1.0, "2", "GPU-2"), ACTIVITY(0.5, "2", "GPU-2"))
     assert work(series(*gpus, *readings, *busy), "run-1").says == "its GPUs compute"
 

@@ -50,7 +50,7 @@ def _standstill(series: Series, job: str, shown: bool, wall: float) -> Standstil
     reason = HangClass(next(name for name in classes if name != HangClass.NONE))
     late = [value for _, value in series("job_overdue_seconds", **of_job) if value > 0]
     overdue = min(late, default=series.value("job_silent_overdue_seconds", **of_job) or 0.0)
-    hold = series.value("job_hang_hold_seconds", **of_job)
+    hold = series.value("job_hang_patience_seconds", **of_job)
     hold = 0.0 if shown else math.inf if hold is None else hold
     if not shown and reason in HANGS:
         hold = max(hold, overdue + 1.0)

@@ -175,7 +175,7 @@ def test_the_service_of_jobs_tells_of_a_hang(tmp_path: Path) -> None:
                 process.stdin.write("wait\n")
                 process.stdin.flush()
                 await until(lambda: led(one) == [(other.name, "ok")])
-                assert service.hangs().hangs[job].reason is HangClass.WAITING
+                assert service.hangs().standstills[job].reason is HangClass.WAITING
             finally:
                 process.kill()
                 process.communicate()

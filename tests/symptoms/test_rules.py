@@ -15,7 +15,7 @@ import yaml
 
 from dshealthd.core.collector import MetricKind
 from dshealthd.findings import gpus
-from dshealthd.jobs.hangs.classes import PROBLEMS
+from dshealthd.jobs.hangs.classes import Culprit
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.entry import PARTS, RULESET
 from generate import alert_rules, reference
@@ -308,8 +308,8 @@ def test_means_are_kept(slug: str) -> None:
         assert not symptom.entries
 
 
-@pytest.mark.parametrize("reason", sorted({*PROBLEMS} - {"traced"}))  # which is no page
-def test_problems_of_ranks_have_one_wording(reason: str) -> None:
+@pytest.mark.parametrize("reason", sorted({*Culprit} - {Culprit.TRACED}))  # which is no page
+def test_problems_of_ranks_have_one_wording(reason: Culprit) -> None:
     """The page to the phone words the problem of a rank as page, commands and evidence do, and both
     know its first step.
     """
@@ -317,7 +317,7 @@ def test_problems_of_ranks_have_one_wording(reason: str) -> None:
         found for found in all_symptoms()["training-hang"].findings if found.page == "always"
     )
     assert finding.rule is not None
-    assert PROBLEMS[reason] in finding.rule.description
+    assert reason.words in finding.rule.description
     assert reason in finding.steps
 
 

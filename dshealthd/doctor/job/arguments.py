@@ -13,7 +13,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--job", action="store_true", help="check a job that is about to start")
     group.add_argument("--deepspeed-config", metavar="FILE", help="DeepSpeed configuration")
     group.add_argument("--hostfile", metavar="FILE", help="DeepSpeed hostfile")
-    group.add_argument("--slurm-script", metavar="FILE", help="Slurm batch script; it is not run")
     group.add_argument("--checkpoint", metavar="DIR", help="checkpoint that the job will load")
     group.add_argument(
         "--tag", default="", help="tag of that checkpoint (default: from its file `latest`)"
@@ -37,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--gpus-per-node", metavar="COUNT", type=positive, help="GPUs per node")
     group.add_argument(
         "launch",
-        metavar="-- COMMAND",
+        metavar="FILE | -- COMMAND",
         nargs="*",
-        help="launcher command, which is not run; best from the job's own script, where the shell "
-        "has expanded it and the environment is the job's",
+        help="batch script, or launcher command; neither is run. A command is best given in the "
+        "job's own script, where the shell has expanded it and the environment is the job's",
     )
 
 

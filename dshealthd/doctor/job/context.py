@@ -140,7 +140,6 @@ class JobContext:
         """The environment of the job, overridden by the script, then by the command's prefix."""
         found = dict(self.environment)
         if self.batch_script is not None:
-            found |= {name: f"${{{name}}}" for name in self.batch_script.unknown}
             found |= self.batch_script.exports
         for command in self.launcher.chain() if self.launcher else ():
             found |= command.variables
@@ -222,12 +221,13 @@ def context(args: argparse.Namespace, environment: Mapping[str, str] = os.enviro
     readers: dict[str, Callable[[], Any]] = {}
     if args.deepspeed_config:
         readers["config"] = partial(_read_config, args.deepspeed_config)
-    if args.slurm_script:
-        readers["script"] = partial(_read_script, args.slurm_script)
+    file, words = (args.launch[0], []) if len(args.launch) == 1 else ("", args.launch)
+    if file:
+        readers["script"] = partial(_read_script, file)
     readers["gpus"] = count_gpus
     found = read_all(readers)
-    command = _command(args.launch, environment) if args.launch else None
-    script = _mapped(found.get("script"), args.slurm_script, slurm_script.from_json)
+    command = _command(words, environment) if words else None
+    script = _mapped(found.get("script"), file, slurm_script.from_json)
     hostfile = args.hostfile or _named_hostfile(JobContext(command=command, script=script))
     readers = {}
     if command is not None or script is not None:

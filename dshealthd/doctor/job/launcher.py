@@ -4,6 +4,7 @@ gets more of them than it has visible GPUs.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,9 @@ _LEFT_BEHIND = ("TORCH_NCCL_", "DEEPSPEED_TIMEOUT", "CUDA_DEVICE_ORDER", "GLOO_S
 _ONE_A_NODE = ("torchrun", "deepspeed")
 """Launchers that start the ranks of a node themselves."""
 INSIDE = "dshealthd doctor --job -- COMMAND  # in the script, with the words of its launch"
-_EXPLICIT = frozenset({"include", "exclude", "num-gpus", "num-accelerators", "num-nodes"})
+_COUNTS = frozenset({"num-gpus", "num-accelerators", "num-nodes"})
+_RANK = re.compile(r"--(?:node|machine)[-_]rank(?:=|$)")
+_EXPLICIT = _COUNTS | {"include", "exclude"}
 
 
 def _launch(context: JobContext, _given: object) -> Iterator[Result]:
@@ -112,6 +115,8 @@ def _options(context: JobContext) -> Iterator[Result]:
         spread = {} if nodes or not context.layout.nodes else {"nodes": str(context.layout.nodes)}
         tasks = tasks_per_node({**asked, **spread})
         by_ssh = program == "deepspeed" and context.by_ssh
+        if not inner.arguments and not any(one.is_partial for one in launcher.chain()):
+            yield critical(f"{program} is given no script to run", component=program)
         if outer is not None and ((tasks or 1) > 1 or (by_ssh and (nodes or 1) > 1)):
             starts = f"on each of {nodes} nodes"
             if tasks is not None and tasks > 1:
@@ -128,6 +133,14 @@ def _options(context: JobContext) -> Iterator[Result]:
                 component="srun",
             )
         if program == "deepspeed":
+            if inner.options.keys() & {"include", "exclude"} and inner.options.keys() & _COUNTS:
+                yield critical(
+                    "deepspeed refuses --include or --exclude together with --num_gpus or"
+                    " --num_nodes, and ends at once",
+                    remedy="deepspeed --include HOST:SLOT,... SCRIPT",
+                    source="deepspeed/launcher/runner.py, main",
+                    component="--include",
+                )
             continue
         if outer is None and nodes is not None and nodes > 1:
             yield critical(
@@ -154,15 +167,16 @@ def _node_rank(
     context: JobContext, outer: LauncherCommand, inner: LauncherCommand
 ) -> Iterator[Result]:
     """Yield that all nodes have one rank: what stands in the words of srun is the same on all."""
-    given = inner.options.get("node-rank")
-    is_same = given is None or any(
-        word.replace("_", "-").startswith("--node-rank") for word in outer.arguments
-    )
-    is_static = inner.options.get("rdzv-backend", "static") == "static"
-    if is_same and is_static and not inner.is_partial and "PET_NODE_RANK" not in context.variables:
+    default = "" if inner.is_partial else "static"
+    same = next((word for word in outer.arguments if _RANK.match(word)), "")
+    if not same and inner.options.get("node-rank") is None and not inner.is_partial:
+        same = "--node-rank"  # its default, 0
+    is_static = inner.options.get("rdzv-backend", default) == "static"
+    if same and is_static and "PET_NODE_RANK" not in context.variables:
         yield critical(
-            f"every node gets --node-rank {given or 0}, and the static rendezvous of torchrun needs"
-            " another on each: the batch shell expands srun's words once, for all nodes",
+            f"every node gets {same.partition('=')[0]} {inner.options.get('node-rank', 0)}, and the"
+            " static rendezvous needs another on each: the batch shell expands srun's words once,"
+            " for all nodes",
             remedy="srun torchrun --rdzv-backend=c10d --rdzv-endpoint=$HOST:$PORT ...",
             source="torch/distributed/run.py, --node-rank",
             component="--node-rank",
@@ -217,7 +231,7 @@ def _has_port(context: JobContext) -> bool:
 
 CHECK = check_of(
     lambda job: job.command or job.script,
-    "no launcher command or script is given (-- COMMAND, --slurm-script)",
+    "no launcher command or script is given (-- COMMAND, FILE)",
     "rendezvous-env-mismatch",
     "launcher",
     "Launcher, script and environment agree",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Context
 from dshealthd.doctor.check import Result, check_of, ok, unknown, warning
-from dshealthd.doctor.node.running_jobs import MEANINGS
+from dshealthd.doctor.node.findings import MEANINGS
 from dshealthd.findings.finding import State
 from dshealthd.jobs import environment_problems as problems
 from dshealthd.jobs.environment import nccl_variables

@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 
 
 def _found() -> tuple[Check[NodeContext], ...]:
-    """Return the checks in the modules of this package, by name; a constant adds its check."""
+    """Return the checks that are constants of this package's modules, or in one, by name."""
     names = (module.name for module in pkgutil.iter_modules(__path__))
-    found = {
-        value.name: value
+    values = [
+        one
         for name in names
         for value in vars(importlib.import_module(f"{__name__}.{name}")).values()
-        if isinstance(value, Check)
-    }
+        for one in (value if isinstance(value, tuple) else (value,))
+    ]
+    found = {value.name: value for value in values if isinstance(value, Check)}
     return tuple(found[name] for name in sorted(found))
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from dshealthd.core.host import read, read_bytes
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Result, ok, unknown, warning
-from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.linux import gpu_direct
 
 if TYPE_CHECKING:
@@ -115,20 +114,4 @@ def _acs(context: NodeContext) -> Iterator[Result]:
 
 ACS: Check[NodeContext] = Check(
     "slow-communication", "pcie-acs", "PCIe switches let GPUs and adapters reach each other", _acs
-)
-
-
-def _gpu_direct(context: NodeContext) -> str:
-    if context.series.value("gpu_direct_peer_memory") is None:
-        return "no GPUs with RDMA adapters of NVIDIA"
-    return "adapters reach GPU memory, and no IOMMU translates, where a fabric port is up"
-
-
-GPU_DIRECT = snapshot_check(
-    "slow-communication",
-    "gpu-direct",
-    "Adapters reach GPU memory directly",
-    ("software", "infiniband"),
-    _gpu_direct,
-    alerts="DshealthdGpuDirectOff",
 )

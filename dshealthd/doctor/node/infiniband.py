@@ -1,7 +1,6 @@
 """InfiniBand ports are up at the rate of their peers.
 
-A port without a cable is normal, so ports are compared with others on the same board. To require a
-number of ports, set `doctor.infiniband_ports`.
+A port without a cable is normal, so ports are compared with others on the same board.
 """
 
 from __future__ import annotations
@@ -9,9 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from dshealthd.core.text import plural
-from dshealthd.doctor.check import Result, critical, warning
-from dshealthd.doctor.options import DoctorOptions
+from dshealthd.doctor.check import Result, warning
 from dshealthd.doctor.snapshot_check import snapshot_check
 
 if TYPE_CHECKING:
@@ -49,17 +46,6 @@ def _problems(context: NodeContext) -> Iterator[Result]:
     series, ports = context.series, _ports(context)
     # A port may have a finding for another reason, which says nothing of this one.
     told = {(finding["part"], finding["source"]) for finding in context.document["findings"]}
-    wanted = context.config.section(DoctorOptions).infiniband_ports
-    up = [port for port, value in ports.items() if value]
-    if wanted and len(up) < wanted:
-        yield critical(
-            f"{plural(len(up), 'InfiniBand port is', 'InfiniBand ports are')} up, but "
-            f"{wanted} must be",
-            remedy="ibstat; ip -br link",
-            value=str(len(up)),
-            limit=str(wanted),
-            source="doctor.infiniband_ports",
-        )
     rates = {(point.labels["device"], point.labels["port"]): point.value for point in series(_RATE)}
     disabled = series.parts("infiniband_port_physical_state", "device", "port", state="disabled")
     linked = series.parts("infiniband_port_physical_state", "device", "port", state="link_up")
@@ -99,26 +85,12 @@ def _problems(context: NodeContext) -> Iterator[Result]:
                 )
 
 
-def _summary(context: NodeContext) -> str:
-    ports = _ports(context)
-    up = sum(ports.values())
-    everything = len(list(context.series(_UP)))
-    if not everything:
-        return "no InfiniBand"
-    other = (
-        f", {plural(everything - len(ports), 'is', 'are')} Ethernet (RoCE)"
-        if everything > len(ports)
-        else ""
-    )
-    return f"{up:g} of {plural(len(ports), 'InfiniBand port')} up{other}"
-
-
 CHECK = snapshot_check(
     "bad-link",
     "infiniband",
     "InfiniBand ports are up at their peers' rate",
-    ("infiniband",),
-    _summary,
-    _problems,
+    "infiniband",
+    absent=(_UP, "no InfiniBand"),
+    problems=_problems,
     alerts=("DshealthdFabricPort", "DshealthdAdapter", "DshealthdNetwork"),
 )

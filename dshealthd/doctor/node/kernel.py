@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Result, critical, ok, unknown, warning
-from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.linux.kernel_lines import EventParser
 from dshealthd.linux.kmsg import KernelLogReader
 from dshealthd.linux.process import is_gpu_device, open_files, sleeping
@@ -95,15 +94,6 @@ def _run(context: NodeContext) -> Iterator[Result]:
 
 KERNEL_LOG: Check[NodeContext] = Check(
     "host-memory-pressure", "kernel-log", "The kernel log of the last hour", _run
-)
-
-
-HOST_ERRORS = snapshot_check(
-    "host-errors",
-    "host-errors",
-    "The host's memory, processor, kernel and GPU driver report no errors",
-    ("kernel_log",),
-    "no error of memory, processor or kernel that the agent has seen",
 )
 
 

@@ -1,16 +1,16 @@
-"""Settings of the kernel and limits of processes that break training jobs."""
+"""Limits of processes that break training jobs."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import resource
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from dshealthd.core.host import integer, read, read_bytes
+from dshealthd.core.host import read, read_bytes
 from dshealthd.core.options import Bytes
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Check, Result, ok, unknown, warning
+from dshealthd.doctor.check import Result, warning
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.linux.process_limits import ProcessLimits, parse_limits
@@ -22,73 +22,6 @@ if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
 
 LAUNCHERS = frozenset(("slurmd", "slurmstepd"))
-
-
-class Setting(NamedTuple):
-    """A sysctl, its acceptable range, and the effect of a value outside it."""
-
-    name: str
-    least: int
-    most: int
-    effect: str
-    good: int
-    source: str
-
-
-SETTINGS = (
-    Setting(
-        "vm.max_map_count", 65530, 1 << 31,
-        "CUDA and data loaders map many files and fail with ENOMEM", 262144,
-        "default of the kernel, 65530",
-    ),
-    Setting(
-        "vm.overcommit_memory", 0, 1,
-        "fork() of a large training process and CUDA's address space reservations fail", 0,
-        "Documentation/mm/overcommit-accounting.rst: 2 never overcommits",
-    ),
-    Setting(
-        "kernel.pid_max", 32768, 1 << 22,
-        "each thread needs an ID, and ranks and data loaders have thousands", 4194304,
-        "default of the kernel, 32768",
-    ),
-    Setting(
-        "net.core.somaxconn", 128, 1 << 31,
-        "ranks that connect to the master at the same time are refused or time out", 4096,
-        "default of the kernel up to 5.3, 128",
-    ),
-)  # fmt: skip
-
-
-def _run(context: NodeContext) -> Iterator[Result]:
-    values: dict[str, int] = {}
-    bad = False
-    for setting in SETTINGS:
-        path = f"sys/{setting.name.replace('.', '/')}"
-        try:
-            file = context.host.proc(path)
-            value = integer(file, read(file).strip(), 0)
-        except OSError as error:
-            yield unknown(f"{setting.name}: {error.strerror}", component=setting.name)
-            continue
-        values[setting.name] = value
-        if not setting.least <= value <= setting.most:
-            bad = True
-            bound = setting.least if value < setting.least else setting.most
-            yield warning(
-                f"{setting.name} is {value}: {setting.effect}",
-                remedy=f"sudo sysctl -w {setting.name}={setting.good}",
-                value=str(value),
-                limit=str(bound),
-                source=setting.source,
-                component=setting.name,
-            )
-    if values and not bad:
-        yield ok("read " + ", ".join(f"{name}={value}" for name, value in values.items()))
-
-
-KERNEL_SETTINGS: Check[NodeContext] = Check(
-    "node-drift", "kernel-settings", "Kernel settings do not break training jobs", _run
-)
 
 
 def _launchers(host: Host) -> Iterator[tuple[str, ProcessLimits]]:
@@ -148,18 +81,11 @@ def _problems(context: NodeContext) -> Iterator[Result]:
         yield from _judge(context, name, limits)
 
 
-def _summary(_context: NodeContext) -> str:
-    own = _own()
-    locked = "all memory" if own.locked == float("inf") else f"{own.locked / (1 << 20):g} MiB"
-    return f"user {os.geteuid()} may open {plural(own.files, 'file')} and lock {locked}"
-
-
 PROCESS_LIMITS = snapshot_check(
     "shared-memory",
     "process-limits",
-    "Limits of open files and locked memory",
-    ("gpu_bus", "infiniband"),
-    _summary,
-    _problems,
-    alerts="none of the alerts",
+    "Limits of open files and locked memory suffice for a job",
+    *("gpu_bus", "infiniband"),
+    alerts=(),
+    problems=_problems,
 )

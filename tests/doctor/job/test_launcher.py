@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -149,6 +150,8 @@ def test_filters_as_deepspeed_applies_them(oracle: dict[str, Any]) -> None:
         ("srun --container-image a/b:1 --no-x -N2 --ntasks 16 -J python /bin/python a.py", 16, 2),
         ("srun -N2 --ntasks-per-node=8 --new-option value --new-flag python train.py", 16, 2),
         ("bash -c 'python train.py'", None, None),
+        ("accelerate launch --num_processes 16 --num_machines 2 -m train --num_machines 3", 16, 2),
+        ("accelerate launch --config_file a.yaml train.py", None, None),
         ("bash -c 'cd /x && torchrun --nproc-per-node=3 t.py > log 2>&1 &'", 3, 1),
     ],
 )
@@ -183,7 +186,7 @@ def script(tmp_path: Path, **values: object) -> str:
 
 def test_good_script(tmp_path: Path) -> None:
     """A script as Slurm's users write it is understood and has nothing wrong."""
-    job = asked("--slurm-script", script(tmp_path), "--gpus-per-node", "8")
+    job = asked(script(tmp_path), "--gpus-per-node", "8")
     assert (job.layout.ranks, job.layout.nodes, job.layout.ranks_per_node) == (32, 4, 8)
     assert job.variables["NCCL_DEBUG"] == "INFO"
     assert job.rendezvous.port == 29500
@@ -210,10 +213,10 @@ def test_script_faults(
     tmp_path: Path, values: dict[str, object], outcome: State, words: str
 ) -> None:
     """A script whose parts contradict each other is found, and passes once they agree."""
-    (_, found) = results("launcher", asked("--slurm-script", script(tmp_path, **values)))
+    (_, found) = results("launcher", asked(script(tmp_path, **values)))
     assert (found.outcome, words in found.text) == (outcome, True)
     assert found.remedy
-    assert outcomes("launcher", asked("--slurm-script", script(tmp_path))) == [UNKNOWN]
+    assert outcomes("launcher", asked(script(tmp_path))) == [UNKNOWN]
 
 
 def test_command_that_is_no_launcher() -> None:
@@ -235,6 +238,7 @@ def test_variable_that_the_launcher_replaces() -> None:
     assert outcomes("launcher", asked(launch=command, environment=left)) == [OK]
 
 
+ACCELERATE = "accelerate launch --num_machines=2 --num_processes=16 --main_process_ip=n1"
 STATIC = "torchrun --nnodes=2 --nproc-per-node=8 --master-addr=n1"
 ELASTIC = "torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=n1:29500"
 
@@ -249,13 +253,17 @@ ELASTIC = "torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-end
         (f"srun -N2 {ELASTIC} x.py", OK),
         ("srun -N1 torchrun --nproc-per-node=8 x.py", OK),
         (f"{STATIC} --node_rank=0 x.py", OK),
+        (f"srun -N2 {ACCELERATE} --machine_rank 0 x.py", CRITICAL),
+        (f"srun -N2 {ACCELERATE} --machine_rank 0 --rdzv_backend c10d x.py", OK),
+        (f"srun -N2 {ACCELERATE} x.py", OK),  # its configuration may say which
+        (f"srun -N2 bash -c '{ACCELERATE} --machine_rank $SLURM_PROCID x.py'", OK),
     ],
 )
 def test_node_rank_that_is_the_same_on_all_nodes(command: str, outcome: State) -> None:
     """What stands in the words of srun is one on all nodes, and the static rendezvous needs two."""
     (found,) = results("launcher", asked(launch=command))
     assert found.outcome is outcome, found
-    assert outcome is OK or "every node gets --node-rank 0" in found.text
+    assert outcome is OK or re.search("every node gets --(node|machine).rank 0", found.text)
 
 
 @pytest.mark.parametrize(
@@ -272,6 +280,22 @@ def test_deepspeed_on_each_node(command: str, outcome: State) -> None:
     found = results("launcher", asked(launch=command))
     assert [one.outcome for one in found] == [outcome]
     assert outcome is OK or "srun starts deepspeed on each of 2 nodes" in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("deepspeed --include localhost:0 --num_gpus 1 x.py", "refuses --include"),
+        ("deepspeed --include localhost:0 x.py", ""),
+        ("torchrun --nproc-per-node=8", "is given no script"),
+        ("torchrun $ARGS", ""),
+    ],
+)
+def test_command_that_its_launcher_refuses(command: str, words: str) -> None:
+    """What its launcher refuses is found before the job has waited for its nodes."""
+    (found,) = results("launcher", asked(launch=command))
+    assert found.outcome is (CRITICAL if words else OK)
+    assert words in found.text
 
 
 def test_inside_the_job() -> None:
@@ -306,10 +330,10 @@ def test_single_node_batch_script(tmp_path: Path) -> None:
         "#!/bin/sh\n#SBATCH -N 2\ntorchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d x.py\n"
     )
     file.write_text(text)
-    (found,) = results("launcher", asked("--slurm-script", str(file)))
+    (found,) = results("launcher", asked(str(file)))
     assert "srun is missing" in found.text
     file.write_text(text.replace("torchrun", found.remedy.removesuffix(" ...")))
-    assert outcomes("launcher", asked("--slurm-script", str(file))) == [OK]
+    assert outcomes("launcher", asked(str(file))) == [OK]
 
 
 @pytest.mark.parametrize(
@@ -320,10 +344,10 @@ def test_more_tasks_than_nodes(tmp_path: Path, head: str) -> None:
     file = tmp_path / "job.sh"
     text = f"#!/bin/sh\n#SBATCH {head}\nsrun torchrun --nnodes=2 --rdzv-backend=c10d x.py\n"
     file.write_text(text)
-    (found,) = results("launcher", asked("--slurm-script", str(file)))
+    (found,) = results("launcher", asked(str(file)))
     assert "srun starts torchrun 2 times on each node" in found.text
     file.write_text(text.replace("srun torchrun", found.remedy.removesuffix(" ...")))
-    assert outcomes("launcher", asked("--slurm-script", str(file))) == [OK]
+    assert outcomes("launcher", asked(str(file))) == [OK]
 
 
 def test_no_script() -> None:
@@ -350,7 +374,7 @@ def test_gpus_of_the_script(tmp_path: Path, head: str, gpus: int | None) -> None
     file = tmp_path / "job.sh"
     for ranks in (1, 9):
         file.write_text(f"#!/bin/sh\n#SBATCH {head}\nsrun torchrun --nproc-per-node={ranks} x\n")
-        job = asked("--slurm-script", str(file))
+        job = asked(str(file))
         assert job.gpus_per_node == gpus
         (found,) = results("ranks-and-gpus", job)
         expected = UNKNOWN if gpus is None else OK if ranks == 1 else CRITICAL

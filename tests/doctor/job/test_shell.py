@@ -124,7 +124,7 @@ def test_launch_of_a_script(script: str, program: str, ranks: int | None, tmp_pa
     """The launch is what starts the job: no query, no function that nobody calls, no branch."""
     file = tmp_path / "job.sh"
     file.write_text(f"{HEAD}{script}\n")
-    job = asked("--slurm-script", str(file))
+    job = asked(str(file))
     launcher = job.launcher
     assert (launcher is None) == (not program)
     if launcher is not None:
@@ -136,7 +136,7 @@ def test_variables_that_only_a_shell_knows(tmp_path: Path) -> None:
     """A variable that the script computes is unknown, even if the user's shell has a value."""
     script = tmp_path / "job.sh"
     script.write_text(f"{HEAD}export MASTER_ADDR=$(hostname) MASTER_PORT=29500\nsrun python x.py\n")
-    job = asked("--slurm-script", str(script), environment={"MASTER_ADDR": "old"})
+    job = asked(str(script), environment={"MASTER_ADDR": "old"})
     assert (job.rendezvous.address, job.rendezvous.port) == ("", 29500)
 
 
@@ -144,6 +144,6 @@ def test_launch_behind_a_condition_is_named(tmp_path: Path) -> None:
     """Where a condition decides between launchers, the result is unknown."""
     script = tmp_path / "job.sh"
     script.write_text(f"{HEAD}if $A; then\nsrun torchrun a.py\nelse\nsrun torchrun b.py\nfi\n")
-    (found,) = results("launcher", asked("--slurm-script", str(script)))
+    (found,) = results("launcher", asked(str(script)))
     assert found.outcome is State.UNKNOWN
     assert "which of its launches runs depends on conditions" in found.text

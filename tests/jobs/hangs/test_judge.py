@@ -262,6 +262,34 @@ def test_collectives_between_two_steps(
     assert found(states, Work("it writes files")).reason is HangClass.WORKING
 
 
+@pytest.mark.parametrize(("of_all", "of_rank_1", "seconds"), [
+    ({}, {}, 120),  # all wait at the same place: 90 s beyond what is usual
+    ({"stage": INPUT, "thread_cpu": None}, {}, 540),  # a minute before their watchdog
+    ({"stage": INPUT, "thread_cpu": None, "timeout": 7200}, {}, 600),
+    ({"cpu": 1.0, "thread_cpu": 1.0, "timeout": 7200}, {}, 600),
+    (BARRIER, {"collective": ""}, 45),
+    (BARRIER, {"collective": "broadcast"}, 30),
+])  # fmt: skip
+def test_when_a_silence_is_a_hang(
+    of_all: dict[str, object], of_rank_1: dict[str, object], seconds: int
+) -> None:
+    """Not a second before, and a second after."""
+    for silence in (seconds - 1, seconds + 1):
+        states = [
+            changed(rank, **(of_all | {"silence": float(silence)} | of_one))
+            for rank, of_one in zip(ranks(), ({}, of_rank_1, {}), strict=True)
+        ]
+        still = judge("run-1", states, 1000.0)
+        assert (still is not None and still.shown) is (silence > seconds)
+
+
+def test_so_many_culprits_are_named() -> None:
+    """Eight of the nine that are stopped, where others wait."""
+    held = {"state": ThreadState.STOPPED, "stopped_for": FLOOR + 1}
+    states = [changed(WAITS, rank=rank, **(held if rank < 9 else {})) for rank in range(20)]
+    assert [rank for rank, _ in found(states).culprits] == list(range(8))
+
+
 def test_background_threads() -> None:
     """What a logger takes beside the training's thread hides no wait."""
     states = [changed(rank, **BARRIER, cpu=0.05) for rank in ranks()]

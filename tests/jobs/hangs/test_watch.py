@@ -13,7 +13,8 @@ from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
 from dshealthd.jobs.hangs.silence import FLOOR
-from dshealthd.jobs.hangs.watch import GRACE, KEPT, MAX_ENDED, WINDOW, RankWatch
+from dshealthd.jobs.hangs.states import NO_WORK
+from dshealthd.jobs.hangs.watch import KEPT, MAX_ENDED, WINDOW, RankWatch
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.linux.activity import ThreadState
@@ -96,7 +97,7 @@ class Scene:
     def look(self, seconds: float = 1.0) -> None:
         """Look once, so many seconds later."""
         self.now += seconds
-        self.watch.look(self.present, self.now)
+        self.watch.check(self.present, self.now)
 
     def train(self, seconds: int) -> None:
         """Let both ranks make steps."""
@@ -188,12 +189,36 @@ def test_time_on_cpus(scene: Scene) -> None:
     assert (scene.rank(0).cpu, scene.rank(0).thread_cpu) == (1.0, 0.9)
     assert scene.rank(1).cpu == pytest.approx(0.05)
     assert scene.rank(1).thread_cpu == 0.0
-    for _ in range(round(2 * WINDOW) + 2):
+    for _ in range(62):
         scene.look()
     assert scene.rank(0).cpu == 0.0
     scene.step(0, memory=DeviceMemory(1, 2, 3))
     scene.look()
     assert (scene.rank(0).cpu, scene.rank(0).on_gpu) == (None, True)
+
+
+@pytest.mark.parametrize(("running", "waiting", "works"), [
+    (0.1, 0.8, True),  # as it computes on a CPU that many want
+    (0.1, 0.3, False),  # as one that polls does
+])  # fmt: skip
+def test_threads_that_get_no_cpu(
+    scene: Scene,
+    running: float,
+    waiting: float,
+    works: bool,  # noqa: FBT001
+) -> None:
+    """While the main thread waits for it, a thread that is runnable all the time is at work."""
+    for thread in (100, 105, 106, 107):
+        (scene.proc / "100" / "task" / str(thread)).mkdir(exist_ok=True)
+    for second in range(round(FLOOR) + 3):
+        scene.process(0, ticks=round(3 * 100 * running * second))
+        for thread in (105, 106, 107):
+            text = f"{running * second * 1e9:.0f} {waiting * second * 1e9:.0f} 7"
+            (scene.proc / "100" / "task" / str(thread) / "schedstat").write_text(text)
+        scene.look()
+    assert scene.rank(0).thread_cpu == 0.0
+    assert scene.rank(0).cpu == pytest.approx(max(3 * running, running + waiting))
+    assert scene.rank(0).computes(NO_WORK) is works
 
 
 def test_the_thread_that_trains(scene: Scene) -> None:
@@ -324,7 +349,7 @@ def test_an_unusual_silence_is_not_learnt(scene: Scene) -> None:
         for _ in range(90):
             scene.look()
         scene.step(0)
-        scene.watch.look(scene.present, scene.now, unusual)
+        scene.watch.check(scene.present, scene.now, unusual)
         return scene.rank(0).bound
 
     assert [wait({JOB}) for _ in range(3)] == [FLOOR] * 3
@@ -347,7 +372,7 @@ def test_an_end_is_told_for_a_while(scene: Scene) -> None:
         5000.0,
         ThreadState.GONE,
     )
-    for _ in range(round(KEPT) + 1):
+    for _ in range(601):
         scene.step(0)
         scene.look()
     assert [rank.rank for rank in scene.watch.jobs()[JOB]] == [0]
@@ -362,7 +387,7 @@ def test_ends_of_a_job_are_forgotten_together(scene: Scene) -> None:
     for _ in range(300):
         scene.look()
     end(scene, 0, ExitKind.FAILED)
-    for _ in range(round(KEPT)):
+    for _ in range(600):
         scene.look()
         assert [rank.rank for rank in scene.watch.jobs()[JOB]] == [0, 1]
     scene.look()
@@ -446,7 +471,7 @@ def test_ends_have_so_many_places(scene: Scene) -> None:
     ended = [
         job for job, ranks in scene.watch.jobs().items() for rank in ranks if rank.ended is not None
     ]
-    assert len(ended) == MAX_ENDED
+    assert len(ended) == 256
     assert {JOB, f"churn-{count}"} <= {*ended}
     assert "churn-1" not in ended
     assert len(scene.ends.followed) == MAX_ENDED + 1  # rank 0 of the job lives
@@ -457,7 +482,7 @@ def test_letting_go_of_the_heartbeat(scene: Scene) -> None:
     no hang.
     """
     del scene.present[JOB, 1]
-    for _ in range(GRACE):
+    for _ in range(3):
         scene.look()
     assert len(scene.watch.jobs()[JOB]) == 2
     scene.look()

@@ -1,4 +1,6 @@
-"""The command that launches a training job: `deepspeed`, `torchrun` or `srun`. It is never run.
+"""The command that launches a training job: `deepspeed`, `torchrun`, `accelerate launch` or `srun`.
+
+It is never run.
 
 Of a launcher's grammar only what ends its options is known: which of them have no value (DeepSpeed
 0.19.8, launcher/runner.py; torch 2.13, distributed/run.py; Slurm 25.05, srun.1). A word with a `$`,
@@ -41,6 +43,8 @@ FLAGS = {
         "deepspeed": "module no-python no-local-rank no-ssh no-ssh-check force-multi save-pid"
         " bind-cores-to-rank quiet help q h",
         "torchrun": "standalone module no-python run-path virtual-local-rank help use-env m h",
+        "accelerate": "multi-gpu use-deepspeed use-fsdp use-megatron-lm cpu module no-python quiet"
+        " debug m q h help",
         "srun": "label unbuffered verbose quiet pty overlap exact overcommit exclusive preserve-env"
         " kill-on-bad-exit contiguous multi-prog disable-status help l u v Q O K X E",
     }.items()
@@ -49,8 +53,16 @@ FLAGS = {
 _SHORT = {
     "deepspeed": {"H": "hostfile", "i": "include", "e": "exclude"},
     "torchrun": {},
+    "accelerate": {},
     "srun": {"N": "nodes", "n": "ntasks", "G": "gpus"},
 }
+_ACCELERATE = {
+    "num-machines": "nnodes",
+    "machine-rank": "node-rank",
+    "main-process-ip": "master-addr",
+    "main-process-port": "master-port",
+}
+"""Options of `accelerate launch`, which runs torchrun, by the names that torchrun has for them."""
 READ = (
     *("nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres"),
     *("nnodes", "nproc-per-node", "node-rank", "rdzv-backend", "rdzv-endpoint", "standalone"),
@@ -65,7 +77,7 @@ class LauncherCommand:
     """One launcher with its options, and what it starts."""
 
     program: str
-    """`deepspeed`, `torchrun` or `srun`; `python` only inside an srun."""
+    """`deepspeed`, `torchrun` (also for accelerate) or `srun`; `python` only inside an srun."""
     options: Mapping[str, str]
     """Options by long name; a flag has an empty value."""
     arguments: Sequence[str]
@@ -97,7 +109,7 @@ class CommandLaunch:
     """The command of a script that launches the job."""
 
     command: LauncherCommand | None = None
-    variables: Mapping[str, str | None] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
     """The variables when it runs, or at the end of a script without a launcher."""
     problem: str = ""
     """What could not be parsed, or why the launch is not known; it may hide a launcher."""
@@ -140,9 +152,7 @@ def parse(words: Sequence[str], environment: Mapping[str, str]) -> LauncherComma
 
     What a shell of each task expands has the variables of this one, except those of the task.
     """
-    variables: shell.Variables = {**environment}
-    for name in _OF_TASKS & environment.keys():
-        variables[name] = None
+    variables = {name: value for name, value in environment.items() if name not in _OF_TASKS}
     return find_launch([shell.ShellCommand(tuple(words))], variables).command
 
 
@@ -185,12 +195,26 @@ def _launcher(
         return find_launch(inside, known, nesting + 1, is_task=is_task).command
     if program not in FLAGS:
         return None
+    if program == "accelerate":
+        return _accelerate(rest[1:], own) if rest[:1] == ["launch"] else None
     options, arguments, is_partial = _options(rest, program)
     inner = None
     if program == "srun" and arguments:
         started = shell.ShellCommand(tuple(arguments))
         inner = _launcher(started, {**variables, **own}, nesting + 1, is_task=True)
     return LauncherCommand(program, options, tuple(arguments), own, inner, is_partial)
+
+
+def _accelerate(rest: Sequence[str], own: dict[str, str]) -> LauncherCommand:
+    """Return `accelerate launch` as torchrun; its own configuration may say more."""
+    options, arguments, _ = _options(rest, "accelerate")
+    options = {_ACCELERATE.get(name, name): value for name, value in options.items()}
+    nodes, ranks = natural(options.get("nnodes")), natural(options.pop("num-processes", None))
+    if nodes and ranks is not None and ranks % nodes == 0:
+        options["nproc-per-node"] = str(ranks // nodes)
+    if "config-file" not in options:
+        options.setdefault("rdzv-backend", "static")
+    return LauncherCommand("torchrun", options, tuple(arguments), own, is_partial=True)
 
 
 def _unwrapped(words: list[str], own: dict[str, str]) -> tuple[str, list[str]]:

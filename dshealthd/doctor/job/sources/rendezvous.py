@@ -5,18 +5,17 @@ from __future__ import annotations
 import socket
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from dshealthd.core import background
 from dshealthd.core.sockets import name_is_unknown
 from dshealthd.jobs.environment import is_loopback, natural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 
-T = TypeVar("T")
 STATIC_PORT = 29500
 """Default port of torch's static rendezvous and of `deepspeed`."""
 DYNAMIC_PORT = 29400
@@ -91,16 +90,13 @@ class Resolved:
         return bool(self.addresses) and all(map(is_loopback, self.addresses))
 
 
-def in_threads(
-    names: Iterable[str], function: Callable[[str], T], seconds: float, late: T
-) -> dict[str, T]:
-    """Return what a function returns for each name, within `seconds` for all together.
+def resolve(names: Iterable[str]) -> dict[str, Resolved]:
+    """Return the addresses of names, by name; a look-up that hangs is left behind.
 
-    `late` stands for an answer that did not come; a hung call is left behind. StartError if no
-    thread can be started.
+    StartError if no thread can be started.
     """
     waiting = list(dict.fromkeys(names))
-    found: dict[str, T] = {}
+    found: dict[str, Resolved] = {}
     changed = threading.Condition()
     remaining = iter(tuple(waiting))
 
@@ -110,23 +106,18 @@ def in_threads(
                 name = next(remaining, None)
             if name is None:
                 return
-            answer = function(name)
+            answer = _look_up(name)
             with changed:
                 found[name] = answer
                 changed.notify_all()
 
     for _ in range(min(_AT_ONCE, len(waiting))):
         background.start(work, "names")
-    with changed:
-        changed.wait_for(lambda: len(found) == len(waiting), seconds)
-        return {name: found.get(name, late) for name in waiting}
-
-
-def resolve(names: Iterable[str]) -> dict[str, Resolved]:
-    """Return the addresses of names, by name."""
     problem = f"no answer from the name server within {RESOLVE_DEADLINE:g} s"
     late = Resolved(problem=problem, is_unknown=True)
-    return in_threads(names, _look_up, RESOLVE_DEADLINE, late)
+    with changed:
+        changed.wait_for(lambda: len(found) == len(waiting), RESOLVE_DEADLINE)
+        return {name: found.get(name, late) for name in waiting}
 
 
 def _look_up(name: str) -> Resolved:

@@ -41,8 +41,8 @@ _CLOSES = frozenset({"fi", "done", "esac", "}"})
 _KEYWORDS = frozenset({"then", "elif", "else", "do", "!", "time", *_OPENS, *_CLOSES})
 _DECLARES = frozenset({"export", "declare", "readonly", "local", "typeset"})
 
-Variables = dict[str, str | None]
-"""Variables by name; None if only a shell knows the value."""
+Variables = dict[str, str]
+"""Variables by name; a `$` stands in what only a shell knows."""
 
 
 class ShellCommand(NamedTuple):
@@ -70,7 +70,7 @@ def commands(text: str, variables: Variables) -> Iterator[ShellCommand]:
             depth = max(0, depth + (keyword in _OPENS) - (keyword in _CLOSES))
             if keyword in _HEADS:
                 if keyword != "case" and words:  # the variable has another value each time
-                    variables[words[0]] = None
+                    variables[words[0]] = _unknown(words[0])
                 words.clear()
         if found := _run(words, variables, is_conditional=depth > 0):
             yield found
@@ -138,8 +138,7 @@ def _expanded(word: str, variables: Variables) -> list[str]:
     """Return the words that a word becomes with the variables that are known."""
 
     def value(match: re.Match[str]) -> str:
-        known = variables.get(match[1] or match[2])
-        return match[0] if known is None else known
+        return variables.get(match[1] or match[2], match[0])
 
     if _VARIABLE.fullmatch(word):  # without quotes, a shell splits it
         return _VARIABLE.sub(value, word).split()
@@ -155,17 +154,20 @@ def _run(words: list[str], variables: Variables, *, is_conditional: bool) -> She
     while at < len(words) and ((match := _ASSIGNMENT.match(words[at])) or declares):
         if match:
             value = " ".join(_expanded(match[3], variables))
-            is_known = "$" not in value and len(value) <= MAX_VALUE and not match[2]
-            own[match[1]] = value if is_known else None
+            is_known = len(value) <= MAX_VALUE and not match[2]
+            own[match[1]] = value if is_known else _unknown(match[1])
         at += 1
     if at == len(words):
         for name, new in own.items():
             is_only = not is_conditional and variables.get(name, new) == new
-            variables[name] = new if is_only else None
+            variables[name] = new if is_only else _unknown(name)
         return None
     found = tuple(text for word in words[at:] for text in _expanded(word, variables))
     if found[:1] in {("unset",), ("read",), ("mapfile",), ("readarray",)}:
-        variables.update(dict.fromkeys(found[1:]))
+        variables.update({name: _unknown(name) for name in found[1:]})
         return None
-    shown = {name: f"${{{name}}}" if value is None else value for name, value in own.items()}
-    return ShellCommand(found, shown, is_conditional) if found else None
+    return ShellCommand(found, own, is_conditional) if found else None
+
+
+def _unknown(name: str) -> str:
+    return f"${{{name[:MAX_VALUE]}}}"

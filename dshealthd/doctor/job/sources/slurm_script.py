@@ -37,9 +37,7 @@ class SlurmScript:
     ignored: Sequence[int]
     """Lines with `#SBATCH` after the first command, which Slurm ignores."""
     exports: Mapping[str, str]
-    """Variables set before the launcher, if their values are known without a shell."""
-    unknown: Sequence[str]
-    """Variables set before the launcher whose values only a shell can compute."""
+    """Variables set before the launcher; a `$` stands in what only a shell can compute."""
     command: LauncherCommand | None
     problem: str = ""
     """Why the launcher is not known, if the script could not be parsed or it depends on
@@ -109,9 +107,7 @@ def parse(text: str) -> SlurmScript:
             in_head = False
     variables = _slurm_variables(directives)
     launch = launcher_command.find_launch(shell.commands(text, variables), variables)
-    exports = {name: value for name, value in launch.variables.items() if value is not None}
-    unknown = tuple(name for name, value in launch.variables.items() if value is None)
-    return SlurmScript(directives, tuple(ignored), exports, unknown, launch.command, launch.problem)
+    return SlurmScript(directives, tuple(ignored), launch.variables, launch.command, launch.problem)
 
 
 def _directives(line: str) -> dict[str, str]:
