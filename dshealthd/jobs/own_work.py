@@ -314,7 +314,7 @@ class Slow(NamedTuple):
 def slow_ranks(parts: Sequence[NodeRanks]) -> list[Slow]:
     """Return the slow ranks of a job, as far as these nodes show: one of each node and role.
 
-    The same as the rules of the group dshealthd-ranks in `deploy/prometheus/recording.yml`.
+    The same as the rules of the groups dshealthd-work-* in `deploy/prometheus/recording.yml`.
     """
     found: dict[tuple[str, str], Slow] = {}
     for over in SCALES:
