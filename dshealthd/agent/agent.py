@@ -105,6 +105,7 @@ class Agent:
             config.path.state,
             lambda job: self._scheduler.tell(News.HANG_SUSPECTED, job),
             lambda job: work(self._series(), job),
+            self._pages,
         )
         self._scheduler = Scheduler(
             self._snapshot, time.monotonic, time.time, config.path.state, services=(jobs,)
@@ -282,6 +283,12 @@ class Agent:
         for service in self._services:
             if service is not self._judge:
                 yield from service.samples()
+
+    def _pages(self) -> Iterator[tuple[int, int, int]]:
+        """Yield pid, start and user of the processes that have a page with heartbeats."""
+        for point in self._series()("job_heartbeat_page_info"):
+            if (user := point.labels["user"]).isdigit():
+                yield int(point.labels["pid"]), int(point.labels["start"]), int(user)
 
     def _series(self) -> Series:
         """Return what the overview of jobs reads, with the limits by which findings are judged."""

@@ -32,6 +32,7 @@ from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs import environment_problems as problems
 from dshealthd.jobs.environment import NCCL_COMMON, launched_by, natural, nccl_variables
 from dshealthd.jobs.environment_problems import Finding
+from dshealthd.jobs.heartbeats.sender import find_page
 from dshealthd.jobs.nccl.names import Misnomer, newer
 from dshealthd.jobs.nccl.release import MappedReleases, UnknownRelease
 from dshealthd.jobs.nccl.settings import parse_configuration
@@ -109,6 +110,12 @@ FINGERPRINT = gauge(
     "48-bit digest of the values that the run's ranks on this node have for an NCCL setting that "
     "must be the same on all ranks; absent if no rank sets it.",
     *("training_job", "run", "variable"),
+)
+PAGE = gauge(
+    "dshealthd_job_heartbeat_page_info",
+    "1 for a process of a rank here that has a page with heartbeats, which the agent reads whether "
+    "or not the process can reach its socket.",
+    *("training_job", "rank", "user", "pid", "start"),
 )
 LEFT_OUT = gauge(
     "dshealthd_job_runs_left_out",
@@ -206,6 +213,7 @@ class JobEnvironment(Collector):
             )
         yield from {told.fault for told in map(self._of, run.processes) if told.fault is not None}
         yield from self._launch(run, machine)
+        yield from self._pages(run)
         yield from self._problems(run, network, gpus)
         yield from self._fingerprints(run)
 
@@ -269,6 +277,19 @@ class JobEnvironment(Collector):
             yield ORPHANED(orphaned.count(True), *labels)
         for variable, kin in run.without(machine).items():
             yield KIN(1, *labels, variable, f"{kin:012x}")
+
+    def _pages(self, run: Run) -> Iterator[Sample]:
+        for process in run.processes[: self.options.max_ranks]:
+            if self.context.entering(f"process {process.pid}") is not None:
+                continue
+            try:
+                page = find_page(self.host, process.pid)
+            except OSError:  # it has ended, or access is denied, which open_files reports
+                continue
+            if page is not None:
+                os.close(page)
+                who = (process.user, process.pid, process.start)
+                yield PAGE(1, run.job, str(process.launch.rank), *map(str, who))
 
     def _alike(self, members: list[TrainingProcess]) -> int:
         """Return how many processes with the environment of one rank run the same program.

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ADOPTION = 15.0
+"""Seconds between two looks for pages of processes that have not connected."""
 SAVE_DEADLINE = 2.0
 """Deadline in seconds of the last write at shutdown, which takes some 20 ms."""
 
@@ -48,6 +50,7 @@ class Jobs:
         state: Path | None = None,
         on_suspicion: Callable[[str], object] = lambda _job: None,
         work: Callable[[str], Work] = lambda _job: NO_WORK,
+        pages: Callable[[], Iterable[tuple[int, int, int]]] = lambda: (),
     ) -> None:
         """Prepare; `apply` starts the service.
 
@@ -55,12 +58,15 @@ class Jobs:
         is one unless a rank elsewhere is at work, and
         `on_suspicion` with a job that may hang (`dshealthd.jobs.hangs.detector`). Both must return
         at once. `state` is the directory for the ranks' baselines, from which a restarted agent
-        continues; None to keep nothing. `work` returns what the GPUs and files of a job show.
+        continues; None to keep nothing. `work` returns what the GPUs and files of a job show,
+        `pages` pid, start and user of the processes that have a page with heartbeats.
         """
         self._clocks: dict[str, Callable[[], float]] = {"monotonic": monotonic, "wall": wall}
         self._on_look = on_look
         self._on_suspicion = on_suspicion
         self._work = work
+        self._pages = pages
+        self._adopting = 0.0
         self._suspicions = Suspicions()
         self._state = state
         self._pace: Pace | None = None
@@ -88,7 +94,7 @@ class Jobs:
         known: list[tuple[int, int, int]] = []
         if heartbeats.enabled and self._tending is None:
             self._reception = Reception(heartbeats.socket, host, **self._clocks)
-            self._tending = Periodic(self._reception.tend, heartbeats.interval)
+            self._tending = Periodic(self._tend, heartbeats.interval)
         if hangs.enabled and self._looking is None:
             self._detector = HangDetector(hangs, host, **self._clocks, work=self._work)
             known = await self._resume(self._detector, host)
@@ -167,6 +173,19 @@ class Jobs:
 
     def _receiving(self) -> bool:
         return self._reception is not None and self._reception.receiver.is_open
+
+    def _tend(self) -> None:
+        """Tend the socket, and read what processes that cannot reach it have written: in a pod, no
+        directory of the host need be mounted.
+        """
+        if self._reception is None:
+            return
+        self._reception.tend()
+        now = self._clocks["monotonic"]()
+        if self._receiving() and now >= self._adopting:
+            self._adopting = now + ADOPTION
+            for process in self._pages():
+                self._reception.receiver.adopt(*process)
 
     def _look(self) -> None:
         if self._reception is None or self._detector is None or not self._receiving():
