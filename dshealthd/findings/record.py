@@ -7,7 +7,6 @@ When a wrong clock is set right, what this agent has recorded by it is dated ane
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import statistics
@@ -110,7 +109,8 @@ class Entry:
 
     def text(self) -> str:
         """Return the entry as JSON."""
-        return documents.dumps(dataclasses.asdict(self), separators=COMPACT)
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return documents.dumps(fields, separators=COMPACT)
 
     @classmethod
     def of(cls, finding: Finding, begin: float, end: float | None, worst: float | None) -> Entry:
@@ -362,24 +362,18 @@ class NodeRecord:
         judged; none is known of a day without that.
         """
         today = int(wall // DAY)
-        for day in range(today - WINDOW + 1, today + 1):
-            begin = day * DAY
-            worst = max(
-                (
-                    State(entry.severity)
-                    for entry in shown
-                    if entry.severity
-                    and entry.begin < begin + DAY
-                    and (entry.end is None or entry.end >= begin)
-                ),
-                key=ORDER.index,
-                default=State.OK,
-            )
+        days = range(today - WINDOW + 1, today + 1)
+        ranks = dict.fromkeys(days, -1)
+        for entry in shown:
+            end = wall if entry.end is None else min(entry.end, wall)
+            for day in range(max(days[0], int(entry.begin // DAY)), int(end // DAY) + 1):
+                ranks[day] = max(ranks.get(day, -1), _rank(entry))
+        for day in days:
             seconds = self._days.get(day, (0.0,))[0]
-            known = seconds > 0 or worst is not State.OK
+            rank = max(ranks[day], 0 if seconds > 0 else -1)
             yield {
-                "day": time.strftime("%Y-%m-%d", time.gmtime(begin)),
-                "worst": str(worst) if known else None,
+                "day": time.strftime("%Y-%m-%d", time.gmtime(day * DAY)),
+                "worst": None if rank < 0 else str(ORDER[rank]),
                 "watched_seconds": round(seconds),
             }
 

@@ -127,8 +127,8 @@ def named(
 
 @pytest.mark.timeout(600)
 def test_a_fleet_s_life(tmp_path: Path) -> None:
-    """30 days of 64 nodes: two lemons are both named and nobody else; of a fleet without any,
-    nobody, although the hardware of nodes that are used ten times as much fails as often.
+    """30 days of 64 nodes: two lemons are both named, and no other node; of a fleet without any,
+    none is, although the hardware of nodes that are used ten times as much fails as often.
     """
     found, thrice = named({"sour": fleet(2), "healthy": fleet(0)}, 1, tmp_path)
     assert found == {("sour", "lemon0"), ("sour", "lemon1")}
@@ -136,7 +136,7 @@ def test_a_fleet_s_life(tmp_path: Path) -> None:
 
 
 def by_chance(nodes: int, expected: float, times: int) -> float:
-    """Return how many nodes would be named in a year by chance, exactly: those that come to so many
+    """Return how many nodes would be named in a year by chance, exactly: those that come to `times`
     incidents in 30 days.
     """
     fewer = sum(
