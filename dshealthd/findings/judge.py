@@ -303,8 +303,7 @@ class Judge:
             return
         self._loaded = True
         await asyncio.gather(self._load(), self._record.load())
-        booted = await background.call(boot, "time of the boot", LOAD_DEADLINE, OSError)
-        self._record.begin(self._wall(), booted, crashed=self._crashed)
+        self._record.begin(self._wall(), boot(), crashed=self._crashed)
 
     async def _load(self) -> None:
         if self._file is None:

@@ -7,9 +7,7 @@ When a wrong clock is set right, what this agent has recorded by it is dated ane
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import itertools
 import logging
 import statistics
 import time
@@ -40,7 +38,7 @@ log = logging.getLogger(__name__)
 INCIDENTS = gauge(
     "dshealthd_record_hardware_incidents",
     "How often, within the last 30 days, a finding about this node's own hardware began: at least "
-    "a day apart, as far back as the node's record goes.",
+    "a day apart, outside maintenance, since its last repair, and as far back as its record goes.",
 )
 BUSY = gauge(
     "dshealthd_record_gpu_busy_seconds",
@@ -57,6 +55,8 @@ KEPT = 90 * DAY
 WINDOW = 30
 """Days over which nodes are compared, and of the strip on the page: long enough for a third failure
 of a node that has one in ten days, short enough that a repair counts within the month."""
+REPAIRED = "repaired"
+"""How the reason of a maintenance begins that says that the node's hardware was repaired."""
 MAX_ENTRIES = 2_000
 MAX_BYTES = 1 << 20
 MAX_TEXT = 200
@@ -83,7 +83,7 @@ class Entry:
     """One line of the record. Times are Unix time in seconds."""
 
     kind: str
-    """`finding`, `maintenance`, `boot`, `agent`, `driver` or `clock`."""
+    """`finding`, `maintenance`, `repair`, `boot`, `agent`, `driver` or `clock`."""
     what: str
     """Name of the finding; for others, what tells them apart: a version."""
     says: str
@@ -109,7 +109,8 @@ class Entry:
 
     def text(self) -> str:
         """Return the entry as JSON."""
-        return documents.dumps(dataclasses.asdict(self), separators=COMPACT)
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return documents.dumps(fields, separators=COMPACT)
 
     @classmethod
     def of(cls, finding: Finding, begin: float, end: float | None, worst: float | None) -> Entry:
@@ -147,11 +148,12 @@ class Entry:
 
 
 def boot() -> tuple[str, float]:
-    """Return the id of this boot, and the seconds since. Raise OSError."""
-    return (
-        read("/proc/sys/kernel/random/boot_id").strip(),
-        time.clock_gettime(time.CLOCK_BOOTTIME),
-    )
+    """Return the id of this boot, empty if it is not known, and the seconds since."""
+    try:
+        id = read("/proc/sys/kernel/random/boot_id").strip()
+    except OSError:
+        id = ""
+    return id, time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class NodeRecord:
@@ -169,7 +171,7 @@ class NodeRecord:
         """By day of Unix time: seconds for which the node was judged, and its GPUs computed."""
         self._began: float | None = None
         """Unix time of the first entry that was ever recorded."""
-        self._boot = self._driver = ""
+        self._boot = self._driver = self._repair = ""
         self._settled: tuple[float, float] | None = None
         """Monotonic and Unix time of the last judgement."""
         self._steady = 0.0
@@ -216,7 +218,7 @@ class NodeRecord:
         `booted` is as `boot` returns it.
         """
         id, seconds = booted
-        if id != self._boot:
+        if id and id != self._boot:
             at = max(0.0, wall - seconds)
             self.add(Entry("boot", "boot", "The node booted", at, at))
             self._boot = id
@@ -245,6 +247,17 @@ class NodeRecord:
             day[1] = min(DAY, day[1] + elapsed * statistics.fmean(used))
         while len(self._days) > KEPT / DAY:
             del self._days[next(iter(self._days))]
+        repair = next(
+            (
+                labels["reason"]
+                for labels, _ in series("maintenance_info")
+                if labels["reason"].lower().startswith(REPAIRED)
+            ),
+            "",
+        )
+        if repair and repair != self._repair:
+            self.add(Entry("repair", repair, repair, wall, wall))
+        self._repair = repair
         driver = next((labels["driver"] for labels, _ in series("gpu_driver_info")), "")
         if driver and driver != self._driver:
             if self._driver:
@@ -306,10 +319,15 @@ class NodeRecord:
 
     def samples(self, open_now: Iterable[Entry], wall: float) -> Iterator[Sample]:
         """Yield the figures of the last 30 days; `open_now` has the findings that last."""
+        known = [*(entry for entry, _ in self._shown(wall)), *open_now]
+        since = max(wall - WINDOW * DAY, *(e.begin for e in known if e.kind == "repair"), 0.0)
+        works = [(e.begin, e.end or wall) for e in known if e.kind == "maintenance"]
         begins = sorted(
             entry.begin
-            for entry in itertools.chain((entry for entry, _ in self._shown(wall)), open_now)
-            if entry.begin > wall - WINDOW * DAY and _of_hardware(entry)
+            for entry in known
+            if entry.begin > since
+            and _of_hardware(entry)
+            and not any(begin <= entry.begin <= end for begin, end in works)
         )
         count, last = 0, -DAY
         for begin in begins:
@@ -344,24 +362,18 @@ class NodeRecord:
         judged; none is known of a day without that.
         """
         today = int(wall // DAY)
-        for day in range(today - WINDOW + 1, today + 1):
-            begin = day * DAY
-            worst = max(
-                (
-                    State(entry.severity)
-                    for entry in shown
-                    if entry.severity
-                    and entry.begin < begin + DAY
-                    and (entry.end is None or entry.end >= begin)
-                ),
-                key=ORDER.index,
-                default=State.OK,
-            )
+        days = range(today - WINDOW + 1, today + 1)
+        ranks = dict.fromkeys(days, -1)
+        for entry in shown:
+            end = wall if entry.end is None else min(entry.end, wall)
+            for day in range(max(days[0], int(entry.begin // DAY)), int(end // DAY) + 1):
+                ranks[day] = max(ranks.get(day, -1), _rank(entry))
+        for day in days:
             seconds = self._days.get(day, (0.0,))[0]
-            known = seconds > 0 or worst is not State.OK
+            rank = max(ranks[day], 0 if seconds > 0 else -1)
             yield {
-                "day": time.strftime("%Y-%m-%d", time.gmtime(begin)),
-                "worst": str(worst) if known else None,
+                "day": time.strftime("%Y-%m-%d", time.gmtime(day * DAY)),
+                "worst": None if rank < 0 else str(ORDER[rank]),
                 "watched_seconds": round(seconds),
             }
 

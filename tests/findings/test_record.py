@@ -10,6 +10,7 @@ import pytest
 
 from dshealthd.collectors.gpu import DRIVER
 from dshealthd.collectors.gpu import UTILIZATION as BUSY_RATIO
+from dshealthd.collectors.maintenance import INFO
 from dshealthd.core import state_writer
 from dshealthd.findings import record
 from dshealthd.findings.record import AGAIN, DAY, FILE, MAX_BYTES, MAX_ENTRIES, Entry, NodeRecord
@@ -199,6 +200,35 @@ def test_incidents_are_a_day_apart_and_of_hardware() -> None:
     assert figure(made) == 2
     assert figure(made, lasting=[fault(NOW - 60)]) == 3
     assert figure(made, NOW + 11 * DAY) == 1
+
+
+def test_what_begins_in_maintenance_does_not_count() -> None:
+    """Whoever works at a node takes its GPUs away; what was before counts still."""
+    made = NodeRecord(None)
+    made.add(fault(NOW - 5 * DAY))
+    made.add(fault(NOW - 3 * DAY))
+    made.add(fault(NOW - 3.1 * DAY, 0.2 * DAY, kind="maintenance", what="Maintenance"))
+    assert figure(made) == 1
+    made.add(fault(NOW - 2 * DAY))
+    assert figure(made, lasting=[fault(NOW - 3600, 7200, kind="maintenance")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("reason", "count"), [("Repaired: GPU 3 replaced", 0), ("GPU 3 to be repaired", 1)]
+)
+def test_a_repair_begins_the_count_anew(reason: str, count: int) -> None:
+    """The reason of a maintenance says that it was one, also where a drain began it; it is an entry
+    once.
+    """
+    made = NodeRecord(None)
+    made.add(fault(NOW - 5 * DAY))
+    for second in range(0, 60, 10):
+        samples = (INFO(1, "slurm", "gpu lost"), INFO(1, "operator", reason))
+        made.settle(_series(*samples), float(second), NOW + second)
+    assert figure(made, NOW + 60) == count
+    assert [one["times"] for one in document(made, NOW + 60)["entries"]] == [1] * (2 - count)
+    made.add(fault(NOW + 2 * DAY))
+    assert figure(made, NOW + 3 * DAY) == count + 1
 
 
 def test_days_have_their_worst_severity_and_those_not_watched_none(tmp_path: Path) -> None:
