@@ -60,8 +60,7 @@ READ_ONLY = gauge(
 )
 INFO = gauge(
     "dshealthd_filesystem_info",
-    "1; mountpoint is where the file system that holds the path is mounted: / if the path's own "
-    "mount is missing.",
+    "1; mountpoint of the file system that holds the path: / if the path's own mount is missing.",
     *("path", "mountpoint", "fstype"),
 )
 WRITABLE = gauge(

@@ -44,9 +44,9 @@ FREE = gauge(
 )
 NEXT = gauge(
     "dshealthd_job_checkpoint_next_bytes",
-    "Expected size of the job's next checkpoint: the largest of its last three. Absent if the job "
-    "needs no extra room: each save overwrites the last one, or an earlier save fitted with less "
-    "free space than that.",
+    "Expected size of the job's next checkpoint: the largest of its last three. Absent if the "
+    "job needs no extra room: each save overwrites the last one, or an earlier save fitted "
+    "into less free space.",
     "training_job",
 )
 SAVED = gauge(
