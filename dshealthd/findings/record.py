@@ -213,7 +213,7 @@ class NodeRecord:
         log.warning("history: %s", self.problem)
 
     def begin(self, wall: float, booted: tuple[str, float], *, crashed: bool) -> None:
-        """NodeRecord the start of the agent, after a crash or not, and the boot before it.
+        """Record the start of the agent, after a crash or not, and the boot before it.
 
         `booted` is as `boot` returns it.
         """
@@ -226,7 +226,7 @@ class NodeRecord:
         self.add(Entry("agent", what, f"Agent {__version__} started{how}", wall, wall))
 
     def settle(self, series: Series, now: float, wall: float) -> None:
-        """NodeRecord what `series` shows besides findings; `now` is monotonic, `wall` Unix time."""
+        """Record what `series` shows besides findings; `now` is monotonic, `wall` Unix time."""
         if self._settled is None:
             self._steady = now
         before, before_wall = self._settled or (now, wall)
@@ -283,7 +283,7 @@ class NodeRecord:
         self._bytes += len(self._entries[place][1]) - len(text)
 
     def add(self, entry: Entry) -> None:
-        """NodeRecord what has ended."""
+        """Record what has ended."""
         last = self._latest.get(entry.key)
         if last is not None and _comes_back(last, entry):
             last.times += 1
