@@ -74,8 +74,8 @@ def accused(
             if verdict.culprits:
                 return verdict.culprits, (*verdict.proof, *proof)[:4], verdict.text
         if named:
-            places = [place for _, place in case.found.ledger.named[:2]]
-            return tuple(named), tuple(places), f"{root.says}; {listed(named)} did not take part"
+            places = tuple(place for _, place in case.found.ledger.named[:2])
+            return tuple(named), places, f"{root.says}; {listed(named)} did not take part"
         if (blocked := _blocked_alone(alike, case)) is not None:
             own = tuple(event.place for event in alike if event.rank == blocked)
             return (blocked,), own[:4], f"rank {blocked}: {root.says}"

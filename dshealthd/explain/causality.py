@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -162,7 +163,8 @@ def _wraps(event: Event) -> bool:
 def _adopt(root: Event, case: Case) -> None:
     """Give a cause its host by what launchers report, and a statement the only rank.
 
-    Without a report it is the one host whose GPUs NCCL names in the file, if it is only one.
+    The ranks of a host follow one another. Without a report it is the one host whose GPUs NCCL
+    names in the file, if it is only one.
     """
     ends = [
         event
@@ -174,10 +176,17 @@ def _adopt(root: Event, case: Case) -> None:
     is_own = root.pattern == STATED  # an exception may be that of all ranks
     if is_own and root.rank is None and len({(event.rank, event.ranks) for event in ends}) == 1:
         root.rank, root.ranks = ends[0].rank, ends[0].ranks
+    ranks: dict[str | None, list[int]] = defaultdict(list)
+    told = [(event.rank, event.host) for event in ends]
+    told += [(failure.rank, failure.host) for failure in case.found.failures]
+    for number, host in told:
+        if number is not None:
+            ranks[host].append(number)
+    rank = -1 if root.rank is None else root.rank
     gpus = (one for one in case.found.sources[root.origin.source].origins if one.gpu is not None)
     for hosts in (
-        {event.host for event in ends if event.rank == root.rank},
-        {event.host for event in ends},
+        {host for host, known in ranks.items() if min(known) <= rank <= max(known)},
+        {event.host for event in ends if root.rank is None or event.rank is None},
         {one.host for one in gpus},
     ):
         short = {host.partition(".")[0]: host for host in hosts if host}

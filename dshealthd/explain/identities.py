@@ -9,6 +9,8 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from dshealthd.explain.events import is_name_of_host
+
 if TYPE_CHECKING:
     from dshealthd.explain.events import Origin
     from dshealthd.explain.facts import Recognized
@@ -48,20 +50,6 @@ _KEYS = {
 }  # fmt: skip
 """Keys in a block of `key: value` lines, as Ray and kubectl print them, and whose name each has."""
 _TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
-
-
-_LEVELS_LIKE = re.compile(
-    r"\d+(?:[.:]\d+){0,2}|v\d[\w.]*|[\w.-]*\.(?:py|cc?|cpp|cu|h|so|log|json|out|yaml)(?:[:.]\d+)*"
-)
-"""Numbers, releases and files, at the place of a host's name."""
-
-
-def is_name_of_host(word: str) -> bool:
-    """Return whether a word can be a host's name or address: no prose, number or file."""
-    if _LEVELS_LIKE.fullmatch(word):
-        return False
-    is_number = re.fullmatch(r"(?:0x)?[0-9a-fA-F]{5,}", word) is not None
-    return not is_number and any(character.isdigit() for character in word)
 
 
 def spoken_rank(text: str) -> dict[str, str]:

@@ -139,10 +139,6 @@ _STACK = re.compile(
     r"|@|\^+|~+|[\w.]+ = |[\w.]+\((?:.*\))?$)"
 )
 """Stacks, and the code in them."""
-_BAR = re.compile(
-    r"^.{0,80}?\d+%\|.{0,200}?\[[^\]]{0,80}(?:it|s)/[^\]]{0,20}\]|^.{0,60}\b\d+it \[[^\]]{0,40}\]"
-)
-"""A progress bar, whose line others continue."""
 _KERNEL = re.compile(
     r"\bkernel: |^\[ *\+?\d+\.\d{6}\]|\bkern +:|: kern: |^\[\w{3} \w{3} [ \d]\d [\d:]{8} \d{4}\]"
 )
@@ -305,7 +301,7 @@ def read(text: str, level: str) -> Remark | None:
     """
     if is_of_shell(text):
         return Remark(STATES, " ".join(text.split())[:MAX_CONTENT], wraps=True)
-    text = _LOGGER.sub("", _BAR.sub("", text[:MAX_READ], count=1).strip(), count=1).strip()
+    text = _LOGGER.sub("", text[:MAX_READ].strip(), count=1).strip()
     if _STACK.match(text) or is_orderly(text):
         return None
     exception = _EXCEPTION.search(text)

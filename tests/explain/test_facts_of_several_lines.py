@@ -408,11 +408,16 @@ SUMMARY = "Root Cause (first observed failure):\n[0]:\n  time      : 2026-01-05_
         ((SUMMARY + "  host : localhost\n  rank : 3 (local_rank: 3)\n"
           "  exitcode : 1 (pid: 7)\n").split("\n"), None),
         (["srun: error: gpu-7: task 3: Exited with exit code 1"], "gpu-7"),
+        (["srun: error: gpu-8: task 5: Exited with exit code 1"], None),
+        (["srun: error: gpu-7: task 2: Exited with exit code 1",
+          "srun: error: gpu-7: task 4: Exited with exit code 1"], "gpu-7"),
         (["gpu-7:4:5 [0] NCCL INFO Bootstrap : Using eth0", "gpu-7:5:6 [1] NCCL INFO x"], "gpu-7"),
         (["gpu-7:4:5 [0] NCCL INFO Bootstrap : Using eth0", "gpu-8:5:6 [0] NCCL INFO x"], None),
     ],
 )  # fmt: skip
 def test_the_host_is_the_only_one_that_is_named(lines: list[str], host: str | None) -> None:
-    """By a launcher of the rank, or else by NCCL in the same file; of several it may be any."""
+    """By a launcher of the rank or of ranks on both sides of it, as ranks of a host follow one
+    another, or else by NCCL in the same file; of several it may be any.
+    """
     finding = explained(*lines, "[rank3]: RuntimeError: CUDA error: out of memory", *lines)
     assert (finding.ranks, finding.host) == ((3,), host)
