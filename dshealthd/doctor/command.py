@@ -18,6 +18,7 @@ from dshealthd.doctor import report as callers
 from dshealthd.doctor.choice import chosen, of_the_job
 from dshealthd.doctor.examination import Progress, examine, mark_accepted
 from dshealthd.doctor.job.arguments import add_arguments as add_job_arguments
+from dshealthd.doctor.job.arguments import parse
 from dshealthd.doctor.node_context import NodeContext, facts
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.path_check import path_check
@@ -51,6 +52,8 @@ examples:
   dshealthd doctor --path /checkpoints --python /opt/train/bin/python
   dshealthd doctor --hosts 'node[01-16]' --json
   dshealthd doctor --for kubernetes
+  dshealthd doctor --job job.sbatch
+  dshealthd doctor --job -- torchrun --nproc-per-node=8 train.py
 
 Exit status, by the worst result: 0 ok, 1 warning, 2 critical, 3 unknown or wrong usage.
 """
@@ -124,9 +127,9 @@ def parser() -> Parser:
 def main(words: Sequence[str]) -> int:
     """Run `dshealthd doctor`; return its exit status: 0 ok, 1 warning, 2 critical, 3 unknown."""
     known = parser()
-    options = known.parse_args(words)
-    if options.launch and not options.job:
-        known.error(f"{options.launch[0]}: a script or command is of a job: add --job")
+    options = parse(known, list(words))
+    if (options.file or options.launch) and not options.job:
+        known.error("a file or command is of a job: add --job")
     if options.runbook is not None:
         return _runbook(options.runbook)
     try:

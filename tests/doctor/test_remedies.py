@@ -53,6 +53,7 @@ CHECKS = {
     "listeners": (STATE, "test_network_checks::test_rendezvous_ports_in_time_wait"),
     "loopback": (STATE, "test_network_checks::test_loopback_that_is_down"),
     "maintenance": (PASTED, "test_agent::test_maintenance_that_is_over"),
+    "manifest": (STATE, "job/test_manifest::test_faults"),
     "master-address": (STATE, "job/test_hosts::test_master_address"),
     "master-port": (PASTED, "job/test_master_port::test_ports_that_are_none"),
     "job-steps": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),

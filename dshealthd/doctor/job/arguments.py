@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from dshealthd.jobs.environment import natural
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,12 +39,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--gpus-per-node", metavar="COUNT", type=positive, help="GPUs per node")
     group.add_argument(
-        "launch",
-        metavar="FILE | -- COMMAND",
-        nargs="*",
-        help="batch script, or launcher command; neither is run. A command is best given in the "
-        "job's own script, where the shell has expanded it and the environment is the job's",
+        "file",
+        metavar="FILE",
+        nargs="?",
+        help="batch script, manifest of Kubernetes, configuration of Accelerate (YAML) or of "
+        "DeepSpeed (JSON); none is run",
     )
+
+
+def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; what follows `--` is the launcher command, its words as `launch`."""
+    at = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:at])
+    options.launch = words[at + 1 :]
+    return options
 
 
 def positive(text: str) -> int:

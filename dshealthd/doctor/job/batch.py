@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown
 from dshealthd.doctor.remedies import find_key, paste
+from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +22,7 @@ TRAIN, MICRO, ACCUMULATION = (
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
 )
+_TRAINER = "--per_device_train_batch_size"
 UNREADABLE = "there is no readable configuration"
 SOURCE = "deepspeed/runtime/config.py, _set_batch_related_parameters and _batch_assertion"
 
@@ -50,6 +53,25 @@ def _batch_sizes(context: JobContext, config: Source[Parsed]) -> Iterator[Result
         )
     else:
         yield _judged(context, name, given)
+    yield from _of_trainer(context, name, given)
+
+
+def _of_trainer(context: JobContext, name: str, given: dict[str, Any]) -> Iterator[Result]:
+    """Yield a batch size of Hugging Face's Trainer that is not the configuration's."""
+    launcher = context.launcher
+    words = [word for one in launcher.chain() for word in one.arguments] if launcher else []
+    words = [part for word in words for part in word.split("=", 1)]
+    value = natural(dict(itertools.pairwise(words)).get(_TRAINER))
+    if value is not None and given.get(MICRO, "auto") not in ("auto", value):
+        yield critical(
+            f"{name}: {MICRO} is {given[MICRO]}, but the command says {_TRAINER} {value}: Hugging"
+            " Face's Trainer refuses to start; write auto in the configuration",
+            remedy=find_key(name, MICRO),
+            value=str(given[MICRO]),
+            limit=str(value),
+            source="transformers/integrations/deepspeed.py, fill_match",
+            component=f"{name}: {MICRO}",
+        )
 
 
 def _wrong(name: str, given: dict[str, Any]) -> Iterator[Result]:

@@ -10,6 +10,7 @@ from dshealthd.doctor.job import (
     config,
     config_conflicts,
     hostfile,
+    kubernetes,
     launcher,
     nccl,
     offload,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 CHECKS: tuple[Check[JobContext], ...] = (
     *(config.FILE, config.KEYS, config.DEPRECATED, config_conflicts.CHECK, batch.CHECK),
     *(hostfile.LINES, hostfile.NAMES, hostfile.SSH, launcher.CHECK, launcher.RANKS),
+    kubernetes.MANIFEST,
     *(rendezvous.ADDRESS, rendezvous.PORT, nccl.VARIABLES, nccl.TRANSPORTS),
     *(checkpoint.CHECK, offload.CHECK),
 )

@@ -81,6 +81,13 @@ def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
             source="deepspeed/runtime/engine.py, _configure_basic_optimizer",
             component=f"{name}: optimizer.params.max_grad_norm",
         )
+    for path, value in _strings(document):
+        yield warning(
+            f"{name}: {path} is the string {value!r}, which Python takes for true; write"
+            f" {value.lower()} without quotes",
+            remedy=find_key(name, path.rpartition(".")[2]),
+            component=f"{name}: {path}",
+        )
     zero = _block(document, "zero_optimization")
     for key in ("offload_param", "offload_optimizer"):
         offload = _block(zero, key)
@@ -91,6 +98,16 @@ def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
                 source="deepspeed/runtime/zero/offload_config.py",
                 component=f"{name}: zero_optimization.{key}.nvme_path",
             )
+
+
+def _strings(block: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path of each truth value that is written as a string."""
+    for key, value in block.items():
+        path = f"{above}{key}"
+        if isinstance(value, dict):
+            yield from _strings(value, f"{path}.")
+        elif isinstance(value, str) and value.lower() in {"true", "false"}:
+            yield path, value
 
 
 def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Result]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections.abc import Mapping
@@ -16,11 +17,13 @@ from dshealthd.doctor.job.sources import (
     deepspeed_config,
     inspection,
     launcher_command,
+    manifest,
     slurm_script,
 )
 from dshealthd.doctor.job.sources.inspection import Inspection
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 from dshealthd.doctor.job.sources.layout import Layout, layout
+from dshealthd.doctor.job.sources.manifest import PodTemplate
 from dshealthd.doctor.job.sources.rendezvous import Rendezvous, rendezvous
 from dshealthd.doctor.job.sources.slurm_script import SlurmScript
 from dshealthd.doctor.job.sources.source import (
@@ -33,7 +36,7 @@ from dshealthd.doctor.job.sources.source import (
 )
 from dshealthd.jobs import checkpoint_files
 from dshealthd.jobs.checkpoint_files import Checkpoint
-from dshealthd.probe.members.hostlist import MembershipError
+from dshealthd.probe.members.hostlist import HostlistError, MembershipError, expand
 from dshealthd.probe.members.membership import Member, parse_hostfile
 
 if TYPE_CHECKING:
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
 __all__ = ["JobContext", "add_arguments", "context"]
 
 MAX_HOSTFILE = 1 << 20
+MAX_HOSTS = 256
+"""Maximum number of hosts to check, from the first on."""
 DEFAULT_HOSTFILE = "/job/hostfile"
 """The hostfile that `deepspeed` uses if it exists and no other is given (launcher/runner.py)."""
 
@@ -63,6 +68,7 @@ class JobContext:
     command: Source[LauncherCommand] | None = None
     """The command that is given in words, which a shell has expanded."""
     script: Source[SlurmScript] | None = None
+    manifest: Source[tuple[PodTemplate, ...]] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of this shell, which in a job's own script are the job's."""
     in_deepspeed_env: Source[list[str]] | None = None
@@ -158,6 +164,15 @@ class JobContext:
         )
 
     @property
+    def hosts(self) -> list[str]:
+        """Names of the job's nodes: of the hostfile, else those that Slurm gives it, if known."""
+        if self.layout.hosts:
+            return [name for name, _ in self.layout.hosts]
+        with contextlib.suppress(HostlistError):
+            return list(expand(self.slurm_options.get("nodelist", ""))[:MAX_HOSTS])
+        return []
+
+    @property
     def runs_elsewhere(self) -> bool:
         """Whether this node, without GPUs, is none of the job's: it has several, or Slurm chooses
         them.
@@ -219,14 +234,17 @@ def context(args: argparse.Namespace, environment: Mapping[str, str] = os.enviro
     Takes as long as the slowest source, at most its deadline.
     """
     readers: dict[str, Callable[[], Any]] = {}
-    if args.deepspeed_config:
-        readers["config"] = partial(_read_config, args.deepspeed_config)
-    file, words = (args.launch[0], []) if len(args.launch) == 1 else ("", args.launch)
-    if file:
+    file, suffix = args.file, os.path.splitext(args.file or "")[1]
+    config = args.deepspeed_config or (file if suffix in {".json", ".hjson"} else "")
+    if config:
+        readers["config"] = partial(_read_config, config)
+    if suffix in {".yaml", ".yml"}:
+        readers["manifest"] = partial(_read_manifest, file)
+    elif file and file != config:
         readers["script"] = partial(_read_script, file)
     readers["gpus"] = count_gpus
     found = read_all(readers)
-    command = _command(words, environment) if words else None
+    command = _command(args.launch, environment) if args.launch else None
     script = _mapped(found.get("script"), file, slurm_script.from_json)
     hostfile = args.hostfile or _named_hostfile(JobContext(command=command, script=script))
     readers = {}
@@ -241,10 +259,11 @@ def context(args: argparse.Namespace, environment: Mapping[str, str] = os.enviro
         )
     found |= read_all(readers)
     made = JobContext(
-        config=_mapped(found.get("config"), args.deepspeed_config, dict),
+        config=_mapped(found.get("config"), config, dict),
         hostfile=_mapped(found.get("hostfile"), hostfile, str),
         command=command,
         script=script,
+        manifest=_mapped(found.get("manifest"), file, manifest.from_json),
         environment=training_variables(environment),
         in_deepspeed_env=found.get("deepspeed_env"),
         checkpoint=_mapped(found.get("checkpoint"), args.checkpoint, checkpoint_files.from_json),
@@ -291,6 +310,10 @@ def _read_script(path: str) -> dict[str, Any]:
     except (ValueError, ArithmeticError) as error:
         message = str(error) if str(error).startswith(path) else f"{path}: {error}"
         raise ValueError(message) from error
+
+
+def _read_manifest(path: str) -> list[dict[str, Any]]:
+    return manifest.parse(read_text(path, manifest.MAX_BYTES))
 
 
 def _command(words: Sequence[str], environment: Mapping[str, str]) -> Source[LauncherCommand]:

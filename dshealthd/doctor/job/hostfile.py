@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.text import plural
 from dshealthd.doctor import ssh as remote
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown
+from dshealthd.doctor.job.context import MAX_HOSTS
 from dshealthd.doctor.job.sources import rendezvous
 from dshealthd.doctor.remedies import paste, unreadable
 from dshealthd.findings.finding import State
@@ -25,8 +26,6 @@ SOURCE = "deepspeed/launcher/runner.py, _parse_hostfile"
 UNREADABLE = "there is no readable hostfile"
 MAX_NAMED = 8
 """Hosts that get their own result; the others are only counted."""
-MAX_HOSTS = 256
-"""Maximum number of hosts to check, from the first on."""
 
 
 def _lines(context: JobContext, hostfile: Source[str]) -> Iterator[Result]:

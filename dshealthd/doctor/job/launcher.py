@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from dshealthd.doctor.job.context import JobContext
     from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
+    from dshealthd.doctor.job.sources.slurm_script import SlurmScript
 
 _LEFT_BEHIND = ("TORCH_NCCL_", "DEEPSPEED_TIMEOUT", "CUDA_DEVICE_ORDER", "GLOO_SOCKET_IFNAME")
 """Variables that matter on every node but that `deepspeed` does not pass on to the others."""
@@ -27,6 +28,7 @@ _ONE_A_NODE = ("torchrun", "deepspeed")
 """Launchers that start the ranks of a node themselves."""
 INSIDE = "dshealthd doctor --job -- COMMAND  # in the script, with the words of its launch"
 _COUNTS = frozenset({"num-gpus", "num-accelerators", "num-nodes"})
+_VARIABLE = re.compile(r"\$\{?([A-Za-z]\w*)")
 _RANK = re.compile(r"--(?:node|machine)[-_]rank(?:=|$)")
 _EXPLICIT = _COUNTS | {"include", "exclude"}
 
@@ -71,7 +73,8 @@ def _readable(context: JobContext) -> Iterator[Result]:
         )
     elif names := _computed(context, launcher):
         yield unknown(
-            f"{name}: only the shell that runs it knows {', '.join(names[:6])}: not checked here",
+            f"{name}: only the shell that runs it knows {', '.join(names[:6])}: not checked here"
+            f"{_never_set(launcher, script)}",
             remedy=INSIDE,
             component=name,
         )
@@ -90,6 +93,14 @@ def _computed(context: JobContext, launcher: LauncherCommand) -> list[str]:
     if launcher.find("torchrun") is None and launcher.find("deepspeed") is None:
         found += [name for name in RENDEZVOUS if "$" in context.variables.get(name, "")]
     return found
+
+
+def _never_set(launcher: LauncherCommand, script: SlurmScript) -> str:
+    """Say which variables of the command the script does not set, where there are any."""
+    words = [word for one in launcher.chain() for word in (*one.options.values(), *one.arguments)]
+    names = {name for word in words for name in _VARIABLE.findall(word)}
+    names = {name for name in names if name not in script.exports and name[:6] != "SLURM_"}
+    return f"; nothing in it sets {', '.join(sorted(names)[:6])}" if names else ""
 
 
 def _script(context: JobContext) -> Iterator[Result]:

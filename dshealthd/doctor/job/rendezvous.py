@@ -56,14 +56,14 @@ def _address(context: JobContext, address: str) -> Iterator[Result]:
             component="MASTER_ADDR",
         )
         return
-    hosts = [name for name, _ in context.layout.hosts]
+    hosts = context.hosts
     if hosts and address not in hosts:
         others = rendezvous.resolve(hosts)
         known = {one for host in others.values() for one in host.addresses}
         if all(host.addresses for host in others.values()) and known.isdisjoint(resolved.addresses):
             yield warning(
-                f"{where} is {resolved.addresses[0]}, which is not the address of any host in the"
-                " hostfile",
+                f"{where} is {resolved.addresses[0]}, which is not the address of any node of the"
+                " job",
                 remedy=f"getent hosts {hosts[0]}",
                 value=resolved.addresses[0],
                 component="MASTER_ADDR",
@@ -127,7 +127,7 @@ def _port(context: JobContext, written: str) -> Iterator[Result]:
 
 def _is_here(context: JobContext) -> bool:
     """Return whether this node opens the port, as far as known."""
-    hosts = [name for name, _ in context.layout.hosts]
+    hosts = context.hosts
     address = context.rendezvous.address or "".join(hosts[:1])
     if not address:
         return True

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.doctor.job.arguments import parse
 from dshealthd.doctor.job.checks import CHECKS
 from dshealthd.doctor.job.context import JobContext, add_arguments, context
 from dshealthd.doctor.job.sources import deepspeed_config, inspection
@@ -39,7 +40,7 @@ def asked(
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     words = ["--job", *map(str, arguments), *(["--", *shlex.split(launch)] if launch else [])]
-    return context(parser.parse_args(words), environment)
+    return context(parse(parser, words), environment)
 
 
 def results(name: str, given: JobContext) -> list[Result]:

@@ -468,3 +468,25 @@ def test_without_deepspeed(tmp_path: Path) -> None:
             assert result.outcome is UNKNOWN
             assert why in result.text
     assert "--python" in texts(results("config-keys", asked("--deepspeed-config", str(file))))
+
+
+def test_truth_value_that_is_a_string() -> None:
+    """A truth value in quotes is named with its path: Python takes "false" for true."""
+    for value, words in (("false", ["bf16.enabled is the string 'false'"]), (False, [])):
+        job = with_config({"train_batch_size": 8, "bf16": {"enabled": value}})
+        found = [one.text for one in results("config-conflicts", job) if one.outcome is WARNING]
+        assert [word in text for word, text in zip(words, found, strict=True)] == [True] * len(
+            words
+        )
+
+
+@pytest.mark.parametrize(
+    ("argument", "outcome"),
+    [("--per_device_train_batch_size 8", CRITICAL), ("--per_device_train_batch_size=4", OK)],
+)
+def test_batch_size_of_the_trainer(tmp_path: Path, argument: str, outcome: State) -> None:
+    """Hugging Face's Trainer refuses a batch size other than the configuration's."""
+    file = tmp_path / "ds.json"
+    file.write_text('{"train_micro_batch_size_per_gpu": 4}')
+    job = asked(str(file), launch=f"deepspeed --num_gpus=1 x.py {argument} --deepspeed {file}")
+    assert outcomes("batch-sizes", job)[-1] is outcome

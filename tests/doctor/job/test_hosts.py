@@ -266,7 +266,7 @@ def test_without_ssh(tmp_path: Path) -> None:
         (
             "deepspeed --master_addr=192.0.2.9 x.py",
             WARNING,
-            "not the address of any host in the hostfile",
+            "not the address of any node of the job",
         ),
         ("deepspeed --master_addr=192.0.2.1 x.py", OK, "192.0.2.1"),
     ],

@@ -307,10 +307,12 @@ def test_inside_the_job() -> None:
         "SLURM_NTASKS_PER_NODE": "8",
         "SLURM_GPUS_ON_NODE": "4",
         "SLURM_NODEID": "0",
+        "SLURM_JOB_NODELIST": "n[1-2]",
         "NCCL_SOCKET_IFNAME": "nosuch0",
     }
     job = asked(launch="srun python train.py", environment=allocation)
     assert (job.layout.ranks, job.layout.nodes, job.gpus_per_node) == (16, 2, 4)
+    assert job.hosts == ["n1", "n2"]
     assert outcomes("ranks-and-gpus", job) == [CRITICAL]
     assert outcomes("nccl-variables", job) == [CRITICAL]  # this node is one of the job's
     tasks = "srun bash -c 'torchrun --nnodes=$SLURM_NNODES --node-rank=$SLURM_NODEID x.py'"

@@ -54,7 +54,7 @@ _SHORT = {
     "deepspeed": {"H": "hostfile", "i": "include", "e": "exclude"},
     "torchrun": {},
     "accelerate": {},
-    "srun": {"N": "nodes", "n": "ntasks", "G": "gpus"},
+    "srun": {"N": "nodes", "n": "ntasks", "G": "gpus", "w": "nodelist"},
 }
 _ACCELERATE = {
     "num-machines": "nnodes",

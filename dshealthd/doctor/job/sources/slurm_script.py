@@ -17,12 +17,13 @@ from dshealthd.jobs.environment import natural
 
 MAX_BYTES = 1 << 18
 """Maximum bytes; Slurm accepts 4 MiB (max_script_size), but scripts by people have a few KiB."""
-_NAMES = {"N": "nodes", "n": "ntasks", "G": "gpus"}
+_NAMES = {"N": "nodes", "n": "ntasks", "G": "gpus", "w": "nodelist"}
 ALLOCATION = {
     "SLURM_JOB_NUM_NODES": "nodes",
     "SLURM_NTASKS": "ntasks",
     "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
     "SLURM_GPUS_ON_NODE": "gpus-per-node",
+    "SLURM_JOB_NODELIST": "nodelist",
 }
 """Variables that Slurm sets in the script of a job, by what the job requested."""
 _GPUS = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?")

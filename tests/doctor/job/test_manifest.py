@@ -1,0 +1,141 @@
+"""Manifests of Kubernetes: pods of any kind of job, with one mistake each, and mended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.doctor.job.asking import CRITICAL, OK, UNKNOWN, WARNING, asked, results
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dshealthd.doctor.job.context import JobContext
+    from dshealthd.findings.finding import State
+
+POD = """
+spec:
+  containers:
+  - name: sidecar
+  - name: train
+    command: [bash, -c]
+    args:
+    - torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=$(MASTER_ADDR):1 x
+    env: [{name: MASTER_ADDR, value: llm-workers-0-0.llm}, {name: POD, valueFrom: {}}]
+    resources: {limits: {nvidia.com/gpu: "8"}}
+    volumeMounts: [{name: shm, mountPath: /dev/shm}]
+"""
+
+
+def inside(pod: str, by: int) -> str:
+    """Return the pod's lines, indented."""
+    return pod.strip().replace("\n", f"\n{' ' * by}")
+
+
+def jobset(pod: str) -> str:
+    """Return a JobSet of two such pods, behind a document of another kind."""
+    return f"""
+kind: ConfigMap
+---
+kind: JobSet
+metadata: {{name: llm}}
+spec:
+  replicatedJobs:
+  - name: workers
+    replicas: 1
+    template:
+      spec:
+        parallelism: 2
+        template:
+          {inside(pod, 10)}
+"""
+
+
+def pytorchjob(pod: str) -> str:
+    """Return a PyTorchJob of a master and a worker."""
+    replicas = "".join(
+        f"""
+    {name}:
+      replicas: 1
+      template:
+        {inside(pod, 8)}"""
+        for name in ("Master", "Worker")
+    )
+    return f"kind: PyTorchJob\nmetadata: {{name: llm}}\nspec:\n  pytorchReplicaSpecs:{replicas}\n"
+
+
+def mpijob(ranks: int) -> str:
+    """Return an MPIJob of two workers with eight slots."""
+    worker = POD.replace("torchrun", "sleep").replace("[bash, -c]", "[sleep]")
+    return f"""
+kind: MPIJob
+metadata: {{name: bench}}
+spec:
+  slotsPerWorker: 8
+  mpiReplicaSpecs:
+    Launcher:
+      template:
+        spec:
+          containers: [{{name: l, command: [/usr/bin/mpirun, -np, "{ranks}", all_reduce_perf]}}]
+    Worker:
+      replicas: 2
+      template:
+        {inside(worker, 8)}
+"""
+
+
+def manifest(tmp_path: Path, text: str) -> JobContext:
+    """Return a job of this manifest."""
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    return asked(str(file))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "outcome", "words"),
+    [
+        ('gpu: "8"', "gpu: 4", CRITICAL, "8 processes in a pod with 4 GPUs"),
+        ('gpu: "8"', "gpu: 16", WARNING, "8 processes in a pod with 16 GPUs: idle"),
+        ("mountPath: /dev/shm", "mountPath: /data", WARNING, "nothing is mounted at /dev/shm"),
+        ("--nnodes=2", "--nnodes=3", CRITICAL, "waits for 3 nodes, but 2 pods have GPUs"),
+        ("$(MASTER_ADDR):1", "localhost:1", CRITICAL, "each pod's own loopback"),
+        ("llm-workers-0-0.llm", "old-workers-0-0.old", CRITICAL, "is no pod of this JobSet"),
+    ],
+)
+def test_faults(tmp_path: Path, old: str, new: str, outcome: State, words: str) -> None:
+    """A manifest with one mistake has one result that names it, and none once it is mended."""
+    assert old in POD
+    assert [one.outcome for one in results("manifest", manifest(tmp_path, jobset(POD)))] == [OK]
+    (found,) = results("manifest", manifest(tmp_path, jobset(POD.replace(old, new))))
+    assert (found.outcome, words in found.text) == (outcome, True), found
+    assert "JobSet llm" in found.text
+
+
+def test_kinds(tmp_path: Path) -> None:
+    """PyTorchJob is read like a JobSet; without a launcher its operator starts one process."""
+    (found,) = results("manifest", manifest(tmp_path, pytorchjob(POD)))
+    assert (found.outcome, "2 pods with 16 GPUs" in found.text) == (OK, True)
+    alone = POD.replace("    command: [bash, -c]\n", "").replace("- torchrun", "- --lr 1; torchrun")
+    found, other = results("manifest", manifest(tmp_path, pytorchjob(alone)))
+    assert "PyTorchJob llm, Master: 1 process in a pod with 8 GPUs" in found.text
+    assert "Worker" in other.text
+    told = pytorchjob(alone).replace("spec:\n", 'spec:\n  nprocPerNode: "8"\n', 1)
+    assert [one.outcome for one in results("manifest", manifest(tmp_path, told))] == [OK]
+
+
+@pytest.mark.parametrize(("ranks", "outcome"), [(16, OK), (17, CRITICAL)])
+def test_slots_of_an_mpijob(tmp_path: Path, ranks: int, outcome: State) -> None:
+    """Mpirun starts no more processes than its workers have slots."""
+    (found,) = results("manifest", manifest(tmp_path, mpijob(ranks)))
+    assert found.outcome is outcome, found
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("a: [", "is not YAML"), ("kind: ConfigMap", "has no template of pods"), ("", "no template")],
+)
+def test_no_manifest(tmp_path: Path, text: str, words: str) -> None:
+    """What is no manifest is unknown, with the reason."""
+    (found,) = results("manifest", manifest(tmp_path, text))
+    assert (found.outcome, words in found.text) == (UNKNOWN, True), found
