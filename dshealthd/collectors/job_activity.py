@@ -45,10 +45,9 @@ FILES = gauge(
 )
 SOCKETS = gauge(
     "dshealthd_job_socket_bytes_per_second",
-    "Rate at which TCP connections of ranks here with an idle main thread send and receive, "
-    "since the previous sample, as acknowledged by their peers; in a network namespace of its "
-    "own, the traffic of all interfaces except lo. Absent if no such rank is idle, or its "
-    "connections cannot be read.",
+    "Acknowledged TCP traffic, in both directions, of ranks here with an idle main thread, "
+    "since the previous sample; in a network namespace of its own, the traffic of all "
+    "interfaces except lo. Absent if no such rank is idle, or its connections cannot be read.",
     "training_job",
 )
 CHILDREN = gauge(

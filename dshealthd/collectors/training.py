@@ -92,8 +92,8 @@ NODE_WORK_SECONDS = gauge(
 )
 NODE_VARIANCE = gauge(
     "dshealthd_job_node_work_variance",
-    "Variance of the logarithm of dshealthd_job_node_work_seconds: between ranks, and of one "
-    "rank's mean over its windows (within).",
+    "Variance of the logarithm of dshealthd_job_node_work_seconds: between the ranks "
+    "(between), and of one rank's mean, from its windows (within).",
     *("training_job", "role", "over", "of"),
 )
 SLOWEST = gauge(

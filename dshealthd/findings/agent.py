@@ -80,7 +80,9 @@ def probes(series: Series, wall: float) -> Iterator[Sign]:
     end = series.value(name)
     limit = "certificate_seconds"
     if end is not None and end - wall < series.limit(limit):
-        reason = "the certificate for the peer API ends soon or has ended, and probes with it"
+        reason = (
+            "the certificate for the peer API expires soon or has expired, and probes end with it"
+        )
         left = max(0.0, end - wall)
         yield Sign(PROBES, reason, apart="certificate", value=left, limit=limit, source=name)
     name = "probe_peer_disagrees"
