@@ -153,12 +153,9 @@ def ends(series: Series, wall: float) -> Iterator[Sign]:
 
 def _sizes(series: Series, job: str) -> tuple[int, float | None]:
     """Return the ranks of a job here, and how many it has, as far as their environments say."""
-    sizes = [point.value for point in series("job_world_size", training_job=job)]
-    sizes += [
-        float(point.labels["world_size"])
-        for point in series("job_info", training_job=job)
-        if point.labels["world_size"]
-    ]
+    sizes = [value for _, value in series("job_world_size", training_job=job)]
+    told = (labels["world_size"] for labels, _ in series("job_info", training_job=job))
+    sizes += [float(size) for size in told if size]
     ranks = {
         point.labels["rank"]
         for name in ("job_step", "job_rank_ended_timestamp_seconds")

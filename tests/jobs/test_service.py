@@ -205,7 +205,7 @@ async def test_a_claim_before_the_job(tmp_path: Path, public_path: Path, rank: s
             await until(lambda: steps()[job, 3] == step)
 
 
-@pytest.mark.parametrize(("broken", "name"), [(Receiver, "refresh"), (HangDetector, "look")])
+@pytest.mark.parametrize(("broken", "name"), [(Receiver, "refresh"), (HangDetector, "check")])
 async def test_a_defect_is_not_health(
     tmp_path: Path, broken: type, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,10 +118,11 @@ class Watched:
     def cpu(self) -> float | None:
         """The share of a core's time that its threads used, or that one of them was ready to."""
         share = self.share(lambda activity: activity.work_seconds)
-        if share is None:
-            return None
-        (first, began), *_, (last, now) = self.checks
-        return max(share, busiest(first.demands, last.demands) / (now - began))
+        seen = [(activity.demands, at) for activity, at in self.checks if activity.demands]
+        if share is None or not seen or seen[-1][1] <= seen[0][1]:
+            return share
+        (first, began), *_, (last, now) = seen
+        return max(share, busiest(first, last) / (now - began))
 
     def at(self, clock: float) -> RankState:
         """Return the rank's state at this time of the watch."""
@@ -307,8 +308,6 @@ class RankWatch:
         silence, usual = watched.baseline.silence(self._clock), watched.baseline.idle_bound
         if found and silence > SUSPECTED * usual:
             found = replace(found, demands=demands(self._host, watched.key[0]))
-            if found.demands and watched.checks and not watched.checks[-1][0].demands:
-                watched.checks = ()
         is_due = silence + WINDOW > usual
         marked = watched.message.phase in SHOWN and self._count % SELDOM == 0
         if is_due and marked and waits_for_storage(self._host, watched.key[0]):
@@ -329,7 +328,7 @@ class RankWatch:
             return
         now = found, self._clock
         first, middle, *_ = watched.checks or (now, now)
-        if now[1] - middle[1] > WINDOW:
+        if now[1] - middle[1] > WINDOW or (found.demands and not middle[0].demands):
             first, middle = middle, now
         watched.checks = first, middle, now
 

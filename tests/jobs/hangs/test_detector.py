@@ -74,4 +74,8 @@ async def test_a_job_at_work_teaches_nothing(tmp_path: Path) -> None:
     assert detector.jobs[JOB][0].bound == FLOOR
     still(FLOOR + 2 * STEP)
     assert detector.standstills[JOB].reason is HangClass.WAITING
+    before = detector.jobs[JOB][0].silence
+    clock[0] += 1000.0  # of which nobody knows anything: three checks' time counts
+    look(moves=False)
+    assert detector.jobs[JOB][0].silence - before == 6.0
     detector.close()

@@ -8,7 +8,6 @@ import pytest
 
 from dshealthd.jobs.hangs.detector import Suspicions, suspicious
 from dshealthd.jobs.hangs.exits import ExitKind
-from dshealthd.jobs.hangs.silence import SUSPECTED
 from dshealthd.jobs.hangs.states import RankState
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
@@ -25,13 +24,14 @@ HEARD = RankState(
     bound=BOUND,
     state=ThreadState.SLEEPING,
 )
-SILENT = replace(HEARD, silence=SUSPECTED * BOUND + 0.1)
+SILENT = replace(HEARD, silence=15.1)
 
 
 @pytest.mark.parametrize(
     ("ranks", "expected"),
     [
         ([SILENT, SILENT], True),
+        ([replace(SILENT, silence=14.9)] * 2, False),
         ([SILENT, HEARD], False),  # a rank that waits for nobody: an uneven step
         ([HEARD, HEARD], False),
         ([replace(SILENT, bound=40.0)] * 2, False),  # was as silent before
