@@ -89,3 +89,15 @@ async def test_idle_for_a_minute(seconds: float, *, closed: bool) -> None:
     pool.now += seconds
     assert (await pool.next() is not link) is closed
     assert link.broken is closed
+
+
+@pytest.mark.parametrize(("keep", "broken"), [(False, False), (True, True)])
+async def test_what_cannot_be_used_again_is_closed(*, keep: bool, broken: bool) -> None:
+    """After an answer that ends a connection, or once it is lost."""
+    pool = Pool()
+    link = await pool.next()
+    if broken:
+        link.abort()
+    pool.release(link, "a", keep=keep)
+    assert link.broken
+    assert len(pool) == 0
