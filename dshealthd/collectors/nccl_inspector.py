@@ -25,7 +25,7 @@ from dshealthd.core.collector import (
     gauge,
 )
 from dshealthd.core.host import read
-from dshealthd.core.options import Bytes, Duration, option
+from dshealthd.core.options import Duration, option
 from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs.nccl import inspector
 from dshealthd.jobs.nccl.inspector import Directories, FileRefused, InspectorFileState, parse
@@ -55,8 +55,8 @@ SECONDS = gauge(
 FILES = gauge(
     "dshealthd_nccl_inspector_files",
     "Inspector files by outcome of the last collection: taken; or dropped as stale (older than "
-    "max_age), elsewhere (another node's), foreign (wrong owner), irregular (link, FIFO), "
-    "too_large, unreadable, left_out (more than max_files).",
+    "two minutes), elsewhere (another node's), foreign (wrong owner), irregular (link, FIFO), "
+    "too_large, unreadable, left_out (more than 64).",
     "state",
 )
 MALFORMED = gauge(
@@ -71,6 +71,8 @@ LEFT_OUT = gauge(
 VARIABLE = "NCCL_INSPECTOR_DUMP_DIR"
 MAX_AGE = 120.0
 """Seconds after which a file is dropped; the plugin writes every 30 s at most."""
+MAX_FILES, MAX_BYTES = 64, 1 << 18
+"""Most files that are read, and the size above which one is not; 24 KiB is usual."""
 MAX_OPERATIONS = 512
 """Most series of each metric."""
 MAX_DIRECTORIES = 32
@@ -87,10 +89,6 @@ class NcclInspectorOptions(CollectorOptions):
     )
     deadline: Duration = option(
         "5s", "How long one directory or file may take before it times out.", minimum="10ms"
-    )
-    max_files: int = option(64, "Most files that are read.", minimum=1, maximum=10_000)
-    max_bytes: Bytes = option(
-        Bytes(1 << 18), "Size above which a file is not read; 24 KiB is usual.", minimum=4096
     )
 
 
@@ -122,7 +120,7 @@ class NcclInspector(Collector):
                 raise NotAvailable(message)
             uuids = self._uuids() if directories else frozenset[str]()
             files = yield from self._list(directories, uuids, states)
-            for directory, name in files[: self.options.max_files]:
+            for directory, name in files[:MAX_FILES]:
 
                 def take(directory: Directory = directory, name: str = name) -> Iterator[Fault]:
                     found = self._take(directory, name, jobs, uuids, states)
@@ -130,7 +128,7 @@ class NcclInspector(Collector):
                     return iter(())
 
                 yield from one_of_many(directory.part, take)
-            states[InspectorFileState.LEFT_OUT] += max(0, len(files) - self.options.max_files)
+            states[InspectorFileState.LEFT_OUT] += max(0, len(files) - MAX_FILES)
         finally:
             for directory in directories.values():
                 os.close(directory.descriptor)
@@ -236,7 +234,7 @@ class NcclInspector(Collector):
                 directory.owners,
                 now - age,
                 now + age,
-                self.options.max_bytes,
+                MAX_BYTES,
             )
         except FileRefused as refusal:
             states[refusal.state] += 1

@@ -218,11 +218,13 @@ def test_a_link_does_not_leave_the_container(node: Node, tmp_path: Path) -> None
 
 
 def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files too large are not read, more files than max_files are left out, and so are operations;
+    """Files too large are not read, more files than are read are left out, and so are operations;
     all are counted.
     """
     monkeypatch.setattr(nccl_inspector, "MAX_OPERATIONS", 2)
-    node = Node(tmp_path, max_files=3, max_bytes=4096)
+    for name, most in (("MAX_FILES", 3), ("MAX_BYTES", 4096)):
+        monkeypatch.setattr(nccl_inspector, name, most)
+    node = Node(tmp_path)
     node.rank()
     for number in range(5):
         node.write(

@@ -10,7 +10,7 @@ import itertools
 import os
 import socket
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -160,6 +160,35 @@ def test_nonsense_is_malformed(datagram: bytes) -> None:
     """What is no reply to this dump is refused, and not read as fewer sockets."""
     with pytest.raises(MalformedReply):
         parse(datagram, SEQUENCE)
+
+
+@pytest.mark.parametrize("other", [{"flags": 2 | INTERRUPTED}, {"sequence": SEQUENCE + 1}])
+def test_a_datagram_is_of_one_kind_only_if_each_header_is(other: dict[str, int]) -> None:
+    """Messages of equal length are read at once, but not past one that says something else."""
+    datagram = socket_message(ROW) + message(18, laid_out(ROW), **other) + socket_message(ROW)
+    with pytest.raises((Interrupted, MalformedReply)):
+        parse(datagram, SEQUENCE)
+
+
+class Answers:
+    """A netlink socket that gives one datagram after another: data, flags, sender's pid."""
+
+    def __init__(self, *given: tuple[bytes, int, int]) -> None:
+        self._given = list(given)
+
+    def recvmsg(self, _size: int) -> tuple[bytes, list[Any], int, tuple[int, int]]:
+        """Return the next."""
+        data, flags, sender = self._given.pop(0)
+        return data, [], flags, (sender, 0)
+
+
+def test_a_datagram_is_whole_and_the_kernel_s() -> None:
+    """What is cut off or empty is malformed, and what another process sent is ignored."""
+    for data, flags in ((b"x", socket.MSG_TRUNC), (b"", 0)):
+        with pytest.raises(MalformedReply):
+            sock_diag._datagram(cast("socket.socket", Answers((data, flags, 0))))
+    answers = Answers((b"other", 0, 4711), (b"kernel", 0, 0))
+    assert sock_diag._datagram(cast("socket.socket", answers)) == b"kernel"
 
 
 def test_noop_is_skipped() -> None:

@@ -78,6 +78,30 @@ def test_no_value_of_before_is_given_for_a_failed_call(codes: tuple[int, ...]) -
     assert batch.read(None) == ([7] * 200, 0)
 
 
+@pytest.mark.parametrize(
+    ("codes", "failure"),
+    [
+        ((0, 0), 0),
+        ((pynvml.NVML_ERROR_NO_DATA, 0), 0),
+        ((999, pynvml.NVML_ERROR_NO_DATA), 999),
+        ((999, pynvml.NVML_ERROR_TIMEOUT), 999),
+        ((999, pynvml.NVML_ERROR_GPU_IS_LOST), pynvml.NVML_ERROR_GPU_IS_LOST),
+        ((999, pynvml.NVML_ERROR_DRIVER_NOT_LOADED), pynvml.NVML_ERROR_DRIVER_NOT_LOADED),
+    ],
+)
+def test_which_failure_of_a_field_counts(codes: tuple[int, int], failure: int) -> None:
+    """The first, unless a later one concerns the device or the session; no data is none."""
+    batch = Batch([(1, 0), (2, 0)])
+
+    def call(_handle: object, _count: int, array: ctypes.Array[Any]) -> int:
+        for field, code in zip(array, codes, strict=True):
+            field.nvmlReturn, field.valueType, field.value.uiVal = code, UINT, 7
+        return 0
+
+    batch._function, batch._supported = call, [0, 1]
+    assert batch.read(None) == ([None if code else 7 for code in codes], failure)
+
+
 def test_constants_of_pynvml() -> None:
     """The values that are written out here, as collectors do without pynvml, are pynvml's."""
     types = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import random
 import signal
@@ -91,7 +92,7 @@ def test_values_span_days() -> None:
     reading = known.ratio(series(), 1.0)
     assert reading is not None
     assert reading.ratio == 1.0
-    assert KEPT * SPACING > 2 * 86400
+    assert KEPT * SPACING == 64 * 3600
 
 
 def test_slow_drift_is_not_accepted() -> None:
@@ -120,6 +121,13 @@ def test_faster_is_believed_at_once() -> None:
     reading = known.ratio(series(), 1.15)
     assert reading is not None
     assert reading.ratio >= reading.limit
+
+
+@pytest.mark.parametrize(("number", "lowest"), [(63, math.inf), (64, 1.0)])
+def test_the_lowest_median_is_one_of_many_values(number: int, lowest: float) -> None:
+    """It takes sixty-four to be compared with for weeks."""
+    known = learnt([1.0] * number)
+    assert known._classes[series()].lowest == lowest
 
 
 def test_new_part_is_judged_by_its_siblings() -> None:

@@ -1,0 +1,103 @@
+"""Which of a node's idle connections are kept, and which is used next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from dshealthd.probe.options import PeerOptions
+from dshealthd.probe.peers.pool import ConnectionPool
+from dshealthd.probe.peers.protocol import TimeoutMeaning
+from dshealthd.probe.peers.resolver import Resolver
+
+if TYPE_CHECKING:
+    from dshealthd.probe.peers.link import Link
+
+
+class Connected:
+    """A connection without a network."""
+
+    def __init__(self) -> None:
+        self.broken = False
+        self.idle_since = 0.0
+
+    def usable(self) -> bool:
+        """Tell whether it is still open."""
+        return not self.broken
+
+    def abort(self) -> None:
+        """Close it."""
+        self.broken = True
+
+
+class Pool(ConnectionPool):
+    """A pool that connects to nobody, and its clock."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        super().__init__(PeerOptions(), lambda name: (name, 1), Resolver(), lambda: self.now)
+
+    async def _open(self, *_: object) -> Link:
+        return cast("Link", Connected())
+
+    async def next(self, peer: str = "a") -> Link:
+        """Return the connection that the next call uses."""
+        return await self.acquire(peer, None, TimeoutMeaning())
+
+    async def idle(self, number: int, peer: str = "a") -> list[Link]:
+        """Return so many connections to a peer, which became idle in this order."""
+        made = [await self.next(peer) for _ in range(number)]
+        for link in made:
+            self.release(link, peer, keep=True)
+        return made
+
+
+async def test_the_connection_used_last_is_used_next() -> None:
+    """It is the least likely to be closed by the peer; one that is closed is passed over."""
+    pool = Pool()
+    first, second = await pool.idle(2)
+    assert await pool.next() is second
+    pool.release(second, "a", keep=True)
+    second.abort()
+    assert await pool.next() is first
+    assert await pool.next() not in {first, second}
+
+
+async def test_connections_of_a_peer_that_left_are_closed() -> None:
+    """Those of others are not, nor used for another peer."""
+    pool = Pool()
+    (theirs,), (others,) = await pool.idle(1, "a"), await pool.idle(1, "b")
+    pool.forget("a")
+    assert (theirs.broken, others.broken) == (True, False)
+    assert await pool.next("a") is not others
+    assert await pool.next("b") is others
+
+
+@pytest.mark.parametrize(("number", "closed"), [(16, 0), (17, 1)])
+async def test_few_are_kept(number: int, closed: int) -> None:
+    """Of more than sixteen the one that is idle longest is closed."""
+    made = await Pool().idle(number)
+    assert [link.broken for link in made] == [True] * closed + [False] * 16
+
+
+@pytest.mark.parametrize(("seconds", "closed"), [(60.0, False), (60.1, True)])
+async def test_idle_for_a_minute(seconds: float, *, closed: bool) -> None:
+    """A connection is kept for less than a listener allows."""
+    pool = Pool()
+    (link,) = await pool.idle(1)
+    pool.now += seconds
+    assert (await pool.next() is not link) is closed
+    assert link.broken is closed
+
+
+@pytest.mark.parametrize(("keep", "broken"), [(False, False), (True, True)])
+async def test_what_cannot_be_used_again_is_closed(*, keep: bool, broken: bool) -> None:
+    """After an answer that ends a connection, or once it is lost."""
+    pool = Pool()
+    link = await pool.next()
+    if broken:
+        link.abort()
+    pool.release(link, "a", keep=keep)
+    assert link.broken
+    assert len(pool) == 0
