@@ -1,6 +1,6 @@
 """How soon agents name several nodes that die at once.
 
-    python -m bench.compiled bench.dead_nodes [--seeds 20]
+    python -m bench.dead_nodes [--seeds 20]
 
 Simulated: the schedule, verdicts and network of `probe_simulator`. The nodes die at the start of an
 epoch; a node counts as named when it is, or its leaf where all of that is dead.
@@ -56,7 +56,6 @@ def named(cluster: Cluster, dead: Collection[int]) -> tuple[list[float], set[str
 
 def main() -> None:
     """Print the table."""
-    # Not the docstring, which a compiled module has not.
     parser = argparse.ArgumentParser(description="How soon several dead nodes are named.")
     parser.add_argument("--seeds", type=int, default=20)
     seeds = parser.parse_args().seeds

@@ -521,7 +521,6 @@ def heading(*columns: str) -> None:
 
 def main() -> None:
     """Print the tables."""
-    # Not the docstring, which a compiled module has not.
     parser = argparse.ArgumentParser(description="How soon, surely and falsely probes accuse.")
     parser.add_argument("--nodes", type=int, default=128)
     parser.add_argument("--leaf-size", type=int, default=16)

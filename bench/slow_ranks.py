@@ -6,9 +6,9 @@
     python -m bench.slow_ranks few JOBS [MODEL …]        # JOBS for each size of two to four ranks,
                                                          # healthy for an hour, and with one of 1.3x
 
-The agent's figures (`dshealthd.jobs.own_work`) and the rules of the group dshealthd-ranks in numpy,
-over thousands of job hours; `tests/jobs/test_slow_ranks.py` holds both against the agent's own code
-and promtool. Steps take STEP seconds; a rank is looked at whenever a window ends.
+The agent's figures (`dshealthd.jobs.own_work`) and the rules of the groups dshealthd-work-* in
+numpy, over thousands of job hours; `tests/jobs/test_slow_ranks.py` holds both against the agent's
+own code and promtool. Steps take STEP seconds; a rank is looked at whenever a window ends.
 """
 
 from __future__ import annotations

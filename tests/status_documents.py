@@ -74,7 +74,6 @@ def job(**other: Any) -> dict[str, Any]:
         "hang": None,
         "stall": None,
         "failures": [],
-        "slowest_rank": None,
         "evidence": None,
         "ranks": [rank()],
         **other,

@@ -81,8 +81,6 @@ such as the finding of the node and that of a log.
 SEAMS = frozenset(
     {
         "explain/recognition.py",
-        "findings/hangs.py",
-        "jobs/hangs/hang.py",
     }
 )
 """Modules whose constants are still to be moved."""

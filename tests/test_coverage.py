@@ -103,12 +103,12 @@ def test_a_healthy_fleet() -> None:
     pages, tickets = (sum(float(row[column]) for row in HEALTHY) for column in (1, 2))
     assert f"**{pages:g} pages and {tickets:g} tickets**" in TEXT
     assert (pages <= 1, tickets <= 30) == (True, True)
-    assert len(HEALTHY) == TEXT.split("| of a kind |")[1].count("\n| ")
+    assert len(HEALTHY) == TEXT.split("| event | times |")[1].count("\n| ")
 
 
 def test_all_days_are_read() -> None:
     """No row of the table is left out for its form."""
-    assert len(DAYS) == TEXT.split("| day |")[1].split("\n\n")[0].count("\n| ")
+    assert len(DAYS) == TEXT.split("| event | alerts |")[1].split("\n\n")[0].count("\n| ")
 
 
 def scenes_of(file: str) -> list[str]:

@@ -42,6 +42,7 @@ FLAGS = {
     "kernel-log": "kernelLog",
     "probes": "probes",
     "trainings": "trainings",
+    "follow": "follow",
     "evidence": "evidence",
     "tls": "tls",
 }
@@ -68,6 +69,9 @@ PLACES: dict[tuple[str, str], dict[Place, str]] = {
     },
     ("PodMonitor", "dshealthd"): {("metadata", "labels", "*"): "prometheusOperator.labels"},
     ("ConfigMap", "dshealthd"): {("data", "*"): "config"},
+    ("MutatingAdmissionPolicy", "dshealthd-follow"): {
+        ("spec", "variables", 0, "expression"): "follow.sites",
+    },
 }
 """Which value of the chart stands at a place in an object; at `*`, its entries beside those
 there."""

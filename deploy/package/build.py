@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import Requirement
 
 from deploy.package import manual, runtime
+from deploy.training import directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -373,6 +374,7 @@ def system_files(root: Path, epoch: int) -> None:
         write(root / target, source.read_text(encoding="utf-8"))
     for name in ("dshealthd-health", "dshealthd-prolog", "dshealthd-epilog"):
         write(library / "slurm" / name, (slurm / name).read_text(encoding="utf-8"), 0o755)
+    directory.make(library / "training")
     write(root / "usr/bin/dshealthd", (HERE / "dshealthd.sh").read_text(encoding="utf-8"), 0o755)
     # What an administrator adds, such as grpcio for NVRx: pip install --target.
     write(root / MODULES / "local.pth", "/usr/local/lib/dshealthd\n")

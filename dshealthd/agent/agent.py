@@ -27,11 +27,11 @@ from dshealthd.core.snapshot import Snapshot
 from dshealthd.core.text import first_of
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import Evidence
-from dshealthd.findings.hangs import work
 from dshealthd.findings.judge import Judge
 from dshealthd.findings.judgement import series_of
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.findings.overview import overview
+from dshealthd.findings.work import work
 from dshealthd.jobs.service import Jobs
 from dshealthd.nvrx.fitness import fitness
 from dshealthd.nvrx.options import NvrxOptions
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.findings.series import Series
-    from dshealthd.jobs.hangs.hang import Standstill
+    from dshealthd.jobs.hangs.judge import Standstill
     from dshealthd.nvrx.fitness import Fitness
 
 log = logging.getLogger(__name__)
@@ -78,6 +78,7 @@ class Agent:
             config.path.state,
             time.monotonic,
             time.time,
+            lambda: self._jobs.standstills,
         )
         self._problems: dict[str, str] = {}
         """Problems of the agent itself, one line each, by their subject."""
@@ -97,13 +98,14 @@ class Agent:
             monotonic=time.monotonic,
             wall=time.time,
         )
-        jobs = Jobs(
+        self._jobs = jobs = Jobs(
             time.monotonic,
             time.time,
             self._see,
             config.path.state,
             lambda job: self._scheduler.tell(News.HANG_SUSPECTED, job),
             lambda job: work(self._series(), job),
+            self._pages,
         )
         self._scheduler = Scheduler(
             self._snapshot, time.monotonic, time.time, config.path.state, services=(jobs,)
@@ -129,6 +131,7 @@ class Agent:
             self._targets,
             self._fitness,
             self._probes.fleet_document,
+            self._judge.history,
         )
 
     async def run(
@@ -281,10 +284,17 @@ class Agent:
             if service is not self._judge:
                 yield from service.samples()
 
+    def _pages(self) -> Iterator[tuple[int, int, int]]:
+        """Yield pid, start and user of the processes that have a page with heartbeats."""
+        for point in self._series()("job_heartbeat_page_info"):
+            if (user := point.labels["user"]).isdigit():
+                yield int(point.labels["pid"]), int(point.labels["start"]), int(user)
+
     def _series(self) -> Series:
         """Return what the overview of jobs reads, with the limits by which findings are judged."""
         own = itertools.chain(self._samples_to_judge(), self._judge.derived)
-        return series_of(self._snapshot, own, self._config.section(FindingsOptions).limits)
+        limits = self._config.section(FindingsOptions).limits
+        return series_of(self._snapshot, own, limits, standstills=self._jobs.standstills)
 
     def _targets(self, port: int) -> bytes:
         """Return the targets that Prometheus should scrape.

@@ -21,24 +21,20 @@ if TYPE_CHECKING:
 
 CLASS = gauge(
     "dshealthd_node_class_info",
-    "1; what the node is compared with: the model of most of its GPUs, none without GPUs; absent "
-    "while it is not known whether it has any.",
+    "1; the GPU model of most of the node's GPUs, which it is compared by; none without GPUs. "
+    "Absent while it is unknown whether it has any.",
     "model",
 )
 UP = gauge("dshealthd_node_gpus_up", "GPUs of the node that answer.")
-UTILIZATION = gauge(
-    "dshealthd_node_gpu_utilization_ratio", "Mean over the node's GPUs of the time they compute."
-)
-POWER = gauge(
-    "dshealthd_node_gpu_power_watts", "Power of the GPUs of the node that report it, together."
-)
+UTILIZATION = gauge("dshealthd_node_gpu_utilization_ratio", "Mean utilization of the node's GPUs.")
+POWER = gauge("dshealthd_node_gpu_power_watts", "Total power of the node's GPUs that report it.")
 TEMPERATURE = gauge(
     "dshealthd_node_gpu_temperature_celsius", "Core temperature of the node's hottest GPU."
 )
 CLOCK = gauge(
     "dshealthd_node_gpu_clock_hertz",
-    "Lowest SM clock of the node's GPUs that compute, but for those that their default power limit "
-    "holds down, which is usual.",
+    "Lowest SM clock of the node's busy GPUs, except GPUs limited by their default power "
+    "limit, which is normal.",
 )
 
 NONE = "none"

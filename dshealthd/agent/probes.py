@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dshealthd.core.snapshot import Snapshot
     from dshealthd.findings.finding import Verdict
     from dshealthd.fleet.view import Fleet
-    from dshealthd.jobs.hangs.hang import Standstill
+    from dshealthd.jobs.hangs.judge import Standstill
     from dshealthd.probe.members.membership import Membership
     from dshealthd.probe.service import ProbeService
 

@@ -69,6 +69,17 @@ def query(parser: ArgumentParser) -> None:
     access(parser)
 
 
+def history(parser: ArgumentParser) -> None:
+    """Declare the arguments of `history`: the queried agents, the output, and how far back."""
+    query(parser)
+    parser.add_argument(
+        "--since",
+        metavar="DURATION",
+        default="30d",
+        help='how far back, such as "12h" or "90d" (default: %(default)s)',
+    )
+
+
 def targets(parser: ArgumentParser) -> None:
     """Declare the arguments of `targets`: its source and its output."""
     parser.add_argument(

@@ -23,14 +23,16 @@ from dshealthd.cli.apart import APART
 from dshealthd.cli.arguments import Command
 from dshealthd.config import config
 from dshealthd.config.flags import ACCESS, EXIT_UNKNOWN, EXIT_USAGE, FlagParser, tables
-from dshealthd.core.options import ConfigError
+from dshealthd.core.options import ConfigError, Duration
 from dshealthd.core.text import first_of, print_lines
 
 if typing.TYPE_CHECKING:
     from argparse import ArgumentParser
+    from collections.abc import Iterator
     from pathlib import Path  # noqa: TC004 - nothing evaluates this type
 
     from dshealthd.config.config import Config  # noqa: TC004 - as above
+    from dshealthd.core.collector import Sample
     from dshealthd.http.client import Access
 
 MAX_FILES = 16_384
@@ -181,6 +183,29 @@ def jobs(given: Invocation, **own: Any) -> int:
     return command.jobs(command.AgentQuery(given.config, _access(own), **own))
 
 
+@_command(
+    "dshealthd history",
+    "dshealthd history node-17 --since 90d",
+    declare=arguments.history,
+    exit_usage=EXIT_UNKNOWN,
+)
+def history(given: Invocation, since: str, **own: Any) -> int:
+    """Show what was wrong with this node before, or with others, and what was done to it.
+
+    Findings, boots, starts of the agent, changes of the driver, maintenance: 90 days at most.
+
+    Exit status: 0 all agents answered, 3 one did not, or bad usage.
+    """
+    from dshealthd.status import command
+
+    try:
+        seconds = Duration.parse(since)
+    except (ValueError, ArithmeticError) as error:
+        flag = "--since"
+        raise ConfigError(flag, [f"{since!r} is {error}"]) from error
+    return command.history(command.AgentQuery(given.config, _access(own), **own), seconds)
+
+
 def _access(own: dict[str, Any]) -> Access:
     from dshealthd.http.client import Access
 
@@ -241,15 +266,26 @@ def check_config(given: Invocation) -> int:
 
 @_command("dshealthd metrics | grep gpu_temperature")
 def metrics(given: Invocation) -> int:
-    """Collect once, print the metrics as a scrape would show them, and exit."""
+    """Collect once, print the metrics as a scrape would show them, and exit.
+
+    Without findings, which need more than one moment.
+    """
+    from dshealthd.agent import node_figures
     from dshealthd.collection.scheduler import Scheduler
     from dshealthd.core.self_metrics import SelfMetrics
     from dshealthd.core.snapshot import Snapshot
+    from dshealthd.findings.options import FindingsOptions
 
     snapshot = Snapshot(time.monotonic, time.time)
     telemetry = SelfMetrics(time.time())
+    busy = given.config.section(FindingsOptions).limits.gpu_busy_ratio
+
+    def own() -> Iterator[Sample]:
+        yield from telemetry.samples()
+        yield from node_figures.samples(snapshot, busy)
+
     asyncio.run(Scheduler(snapshot, time.monotonic, time.time).once(given.config))
-    sys.stdout.write(snapshot.body(telemetry.samples).decode())
+    sys.stdout.write(snapshot.body(own).decode())
     return 0
 
 

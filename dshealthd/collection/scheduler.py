@@ -52,8 +52,6 @@ STALE_INTERVALS = 3
 
 @dataclass
 class _Member:
-    """A collector in its group, and when it is due on the monotonic clock."""
-
     kind: type[Collector]
     options: CollectorOptions
     due: float
@@ -93,7 +91,6 @@ class _WorkerGroup:
             await self._sleep(max(wait, 0.0))
 
     async def _sleep(self, seconds: float) -> None:
-        """Sleep until a collector is due, or one is woken."""
         loop = asyncio.get_running_loop()
         self._alarm = loop.create_future()
         timer = loop.call_later(seconds, _ring, self._alarm)
@@ -180,8 +177,6 @@ def _ring(alarm: asyncio.Future[None]) -> None:
 
 
 class _Inside(_WorkerGroup):
-    """Collectors whose sources cannot hang, run in the agent's own loop."""
-
     def __init__(
         self, members: Mapping[str, _Member], snapshot: Snapshot, context: Context
     ) -> None:
@@ -206,8 +201,6 @@ class _Inside(_WorkerGroup):
 
 
 class _Outside(_WorkerGroup):
-    """Collectors of one worker process."""
-
     def __init__(
         self,
         members: Mapping[str, _Member],

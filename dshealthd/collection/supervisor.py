@@ -67,7 +67,7 @@ STUCK = gauge(
 )
 QUARANTINED = gauge(
     "dshealthd_worker_quarantined",
-    "Parts (GPUs, paths) that are skipped because a worker hung or crashed at them.",
+    "Parts (GPUs, paths) that are skipped because they hung or crashed a worker.",
     "worker",
 )
 
@@ -255,11 +255,9 @@ class Supervisor:
         return ""
 
     def _takes_long(self, collector: str) -> bool:
-        """Return whether the deadline of a collector's parts is too long for the others to wait."""
         return collector in self._parallel and self._deadlines[collector] > self._others_wait
 
     def _left_out(self) -> dict[str, Fault]:
-        """Return the quarantined parts that the worker must skip now."""
         now = self._monotonic()
         return {
             part: entry.fault
@@ -454,7 +452,6 @@ class Supervisor:
         return process
 
     async def _outlast(self, silent: Silent) -> None:
-        """Wait until its deadline for a worker that was left at a part."""
         process = silent.worker
         process.dismiss()
         try:
@@ -480,12 +477,10 @@ class Supervisor:
             self._slow[part] = self._monotonic() + SLOW_FOR
 
     def _postpone(self, part: str) -> None:
-        """Postpone the retry of a part in quarantine by its back-off."""
         if (entry := self._quarantine.get(part)) is not None:
             entry.until = self._monotonic() + self._backoff.after(entry.failures)
 
     async def _part_failed(self, broken: Broken) -> None:
-        """Handle a worker that hung or crashed at a part."""
         if isinstance(broken, Silent):
             self._set_aside(broken.part, self._outlast(broken))
         else:

@@ -155,14 +155,12 @@ class WorkerFormatter(logging.Formatter):
 
 
 def _log(worker: str, level: int) -> None:
-    """Send this worker's log to standard error, which the agent reads."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(WorkerFormatter(f"worker {worker}: %(levelname)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
 
 
 def _decoded(schema: Any, table: dict[str, Any]) -> Any:
-    """Decode options that the agent has already checked."""
     errors = Errors()
     value = decode(schema, table, "", errors)
     if errors:

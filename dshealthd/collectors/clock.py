@@ -49,8 +49,6 @@ class Timex(NamedTuple):
 
 
 class _Structure(ctypes.Structure):
-    """`struct timex` of <sys/timex.h>."""
-
     _fields_ = (
         ("modes", ctypes.c_uint),
         ("offset", ctypes.c_long),

@@ -7,18 +7,16 @@ disk, so a hung disk shows up but cannot hang the collector.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.core.collector import (
     Collector,
-    CollectorOptions,
     NotAvailable,
     counter,
+    every,
     gauge,
 )
 from dshealthd.core.host import lines_of, read_existing
-from dshealthd.core.options import Duration, option
 from dshealthd.core.result import parsed
 
 if TYPE_CHECKING:
@@ -52,10 +50,10 @@ INFO = gauge(
     "1; the model that the disk reports, and whether it rotates. /sys/block.",
     *("disk", "disk_model", "rotational"),
 )
-LEFT_OUT = gauge(
-    "dshealthd_disks_left_out", "Disks without series because there are more than max_disks."
-)
+LEFT_OUT = gauge("dshealthd_disks_left_out", "Disks without series because there are more than 32.")
 
+MAX_DISKS = 32
+"""Disks that get series, in order of their names."""
 _SECTOR = 512
 """Bytes per sector in `/proc/diskstats`, whatever the disk's own sector size."""
 _FIELDS = 12
@@ -102,22 +100,12 @@ def parse_diskstats(text: str) -> dict[str, DiskStatistics]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiskOptions(CollectorOptions):
-    """How often disks are read, and how many."""
-
-    interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
-    max_disks: int = option(
-        32, "Disks that get series, in order of their names.", minimum=1, maximum=1000
-    )
-
-
 class Disk(Collector):
     """Reads one file, and two more for each new disk; cannot hang."""
 
-    Options = DiskOptions
+    Options = every("15s")
 
-    def __init__(self, options: DiskOptions, context: Context) -> None:
+    def __init__(self, options: Any, context: Context) -> None:
         super().__init__(options, context)
         self._identities: dict[str, DiskIdentity | None] = {}
 
@@ -136,7 +124,7 @@ class Disk(Collector):
             for name in statistics
         }
         disks = sorted(name for name, identity in self._identities.items() if identity is not None)
-        shown = disks[: self.options.max_disks]
+        shown = disks[:MAX_DISKS]
         yield LEFT_OUT(len(disks) - len(shown))
         for name in shown:
             yield from self._disk(name, statistics[name])

@@ -56,8 +56,8 @@ ROWS_FAILED = gauge(
 )
 REPAIR_PENDING = gauge(
     "dshealthd_gpu_repair_pending",
-    "1 while a memory channel or a TPC is waiting for the next GPU reset to be repaired; Hopper "
-    "and later, with recent drivers.",
+    "1 while a memory bank, a memory channel or a TPC is waiting for the next GPU reset to be "
+    "repaired; Hopper and later, with recent drivers.",
     *_ID,
 )
 UNREPAIRABLE = gauge(
@@ -111,7 +111,11 @@ _REST: tuple[tuple[str, Metric, tuple[str, ...]], ...] = (
     ("NVML_FI_DEV_RETIRED_DBE", PAGES, ("uncorrected",)),
     ("NVML_FI_DEV_RETIRED_PENDING", PAGES_PENDING, ()),
 )
-_ASKED = Fields(*_COUNTS.values(), *(field for field, _, _ in _REST))
+_BANKS = "NVML_FI_DEV_PENDING_BANK_REMAPPING"
+"""From driver 615 on. How many rows and banks are remapped but inactive has no consequence that
+NVIDIA names, and is not read.
+"""
+_ASKED = Fields(*_COUNTS.values(), *(field for field, _, _ in _REST), _BANKS)
 
 
 class Ecc(GpuCollector):
@@ -127,10 +131,14 @@ class Ecc(GpuCollector):
                 yield from told(ERRORS, value, *gpu.labels, kind, span)
             else:
                 yield from told(LOCATED, value, *gpu.labels, place, kind, span)
-        for (_, metric, labels), value in zip(_REST, values[len(_COUNTS) :], strict=True):
+        *rest, banks = values[len(_COUNTS) :]
+        for (_, metric, labels), value in zip(_REST, rest, strict=True):
             yield from told(metric, value, *gpu.labels, *labels)
-        pending = device.ask("nvmlDeviceGetRepairStatus")
-        if pending is not None and None not in map(number, pending):
+        pending: list[float | None] = [
+            *map(number, device.ask("nvmlDeviceGetRepairStatus") or ()),
+            *(() if banks is None else (banks,)),
+        ]
+        if pending and None not in pending:
             yield REPAIR_PENDING(float(any(pending)), *gpu.labels)
         broken = device.ask("nvmlDeviceGetUnrepairableMemoryFlag_v1")
         yield from told(UNREPAIRABLE, None if broken is None else float(broken > 0), *gpu.labels)

@@ -60,8 +60,7 @@ READ_ONLY = gauge(
 )
 INFO = gauge(
     "dshealthd_filesystem_info",
-    "1; mountpoint is where the file system that holds the path is mounted: / if the path's own "
-    "mount is missing.",
+    "1; mountpoint of the file system that holds the path: / if the path's own mount is missing.",
     *("path", "mountpoint", "fstype"),
 )
 WRITABLE = gauge(
@@ -180,7 +179,6 @@ class Filesystem(Collector):
             raise SourceError(faults[0].reason, faults[0].detail)
 
     def _space(self, path: str) -> Iterator[Sample]:
-        """Yield space and inodes of one configured path. OSError if it cannot be accessed."""
         place = self.host.root(path)
         status = os.statvfs(place)
         yield SIZE(status.f_blocks * status.f_frsize, path)

@@ -5,11 +5,9 @@ Temperature, power, clocks and throttling, memory, utilization, modes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Fault, News, Reason, counter, gauge
-from dshealthd.core.options import Duration, option
 from dshealthd.nvml.collector import GpuCollector, GpuCollectorOptions
 from dshealthd.nvml.signs import Signs
 from dshealthd.nvml.values import Fields, number, told
@@ -164,6 +162,8 @@ THROTTLE_REASONS = {
     "hw_thermal_slowdown": 0x40,
     "hw_power_brake_slowdown": 0x80,
     "display_clock_setting": 0x100,
+    "board_limit": 0x200,
+    "reliability": 0x400,
 }
 """Bits of nvmlClocksEventReasons."""
 _FIELDS = {
@@ -181,36 +181,18 @@ _FIELDS = {
 _ASKED = Fields(*_FIELDS.values())
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuOptions(GpuCollectorOptions):
-    """GPU options, plus when a GPU that answers counts as frozen."""
-
-    frozen_after: Duration = option(
-        "10s",
-        "How long a GPU's energy counter may stay unchanged before its readings count as frozen "
-        "and are withheld.",
-        minimum="1s",
-    )
-    frozen_sweeps: int = option(
-        3, "How many sweeps in a row must find the counter unchanged.", minimum=1
-    )
-
-
 class GpuTelemetry(GpuCollector):
     """Reads a GPU's vital signs every few seconds in about twenty calls.
 
     Constants are read once.
     """
 
-    Options = GpuOptions
+    Options = GpuCollectorOptions
     vital = True
     wakes_on = frozenset({News.GPU_ERROR})
 
-    def __init__(self, options: GpuOptions, context: Context) -> None:
-        """Set the session's thresholds for frozen GPUs, which apply to every GPU collector."""
+    def __init__(self, options: GpuCollectorOptions, context: Context) -> None:
         super().__init__(options, context)
-        session = self.session()
-        session.frozen_after, session.frozen_sweeps = options.frozen_after, options.frozen_sweeps
         self._signs = Signs(context.tell)
 
     def overview(self, session: Session) -> Iterator[Sample | Fault]:
@@ -258,7 +240,6 @@ class GpuTelemetry(GpuCollector):
         self._signs.look(gpu.uuid, device)
 
     def _constants(self, labels: tuple[str, str], device: Device) -> Iterator[Sample]:
-        """Yield what stays the same until the GPUs are listed again: identity and limits."""
         pci = device.once("nvmlDeviceGetPciInfo_v3")
         gsp = device.once("nvmlDeviceGetGspFirmwareVersion")
         yield INFO(

@@ -20,6 +20,10 @@ EXPECTED = gauge(
     "NVIDIA GPUs on the PCI bus, except those passed through to a virtual machine; "
     "/sys/bus/pci/devices.",
 )
+AMD = gauge(
+    "dshealthd_gpus_unmonitored",
+    "GPUs of AMD that compute, of which nothing else is known here. Absent where there are none.",
+)
 
 
 class GpuBus(Collector):
@@ -30,12 +34,15 @@ class GpuBus(Collector):
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the number of GPUs on the PCI bus; NotAvailable if none was ever seen."""
         try:
-            count = len(bus(self.host).gpus())
+            count, amd = len(bus(self.host).gpus()), len(bus(self.host).amd_gpus())
         except FileNotFoundError as error:
             message = "this machine has no PCI bus"
             raise NotAvailable(message) from error
         self._seen = self._seen or count > 0
-        if not self._seen:
+        if amd:
+            yield AMD(amd)
+        elif not self._seen:
             message = "no NVIDIA GPU on the PCI bus"
             raise NotAvailable(message)
-        yield EXPECTED(count)
+        if self._seen:
+            yield EXPECTED(count)

@@ -185,8 +185,6 @@ class CounterSeries(NamedTuple):
 
 @dataclass(slots=True)
 class _Device:
-    """An adapter, and the samples and series made from its files."""
-
     adapter: Adapter
     constants: list[Sample] = field(default_factory=list)
     sensors: list[CounterSeries] = field(default_factory=list)

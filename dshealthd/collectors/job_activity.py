@@ -1,10 +1,9 @@
-"""What the processes of training jobs do besides their steps: bytes that they read, write, send and
-receive, the CPU time of their child processes, for whose answer ranks wait, and which are stopped
-or have ended.
+"""What training jobs do besides their steps: file and network traffic, CPU time of child processes,
+waits for answers from outside the job, processes that are stopped or have ended.
 
-A job that moves bytes is at work, whatever its ranks do not report: it saves a checkpoint, uploads
-one, or loads data. So is one whose compilers or data loaders compute. None of this takes
-heartbeats.
+A job that moves bytes is at work, even if its ranks report nothing: it saves or uploads a
+checkpoint, or loads data. So is a job whose compilers or data loaders compute. Heartbeats are not
+needed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.rank_processes import RankProcesses
 from dshealthd.jobs.ras.address import PORT, parse_address
 from dshealthd.linux import sock_diag
-from dshealthd.linux.activity import IDLE_SHARE
+from dshealthd.linux.activity import IDLE_SHARE, busiest, demands
 from dshealthd.linux.process import TICKS, open_files, parse_stat
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.socket_owners import parse_inode
@@ -39,66 +38,67 @@ if TYPE_CHECKING:
 
 FILES = gauge(
     "dshealthd_job_file_bytes_per_second",
-    "Rate at which the job's processes on this node read and wrote since the sample before; absent "
-    "until there is one. The larger of read_bytes + write_bytes of /proc/<pid>/io, which count "
-    "pages, and rchar + wchar, which count what goes through read and write.",
+    "Rate at which the job's processes on this node read and write, since the previous "
+    "sample; absent before there is one. The larger of read_bytes + write_bytes in "
+    "/proc/<pid>/io, which count pages, and rchar + wchar, which count read and write calls.",
     "training_job",
 )
 SOCKETS = gauge(
     "dshealthd_job_socket_bytes_per_second",
-    "Rate at which TCP connections of ranks here whose main thread is idle sent and received since "
-    "the sample before, as their other ends have acknowledged it; in a network namespace of its "
-    "own, that of all its interfaces but lo. Absent while no such rank is idle, or its connections "
-    "cannot be read.",
+    "Acknowledged TCP traffic, in both directions, of ranks here with an idle main thread, "
+    "since the previous sample; in a network namespace of its own, the traffic of all "
+    "interfaces except lo. Absent if no such rank is idle, or its connections cannot be read.",
     "training_job",
 )
 CHILDREN = gauge(
     "dshealthd_job_children_cpu_cores",
-    "CPU cores that child processes of the job's ranks on this node, such as compilers and data "
-    "loaders, took since the sample before.",
+    "CPU cores that child processes of the job's ranks on this node, such as compilers and "
+    "data loaders, used since the previous sample.",
     "training_job",
 )
 TROUBLE = gauge(
     "dshealthd_job_rank_trouble_seconds",
-    "Time since the process of a rank here was first seen to be stopped by a signal (stopped), to "
-    "wait in the kernel for a file system or driver (blocked), or to have ended while others of "
-    "its run go on here: ended (exit status 0), failed, terminated, killed, crashed, or unknown. "
-    "Absent for other ranks, and of a run of which all are stopped. For ten minutes after a run "
-    "has ended here, that of a rank that was killed or crashed first, unless all were.",
+    "Time since the process of a rank here was first seen stopped by a signal (stopped), "
+    "waiting in the kernel for a file system or driver (blocked), or gone while others of its "
+    "run continue here: ended (exit status 0), failed, terminated, killed, crashed, or "
+    "unknown. Absent for other ranks, and if all ranks of the run are stopped. After the end "
+    "of a run, the rank that was killed or crashed first is shown for ten minutes, unless all "
+    "were.",
     *("training_job", "rank", "what", "pid"),
 )
 AWAITS = gauge(
     "dshealthd_job_rank_awaits_info",
-    "1 while the main thread of a rank waits in the kernel for somebody outside the job: for data "
-    "over a TCP connection (peer: its other end's address and port; not the job's MASTER_PORT) "
-    "with one that has acknowledged all that it was sent, or for input from a terminal. Absent "
-    "while no rank is seen to, and where the agent may not trace processes.",
+    "1 while the main thread of a rank waits in the kernel for somebody outside the job: for "
+    "data over a TCP connection whose peer has acknowledged everything sent (peer: its "
+    "address and port; not the job's MASTER_PORT), or for terminal input. Absent otherwise, "
+    "and if the agent may not trace processes.",
     *("training_job", "rank", "peer"),
 )
 SERVES = gauge(
     "dshealthd_job_rank_serves_info",
-    "1 for a port on which a process of a rank whose main thread is idle listens, and which the "
-    "kernel has not assigned: clients know it. Not the job's MASTER_PORT and NCCL's RAS.",
+    "1 for a port on which a process of a rank with an idle main thread listens, if the "
+    "kernel did not assign it: clients may know it. Excludes the job's MASTER_PORT and NCCL's "
+    "RAS.",
     *("training_job", "rank", "port"),
 )
 CPU = gauge(
     "dshealthd_job_rank_cpu_cores",
-    "Cores that the rank's process took since the sample before: its main thread (`main`), or all "
-    "its threads (`all`). Absent until there is one, and while the process is stopped by a signal "
-    "or a debugger.",
+    "CPU cores that the rank's process used since the previous sample: its main thread "
+    "(`main`), or all its threads (`all`; beside an idle main thread at least what one of them "
+    "used, or would have with a CPU of its own). Absent before there is one, and while a signal "
+    "or a debugger stops the process.",
     *("training_job", "rank", "threads"),
 )
 _MAIN, _ALL = "main", "all"
 WATCHDOG = gauge(
     "dshealthd_job_watchdog_seconds",
-    "Time after which a watchdog of the job's own ends it while a collective does not complete, as "
-    "the environment of its processes here says; 600 where it does not.",
+    "Time after which the job's own watchdog ends it if a collective does not complete, from "
+    "the environment of its processes here; 600 by default.",
     "training_job",
 )
 PROCESS = gauge(
     "dshealthd_job_process_info",
-    "1; the job's first process on this node by its number, with the name of the script or module "
-    "that it runs, and the number of its user.",
+    "1; the job's first process on this node: its pid, its script or module, and its user ID.",
     *("training_job", "script", "user", "pid"),
 )
 
@@ -166,6 +166,8 @@ class JobActivity(Collector):
         self._idle_before: set[int] = set()
         """The processes whose connections were looked at in the sample before."""
         self._ranks = RankProcesses(self.host)
+        self._demands: dict[tuple[int, int], Mapping[int, float]] = {}
+        """Of ranks whose main thread was idle in the sample before, what their threads wanted."""
         self._scripts: dict[tuple[int, int], str] = {}
         """What each job's first process runs, by pid and start."""
 
@@ -190,9 +192,12 @@ class JobActivity(Collector):
                 )
         counted: dict[object, float] = {}
         idle = {job: self._idle(job, members, elapsed) for job, members in jobs.items()}
+        wanted = self._wanted(idle)
         sockets = self._sockets(idle)
         for job, members in jobs.items():
-            read = functools.partial(self._job, job, members, elapsed, counted, sockets.get(job))
+            read = functools.partial(
+                self._job, job, members, elapsed, counted, sockets.get(job), wanted
+            )
             yield from one_of_many(f"job {job}", read)
         yield from self._outside(idle)
         self._at, self._before = now, counted
@@ -217,6 +222,18 @@ class JobActivity(Collector):
                     working.add(process.launch.rank)
         return [process for process in members if process.launch.rank not in working]
 
+    def _wanted(self, idle: Mapping[str, list[TrainingProcess]]) -> dict[tuple[int, int], float]:
+        """Return for how many seconds since the sample before a thread of each rank whose main one
+        is idle ran, or waited for a CPU: the most of its threads.
+        """
+        before, self._demands = self._demands, {}
+        for job, members in idle.items():
+            for process in members:
+                key = process.pid, process.start
+                if key in self._ranks.threads.get(job, {}):
+                    self._demands[key] = demands(self.host, process.pid)
+        return {key: busiest(before.get(key, {}), now) for key, now in self._demands.items()}
+
     def _job(
         self,
         job: str,
@@ -224,6 +241,7 @@ class JobActivity(Collector):
         elapsed: float | None,
         counted: dict[object, float],
         sockets: Mapping[object, tuple[float, bool]] | None,
+        wanted: Mapping[tuple[int, int], float],
     ) -> Iterator[Sample | Fault]:
         """Yield what the processes of one job do, and add their counters to `counted`."""
         before = self._before
@@ -263,7 +281,8 @@ class JobActivity(Collector):
             for which, seconds in zip((_MAIN, _ALL), both, strict=True):
                 counted[which, key] = seconds
                 if key in ranks and (which, key) in before:
-                    took[ranks[key], which].append(seconds - before[which, key])
+                    least = wanted.get(key, 0.0) if which == _ALL else 0.0
+                    took[ranks[key], which].append(max(seconds - before[which, key], least))
         if elapsed:
             rates = {what: max(sum(rise), 0.0) / elapsed for what, rise in rises.items() if rise}
             for metric in (FILES, SOCKETS, CHILDREN):

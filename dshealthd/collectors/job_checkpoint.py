@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 FREE = gauge(
     "dshealthd_job_checkpoint_free_bytes",
     "Space available to users other than root where the job saves its checkpoints, as of the last "
-    "look outside a save; a quota may leave less.",
+    "check outside a save; a quota may leave less.",
     "training_job",
 )
 NEXT = gauge(
     "dshealthd_job_checkpoint_next_bytes",
-    "Expected size of the job's next checkpoint: the largest of its last three. Absent if the job "
-    "needs no extra room: each save overwrites the last one, or an earlier save fitted with less "
-    "free space than that.",
+    "Expected size of the job's next checkpoint: the largest of its last three. Absent if the "
+    "job needs no extra room: each save overwrites the last one, or an earlier save fitted "
+    "into less free space.",
     "training_job",
 )
 SAVED = gauge(
@@ -59,7 +59,7 @@ PROBLEMS = gauge(
     "Files with this problem in the checkpoint that DeepSpeed's latest names: missing (a rank's "
     "file, judged by the other names and the number of files expected), empty, cut_off (ends "
     "before its table of contents); no_directory: 1 if the checkpoint's directory does not exist. "
-    "As of the look after the save. Missing is absent where each node saves to its own disk.",
+    "Checked once after each save. Missing is absent if each node saves to its own disk.",
     *("training_job", "problem"),
 )
 LEFT_OUT = shares.jobs_left_out(

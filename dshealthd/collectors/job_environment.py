@@ -32,6 +32,7 @@ from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs import environment_problems as problems
 from dshealthd.jobs.environment import NCCL_COMMON, launched_by, natural, nccl_variables
 from dshealthd.jobs.environment_problems import Finding
+from dshealthd.jobs.heartbeats.sender import find_page
 from dshealthd.jobs.nccl.names import Misnomer, newer
 from dshealthd.jobs.nccl.release import MappedReleases, UnknownRelease
 from dshealthd.jobs.nccl.settings import parse_configuration
@@ -110,9 +111,15 @@ FINGERPRINT = gauge(
     "must be the same on all ranks; absent if no rank sets it.",
     *("training_job", "run", "variable"),
 )
+PAGE = gauge(
+    "dshealthd_job_heartbeat_page_info",
+    "1 for a process of a rank here that has a page with heartbeats, which the agent reads whether "
+    "or not the process can reach its socket.",
+    *("training_job", "rank", "user", "pid", "start"),
+)
 LEFT_OUT = gauge(
     "dshealthd_job_runs_left_out",
-    "Runs on this node without series because there are more than max_runs.",
+    "Runs on this node without series because there are more than 16.",
 )
 
 MAX_PROBLEMS = 64
@@ -122,6 +129,8 @@ _DOUBTFUL = frozenset({Misnomer.MISSPELT, Misnomer.UNKNOWN})
 _LISTED = 100
 """Least number of variable names in a library that names all of its own; NCCL 2.24 has 148."""
 _CONFIGURATION_LIMIT = 1 << 16
+MAX_RUNS = 16
+"""Runs that get their own series: users take turns, oldest run first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +154,6 @@ class JobEnvironmentOptions(CollectorOptions):
     """Options of job environments."""
 
     interval: Duration = option("15s", "Scan interval for training processes.", minimum="100ms")
-    max_runs: int = option(
-        16,
-        "Runs that get their own series: users take turns, oldest run first.",
-        minimum=1,
-        maximum=1000,
-    )
     max_ranks: int = option(
         64, "Ranks of a run that get their own series; duplicate ranks come first.", minimum=1
     )
@@ -178,13 +181,13 @@ class JobEnvironment(Collector):
         """Yield the runs, and the problems of the settings in their environments."""
         table = self.context.shared(ProcessTable)
         runs = self._ranks.runs(table.refresh(), table.machine)
-        yield LEFT_OUT(max(0, len(runs) - self.options.max_runs))
+        yield LEFT_OUT(max(0, len(runs) - MAX_RUNS))
         before, self._told = self._told, {}
         network = NetworkDevices(self.context)
         gpus, self._mixed = self._gpus() if runs else (None, False)
         for run in shared(
             runs,
-            self.options.max_runs,
+            MAX_RUNS,
             lambda run: run.processes[0].user,
             lambda run: (run.job, run.name),
             lambda run: min(process.start for process in run.processes),
@@ -210,6 +213,7 @@ class JobEnvironment(Collector):
             )
         yield from {told.fault for told in map(self._of, run.processes) if told.fault is not None}
         yield from self._launch(run, machine)
+        yield from self._pages(run)
         yield from self._problems(run, network, gpus)
         yield from self._fingerprints(run)
 
@@ -273,6 +277,19 @@ class JobEnvironment(Collector):
             yield ORPHANED(orphaned.count(True), *labels)
         for variable, kin in run.without(machine).items():
             yield KIN(1, *labels, variable, f"{kin:012x}")
+
+    def _pages(self, run: Run) -> Iterator[Sample]:
+        for process in run.processes[: self.options.max_ranks]:
+            if self.context.entering(f"process {process.pid}") is not None:
+                continue
+            try:
+                page = find_page(self.host, process.pid)
+            except OSError:  # it has ended, or access is denied, which open_files reports
+                continue
+            if page is not None:
+                os.close(page)
+                who = (process.user, process.pid, process.start)
+                yield PAGE(1, run.job, str(process.launch.rank), *map(str, who))
 
     def _alike(self, members: list[TrainingProcess]) -> int:
         """Return how many processes with the environment of one rank run the same program.

@@ -5,11 +5,11 @@ A job is hung when its ranks are silent for longer than usual.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, gauge
-from dshealthd.jobs.hangs.hang import HangClass, position
+from dshealthd.jobs.hangs.classes import HangClass
+from dshealthd.jobs.hangs.states import position
 from dshealthd.jobs.options import HangOptions
 from dshealthd.jobs.service import Jobs
 from dshealthd.jobs.shares import shared
@@ -20,73 +20,68 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from dshealthd.core.collector import Fault, Sample
-    from dshealthd.jobs.hangs.hang import RankState, Standstill
+    from dshealthd.jobs.hangs.judge import Standstill
+    from dshealthd.jobs.hangs.states import RankState
 
 _RANK = ("training_job", "rank")
 HANG = gauge(
     "dshealthd_job_hang",
-    "1 while the job is hung as far as this node knows, with the cause: process, checkpoint, input, "
-    "desync; waiting if no cause is on this node, which is 0 for the time of "
-    "dshealthd_job_hang_hold_seconds. 0 while its ranks here are silent without a hang: working "
-    "(its GPUs, CPUs, NCCL, files or sockets show it), between_steps (what they do is not known), idle "
-    "(none is at work or in a collective), collective (some wait for others, and none is at work), "
-    "starting (in the first steps), suspended (all its processes here are stopped), debugger. 0 with "
-    "class none while the job makes progress, or is in a marked pause.",
+    "1 while the job is hung as far as this node knows, by cause: process, checkpoint, input, "
+    "desync, or waiting (no cause on this node; 0 for the first 90 s). 0 while its ranks here "
+    "are silent without a hang: working (GPUs, CPUs, NCCL, files or sockets are active), "
+    "between_steps (unknown what they do), idle (none is at work or in a collective), "
+    "collective (some wait for others, none is at work), starting (in the first steps), "
+    "suspended (all its processes here are stopped), debugger. 0 with class none while the job "
+    "makes progress or is in a marked pause.",
     *("training_job", "class"),
-)
-HOLD = gauge(
-    "dshealthd_job_hang_hold_seconds",
-    "Time that the ranks of a silent job must be overdue before this node shows it as hung: 90 s "
-    "while no cause is known here; what is left of 600 s, or of the time until a minute before its "
-    "own watchdog ends it, while nothing is known or only CPUs work; else 0. Absent for pauses that may "
-    "last for ever.",
-    "training_job",
 )
 PATIENCE = gauge(
     "dshealthd_job_hang_patience_seconds",
-    "Time that the ranks of a silent job may be overdue at most while it is not known what they, or those "
-    "elsewhere, do: until a minute before the job's own watchdog ends it, ten minutes of silence at most.",
+    "Longest time that the ranks of a silent job may be overdue while it is unknown what "
+    "they, or ranks elsewhere, do: until a minute before the job's own watchdog ends it, ten "
+    "minutes of silence at most.",
     "training_job",
 )
 CULPRIT = gauge(
     "dshealthd_job_hang_culprit_info",
-    "1 for a rank on this node that the others wait for: stopped, traced (in a debugger), gone, "
-    "blocked in the kernel or in a checkpoint; or, only if all ranks of the job are on this node, "
-    "in a pause of its own, between steps (input), behind or ahead. At most 8 per job.",
+    "1 for a rank on this node that the others wait for: stopped, traced (in a debugger), "
+    "gone, blocked in the kernel or in a checkpoint. If all ranks of the job are on this "
+    "node, also paused (in a pause of its own), input (between steps), behind or ahead. At "
+    "most 8 per job.",
     *_RANK,
     *("class", "reason"),
 )
 OVERDUE = gauge(
     "dshealthd_job_overdue_seconds",
-    "Time by which a rank's silence exceeds the usual; 0 while it does not. Counts only time in "
-    "which the agent ran.",
+    "Time by which a rank's silence exceeds the usual; 0 while it does not. Counts only while "
+    "the agent runs.",
     *_RANK,
 )
 BOUND = gauge(
     "dshealthd_job_step_bound_seconds",
-    "Longest usual silence in the rank's current phase: twice the longest of the last hours, at "
-    "least 30 s; 100 s in the first steps, and half an hour in a marked pause of the first kind, unless "
-    "no rank works in it.",
+    "Longest usual silence in the rank's current phase: twice the longest of the last hours, "
+    "at least 30 s; 100 s in the first steps. In a marked pause: half an hour the first time, "
+    "later four times the longest, at least 5 min; less while no rank works in it.",
     *_RANK,
 )
 POSITION = gauge(
     "dshealthd_job_position",
-    "Progress of the rank in steps: completed steps, plus 1/3 in the forward pass of the next and "
-    "2/3 in its backward pass; where gradients accumulate, in its last ones, and less in those "
-    "before. Absent where the stage is unknown.",
+    "Progress of the rank in steps: completed steps, plus 1/3 in the next forward pass and "
+    "2/3 in its backward pass; with gradient accumulation, in the last passes of the step, "
+    "and less before. Absent if the stage is unknown.",
     *_RANK,
 )
 SILENT_POSITION = gauge(
     "dshealthd_job_silent_rank_position",
-    "Progress of the rank in steps, as dshealthd_job_position has it, or the completed steps where "
-    "its stage is unknown (then empty); only while the job is stalled on this node, which "
-    "dshealthd_job_hang gives a class. Rules compare it between nodes.",
+    "Progress of the rank in steps, like dshealthd_job_position, or its completed steps if "
+    "its stage is unknown (empty); only while the job is stalled on this node. Rules compare "
+    "it between nodes.",
     *_RANK,
     "stage",
 )
 SILENT_OVERDUE = gauge(
     "dshealthd_job_silent_overdue_seconds",
-    "Time by which the silence of each rank here exceeds the usual, at least; only while the job "
+    "Least time by which the silence of each rank here exceeds the usual; only while the job "
     "is stalled on this node.",
     "training_job",
 )
@@ -109,9 +104,10 @@ PHASE_SECONDS = gauge(
 )
 COLLECTIVE = gauge(
     "dshealthd_job_collective_seconds",
-    "Time for which a silent rank has waited for others between two steps, in a collective, or in a "
-    "kernel of its GPU that moves no data; absent while it does not, and where torch's waits are not "
-    "seen. The operation has the mark of its group, if that is one of all ranks but the default one.",
+    "Time for which a silent rank has waited for others: between two steps, in a collective, "
+    "or in a GPU kernel that moves no data. Absent while it does not wait, and if torch's "
+    "waits are not seen. The operation ends with the mark of its process group, if that has "
+    "all ranks but is not the default one.",
     *_RANK,
     "operation",
 )
@@ -120,7 +116,7 @@ ENDED = gauge(
     "Unix time at which the process of a rank that had made steps ended, and how: ended (exit "
     "status 0), failed (another status), terminated (a termination signal, or exit status 128 "
     "plus its number), killed (SIGKILL), crashed (another signal), unknown. Shown for ten "
-    "minutes after the last end of the job here, for longer while a rank here is silent, or until "
+    "minutes after the last end of the job here, longer while a rank here is silent, or until "
     "the job continues.",
     *_RANK,
     "how",
@@ -128,7 +124,6 @@ ENDED = gauge(
 
 MAX_RANKS = 64
 """Ranks of a node that get series, users and jobs in turn; the rest are still watched and count."""
-MAX_NAMED = 8
 
 
 class JobHang(Collector):
@@ -191,9 +186,7 @@ def verdict(job: str, found: Standstill | None) -> Iterator[Sample]:
     yield HANG(found.shown, job, str(found.reason))
     yield SILENT_OVERDUE(found.overdue, job)
     yield PATIENCE(found.patience, job)
-    if math.isfinite(found.hold):
-        yield HOLD(found.hold, job)
-    for rank, culprit in found.culprits[:MAX_NAMED]:
+    for rank, culprit in found.culprits:
         yield CULPRIT(1, job, str(rank), str(found.reason), str(culprit))
 
 

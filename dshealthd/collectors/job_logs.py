@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 FAILURE = gauge(
     "dshealthd_job_failure_info",
-    "1 for the cause of the job's failure according to its logs on this node: its runbook (slug), "
-    "the culprit ranks (at most eight; empty if no single rank is), their node (empty if the logs "
-    "do not name it), and the same in words (cause).",
+    "1 for the cause of the job's failure according to its logs on this node: its runbook "
+    "(slug), the culprit ranks (at most eight; empty if no single rank is), their node (empty "
+    "if the logs do not name it), and the cause in words (cause).",
     *("training_job", "slug", "rank", "node", "cause"),
 )
 FILES = gauge(
     "dshealthd_job_log_files",
-    "Log files of jobs by state at the last look: followed; or not followed: ambiguous (two jobs "
-    "of one user could have written it), foreign (another user's, older than the job, or not a "
-    "regular file), unreadable, left_out (more than max_files).",
+    "Log files of jobs by state: followed; or not followed: ambiguous (two jobs of one user "
+    "could have written it), foreign (another user's, older than the job, or not a regular "
+    "file), unreadable, left_out (more than max_files).",
     "state",
 )
 SKIPPED = counter(

@@ -65,8 +65,7 @@ LAST_XID = gauge(
 )
 LAST_RECOVERY = gauge(
     "dshealthd_xid_recovery_action_last_timestamp_seconds",
-    "Unix time of the last Xid 154 that requested this action; no Xid withdraws an earlier "
-    "request.",
+    "Unix time of the last Xid 154 that requested this action; no later Xid withdraws a request.",
     *_GPU,
     "action",
 )
@@ -108,6 +107,8 @@ _OF_GPU = frozenset({XIDS, LAST_XID, LAST_RECOVERY, NVLINK, LAST_NVLINK})
 It is not part of the key that they are counted by.
 """
 _WIDTHS = {metric: len(metric.labels) - (metric in _OF_GPU) for metric in (*_OF_GPU, SXIDS, EVENTS)}
+_SERIES = 500
+"""Most series of Xids, SXids and NVLinks; further ones are counted as other."""
 _DEVICES = 32
 """Most devices of an event that are counted apart, so that a storm of one hides no other's."""
 _FORGETFUL_SAVE = 12
@@ -138,11 +139,6 @@ class KernelLogOptions(CollectorOptions):
         "Read the kernel's records from systemd's journal below path.rootfs, not from /dev/kmsg, "
         "which a container may open only if it is privileged.",
     )
-    series_limit: int = option(
-        500,
-        "Most series of Xids, SXids and NVLinks; further ones are counted as other.",
-        minimum=10,
-    )
 
 
 class KernelLog(Collector):
@@ -156,7 +152,7 @@ class KernelLog(Collector):
     def __init__(self, options: Any, context: Context) -> None:
         super().__init__(options, context)
         self._reader = self._open()
-        self._tally = PersistentCounters(_WIDTHS, options.series_limit, fixed=(EVENTS,))
+        self._tally = PersistentCounters(_WIDTHS, _SERIES, fixed=(EVENTS,))
         self._lost_before = 0
         self._parser = lines.EventParser()
         self._devices: dict[str, set[str]] | None = None
@@ -271,7 +267,6 @@ class KernelLog(Collector):
             self._tally.count(EVENTS, event.name, self._device(event), by=event.errors)
 
     def _device(self, event: lines.KernelEvent) -> str:
-        """Return the device that an event is counted for."""
         if self._devices is None:
             self._devices = {}
             for metric, labels, _ in self._tally:
@@ -410,7 +405,6 @@ class KernelLog(Collector):
             self._written, self._fault = writer.written, None
 
     def _troubled(self, reason: Reason, what: str, error: Exception | None) -> None:
-        """Report a problem with the saved position until a save succeeds; log it once."""
         detail = f"{what}: {error}" if error is not None else what
         if self._fault is None or self._fault.detail != detail:
             log.warning("kernel_log: %s", detail)

@@ -65,10 +65,14 @@ MALFORMED = gauge(
 )
 LEFT_OUT = gauge(
     "dshealthd_nccl_inspector_operations_left_out",
-    "Operations without series because there are more than max_operations.",
+    "Operations without series because there are more than 512.",
 )
 
 VARIABLE = "NCCL_INSPECTOR_DUMP_DIR"
+MAX_AGE = 120.0
+"""Seconds after which a file is dropped; the plugin writes every 30 s at most."""
+MAX_OPERATIONS = 512
+"""Most series of each metric."""
 MAX_DIRECTORIES = 32
 """Most directories named by processes that are read."""
 _UUID = re.compile(r"^GPU UUID:\s+(GPU-[0-9a-f-]{36})$", re.MULTILINE)
@@ -84,16 +88,10 @@ class NcclInspectorOptions(CollectorOptions):
     deadline: Duration = option(
         "5s", "How long one directory or file may take before it times out.", minimum="10ms"
     )
-    max_age: Duration = option(
-        "2m",
-        "Age above which a file is dropped; more than twice the jobs' dump interval.",
-        minimum="31s",
-    )
     max_files: int = option(64, "Most files that are read.", minimum=1, maximum=10_000)
     max_bytes: Bytes = option(
         Bytes(1 << 18), "Size above which a file is not read; 24 KiB is usual.", minimum=4096
     )
-    max_operations: int = option(512, "Most series of each metric.", minimum=1, maximum=10_000)
 
 
 class NcclInspector(Collector):
@@ -230,7 +228,7 @@ class NcclInspector(Collector):
         self, directory: Directory, name: str, states: Counter[InspectorFileState]
     ) -> File | None:
         """Return an Inspector file if it is acceptable; otherwise count it."""
-        now, age = self.context.wall(), self.options.max_age
+        now, age = self.context.wall(), MAX_AGE
         try:
             return inspector.read(
                 directory.descriptor,
@@ -257,8 +255,8 @@ class NcclInspector(Collector):
             ):
                 _, _, *kept = operation  # without the job and the host, as its container has them
                 shown.setdefault((job, file.uuid, *kept), figures)
-        yield LEFT_OUT(max(0, len(shown) - self.options.max_operations))
-        for labels, figures in list(shown.items())[: self.options.max_operations]:
+        yield LEFT_OUT(max(0, len(shown) - MAX_OPERATIONS))
+        for labels, figures in list(shown.items())[:MAX_OPERATIONS]:
             if figures.bandwidth is not None:
                 yield BANDWIDTH(figures.bandwidth, *labels)
             if figures.seconds is not None:

@@ -71,8 +71,8 @@ COMMUNICATORS = gauge(
 RANKS = gauge(
     "dshealthd_job_nccl_ranks",
     "Ranks of these communicators by state: init, running, finalize, abort, not_member (its "
-    "process does not know the communicator, not yet or not any more), unresponsive, dead (after "
-    "a minute without response). A process counts once per communicator. Absent means none.",
+    "process does not know the communicator yet, or has left it), unresponsive, dead (after a "
+    "minute without response). A process counts once per communicator. Absent means none.",
     *("training_job", "size", "state"),
 )
 IDLE = gauge(
@@ -280,7 +280,6 @@ def _member(process: TrainingProcess) -> JobProcess:
 
 
 def _world_size(members: list[TrainingProcess]) -> int | None:
-    """Return the largest world size in the environments of the job's processes."""
     return max((size for found in members if (size := found.launch.world_size)), default=None)
 
 

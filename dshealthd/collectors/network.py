@@ -26,7 +26,7 @@ from dshealthd.core.collector import (
     gauge,
 )
 from dshealthd.core.host import integer, lines_of, read
-from dshealthd.core.options import Duration, option
+from dshealthd.core.options import option
 from dshealthd.core.result import fault_of
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ _COLUMNS = {
 }
 """Column of each metric in a line of `/proc/net/dev`."""
 _ALL_COLUMNS = 16
+_SPEED_INTERVAL = 60.0
+"""Seconds after which the speed of a link is read again if its carrier has not changed."""
 _STATES = frozenset({"up", "down", "dormant", "testing", "lowerlayerdown", "notpresent", "unknown"})
 _NO_SPEED = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 """Errors of an interface that just lost its carrier, and of a driver without a speed."""
@@ -142,9 +144,6 @@ class NetworkOptions(CollectorOptions):
         [], 'Interfaces to include besides those with hardware, as shell patterns: "br-*".'
     )
     exclude: tuple[str, ...] = option([], 'Interfaces to leave out, as shell patterns: "usb*".')
-    speed_interval: Duration = option(
-        "1m", "How often to read the speed of a link whose carrier has not changed.", minimum="1s"
-    )
 
     def wants(self, name: str, path: str) -> bool:
         """Return whether to report the network interface whose directory is `path`."""
@@ -159,8 +158,6 @@ class NetworkOptions(CollectorOptions):
 
 @dataclass(slots=True)
 class _Interface:
-    """An interface's speed, and when it was read."""
-
     changes: int = -1
     """Carrier changes when its speed was read."""
     asked: float = 0.0
@@ -249,7 +246,7 @@ class Network(Collector):
 
     def _speed(self, name: str, interface: _Interface, changes: int) -> Iterator[Sample | Fault]:
         now = self.context.monotonic()
-        if interface.changes != changes or now - interface.asked >= self.options.speed_interval:
+        if interface.changes != changes or now - interface.asked >= _SPEED_INTERVAL:
             interface.speed = None
             if (quarantine := self.context.entering(f"network {name}")) is not None:
                 yield quarantine

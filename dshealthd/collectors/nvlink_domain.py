@@ -1,8 +1,8 @@
 """The NVLink domain of this node's GPUs, from NVML: the fabric that they are registered with.
 
-On a node that manages NVSwitches also the daemons for that, whose end NVML does not show: the state
-of the GPUs stays as it was. In a domain of several nodes (GB200 NVL72 and the like) also IMEX,
-which jobs across them need; elsewhere it may be installed but idle, and is not reported.
+On a node that manages NVSwitches, also its daemons: after their end, NVML still reports
+the last state of the GPUs. In a domain of several nodes (GB200 NVL72 and the like), also IMEX,
+which jobs across nodes need; elsewhere it may be installed but idle, and is not reported.
 """
 
 from __future__ import annotations

@@ -68,8 +68,6 @@ LEFT_OUT = shares.jobs_left_out("dshealthd_open_files_jobs_left_out", "without s
 
 @dataclass(frozen=True, slots=True)
 class _Slow:
-    """What is read from a job's process once per full interval."""
-
     limits: ProcessLimits
     locked: int
     pinned: int

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import (
     Collector,
     NotAvailable,
-    counter,
     every,
     gauge,
 )
@@ -25,12 +24,6 @@ if TYPE_CHECKING:
 
     from dshealthd.core.collector import Fault, Sample
 
-STALLED = counter(
-    "dshealthd_pressure_stalled_seconds_total",
-    "Time in which some, or all (full), non-idle tasks waited for the resource; total of "
-    "/proc/pressure.",
-    *("resource", "tasks"),
-)
 STALLED_RATIO = gauge(
     "dshealthd_pressure_stalled_ratio",
     "Share of the last 10 s in which some, or all (full), non-idle tasks waited for the resource; "
@@ -45,17 +38,14 @@ _SWITCHED_OFF = (
 )
 
 
-def parse_pressure(text: str) -> Mapping[str, tuple[float, float]]:
-    """Return pressure as (total seconds, ratio of the last 10 s) by `some` and `full`.
-
-    ValueError if malformed.
-    """
+def parse_pressure(text: str) -> Mapping[str, float]:
+    """Return the ratio of the last 10 s by `some` and `full`; ValueError if malformed."""
     shares = {}
     for line in lines_of(text):
         kind, *pairs = line.split()
         fields = dict(pair.split("=", 1) for pair in pairs)
         try:
-            shares[kind] = int(fields["total"]) / 1e6, float(fields["avg10"]) / 100
+            shares[kind] = float(fields["avg10"]) / 100
         except KeyError as error:
             message = f"no {error} in {line!r}"
             raise ValueError(message) from error
@@ -80,6 +70,4 @@ class Pressure(Collector):
                 raise
             for kind in kinds:
                 if kind in shares:
-                    total, ratio = shares[kind]
-                    yield STALLED(total, resource, kind)
-                    yield STALLED_RATIO(ratio, resource, kind)
+                    yield STALLED_RATIO(shares[kind], resource, kind)

@@ -343,7 +343,6 @@ def _found(pattern: re.Pattern[str], text: str) -> str | None:
 def _show(
     versions: Iterable[tuple[str, str]], environment: str = "", job: str = ""
 ) -> Iterator[Sample]:
-    """Yield one sample for each version of software and one fingerprint for each component."""
     components: dict[str, list[str]] = {}
     for component, version in sorted(versions):
         components.setdefault(component, []).append(version)

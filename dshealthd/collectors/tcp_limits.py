@@ -34,14 +34,6 @@ PORTS_USED = gauge(
     "a full range fails every bind(2) to port 0, but connect(2) only to a destination already "
     "connected from every port.",
 )
-FIRST = gauge(
-    "dshealthd_tcp_ephemeral_port_first",
-    "Lowest port that the kernel assigns itself; ip_local_port_range.",
-)
-LAST = gauge(
-    "dshealthd_tcp_ephemeral_port_last",
-    "Highest port that the kernel assigns itself; ip_local_port_range.",
-)
 MAX_TIME_WAIT = gauge(
     "dshealthd_tcp_time_wait_limit",
     "Limit of sockets in TIME_WAIT; further ones close without it. tcp_max_tw_buckets.",
@@ -94,15 +86,12 @@ class TcpLimits(Collector):
         for name, setting in settings.items():
             if isinstance(setting, int):
                 yield _SETTINGS[name](setting)
-        if isinstance(ports, range):
-            yield FIRST(ports[0])
-            yield LAST(ports[-1])
-            if not isinstance(reserved, Fault):
-                excepted = reserved or frozenset()
-                yield PORTS(len(ports) - sum(port in ports for port in excepted))
-                yield PORTS_USED(
-                    sum(ports[0] <= port <= ports[-1] for port in self._held(ports) - excepted)
-                )
+        if isinstance(ports, range) and not isinstance(reserved, Fault):
+            excepted = reserved or frozenset()
+            yield PORTS(len(ports) - sum(port in ports for port in excepted))
+            yield PORTS_USED(
+                sum(ports[0] <= port <= ports[-1] for port in self._held(ports) - excepted)
+            )
 
     def _held(self, ports: range) -> set[int]:
         """Return the local ports of all TCP sockets; of those in TIME_WAIT, only ports in range."""

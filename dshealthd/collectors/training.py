@@ -42,9 +42,6 @@ STEP_SECONDS = gauge(
     "pauses: moving average over ten steps.",
     *_RANK,
 )
-LAST_STEP_SECONDS = gauge(
-    "dshealthd_job_last_step_seconds", "Duration of the last step alone.", "training_job", "rank"
-)
 HEARD = gauge(
     "dshealthd_job_heartbeat_timestamp_seconds",
     "Unix time of a rank's last heartbeat, for a step, a stage of it, or a phase.",
@@ -68,56 +65,51 @@ STAGE = gauge(
 INPUT_SECONDS = gauge(
     "dshealthd_job_input_seconds",
     "Time that a step of the rank waits for its input: moving average over ten steps, without "
-    "those with a marked pause, nor waits for other ranks between steps. With CUDA, the device's "
+    "steps with a marked pause and without waits for other ranks. With CUDA, the device's "
     "wait rather than the host's, and only for input between steps.",
-    *_RANK,
-)
-FORWARD_SECONDS = gauge(
-    "dshealthd_job_forward_seconds",
-    "Duration of the forward passes of a step of the rank: moving average over ten steps. With "
-    "CUDA, the device's time. With FSDP or ZeRO 3, includes waiting for parameters of other ranks.",
     *_RANK,
 )
 WAIT_SECONDS = gauge(
     "dshealthd_job_step_wait_seconds",
-    "Time of a step in which the rank waited for other ranks, in collectives, sends and receives: "
-    "mean over some 30 s. Absent where no wait is seen. role is empty, or the stage of a pipeline; "
-    "source is the clock: host, or device (CUDA events).",
+    "Time of a step in which the rank waited for other ranks, in collectives, sends and "
+    "receives: mean over some 30 s. Absent if no wait is seen. role is empty, or the stage of "
+    "a pipeline; source is the clock: host, or device (CUDA events).",
     *_RANK,
     *("role", "source"),
 )
 WORK_SECONDS = gauge(
     "dshealthd_job_step_work_seconds",
-    "The rest of the step: what the rank did itself. Only ranks of one role are comparable.",
+    "The rest of the step: the rank's own work. Comparable only among ranks of one role.",
     *WAIT_SECONDS.dimensions,
 )
 NODE_WORK_SECONDS = gauge(
     "dshealthd_job_node_work_seconds",
-    "dshealthd_job_step_work_seconds of this node's ranks of one role over eight windows of steps: "
-    "of the slowest, as far as it was so in six of them (slow), and their median (usual). over is "
-    "the nominal time of the windows, or pauses: a step, and what pauses in five of eight windows "
-    "of 5m add to it. Absent while no steps are made.",
+    "dshealthd_job_step_work_seconds among this node's ranks of one role, over eight windows "
+    "of steps: of the slowest rank, as exceeded in six of them (slow), and the median rank "
+    "(usual). over is the nominal length of the windows, or pauses: a step plus the pauses in "
+    "five of eight 5m windows. Absent while no steps are made.",
     *("training_job", "role", "over", "of"),
 )
 NODE_VARIANCE = gauge(
     "dshealthd_job_node_work_variance",
-    "Variance of the logarithm of dshealthd_job_node_work_seconds: between ranks, and of one "
-    "rank's mean, as its windows differ (within).",
+    "Variance of the logarithm of dshealthd_job_node_work_seconds: between the ranks "
+    "(between), and of one rank's mean, from its windows (within).",
     *("training_job", "role", "over", "of"),
 )
 SLOWEST = gauge(
     "dshealthd_job_node_slowest_rank",
-    "The rank of them that stands out most, by its number.",
+    "Rank of this node that stands out most in dshealthd_job_node_work_seconds; the value is "
+    "its rank number.",
     *("training_job", "role"),
 )
 NODE_RANKS = gauge(
     "dshealthd_job_node_role_ranks",
-    "Ranks of this node among which dshealthd_job_node_work_seconds compares.",
+    "Ranks of this node that dshealthd_job_node_work_seconds compares.",
     *("training_job", "role"),
 )
 NODE_STEP_SECONDS = gauge(
     "dshealthd_job_node_step_seconds",
-    "Mean step of the slowest of them over the longest of these times.",
+    "Mean step of the slowest rank in dshealthd_job_node_work_seconds, over its longest windows.",
     *("training_job", "role"),
 )
 NODE_HEARD = gauge(
@@ -132,7 +124,7 @@ LOSS_FINITE = gauge(
 )
 NONFINITE = counter(
     "dshealthd_job_nonfinite_losses_total",
-    "NaN or infinite losses of the rank, among those that were read.",
+    "NaN or infinite losses among the rank's losses that were read.",
     *_RANK,
 )
 SKIPPED = counter(
@@ -248,9 +240,7 @@ def samples(message: Message, heard: float, job: str, rank: str) -> Iterator[Sam
         yield NONFINITE(message.nonfinite, job, rank)
     for metric, value in (
         (STEP_SECONDS, message.mean_seconds),
-        (LAST_STEP_SECONDS, message.last_seconds),
         (INPUT_SECONDS, message.input_seconds),
-        (FORWARD_SECONDS, message.forward_seconds),
         (SKIPPED, message.skipped),
         (LOSS_SCALE, message.loss_scale),
         (NORM, message.gradient_norm),

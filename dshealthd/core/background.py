@@ -36,8 +36,6 @@ _turn = threading.Lock()
 
 @dataclass
 class _Hung:
-    """Calls of one name that have passed their deadline and still run."""
-
     calls: int = 0
     pause: float = 0.0
     """Seconds before another is tried."""

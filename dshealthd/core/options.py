@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 T = TypeVar("T")
 
 _DURATION = re.compile(
-    r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?"
+    "".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in ("d", "h", "m(?!s)", "s", "ms"))
 )
 _SIZE = re.compile(r"(\d+)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -24,7 +24,7 @@ _BAD: Any = object()
 
 
 class Duration(float):
-    """A time span in seconds; written "250ms", "5s", "1m30s", "2h" in the config."""
+    """A time span in seconds; written "250ms", "5s", "1m30s", "2h", "30d"."""
 
     @classmethod
     def parse(cls, text: str) -> Duration:
@@ -33,7 +33,8 @@ class Duration(float):
         if not text or match is None:
             message = 'not a duration such as "250ms", "5s", "1m30s" or "2h"'
             raise ValueError(message)
-        hours, minutes, seconds, milliseconds = (float(part or 0) for part in match.groups())
+        days, hours, minutes, seconds, milliseconds = (float(part or 0) for part in match.groups())
+        hours += 24 * days
         return cls(hours * 3600 + minutes * 60 + seconds + milliseconds / 1000)
 
     def __str__(self) -> str:

@@ -102,7 +102,6 @@ class Latest:
 
 
 def _content(result: Result) -> tuple[object, ...]:
-    """Return what a result says, whenever it was and however long it took."""
     return result.outcome, result.samples, result.faults, result.reason
 
 

@@ -6,7 +6,7 @@ some seconds later, and receives the outcome:
 → {"case": {…}, "host": {…}, "directory": PATH, "limits": {…}, "begun": SECONDS, "node": NAME,
 "metrics": TEXT, "jobs": […], "probes": {…}, "log_paths": [PATTERN, …]} ← {"bundle": NAME}
 → {"metrics": TEXT, "interval": SECONDS} ← {"outcome": OUTCOME, "detail": TEXT,
-"kept": {NAME: BYTES}}
+"kept": [NAME, …]}
 """
 
 from __future__ import annotations
@@ -44,11 +44,9 @@ def main(descriptor: int) -> None:
     except OSError as error:
         answer = {"outcome": "failed", "detail": str(error)}
     try:
-        kept = {
-            entry.name: bundles.size(directory / entry.name) for entry in bundles.kept(directory)
-        }
+        kept = [entry.name for entry in bundles.kept(directory)]
     except OSError as error:
-        kept = {}
+        kept = []
         answer["detail"] += f"; {error}"
     channel.sendall(wire.pack({**answer, "kept": kept}))
 

@@ -261,7 +261,6 @@ class Collection:
             self.findings.logs = step.value["says"]
 
     def _read_dumps(self) -> None:
-        """Parse the collected flight recorder dumps, and compare the ranks."""
         digests: dict[str, dict[int, Mapping[str, Any]]] = {}
         # In turn: several that need dumps.MEMORY each would take more than the service may have,
         # and the dumps of 64 ranks together are 2 GiB.

@@ -109,7 +109,6 @@ def _from_agent(loaded: Config, access: Access) -> tuple[Mapping[str, Any], Call
 
 
 def _nobody(job: str | None, answer: Mapping[str, Any]) -> str:
-    """Return the error for a job without ranks here, with the jobs that are here."""
     lines = [f"no job {job} on this node" if job else "no training process on this node"]
     if answer["jobs"]:
         lines.append(f"jobs here: {', '.join(answer['jobs'])}")

@@ -22,7 +22,6 @@ from dshealthd.evidence.bundle import bundles, parse_name
 from dshealthd.evidence.collection_process import CollectionProcess
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
-from dshealthd.jobs.hangs.hang import PROBLEMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.core.host import Host
-    from dshealthd.jobs.hangs.hang import Standstill
+    from dshealthd.jobs.hangs.judge import Standstill
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +41,6 @@ BUNDLES = counter(
     "nearly full), failed.",
     "outcome",
 )
-LAST = gauge(
-    "dshealthd_evidence_last_timestamp_seconds",
-    "Unix time at which the newest kept bundle was begun.",
-)
-BYTES = gauge("dshealthd_evidence_bytes", "Bytes of all kept bundles, as of the last collection.")
 INFO = gauge(
     "dshealthd_evidence_bundle_info",
     "1 for the newest kept bundle of a job; bundle is a directory below evidence in path.state.",
@@ -79,7 +73,7 @@ def case(hang: Standstill) -> HangCase:
         job=hang.job,
         reason=str(hang.reason),
         since=hang.since,
-        culprits=tuple((rank, PROBLEMS[culprit]) for rank, culprit in hang.culprits),
+        culprits=tuple((rank, culprit.words) for rank, culprit in hang.culprits),
         explanation=hang.explanation,
         ranks=tuple((rank.rank, rank.pid) for rank in hang.ranks if rank.ended is None),
     )
@@ -128,7 +122,8 @@ class Evidence:
         self._interval = interval
         self._command = command
         self._outcomes: Counter[str] = Counter()
-        self._sizes: dict[str, int | None] | None = None
+        self._kept: set[str] | None = None
+        """The names of the bundles on the disk; None while they are unknown."""
         self._first_seen: dict[str, float] = {}
         """When each hung job was first seen hung, by the monotonic clock."""
         self._done: set[str] = set()
@@ -141,21 +136,21 @@ class Evidence:
         """Apply a configuration from now on."""
         self.options, self._host = config.section(EvidenceOptions), config.path.host
         self.log_paths = job_log_paths(config)
-        if self._sizes is None:
+        if self._kept is None:
             await self.remember()
 
     async def remember(self) -> None:
-        """List the bundles on the disk; their sizes stay unknown until the next collection."""
+        """List the bundles on the disk."""
         look = functools.partial(state_file.names_in_child, str(self.directory))
         try:
             names = await background.call(look, "kept evidence", LIST_DEADLINE, OSError)
         except FileNotFoundError:
             names = []
         except OSError as error:
-            self._sizes = None
+            self._kept = None
             log.warning("evidence: %s", str(error) or "the disk of path.state is hung")
             return
-        self._sizes = dict.fromkeys((entry.name for entry in bundles(names)), None)
+        self._kept = {entry.name for entry in bundles(names)}
 
     def see(self, hangs: Iterable[Standstill]) -> None:
         """Note the hangs that are confirmed now; hangs that are not given are over.
@@ -194,23 +189,19 @@ class Evidence:
         """Yield the metrics of the evidence."""
         for outcome in OUTCOMES:
             yield BUNDLES(self._outcomes[outcome], outcome)
-        if self._sizes is None:
+        if self._kept is None:
             return
-        if None not in self._sizes.values():
-            yield BYTES(sum(size or 0 for size in self._sizes.values()))
         newest = {
             entry.job: entry
-            for name in sorted(self._sizes)
+            for name in sorted(self._kept)
             if (entry := parse_name(name)) is not None
         }
         for entry in newest.values():
             yield INFO(1.0, entry.job, entry.name)
-        if newest:
-            yield LAST(max(entry.taken for entry in newest.values()))
 
     def status(self) -> dict[str, Any]:
         """Return the evidence part of the status document; the newest bundle first."""
-        bundles = None if self._sizes is None else sorted(self._sizes, reverse=True)
+        bundles = None if self._kept is None else sorted(self._kept, reverse=True)
         return {
             "state": "running" if self._running else "ok",
             "directory": str(self.directory),
@@ -242,7 +233,7 @@ class Evidence:
         try:
             async with time_limit(self.options.deadline):
                 answer = await collected()
-            self._sizes = {str(name): int(size) for name, size in answer["kept"].items()}
+            self._kept = set(map(str, answer["kept"]))
             return self._count(Taken(str(answer["outcome"]), str(answer["detail"]), bundle))
         except TimeoutError:
             await self.remember()
@@ -276,7 +267,7 @@ class Evidence:
         last = max(
             (
                 entry.taken
-                for name in self._sizes or ()
+                for name in self._kept or ()
                 if (entry := parse_name(name)) is not None and entry.job == job
             ),
             default=None,

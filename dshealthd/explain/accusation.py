@@ -37,40 +37,31 @@ def accused(
         for event in case.causes
         if event.slug == root.slug and event.layer == root.layer and event.role == root.role
     ]
+    same = sorted({event.rank for event in alike if event.rank is not None})
+    places = tuple(event.place for event in alike[:3])
     proof = [root.place]
     if root.layer != "communication":
         if root.ranks:
             is_all = len(root.ranks) >= (case.world or len(case.seen) + 1)
             return () if is_all else root.ranks, (root.place,), root.says
-        ranks = [root.rank] if root.rank is not None else _summary(case, root)
-        same = sorted({event.rank for event in alike if event.rank is not None})
+        ranks = [root.rank] if root.rank is not None else _summary(case)
         if root.pattern == "child-failed/signal":
             return tuple(ranks), (root.place,), root.says
-        if root.layer == "program" and len(same) > 1 and _tied(alike, case):
+        if root.layer == "program" and len(same) > 1 and _tied(alike):
             ranks = same if len(same) < (case.world or len(case.seen)) else []
             text = f"{root.says}{ON_ALL}" if not ranks else root.says
-            return tuple(ranks), tuple(event.place for event in alike[:3]), text
+            return tuple(ranks), places, text
         if root.role == "loss":
             ranks = []
-        elif not ranks and root.slug == "child-failed" and (ranks := absent_ranks(case)):
-            text = f"{root.says}: only {listed(ranks)} reported no failure"
-            return tuple(ranks), tuple(proof), text
         return tuple(ranks), tuple(proof), root.says
-    if case.is_rare(root):
-        ranks = sorted({event.rank for event in alike if event.rank is not None})
-        seen, hosts = case.spread(root)
-        text = f"{root.says}, only on {seen} of {hosts} hosts"
-        return tuple(ranks), tuple(event.place for event in alike[:3]), text
     if root.slug == "rendezvous-unreachable":
-        ranks = sorted({event.rank for event in alike if event.rank is not None})
         # Where most ranks cannot reach the master, it is the master that is gone, and they its
         # victims.
-        if len(ranks) > 1 and len(case.seen - {0, *ranks}) < len(ranks):
+        if len(same) > 1 and len(case.seen - {0, *same}) < len(same):
             case.missing.append("the log of rank 0 and of the launcher on its host")
-            text = f"{root.says} ({listed(ranks)})"
-            return (), tuple(event.place for event in alike[:3]), text
-        return tuple(ranks), tuple(event.place for event in alike[:3]), root.says
-    if is_timeout(root):
+            return (), places, f"{root.says} ({listed(same)})"
+        return tuple(same), places, root.says
+    if root.is_timeout:
         named = sorted({rank for rank, _ in case.found.ledger.named})
         for verdict in verdicts:
             if verdict.kind == "symmetric":
@@ -83,8 +74,8 @@ def accused(
             if verdict.culprits:
                 return verdict.culprits, (*verdict.proof, *proof)[:4], verdict.text
         if named:
-            places = [place for _, place in case.found.ledger.named[:2]]
-            return tuple(named), tuple(places), f"{root.says}; {listed(named)} did not take part"
+            places = tuple(place for _, place in case.found.ledger.named[:2])
+            return tuple(named), places, f"{root.says}; {listed(named)} did not take part"
         if (blocked := _blocked_alone(alike, case)) is not None:
             own = tuple(event.place for event in alike if event.rank == blocked)
             return (blocked,), own[:4], f"rank {blocked}: {root.says}"
@@ -110,16 +101,11 @@ def _without_culprit(case: Case, verdict: GroupVerdict) -> tuple[tuple[()], tupl
     return (), verdict.proof[:3], verdict.says
 
 
-def _summary(case: Case, root: Event) -> list[int]:
-    """Return the culprit in torchrun's summary, from the event's own file if that has one."""
-    found = [
-        failure for failure in case.found.failures if failure.root and failure.rank is not None
-    ]
-    own = [failure for failure in found if failure.source == root.origin.source] or found
-    ranked = {event.rank for event in case.causes if event.layer == "communication"}
-    left = [failure for failure in own if failure.rank not in ranked] or own
-    times = sorted(left, key=lambda failure: failure.time)
-    return [times[0].rank] if times and times[0].rank is not None else []
+def _summary(case: Case) -> list[int]:
+    """Return the rank that failed first by torchrun's summaries."""
+    found = [failure for failure in case.found.failures if failure.root]
+    first = min(found, key=lambda failure: failure.time, default=None)
+    return [] if first is None or first.rank is None else [first.rank]
 
 
 def _blocked_alone(events: Sequence[Event], case: Case) -> int | None:
@@ -144,17 +130,13 @@ def _blocked_alone(events: Sequence[Event], case: Case) -> int | None:
 
 def left_silently(case: Case) -> Event | None:
     """Return the launcher's report of a culprit whose exit code no exception explains."""
-    for event in case.consequences:
-        code = int(event.fields.get("exit", 0))
-        if event.slug == "child-failed" and code > 1:
-            return event
-    return None
+    ends = (event for event in case.consequences if event.slug == "child-failed")
+    return next((event for event in ends if int(event.fields.get("exit", 0)) > 1), None)
 
 
 def absent_ranks(case: Case) -> list[int]:
     """Return the ranks that reported nothing while all others did; empty if unclear."""
     failures = [failure for failure in case.found.failures if failure.rank is not None]
-    ended = {failure.rank for failure in failures if failure.exit == -signal.SIGTERM}
     told = {event.rank for event in case.causes if event.rank is not None and event.role != "loss"}
     told |= {
         failure.rank
@@ -169,18 +151,11 @@ def absent_ranks(case: Case) -> list[int]:
     absent = sorted(set(range(size)) - told)
     # without a known world size there may be ranks without a log
     alone = len(absent) == 1 and case.world is not None
-    if absent and (2 * len(absent) < size or alone):
-        return [] if case.coverage.gaps(absent) else absent
-    left = [rank for rank in ended - told if rank is not None]
-    return left if len(left) == 1 and not case.coverage.gaps(left) else []
+    is_clear = bool(absent) and (2 * len(absent) < size or alone)
+    return absent if is_clear and not case.coverage.gaps(absent) else []
 
 
-def _tied(events: Sequence[Event], case: Case) -> bool:
+def _tied(events: Sequence[Event]) -> bool:
     """Return whether the clocks give no order between events of several ranks."""
-    times = [when for event in events if event.exact and (when := case.when(event)) is not None]
+    times = [event.time for event in events if event.exact and event.time is not None]
     return len(times) < len(events) or max(times) - min(times) <= clocks.UNCERTAINTY
-
-
-def is_timeout(event: Event) -> bool:
-    """Return whether an event is a collective that timed out."""
-    return event.slug in {"nccl-timeout", "gradient-sync-timeout"}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import clocks, joined
-from dshealthd.explain.clocks import Clock, Clocks
+from dshealthd.explain.clocks import Clock
 from dshealthd.explain.coverage import Coverage
 from dshealthd.explain.events import Event, Origin, Stamp
 from dshealthd.explain.facts import Recognized
@@ -25,16 +25,6 @@ AROUND = 2
 """Lines between a traceback and a line about it."""
 CLEARED_AFTER = 10
 """Lines of progress after an error that show it ended nothing; ranks print a few more."""
-ENOUGH_HOSTS = 4
-"""Minimum number of hosts for one of them to be an exception."""
-FEW = 4
-"""A fault is an exception if at most one in this many hosts has it."""
-_OF_ITS_OWN = {"nccl-all-reduce-failed", "checkpoint-path"}
-"""Faults of the communication layer that concern the host that reports them."""
-_COMPARE_SIZES = (
-    "compare WORLD_SIZE, `--nnodes` and `--nproc-per-node` on the nodes of ranks {} and {}: they "
-    "must be the same everywhere"
-)
 _QUOTES_COMMANDS = {"child-failed/deepspeed-launcher", "child-failed/summary"}
 
 
@@ -52,15 +42,10 @@ class Case:
     """Ranks that reported their own failure."""
     seen: set[int] = field(default_factory=set)
     world: int | None = None
-    clocks: Clocks = field(default_factory=Clocks)
-    seen_on: dict[str, set[Clock]] = field(default_factory=lambda: defaultdict(set))
-    """Hosts by pattern; those of all patterns under the empty one."""
     broken: dict[Origin, int] = field(default_factory=dict)
     """Where in each stream the communication first broke, by line order."""
     broken_at: dict[Clock, float] = field(default_factory=dict)
     """When the communication first broke, by clock."""
-    lost: dict[int, int] = field(default_factory=dict)
-    """Where in each file a rank first lost a peer, by line order."""
     timed_out: dict[int, int] = field(default_factory=dict)
     """Where in each file a collective first timed out, or a launcher first reported an exit."""
 
@@ -77,44 +62,18 @@ class Case:
     def coverage(self) -> Coverage:
         """What the logs cover for each rank; worked out on first use."""
         if self._coverage is None:
-            self._coverage = Coverage(self.found, self.clocks, self.year)
+            self._coverage = Coverage(self.found, self.year)
         return self._coverage
-
-    def when(self, event: Event) -> float | None:
-        """Return the time of an event by the common clock of all hosts."""
-        if event.time is None:
-            return None
-        return self.clocks.right(clocks.clock_of(event.origin), event.time)
-
-    def spread(self, event: Event) -> tuple[int, int]:
-        """Return on how many hosts an event's pattern was seen, and how many hosts have any event.
-
-        A file whose host is unknown counts as a host.
-        """
-        return len(self.seen_on[event.pattern]), len(self.seen_on[""])
-
-    def is_rare(self, event: Event) -> bool:
-        """Return whether only few hosts have this fault of their own.
-
-        A host's report about its peers is not such a fault: the first to notice are few, too.
-        """
-        if event.slug not in _OF_ITS_OWN:
-            return False
-        seen, hosts = self.spread(event)
-        return hosts >= ENOUGH_HOSTS and seen * FEW <= hosts
 
     def later(self, event: Event, other: Event) -> float | None:
         """Return by how many seconds one event is later than another at least; 0 is a tie.
 
         Negative if it is earlier. None if one of the times is unknown.
         """
-        one, two = self.when(event), self.when(other)
-        if one is None or two is None:
+        if event.time is None or other.time is None:
             return None
-        unsure = self.clocks.uncertainty(
-            clocks.clock_of(event.origin), clocks.clock_of(other.origin)
-        )
-        apart = one - two
+        unsure = clocks.uncertainty(event.origin, other.origin)
+        apart = event.time - other.time
         return 0.0 if abs(apart) <= unsure else apart - unsure if apart > 0 else apart + unsure
 
 
@@ -123,7 +82,6 @@ def prepare(found: Recognized, *, year: int) -> Case:
     found = replace(found, events=[replace(event) for event in found.events])
     case = Case(found, seen=set(found.ranks_seen), world=found.world)
     _place(case, year)
-    _disagree(case)
     joined.merge(case.found.events)
     _signals(case)
     _sort(case)
@@ -140,8 +98,6 @@ def _place(case: Case, year: int) -> None:
     stamps = [event.stamp for event in events if event.stamp]
     stamps += [stamp for facts in found.sources for stamp in facts.last_stamp.values()]
     year = case.year = clocks.year_of(stamps, year)
-    # Before any time is used, as all are converted to the same clock.
-    case.clocks = clocks.compare(found.shared, year)
     for event in events:
         event.rank = identities.rank(event.origin)
         # A launcher that quotes a command shows that of any rank.
@@ -186,33 +142,9 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(found) if len(found) <= MAX_TASKS else ()
 
 
-def _disagree(case: Case) -> None:
-    """Add an event if ranks state different sizes of their job, which then never came together."""
-    found = case.found
-    if len(found.worlds) < 2 or any(facts.progress for facts in found.sources):  # noqa: PLR2004
-        return
-    if not any(event.layer == "communication" for event in found.events):
-        return
-    (one, (rank, place)), (other, (peer, _)) = list(found.worlds.items())[:2]
-    if rank == peer:  # a new start with another size
-        return
-    found.events.append(
-        Event(
-            slug="rendezvous-env-mismatch", pattern="rendezvous-env-mismatch/stated", role="cause",
-            layer="program", title="Ranks disagree on the size of the job",
-            says=(f"rank {rank} was started for a job of {one} ranks, rank {peer} for one of "
-                  f"{other}"),
-            steps=(_COMPARE_SIZES.format(rank, peer),),
-            place=place, origin=Origin(), order=0,
-        )
-    )  # fmt: skip
-
-
 def _signals(case: Case) -> None:
     """Turn launchers' reports of processes ended by a signal into events."""
-    identities = Identities(case.found)
     told: set[int | None] = set()
-    pids = {failure.pid for failure in case.found.failures if failure.root}
     causes = [event for event in case.found.events if event.role == "cause"]
     ranked = {event.rank for event in causes}
     lost = any(event.slug == "nccl-remote-error" for event in causes)
@@ -222,11 +154,14 @@ def _signals(case: Case) -> None:
         silent = (
             lost and None not in ranked and failure.rank not in ranked and (failure.exit or 0) > 0
         )
+        if not failure.root:
+            continue
         crash = _crash(failure, case)
-        if failure.root and (crash.is_crash or silent):
+        case.found.events.append(crash)
+        if crash.is_crash or silent:
             told.add(failure.rank)
-            case.missing += _after_kill(crash)
-            case.found.events.append(crash)
+        else:
+            crash.role, crash.layer = "consequence", "launcher"
     for facts in case.found.sources:
         for event in (kept.event for kept in facts.statements):
             if event.is_crash or "how" in event.fields:
@@ -235,26 +170,16 @@ def _signals(case: Case) -> None:
     for event in list(case.found.events):
         if event.layer != "launcher" or not event.is_crash:
             continue
-        if int(event.fields.get("pid", -1)) in pids:
-            continue  # the summary reports the same, with the rank
-        origin = Origin(
-            event.origin.source,
-            local=int(event.fields["local"]) if "local" in event.fields else None,
-            pid=int(event.fields["pid"]) if "pid" in event.fields else None,
-            task=event.origin.task,
-        )
-        rank = event.rank if event.rank is not None else identities.rank(origin)
-        if rank in told or (rank is None and told):
+        if event.rank in told or (event.rank is None and told):
             continue
         event.title, event.steps = _of_crash(event)
         if event.role == "cause":
             if "exit" in event.fields:
                 event.says += f", for {_signal(event)}"
             continue
-        told.add(rank)
-        event.role, event.layer, event.rank = "cause", "program", rank
+        told.add(event.rank)
+        event.role, event.layer = "cause", "program"
         event.says = f"a rank was ended by {_signal(event)}"
-        case.missing += _after_kill(event)
 
 
 def _crash(failure: Failure, case: Case) -> Event:
@@ -289,13 +214,6 @@ def _of_crash(event: Event) -> tuple[str, tuple[str, ...]]:
     return title, pattern.step
 
 
-def _after_kill(event: Event) -> list[str]:
-    if event.signal == signal.SIGKILL:
-        where = event.host or "the node"
-        return [f"the kernel log of {where}: was it out of memory? (`journalctl -k`)"]
-    return []
-
-
 def _signal(event: Event) -> str:
     if not event.signal:
         return f"a signal: {event.fields['how']}"
@@ -314,7 +232,6 @@ def _sort(case: Case) -> None:
         if event.role in {"cause", "loss"}:
             run = found.sources[event.origin.source].name.partition("/attempt_")[0]
             latest[run] = max(latest[run], event.attempt)
-    joined.excuse_full_disk(found.events)
     ended = joined.ended(found.events)
     for event in found.events:
         facts = found.sources[event.origin.source]
@@ -351,27 +268,13 @@ def _is_skipped(event: Event, skips: list[int]) -> bool:
 
 def _index(case: Case) -> None:
     """Build the indexes that are used for each event: there may be thousands of events."""
-    for event in case.found.events:
-        clock = clocks.clock_of(event.origin)
-        case.seen_on[event.pattern].add(clock)
-        case.seen_on[""].add(clock)
     for event in case.causes:
-        firsts = _firsts(event, case)
-        if firsts is not None:
+        if event.is_timeout or "exit" in event.fields:
             source = event.origin.source
-            firsts[source] = min(event.order, firsts.get(source, event.order))
+            case.timed_out[source] = min(event.order, case.timed_out.get(source, event.order))
         if event.layer != "communication" or event.weak:
             continue
         clock = clocks.clock_of(event.origin)
         case.broken[event.origin] = min(event.order, case.broken.get(event.origin, event.order))
         if event.exact and event.time is not None:
             case.broken_at[clock] = min(event.time, case.broken_at.get(clock, event.time))
-
-
-def _firsts(event: Event, case: Case) -> dict[int, int] | None:
-    """Return the index in which an event's first occurrence in its file is kept."""
-    if event.slug == "nccl-remote-error" and not event.weak:
-        return case.lost
-    if event.slug in {"nccl-timeout", "gradient-sync-timeout"} or "exit" in event.fields:
-        return case.timed_out
-    return None

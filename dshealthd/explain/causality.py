@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
-from dshealthd.explain import clocks, order
-from dshealthd.explain.accusation import ON_ALL, absent_ranks, accused, is_timeout, left_silently
+from dshealthd.explain import order
+from dshealthd.explain.accusation import ON_ALL, accused, left_silently
 from dshealthd.explain.case import prepare
 from dshealthd.explain.coverage import ABORTED, TERMINATED
-from dshealthd.explain.events import Event, Place, Stamp, listed
+from dshealthd.explain.events import Event, Place, listed
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
 from dshealthd.explain.identities import named
 from dshealthd.explain.patterns import advised, load
@@ -100,16 +101,17 @@ def decide(found: Recognized, *, year: int) -> Finding:
     if not ordered or _wraps(ordered[0]):
         # That a process ended is no cause: what it said before is.
         confirmed = any(_is_telling(event, case) for event in (*ordered, *case.consequences))
-        stated = cause(case, standing(case), confirmed=confirmed or bool(case.found.failures))
+        hollow = ordered[0] if ordered and ordered[0].is_hollow else None
+        confirmed = confirmed or bool(hollow or case.found.failures)
+        stated = cause(case, standing(case, near=hollow), confirmed=confirmed)
         is_end = stated is not None and (stated.is_crash or "how" in stated.fields)
         if stated is not None and not (is_end and ordered and ordered[0].is_crash):
             ordered.insert(0, stated)
     if not ordered:
         return _without_cause(case)
     root = ordered[0]
-    if root.layer in {"program", "hardware"}:
-        _adopt(root, case)
-    verdicts = _judged(case) if is_timeout(root) else []
+    _adopt(root, case)
+    verdicts = _judged(case) if root.is_timeout else []
     ranks, proof, says = accused(root, case, verdicts)
     if root.pattern == STATED:
         proof = (*proof, *(event.place for event in worth_reading(standing(case))))[:WORTH_READING]
@@ -128,7 +130,7 @@ def decide(found: Recognized, *, year: int) -> Finding:
         case.missing.append("the log of the rank that failed first: no log here has its error")
     chain = sorted(
         (event for event in (*case.causes, *case.consequences) if event is not root),
-        key=lambda event: (event.time is None, case.when(event) or 0.0, event.order),
+        key=lambda event: (event.time is None, event.time or 0.0, event.order),
     )
     _argue(root, ordered, case)
     host, gpu = _whereabouts(root, ranks, case)
@@ -140,38 +142,30 @@ def decide(found: Recognized, *, year: int) -> Finding:
         gpu = int(beside["gpu"])
     is_symmetric = not ranks and any(verdict.kind == "symmetric" for verdict in verdicts)
     return Finding(
-        outcome="found",
-        slug=slug,
-        title=root.title,
-        statement=says,
-        step=_step(root, ranks, host, verdicts),
-        root=root,
-        ranks=ranks,
-        host=host,
-        gpu=gpu,
-        device=_device(root) or beside.get("device"),
-        pod=beside.get("pod"),
+        outcome="found", slug=slug, title=root.title, statement=says,
+        step=_step(root, ranks, host, verdicts), root=root, ranks=ranks, host=host, gpu=gpu,
+        device=_device(root) or beside.get("device"), pod=beside.get("pod"),
         position=beside.get("position", ""),
         pid=int(beside["pid"]) if "pid" in beside else None,
-        is_symmetric=is_symmetric or says.endswith(ON_ALL),
-        time=root.time,
-        proof=proof,
-        against=tuple(case.against[:6]),
-        missing=tuple(dict.fromkeys(case.missing)),
-        chain=tuple(chain[:MAX_CHAIN]),
-        verdicts=tuple(verdicts),
-    )
+        is_symmetric=is_symmetric or says.endswith(ON_ALL), time=root.time, proof=proof,
+        against=tuple(case.against[:6]), missing=tuple(dict.fromkeys(case.missing)),
+        chain=tuple(chain[:MAX_CHAIN]), verdicts=tuple(verdicts),
+    )  # fmt: skip
 
 
 def _wraps(event: Event) -> bool:
-    """Return whether an event only says that a process ended, or that another failed."""
+    """Return whether an event says that something ended or failed, but not why."""
     if event.layer == "launcher":
         return not event.first and "worker" not in event.fields  # which Ray names
-    return event.layer == "communication" and event.weak
+    return event.is_hollow or (event.layer == "communication" and event.weak)
 
 
 def _adopt(root: Event, case: Case) -> None:
-    """Give a cause the host, and a statement the rank, of the only process whose end is reported."""
+    """Give a cause its host by what launchers report, and a statement the only rank.
+
+    The ranks of a host follow one another. Without a report it is the one host whose GPUs NCCL
+    names in the file, if it is only one.
+    """
     ends = [
         event
         for event in (*case.causes, *case.consequences)
@@ -182,8 +176,22 @@ def _adopt(root: Event, case: Case) -> None:
     is_own = root.pattern == STATED  # an exception may be that of all ranks
     if is_own and root.rank is None and len({(event.rank, event.ranks) for event in ends}) == 1:
         root.rank, root.ranks = ends[0].rank, ends[0].ranks
-    if root.host is None and len(hosts := {event.host for event in ends}) == 1:
-        root.host = hosts.pop()
+    ranks: dict[str | None, list[int]] = defaultdict(list)
+    told = [(event.rank, event.host) for event in ends]
+    told += [(failure.rank, failure.host) for failure in case.found.failures]
+    for number, host in told:
+        if number is not None:
+            ranks[host].append(number)
+    rank = -1 if root.rank is None else root.rank
+    gpus = (one for one in case.found.sources[root.origin.source].origins if one.gpu is not None)
+    for hosts in (
+        {host for host, known in ranks.items() if min(known) <= rank <= max(known)},
+        {event.host for event in ends if root.rank is None or event.rank is None},
+        {one.host for one in gpus},
+    ):
+        short = {host.partition(".")[0]: host for host in hosts if host}
+        if root.host is None and len(short) == 1 and "localhost" not in short:
+            (root.host,) = short.values()
 
 
 def _step(
@@ -197,7 +205,7 @@ def _step(
         values["host"] = host
     if frame := root.own_frame:
         values["frame"] = f"{frame.file}:{frame.line}"
-    if not is_timeout(root):
+    if not root.is_timeout:
         return advised(root.steps, values)
     steps = load().hang
     for verdict in verdicts:
@@ -255,7 +263,7 @@ def _first_failure(case: Case) -> float | None:
         for event in case.causes
         if event.layer in {"program", "communication", "launcher"}
         and "pci" not in event.fields
-        and (when := case.when(event)) is not None
+        and (when := event.time) is not None
     ]
     return min(times, default=None)
 
@@ -291,39 +299,19 @@ def _where(event: Event) -> str:
 
 def _without_cause(case: Case) -> Finding:
     """Return the answer if only consequences, or nothing, were found."""
-    roots = [failure for failure in case.found.failures if failure.root]
-    if roots:
-        failure = min(roots, key=lambda failure: failure.time)
-        where = f"rank {failure.rank} on {failure.host}"
-        says = f"{where} failed first with exit code {failure.exit}; its error is not in these logs"
-        # Watchdogs also end ranks this way that only waited for another one.
-        is_own = failure.exit != ABORTED
-        if not is_own:
-            says += f", {ENDED_BY_WATCHDOG}"
-        return Finding(
-            outcome="found",
-            slug="child-failed",
-            statement=says,
-            ranks=(failure.rank,) if failure.rank is not None and is_own else (),
-            host=failure.host,
-            time=clocks.seconds(Stamp("iso", failure.time.replace("_", " ")), 2000),
-            step=f"read the end of rank {failure.rank}'s own log on {failure.host}; if there is none, "
-            f"{SEPARATE_LOGS}",
-            proof=(failure.place,),
-            missing=(f"the log of rank {failure.rank}",),
-            chain=tuple(case.consequences[:MAX_CHAIN]),
-        )
     ended = [event for event in case.consequences if "exit" in event.fields]
     if ended:
+        ended.sort(key=lambda event: (event.pattern != "child-failed/signal", event.time or 0.0))
         code = int(ended[0].fields["exit"])
         own = ended[0].rank if code not in {ABORTED, TERMINATED} else None
         says = ended[0].says + (f", {ENDED_BY_WATCHDOG}" if code == ABORTED else "")
-        ranks = tuple(absent_ranks(case)) or (() if own is None else (own,))
-        case.missing.append("the logs of the ranks: a launcher only reports that one failed")
+        ranks = () if own is None else (own,)
+        whose = "logs of the ranks" if ended[0].rank is None else f"log of rank {ended[0].rank}"
+        case.missing.append(f"the {whose}: a launcher only reports that one failed")
         return Finding(
-            outcome="found", slug="child-failed", title=ended[0].title, statement=says, root=ended[0],
-            step=_step(ended[0], ranks, ended[0].host, []),
-            ranks=ranks, host=ended[0].host, time=ended[0].time,
+            outcome="found", slug="child-failed", title=ended[0].title, statement=says,
+            root=ended[0], step=_step(ended[0], ranks, ended[0].host, []), ranks=ranks,
+            host=ended[0].host, time=ended[0].time,
             proof=(ended[0].place,), missing=tuple(case.missing),
             chain=tuple(case.consequences[:MAX_CHAIN]),
         )  # fmt: skip
@@ -345,8 +333,9 @@ def _without_cause(case: Case) -> Finding:
             case, says, telling, FROM_BEFORE, _step(telling[0], (), telling[0].host, [])
         )
     if said := worth_reading(standing(case)):
-        says = f"{plural(len(said), 'line')} of these logs may speak of a failure, and no pattern knows "
-        return _undecided(case, says + ("it" if len(said) == 1 else "them"), said, AND_AFTER)
+        says = f"{plural(len(said), 'line')} of these logs may speak of a failure, and no pattern "
+        says += f"knows {'it' if len(said) == 1 else 'them'}"
+        return _undecided(case, says, said, AND_AFTER)
     if noticed := [event for event in case.found.events if _NOTICED.search(event.place.quote)]:
         says = f"torch's watchdog saw a collective fail: {noticed[0].says}"
         return _undecided(case, says, noticed, FROM_BEFORE, advised(load().hang["unknown"], {}))
@@ -356,7 +345,8 @@ def _without_cause(case: Case) -> Finding:
         return Finding(
             outcome="undecided",
             statement="these logs have a traceback without the exception that ends it",
-            step=f"read that log on from {cut.file}:{cut.line}: the line that ends the traceback names the exception",
+            step=f"read that log on from {cut.file}:{cut.line}: the line that ends the traceback "
+            "names the exception",
             proof=(cut,), missing=(f"the end of the traceback at {cut.file}:{cut.line}",),
             chain=tuple(case.recovered[:MAX_CHAIN]),
         )  # fmt: skip

@@ -16,8 +16,7 @@ from dshealthd.explain.identities import Identities
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dshealthd.explain.clocks import Clocks
-    from dshealthd.explain.events import Event, Origin, Stamp
+    from dshealthd.explain.events import Origin
     from dshealthd.explain.facts import Recognized
 
 GRACE = 10.0
@@ -42,9 +41,8 @@ _LAUNCHERS = tuple(
 class Coverage:
     """What the logs of a case cover for each rank."""
 
-    def __init__(self, found: Recognized, hosts: Clocks, year: int) -> None:
+    def __init__(self, found: Recognized, year: int) -> None:
         """Examine all logs once ranks and times are known; `year` is for stamps without one."""
-        self._hosts = hosts
         self._year = year
         self._sources = found.sources
         self._has_dumps = found.ledger.has_dumps
@@ -53,8 +51,8 @@ class Coverage:
         self._is_announced = bool(watchdogs) and found.ledger.answers_signals
         """Whether each living rank reports the time-out of another one."""
         # Heartbeat monitors report long after the watchdogs, if at all.
-        times = map(self._when, watchdogs or self._reports)
-        self._reported = max((when for when in times if when is not None), default=None)
+        times = [event.time for event in watchdogs or self._reports if event.time is not None]
+        self._reported = max(times, default=None)
         self._exits = {
             failure.rank: failure.exit for failure in found.failures if failure.rank is not None
         }
@@ -89,20 +87,10 @@ class Coverage:
         if rank is not None:
             self._homes[rank].add(source)
         stamp = self._sources[source].last_stamp.get(origin)
-        if stamp is not None and (when := self._time(origin, stamp)) is not None:
+        if stamp is not None and (when := clocks.seconds(stamp, self._year)) is not None:
             self._until[source] = max(when, self._until.get(source, when))
             if rank is not None:
                 self._until_of[rank] = max(when, self._until_of.get(rank, when))
-
-    def _when(self, event: Event) -> float | None:
-        return self._right(event.origin, event.time)
-
-    def _time(self, origin: Origin, stamp: Stamp) -> float | None:
-        return self._right(origin, clocks.seconds(stamp, self._year))
-
-    def _right(self, origin: Origin, when: float | None) -> float | None:
-        """Return a time by the common clock of all hosts."""
-        return None if when is None else self._hosts.right(clocks.clock_of(origin), when)
 
     def gaps(self, ranks: Iterable[int]) -> list[str]:
         """Return why each of these ranks may have reported unseen; empty if none may have."""
@@ -170,10 +158,13 @@ class Coverage:
         """
         latest: dict[int, float] = {}
         found = set()
-        times = [(event.origin.source, self._when(event)) for event in self._reports]
+        times = [(event.origin.source, event.time) for event in self._reports]
         for source in self._reporters:
             if (final := self._sources[source].final) is not None:
-                times += [(source, self._until.get(source)), (source, self._time(*final))]
+                times += [
+                    (source, self._until.get(source)),
+                    (source, clocks.seconds(final, self._year)),
+                ]
         for source, when in times:
             if when is not None:
                 latest[source] = max(when, latest.get(source, when))

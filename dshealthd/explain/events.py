@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,11 @@ _NUMBERS = {
 LAYERS = ("hardware", "scheduler", "program", "communication", "launcher")
 """Layers in order of cause: a fault in one layer shows in the layers after it."""
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "/bin/", "pydantic/")
+
+_LEVELS_LIKE = re.compile(
+    r"\d+(?:[.:]\d+){0,2}|v\d[\w.]*|[\w.-]*\.(?:py|cc?|cpp|cu|h|so|log|json|out|yaml)(?:[:.]\d+)*"
+)
+"""Numbers, releases and files, at the place of a host's name."""
 
 
 class Place(NamedTuple):
@@ -100,6 +106,8 @@ class Event:
     """Nothing in its layer comes before it: it does not follow from the death of a peer."""
     bare: bool = False
     """An exception without its traceback."""
+    is_hollow: bool = False
+    """An exception that only says that something failed."""
     fields: Mapping[str, str] = field(default_factory=dict)
     frames: tuple[Frame, ...] = ()
     count: int = 1
@@ -141,6 +149,11 @@ class Event:
         return self.signal in _CRASHES
 
     @property
+    def is_timeout(self) -> bool:
+        """Whether it is a collective that timed out."""
+        return self.slug in {"nccl-timeout", "gradient-sync-timeout"}
+
+    @property
     def own_frame(self) -> Frame | None:
         """The innermost frame that is not in a library."""
         for frame in reversed(self.frames):
@@ -161,3 +174,11 @@ def listed(ranks: Sequence[int]) -> str:
     if len(ranks) > MAX_NAMED:
         shown += f" and {len(ranks) - MAX_NAMED} more"
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def is_name_of_host(word: str) -> bool:
+    """Return whether a word can be a host's name or address: no prose, number or file."""
+    if _LEVELS_LIKE.fullmatch(word):
+        return False
+    is_number = re.fullmatch(r"(?:0x)?[0-9a-fA-F]{5,}", word) is not None
+    return not is_number and any(character.isdigit() for character in word)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from dshealthd.explain import input as logs
-from dshealthd.explain.clocks import Clock, clock_of
-from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
+from dshealthd.explain.events import Event, Origin, Place, Stamp
 from dshealthd.explain.ledger import Ledger
 from dshealthd.explain.remarks import Statements
 
@@ -20,17 +19,8 @@ V = TypeVar("V")
 _WORLD = re.compile(
     r"(?:\bworld[_ ]?size\W{1,4}|\bdist_world_size=|\bnranks |\bWORLD_SIZE\W{1,3})(\d{1,6})\b"
 )
-_STATED = re.compile(
-    r"\b(?:rank|RANK)\W{1,3}(\d{1,6})\b.{0,60}\b(?:world[_ ]?size|WORLD_SIZE)\W{1,3}(\d{1,6})\b"
-)
-"""A rank that states the size of its job."""
 _SPAWNED = re.compile(r"process (\d{1,7}) spawned with command: .*--local_rank=(\d{1,4})\b")
 _NCCL_RANK = re.compile(r"NCCL INFO .*\brank (\d{1,6}) nranks (\d{1,6})\b")
-_SHARED = re.compile(
-    r"\b(?:global[_ ])?(?:step|iteration)['\"]?[\s=:#\[]{0,4}(\d{1,9})\b"
-    r"|commId (0x[0-9a-f]{1,16}).{0,40}Init COMPLETE"
-)
-"""Events that happen on all ranks at the same moment, within the length of a step."""
 
 MAX_KNOWN = 100_000
 """Maximum number of ranks, processes and tasks that are remembered."""
@@ -40,9 +30,6 @@ MAX_FAILURES = 10_000
 SEVERAL = 3
 """Number of ranks that suffices to show that there are several."""
 MAX_SKIPS = 1000
-MAX_CLOCKS = 1000
-MAX_SHARED = 200
-"""Maximum number of moments of a clock that are compared with those of others."""
 
 
 class Bounded(dict[K, V]):
@@ -87,8 +74,8 @@ class SourceFacts:
     attempt: int = 0
     progress: int = 0
     last_stamp: dict[Origin, Stamp] = field(default_factory=lambda: Bounded(MAX_STREAMS))
-    final: tuple[Origin, Stamp] | None = None
-    """The last stamp in it, and its origin."""
+    final: Stamp | None = None
+    """The last stamp in it."""
     origins: dict[Origin, None] = field(default_factory=lambda: Bounded(MAX_STREAMS))
     """The origins of its lines."""
     is_troubled: bool = False
@@ -159,16 +146,12 @@ class Recognized:
         default_factory=lambda: Bounded(MAX_KNOWN)
     )
     """Pids of torchrun by source and task; with several nodes, each has its own ranks."""
-    shared: dict[Clock, dict[str, Stamp]] = field(default_factory=lambda: Bounded(MAX_CLOCKS))
-    """When each clock saw what all ranks do at once: a step, the start of a communicator."""
     world: int | None = None
-    worlds: dict[int, tuple[int, Place]] = field(default_factory=lambda: Bounded(MAX_SKIPS))
-    """By size of the job: a rank that states it, and where."""
     dropped: int = 0
     """Events beyond MAX_EVENTS."""
     statistics: logs.Statistics = field(default_factory=logs.Statistics)
 
-    def learn(self, line: Line, source: int, number: int) -> None:
+    def learn(self, line: Line, source: int) -> None:
         """Learn from a line which rank, task and process belong together, and the world size."""
         origin, text = line.origin, line.text
         facts = self.sources[source]
@@ -192,20 +175,10 @@ class Recognized:
                 pids.add(line.launcher)
         if line.stamp is not None:
             facts.last_stamp[origin] = line.stamp
-            facts.final = origin, line.stamp
-            is_likely = "step" in text or "iteration" in text or "commId" in text
-            if is_likely and (match := _SHARED.search(text)):
-                key = match[1] or match[2]
-                self.shared.setdefault(clock_of(origin), Bounded(MAX_SHARED)).setdefault(
-                    key, line.stamp
-                )
+            facts.final = line.stamp
         if ("rank" in text or "orld" in text or "WORLD" in text) and len(text) < 2000:  # noqa: PLR2004
-            if "orld" in text or "WORLD" in text or "nranks" in text:
-                if match := _WORLD.search(text):
-                    self.world = max(self.world or 0, int(match[1]))
-                if match := _STATED.search(text):
-                    place = Place(facts.name, number, text.strip()[:MAX_QUOTE])
-                    self.worlds.setdefault(int(match[2]), (int(match[1]), place))
+            if match := _WORLD.search(text):
+                self.world = max(self.world or 0, int(match[1]))
             if "nranks" in text and origin.pid is not None and (match := _NCCL_RANK.search(text)):
                 self.ranks_by_pid.setdefault((source, origin.pid), int(match[1]))
             if "spawned" in text and (match := _SPAWNED.search(text)):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural
-from dshealthd.explain.clocks import Clocks
 from dshealthd.explain.coverage import Coverage
 from dshealthd.explain.events import Place, listed
 from dshealthd.explain.facts import Recognized
@@ -67,7 +66,7 @@ def judge_dumps(digests: Mapping[int, Mapping[str, Any]]) -> list[GroupVerdict]:
     found = Recognized()
     for rank, digest in digests.items():
         found.ledger.add_dump(rank, digest, Place(f"rank {rank}", 0, "flight recorder"))
-    return judge_groups(found.ledger, None, digests, Coverage(found, Clocks(), year=0))
+    return judge_groups(found.ledger, None, digests, Coverage(found, year=0))
 
 
 def judge_groups(

@@ -9,7 +9,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from dshealthd.explain.host_names import is_name_of_host
+from dshealthd.explain.events import is_name_of_host
 
 if TYPE_CHECKING:
     from dshealthd.explain.events import Origin
@@ -21,7 +21,8 @@ _SPOKEN = re.compile(
 )
 """A rank in the text of a line. ProcessGroupNCCL's is the rank in a group of the job."""
 _SAID = re.compile(
-    r"(?:(?:^|[:(,] ?|\bon )[Rr]ank[ =]|\brank=)(?P<rank>\d{1,6})\b(?![-.]\d|,? (?:and|or|to) )"
+    r"(?:(?:^|[:(,] ?|\b(?:on|process) )[Rr]ank[ =]|\brank=)"
+    r"(?P<rank>\d{1,6})\b(?![-.]\d|,? (?:and|or|to) )"
 )
 _ANY_RANK = re.compile(r"\branks?\b", re.IGNORECASE)
 """A line that speaks of one rank alone speaks of its own, unless it is sent to or from it."""
@@ -63,9 +64,7 @@ def spoken_rank(text: str) -> dict[str, str]:
 
 
 def named(text: str) -> dict[str, str]:
-    """Return the host, pid, GPU, device and pod that a text names: each only if it names just
-    one.
-    """
+    """Return the host, pid, GPU, device and pod that a text names, each only if it names one."""
     found: dict[str, set[str]] = defaultdict(set)
     for match in _NAMES.finditer(text):
         name, value = str(match.lastgroup).partition("_")[0], match[match.lastgroup or 0]

@@ -332,6 +332,8 @@ def lines(text: str) -> list[str]:
     except (ValueError, ArithmeticError, RecursionError):
         return [text]  # truncated, or a dictionary that a program printed
     message = next((record[name] for name in _MESSAGES if name in record), None)
+    if isinstance(message, dict) and isinstance(error := message.get("extraInfo"), dict):
+        message = error.get("py_callstack")  # torchrun's error file
     if isinstance(message, list):  # journald's form of a message that is not UTF-8
         # a byte
         if not all(isinstance(value, int) and 0 <= value < 256 for value in message):  # noqa: PLR2004

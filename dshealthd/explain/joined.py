@@ -52,6 +52,12 @@ def merge(events: Sequence[Event]) -> None:
                     event.rank = ranked[0].rank
 
 
+def are_near(one: Event, other: Event) -> bool:
+    """Return whether two events are so near in one file that they may be about one fault."""
+    is_same = one.origin.source == other.origin.source
+    return is_same and abs(one.last_order - other.last_order) <= NEAR
+
+
 def _agree(one: Event, other: Event) -> bool:
     """Return whether two events may be one: no value, rank or host that both have differs."""
     shared = one.fields.keys() & other.fields.keys()
@@ -60,14 +66,6 @@ def _agree(one: Event, other: Event) -> bool:
         and (one.rank is None or other.rank is None or one.rank == other.rank)
         and (one.host is None or other.host is None or one.host == other.host)
     )
-
-
-def excuse_full_disk(events: Sequence[Event]) -> None:
-    """Let an ENOSPC without a path follow from a full /dev/shm, if any line shows that."""
-    if any(event.slug == "shared-memory" and event.role == "cause" for event in events):
-        for event in events:
-            if event.slug == "disk-full" and "path" not in event.fields:
-                event.role = "consequence"
 
 
 def condition(event: Event) -> tuple[str, int, str | None]:

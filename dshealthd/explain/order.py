@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.explain import clocks
-from dshealthd.explain.accusation import is_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +22,6 @@ NCCL notice a closed connection at once."""
 BEFORE, AFTER = 900.0, 120.0
 """Seconds before and after the first failure in which a hardware fault may be its cause: a watchdog
 waits 600 s, and the kernel log is written a little later than the fault."""
-_COMMUNICATION = {"rendezvous-unreachable": 0, "gradient-sync-timeout": 1, "nccl-timeout": 1,
-                  "ranks-stuck-at-init": 1, "nccl-all-reduce-failed": 3}  # fmt: skip
 _DEATHS = {"child-failed/killed", "child-failed/ray"}
 """Reports of processes that something else ended."""
 _LAYERS = {
@@ -50,13 +47,12 @@ class Rule(NamedTuple):
 RULES = (
     Rule(
         "a scheduler's reason, while nothing had failed, explains all that follows", 0,
-        lambda event, case, _: event.layer == "scheduler"
-        and not event.weak and not _comes_after(event, case),
+        lambda event, case, _: event.layer == "scheduler" and not _comes_after(event, case),
     ),
     Rule(
         "a fault long before or after the first failure has nothing to do with it", NOTHING,
-        lambda event, case, first: event.layer == "hardware"
-        and not _is_near(case.when(event), first),
+        lambda event, _case, first: event.layer == "hardware"
+        and not _is_near(event.time, first),
     ),
     Rule(
         "a program's failure after the communication broke follows from that", NOTHING,
@@ -66,11 +62,6 @@ RULES = (
     Rule(
         "a process that died comes before its peers' errors of communication", 3,
         lambda event, case, _: event.layer == "launcher" and _is_death(event, case),
-    ),
-    Rule(
-        ("what a launcher could not do is as early as what ranks could "
-         "not"), _LAYERS["communication"],
-        lambda event, _case, _first: event.layer == "launcher" and event.first,
     ),
 )  # fmt: skip
 """The first that applies counts; else an event stands where its layer does."""
@@ -86,21 +77,12 @@ def place(event: Event, first: float | None, case: Case) -> int:
 
 def key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
     """Return the sort key of a candidate cause: the smallest is the cause."""
-    where, weak, when = place(event, first, case), event.weak, case.when(event)
-    is_communication = where == _LAYERS["communication"]
-    order = _COMMUNICATION.get(event.slug, 2) if is_communication else 0
-    # Those that wait for a lost peer time out long after the first of them noticed.
-    if is_timeout(event) and case.lost.get(event.origin.source, event.order) < event.order:
-        order = 3
-    # If only few of many hosts report it, the fault is there.
-    if is_communication and case.is_rare(event):
-        weak, order = False, -1
+    where, weak = place(event, first, case), event.weak
     is_program = where == _LAYERS["program"]
-    if is_program and weak and event.bare:
-        order = 1
     return (
-        where, weak and not is_program, order, event.bare and event.weak,
-        when is None, when or 0.0, weak, event.origin.source, event.order,
+        where, weak and not is_program, not event.first,
+        weak and is_program and (event.bare or event.is_hollow),
+        event.time is None, event.time or 0.0, weak, event.origin.source, event.order,
     )  # fmt: skip
 
 
@@ -117,11 +99,16 @@ def _is_aftermath(event: Event, case: Case) -> bool:
     """Return whether a rank's failure came after the communication broke, so it is not the
     cause.
     """
+    if event.is_hollow:  # what a lost peer left to say, whichever process says it
+        broken = (
+            first for origin, first in case.broken.items() if origin.source == event.origin.source
+        )
+        return min(broken, default=event.order) < event.order
     if event.origin.labeled and case.broken.get(event.origin, event.order) < event.order:
         return True
-    when, clock = case.when(event), clocks.clock_of(event.origin)
+    when, clock = event.time, clocks.clock_of(event.origin)
     return when is not None and any(
-        when - case.clocks.right(other, first) - case.clocks.uncertainty(clock, other) > AFTERMATH
+        when - first - (other != clock) * clocks.UNCERTAINTY > AFTERMATH
         for other, first in case.broken_at.items()
     )
 
@@ -140,7 +127,7 @@ def _comes_after(event: Event, case: Case) -> bool:
     for other in case.causes:
         if other.layer in {"scheduler", "launcher"} or other.role == "loss" or other is event:
             continue
-        before, after = case.when(other), case.when(event)
+        before, after = other.time, event.time
         is_same = other.origin.source == event.origin.source
         # The time of a line without a stamp is that of an earlier one.
         if before is not None and after is not None and (other.exact or not is_same):

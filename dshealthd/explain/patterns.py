@@ -190,11 +190,7 @@ def load() -> Patterns:
                 titles[slug] = others["title"]
             hang |= {kind: _texts(steps) for kind, steps in others.get("hang", {}).items()}
     found.sort(
-        key=lambda pattern: (
-            pattern.weak,
-            LAYERS.index(pattern.layer),
-            pattern.role != "cause",
-        )
+        key=lambda pattern: (pattern.weak, LAYERS.index(pattern.layer), pattern.role != "cause")
     )
     return Patterns(tuple(found), titles, hang)
 

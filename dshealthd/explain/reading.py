@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import remarks
+from dshealthd.explain.joined import are_near
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,12 +33,17 @@ STEP = (
 )
 
 
-def standing(case: Case) -> list[Statement]:
-    """Return the remarks that nothing healthy follows, those that explain most first."""
+def standing(case: Case, near: Event | None = None) -> list[Statement]:
+    """Return the remarks that nothing healthy follows, those that explain most first.
+
+    If an event is given, only those near it in its file, which may be about the same.
+    """
     found = []
     for facts in case.found.sources:
         for kept in facts.statements:
             event, weight = kept.event, kept.remark.weight
+            if near is not None and not are_near(near, event):
+                continue
             if weight < remarks.HINTS or event.last_order < facts.finished:
                 continue
             # A warning counts only as the last that a log says.
@@ -56,7 +62,7 @@ def standing(case: Case) -> list[Statement]:
             ):
                 continue
             found.append(kept)
-    times = {id(kept): case.when(kept.event) for kept in found}
+    times = {id(kept): kept.event.time for kept in found}
     return sorted(
         found,
         key=lambda kept: (

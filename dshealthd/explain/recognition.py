@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 from collections import deque
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from dshealthd.core import documents
 from dshealthd.explain import input as logs
 from dshealthd.explain import patterns as known
 from dshealthd.explain import progress, remarks
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
-from dshealthd.explain.facts import (
-    MAX_SKIPS,
-    MAX_STREAMS,
-    Bounded,
-    Recognized,
-    SourceFacts,
-)
+from dshealthd.explain.facts import MAX_SKIPS, MAX_STREAMS, Bounded, Recognized, SourceFacts
 from dshealthd.explain.identities import NAMES_RANKS, Details, spoken_rank
 from dshealthd.explain.prefilter import Need, bare
 from dshealthd.explain.progress import FINITE_LOSS
@@ -47,7 +38,6 @@ MAX_SAMPLE = 200
 """Number of lines that show which prefix a log's lines have."""
 MAX_REMEMBERED = 1 << 21
 """Maximum characters of lines, without digits, remembered with the patterns that may match them."""
-MAX_ERROR_FILE = 1 << 20
 
 _RESTART = re.compile(
     r"attempts left; will restart worker group|Rendezvous'ing worker group|Starting worker group"
@@ -56,21 +46,13 @@ _RESTART = re.compile(
 _RESTART_WORDS = ("worker group", "restart", "Requeued")
 """Each match of `_RESTART` contains one of these."""
 _GRADIENTS = re.compile(
-    r":(?:backward|_engine_run_backward|finalize_backward|allreduce_bucket\w*|allreduce_gradients"
-    r"|average_tensor|reduce_\w*grad\w*|allreduce_and_\w+|all_reduce_grad\w*|finish_grad_sync"
-    r"|__?reduce_and_partition\w*|reduce_ready_partitions\w*|buffered_allreduce\w*)$",
+    r"(?:^.*:|#\d+ )(?:backward|_engine_run_backward|finalize_backward|allreduce_\w+|average_tensor"
+    r"|reduce_\w*grad\w*|all_reduce_grad\w*|finish_grad_sync|__?reduce\w*|buffered_allreduce\w*"
+    r"|reduce_ready_partitions\w*)(?:$| from )",
     re.MULTILINE,
 )
-_GRADIENT_STACK = re.compile(
-    r"#\d+ (?:backward|_engine_run_backward|allreduce_\w+|average_tensor|reduce_\w*grad\w*"
-    r"|finish_grad_sync|reduce_ready_partitions\w*|__reduce\w*) from "
-)
-"""A frame in ProcessGroupNCCL's `Stack trace of the failed collective`."""
+"""A frame of a traceback, or of ProcessGroupNCCL's `Stack trace of the failed collective`."""
 _FRAGMENT = re.compile(r"[a-z](?![\w./-]{0,60}: )")
-_OF_TORCH = re.compile(
-    r"ProcessGroup\w*\.cpp|\[c10d\]|torch/distributed/elastic|torch\.distributed\.elastic"
-)
-"""Lines of watchdogs, stores and launchers."""
 _TROUBLE = re.compile(r"frame #|Exception raised from |[=-]{5}|.{0,100}ProcessGroupNCCL")
 """Lines of watchdogs, stacks and launchers' summaries that no pattern covers."""
 _BLANK = ("", " ", "\t")
@@ -88,8 +70,8 @@ class Recognizer:
     ) -> None:
         self.found = Recognized()
         self._max_events = max_events
-        self._patterns = patterns or known.load()
-        self.find = finder or Templates(self._patterns)
+        self.patterns = patterns or known.load()
+        self.find = finder or Templates(self.patterns)
         self._near: dict[str, tuple[tuple[Pattern, ...], bool]] = {}
         self._near_size = 0
         self._kept: dict[tuple[str, Origin, int], Event] = {}
@@ -105,8 +87,6 @@ class Recognizer:
 
         `rank` is the only rank that writes it, if known.
         """
-        if name.endswith("error.json") and items is None and (told := _error_file(name)):
-            items = told
         reader = self.open(name, rank)
         if items is None:
             items = logs.read(name, self.find, self.found.statistics)
@@ -127,7 +107,7 @@ class Recognizer:
         """
         found = self._near.get(template)
         if found is None:
-            found = self._patterns.kind(template)
+            found = self.patterns.kind(template)
             self._near_size += len(template)
             if self._near_size > MAX_REMEMBERED:
                 self._near.clear()
@@ -135,23 +115,11 @@ class Recognizer:
             self._near[template] = found
         return found
 
-    def explaining(self, traceback: Traceback) -> Iterator[Pattern]:
-        """Yield the patterns that may match an exception, in the order in which to try them."""
-        for pattern in self._patterns.candidates(bare(traceback.text)):
-            if pattern.role != "loss":
-                yield pattern
-
     def again(
-        self,
-        pattern: str,
-        origin: Origin,
-        attempt: int,
-        fields: Mapping[str, str],
-        place: Place,
-        order: int,
+        self, key: tuple[str, Origin, int], fields: Mapping[str, str], place: Place, order: int
     ) -> Event | None:
         """Count an event that its stream has had before; None if it is new."""
-        kept = self._kept.get((pattern, origin, attempt))
+        kept = self._kept.get(key)
         if kept is None:
             return None
         # Of hints that any line may give, the first one is enough.
@@ -165,7 +133,7 @@ class Recognizer:
     def keep(self, event: Event) -> Event:
         """Keep an event, or count it if its stream has had the same before."""
         key = event.pattern, event.origin, event.attempt
-        if kept := self.again(*key, event.fields, event.place, event.order):
+        if kept := self.again(key, event.fields, event.place, event.order):
             return kept
         if len(self.found.events) >= self._max_events:
             self.found.dropped += 1
@@ -304,10 +272,10 @@ class Reader:
             self._begins_in_stack = True
         self._order += 1
         self._details.feed(text)
-        self._found.learn(line, self._source, place.line)
+        self._found.learn(line, self._source)
         if self._summary.take(line, place):
             return True
-        if text.startswith("#") and _GRADIENT_STACK.match(text):
+        if text.startswith("#") and _GRADIENTS.match(text):
             self._found.ledger.in_gradients = True
         if progress.is_skip(text) and len(self._facts.skips) < MAX_SKIPS:
             self._facts.skips.append(self._order)
@@ -393,14 +361,13 @@ class Reader:
         is_rest = self._order == 1 and not line.prefixed and line.stamp is None
         if is_rest and _FRAGMENT.match(text) and remark.weight < remarks.LOGS:
             return
-        if _OF_TORCH.search(place.quote[:200]):  # what it says of a job is never why
-            remark = remark._replace(wraps=True)
         ended = remarks.end_of(text) if remark.wraps else {}
         event = Event(
             slug="child-failed", pattern=STATED, role="cause", layer="program",
             title=remark.content, says=remark.content, steps=STEP, place=place, origin=line.origin,
             order=self._order, stamp=self._stamp(line), exact=line.stamp is not None, weak=True,
-            fields={**self._details.fields, **spoken_rank(text), **ended}, progress=facts.progress, attempt=self._attempt,
+            fields={**self._details.fields, **spoken_rank(text), **ended},
+            progress=facts.progress, attempt=self._attempt,
         )  # fmt: skip
         facts.statements.add(template, remark, event, facts.calm)
 
@@ -410,14 +377,10 @@ class Reader:
         stamps, origin = self._facts.last_stamp, line.origin
         if (own := stamps.get(origin)) is not None:
             return own
-        return next(
-            (
-                stamp
-                for other, stamp in reversed(stamps.items())
-                if (other.host, other.task) == (origin.host, origin.task)
-            ),
-            None,
-        )
+        for other, stamp in reversed(stamps.items()):
+            if (other.host, other.task) == (origin.host, origin.task):
+                return stamp
+        return None
 
     def _keep(
         self, pattern: Pattern, fields: dict[str, str | None], line: Line, place: Place,
@@ -429,39 +392,22 @@ class Reader:
         if is_plain and not line.origin.labeled and not known_fields.keys() & NAMES_RANKS:
             known_fields |= spoken_rank(line.text)
             known_fields = {**self._details.fields, **known_fields}
-        if (
-            is_plain
-            and traceback is None
-            and (
-                kept := self._parent.again(
-                    pattern.id, line.origin, self._attempt, known_fields, place, self._order
-                )
-            )
-        ):
-            return kept
+        key = pattern.id, line.origin, self._attempt
+        if is_plain and traceback is None:
+            kept = self._parent.again(key, known_fields, place, self._order)
+            if kept is not None:
+                return kept
         event = Event(
-            slug=pattern.slug,
-            pattern=pattern.id,
-            role=pattern.role,
-            layer=pattern.layer,
-            says=known.said(pattern.says, known_fields),
-            title=known.said((pattern.title,), known_fields) if pattern.title else "",
-            texts=pattern.says,
-            steps=pattern.step,
-            ends=pattern.ends,
-            place=place,
-            origin=line.origin,
-            order=self._order,
-            stamp=self._stamp(line),
-            exact=line.stamp is not None,
-            weak=pattern.weak,
-            first=pattern.first,
-            fields=known_fields,
-            progress=self._facts.progress,
-            attempt=self._attempt,
-        )
+            slug=pattern.slug, pattern=pattern.id, role=pattern.role, layer=pattern.layer,
+            says=known.said(pattern.says, known_fields), texts=pattern.says, steps=pattern.step,
+            title=known.said((pattern.title,), known_fields), ends=pattern.ends, place=place,
+            origin=line.origin, order=self._order, stamp=self._stamp(line),
+            exact=line.stamp is not None, weak=pattern.weak, first=pattern.first,
+            fields=known_fields, progress=self._facts.progress, attempt=self._attempt,
+        )  # fmt: skip
         if traceback is not None:
             event.frames, event.bare = tuple(traceback.frames), traceback.bare
+            event.is_hollow = pattern.weak and remarks.is_hollow(traceback.text)
         if pattern.role == "loss":
             kept, _ = self._losses.setdefault(event.pattern, (event, pattern.least))
             if kept is not event:
@@ -483,8 +429,8 @@ class Reader:
         """Recognize an exception by the first matching pattern, else as the program's own."""
         text = traceback.text
         chosen, fields = None, {}
-        for pattern in self._parent.explaining(traceback):
-            if match := _fullest(pattern, text):
+        for pattern in self._parent.patterns.candidates(bare(text)):
+            if pattern.role != "loss" and (match := _fullest(pattern, text)):
                 chosen, fields = pattern, match.groupdict()
                 break
         place, line = traceback.place, traceback.line
@@ -526,24 +472,12 @@ def _fullest(pattern: Pattern, text: str) -> re.Match[str] | None:
 
 _PYTHON = known.Pattern(
     slug="child-failed", name="python", id="child-failed/python", expression=".",
-    names={"exception": "exception", "message": "message"}, need=Need(), source="CPython", layer="program",
-    role="cause", title="{exception} in the program", says=("{exception}: {message}", "{exception}"),
-    step=(), where="exception", least=1, weak=True, first=False, ends="", match=(), no_match=(),
+    names={"exception": "exception", "message": "message"}, need=Need(), source="CPython",
+    layer="program", role="cause", title="{exception} in the program",
+    says=("{exception}: {message}", "{exception}"), step=(), where="exception", least=1, weak=True,
+    first=False, ends="", match=(), no_match=(),
 )  # fmt: skip
 _PYTHON_EXIT = replace(
     _PYTHON, name="exit", id="child-failed/exit", role="consequence", layer="launcher"
 )
-
 _PYTHON_BARE = replace(_PYTHON, step=STEP)
-
-
-def _error_file(name: str) -> list[logs.Raw] | None:
-    """Return the traceback in torchrun's error file as lines; None if it is not such a file."""
-    try:
-        with contextlib.ExitStack() as closing:
-            document = json.loads(logs.open_log(name, closing).read(MAX_ERROR_FILE))
-        message = document["message"]
-        stack = str(message["extraInfo"]["py_callstack"])
-    except documents.MISSHAPEN:
-        return None
-    return [logs.Raw(1, text) for text in stack.splitlines()]

@@ -1,8 +1,8 @@
 """Remarks: lines that speak of a failure, whatever program wrote them.
 
-A log has more ways to fail than anybody has patterns for. What nearly all programs share is how they
-speak of it: a level, a few words, an exception, an exit code. From these a line gets a weight, and
-is told apart into content, which says what happened, and wrapper, which says that something did.
+A log has more ways to fail than anybody has patterns for. What nearly all programs share is how
+they speak of it: a level, a few words, an exception, an exit code. From these a line gets a weight,
+and is content, which says what happened, or a wrapper, which says that something did.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ WORDS = (
     "o such ", "ot found", "NOT FOUND", "nvalid", "INVALID", "llegal", "ncaught", "nhandled",
     "orrupt", " stuck", " hung", " hang", " lost", " died", " dead", "xceed", "nsufficient",
     "ot enough", "ut of memory", "OOM", "victed", "reempted", "PREEMPT", "ackOff", "ack-off",
-    "nhealthy", "ot ready", "NotReady", "erminated", "ancelled", "CANCELLED", "anceled", "core dump",
-    "egfault", "egmentation", "us error", "navailable", "isconnect", "ismatch", "nresponsive",
-    "ncorrectable", "ssertion", "igquit", "SIGTERM", "SIGKILL", "SIGSEGV", "SIGABRT", "SIGQUIT",
-    "non-zero", "closed", "exit code", "xit Code", "eturn code", "exited with", "exit status",
-    "blocked for more", "rrImagePull",
+    "nhealthy", "ot ready", "NotReady", "erminated", "ancelled", "CANCELLED", "anceled",
+    "core dump", "egfault", "egmentation", "us error", "navailable", "isconnect", "ismatch",
+    "nresponsive", "ncorrectable", "ssertion", "igquit", "SIGTERM", "SIGKILL", "SIGSEGV",
+    "SIGABRT", "SIGQUIT", "non-zero", "closed", "exit code", "xit Code", "eturn code",
+    "exited with", "exit status", "blocked for more", "rrImagePull",
 )  # fmt: skip
 """Each remark has one of these: what the search through all lines of a log looks for."""
 _LEVEL = re.compile(
@@ -59,7 +59,8 @@ _FAILURES = (
     r"|could(?: not|n't)|unable to|denied|refused|rejected|unreachable|no such|not found|invalid"
     r"|illegal|corrupt(?:ed|ion)?|stuck|hangs?|hung|lost|dead|died|exceed(?:ed|s)?|insufficient"
     r"|not enough|out of memory|oom[- ]?kill(?:ed|er|ing)?|evicted|preempted|preemption|back-?off"
-    r"|unhealthy|not ready|terminated|\w{0,30}backoff|errimagepull|oomkilled|cancell?ed|unavailable|disconnected|mismatch(?:ed|es)?"
+    r"|unhealthy|not ready|terminated|\w{0,30}backoff|errimagepull|oomkilled|cancell?ed|unavailable"
+    r"|disconnected|mismatch(?:ed|es)?"
 )
 """Words of failure, which may also be spoken of as possible."""
 _FAILS = re.compile(
@@ -71,8 +72,8 @@ _FAILS = re.compile(
 )
 _UNREAL = re.compile(
     r"\b(?:0|no|zero|without|any)\s+(?:\w+ ){0,2}(?:errors?|failures?|exceptions?|time-?outs?)\b"
-    r"|\b(?:errors?|fail(?:ed|ures?)|time-?outs?|exceptions?|unavailable|dead|lost|preempted|evicted)"
-    r"\b['\"]?\s*[:=]\s*(?:\d|\[\]|None|null|[Ff]alse|[,;|)}]|$)"
+    r"|\b(?:errors?|fail(?:ed|ures?)|time-?outs?|exceptions?|unavailable|dead|lost|preempted"
+    r"|evicted)\b['\"]?\s*[:=]\s*(?:\d|\[\]|None|null|[Ff]alse|[,;|)}]|$)"
     rf"|(?<![\w.])0 (?:\w+ )?(?:{_FAILURES})\b"
     r"|out of memory\b[^.]{0,40}\b(?:ok|OK)\b|\bon (?:error|failure|time-?out)s?\b"
     r"|\b(?:if|unless|in case|may|might|would|whether|when|whenever|avoid|prevent\w*|should"
@@ -105,7 +106,8 @@ _SPENT = re.compile(
 _EXCEPTION = re.compile(
     r"(?<![\w.'\"`(=/-])(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Fault)\b(?=: \S|$)"
     r"|\bpanicked at |^panic: |terminate called after throwing|Exception in thread "
-    r"|Fatal Python error|[\w./-]{1,80}: line \d+: \S.{0,200}: (?:command not found|No such file|Permission denied)"
+    r"|Fatal Python error"
+    r"|[\w./-]{1,80}: line \d+: \S.{0,200}: (?:command not found|No such file|Permission denied)"
     r"|\btask \S{1,40}:\d+ blocked for more than "
 )
 _BY = "|".join(
@@ -121,12 +123,12 @@ _ENDED = re.compile(
 )
 """How a process ended: that is not why."""
 _SHELL = re.compile(
-    r"\S{1,80}[:\uff1a] ?\D{0,12}\d{1,6}\D{0,8}[:\uff1a] +(?P<pid>\d{2,10}) (?P<how>[^\W\d].{0,22}?)"
-    r"(?P<padding> {2,23})(?! )"
+    r"\S{1,80}[:\uff1a] ?\D{0,12}\d{1,6}\D{0,8}[:\uff1a] +"
+    r"(?P<pid>\d{2,10}) (?P<how>[^\W\d].{0,22}?)(?P<padding> {2,23})(?! )"
 )
 """What a shell says, in the user's language, of a child that a signal ended."""
 _PADDED = 24
-"""Bytes to which bash (jobs.c, LONGEST_SIGNAL_DESC) pads the name of a signal before the command."""
+"""Bytes to which bash (jobs.c, LONGEST_SIGNAL_DESC) pads a signal before the command."""
 _EVENT = re.compile(
     r"(?:^|\s)Warning\s+(?P<reason>[A-Z][A-Za-z]{3,40})\s+"
     r"(?:(?:[\dsmhd]+|<\w+>)(?: \(x\d+ over \w+\))?\s+\S+|[\w.-]+/\S+)\s+(?P<message>\S.*)"
@@ -137,10 +139,6 @@ _STACK = re.compile(
     r"|@|\^+|~+|[\w.]+ = |[\w.]+\((?:.*\))?$)"
 )
 """Stacks, and the code in them."""
-_BAR = re.compile(
-    r"^.{0,80}?\d+%\|.{0,200}?\[[^\]]{0,80}(?:it|s)/[^\]]{0,20}\]|^.{0,60}\b\d+it \[[^\]]{0,40}\]"
-)
-"""A progress bar, whose line others continue."""
 _KERNEL = re.compile(
     r"\bkernel: |^\[ *\+?\d+\.\d{6}\]|\bkern +:|: kern: |^\[\w{3} \w{3} [ \d]\d [\d:]{8} \d{4}\]"
 )
@@ -164,7 +162,8 @@ _WRAPS = re.compile(
     r"|gave up|sig(?:term|quit|kill|int|abrt)"
     # That something failed, or had one, but not what.
     r"|^(?:timed out|times out|died|lost|killed|terminated|exceeded|refused|denied|aborted)\b"
-    r"|(?:error|exception) (?:has )?(?:occurred|was raised|in (?:the )?\w+ ?(?:thread|process|loop))"
+    r"|(?:error|exception) (?:has )?"
+    r"(?:occurred|was raised|in (?:the )?\w+ ?(?:thread|process|loop))"
     r"|\b(?:internal|unknown|unexpected|inner) (?:error|failure)\b|unexpectedly|terminate called"
     # What a process notices of another.
     r"|\bpeers?\b|\bremote\b|heartbeat|broken pipe"
@@ -180,15 +179,30 @@ _INNER = re.compile(
 """What a wrapper puts before its content."""
 _FAILED = re.compile(r"\b(?:failed|failure): (?=\S+ \S+ \S)")
 """Such words, whose content may be of another process, too."""
+_GENERIC = frozenset(
+    """error errors fail failed fails failure failing exception exceptions fatal abort aborted
+    crash crashed unknown internal unexpected unhandled uncaught raised occurred happened
+    encountered code codes status return returned returns exit exited non result success ok
+    function call called api command process child task job run running worker rank operation
+    runtime value type system base assertion the and for with from that this has have had was
+    were are been but while when during into its your please see not did does""".split()  # noqa: SIM905
+)
+"""Words that say that something failed, of whatever kind, and those that say nothing."""
+_CONTENT = 2
+"""Words that say why: "permission denied" and "no space left" have as many, a code has none."""
+_WORD = re.compile(r"(?<![\w./:=-])[A-Za-z][a-z]{2,}(?![\w/=(]|[.:]\w)")
+"""A word of prose: no name, symbol, path, number, setting or acronym."""
 _LOGGER = re.compile(
     r"^(?:[^\w(<\[{'\"]{0,3}(?:\[[^\]]{0,60}\]|\([^()]{0,80}\)|<\d>|[\d:.,/TZ+-]{4,35}"
-    r"|(?:kern|user|daemon)\s*:|[A-Z][a-z]{2} +\d{1,2}|[\w./-]{1,60}:\d+\]?|[\w.-]{1,60}:(?= )(?! *[A-Z][a-z]+(?: [a-z/]+){1,6}$)"
+    r"|(?:kern|user|daemon)\s*:|[A-Z][a-z]{2} +\d{1,2}|[\w./-]{1,60}:\d+\]?"
+    r"|[\w.-]{1,60}:(?= )(?! *[A-Z][a-z]+(?: [a-z/]+){1,6}$)"
     r"|(?:TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERR(?:OR)?|CRIT(?:ICAL)?|FATAL|error|fatal)\b"
     r"|\w{1,20}\([\w,. -]{0,60}\):)[\s:|>-]{0,4}){1,8}"
 )
 """What loggers and collectors put before a message: no part of what is quoted."""
 _EMBEDDED = re.compile(
-    r"(?:^|(?<=[\s:|>\]\"'=-]))(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Interrupt)(?::(?: |$)|$)"
+    r"(?:^|(?<=[\s:|>\]\"'=-]))(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*"
+    r"(?:Error|Exception|Interrupt)(?::(?: |$)|$)"
 )
 _PROSE = re.compile(
     r"caught|catch|ignor|retry|skip|handl|suppress|swallow|warn|except|raise|unless|\bif\b|when|try"
@@ -242,12 +256,18 @@ def is_orderly(text: str) -> bool:
     return match is not None and _NEGATED.search(text[: match.start()]) is None
 
 
+def is_hollow(text: str) -> bool:
+    """Return whether a message only says that something failed, in names, codes and symbols."""
+    told = sum(word.lower() not in _GENERIC for word in _WORD.findall(text))
+    return told < _CONTENT and text.isascii()
+
+
 def _fails(text: str) -> bool:
     return _FAILS.search(text) is not None and _FAILS.search(_UNREAL.sub(" ", text)) is not None
 
 
 def is_kernel(quote: str) -> bool:
-    """Return whether a line, as it is in its file, is the kernel's, which repeats itself for days."""
+    """Return whether a line of a file is the kernel's, which repeats itself for days."""
     return _KERNEL.search(quote[:200]) is not None
 
 
@@ -281,7 +301,7 @@ def read(text: str, level: str) -> Remark | None:
     """
     if is_of_shell(text):
         return Remark(STATES, " ".join(text.split())[:MAX_CONTENT], wraps=True)
-    text = _LOGGER.sub("", _BAR.sub("", text[:MAX_READ], count=1).strip(), count=1).strip()
+    text = _LOGGER.sub("", text[:MAX_READ].strip(), count=1).strip()
     if _STACK.match(text) or is_orderly(text):
         return None
     exception = _EXCEPTION.search(text)
@@ -303,13 +323,15 @@ def read(text: str, level: str) -> Remark | None:
         text = f"{event['reason']}: {event['message']}"
     elif exception is not None:
         text = text[exception.start() :]
-    elif (inner := _INNER.search(text)) and len(text[inner.end() :].split()) > 2:  # noqa: PLR2004 - a code says less than the words before it
+    # A code says less than the words before it.
+    elif (inner := _INNER.search(text)) and len(text[inner.end() :].split()) > 2:  # noqa: PLR2004
         text = text[inner.end() :]
     elif failed := _FAILED.search(text):
         text = text[failed.end() :]
-    is_name = " " not in text  # of an exception, without a message
-    wraps = is_name or (
-        inner is None and ((end is not None and event is None) or _WRAPS.search(text) is not None)
+    wraps = (
+        is_hollow(text)
+        or (event is None and ended(text) is not None)
+        or (inner is None and _WRAPS.search(text) is not None)
     )
     return Remark(weight, " ".join(text.split())[:MAX_CONTENT], wraps)
 
@@ -343,7 +365,7 @@ class Statements:
             self._kept.pop(template, None)
 
     def again(self, template: str, place: Place, order: int, calm: int) -> bool:
-        """Count a remark that a line of the same template has made before; return whether it has."""
+        """Count a remark if a line of the same template has made it before; return whether."""
         kept = self._kept.pop(template, None)
         if kept is None:
             return False
@@ -361,15 +383,12 @@ class Statements:
         self._open = kept if remark.content.endswith(":") else None
 
     def follow(self, text: str, place: Place) -> bool:
-        """Give the next line of the file; return whether it is the content of a remark before it."""
+        """Give the next line of the file; return whether it is what a remark announced."""
         opened, self._open = self._open, None
         if opened is None or " " not in (text := text.strip()) or text[-1] == ":":
             return False
-        opened.remark = Remark(
-            opened.remark.weight,
-            f"{opened.remark.content} {text}"[:MAX_CONTENT],
-            wraps=False,
-        )
+        content = f"{opened.remark.content} {text}"[:MAX_CONTENT]
+        opened.remark = Remark(opened.remark.weight, content, wraps=False)
         opened.event.says = opened.remark.content
         opened.event.place = place
         return True

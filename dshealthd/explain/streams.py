@@ -10,8 +10,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.explain.events import Origin, Stamp
-from dshealthd.explain.host_names import is_name_of_host
+from dshealthd.explain.events import Origin, Stamp, is_name_of_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -36,14 +36,12 @@ _BARE = re.compile(
     r"(?!LustreError)(?:[A-Za-z_]\w*\.){0,12}(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit)"
     r"|OSError|Exception)(?:: .*|:?$)"
 )
-_ELASTIC_MESSAGE = re.compile(
-    r'\s*"message": "([\w.]{0,80}(?:Error|Exception)(?:: .{0,1000})?)",?$'
+_OTHERWISE = re.compile(
+    r'\s*"message": "([\w.]{0,80}(?:Error|Exception)(?:: .{0,1000})?)",?$'  # torchrun's JSON
+    r"|\s*what\(\):\s{1,8}(?P<cpp>\S.*)"  # C++, of what nobody caught, before it aborts
+    r"|Uncaught (?P<hook>[\w.]{1,120}(?:Error|Exception): .*)"
 )
-"""The exception in the JSON that torchrun's error handler prints."""
-_UNCAUGHT = re.compile(r"\s*what\(\):\s{1,8}(\S.*)")
-"""C++'s message about an uncaught exception, before the process aborts."""
-_HOOK = re.compile(r"Uncaught (?=[\w.]{1,120}(?:Error|Exception): )")
-"""How hooks for uncaught exceptions begin what they log."""
+"""An exception as others than Python's own traceback write it."""
 _FIELD = re.compile(r"[\w.\[\]'-]{1,80}")
 _LINKS = ("During handling of the above", "The above exception was the direct")
 _CONTINUES = re.compile(
@@ -59,13 +57,13 @@ _SUMMARY_EXIT = re.compile(r"(-?\d{1,9}) +\(pid: (\d{1,10})\)")
 def as_exception(line: Line) -> Line:
     """Return a line with an exception in another format as the last line of a traceback."""
     text = line.text
-    if '"message"' in text and (match := _ELASTIC_MESSAGE.match(text)):
-        return line._replace(text=match[1], prefixed=False)
-    if "what():" in text and (match := _UNCAUGHT.match(text)):
-        return line._replace(text=f"UncaughtException: {match[1]}", prefixed=False)
-    if text.startswith("Uncaught ") and (match := _HOOK.match(text)):
-        return line._replace(text=text[match.end() :], prefixed=False)
-    return line
+    if not ('"message"' in text or "what():" in text or text.startswith("Uncaught ")):
+        return line
+    match = _OTHERWISE.match(text)
+    if match is None:
+        return line
+    found = f"UncaughtException: {match['cpp']}" if match["cpp"] else match[1] or match["hook"]
+    return line._replace(text=found, prefixed=False)
 
 
 @dataclass(slots=True)

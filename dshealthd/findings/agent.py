@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TROUBLE, PROBES = "DshealthdAgentTrouble", "DshealthdProbesTrouble"
 CRASHED = gauge(
     "dshealthd_agent_crashed",
-    "1; when an agent of this node started whose predecessor had not been stopped by a signal.",
+    "1; when an agent started on this node after the previous one had ended without a signal.",
     "at",
 )
 """Derived by the judge, for their past; not exported."""
@@ -80,7 +80,9 @@ def probes(series: Series, wall: float) -> Iterator[Sign]:
     end = series.value(name)
     limit = "certificate_seconds"
     if end is not None and end - wall < series.limit(limit):
-        reason = "the certificate for the peer API ends soon or has ended, and probes with it"
+        reason = (
+            "the certificate for the peer API expires soon or has expired, and probes end with it"
+        )
         left = max(0.0, end - wall)
         yield Sign(PROBES, reason, apart="certificate", value=left, limit=limit, source=name)
     name = "probe_peer_disagrees"

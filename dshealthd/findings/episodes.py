@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import schema
-from dshealthd.findings.finding import Finding, State, Verdict
+from dshealthd.findings.finding import FIGURE, Finding, State, Verdict, finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -32,6 +33,14 @@ class Episode:
     seen: float
     """Monotonic time of the last one."""
     opened: bool = False
+    exported: bool = False
+    """Whether it has lasted for its hold; what could not be read for a moment is only shown."""
+    worst: float | None = None
+    """The value that was furthest beyond the limit."""
+
+    def lasts(self, now: float) -> bool:
+        """Return whether it is a finding that has lasted for its hold."""
+        return self.opened and now - self.began >= self.finding.hold_seconds
 
     def at(self, now: float) -> Finding:
         """Return the finding, with the severity that it has by now."""
@@ -53,6 +62,10 @@ class Episodes:
         self._episodes: dict[Key, Episode] = {}
         self._now = 0.0
         """Monotonic time of the last judgement."""
+        self.closed: list[Episode] = []
+        """Findings that the last judgement closed."""
+        self.begun: Counter[str] = Counter()
+        """How many have lasted for their hold, by name, since the agent started."""
         self.changed = False
         """Whether a finding has begun or ended since `document` was called."""
 
@@ -69,16 +82,17 @@ class Episodes:
         `readable` says whether the source of a finding that is not seen any more was read.
         """
         seen = set()
-        self._now = now
+        self._now, self.closed = now, []
         for sign in signs:
             seen.add(sign.key)
             episode = self._episodes.get(sign.key)
             if episode is None:
                 since = wall if sign.since is None else sign.since
                 sign = dataclasses.replace(sign, since=since)  # noqa: PLW2901 - the dated one
-                episode = self._episodes[sign.key] = Episode(sign, now, now)
+                episode = self._episodes[sign.key] = Episode(sign, now, now, worst=sign.value)
             else:
                 episode.finding = _continued(episode, sign)
+                episode.worst = _worst(episode.worst, sign)
             episode.seen = now
         for key, episode in list(self._episodes.items()):
             finding = episode.finding
@@ -87,10 +101,14 @@ class Episodes:
             if key in seen:
                 if due and not episode.opened:
                     episode.opened = self.changed = True
+                if not episode.exported and episode.lasts(now):
+                    episode.exported = True
+                    self.begun[finding.name] += 1
             elif not episode.opened:
                 del self._episodes[key]
             elif now - episode.seen >= finding.keep_seconds and readable(finding):
-                del self._episodes[key]
+                if self._episodes.pop(key).exported:
+                    self.closed.append(episode)
                 self.changed = True
         return self.verdict()
 
@@ -104,11 +122,14 @@ class Episodes:
         """Return the findings that have lasted for their hold, worst first."""
         return list(
             Verdict.of(
-                episode.at(now)
-                for episode in self._episodes.values()
-                if episode.opened and now - episode.began >= episode.finding.hold_seconds
+                episode.at(now) for episode in self._episodes.values() if episode.lasts(now)
             ).findings
         )
+
+    @property
+    def lasting(self) -> list[Episode]:
+        """The findings that have lasted for their hold and are not over."""
+        return [episode for episode in self._episodes.values() if episode.exported]
 
     def watched(self, now: float, wall: float) -> tuple[Finding, ...]:
         """Return the signs that have not lasted for their hold, those first that soon will have.
@@ -160,6 +181,7 @@ class Episodes:
                 "variant": episode.finding.variant,
                 "page": episode.finding.page_seconds,
                 "rule": episode.finding.rule,
+                "worst": finite(episode.worst),
                 "age": round(now - episode.began, 3),
                 "unseen": round(now - episode.seen, 3),
             }
@@ -180,16 +202,31 @@ class Episodes:
                     page_seconds=float(row.get("page", 0.0)),  # none in files of earlier releases
                     rule=str(row.get("rule", "")),
                 )
+                worst = row.get("worst")  # none in files of earlier releases
+                worst = None if worst is None else FIGURE.read(worst, "worst")
                 ages = float(row["age"]), float(row["unseen"])
                 if not all(map(math.isfinite, (*ages, finding.keep_seconds, finding.page_seconds))):
                     schema.misfit("an age", "is not finite")
                 if known(finding.alert):
                     restored[finding.key] = Episode(
-                        finding, now - ages[0], now - ages[1], opened=True
+                        finding,
+                        now - ages[0],
+                        now - ages[1],
+                        opened=True,
+                        worst=worst,
+                        exported=ages[0] >= finding.hold_seconds,
                     )
         # They began before anything that was seen since.
         self._episodes |= restored
         self._now = now
+
+
+def _worst(before: float | None, sign: Finding) -> float | None:
+    """Return the value that is further beyond the limit, without one the larger."""
+    if before is None or sign.value is None:
+        return sign.value if before is None else before
+    below = sign.limit is not None and sign.value < sign.limit
+    return (min if below else max)(before, sign.value)
 
 
 def _continued(episode: Episode, sign: Finding) -> Finding:

@@ -22,8 +22,8 @@ _TEXTS = (
     *("reason", "source", "limit_source", "training_job"),
 )
 """Fields of a finding's document that are texts."""
-_FIGURE = schema.Number(-sys.float_info.max, sys.float_info.max)
-_FIGURES = {"value": _FIGURE, "limit": _FIGURE, "since": schema.UNIX_TIME}
+FIGURE = schema.Number(-sys.float_info.max, sys.float_info.max)
+_FIGURES = {"value": FIGURE, "limit": FIGURE, "since": schema.UNIX_TIME}
 """Fields of a finding's document that are numbers, or null."""
 
 
@@ -144,10 +144,10 @@ class Finding:
         return {
             **{name: _text(getattr(self, name)) for name in _TEXTS},
             "severity": str(self.severity),
-            "value": _number(self.value),
-            "limit": _number(self.limit),
-            "since": None if (since := _number(self.since)) is None else round(since, 3),
-            "hold_seconds": _number(self.hold_seconds) or 0.0,
+            "value": finite(self.value),
+            "limit": finite(self.limit),
+            "since": None if (since := finite(self.since)) is None else round(since, 3),
+            "hold_seconds": finite(self.hold_seconds) or 0.0,
         }
 
     @classmethod
@@ -167,7 +167,7 @@ class Finding:
             limit=limit,
             since=since,
             severity=State(document["severity"]),
-            hold_seconds=_FIGURE.read(document["hold_seconds"], "hold_seconds"),
+            hold_seconds=FIGURE.read(document["hold_seconds"], "hold_seconds"),
             keep_seconds=keep_seconds,
             variant=variant,
         )
@@ -204,7 +204,8 @@ class Verdict:
         }
 
 
-def _number(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
+    """Return a number, None if JSON cannot represent it."""
     # An integer beyond all floats has no use either, and `isfinite` raises for it.
     return value if value is not None and abs(value) <= sys.float_info.max else None
 

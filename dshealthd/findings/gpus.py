@@ -41,9 +41,15 @@ XIDS_GSP = frozenset(("119", "120"))
 XIDS_NVLINK = frozenset(("144", "145", "146", "147", "148", "149", "150"))
 """For these the log line gives the severity; 74 is always fatal to the link."""
 XIDS_TOLD = (
-    XIDS_APPLICATION | XIDS_MEMORY | XIDS_EXCHANGE | XIDS_RESET | {"63", "74", "79", "94", "154"}
+    XIDS_APPLICATION
+    | XIDS_MEMORY
+    | XIDS_EXCHANGE
+    | XIDS_RESET
+    | {"63", "74", "79", "94", "154", "162", "171", "172", "177"}
 )
-"""Xids that have findings of their own, or need none."""
+"""Xids that have findings of their own, or need none: 162 says that power smoothing is back, 171
+and 172 are "additional to Xid 48".
+"""
 XID_WORDS = {
     "8": "the GPU stopped processing",
     "32": "an invalid or corrupted push buffer stream",
@@ -63,6 +69,12 @@ XID_WORDS = {
     "155": "an NVLink error that software defines",
     "156": "a faulty part of the GPU was retired",
     "157": "a faulty part of the GPU could not be retired",
+    "160": "a faulty memory channel was marked for repair",
+    "161": "a faulty memory channel could not be repaired",
+    "163": "power smoothing is disengaged; it needs no reset",
+    "164": "the power smoothing circuit nears its end of life",
+    "165": "the power smoothing circuit is at its end of life",
+    "168": "errors in its protected memory, as with ECC off",
 }
 """What NVIDIA's catalogue says of Xids without a finding of their own (deploy/xid-errors)."""
 RECOVERY = {
@@ -101,7 +113,7 @@ _NVML_SAYS = {
 PENDING = {
     "gpu_remapped_rows_pending": "replace a bad memory row",
     "gpu_retired_pages_pending": "retire a bad memory page",
-    "gpu_repair_pending": "repair a memory channel or a TPC",
+    "gpu_repair_pending": "repair a memory bank, a memory channel or a TPC",
 }
 """What a GPU needs a reset for, by the metric that says so."""
 _XID, _ACTION = "xid_last_timestamp_seconds", "gpu_recovery_action"
@@ -280,9 +292,11 @@ def _repairs(series: Series) -> Iterator[Sign]:
     """Yield GPUs that work, and that a reset would repair."""
     for name, reason in PENDING.items():
         yield from flagged(series, REPAIR, name, f"needs a reset to {reason}")
-    known = {labels["gpu"] for labels, _ in series("gpu_remapped_rows_pending")}
-    rows = [sign for sign in _logged(series, REPAIR, {"63"}) if sign.labels["gpu"] not in known]
-    yield from each(rows, reason="needs a reset to replace a bad memory row (Xid 63)")
+    # 177: "Bank Remapper: New bank marked for remapping, reset gpu to activate."
+    for xid, name in (("63", "gpu_remapped_rows_pending"), ("177", "gpu_repair_pending")):
+        known = {labels["gpu"] for labels, _ in series(name)}
+        signs = [one for one in _logged(series, REPAIR, {xid}) if one.labels["gpu"] not in known]
+        yield from each(signs, reason=f"needs a reset to {PENDING[name]} (Xid {xid})")
     yield from each(_logged(series, REPAIR, {"94"}), reason=CONTAINED)
     asks = "its driver asks for a drain and a reset"
     for labels, value in series(_ACTION):
@@ -373,6 +387,9 @@ def driver(series: Series, wall: float) -> Iterator[Sign]:
             part = f"GPU {labels['gpu']}"
             reason = f"{part}: {labels['reason'].replace('_', ' ')}"
             yield Sign(unwatched, reason, part=part, source="gpu_fault")
+    if amd := series.value("gpus_unmonitored"):
+        reason, name = "they are AMD's, which the agent cannot read", "gpus_unmonitored"
+        yield Sign(unwatched, reason, part="AMD GPUs", value=amd, source=name)
     expected = series.value("gpus_expected")
     if expected and series.value("collector_available", collector="gpu") == 0:
         yield Sign(

@@ -1,9 +1,9 @@
 """Jobs that do nothing: for how long, and from when on that is a hang where no heartbeats show one.
 
-A rank does nothing if its main thread takes no CPU time, and all its threads little, or only to
-spin for a GPU that waits in a kernel, and no GPU of it computes; a job, if none of its ranks here
-does anything, no child process of theirs computes, and no bytes move through files or connections.
-What is not known is work.
+A rank does nothing if its main thread takes no CPU time, and all its threads little, of which none
+waits for a CPU, or only to spin for a GPU that waits in a kernel, and no GPU of it computes; a job,
+if none of its ranks here does anything, no child process of theirs computes, and no bytes move
+through files or connections. What is not known is work.
 
 That is a hang only of a job that was at work before, of several ranks, of which none waits for
 somebody outside: those whose ranks serve clients, sit at a prompt or are held by a debugger may
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core import schema
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.hangs import work
 from dshealthd.findings.series import by
 from dshealthd.findings.settings import several
 from dshealthd.findings.stalls import judged_by_heartbeats, of_processes, waiting_gpus
-from dshealthd.jobs.hangs.hang import NOTICE, UNEXPLAINED
+from dshealthd.findings.work import work
+from dshealthd.jobs.hangs.judge import NOTICE, UNEXPLAINED
 from dshealthd.jobs.hangs.silence import FLOOR, MARGIN
 from dshealthd.linux.activity import BUSY, IDLE_SHARE
 
@@ -35,17 +35,18 @@ if TYPE_CHECKING:
 
 IDLE = gauge(
     "dshealthd_job_idle_seconds",
-    "Time for which the job has been idle here: no rank's main thread took 1 % of a core, nor all "
-    "its threads half of one, but to spin for a GPU that waits in a kernel, no GPU of it computed, "
-    "its child processes took less than half a core, and they moved no more than 10 kB/s. Absent "
-    "while that is not known.",
+    "Time for which the job has been idle here: no rank's main thread used 1 % of a core, nor "
+    "all its threads half a core (except to spin for a GPU that waits in a kernel), nor did one "
+    "of them wait for a CPU that long; no GPU computed; its child processes used less than half "
+    "a core; and they moved at most 10 kB/s. Absent while that is unknown.",
     "training_job",
 )
 RANKS = gauge(
     "dshealthd_job_idle_ranks",
-    "Ranks here of a job without heartbeats that is idle for too long: 90 s, or twice its longest "
-    "pause so far, and a minute before its own watchdog ends it at most. Absent for others, and "
-    "where a rank waits for somebody outside the job or serves clients.",
+    "Ranks here of a job without heartbeats that has been idle for too long: 90 s, or twice "
+    "its longest pause so far, and at the latest a minute before its own watchdog ends it. "
+    "Absent for other jobs, and while a rank waits for somebody outside the job or serves "
+    "clients.",
     "training_job",
 )
 EXPORTED = (IDLE, RANKS)

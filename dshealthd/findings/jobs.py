@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.hangs import consequence, problem, silent
 from dshealthd.findings.limits import source as limit_source
 from dshealthd.findings.series import by, over, short_name
-from dshealthd.findings.settings import ranks_named
-from dshealthd.jobs.hangs.hang import Culprit, HangClass
+from dshealthd.findings.settings import likely, ranks_named
+from dshealthd.jobs.hangs.classes import Culprit, HangClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from dshealthd.findings.series import Series
+    from dshealthd.jobs.hangs.judge import Standstill
 
 SINCE = gauge(
     "dshealthd_job_nonfinite_since", "Step after which losses are NaN.", "training_job", "rank"
@@ -49,39 +49,49 @@ ENDS = {
 """How a rank ended by a failure, in words."""
 
 
-def hangs(series: Series, wall: float) -> Iterator[Sign]:
+def hangs(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs in which no rank here makes progress."""
-    for job in sorted({labels["training_job"] for labels, _ in series("job_hang")}):
-        found = silent(series, job)
-        if found is None:
-            continue
-        if found.cause == HangClass.DEBUGGER:
+    for job, found in sorted(series.standstills.items()):
+        if found.reason is HangClass.DEBUGGER:
             alert, name = "DshealthdRankInDebugger", "job_hang_culprit_info"
-            for culprit in found.culprits:
-                yield Sign(alert, part=f"rank {culprit['rank']} of {job}", job=job, source=name)
-        if not found.is_hang:
+            for rank, _ in found.culprits:
+                yield Sign(alert, part=f"rank {rank} of {job}", job=job, source=name)
+        if not found.shown:
             continue
-        culprits = [f"rank {one['rank']} {problem(one['reason'])}" for one in found.culprits]
-        reason = found.culprits[0]["reason"] if found.culprits else ""
-        unseen = found.unseen if reason == Culprit.GONE else ""
+        named = ", ".join(f"rank {rank} {one.words}" for rank, one in found.culprits[:MOST_NAMED])
+        case = next((str(one) for _, one in found.culprits), str(found.reason))
+        if case == HangClass.DESYNC:
+            case = "tie" if found.whole else "elsewhere"
+        elif case == Culprit.GONE:
+            sizes = [rank.world_size for rank in found.ranks if rank.world_size is not None]
+            here = len({rank.rank for rank in found.ranks})
+            named += _consequence(here, max(sizes, default=None))
         yield Sign(
             "DshealthdJobHang",
-            ", ".join(culprits[:MOST_NAMED]) + unseen if culprits else found.says,
+            named or explanation(series, job, found),
             job=job,
-            case=reason or found.missing or found.cause,
+            case=case,
             value=found.overdue,
             limit=0,
             limit_source="dshealthd_job_step_bound_seconds",
             source="job_overdue_seconds",
-            since=_last_heartbeat(series, job)
-            or (None if found.overdue is None else wall - found.overdue),
+            since=found.since,
         )
 
 
-def _last_heartbeat(series: Series, job: str) -> float | None:
-    """Return the Unix time in seconds of the last heartbeat of any rank of the job."""
-    heard = (value for _, value in series("job_heartbeat_timestamp_seconds", training_job=job))
-    return max(heard, default=None)
+def explanation(series: Series, job: str, found: Standstill) -> str:
+    """Return what a job's standstill looks like, with a release of NCCL that is known for it."""
+    known = likely(series, job) if found.reason is HangClass.WAITING else ""
+    return found.explanation + known
+
+
+def _consequence(here: int, size: float | None) -> str:
+    """Return that the end of a rank here may follow from that of one elsewhere; empty if all ranks
+    are here.
+    """
+    if size is None or here >= size:
+        return ""
+    return f"; this node sees {here} of {size:g} ranks: that may follow from another's end"
 
 
 def ends(series: Series, wall: float) -> Iterator[Sign]:
@@ -128,7 +138,8 @@ def ends(series: Series, wall: float) -> Iterator[Sign]:
             and reserved.get(_rank(labels), 0.0) > series.limits.gpu_memory_held_ratio * total
         ):
             said = "ended with an error while PyTorch held nearly all of its GPU's memory"
-        said = f"rank {labels['rank']} {said}{consequence(series, job) if how == 'failed' else ''}"
+        unseen = _consequence(*_sizes(series, job)) if how == "failed" else ""
+        said = f"rank {labels['rank']} {said}{unseen}"
         yield Sign(alert, said, job=job, value=at, source=name, since=at)
     # Without heartbeats nobody knows which process it was, unless ranks of the only job here are
     # gone.
@@ -138,6 +149,22 @@ def ends(series: Series, wall: float) -> Iterator[Sign]:
         yield Sign(
             alert, f"a process crashed in {where}, by the kernel's log", job=job, source=events
         )
+
+
+def _sizes(series: Series, job: str) -> tuple[int, float | None]:
+    """Return the ranks of a job here, and how many it has, as far as their environments say."""
+    sizes = [point.value for point in series("job_world_size", training_job=job)]
+    sizes += [
+        float(point.labels["world_size"])
+        for point in series("job_info", training_job=job)
+        if point.labels["world_size"]
+    ]
+    ranks = {
+        point.labels["rank"]
+        for name in ("job_step", "job_rank_ended_timestamp_seconds")
+        for point in series(name, training_job=job)
+    }
+    return len(ranks), max(sizes, default=None)
 
 
 def _first(ended: Sequence[tuple[float, Mapping[str, str]]]) -> tuple[float, Mapping[str, str]]:

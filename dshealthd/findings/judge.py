@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.config import registry
 from dshealthd.core import background, documents, schema, state_file, state_writer
 from dshealthd.core.child import StartError
-from dshealthd.core.collector import Reason, gauge
+from dshealthd.core.collector import Reason, counter, gauge
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.state_writer import LatestWriter
 from dshealthd.findings import fabric, idleness, stalls
@@ -30,6 +30,7 @@ from dshealthd.findings.judgement import judgement_of, pending, series_of, unrea
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.findings.past import Past
+from dshealthd.findings.record import Entry, NodeRecord, boot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,28 +39,36 @@ if TYPE_CHECKING:
     from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Snapshot
+    from dshealthd.findings.episodes import Episode
     from dshealthd.findings.finding import Finding
+    from dshealthd.jobs.hangs.judge import Standstill
 
 log = logging.getLogger(__name__)
 
 FINDING = gauge(
     "dshealthd_finding",
-    "1 while the node has this finding, judged here with its hold; no series where all is well. "
-    "`training_job` is the job that it struck, empty where none used the part. A critical finding "
-    "with a job is a page, one without is a ticket.",
+    "1 while the node has this finding, after its hold; no series if all is well. "
+    "`training_job` is the job that used the part, empty if none did. A critical finding with "
+    "a job is a page, one without is a ticket.",
     *("finding", "symptom", "component", "part", "reason", "severity", "training_job"),
 )
 VALUE = gauge(
     "dshealthd_finding_value",
-    "What a finding measured, in the unit of its sentence; absent for findings without a figure.",
+    "Measured value of a finding, in the unit of its sentence; absent for findings without one.",
     *FINDING.dimensions,
+)
+BEGUN = counter(
+    "dshealthd_findings_total",
+    "Findings that have begun since the agent started; only those that have occurred.",
+    "finding",
 )
 JUDGED = gauge(
     "dshealthd_findings_judged_timestamp_seconds",
-    "Unix time of the last judgement; the findings are those of this moment.",
+    "Unix time at which the node was last judged; the findings are of that time.",
 )
 LEFT_OUT = gauge(
-    "dshealthd_findings_left_out", "Findings beyond those exported, which are the worst ones."
+    "dshealthd_findings_left_out",
+    "Findings that are not exported because there are too many; the worst ones are exported.",
 )
 
 DELAY = 0.3
@@ -95,18 +104,22 @@ class Judge:
         state: Path | None,
         monotonic: Callable[[], float],
         wall: Callable[[], float],
+        standstills: Callable[[], Mapping[str, Standstill]] = dict,
     ) -> None:
         """Prepare; `load` restores the past, `apply` starts it, after all that it judges.
 
         `own` returns the agent's own samples, without these; `names` the host's name and the
         probes' name for this node. `state` is the directory of the file that outlives the agent.
+        `standstills` returns the jobs that stand still here.
         """
         catalogue()  # reads files, which the loop must not
         self._snapshot, self._own, self._names = snapshot, own, names
+        self._standstills = standstills
         self._monotonic, self._wall = monotonic, wall
         self._limits = Limits()
         self._episodes, self._past, self._gpus = Episodes(), Past(), GpuHistory()
         self._idleness = Idleness()
+        self._record = NodeRecord(state)
         self._judged: float | None = None
         """Monotonic time of the last judgement."""
         self._saved = -math.inf
@@ -167,7 +180,9 @@ class Judge:
         self._failed = True
         whole = not unready(self._snapshot)
         now, wall = self._monotonic(), self._wall()
-        series = series_of(self._snapshot, self._own(), self._limits, self._past, now)
+        series = series_of(
+            self._snapshot, self._own(), self._limits, self._past, now, self._standstills()
+        )
         self._gpus.settle(series, wall)
         self._idleness.settle(series, now)
         if self._crashed:
@@ -187,10 +202,15 @@ class Judge:
             log.error("findings: the rule %s failed:\n%s", rule, failed[rule])
         self._broken = frozenset(failed)
         self._episodes.update(found.values(), now, wall, self._readable)
+        for episode in self._episodes.closed:
+            self._record.add(_entry(episode, now, wall, over=True))
+        self._record.settle(series, now, wall)
         self.derived = tuple(series.samples(stalls.EXPORTED + idleness.EXPORTED))
         self._judged, self._failed, self._whole = now, False, whole
         if self._running and (self._episodes.changed or now - self._saved >= SAVE_EVERY):
             self._save(now, wall)
+        if self._running:
+            self._record.save(now, wall)
 
     def samples(self) -> Iterator[Sample]:
         """Yield the findings, and when they were judged; until then, those of an earlier agent."""
@@ -201,6 +221,9 @@ class Judge:
             return
         yield from exported(firing)
         yield from self.derived
+        yield from self._record.samples(self._lasting(now), self._wall())
+        for finding, count in sorted(self._episodes.begun.items()):
+            yield BEGUN(float(count), finding)
         yield JUDGED(self._wall() - (now - self._judged))
 
     def status(self) -> Mapping[str, Any]:
@@ -214,10 +237,20 @@ class Judge:
                 "state": "failing",
                 "detail": f"rules failed: {', '.join(sorted(self._broken))}",
             }
-        return {"state": "ok", **({"detail": self._problem} if self._problem else {})}
+        problem = self._problem or self._record.problem
+        return {"state": "ok", **({"detail": problem} if problem else {})}
+
+    def history(self) -> bytes:
+        """Return the node's record with what lasts, as JSON for `/api/v1/history`."""
+        node, _ = self._names()
+        return self._record.document(node, self._lasting(self._monotonic()), self._wall())
+
+    def _lasting(self, now: float) -> list[Entry]:
+        wall = self._wall()
+        return [_entry(episode, now, wall, over=False) for episode in self._episodes.lasting]
 
     def record_stop(self) -> None:
-        """Record that a signal stops the agent; any other end is a crash."""
+        """NodeRecord that a signal stops the agent; any other end is a crash."""
         self._stopped = True
 
     async def close(self) -> None:
@@ -228,7 +261,9 @@ class Judge:
         self._snapshot.on_change = lambda: None
         if self._timer is not None:
             self._timer.cancel()
-        self._save(self._monotonic(), self._wall())
+        now, wall = self._monotonic(), self._wall()
+        self._save(now, wall)
+        self._record.save(now, wall, last=True)
         await state_writer.settled(SAVE_DEADLINE)
 
     def _judge_within(self, seconds: float) -> None:
@@ -264,9 +299,15 @@ class Judge:
 
     async def load(self) -> None:
         """Restore what an earlier agent of this node left, once."""
-        if self._file is None or self._loaded:
+        if self._loaded:
             return
         self._loaded = True
+        await asyncio.gather(self._load(), self._record.load())
+        self._record.begin(self._wall(), boot(), crashed=self._crashed)
+
+    async def _load(self) -> None:
+        if self._file is None:
+            return
         read = functools.partial(state_file.read_in_child, self._file, MAX_FILE)
         try:
             content = await background.call(read, f"state of {self.name}", LOAD_DEADLINE, OSError)
@@ -310,6 +351,14 @@ class Judge:
             self._writer.put(documents.dumps(document, separators=(",", ":")).encode())
         except StartError as error:
             log.warning("findings: not written: %s", error)
+
+
+def _entry(episode: Episode, now: float, wall: float, *, over: bool) -> Entry:
+    """Return a finding as the node's record has it: dated by the clock of now, and by how long ago
+    it began and was seen last.
+    """
+    end = wall - (now - episode.seen) if over else None
+    return Entry.of(episode.at(episode.seen), wall - (now - episode.began), end, episode.worst)
 
 
 def exported(findings: Sequence[Finding]) -> Iterator[Sample]:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import traceback
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.collector import Reason
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from dshealthd.findings.finding import Finding, Sign
     from dshealthd.findings.limits import Limits
     from dshealthd.findings.past import Past
+    from dshealthd.jobs.hangs.judge import Standstill
 
     Key = tuple[str, str, str, str]
 
@@ -151,17 +153,19 @@ def series_of(
     limits: Limits = DEFAULTS,
     past: Past | None = None,
     now: float = 0.0,
+    standstills: Mapping[str, Standstill] = MappingProxyType({}),
 ) -> Series:
     """Return all samples of this moment for judgement.
 
-    `own` are the agent's own samples, including those of the probes; `limits`, `past` and `now` as
-    `Series` takes them.
+    `own` are the agent's own samples, including those of the probes; the others as `Series` takes
+    them.
     """
     return Series(
         itertools.chain(*(snapshot.samples(latest) for latest in snapshot), snapshot.health(), own),
         limits,
         past,
         now,
+        standstills,
     )
 
 

@@ -3,7 +3,8 @@
 Those that depend on a site are options, the table `[findings.limits]` of the configuration. The
 others come from a specification, from a vendor or from arithmetic, and are the same everywhere.
 
-Sources: [R] read in the named source, [S] second-hand, [D] derived as stated, [O] our own judgment.
+Sources in comments: [R] read in the named source, [S] second-hand, [D] derived as stated, [O] our
+own judgment. An option's help names its source or derivation; without one it is our own judgment.
 """
 
 from __future__ import annotations
@@ -27,87 +28,91 @@ class Limits:
 
     limit_used_ratio: float = _ratio(
         0.9,
-        "Share in use of a limit that the kernel sets: open files, threads, locked memory, "
-        "asynchronous requests, ephemeral ports, TIME_WAIT, tracked connections. node_exporter's "
-        "rules for open files [S]",
+        "Share of a kernel limit in use: open files, threads, locked memory, asynchronous I/O "
+        "requests, ephemeral ports, TIME_WAIT, tracked connections. As in node_exporter's rules "
+        "for open files.",
     )
     memory_pressure_ratio: float = _ratio(
         0.1,
-        "Share of time in which all tasks wait for memory: a sixth of that at which systemd-oomd "
-        "ends them (0.6), so that there is time to act. [D]",
+        "Share of time in which all tasks wait for memory. systemd-oomd kills at 0.6: a sixth of "
+        "that leaves time to act.",
     )
     memory_available_ratio: float = _ratio(
         0.05,
-        "Share of the host's memory that must be available, where tasks wait for it or it shrinks "
-        "by a tenth a minute. earlyoom, which kills at it [R]",
+        "Share of available memory below which the host is short of it, if tasks also wait for "
+        "memory or it shrinks by a tenth a minute. earlyoom kills at this share.",
     )
     filesystem_used_ratio: float = _ratio(
         0.9,
-        "Share of space or inodes in use: ticket. Of space, if what is left would not last for "
-        "three days like the last one, or is no more than filesystem_free_bytes. The kubelet, "
-        "which evicts pods at it [R]",
+        "Share of space or inodes in use: ticket. For space, only if the rest would last less "
+        "than three days at the last day's rate, or is below filesystem_free_bytes. The kubelet "
+        "evicts pods at this share.",
     )
     filesystem_free_bytes: Bytes = option(
         Bytes(100 * 10**9),
-        "Space with which a file system is not full, whatever its share: a checkpoint of a model "
-        "of 7 billion parameters takes 98 GB, 14 bytes each. [D]",
+        "Free space above which a file system is not full, whatever its share: a checkpoint of a "
+        "model with 7 billion parameters takes 98 GB, 14 bytes each.",
         minimum=0,
     )
     clock_offset_seconds: Duration = option(
         "1s",
         "Offset of the clock from its peers' clocks: a tenth of the 10 s for which credentials of "
-        "the peer API are valid. [D]",
+        "the peer API are valid.",
         minimum="1ms",
     )
     gpus: float = option(
         0.0,
-        "GPUs that the node must have on its PCI bus; 0: as many as it has ever had. Set it after "
-        "GPUs were removed on purpose. [D]",
+        "GPUs that the node must have on its PCI bus; 0: the most it has ever had. Set it after "
+        "removing GPUs on purpose.",
         minimum=0,
     )
     ecc_corrected_per_minute: float = option(
-        100.0, "Corrected ECC errors per minute. Azure's health checks [R]", minimum=1
+        100.0, "Corrected ECC errors per minute. As in Azure's health checks.", minimum=1
     )
     hang_memory_activity_ratio: float = _ratio(
         0.05,
-        "Memory activity up to which a GPU waits in a collective; beyond, it computes, and its job "
-        "does not hang. sichek's event rules [R]",
+        "Memory activity up to which a GPU counts as waiting in a collective; above, it computes, "
+        "and its job is not hung. As in sichek's event rules.",
     )
     hang_moved_bytes_per_second: Bytes = option(
         Bytes(10**5),
-        "Rate from which a silent job that reads and writes files, or sends and receives over the "
-        "network, is at work: it saves, uploads or loads. A tenth of what the slowest upload "
-        "worth waiting for moves, and ten times what stores and loggers of a hung job do. [O]",
+        "Rate of file or network traffic from which a silent job is at work: it saves, uploads or "
+        "loads. A tenth of the slowest upload worth waiting for, and ten times the traffic of "
+        "stores and loggers of a hung job.",
         minimum=1,
     )
     hang_utilization_ratio: float = _ratio(
-        0.95, "Utilization of such a GPU, whose kernel runs all the time. sichek's event rules [R]"
+        0.95,
+        "Utilization from which a GPU may be waiting: NCCL's kernel runs all the time. As in "
+        "sichek's event rules.",
     )
     hang_power_ratio: float = _ratio(
-        0.5, "Power of such a GPU as a share of its limit. sichek's event rules [R]"
+        0.5,
+        "Power, as a share of its limit, up to which a GPU may be waiting. As in sichek's event "
+        "rules.",
     )
     hang_pcie_bytes_per_second: Bytes = option(
         Bytes(300 * 10**6),
-        "Traffic of such a GPU over PCIe per second. sichek's event rules [R]",
+        "PCIe traffic per second up to which a GPU may be waiting. As in sichek's event rules.",
         minimum=0,
     )
     ras_idle_answers: float = option(
         4.0,
-        "Consecutive answers of NCCL RAS without progress, four a minute, with a dead or failed "
-        "rank as evidence. [O]",
+        "Consecutive answers of NCCL RAS without progress, four a minute, after which a job with "
+        "a dead or failed rank is stalled.",
         minimum=2,
     )
     gpu_utilization_training_ratio: float = _ratio(
-        0.5, "Utilization of the GPUs of a training below which it is slow. Guides [S]"
+        0.5, "Utilization of its GPUs below which a training job is slow: a common guideline."
     )
-    input_ratio: float = _ratio(0.3, "Share of a step that a rank may wait for its input. [O]")
+    input_ratio: float = _ratio(0.3, "Share of a step that a rank may wait for its input.")
     job_slowed_ratio: float = option(
         1.3,
-        "A job's step time relative to its own usual one: a quarter of its throughput is lost. [O]",
+        "A job's step time relative to its usual one; at 1.3 a quarter of its throughput is lost.",
         minimum=1,
     )
     communication_ratio: float = _ratio(
-        0.5, "Share of time in collectives above which it is too much. Guides [S]"
+        0.5, "Share of time that a job may spend in collectives: a common guideline."
     )
     # Spikes of a few steps are normal: PaLM's largest run had about twenty, and went back to a
     # checkpoint for each; in OLMo 2 they preceded loss spikes. They reach a thousand times the
@@ -115,45 +120,46 @@ class Limits:
     # change the norm by a small factor.
     gradient_norm_ratio: float = option(
         10.0,
-        "A job's gradient norm, at its lowest for a quarter of an hour, relative to its usual one. "
-        "[O]",
+        "Lowest gradient norm of a job in a quarter of an hour, relative to its usual one.",
         minimum=1,
     )
     nvlink_errors_per_minute: float = option(
         1.0,
         "Replays or recoveries of a GPU's NVLinks per minute; with NVLink 5 also receive errors or "
-        "retransmissions. DCGM 4.6 [R]",
+        "retransmissions. As in DCGM 4.6.",
         minimum=0,
     )
     nvlink_crc_per_second: float = option(
-        1.0, "CRC errors of a GPU's NVLinks per second, up to NVLink 4. DCGM 4.6 [R]", minimum=0
+        1.0, "CRC errors of a GPU's NVLinks per second, up to NVLink 4. As in DCGM 4.6.", minimum=0
     )
     pcie_replays_per_minute: float = option(
         16.0,
-        "Packets that a PCIe link retransmits, or errors that it corrects, per minute, up to "
-        "generation 4; 31 from generation 5 on: the bit errors that the specification allows "
-        "(1e-12) on 16 lanes. DCGM, Azure [R]",
+        "PCIe replays, or corrected errors, per minute, up to generation 4; from generation 5 on "
+        "the limit is 31. Both are the bit errors that the specification allows (1e-12) on 16 "
+        "lanes. As in DCGM and Azure's health checks.",
         minimum=1,
     )
     link_downed_in_3h: float = option(
         3.0,
-        "How often a fabric port's link, or an interface's carrier, went down in three hours. "
-        "NVSentinel, gpud [R]",
+        "Times that a fabric port's link, or an interface's carrier, went down in three hours. As "
+        "in NVSentinel and gpud.",
         minimum=0,
     )
     infiniband_flaps_in_12h: float = option(
-        3.0, "How often a fabric port left ACTIVE in twelve hours. NVSentinel, gpud [R]", minimum=1
+        3.0,
+        "Times that a fabric port left ACTIVE in twelve hours. As in NVSentinel and gpud.",
+        minimum=1,
     )
     infiniband_discards_per_second: float = option(
-        100.0, "Discarded packets per second. NVSentinel [R]", minimum=0
+        100.0, "Packets per second that a fabric port discards. As in NVSentinel.", minimum=0
     )
     network_errors_per_second: float = option(
         10.0,
-        "Bad packets per second of an interface: what NVSentinel allows a fabric port. [S]",
+        "Bad packets per second of an interface: what NVSentinel allows a fabric port.",
         minimum=0,
     )
     certificate_seconds: Duration = option(
-        "336h", "Time before the peer certificate expires: two weeks. [O]", minimum="1m"
+        "336h", "Time before the peer certificate expires: two weeks.", minimum="1m"
     )
 
     # Most: whoever picks one of the rendezvous ports fails more often than not. [D]

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import operator
 import statistics
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.core.documents import LeftOut
-from dshealthd.findings.hangs import awaited, problem, silent
+from dshealthd.findings.jobs import explanation
 from dshealthd.findings.settings import several
 from dshealthd.findings.slowness import of_job
 from dshealthd.findings.stalls import IDLE_SECONDS
-from dshealthd.jobs.hangs.hang import HangClass, explain
+from dshealthd.findings.work import awaited
+from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.silence import MARGIN
 from dshealthd.jobs.own_work import SCALES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from dshealthd.findings.hangs import ShownStandstill
     from dshealthd.findings.series import Series
+    from dshealthd.jobs.hangs.judge import Standstill
 
 MAX_ROLES = 8
 """Most roles of a job told: a node of 8 GPUs has no more."""
@@ -32,6 +35,23 @@ SILENT = 30.0
 """Seconds without a heartbeat from which that is said of a job that trains."""
 STATES = ("no heartbeats", "training", "silent", "paused", "suspended", "stalled", "failed", "hung")
 """States of a job on a node, from best to worst."""
+_FIGURES = {
+    "step_seconds": "job_step_seconds",
+    "work_seconds": "job_step_work_seconds",
+    "wait_seconds": "job_step_wait_seconds",
+    "overdue_seconds": "job_overdue_seconds",
+    "bound_seconds": "job_step_bound_seconds",
+    "heartbeat": "job_heartbeat_timestamp_seconds",
+}
+"""What is told of a rank, by the metric that has it."""
+_LABELS = {
+    "wait_source": ("job_step_work_seconds", "source"),
+    "phase": ("job_phase", "phase"),
+    "stage": ("job_stage", "stage"),
+    "process": ("job_rank_state", "state"),
+    "gpu": ("job_gpu_info", "gpu"),
+}
+"""The same of those that have it as a label of the series that is not 0."""
 _NOT_AT_WORK = {HangClass.IDLE, HangClass.COLLECTIVE}
 _BETWEEN_STEPS = {("stalled", cause) for cause in (HangClass.BETWEEN_STEPS, *_NOT_AT_WORK)}
 
@@ -126,9 +146,9 @@ def overview(
     left_out = left_out or LeftOut()
     names = {
         point.labels["training_job"]
-        for metric in ("job_step", "job_hang", "job_ranks", "job_failure_info")
+        for metric in ("job_step", "job_ranks", "job_failure_info")
         for point in series(metric)
-    }
+    } | series.standstills.keys()
     jobs = left_out.each(
         "job", sorted(names), str, lambda name: _job(series, name, bundles, left_out, wall)
     )
@@ -148,13 +168,12 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut, wall: float)
         point.labels["bundle"] for point in series("evidence_bundle_info", training_job=job)
     )
     seen = [int(point.value) for point in series("job_ranks", training_job=job)]
-    found = silent(series, job)
-    if found and found.cause in _NOT_AT_WORK and sum(seen) > len(ranks):
+    found = series.standstills.get(job)
+    if found and found.reason in _NOT_AT_WORK and sum(seen) > len(ranks):
         # What the ranks without heartbeats do is not known.
-        cause = HangClass.BETWEEN_STEPS
-        found = found._replace(cause=cause, says=explain(cause, named=False, whole=False))
-    hang = _hang(found) if found is not None and found.is_hang else None
-    stall = _stall(series, job, found) if found is not None and not hang else None
+        found = dataclasses.replace(found, reason=HangClass.BETWEEN_STEPS)
+    hang = _hang(found, explanation(series, job, found)) if found and found.shown else None
+    stall = _stall(found) if found and not hang else None
     stall = stall or (None if found else _paused(series, job) or _idle(series, job))
     silent_now = _is_silent(ranks, wall)
     failures = _failures(series, job)
@@ -180,7 +199,7 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut, wall: float)
         else "failed"
         if failures
         else "suspended"
-        if found and found.cause == HangClass.SUSPENDED
+        if found and found.reason is HangClass.SUSPENDED
         else "stalled"
         if found or (stall and not steps)
         else "silent"
@@ -193,7 +212,6 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut, wall: float)
         "hang": hang,
         "stall": stall,
         "failures": failures,
-        "slowest_rank": _slowest(ranks),
         "work": [
             _longest(series, job, role, work)
             for role, work in sorted(_work(series, job).items())[:MAX_ROLES]
@@ -236,60 +254,61 @@ def _ranks(series: Series, job: str, left_out: LeftOut) -> Iterator[dict[str, An
         id = {"training_job": job, "rank": str(number)}
         return {
             "rank": number,
-            "step": _whole(series.value("job_step", **id)),
-            "step_seconds": series.value("job_step_seconds", **id),
-            "work_seconds": series.value("job_step_work_seconds", **id),
-            "wait_seconds": series.value("job_step_wait_seconds", **id),
+            "step": None if (step := series.value("job_step", **id)) is None else int(step),
             "work_ratio": ratios.get(str(number)),
-            "wait_source": _chosen_source(series, id),
-            "phase": _chosen(series, "job_phase", "phase", id),
-            "stage": _chosen(series, "job_stage", "stage", id),
-            "process": _chosen(series, "job_rank_state", "state", id),
-            "overdue_seconds": series.value("job_overdue_seconds", **id),
-            "bound_seconds": series.value("job_step_bound_seconds", **id),
-            "heartbeat": series.value("job_heartbeat_timestamp_seconds", **id),
-            "loss_finite": _flag(series.value("job_loss_finite", **id)),
-            "gpu": next((point.labels["gpu"] for point in series("job_gpu_info", **id)), None),
+            "loss_finite": None
+            if (finite := series.value("job_loss_finite", **id)) is None
+            else finite == 1,
+            **{field: series.value(metric, **id) for field, metric in _FIGURES.items()},
+            **{
+                field: next((p.labels[label] for p in series(metric, **id) if p.value > 0), None)
+                for field, (metric, label) in _LABELS.items()
+            },
         }
 
     yield from left_out.each(f"job {job}, rank", found, str, rank)
 
 
-def _hang(hang: ShownStandstill) -> dict[str, Any]:
+def _hang(found: Standstill, says: str) -> dict[str, Any]:
     """Return the hang of a job: cause, culprits, time without progress."""
     return {
-        "cause": hang.cause,
-        "says": hang.says,
-        "overdue_seconds": hang.overdue,
+        "cause": str(found.reason),
+        "says": says,
+        "overdue_seconds": found.overdue,
         "culprits": [
-            {
-                "rank": int(culprit["rank"]),
-                "reason": culprit["reason"],
-                "says": problem(culprit["reason"]),
-            }
-            for culprit in hang.culprits
+            {"rank": rank, "reason": str(culprit), "says": culprit.words}
+            for rank, culprit in found.culprits
         ],
     }
 
 
-def _stall(series: Series, job: str, found: ShownStandstill) -> dict[str, Any]:
+def _stall(found: Standstill) -> dict[str, Any]:
     """Return a silence that is no hang: what it may be, for how long, and until when."""
-    bounds = [point.value for point in series("job_step_bound_seconds", training_job=job)]
+    unseen = _awaiting(found.work.awaits) if found.reason is HangClass.BETWEEN_STEPS else ""
     return {
-        "cause": found.cause,
-        "says": found.says,
-        "silent_seconds": (found.overdue or 0.0) + min(bounds, default=0.0),
-        "hung_in_seconds": found.left,
+        "cause": str(found.reason),
+        "says": found.explanation + unseen,
+        "silent_seconds": found.silence,
+        "hung_in_seconds": None if math.isinf(found.hold) else max(0.0, found.hold - found.overdue),
     }
+
+
+def _awaiting(awaits: Mapping[int, str]) -> str:
+    """Return which ranks wait for an answer from outside the job, and whose; empty if none does."""
+    named = several([f"rank {rank} waits for {peer}" for rank, peer in awaits.items()])
+    return f": {named}" if named else ""
 
 
 def _paused(series: Series, job: str) -> dict[str, Any] | None:
     """Return the longest marked pause in which a rank of a job is; None if all train."""
+    phases = {
+        labels["rank"]: labels["phase"]
+        for labels, value in series("job_phase", training_job=job)
+        if value == 1
+    }
+    paused = series("job_phase_seconds", training_job=job)
     seconds, phase = max(
-        (
-            (point.value, _chosen(series, "job_phase", "phase", point.labels))
-            for point in series("job_phase_seconds", training_job=job)
-        ),
+        ((point.value, phases.get(point.labels["rank"])) for point in paused),
         default=(0.0, None),
         key=operator.itemgetter(0),
     )
@@ -305,9 +324,7 @@ def _idle(series: Series, job: str) -> dict[str, Any] | None:
     idle = series.value("job_idle_seconds", training_job=job) or 0.0
     if idle < IDLE_SECONDS or any(series("job_step", training_job=job)):
         return None
-    says = "no rank here has used CPU or GPU"
-    if awaits := dict(awaited(series, job)):
-        says += f": {several([f'rank {rank} waits for {peer}' for rank, peer in awaits.items()])}"
+    says = f"no rank here has used CPU or GPU{_awaiting(awaited(series, job))}"
     return {"cause": HangClass.IDLE, "says": says, "silent_seconds": idle, "hung_in_seconds": None}
 
 
@@ -323,15 +340,6 @@ def _failures(series: Series, job: str) -> list[dict[str, Any]]:
         }
         for point in series("job_failure_info", training_job=job)
     ]
-
-
-def _slowest(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return this node's rank whose own work takes longest beside its peers here."""
-    known = [rank for rank in ranks if rank["work_ratio"] is not None]
-    if not known:
-        return None
-    slowest = max(known, key=lambda rank: rank["work_ratio"])
-    return {"rank": slowest["rank"], "ratio": slowest["work_ratio"]}
 
 
 def _work(series: Series, job: str) -> dict[str, dict[str, float]]:
@@ -361,20 +369,3 @@ def usual(seconds: Iterable[float]) -> float:
     shorter.
     """
     return statistics.median_low(seconds)
-
-
-def _chosen(series: Series, metric: str, label: str, id: Mapping[str, str]) -> str | None:
-    return next((point.labels[label] for point in series(metric, **id) if point.value == 1), None)
-
-
-def _chosen_source(series: Series, id: Mapping[str, str]) -> str | None:
-    points = series("job_step_work_seconds", **id)
-    return next((point.labels["source"] for point in points), None)
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
-
-
-def _flag(value: float | None) -> bool | None:
-    return None if value is None else value == 1

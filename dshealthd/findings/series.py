@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from dshealthd.findings.past import Past, Window
+    from dshealthd.jobs.hangs.judge import Standstill
 
     Wanted = str | Collection[str]
     """A label's value, or a set of values of which any will do."""
@@ -63,15 +64,18 @@ class Series:
         limits: Limits = DEFAULTS,
         past: Past | None = None,
         now: float = 0.0,
+        standstills: Mapping[str, Standstill] = MappingProxyType({}),
     ) -> None:
         """Index `samples` by metric name without `dshealthd_`.
 
         `past` has what earlier moments showed; None where this is the only one. `now` is its clock,
-        monotonic seconds.
+        monotonic seconds. `standstills` are the jobs that stand still here, which are judged
+        already.
         """
         if past is not None:
             _names.turn()
         self.limits, self._past, self._now = limits, past, now
+        self.standstills = standstills
         by_metric: defaultdict[Metric, list[Sample]] = defaultdict(list)
         for sample in samples:
             by_metric[sample[0]].append(sample)

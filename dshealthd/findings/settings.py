@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -39,14 +40,21 @@ TRANSPORTS = {
 }
 """What a variable disables that would work."""
 CRASHES = "a status query can crash it: keep `ncclras` and other monitors away from port 28028"
+ON_ARM = "on Arm all ranks hang at one place (NVIDIA/nccl#2353)"
+"""2.28.9 made a compare-and-swap of its proxy weak, which on Arm may fail without a reason and then
+loses free slots of operations (`ncclProxyGetPostedOps`); 2.29.3: "Fixes CAS usage in case of weak
+failure which was causing a hang on ARM". 2.28.7 and before have a strong one, by their sources.
+"""
 RELEASES = (
-    ("2.17.1", "", "ncclCommAbort hangs (pytorch/pytorch#119215)"),
-    ("2.21.5", "2.3", "it is reported to fail with PyTorch 2.3"),
-    ("2.25.1", "", "ncclCommAbort hangs (pytorch/pytorch#149153)"),
-    ("2.29.2", "", "it hangs after a regression (pytorch/pytorch#174338)"),
+    ("2.17.1", "", "", "ncclCommAbort hangs (pytorch/pytorch#119215)"),
+    ("2.21.5", "2.3", "", "it is reported to fail with PyTorch 2.3"),
+    ("2.25.1", "", "", "ncclCommAbort hangs (pytorch/pytorch#149153)"),
+    ("2.28.9", "", "aarch64", ON_ARM),
+    ("2.29.2", "", "", "it hangs after a regression (pytorch/pytorch#174338)"),
+    ("2.29.2", "", "aarch64", ON_ARM),
 )
-"""Releases of NCCL with a defect, the release of PyTorch with which it shows (empty: any), and
-it."""
+"""Releases of NCCL with a defect, the release of PyTorch and the architecture with which it shows
+(empty: any), and it."""
 MOST_NAMED = 3
 """Most problems or ranks that a finding names."""
 
@@ -223,13 +231,23 @@ def releases(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def known_defects(nccl: str, torch: Collection[str]) -> Iterator[str]:
-    """Yield the known defects of an NCCL release beside these releases of PyTorch."""
-    for release, with_torch, text in RELEASES:
+    """Yield the known defects, on this machine, of an NCCL release beside these of PyTorch."""
+    machine = os.uname().machine
+    for release, with_torch, on, text in RELEASES:
         # With or without a vendor's suffix.
         if re.fullmatch(rf"{re.escape(release)}([.+-].*)?", nccl) and (
-            not with_torch or any(one.startswith(f"{with_torch}.") for one in torch)
+            on in {"", machine}
+            and (not with_torch or any(one.startswith(f"{with_torch}.") for one in torch))
         ):
             yield text
+
+
+def likely(series: Series, job: str) -> str:
+    """Return that a job's NCCL is known to hang all its ranks at one place; empty if it is not."""
+    for labels, _ in series("software_info", component="nccl", training_job=job):
+        if ON_ARM in known_defects(labels["version"], ()):
+            return f"; the likely cause is NCCL {labels['version']}: {ON_ARM}"
+    return ""
 
 
 RULES = (variables, transports, placement, releases)

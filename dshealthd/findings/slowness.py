@@ -128,7 +128,7 @@ def steps(series: Series, _wall: float) -> Iterator[Sign]:
     times = by(series("job_step_seconds"), "training_job", statistics.median)
     series.add(STEP(seconds, job) for job, seconds in times.items())
     limit, name = "job_slowed_ratio", short_name(STEP)
-    hung = {labels["training_job"] for labels, value in series("job_hang") if value}
+    hung = {job for job, found in series.standstills.items() if found.shown}
     busy = _busy_as_usual(series)
     told = set()
     for labels, usual in series.usual(name, 3600.0, series.limit(limit)):

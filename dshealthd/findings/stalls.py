@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.hangs import work
 from dshealthd.findings.series import by
-from dshealthd.findings.settings import several
+from dshealthd.findings.settings import likely, several
+from dshealthd.findings.work import work
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
 
 if TYPE_CHECKING:
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 WAITING = gauge(
     "dshealthd_job_gpus_waiting",
-    "GPUs of the job on this node that seem to wait in a collective: kernels run all the time, but "
-    "memory and bus are idle and power is low. Absent where none of its GPUs is known.",
+    "GPUs of the job on this node that seem to wait in a collective: kernels run all the "
+    "time, but memory and bus are idle and power is low. Absent if nothing is known of its "
+    "GPUs.",
     "training_job",
 )
 EXPORTED = (WAITING,)
@@ -72,7 +73,7 @@ def stalls(series: Series, _wall: float) -> Iterator[Sign]:
         # A single look at GPUs and ranks that wait for a moment shows nothing.
         lasting = series.remembers and ((idle > 0 and behind) or waiting.get(job))
         if certain or lasting:
-            reason = "its GPUs here run kernels that move no data"
+            reason = f"its GPUs here run kernels that move no data{likely(series, job)}"
             yield Sign(
                 "DshealthdJobStalled",
                 several(troubles) or several(behind) or reason,
@@ -122,13 +123,14 @@ def judged_by_heartbeats(series: Series, job: str) -> bool:
     Not while a rank has the bound of an unknown pace, as after a restart of the agent, unless it is
     in a marked pause.
     """
-    hung = [value for _, value in series("job_hang", training_job=job)]
+    found = series.standstills.get(job)
     bounds = [value for _, value in series("job_step_bound_seconds", training_job=job)]
     paused = any(
         value == 1 and labels["phase"] != "training"
         for labels, value in series("job_phase", training_job=job)
     )
-    return 1 in hung or paused or (bool(hung) and all(bound < UNKNOWN for bound in bounds))
+    hung = found is not None and found.shown
+    return hung or paused or (bool(bounds) and all(bound < UNKNOWN for bound in bounds))
 
 
 def _troubles(series: Series, job: str) -> list[str]:

@@ -29,7 +29,7 @@ from dshealthd.linux.peer_user import peer_uid
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from dshealthd.config.config import Config
 
@@ -174,8 +174,15 @@ class Client:
 
     def status(self) -> Mapping[str, Any]:
         """Return the status document, which fits `document.STATUS`. Raise Unreachable."""
+        return self._document("/api/v1/status", document.parse)
+
+    def history(self) -> Mapping[str, Any]:
+        """Return the node's record, which fits `document.HISTORY`. Raise Unreachable."""
+        return self._document("/api/v1/history", document.parse_history)
+
+    def _document(self, path: str, parse: Callable[[bytes], dict[str, Any]]) -> Mapping[str, Any]:
         try:
-            return document.parse(self.get("/api/v1/status"))
+            return parse(self.get(path))
         except DocumentError as error:
             message = f"{self.url} {error}"
             raise Unreachable(message) from error

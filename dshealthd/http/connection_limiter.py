@@ -162,7 +162,6 @@ class ConnectionLimiter:
         return False
 
     def _make_room(self, client: str) -> None:
-        """Evict a connection if there is no place for one of `client`."""
         if not self._may_evict(client):
             return
         if self._open[client] >= self._limit_per_address:

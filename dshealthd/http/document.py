@@ -1,4 +1,6 @@
-"""The status document (docs/status-api.md) as commands receive it: checked once, here.
+"""The status document and the node's record as commands receive them: checked once, here.
+
+docs/status-api.md and docs/history.md describe them.
 
 Whoever answers may be broken, hostile or of another release. What passes has the declared fields
 with the declared types; fields that are not declared pass if they are not nested deeply. Text is
@@ -236,6 +238,30 @@ STATUS = _record(
     left_out=Array(_record(dict.fromkeys(("part", "reason"), TEXT)), MANY),
 )
 """The fields that commands read."""
+_ENTRY = _record(
+    {
+        **dict.fromkeys(("kind", "what", "says", "part", "reason", "job"), TEXT),
+        "severity": OrNull(Choice(State)),
+        "begin": TIME,
+        "end": OrNull(TIME),
+        "value": OrNull(FIGURE),
+        "times": WHOLE,
+    }
+)
+HISTORY = _record(
+    {
+        "schema": Integer(SCHEMA, SCHEMA),
+        **dict.fromkeys(("node", "problem"), TEXT),
+        "time": TIME,
+        "since": OrNull(TIME),
+        "in_the_future": WHOLE,
+        "days": Array(
+            _record({"day": TEXT, "worst": OrNull(Choice(State)), "watched_seconds": FIGURE}), MANY
+        ),
+        "entries": Array(_ENTRY, MANY),
+    }
+)
+"""A node's record."""
 
 
 def parse(body: bytes) -> dict[str, Any]:
@@ -243,8 +269,23 @@ def parse(body: bytes) -> dict[str, Any]:
 
     A verdict that is not the worst of the findings is a contradiction, and believed neither way.
     """
+    document = _read(body, STATUS, "status document")
+    severities = [finding["severity"] for finding in document["findings"]]
+    worst = max(severities, key=ORDER.index, default=State.OK)
+    if document["verdict"] != worst:
+        message = f'sent the verdict "{document["verdict"]}", but its worst finding is "{worst}"'
+        raise DocumentError(message)
+    return document
+
+
+def parse_history(body: bytes) -> dict[str, Any]:
+    """Return the record in an answer; DocumentError if it cannot be believed."""
+    return _read(body, HISTORY, "record")
+
+
+def _read(body: bytes, schema: Record, kind: str) -> dict[str, Any]:
     if len(body) > MAX_DOCUMENT or body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
-        message = "sent a status document that is too large"
+        message = f"sent a {kind} that is too large"
         raise DocumentError(message)
     try:
         found = json.loads(body.decode(), parse_constant=_constant)
@@ -259,16 +300,10 @@ def parse(body: bytes) -> dict[str, Any]:
         message = f"answers in schema version {version}, this command needs {SCHEMA}"
         raise DocumentError(message)
     try:
-        document = STATUS.read(found, "document")
+        return schema.read(found, "document")
     except SchemaError as error:
-        message = f"did not send a status document: {printable(str(error)[:_MAX_REASON])}"
+        message = f"did not send a {kind}: {printable(str(error)[:_MAX_REASON])}"
         raise DocumentError(message) from error
-    severities = [finding["severity"] for finding in document["findings"]]
-    worst = max(severities, key=ORDER.index, default=State.OK)
-    if document["verdict"] != worst:
-        message = f'sent the verdict "{document["verdict"]}", but its worst finding is "{worst}"'
-        raise DocumentError(message)
-    return document
 
 
 def _constant(name: str) -> float:

@@ -234,7 +234,6 @@ class Listener:
         )
 
     async def _hand_on(self, accepted: socket.socket, client: str, connection: Connection) -> None:
-        """Hand a connection to its protocol, after the TLS handshake if there is one."""
         try:
             connection.tls = None if self._tls is None else await self._tls()
         except BaseException:

@@ -151,7 +151,6 @@ def build(table: Mapping[str, Any], directory: str, key: str, errors: Errors) ->
 
 
 def _plain(name: str) -> str:
-    """Return a name; an IP address is normalized to the form in certificates."""
     try:
         return str(ipaddress.ip_address(name))
     except (ValueError, ArithmeticError):

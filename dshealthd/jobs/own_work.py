@@ -18,17 +18,16 @@ exceeds the median of its eighths, in which constant differences and slow change
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.training.message import Totals
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from dshealthd.training.message import Message
+    from dshealthd.training.message import Message, Totals
 
 WINDOWS = 8
 """The fewest of which most can exceed what is usual although pauses strike two or three of them."""
@@ -106,11 +105,11 @@ class Course:
 
     def add(self, message: Message, now: float) -> None:
         """Add what a heartbeat says of the rank's steps, read at `now`, monotonic seconds."""
-        last, totals = self._last, message.totals or self._averaged(message)
+        last, totals = self._last, message.totals
         self._last = totals
         if last is None or totals is None or totals.step == last.step:
             return
-        if totals.step < last.step or any(map(_less, totals[1:], last[1:])):
+        if totals.step < last.step or any(map(operator.lt, totals[1:], last[1:])):
             for marks in self._marks:
                 marks.clear()
             return
@@ -132,16 +131,6 @@ class Course:
         """Return the median own work of a step in the windows before this one."""
         found = self._windows(level, number) if level >= 0 else None
         return statistics.median(own for own, _, _ in found) if found else None
-
-    def _averaged(self, message: Message) -> Totals | None:
-        """Return sums of what a training tells whose package knows averages alone."""
-        if message.work_seconds is None or message.wait_seconds is None:
-            return None
-        last = self._last or Totals(message.step, 0, 0.0, 0.0)
-        steps = max(message.step - last.step, 0)
-        work, wait = steps * message.work_seconds, steps * message.wait_seconds
-        _, before, worked, waited = last
-        return Totals(message.step, before + steps, worked + work, waited + wait)
 
     def number(self, level: int, oldest: float) -> int | None:
         """Return the number of the window of 2^level steps that has begun; None if it began before
@@ -182,10 +171,6 @@ class Course:
             return None
         last, first = marks[-1], marks[0]
         return (last.work - first.work) / steps, (last.wait - first.wait) / steps
-
-
-def _less(one: float, other: float) -> bool:
-    return one < other
 
 
 def level(over: str, step: float) -> int:
@@ -329,7 +314,7 @@ class Slow(NamedTuple):
 def slow_ranks(parts: Sequence[NodeRanks]) -> list[Slow]:
     """Return the slow ranks of a job, as far as these nodes show: one of each node and role.
 
-    The same as the rules of the group dshealthd-ranks in `deploy/prometheus/recording.yml`.
+    The same as the rules of the groups dshealthd-work-* in `deploy/prometheus/recording.yml`.
     """
     found: dict[tuple[str, str], Slow] = {}
     for over in SCALES:

@@ -108,6 +108,16 @@ class TrainingProcess:
         return self.start / TICKS
 
     @property
+    def launcher(self) -> tuple[int, str] | None:
+        """The pid of the launcher that starts the ranks anew when one fails, and its run's id; None
+        if it has ended, or does not do so.
+
+        torchrun gives each start another port, and so the job another name if no scheduler has one.
+        """
+        run = self.environment.get("TORCHELASTIC_RUN_ID")
+        return (self.parent, run) if run and self.parent > 1 else None
+
+    @property
     def claimed(self) -> str:
         """The job's name in the process's environment, whoever owns the job."""
         return ownership.claimed(self.job)

@@ -50,6 +50,7 @@ class _RankProcess(NamedTuple):
     pid: int
     descriptor: int
     """A pidfd; -1 if there is none."""
+    launcher: tuple[int, str] | None
 
 
 class RankProcesses:
@@ -119,7 +120,7 @@ class RankProcesses:
         its rank has a new process, and a run's own failure once all have ended.
         """
         living = {
-            (process.pid, process.start): ((run.job, run.name), rank)
+            (process.pid, process.start): ((run.job, run.name), rank, process.launcher)
             for run in runs
             for rank, members in run.ranks.items()
             for process in members
@@ -129,10 +130,13 @@ class RankProcesses:
             how = ended(self._host, *key, followed.descriptor) or ExitKind.UNKNOWN
             self._ended[key] = followed, how, now
             _release(followed)
-        places = set(living.values())
+        places = {(run, rank) for run, rank, _ in living.values()}
         going = {run for run, _ in places}
+        launchers = {launcher for *_, launcher in living.values()} - {None}
         self._failed = [
-            end for end in self._failed if end[0].run not in going and now - end[2] < KEPT
+            end
+            for end in self._failed
+            if end[0].run not in going and end[0].launcher not in launchers and now - end[2] < KEPT
         ]
         for run in {end[0].run for end in self._ended.values()} - going:
             self._failed += _failures([end for end in self._ended.values() if end[0].run == run])
@@ -144,13 +148,13 @@ class RankProcesses:
             and (end[0].run, end[0].rank) not in places
             and now - end[2] < KEPT
         }
-        for key, (run, rank) in living.items():
+        for key, (run, rank, launcher) in living.items():
             if key not in self._followed and len(self._followed) < MAX_RANKS:
                 try:
                     descriptor = os.pidfd_open(key[0])
                 except OSError:  # before Linux 5.3, or it has just ended
                     descriptor = -1
-                self._followed[key] = _RankProcess(run, rank, key[0], descriptor)
+                self._followed[key] = _RankProcess(run, rank, key[0], descriptor, launcher)
 
 
 def _failures(ends: Sequence[End]) -> Iterator[End]:

@@ -14,8 +14,8 @@ from dshealthd.core.collector import NotAvailable, Reason, SourceError
 from dshealthd.core.schema import SchemaError
 from dshealthd.core.timing import Periodic
 from dshealthd.jobs.hangs.detector import HangDetector, Suspicions
-from dshealthd.jobs.hangs.hang import NO_WORK
 from dshealthd.jobs.hangs.pace import Pace
+from dshealthd.jobs.hangs.states import NO_WORK
 from dshealthd.jobs.heartbeats.reception import Reception
 
 if TYPE_CHECKING:
@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.core.host import Host
-    from dshealthd.jobs.hangs.hang import Standstill, Work
+    from dshealthd.jobs.hangs.judge import Standstill
+    from dshealthd.jobs.hangs.states import Work
     from dshealthd.jobs.options import HangOptions, HeartbeatOptions
 
 log = logging.getLogger(__name__)
 
+ADOPTION = 15.0
+"""Seconds between two looks for pages of processes that have not connected."""
 SAVE_DEADLINE = 2.0
 """Deadline in seconds of the last write at shutdown, which takes some 20 ms."""
 
@@ -47,6 +50,7 @@ class Jobs:
         state: Path | None = None,
         on_suspicion: Callable[[str], object] = lambda _job: None,
         work: Callable[[str], Work] = lambda _job: NO_WORK,
+        pages: Callable[[], Iterable[tuple[int, int, int]]] = lambda: (),
     ) -> None:
         """Prepare; `apply` starts the service.
 
@@ -54,12 +58,15 @@ class Jobs:
         is one unless a rank elsewhere is at work, and
         `on_suspicion` with a job that may hang (`dshealthd.jobs.hangs.detector`). Both must return
         at once. `state` is the directory for the ranks' baselines, from which a restarted agent
-        continues; None to keep nothing. `work` returns what the GPUs and files of a job show.
+        continues; None to keep nothing. `work` returns what the GPUs and files of a job show,
+        `pages` pid, start and user of the processes that have a page with heartbeats.
         """
         self._clocks: dict[str, Callable[[], float]] = {"monotonic": monotonic, "wall": wall}
         self._on_look = on_look
         self._on_suspicion = on_suspicion
         self._work = work
+        self._pages = pages
+        self._adopting = 0.0
         self._suspicions = Suspicions()
         self._state = state
         self._pace: Pace | None = None
@@ -87,7 +94,7 @@ class Jobs:
         known: list[tuple[int, int, int]] = []
         if heartbeats.enabled and self._tending is None:
             self._reception = Reception(heartbeats.socket, host, **self._clocks)
-            self._tending = Periodic(self._reception.tend, heartbeats.interval)
+            self._tending = Periodic(self._tend, heartbeats.interval)
         if hangs.enabled and self._looking is None:
             self._detector = HangDetector(hangs, host, **self._clocks, work=self._work)
             known = await self._resume(self._detector, host)
@@ -118,6 +125,14 @@ class Jobs:
         if self._looking.failed:
             raise SourceError(Reason.INTERNAL, "the last check of the ranks failed")
         return self._detector
+
+    @property
+    def standstills(self) -> Mapping[str, Standstill]:
+        """The jobs that stand still here, as of the last check; none while nothing is known."""
+        try:
+            return self.hangs().standstills
+        except (NotAvailable, SourceError):
+            return {}
 
     def samples(self) -> Iterator[Sample]:
         """Yield nothing: collectors export the state of jobs."""
@@ -159,11 +174,24 @@ class Jobs:
     def _receiving(self) -> bool:
         return self._reception is not None and self._reception.receiver.is_open
 
+    def _tend(self) -> None:
+        """Tend the socket, and read what processes that cannot reach it have written: in a pod, no
+        directory of the host need be mounted.
+        """
+        if self._reception is None:
+            return
+        self._reception.tend()
+        now = self._clocks["monotonic"]()
+        if self._receiving() and now >= self._adopting:
+            self._adopting = now + ADOPTION
+            for process in self._pages():
+                self._reception.receiver.adopt(*process)
+
     def _look(self) -> None:
         if self._reception is None or self._detector is None or not self._receiving():
             return
-        self._detector.look(self._reception.ranks())
-        for job in self._suspicions.look(self._detector.jobs, self._clocks["monotonic"]()):
+        self._detector.check(self._reception.ranks())
+        for job in self._suspicions.due(self._detector.jobs, self._clocks["monotonic"]()):
             # In its own callback, as in `_report`: a callee's defect must not fail the check.
             asyncio.get_running_loop().call_soon(self._on_suspicion, job)
         if self._pace is not None:

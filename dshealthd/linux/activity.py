@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import lines_of, read, read_bytes
@@ -92,6 +93,8 @@ class Activity:
     """Time for which its training's thread was runnable without a CPU so far; None if unknown."""
     thread_seconds: float | None = None
     """CPU time of the training's thread alone; None if unknown."""
+    demands: Mapping[int, float] = field(default_factory=dict)
+    """What `demands` returns; empty where it was not looked for."""
 
     @property
     def work_seconds(self) -> float:
@@ -146,6 +149,30 @@ def activity(host: Host, pid: int, start: int, thread: int | None = None) -> Act
     except (OSError, ValueError, ArithmeticError):
         # A kernel without schedstat, or the thread has just ended.
         return found
+
+
+def demands(host: Host, pid: int) -> dict[int, float]:
+    """Return the seconds for which each thread of a process ran, or was runnable without a CPU, so
+    far; only of those that can be read.
+    """
+    found = {}
+    place = host.proc(f"{pid}/task")
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(place)[:MAX_THREADS]:
+            with contextlib.suppress(OSError, ValueError, ArithmeticError):  # it has ended
+                own = host.proc(f"{pid}/task/{thread}")
+                queue = parse_run_queue(read_bytes(f"{own}/schedstat", 4096))
+                found[int(thread)] = queue.running + queue.waiting
+    return found
+
+
+def busiest(before: Mapping[int, float], after: Mapping[int, float]) -> float:
+    """Return the seconds of `demands` of the thread that had most of them meanwhile: one that
+    computes is runnable all the time, however little CPU it gets, and what polls is not, however
+    many threads do.
+    """
+    rises = (seconds - before.get(thread, seconds) for thread, seconds in after.items())
+    return max(rises, default=0.0)
 
 
 def waits_for_storage(host: Host, pid: int) -> bool:

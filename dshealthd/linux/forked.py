@@ -210,7 +210,6 @@ class Pool:
         return _Running(name, pid, read_end, now, due, max_bytes, self._max_answer, keep)
 
     def _kill(self, one: _Running) -> None:
-        """Kill a process that has answered or may not go on, and all that it has started."""
         self._selector.unregister(one.descriptor)
         os.close(one.descriptor)
         one.descriptor = os.pidfd_open(one.pid)  # it is not reaped yet, so the pid is its own

@@ -63,8 +63,6 @@ class _Damaged(Exception):
 
 
 class _File:
-    """One file of the journal, and how far it has been read."""
-
     def __init__(self, place: str, boot: bytes) -> None:
         """Open it; `boot` is the ID of the present boot."""
         self.place = place
@@ -249,7 +247,6 @@ class _File:
         return KernelLogRecord(facility, sequence, microseconds / 1e6, True, text)  # noqa: FBT003
 
     def _field(self, place: int) -> tuple[bytes, bytes] | None:
-        """Return name and value of one of the fields that are needed."""
         if place in self._known:
             return self._known[place]
         flags, size = self._object(place, _DATA)

@@ -205,8 +205,6 @@ def _link(text: str) -> str:
 
 
 class _Event(NamedTuple):
-    """An event: text that its line contains (a quick check), and a pattern for the line's start."""
-
     name: str
     part: str
     pattern: re.Pattern[str]

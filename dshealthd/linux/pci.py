@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs on the PCI bus, from sysfs: their models, whether NVML is needed, and how GPUs and
+"""GPUs on the PCI bus, from sysfs: NVIDIA's models, whether NVML is needed, and how GPUs and
 fabric adapters are connected, like `nvidia-smi topo -m`.
 """
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 NVIDIA = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")
 """VGA controllers and 3D controllers; data-center GPUs are the latter."""
+AMD = "0x1002"
+AMD_CLASSES = ("0x0302", "0x0380", "0x1200")
+"""AMD's GPUs that compute (MI250: 0380, MI300: 1200); a VGA controller may be a console's."""
 SWITCH_CLASS = "0x0680"
 """Bridges of another kind: NVSwitches. Those of Blackwell's boards are not on the PCI bus."""
 PASSED_THROUGH = frozenset({"vfio-pci", "pci-stub"})
@@ -37,8 +40,8 @@ class Bus:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._classes: dict[str, str] = {}
-        """Classes of NVIDIA's devices by address; "" for those of others."""
+        self._kinds: dict[str, str] = {}
+        """Vendor and class of NVIDIA's and AMD's devices by address; "" for those of others."""
         self._models: dict[str, str] = {}
 
     def models(self) -> set[str]:
@@ -58,42 +61,52 @@ class Bus:
 
         OSError if the bus cannot be read.
         """
-        return self._devices(DISPLAY_CLASSES)
+        return tuple(
+            address
+            for address in self._devices(NVIDIA, DISPLAY_CLASSES)
+            if self._driver(address) not in PASSED_THROUGH
+        )
+
+    def amd_gpus(self) -> tuple[str, ...]:
+        """Return the addresses of AMD's GPUs that this system uses, in bus order. OSError."""
+        found = self._devices(AMD, AMD_CLASSES)
+        return tuple(address for address in found if self._driver(address) == "amdgpu")
 
     def switches(self) -> tuple[str, ...]:
         """Return the addresses of NVSwitches, in bus order; empty without a PCI bus. OSError."""
         try:
-            return self._devices((SWITCH_CLASS,))
+            switches = self._devices(NVIDIA, (SWITCH_CLASS,))
         except FileNotFoundError:
             return ()
+        return tuple(one for one in switches if self._driver(one) not in PASSED_THROUGH)
 
-    def _devices(self, classes: tuple[str, ...]) -> tuple[str, ...]:
+    def _devices(self, vendor: str, classes: tuple[str, ...]) -> tuple[str, ...]:
         addresses = os.listdir(self._host.sys("bus/pci/devices"))
-        self._classes = {
-            address: self._classes[address] if address in self._classes else self._class(address)
+        self._kinds = {
+            address: self._kinds[address] if address in self._kinds else self._kind(address)
             for address in addresses
         }
+        wanted = tuple(f"{vendor} {one}" for one in classes)
         return tuple(
-            sorted(
-                address
-                for address, kind in self._classes.items()
-                if kind.startswith(classes) and not self._passed_through(address)
-            )
+            sorted(address for address, kind in self._kinds.items() if kind.startswith(wanted))
         )
 
-    def _class(self, address: str) -> str:
+    def _kind(self, address: str) -> str:
         place = self._host.sys(f"bus/pci/devices/{address}")
         try:
-            return read(f"{place}/class") if read(f"{place}/vendor").strip() == NVIDIA else ""
+            vendor = read(f"{place}/vendor").strip()
+            return f"{vendor} {read(f'{place}/class')}" if vendor in {NVIDIA, AMD} else ""
         except FileNotFoundError:  # removed since the listing
             return ""
 
-    def _passed_through(self, address: str) -> bool:
+    def _driver(self, address: str) -> str:
+        """Return the name of a device's driver; empty if none is bound."""
         try:
-            driver = os.readlink(self._host.sys(f"bus/pci/devices/{address}/driver"))
-        except OSError:  # no driver is bound
-            return False
-        return os.path.basename(driver) in PASSED_THROUGH
+            return os.path.basename(
+                os.readlink(self._host.sys(f"bus/pci/devices/{address}/driver"))
+            )
+        except OSError:
+            return ""
 
 
 @functools.cache

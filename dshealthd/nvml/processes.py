@@ -44,7 +44,6 @@ def compute_processes(device: Device) -> list[int] | None:
 
 
 def _call(name: str, handle: Any) -> _Answer:
-    """Return the answer of one of NVML's functions, or raise NVMLError."""
     function = getattr(pynvml.nvmlLib, name, None)
     if function is None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)

@@ -38,8 +38,8 @@ REFRESH = 60.0
 
 Only reopening reveals a GPU that came back.
 """
-
-
+FROZEN_SECONDS, FROZEN_SWEEPS = 10.0, 3
+"""For how long, and in how many sweeps, an energy counter may stay unchanged."""
 SIGNS_OF_LIFE = (
     ("nvmlDeviceGetTemperatureV", "NVML_TEMPERATURE_GPU"),
     ("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
@@ -71,12 +71,6 @@ class Session:
     """NVML and its GPUs, shared by the collectors of a process through `Context.shared`."""
 
     def __init__(self, context: Context) -> None:
-        self.frozen_after = 10.0
-        """Seconds for which an energy counter may stay unchanged.
-
-        It must also be unchanged in `frozen_sweeps` sweeps to count as frozen.
-        """
-        self.frozen_sweeps = 3
         self.versions = Versions("", "", "")
         self._context = context
         self.fault: Fault | None = None
@@ -229,7 +223,6 @@ class Session:
         gpu.quarantined = gpu.fault is not None
 
     def _take(self, index: int) -> Gpu:
-        """Open the GPU at an index of the NVML session."""
         gpu = Gpu(index, "")
         self._approach(gpu)
         if gpu.quarantined:
@@ -250,7 +243,6 @@ class Session:
         return gpu
 
     def _again(self, gpu: Gpu) -> Gpu:
-        """Prepare a GPU for the session's new sweep; retry one that could not be opened."""
         if gpu.device is None:
             return self._take(gpu.index)
         return Gpu(gpu.index, gpu.uuid, gpu.device)
@@ -288,7 +280,7 @@ class Session:
             return
         meter.sweeps += 1
         stands = now - meter.since
-        if meter.sweeps >= self.frozen_sweeps and stands >= self.frozen_after:
+        if meter.sweeps >= FROZEN_SWEEPS and stands >= FROZEN_SECONDS:
             raise DeviceError(
                 Reason.FROZEN,
                 f"its energy counter has been stuck at {gpu.energy / 1000:.0f} J for {stands:.0f} "

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import counter, gauge
-from dshealthd.jobs.hangs.hang import HangClass
+from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.probe.peers.messages import summary_text
 from dshealthd.probe.peers.protocol import PeerError
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dshealthd.core.collector import Sample
-    from dshealthd.jobs.hangs.hang import Standstill
+    from dshealthd.jobs.hangs.judge import Standstill
 
 ROUNDS = counter(
     "dshealthd_probe_hang_rounds_total",
@@ -36,7 +36,7 @@ ROUNDS = counter(
 STANDING = gauge(
     "dshealthd_job_standing_ranks",
     "Stalled ranks of a job that hangs here without a cause, on this node and on the members "
-    "that it asked within the last minute; absent while one of these shows the job at work.",
+    "that it queried in the last minute; absent while one of them shows the job at work.",
     "training_job",
 )
 

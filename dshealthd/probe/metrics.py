@@ -33,8 +33,8 @@ ROUNDS = counter(
 )
 SKIPS = counter(
     "dshealthd_probe_skips_total",
-    "Rounds due to use the GPUs that did not, because of this node or another member, by reason; "
-    "most ran as light rounds instead.",
+    "Rounds that were due to use GPUs but did not, because of this node or another member, by "
+    "reason; most ran as light rounds instead.",
     "reason",
 )
 STARVED_ROUNDS = counter(
@@ -44,8 +44,8 @@ STARVED_ROUNDS = counter(
 )
 UNTIMED_ROUNDS = counter(
     "dshealthd_probe_untimed_rounds_total",
-    "Successful light rounds led by this node that gave no time because the agent at either end "
-    "waited for a CPU.",
+    "Successful light rounds led by this node without a usable time, because the agent at "
+    "either end waited for a CPU.",
 )
 DURATION = histogram(
     "dshealthd_probe_duration_seconds",

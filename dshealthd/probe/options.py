@@ -194,12 +194,6 @@ class PolicyOptions:
 class WorkerOptions:
     """The processes that run the collectives."""
 
-    idle_timeout: Duration = option(
-        "2m",
-        "Idle timeout of the fork server, the process that has imported torch; it holds some "
-        "200 MiB.",
-        minimum="1s",
-    )
     environment: tuple[str, ...] = option(
         [],
         'Additional environment variables of the workers, such as "NCCL_IB_GID_INDEX=3" or '
@@ -245,18 +239,6 @@ class BaselineOptions:
         "Minimum excess over the baseline, in standard deviations of its class, for a timing to be "
         "flagged.",
         minimum=2,
-    )
-    creep_ratio: float = option(
-        0.05,
-        "How far a baseline may rise above its lowest value with this software, as a ratio.",
-        minimum=0,
-        maximum=1,
-    )
-    sibling_ratio: float = option(
-        0.15,
-        "How far the baseline of one GPU or rail may lie above the median of the others on its "
-        "node, as a ratio; this flags a part that was slow from the beginning.",
-        minimum=0.02,
     )
 
 

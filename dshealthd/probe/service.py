@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
     from dshealthd.core.host import Host
     from dshealthd.core.snapshot import Snapshot
-    from dshealthd.jobs.hangs.hang import Standstill
+    from dshealthd.jobs.hangs.judge import Standstill
     from dshealthd.probe.members.membership import Membership
     from dshealthd.probe.options import ProbeOptions
 
@@ -62,6 +62,8 @@ SCORE = gauge(
     "peers; 1 is usual.",
 )
 
+PARENT_IDLE = 120.0
+"""Seconds after which the idle fork server ends: it has imported torch, some 200 MiB."""
 RETRY = 5.0
 """Seconds between attempts to start."""
 READ_DEADLINE = 10.0
@@ -108,7 +110,7 @@ class ProbeService:
             hung_jobs=HungJobs(summary, monotonic),
             worker_pool=WorkerPool(
                 str(options.python),
-                options.worker.idle_timeout,
+                PARENT_IDLE,
                 monotonic,
                 environment=options.worker.variables,
             )
@@ -243,7 +245,6 @@ class ProbeService:
         return await self._running.client.call(peer, "summary", {}, deadline)
 
     def _report_defect(self, task: asyncio.Task[None]) -> None:
-        """Report that a defect has ended the probes; the agent continues without them."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._problem = f"ended by a defect: {error!r}"
             log.error("probe: %s", self._problem, exc_info=error)

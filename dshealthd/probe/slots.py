@@ -328,7 +328,6 @@ class SlotRunner:
     async def _lead_for_another(
         self, members: tuple[str, ...], kind: Kind, steps: tuple[tuple[int, int], ...]
     ) -> RoundReport | None:
-        """Lead a round that another member has requested."""
         self._requested.add(members)
         try:
             return await self._lead(ON_DEMAND, members, kind, steps)

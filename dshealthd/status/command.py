@@ -1,4 +1,4 @@
-"""`dshealthd status` and `dshealthd jobs`: the agents they query, their output and exit status."""
+"""`dshealthd status`, `jobs` and `history`: the agents they query, their output and exit status."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from dshealthd.core import documents
 from dshealthd.core.text import print_lines, printable
 from dshealthd.findings.finding import ORDER, State
-from dshealthd.http.client import UNAUTHORIZED, Access, local, remote
+from dshealthd.http.client import UNAUTHORIZED, Access, Client, local, remote
 from dshealthd.http.exchange import Unreachable
 from dshealthd.probe.options import ProbeOptions
-from dshealthd.status import query, text
+from dshealthd.status import past, query, text
 from dshealthd.status.jobs import job_lines, parts_of, ranks, whole
 from dshealthd.status.paint import EXIT, Paint, colored
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dshealthd.config.config import Config  # noqa: TC004 - nothing evaluates this type
-    from dshealthd.http.client import Client
     from dshealthd.status.query import AgentAnswer
 
 NOT_SENT = (
@@ -32,13 +31,31 @@ NOT_SENT = (
 
 @dataclass(frozen=True)
 class AgentQuery:
-    """The agents to query, and how to show their answers: the arguments of both commands."""
+    """The agents to query, and how to show their answers: their arguments."""
 
     loaded: Config
     access: Access
     nodes: Sequence[str]
     members: bool
     as_json: bool
+
+
+def history(asked: AgentQuery, seconds: float) -> int:
+    """Print what has happened to those nodes within the last `seconds`; return the exit status.
+
+    0 all agents answered, 3 one did not.
+    """
+    try:
+        answers = query.ask(_clients(asked), Client.history)
+    except (Unreachable, ValueError, ArithmeticError, OSError) as error:
+        print_lines(f"dshealthd: {printable(str(error))}", error=True)
+        return EXIT[State.UNKNOWN]
+    if asked.as_json:
+        print(documents.dumps(past.report(answers, seconds)))
+    else:
+        paint = Paint(color=colored())
+        print("\n\n".join("\n".join(past.node(each, seconds, paint)) for each in answers))
+    return EXIT[State.UNKNOWN if any(answer.problem for answer in answers) else State.OK]
 
 
 def status(asked: AgentQuery) -> int:
@@ -127,7 +144,6 @@ def _clients(asked: AgentQuery) -> list[tuple[str, Client | str]]:
 
 
 def _configured(loaded: Config) -> list[str]:
-    """Return the members in this configuration, as `HOST:PORT`."""
     from dshealthd.probe.members.hostlist import MembershipError  # only probes need it
     from dshealthd.probe.members.targets import addresses
 

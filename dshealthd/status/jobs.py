@@ -26,8 +26,6 @@ _HEADS = (
     *("rank", "node", "step", "age", "at", "process"),
     *("step time", "own work", "wait", "factor", "overdue"),
 )
-SILENT = 30.0
-"""Seconds without a heartbeat from which that is said of a job that trains."""
 
 
 def parts_of(name: str, answers: Sequence[AgentAnswer]) -> list[Part]:
@@ -125,7 +123,6 @@ def _silence(parts: Sequence[Part]) -> str:
 
 
 def _process(parts: Sequence[Part]) -> Iterator[str]:
-    """Yield the script, its user and its first process, where an agent tells."""
     for _, job in parts:
         if job.get("script"):
             user = f" of user {printable(job['user'])}" if job.get("user") else ""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.findings.finding import ORDER, SCHEMA, State
+from dshealthd.http.client import Client
 from dshealthd.http.exchange import Unreachable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dshealthd.http.client import Client
 
 AT_ONCE = 32
 """Maximum concurrent queries; each takes a thread, which mostly waits."""
@@ -54,21 +51,26 @@ class AgentAnswer:
         }
 
 
-def ask(clients: Sequence[tuple[str, Client | str]]) -> list[AgentAnswer]:
-    """Return the answers of named agents, in the same order.
+def ask(
+    clients: Sequence[tuple[str, Client | str]],
+    get: Callable[[Client], Mapping[str, Any]] = Client.status,
+) -> list[AgentAnswer]:
+    """Return the documents that `get` returns of named agents, in the same order.
 
     A text stands for an agent that cannot be queried, and says why.
     """
     with ThreadPoolExecutor(min(AT_ONCE, max(1, len(clients)))) as pool:
-        return list(pool.map(_one, clients))
+        return list(pool.map(functools.partial(_one, get), clients))
 
 
-def _one(entry: tuple[str, Client | str]) -> AgentAnswer:
+def _one(
+    get: Callable[[Client], Mapping[str, Any]], entry: tuple[str, Client | str]
+) -> AgentAnswer:
     name, client = entry
     if isinstance(client, str):
         return AgentAnswer(name, problem=client)
     try:
-        document = client.status()
+        document = get(client)
     except Unreachable as error:
         return AgentAnswer(name, client.url, problem=str(error))
     return AgentAnswer(document["node"] or name, client.url, document)

@@ -151,6 +151,11 @@ class FindingType:
     """How long it remains after its sign is gone."""
     page_after: str = ""
     """How long its sign must last before a ticket becomes a page; empty: a page at once."""
+    hardware: tuple[str, ...] = ()
+    """How its reasons begin of which a part of this very node is the cause, so that they count
+    where nodes are compared by their records: not what a cable, a switch, heat or software may
+    cause.
+    """
     audience: Literal["operator", "owner"] = "operator"
     """Who can fix it: the operator of the cluster, or the owner of the training job."""
     steps: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -233,6 +238,8 @@ def _finding(row: Mapping[str, Any]) -> FindingType:
     own: dict[str, Any] = {
         key: value.strip() for key, value in row.items() if isinstance(value, str)
     }
+    if "hardware" in row:
+        own["hardware"] = tuple(row["hardware"])
     if "rule" in row:
         own["rule"] = FleetRule(**_fields(row["rule"]))
     own["steps"] = MappingProxyType(dict(row.get("steps", {})))

@@ -33,8 +33,8 @@ _SEVERITIES = {
 
 _PAGES = {
     "always": "page",
-    "job": "page where a training job uses the part, otherwise ticket",
-    "many": "ticket, and a page where many nodes with training jobs have it at once",
+    "job": "page if a training job uses the part, otherwise ticket",
+    "many": "ticket; page if many nodes with training jobs have it at once",
     "never": "ticket",
 }
 
@@ -75,7 +75,10 @@ def step(entry: FindingType | Alert) -> str:
     """
     if not entry.steps:
         return _plain(entry.step)
-    cases = [f"- {case.replace('_', ' ')}: {_plain(text)}" for case, text in entry.steps.items()]
+    causes: dict[str, list[str]] = {}
+    for cause, text in entry.steps.items():
+        causes.setdefault(text, []).append(f"*{cause}*")
+    cases = [f"- {', '.join(known)}: {_plain(text)}" for text, known in causes.items()]
     return "\n".join(
         ["By the cause in the alert:", "", *cases, f"- otherwise: {_plain(entry.step)}"]
     )
@@ -102,7 +105,7 @@ def _lines(symptom: Symptom) -> Iterator[str]:
     # A finding and an alert, or two alerts, of one name are one thing under two points of view.
     alerts: dict[str, list[str]] = {}
     for alert in symptom.entries:
-        owner = ", the job's owner" if alert.audience == "owner" else ""
+        owner = " to the job's owner" if alert.audience == "owner" else ""
         text = step(alert) if isinstance(alert, FindingType) else first_step(alert)
         alerts.setdefault(alert.name, []).extend(
             (f"{alert.summary} ({_told(alert)}{owner}).", "", text, "")
@@ -119,7 +122,7 @@ def _lines(symptom: Symptom) -> Iterator[str]:
             for text in texts
             for place in ("NODE", "GPU", "JOB", "PART")
         ):
-            yield "Words in capitals are the labels of the alert: `NODE`, `GPU`, `JOB`, `PART`."
+            yield "`NODE`, `GPU`, `JOB` and `PART` stand for the labels of the alert."
             yield ""
     yield from _section("Remedy", symptom)
     yield from _section("Confirm", symptom)
@@ -132,7 +135,7 @@ def _told(entry: Alert | FindingType) -> str:
     """Return whom an alert reaches, in words."""
     if not isinstance(entry, FindingType):
         return _SEVERITIES[entry.severity] + (" or ticket" if entry.ticket else "")
-    later = f"ticket, and after {entry.page_after} a page" if entry.page_after else ""
+    later = f"ticket; page after {entry.page_after}" if entry.page_after else ""
     return later or _PAGES[entry.page]
 
 

@@ -61,6 +61,11 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+def reports() -> bool:
+    """Return whether this process has a heartbeat."""
+    return any(not heartbeat.closed for heartbeat in _heartbeats)
+
+
 def _count(steps: int) -> int:
     """Return a number of steps that fits the position; TypeError or ValueError if it is none. What
     stores the position has no handler of exceptions, for its cost.
@@ -131,9 +136,12 @@ class Heartbeat(Position):
       but their mean is right, because launching blocks when the device's queue is full.
     """
 
-    def __init__(self, *, step: int = 0, socket: str | None = None) -> None:
-        """Prepare. `step` counts the steps of earlier runs, `socket` is the agent's socket."""
-        self._page = Page(socket or os.environ.get("DSHEALTHD_HEARTBEAT_SOCKET") or DEFAULT_PATH)
+    def __init__(self, *, step: int = 0, socket: str | None = None, warns: bool = True) -> None:
+        """Prepare. `step` counts the steps of earlier runs, `socket` is the agent's socket. `warns`
+        is whether to log that no agent listens there.
+        """
+        path = socket or os.environ.get("DSHEALTHD_HEARTBEAT_SOCKET") or DEFAULT_PATH
+        self._page = Page(path, warns=warns)
         super().__init__(0, *self._page.position)
         self.closed = os.environ.get("DSHEALTHD_HEARTBEAT") == "0"
         self.measures = not self.closed

@@ -1,12 +1,12 @@
-"""Forward passes of a torch module, seen by its hooks: the stage of a step, and their duration.
+"""Forward passes of a torch module, seen as it is called: the stage of a step, and their duration.
 
 Stages are those of the outermost module. With DDP that is the wrapper, whose forward pass begins
 with a collective if the model has buffers: then the forward time is that of the module within,
 which only computes. FSDP and ZeRO 3 gather parameters in the middle of it: there the time includes
 waiting for other ranks.
 
-Hooks of a module that is compiled as a whole are traced with it and then do nothing: such a module
-has no stages, unless it is the one that `torch.compile` returned, whose hooks run outside.
+A module that is called within compiled code has no stages; that which `torch.compile` returned, or
+`Module.compile` compiled in place, is called from outside.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import gc
 import itertools
 import logging
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.training.heartbeat import Heartbeat, never_raise
@@ -34,47 +35,77 @@ def follow(heartbeat: Heartbeat, model: Any) -> None:
     if not hasattr(model, "register_forward_pre_hook"):
         log.warning("step stages unavailable: %s is not a torch module", type(model).__name__)
         return
-    compiling = _compiling()
     inner = _unwrapped(model)
     distributed = _distributed(model)
     # Before each forward pass it has all ranks wait for rank 0's buffers.
     synchronized = distributed and next(iter(inner.buffers()), None) is not None
     if distributed and not synchronized:
-        inner = model  # hooks of a second module would only cost
-    # The hooks must not refer to the model: its memory would be freed by garbage collection alone.
+        inner = model  # a second module would only cost
+    # What is called must not refer to the model: garbage collection alone would free its memory.
     is_inner = inner is model
 
-    def began(module: Any, _arguments: Any) -> None:
-        if not compiling() and module.training:
-            heartbeat.forward_began(module, computes=is_inner)
+    def began(module: Any) -> None:
+        heartbeat.forward_began(module, computes=is_inner)
 
-    def computes(module: Any, _arguments: Any) -> None:
-        if not compiling() and heartbeat.measures and module.training:
+    def computes(_module: Any) -> None:
+        if heartbeat.measures:
             heartbeat.compute_began(synchronized=synchronized)
 
-    def computed(module: Any, _arguments: Any, _result: Any) -> None:
-        if not compiling() and heartbeat.measures and module.training:
+    def computed(_result: Any) -> None:
+        if heartbeat.measures:
             heartbeat.compute_ended()
 
-    def ended(module: Any, _arguments: Any, result: Any) -> None:
-        if not compiling() and module.training:
-            heartbeat.forward_ended(computes=is_inner)
-            if distributed and heartbeat.measures:
-                heartbeat.follow_backward(result)
+    def ended(result: Any) -> None:
+        heartbeat.forward_ended(computes=is_inner)
+        if distributed and heartbeat.measures:
+            heartbeat.follow_backward(result)
 
-    # Before the hooks that are there: FSDP 2 waits for parameters in one, and a rank that waits
-    # there has begun the step.
-    handles = [
-        model.register_forward_pre_hook(began, prepend=True),
-        model.register_forward_hook(ended),
-    ]
+    _around(heartbeat, model, began, ended)
     if not is_inner:
-        handles += [
-            inner.register_forward_pre_hook(computes),
-            inner.register_forward_hook(computed),
-        ]
-    for handle in handles:
-        heartbeat.on_close(handle.remove)
+        _around(heartbeat, inner, computes, computed)
+
+
+def _around(
+    heartbeat: Heartbeat,
+    model: Any,
+    began: Callable[[Any], None],
+    ended: Callable[[Any], None],
+) -> None:
+    """Call `began` with a module and `ended` with its result around each forward pass in training.
+
+    By its class, not by hooks, which are a part of the module: with ours `torch.save(model)` and
+    `torch.jit.script(model)` fail, and copies have them too. Outside of all hooks besides: FSDP 2
+    waits for parameters in one, and a rank that waits there has begun the step.
+    """
+    kind, compiling = type(model), _compiling()
+    followed: Callable[[], Any] = weakref.ref(model)
+    own = vars(kind).get("__call__")
+
+    def inherited(module: Any, *arguments: Any, **named: Any) -> Any:
+        return super(kind, module).__call__(*arguments, **named)
+
+    call = own or inherited
+
+    def forward(module: Any, *arguments: Any, **named: Any) -> Any:
+        # The compiler takes the first for true, and traces nothing of ours.
+        if compiling() or module is not followed() or not module.training:
+            return call(module, *arguments, **named)
+        began(module)
+        result = call(module, *arguments, **named)
+        if module.training:
+            ended(result)
+        return result
+
+    def undo() -> None:
+        if vars(kind).get("__call__") is not forward:  # somebody has wrapped it after us
+            return
+        if own is None:
+            del kind.__call__
+        else:
+            kind.__call__ = own
+
+    kind.__call__ = forward
+    heartbeat.on_close(undo)
 
 
 def find(optimizer: Any) -> Any:
@@ -128,9 +159,9 @@ def _distributed(model: Any) -> bool:
 
 
 def _compiling() -> Callable[[], bool]:
-    """Return torch's test for whether hooks are being traced.
+    """Return torch's test for whether a call is being traced.
 
-    The compiler evaluates it as true, so that the traced hooks are empty.
+    The compiler evaluates it as true, so that nothing of ours is traced.
     """
     compiler = getattr(sys.modules["torch"], "compiler", None)
     return getattr(compiler, "is_compiling", None) or (lambda: False)

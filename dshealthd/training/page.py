@@ -37,7 +37,7 @@ class Page:
     A forked child has to close its parent's, and to make its own: it is a separate process.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, warns: bool = True) -> None:
         """Create nothing yet.
 
         A path on a hung file system would make the first message hang; `/run` is not one.
@@ -48,7 +48,8 @@ class Page:
         self._socket: socket.socket | None = None
         self._offset = 0
         self._due = 0.0
-        self._warned = os.environ.get("LOCAL_RANK", "0") != "0"  # only one rank of a node warns
+        # only one rank of a node warns
+        self._warned = not warns or os.environ.get("LOCAL_RANK", "0") != "0"
         self._map(bytearray(PAGE))
 
     def _map(self, memory: bytearray | mmap.mmap) -> None:

@@ -61,8 +61,6 @@ def problem(hash: str) -> str | None:
 
 
 class _Client:
-    """A client whose credentials are being verified."""
-
     def __init__(self) -> None:
         """Start with no verification."""
         self.turn = asyncio.Lock()

@@ -1,7 +1,7 @@
 """The agent's web server: its paths and their answers.
 
-`/`, `/fleet`, `/metrics`, `/runbooks/SLUG`, `/api/v1/status`, `/api/v1/fleet`, `/api/v1/targets`,
-`/-/healthy`, `/-/ready`, `/-/fit`.
+`/`, `/fleet`, `/metrics`, `/runbooks/SLUG`, `/api/v1/status`, `/api/v1/history`, `/api/v1/fleet`,
+`/api/v1/targets`, `/-/healthy`, `/-/ready`, `/-/fit`.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ class Server:
         targets: Callable[[int], bytes] | None = None,
         fitness: Callable[[], Fitness] | None = None,
         fleet: Callable[[], Awaitable[bytes]] | None = None,
+        history: Callable[[], bytes] | None = None,
     ) -> None:
         """Prepare to serve `snapshot` and the agent's `own` samples; `start` opens the socket.
 
@@ -119,9 +120,10 @@ class Server:
         it leaves out; `targets` returns, for the
         port of this agent, the targets that Prometheus should scrape, or raises LookupError;
         `fitness` judges whether a job can start on this node; `fleet` returns the states that all
-        members report, or raises LookupError.
+        members report, or raises LookupError; `history` returns the node's record.
         """
         self._fleet = fleet
+        self._history = history
         self._fitness = fitness
         self._targets = targets
         self._unready = unready
@@ -150,6 +152,7 @@ class Server:
         self._routes: dict[str, Callable[[BaseRequest], Response | Awaitable[Response]]] = {
             "/metrics": self._metrics,
             "/api/v1/status": self._api_status,
+            "/api/v1/history": self._api_history,
             "/api/v1/targets": self._api_targets,
             "/api/v1/fleet": self._api_fleet,
             HEALTHY: self._healthy,
@@ -297,7 +300,6 @@ class Server:
         return body
 
     def _packed_status(self) -> bytes:
-        """Return the status document, gzip-compressed."""
         body = self.status()
         if not self._packed:
             self._packed = gzip.compress(body, 1)
@@ -305,6 +307,12 @@ class Server:
 
     def _api_status(self, request: BaseRequest) -> Response:
         return _document(request, self.status, self._packed_status)
+
+    def _api_history(self, request: BaseRequest) -> Response:
+        if self._history is None:
+            return plain(HTTPStatus.NOT_FOUND)
+        body = self._history()
+        return _document(request, lambda: body, lambda: gzip.compress(body, 1))
 
     def _api_targets(self, _request: BaseRequest) -> Response:
         """Answer Prometheus' HTTP service discovery.
@@ -363,7 +371,6 @@ class Server:
 def _document(
     request: BaseRequest, body: Callable[[], bytes], packed: Callable[[], bytes]
 ) -> Response:
-    """Answer with a JSON document, compressed if the client accepts that."""
     # A fifteenth of the size, for a phone on a slow link.
     gzipped = "gzip" in request.headers.get("Accept-Encoding", "")
     headers = {**DOCUMENT_HEADERS, "Vary": "Accept-Encoding"}

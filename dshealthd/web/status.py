@@ -106,7 +106,6 @@ def _collector(latest: Latest, now: float) -> dict[str, Any]:
 
 
 def _workers(own: Iterable[Sample]) -> list[dict[str, Any]]:
-    """Return the worker processes' entries, from the supervisors' samples."""
     names = {
         supervisor.UP: "up",
         supervisor.STARTS: "starts",
@@ -128,7 +127,6 @@ def _workers(own: Iterable[Sample]) -> list[dict[str, Any]]:
 def _group(
     metrics: dict[str, dict[str, Any]], samples: Iterable[Sample], left_out: LeftOut
 ) -> None:
-    """Add samples to their metrics' entries."""
     for metric, labels, value in samples:
         try:
             named = dict(zip(metric.dimensions, map(clean, labels), strict=True))
@@ -147,5 +145,4 @@ def _group(
 
 
 def _text(text: str) -> str:
-    """Return a text without invalid characters, cut to `MAX_DETAIL`."""
     return text[:MAX_DETAIL].encode(errors="replace").decode()

@@ -11,9 +11,10 @@ from dshealthd.core.result import CollectionOutcome
 from tests.collectors.bench import FIXTURES, Bench, copied, named, value, values
 
 
-def test_more_disks_than_are_shown() -> None:
+def test_more_disks_than_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of series is bounded, and what is left out is counted."""
-    result = Bench("disk", FIXTURES / "disk", max_disks=1).collect()
+    monkeypatch.setattr(disk, "MAX_DISKS", 1)
+    result = Bench("disk", FIXTURES / "disk").collect()
     assert value(result, disk.LEFT_OUT) == 1
     assert set(values(result, disk.IN_FLIGHT)) == {("nvme0n1",)}
 

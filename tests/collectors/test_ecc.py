@@ -23,6 +23,21 @@ def test_ecc_off(tmp_path: Path) -> None:
     assert not seen.reasons("ecc")
 
 
+def test_what_waits_for_a_reset(tmp_path: Path) -> None:
+    """A bank of memory waits as a channel does, with drivers that know banks (615); what is unknown
+    of one of them makes the whole unknown.
+    """
+    with Node(tmp_path, profile="b200", gpus=4) as node:
+        node.simulator.set(1, "repair_bank_pending", 1)
+        node.simulator.set(2, "repair_bank_pending", "unsupported")
+        node.simulator.set(2, "repair_channel_pending", 1)
+        node.simulator.set(3, "repair_channel_pending", "na")
+        seen = node.collect("ecc")
+    waits = {labels[0]: value for labels, value in seen.values("gpu_repair_pending").items()}
+    assert waits == {"0": 0, "1": 1, "2": 1}
+    assert not seen.reasons("ecc")
+
+
 def test_inforom(tmp_path: Path) -> None:
     """A corrupted infoROM is 0 and no failing call; one that is not told of is absent."""
     with Node(tmp_path, gpus=3) as node:

@@ -59,6 +59,7 @@ SCENES: dict[str, dict[str, int | str]] = {
     # Replays come from the function that is older than the field.
     "v100": {"retired_dbe": 2, "retired_pending": 1, "field_fail.94": 3, "pcie_replay": 5},
     "b200": {
+        "throttle_supported": 0x7FF, "throttle_reasons": 0x248,
         "repair_tpc_pending": 1,
         "nvlink17_rcv_errors": 2, "nvlink17_recovery_events": 1,
         "nvlink17_plr_xmit_retry_blocks": 70, "nvlink3_rcv_errors": 40,
@@ -108,11 +109,15 @@ def test_series_are_few(tmp_path: Path, profile: str) -> None:
 
 
 def test_throttle_bits_are_those_of_pynvml() -> None:
-    """The bits that the declaration writes out are pynvml's, each under its own name."""
+    """The bits that the declaration writes out are pynvml's, each under its own name, which for two
+    of them is the old one.
+    """
     import pynvml
 
     for name, bit in THROTTLE_REASONS.items():
-        assert getattr(pynvml, "nvmlClocksEventReason" + name.title().replace("_", "")) == bit
+        own = name.title().replace("_", "")
+        kind = "Throttle" if name in {"board_limit", "reliability"} else "Event"
+        assert getattr(pynvml, f"nvmlClocks{kind}Reason{own}") == bit
 
 
 def test_modes_that_change(node: Node) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.collectors.gpu_bus import EXPECTED
+from dshealthd.collectors.gpu_bus import AMD, EXPECTED
 from dshealthd.core.result import CollectionOutcome
 from tests.collectors.bench import Bench, value
+from tests.linux.test_pci import add
 from tests.nvml.simulator import Simulator
 
 if TYPE_CHECKING:
@@ -22,3 +23,11 @@ def test_gpus_and_their_loss(tmp_path: Path) -> None:
     for missing, count in ((range(0), 8), (range(1, 8), 1), (range(8), 0)):
         simulator.pci_sysfs(tmp_path / "sys", missing=missing)
         assert value(bench.collect(), EXPECTED) == count
+
+
+def test_amd_alone(tmp_path: Path) -> None:
+    """GPUs of AMD are counted as unmonitored, and no number of NVIDIA's is claimed beside them."""
+    add(tmp_path / "sys", "0000:05:00.0", "0x1002", "0x120000", "amdgpu")
+    result = Bench("gpu_bus", tmp_path).collect()
+    assert value(result, AMD) == 1
+    assert {sample.metric for sample in result.samples} == {AMD}

@@ -291,6 +291,31 @@ def test_what_a_rank_takes(scene: Scene) -> None:
         assert [look(20, 800, state), look(20, 800), look(20, 800)] == [[], [], [0.0, 0.0]]
 
 
+@pytest.mark.parametrize(("wants", "all_threads"), [(9, 0.9), (3, 0.05)])
+def test_a_thread_that_gets_no_cpu(scene: Scene, wants: int, all_threads: float) -> None:
+    """Beside an idle main thread it counts with the time for which it waited for one; many that
+    poll wait for a moment each.
+    """
+    process = scene.machine.root / "10"
+    for thread in (10, 11, 12):
+        (process / "task" / str(thread)).mkdir(parents=True)
+
+    def look(seconds: int) -> dict[str, float]:
+        fields = (process / "stat").read_text().split()
+        fields[13] = str(5 * seconds)
+        for file, ticks in ((process / "task" / "10" / "stat", 0), (process / "stat", 5 * seconds)):
+            fields[2], fields[13] = "S", str(ticks)
+            file.write_text(" ".join(fields))
+        for thread, share in ((10, 0), (11, wants / 10), (12, 0.3)):
+            running, waiting = int(0.025e9 * seconds), int(share * 1e9 * seconds)
+            (process / "task" / str(thread) / "schedstat").write_text(f"{running} {waiting} 7\n")
+        return {which: value for (_, _, which), value in values(scene.collect(10.0), CPU).items()}
+
+    for seconds in range(0, 30, 10):  # until its main thread was idle for a sample
+        look(seconds)
+    assert look(30) == pytest.approx({"main": 0.0, "all": max(all_threads, wants / 10 + 0.025)})
+
+
 def test_the_watchdog_of_a_job(tmp_path: Path) -> None:
     """The shortest of its processes' environments; NCCL's default where none says it."""
     scene = Scene(tmp_path)

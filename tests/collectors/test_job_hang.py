@@ -26,9 +26,11 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.jobs.environment import TIMEOUT
+from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.exits import ExitKind
-from dshealthd.jobs.hangs.hang import NOTICE, Culprit, HangClass, RankState
+from dshealthd.jobs.hangs.judge import NOTICE
 from dshealthd.jobs.hangs.silence import FIRST
+from dshealthd.jobs.hangs.states import RankState
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
@@ -38,7 +40,7 @@ from tests.jobs.service import configured, jobs
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
-    from dshealthd.jobs.hangs.hang import Standstill
+    from dshealthd.jobs.hangs.judge import Standstill
     from dshealthd.jobs.service import Jobs
 
 ROOT = Path(__file__).parents[2]
@@ -197,7 +199,7 @@ async def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
         }
         assert silent["1"] > silent["0"]
         assert values["overdue_seconds", "0"] > 0.0
-        (hang,) = found.service.hangs().hangs.values()
+        (hang,) = found.service.hangs().standstills.values()
         assert (hang.reason, hang.culprits) == (HangClass.PROCESS, ((1, Culprit.STOPPED),))
         assert [state.pid for state in hang.ranks] == [process.pid for process in found.ranks]
         assert time.time() - (time.monotonic() - stopped) <= hang.since <= time.time()
@@ -310,7 +312,7 @@ async def test_pauses_are_no_hang(tmp_path: Path, what: str) -> None:
         values = await found.until(lambda values: values["overdue_seconds", "0"] > 1.5)
         if what == "compute":
             values = await found.until(lambda values: ("hang", "working") in values)
-            assert values["hang_hold_seconds",] == pytest.approx(TIMEOUT - NOTICE, abs=10.0)
+            assert values["hang_patience_seconds",] == pytest.approx(TIMEOUT - NOTICE, abs=10.0)
         assert not hanging(values)
         assert found.told == []
 
@@ -333,7 +335,7 @@ async def test_a_pause_that_nobody_marked_teaches_nothing(tmp_path: Path) -> Non
         found.tell(0, "pause")
         values = await found.until(lambda values: ("hang", "between_steps") in values)
         assert values["hang", "between_steps"] == 0
-        assert values["hang_hold_seconds",] == pytest.approx(TIMEOUT - NOTICE, abs=10.0)
+        assert values["hang_patience_seconds",] == pytest.approx(TIMEOUT - NOTICE, abs=10.0)
         await found.until(lambda values: values["overdue_seconds", "0"] > 4.0)
         before = found.look()["step_bound_seconds", "0"]
         found.tell(0, "go on")

@@ -303,9 +303,9 @@ def test_flood(machine: Machine) -> None:
     close(collector)
 
 
-def test_series_limit(machine: Machine) -> None:
+def test_series_limit(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Addresses and numbers without end make no series without end."""
-    machine.options = kernel_log.KernelLogOptions(series_limit=20)
+    monkeypatch.setattr(kernel_log, "_SERIES", 20)
     collector = machine.collector()
     machine.log(xid(number, number + 1, f"0000:{number:02x}:00") for number in range(100))
     machine.log([xid(100, 4711), noise(101), b"3,102,1,-;TCP: time wait bucket table overflow\n"])

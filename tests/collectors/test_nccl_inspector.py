@@ -217,11 +217,12 @@ def test_a_link_does_not_leave_the_container(node: Node, tmp_path: Path) -> None
     assert node.collect().outcome is CollectionOutcome.NOT_AVAILABLE
 
 
-def test_bounds(tmp_path: Path) -> None:
+def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files too large are not read, more files than max_files are left out, and so are operations;
     all are counted.
     """
-    node = Node(tmp_path, max_files=3, max_bytes=4096, max_operations=2)
+    monkeypatch.setattr(nccl_inspector, "MAX_OPERATIONS", 2)
+    node = Node(tmp_path, max_files=3, max_bytes=4096)
     node.rank()
     for number in range(5):
         node.write(

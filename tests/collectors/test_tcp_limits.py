@@ -54,9 +54,7 @@ def test_ports_in_use_agree_with_ss(*, many: bool) -> None:
         for end in ends:
             end.close()
         limit = int(Path("/proc/sys/net/ipv4/tcp_max_tw_buckets").read_text())
-    first, last = int(ours["ephemeral_port_first",]), int(ours["ephemeral_port_last",])
-    assert (first, last) == (32768, 60999)
-    assert ours["ephemeral_ports_used",] == len([port for port in truth if first <= port <= last])
+    assert ours["ephemeral_ports_used",] == len([port for port in truth if 32768 <= port <= 60999])
     assert ours["ephemeral_ports_used",] > (FEW / 2 if many else 5)
     assert ours["time_wait_limit",] == limit
 

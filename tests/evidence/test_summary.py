@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dshealthd.evidence import stacks, summary
 from dshealthd.evidence.findings import CollectedEvidence, HangCase, RankEvidence
 from dshealthd.evidence.service import case
-from dshealthd.jobs.hangs.hang import HangClass, Standstill, explain
+from dshealthd.jobs.hangs.classes import HangClass, explain
+from dshealthd.jobs.hangs.judge import Standstill
 
 METRICS = """\
 # HELP dshealthd_gpu_power_watts x
@@ -89,7 +92,7 @@ def test_no_rank_is_named_without_all_ranks() -> None:
     )
     lines = summary.write(found).splitlines()
     assert lines[5:8] == [
-        f"  cause: {explain('desync', named=False, whole=False)}",
+        f"  cause: {explain(HangClass.DESYNC, named=False, whole=False)}",
         "  heartbeats of slurm-7, ranks here only: step 99: rank 1; step 100: rank 0",
         "",
     ]
@@ -174,6 +177,13 @@ def test_what_moved_is_told_of_gpus_fabric_and_kernel() -> None:
         'dshealthd_infiniband_transmit_bytes_total{device="mlx5_0",port="1"} 1000 -> 1500 (+500)',
     ]
     assert summary.moved(METRICS, METRICS) == []
+
+
+@pytest.mark.parametrize(("number", "more"), [(60, []), (61, ["and 1 more"])])
+def test_what_moved_is_bounded(number: int, more: list[str]) -> None:
+    """Of more than sixty, how many they are is told."""
+    before = "".join(f"dshealthd_gpu_{line} 1\n" for line in range(number))
+    assert summary.moved(before, before.replace(" 1\n", " 2\n"))[60:] == more
 
 
 def test_labels_with_quotes_and_braces_are_read() -> None:

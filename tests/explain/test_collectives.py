@@ -11,8 +11,6 @@ import pytest
 from dshealthd.explain import command
 from dshealthd.explain.flight_recorder import digest
 from dshealthd.explain.group_verdicts import judge_dumps
-from dshealthd.explain.input import Raw
-from dshealthd.explain.recognition import Recognizer
 from tests.evidence.test_dump import dump, entry
 from tests.explain.explaining import explained, explained_paths, explained_text
 from tests.explain.watchdogs import Group, Rank, printed
@@ -162,35 +160,6 @@ def test_dumps_are_judged_without_logs(dumps: list[bytes], says: list[str]) -> N
     """What the evidence of a hang says of its ranks: the verdicts of `explain`."""
     found = judge_dumps({rank: digest(data) for rank, data in enumerate(dumps)})
     assert [verdict.text for verdict in found] == says
-
-
-@pytest.mark.parametrize(("hosts", "blamed"), [((5,), True), (tuple(range(8)), False)])
-def test_what_few_hosts_say_and_the_rest_do_not_comes_first(
-    hosts: tuple[int, ...],
-    blamed: bool,  # noqa: FBT001 - what the case is about
-) -> None:
-    """All eight time out alike; a CUDA call that failed on one of them alone is why."""
-    recognizer = Recognizer()
-    for host in range(8):
-        lines = [f"gpu-{host}:70{host}:80 [0] NCCL WARN Cuda failure 'unspecified driver error'"]
-        lines = lines if host in hosts else []
-        lines += [
-            (
-                f"[rank{host}]:[E1122 04:44:58.4 ProcessGroupNCCL.cpp:683] [Rank {host}] Watchdog "
-                "caught collective operation timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE, "
-                "NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600001 milliseconds before "
-                "timing out."
-            )
-        ]
-        name = f"/logs/gpu-{host}.log"
-        recognizer.add(name, [Raw(number, text) for number, text in enumerate(lines, 1)], host)
-    finding = command.conclude(recognizer)
-    if blamed:
-        assert (finding.slug, finding.ranks) == ("nccl-all-reduce-failed", (5,))
-        assert "on 1 of 8 hosts" in finding.statement
-        assert finding.host == "gpu-5"
-    else:
-        assert (finding.slug, finding.ranks) == ("nccl-timeout", ())
 
 
 def group_dump(groups: dict[str, tuple[list[int], int, int]]) -> bytes:

@@ -268,18 +268,6 @@ def test_a_traceback_that_the_run_survived_is_no_cause() -> None:
     assert explained("step 1 | loss 2.1", *traceback).slug == "child-failed"
 
 
-def test_ranks_that_state_different_sizes_never_come_together() -> None:
-    """What each rank says of its own start is compared across their lines."""
-    finding = explained(
-        "initializing rank 0 world_size 16 on gpu-1",
-        "initializing rank 8 world_size 8 on gpu-2",
-        "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for "
-        "key: store_based_barrier_key:1 (world_size=16, worker_count=9, timeout=0:30:00)",
-    )
-    assert finding.slug == "rendezvous-env-mismatch"
-    assert "rank 0 was started for a job of 16 ranks, rank 8 for one of 8" in finding.statement
-
-
 def test_a_link_that_came_up_again_is_no_cause() -> None:
     """At boot, and after a short interruption, the line of the link's return follows."""
     down = KERNEL + "mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link DOWN"
@@ -368,17 +356,6 @@ def test_nccl_s_own_diagnostics_name_the_host(line: str, slug: str, told: str) -
     assert (finding.slug, finding.statement, finding.host) == (slug, told, "gpu-7")
 
 
-def test_an_error_without_a_path_follows_from_a_full_shared_memory() -> None:
-    """The bare ENOSPC after it is no second cause, and no disk is to be looked at."""
-    finding = explained(
-        "RuntimeError: DataLoader worker (pid 56811) is killed by signal: Bus error..",
-        "OSError: [Errno 28] No space left on device",
-    )
-    assert (finding.slug, finding.against) == ("shared-memory", ())
-    alone = explained("OSError: [Errno 28] No space left on device")
-    assert "or /dev/shm" in alone.step
-
-
 FRAMES = (
     "Traceback (most recent call last):",
     '  File "/srv/train.py", line 31, in <module>',
@@ -418,3 +395,29 @@ def test_a_watchdog_that_names_no_operation_is_undecided() -> None:
         ).outcome
         == "nothing"
     )
+
+
+SUMMARY = "Root Cause (first observed failure):\n[0]:\n  time      : 2026-01-05_10:00:00\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "host"),
+    [
+        ((SUMMARY + "  host : gpu-7.lan\n  rank : 3 (local_rank: 3)\n"
+          "  exitcode : 1 (pid: 7)\n").split("\n"), "gpu-7.lan"),
+        ((SUMMARY + "  host : localhost\n  rank : 3 (local_rank: 3)\n"
+          "  exitcode : 1 (pid: 7)\n").split("\n"), None),
+        (["srun: error: gpu-7: task 3: Exited with exit code 1"], "gpu-7"),
+        (["srun: error: gpu-8: task 5: Exited with exit code 1"], None),
+        (["srun: error: gpu-7: task 2: Exited with exit code 1",
+          "srun: error: gpu-7: task 4: Exited with exit code 1"], "gpu-7"),
+        (["gpu-7:4:5 [0] NCCL INFO Bootstrap : Using eth0", "gpu-7:5:6 [1] NCCL INFO x"], "gpu-7"),
+        (["gpu-7:4:5 [0] NCCL INFO Bootstrap : Using eth0", "gpu-8:5:6 [0] NCCL INFO x"], None),
+    ],
+)  # fmt: skip
+def test_the_host_is_the_only_one_that_is_named(lines: list[str], host: str | None) -> None:
+    """By a launcher of the rank or of ranks on both sides of it, as ranks of a host follow one
+    another, or else by NCCL in the same file; of several it may be any.
+    """
+    finding = explained(*lines, "[rank3]: RuntimeError: CUDA error: out of memory", *lines)
+    assert (finding.ranks, finding.host) == ((3,), host)

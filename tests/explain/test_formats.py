@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.explain import input as logs
-from tests.explain.explaining import explained_text
+from tests.explain.explaining import explained_paths, explained_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -196,3 +196,21 @@ def test_an_abort_follows_from_the_exception_that_nobody_caught(tmp_path: Path) 
 def test_what_only_sounds_like_a_failure(tmp_path: Path, text: str) -> None:
     """Notices and retries of builds, adapters and stores that end nothing."""
     assert explained(tmp_path, text).outcome == "nothing"
+
+
+def test_the_error_file_that_torchrun_keeps(tmp_path: Path) -> None:
+    """One record that holds the whole traceback, beside the logs."""
+    stack = (
+        "Traceback (most recent call last):\n"
+        '  File "/job/train.py", line 7, in main\n'
+        "    save()\n"
+        "OSError: [Errno 28] No space left on device: '/ckpt/a'\n"
+    )
+    error = {"message": "OSError: …", "extraInfo": {"py_callstack": stack, "timestamp": "1"}}
+    path = tmp_path / "attempt_0" / "1" / "error.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"message": error}))
+    finding = explained_paths(path)
+    assert (finding.slug, finding.ranks) == ("disk-full", (1,))
+    assert finding.root is not None
+    assert "/job/train.py:7" in finding.root.says

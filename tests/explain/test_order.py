@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from dshealthd.explain import order
-from tests.explain.explaining import explained
+from tests.explain.explaining import explained, explained_files
 
 OOM = "[rank1]: RuntimeError: CUDA error: out of memory"
 LOST = (
@@ -32,6 +32,7 @@ BROKEN = (
     "[2026-01-05 10:00:00,100] n:1:2 [0] NCCL WARN Net : Call to recv from 10.2.8.7<58355> "
     "failed : Broken pipe"
 )
+HOLLOW = "(Trainer pid=6610) RuntimeError: update_weights failed: success=False"
 SCENES = [
     (0, [CANCELED, OOM], "job-ended"),
     (0, [OOM, CANCELED], "cuda-oom"),
@@ -39,10 +40,10 @@ SCENES = [
     (1, [XID.format("03:00"), TIMED], "cuda-oom"),
     (2, [BROKEN, LATE], "nccl-remote-error"),
     (2, [BROKEN, TIMED], "cuda-oom"),
+    (2, [BROKEN, HOLLOW], "nccl-remote-error"),
+    (2, [HOLLOW, BROKEN], "child-failed"),
     (3, [RAY, LOST], "child-failed"),
     (3, [TASK, LOST], "nccl-remote-error"),
-    (4, [TASK, SSH], "rendezvous-unreachable"),
-    (4, [OOM, SSH], "cuda-oom"),
 ]
 """Number of the rule, lines, and the cause: with the rule's condition, and without it."""
 
@@ -109,3 +110,29 @@ def test_a_rendezvous_that_closes_comes_after_any_error() -> None:
     )
     assert finding.slug == "nccl-remote-error"
     assert "192.0.2.31" in finding.statement
+
+
+@pytest.mark.parametrize(("seconds", "says"), [(3, "tie"), (8, "at least 3.0 s later")])
+def test_clocks_of_two_hosts_may_differ(seconds: int, says: str) -> None:
+    """By a few seconds: within these nobody knows which error came first."""
+    line = "2026-01-05T10:00:{:02}.000+00:00 {} train[7]: [rank{}]: {}"
+    disk = "OSError: [Errno 28] No space left on device: '/ckpt/a'"
+    memory = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a"
+    finding = explained_files(
+        {"0": [line.format(0, "gpu-1", 1, disk)], "1": [line.format(seconds, "gpu-2", 2, memory)]}
+    )
+    assert any(says in reason for reason in finding.against), finding.against
+
+
+def test_what_a_launcher_could_not_do_is_no_end_of_a_task() -> None:
+    """It comes before the tasks that ended, but after what a program says of itself."""
+    assert explained(TASK, SSH).slug == "rendezvous-unreachable"
+    assert explained(OOM, SSH).slug == "cuda-oom"
+
+
+def test_what_fails_after_the_job_was_told_to_end_follows_from_that() -> None:
+    """A keyboard's interrupt closes what threads still use; one that comes later ends a failure."""
+    told = "Detected KeyboardInterrupt, attempting graceful shutdown ..."
+    closed = "OSError: [Errno 9] Bad file descriptor"
+    assert explained("step 1 | loss 2.1", told, closed).slug == "job-ended"
+    assert explained("step 1 | loss 2.1", closed, told).slug == "child-failed"

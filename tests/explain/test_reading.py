@@ -197,6 +197,9 @@ def test_the_pattern_of_a_statement_is_no_slug_of_its_own() -> None:
     assert PATTERN.startswith("child-failed/")
 
 
+HOLLOW, CORRUPT = "RuntimeError: load_all failed: ok=False", "ERROR loader: shard 7 is corrupt"
+
+
 @pytest.mark.parametrize(
     ("lines", "quoted"),
     [
@@ -213,11 +216,41 @@ def test_the_pattern_of_a_statement_is_no_slug_of_its_own() -> None:
         (["UserWarning: x may fail", "worker 3 died", ("Reason: spool /x was not found on any "
                                                        "node"), "Killed"],
          "spool /x was not found on any node"),
+        (["RuntimeError: build/a_b.cpp:64 XYZ function error: XyzGet(&id), error code is 11",
+          "[rank0]: X0003: Failed to open. Reason: The address has been bound already."],
+         "The address has been bound already."),
+        ([CORRUPT, HOLLOW],
+         "shard 7 is corrupt"),
+        ([CORRUPT, "RuntimeError: no shard is left to load"],
+         "RuntimeError: no shard is left to load"),
+        ([HOLLOW, "srun: error: n1: task 0: Exited with exit code 1"],
+         HOLLOW),
+        ([HOLLOW, *(f"line {n}" for n in range(60)),
+          CORRUPT],
+         HOLLOW),
     ],
 )  # fmt: skip
 def test_the_innermost_content_is_quoted(lines: list[str], quoted: str) -> None:
     """Of a wrapper and its content, of a report and a reason, what says what happened."""
     assert explained(*STEPS, *lines).statement.endswith(quoted)
+
+
+@pytest.mark.parametrize(
+    "text", ["Permission denied", "No space left on device", "шина отвалилась", "key not in map"]
+)
+def test_a_message_that_says_why_is_not_hollow(text: str) -> None:
+    """However short, and in any language."""
+    assert not remarks.is_hollow(f"RuntimeError: {text}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "5", "x_y failed: ok=False", "error in: a/b.cpp:64, code 11", "/a/b: internal error",
+     "Command '['ninja', '-v']' returned non-zero exit status 1."],
+)  # fmt: skip
+def test_names_codes_and_symbols_say_nothing(text: str) -> None:
+    """Nor do the words that say that something failed."""
+    assert remarks.is_hollow(f"RuntimeError: {text}")
 
 
 @pytest.mark.parametrize(

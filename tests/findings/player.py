@@ -36,6 +36,7 @@ from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
 from generate import reference
 from tests import yaml_files
+from tests.jobs.standstills import standstills
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -110,7 +111,7 @@ class Scene:
             own = list(self.samples(node, at))
             if own:
                 wall = at + float(self._value(self.clock, at) or 0)
-                series = Series(own, Limits(), past, at)
+                series = Series(own, Limits(), past, at, standstills(own, wall))
                 gpus.settle(series, wall)
                 idle.settle(series, at)
                 episodes.update(_judged(series, node, wall), at, wall)

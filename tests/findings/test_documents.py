@@ -28,6 +28,7 @@ from dshealthd.findings.judgement import judge, series_of
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.overview import overview
 from dshealthd.findings.series import Series
+from tests.jobs.standstills import standstills
 from tests.snapshots import snapshot
 from tests.status_documents import NOT_JSON
 
@@ -80,7 +81,6 @@ def test_jobs_and_their_slowest_ranks() -> None:
     samples.append(WAIT_SECONDS(0.5, "bert", "1", "stage 0", "host"))
     (job,) = overview(Series(samples), "")
     assert [rank["work_ratio"] for rank in job["ranks"]] == [1.0, 1.5, None]
-    assert job["slowest_rank"] == {"rank": 1, "ratio": 1.5}
     names = ("role", "rank", "work_seconds", "wait_seconds", "usual_seconds")
     rows = (("stage 0", 1, 1.5, 0.5, 1.0), ("stage 1", 2, 4.0, None, 4.0))
     assert job["work"] == [dict(zip(names, row, strict=True)) for row in rows]
@@ -263,7 +263,8 @@ def test_job_that_cannot_be_shown_costs_itself() -> None:
     samples += [OVERDUE(math.inf, "odd", "1"), STEP(math.nan, "odd", "2")]
     samples += [HANG(1.0, "worst", "process"), OVERDUE(math.inf, "worst", "0")]
     left_out = LeftOut()
-    jobs = {job["job"]: job for job in overview(Series(samples), "", left_out)}
+    series = Series(samples, standstills=standstills(samples))
+    jobs = {job["job"]: job for job in overview(series, "", left_out)}
     assert set(jobs) == {"first", "odd", "last"}
     assert [rank["rank"] for rank in jobs["odd"]["ranks"]] == [0]
     assert [(one["part"], one["reason"]) for one in left_out.document()] == [

@@ -121,6 +121,21 @@ def test_what_a_job_moves_is_not_known(moves: list[Sample]) -> None:
     assert idleness.document() == {JOB: [0.0, 30.0]}
 
 
+@pytest.mark.parametrize(("worked", "moved", "idle"), [
+    (30, 9e3, True),  # what stores and loggers move
+    (30, 1.1e4, False),
+    (20, 0.0, False),  # what only starts has not worked for half a minute
+])  # fmt: skip
+def test_a_job_that_rests(worked: int, moved: float, idle: bool) -> None:  # noqa: FBT001
+    """It has worked, and moves next to nothing."""
+    idleness, moves = Idleness(), (FILES(moved, JOB), SOCKETS(0.0, JOB))
+    for at in range(0, worked + 10, 10):
+        judged(idleness, *MOVES, *WORKS, at=at)
+    for at in range(worked + 10, worked + 100, 10):
+        assert judged(idleness, *moves, *RESTS, at=at) == []
+    assert bool(judged(idleness, *moves, *RESTS, at=worked + 110)) is idle
+
+
 @pytest.mark.parametrize("document", [{"a": [1]}, {"a": [-1, 0]}, {"a": ["x", 0]}, ["a"]])
 def test_a_damaged_file(document: object) -> None:
     """What an agent has not written is refused."""

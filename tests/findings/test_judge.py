@@ -23,6 +23,8 @@ from dshealthd.findings import catalogue, judgement, limits
 from dshealthd.findings.finding import Sign, State
 from dshealthd.findings.judge import DELAY, FINDING, JUDGED, MAX_EXPORTED, Judge, exported
 from dshealthd.findings.limits import Limits
+from dshealthd.jobs.hangs.classes import Culprit, HangClass
+from dshealthd.jobs.hangs.judge import Standstill
 from dshealthd.nvrx.fitness import fitness
 from tests.findings.test_episodes import sign
 
@@ -50,7 +52,9 @@ class Node:
             state,
             lambda: self.now,
             lambda: self.now + 1e9,
+            lambda: self.standstills,
         )
+        self.standstills: dict[str, Standstill] = {}
 
     def read(self, used: float) -> None:
         """Put a result in which a share of the system's open files is in use."""
@@ -103,6 +107,26 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.05)
+
+
+def test_a_hang_is_a_finding_as_the_detector_sees_it() -> None:
+    """From its verdict alone, until that is over."""
+    node = Node()
+    node.standstills["run-1"] = Standstill(
+        job="run-1",
+        reason=HangClass.PROCESS,
+        culprits=((3, Culprit.STOPPED),),
+        ranks=(),
+        since=1e9,
+        overdue=50.0,
+    )
+    node.over(0.1)
+    (finding,) = node.judge.verdict.findings
+    assert (finding.name, finding.training_job, finding.since) == ("JobHang", "run-1", 1e9)
+    assert (finding.reason, finding.value) == ("rank 3 is stopped (SIGSTOP)", 50.0)
+    node.standstills.clear()
+    node.over(0.1)
+    assert node.found() == []
 
 
 def test_finding_is_exported_while_it_lasts() -> None:

@@ -236,7 +236,7 @@ def test_query(query: Any) -> None:
         "rate over a fixed window"
     )
     declared, recorded = labels_of(), records()
-    for name, matched in selectors(expr):
+    for name, matched, _ in selectors(expr):
         assert "cluster" in matched
         if name in recorded:
             assert matched <= {"cluster", "node", "peer", "training_job"}

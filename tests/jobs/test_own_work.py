@@ -78,16 +78,6 @@ def test_a_course_that_begins_anew() -> None:
     assert made.shares(1) is None
 
 
-def test_trainings_with_an_older_package() -> None:
-    """Averages make windows as well: of a training whose package knows no sums."""
-    made = Course()
-    for step in range(40):
-        message = Message(step=step, sent=0.0, wait_seconds=0.25, work_seconds=0.75)
-        made.add(message, float(step))
-    assert made.windows(1, 19) == [0.75] * WINDOWS
-    assert made.shares(1) == (0.75, 0.25)
-
-
 def test_levels() -> None:
     """A window is the power of two of steps that is closest to its time, one step at least; eight
     where its parts are told apart.
@@ -369,5 +359,6 @@ def test_whatever_ranks_claim() -> None:
     )
     made = Course()
     for step in range(0, 2**50, 2**44):
-        made.add(Message(step=step, sent=0.0, wait_seconds=0.0, work_seconds=1e300), float(step))
+        totals = Totals(step, step, step * 1e300, 0.0)
+        made.add(Message(step=step, sent=0.0, totals=totals), float(step))
     assert all(compared({0: made}, over, size, 0.0) is None for over in SCALES for size in (3, 15))

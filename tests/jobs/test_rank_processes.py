@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -151,3 +152,23 @@ def test_a_rank_that_is_started_anew(ranks: list[subprocess.Popen[bytes]]) -> No
             ranks[2].pid, started(ranks[2].pid), 1, "run-1", first.launch, first.environment
         )
         assert scene.look() == set()
+
+
+@pytest.mark.parametrize("run", ["r", ""])
+def test_a_run_that_its_launcher_starts_anew(
+    ranks: list[subprocess.Popen[bytes]], run: str
+) -> None:
+    """Torchrun gives it another port, and so another name; its end is over all the same."""
+    scene = Scene(ranks)
+    environment = {**TORCH, "TORCHELASTIC_RUN_ID": run}
+    scene.processes = [
+        dataclasses.replace(process, parent=42, environment=environment)
+        for process in scene.processes
+    ]
+    with closing(scene.watch):
+        scene.look()
+        ranks[1].kill()
+        scene.until(lambda: scene.state(1) == "Z")
+        assert scene.look(gone=(0, 1, 2)) == {(1, "killed", 0.0)}
+        scene.processes = [dataclasses.replace(scene.processes[2], job="run-2")]
+        assert scene.look() == (set() if run else {(1, "killed", 10.0)})

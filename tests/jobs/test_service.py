@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from dshealthd.jobs.hangs.hang import Standstill
+    from dshealthd.jobs.hangs.judge import Standstill
 
 OFTEN = Duration(0.1)
 
@@ -195,11 +195,11 @@ async def test_a_claim_before_the_job(tmp_path: Path, public_path: Path, rank: s
             # Past its first steps, so that it may soon be said to hang.
             stranger.tell(Message(step=200, sent=time.monotonic()))
             end, step = time.monotonic() + 120, 1
-            while other not in service.hangs().hangs:
+            while other not in service.hangs().standstills:
                 step += 1
                 owner.tell(Message(step=step, sent=time.monotonic()))
                 await asyncio.sleep(0.1)
-                assert job not in service.hangs().hangs
+                assert job not in service.hangs().standstills
                 assert users() == [STRANGER + 1]
                 assert time.monotonic() < end, "the other's silence is no hang of its own"
             await until(lambda: steps()[job, 3] == step)

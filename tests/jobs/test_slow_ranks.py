@@ -34,8 +34,8 @@ ALERT = 'ALERTS{alertname="DshealthdRankSlow", alertstate="firing"}'
 def scraped(
     works: slow_ranks.Array, minutes: float, per_node: int, late: int = 0
 ) -> dict[str, list[float | None]]:
-    """Return each series of all nodes by scrape, of a job whose ranks work so long in each step, and
-    hang after the last.
+    """Return each series of all nodes by scrape, of a job whose ranks work so long in each step,
+    and hang after the last.
     """
     step, ranks = slow_ranks.STEP, works.shape[1]
     senders = {

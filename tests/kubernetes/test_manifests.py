@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from deploy.kubernetes import chart, rules
+from deploy.training import directory
 from dshealthd import __version__
 from dshealthd.config import config
 from dshealthd.evidence.options import EvidenceOptions
@@ -30,6 +32,8 @@ COMPONENTS = (*chart.WHOLE, *sorted(chart.FLAGS, key=lambda name: name == "kerne
 VERSIONS = ("1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 CUSTOM = frozenset(("PodMonitor", "PrometheusRule"))
 """Of the Prometheus operator, of which there is no schema among Kubernetes' own."""
+ADMISSION = frozenset(("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"))
+"""Of no namespace, and in this version from Kubernetes 1.36 on."""
 OVERLAYS = ((), *((name,) for name in COMPONENTS), COMPONENTS)
 LARGEST = 262_144
 """Bytes of an annotation, into which `kubectl apply` writes the whole object."""
@@ -68,11 +72,36 @@ def test_valid(components: tuple[str, ...]) -> None:
     """Every object is one that Kubernetes 1.29 to 1.35 knows, without a field that they do not."""
     for entry in built(components):
         assert len(json.dumps(entry)) < LARGEST, entry["metadata"]["name"]
-        if entry["kind"] != "Namespace":
+        if entry["kind"] not in {"Namespace", *ADMISSION}:
             assert entry["metadata"]["namespace"] == "dshealthd", entry["metadata"]
-        for version in VERSIONS:
+        for version in VERSIONS[-2:] if entry["kind"] in ADMISSION else VERSIONS:
             if entry["kind"] not in CUSTOM:
                 kubernetes_validate.validate(entry, version, strict=True)
+
+
+def test_policy_gives_the_agents_image_alone() -> None:
+    """What is added to a user's pod is the image of the DaemonSet, and the archive that is in it;
+    without the DaemonSet, and for a pod that is refused nothing else, nothing is added.
+    """
+    policy = only(("follow",), "MutatingAdmissionPolicy", "dshealthd-follow")["spec"]
+    binding = only(("follow",), "MutatingAdmissionPolicyBinding", "dshealthd-follow")["spec"]
+    assert policy["paramKind"] == {"apiVersion": "apps/v1", "kind": "DaemonSet"}
+    assert binding["paramRef"] == {
+        "name": "dshealthd",
+        "namespace": "dshealthd",
+        "parameterNotFoundAction": "Allow",
+    }
+    assert policy["failurePolicy"] == "Ignore"
+    applied = policy["mutations"][0]["applyConfiguration"]["expression"]
+    assert "reference: string(params.spec.template.spec.containers[0].image)" in applied
+    assert f"/opt/dshealthd/usr/lib/dshealthd/training/{directory.ARCHIVE}" in applied
+    assert not {"hostPath", "env"} & set(re.findall(r"\w+", str(policy["mutations"])))
+    assert pod(("follow",))["containers"][0]["name"] == "dshealthd"
+    values = yaml.safe_load((KUBERNETES / "chart/values.yaml").read_text())
+    assert values["follow"] == {
+        "enabled": False,
+        "sites": policy["variables"][0]["expression"],
+    }
 
 
 def test_components_are_all_known() -> None:
@@ -139,11 +168,11 @@ def test_rights_of_the_components() -> None:
         name: context.get("capabilities", {}).get("add", []) for name, context in contexts.items()
     }
     trainings = ["DAC_READ_SEARCH", "KILL", "SETGID", "SETUID", "SYS_PTRACE"]
-    assert {name for name, given in added.items() if given} == {"trainings", "evidence"}
-    assert added["trainings"] == trainings
+    assert {name for name, given in added.items() if given} == {"trainings", "follow", "evidence"}
+    assert added["trainings"] == added["follow"] == trainings
     assert added["evidence"] == [*trainings, "SYS_ADMIN"]
     host = {name for name in COMPONENTS if pod((name,)).get("hostPID")}
-    assert host == {"trainings", "evidence"}
+    assert host == {"trainings", "follow", "evidence"}
     assert {name for name in COMPONENTS if contexts[name].get("privileged")} == {"kernel-log"}
 
 

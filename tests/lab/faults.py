@@ -122,26 +122,6 @@ def reset(node: Node, port: int | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def blackhole_dns(node: Node) -> Iterator[None]:
-    """Take the other nodes' names away from a node, and let its queries to the name server
-    vanish.
-    """
-    before = node.hosts.read_text(encoding="ascii")
-    rules = [f"ip saddr {node.address} {protocol} dport 53 drop" for protocol in ("udp", "tcp")]
-    with (
-        node.lab.injected(f"black hole for DNS of {node.name}"),
-        node.lab.rules(node.lab.services, "inet", {"input": rules}),
-    ):
-        try:
-            node.hosts.write_text(
-                f"127.0.0.1 localhost\n{node.address} {node.name}\n", encoding="ascii"
-            )  # in place: it is mounted
-            yield
-        finally:
-            node.hosts.write_text(before, encoding="ascii")
-
-
-@contextlib.contextmanager
 def pause(pid: int) -> Iterator[None]:
     """Stop a process with SIGSTOP; SIGCONT afterwards, if it is still the same one."""
     started = start_time(pid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import urllib.error
 from http import HTTPStatus
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from tests.lab.node import toml
 from tests.lab.probing import Probing, settings
 from tests.lab.servers import prometheus
+from tests.lab.station import Loopback, listen
 from tests.symptoms.chain import played
 
 if TYPE_CHECKING:
@@ -22,9 +24,13 @@ if TYPE_CHECKING:
 TOPOLOGY = "SwitchName=leaf-a Nodes=node-1\nSwitchName=leaf-b Nodes=node-2\n"
 
 
-def await_(condition: Callable[[], bool], server: Server) -> None:
+SILENT = 8
+"""Targets that never answer: each is scraped at a moment of its own within the interval."""
+
+
+def await_(condition: Callable[[], bool], server: Server, seconds: float = 60.0) -> None:
     """Wait for a condition."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, server.log.read_text(encoding="utf-8")
         time.sleep(0.1)
@@ -101,3 +107,29 @@ def test_prometheus_follows_the_members(tmp_path: Path) -> None:
             one.kill()
             time.sleep(2.5)
             await_(lambda: known(server) == {"node-1": "down"}, server)
+
+
+def test_nodes_that_only_time_out_are_absent(tmp_path: Path) -> None:
+    """A node that is gone answers nothing, not even that nobody listens.
+
+    Its failed scrapes are recorded when they time out, with the time at which they began. Whichever
+    moments of the interval are those of the scrapes and of the rules, each is counted.
+    """
+    with contextlib.ExitStack() as stack:
+        station = Loopback("services", "127.0.0.1", tmp_path)
+        stack.callback(station.close)
+        sockets = [stack.enter_context(listen(station)) for _ in range(SILENT)]
+        targets = [
+            {
+                "targets": [f"127.0.0.1:{listener.getsockname()[1]}"],
+                "labels": {"node": f"node-{number}"},
+            }
+            for number, listener in enumerate(sockets)
+        ]
+        server = stack.enter_context(prometheus(station, tmp_path, {"static_configs": targets}))
+        absent = 'count(dshealthd:node:absent{exporter="dshealthd"})'
+        await_(
+            lambda: any(series["value"][1] == str(SILENT) for series in server.query(absent)),
+            server,
+            120,
+        )

@@ -92,6 +92,7 @@ SINGLE = {
     ("linux/activity.py", "f'{task}/stat'"): "procfs",
     ("linux/activity.py", "f'{task}/schedstat'"): "procfs",
     ("linux/activity.py", "f'{place}/{thread}/status'"): "procfs",
+    ("linux/activity.py", "f'{place}/{thread}/schedstat'"): "procfs",
     ("linux/activity.py", "place"): "procfs",
     ("jobs/nccl/inspector.py", "descriptor"): "opened by Root",
     ("jobs/nccl/inspector.py", "directory"): "opened by Root",

@@ -52,6 +52,18 @@ def test_gpus(host: Host) -> None:
     assert bus.gpus() == ("0000:18:00.0", "0000:9a:00.0")
 
 
+def test_amd_gpus(host: Host) -> None:
+    """AMD's GPUs that compute count while this system's driver has them; a console's does not."""
+    add(host.sysfs, "0000:05:00.1", "0x1002", "0x120000", "amdgpu")
+    add(host.sysfs, "0000:26:00.0", "0x1002", "0x038000", "amdgpu")
+    add(host.sysfs, "0000:46:00.0", "0x1002", "0x120000", "vfio-pci")
+    add(host.sysfs, "0000:65:00.0", "0x1002", "0x120000")
+    add(host.sysfs, "0000:c3:00.0", "0x1002", "0x030000", "amdgpu")
+    bus = Bus(host)
+    assert bus.amd_gpus() == ("0000:05:00.1", "0000:26:00.0")
+    assert bus.gpus() == ()
+
+
 def test_gpu_removed_from_the_bus(host: Host) -> None:
     """A GPU that was removed no longer counts."""
     bus = Bus(host)

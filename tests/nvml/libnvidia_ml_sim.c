@@ -206,6 +206,7 @@ enum { RETURNS(AS_ENUM) };
     D(retired_pending, NO, NO, "0", NO) \
     D(repair_channel_pending, "0", NO, NO, "0") \
     D(repair_tpc_pending, "0", NO, NO, "0") \
+    D(repair_bank_pending, NO, NO, NO, "0") \
     D(unrepairable_memory, "0", NO, NO, "0") \
     D(recovery_action, "0", "0", "0", "0") \
     D(persistence_mode, "1", "1", "1", "1") \
@@ -1565,6 +1566,7 @@ static const struct field FIELDS[] = {
     ONE(230, UINT, "recovery_action")
     ONE(269, ULL, "violation_sw_thermal") ONE(270, ULL, "violation_hw_thermal") ONE(271, ULL, "violation_power_brake")
     ONE(301, UINT, "remapped_correctable_inactive") ONE(302, UINT, "remapped_uncorrectable_inactive")
+    ONE(307, UINT, "repair_bank_pending")
 };
 enum { FIELD_LIMIT = 308 };
 

@@ -355,8 +355,7 @@ def test_15_frozen_counters(tmp_path: Path) -> None:
     """A GPU whose counters stand still although it draws power is reported as frozen, not as
     healthy.
     """
-    config = CONFIG.replace("[collectors.gpu]\n", "[collectors.gpu]\nfrozen_after = '2s'\n")
-    with node(tmp_path, config) as made:
+    with node(tmp_path) as made:
         made.until_gpus(*range(8))
         made.gpus.set(4, "frozen", 1)
         made.until_gpus(0, 1, 2, 3, 5, 6, 7)

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.collection.scheduler import WAKE_SPACING
-from dshealthd.collectors.gpu import COLLECTOR_FAULT, FAULT, UP, GpuOptions
+from dshealthd.collectors.gpu import COLLECTOR_FAULT, FAULT, UP
 from dshealthd.config import registry
 from dshealthd.core.timing import Backoff
 from dshealthd.findings.gpus import HUNG, NVML, SECOND_DEADLINE
+from dshealthd.nvml.collector import GpuCollectorOptions
 from tests import frozen
 from tests.agents import RunningAgent, Scrape, running
 from tests.nvml.simulator import Simulator
@@ -81,7 +82,7 @@ def most_starts(killable: int, first: float, last: float) -> float:
     No GPU is retried before its back-off is over, and a retry takes as long as the deadline. A GPU
     whose worker cannot be killed is not retried.
     """
-    options, backoff = GpuOptions(), Backoff()
+    options, backoff = GpuCollectorOptions(), Backoff()
     sweeps = 3 + first // options.interval + (first - last) // WAKE_SPACING
     retries, due = 0, backoff.after(1)
     while due <= first + options.interval:

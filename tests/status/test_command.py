@@ -17,7 +17,7 @@ from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.gpu_processes import RANK as GPU
 from dshealthd.collectors.job_activity import AWAITS, FILES, PROCESS
 from dshealthd.collectors.job_environment import RANKS, WORLD_SIZE
-from dshealthd.collectors.job_hang import BOUND, CULPRIT, HANG, HOLD, OVERDUE, PHASE_SECONDS
+from dshealthd.collectors.job_hang import BOUND, CULPRIT, HANG, OVERDUE, PATIENCE, PHASE_SECONDS
 from dshealthd.collectors.job_logs import FAILURE
 from dshealthd.collectors.kernel import UPTIME
 from dshealthd.collectors.memory import AVAILABLE, TOTAL
@@ -203,7 +203,7 @@ def test_jobs(shown: Callable[..., str]) -> None:
 
 def test_a_pause_is_no_hang_yet(shown: Callable[..., str]) -> None:
     """Ranks between two steps are neither hung nor training until the page would come."""
-    silent = (*JOB, HOLD(600, "run-1"), *(BOUND(30, "run-1", rank) for rank in "01"))
+    silent = (*JOB, PATIENCE(600, "run-1"), *(BOUND(30, "run-1", rank) for rank in "01"))
     pause = (*silent, HANG(0, "run-1", "between_steps"), OVERDUE(15, "run-1", "0"))
     said = shown("jobs", *pause)
     assert "run-1  stalled  2 ranks here" in said

@@ -15,6 +15,8 @@ class Selector(NamedTuple):
 
     metric: str
     labels: frozenset[str]
+    past: bool
+    """Whether it is read as it was, by an `offset`."""
 
 
 def selectors(expression: str) -> Iterator[Selector]:
@@ -34,4 +36,5 @@ def selectors(expression: str) -> Iterator[Selector]:
     for selector in found:
         if selector.name:
             matchers = selector.matchers.matchers
-            yield Selector(selector.name, frozenset(matcher.name for matcher in matchers))
+            names = frozenset(matcher.name for matcher in matchers)
+            yield Selector(selector.name, names, selector.offset is not None)

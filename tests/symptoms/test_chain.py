@@ -109,8 +109,8 @@ def test_memory_held_idle(tmp_path: Path) -> None:
 
 
 def test_memory_low(tmp_path: Path) -> None:
-    """Row 17: 1 % of the host's memory is available."""
-    machine = Machine(tmp_path, ["memory"])
+    """Row 17: 1 % of the host's memory is available, and tasks wait for it."""
+    machine = Machine(tmp_path, ["memory", "pressure"])
     text = Path("/proc/meminfo").read_text(encoding="ascii")
     lines = dict(line.split(":", 1) for line in text.splitlines())
     total = int(lines["MemTotal"].split()[0])
@@ -121,9 +121,15 @@ def test_memory_low(tmp_path: Path) -> None:
         )
         for share in (0.5, 0.01)
     }
+    pressure = (
+        "some avg10={} avg60=0.00 avg300=0.00 total=1\n"
+        "full avg10=0.00 avg60=0.00 avg300=0.00 total=1\n"
+    )
     machine.lay_over("meminfo", meminfo[0.5])
+    machine.lay_over("pressure/memory", pressure.format("0.00"))
     well = machine.scrape()
     machine.lay_over("meminfo", meminfo[0.01])
+    machine.lay_over("pressure/memory", pressure.format("60.00"))
     ill = machine.scrape()
     leads_to("DshealthdHostMemoryPressure", well, ill, tmp_path)
 

@@ -32,6 +32,7 @@ NEVER_ONE = {
     "DshealthdComputesWrong": "two GPUs at least",
     "DshealthdFabricSlow": "a ratio above 1",
     "DshealthdFleetUnreachable": "fires above one node",
+    "DshealthdLemonNode": "fires above two incidents",
     "DshealthdManyNodes": "three nodes or more",
     "DshealthdNodeDrift": "fires above one version",
 }

@@ -15,7 +15,7 @@ import yaml
 
 from dshealthd.core.collector import MetricKind
 from dshealthd.findings import gpus
-from dshealthd.jobs.hangs.hang import PROBLEMS
+from dshealthd.jobs.hangs.classes import Culprit
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.entry import PARTS, RULESET
 from generate import alert_rules, reference
@@ -177,7 +177,7 @@ def reads_of_own_group(group: dict[str, Any]) -> list[tuple[str, str]]:
 
     vmalert, Thanos' and Mimir's rulers write what a rule records while they go on: the rule after
     it sees the round before (docs.victoriametrics.com/victoriametrics/vmalert/#limitations). What a
-    rule reads of itself is of the round before everywhere.
+    rule reads of itself, or as it was by an `offset`, is of an earlier round everywhere.
     """
     names = [rule.get("record") or rule["alert"] for rule in group["rules"]]
     recorded = {rule["record"] for rule in group["rules"] if "record" in rule}
@@ -185,7 +185,7 @@ def reads_of_own_group(group: dict[str, Any]) -> list[tuple[str, str]]:
         recorded |= {"ALERTS", "ALERTS_FOR_STATE"}
     found = []
     for name, rule in zip(names, group["rules"], strict=True):
-        read = {selector.metric for selector in selectors(rule["expr"])}
+        read = {selector.metric for selector in selectors(rule["expr"]) if not selector.past}
         read |= {
             other
             for pattern in RESULT_NAMES.findall(rule["expr"])
@@ -209,6 +209,7 @@ def test_no_rule_reads_its_own_group(group: dict[str, Any]) -> None:
         ({"a": "up", "b": 'count({__name__=~"a|c"})'}, [("b", "a")]),
         ({"b": "max_over_time(a[5m])", "a": "up"}, [("b", "a")]),
         ({"a": "a + 1 or up", "b": "up"}, []),
+        ({"a": "timestamp(up)", "b": "timestamp(up) > a offset 5s"}, []),
         ({"A": 'ALERTS{alertname="B"}', "b": "up"}, [("A", "ALERTS")]),
     ],
 )
@@ -245,7 +246,7 @@ def test_rules_name_no_scrape_job(rule: dict[str, Any]) -> None:
     """A scrape job may have any name: agents are selected by the label that the job gives them."""
     description = rule.get("annotations", {}).get("description", "")
     for text in (rule["expr"], *QUERY.findall(description)):
-        for name, labels in selectors(text):
+        for name, labels, _ in selectors(text):
             assert "job" not in labels
             assert name not in OF_TARGET or "exporter" in labels, name
 
@@ -307,8 +308,8 @@ def test_means_are_kept(slug: str) -> None:
         assert not symptom.entries
 
 
-@pytest.mark.parametrize("reason", sorted({*PROBLEMS} - {"traced"}))  # which is no page
-def test_problems_of_ranks_have_one_wording(reason: str) -> None:
+@pytest.mark.parametrize("reason", sorted({*Culprit} - {Culprit.TRACED}))  # which is no page
+def test_problems_of_ranks_have_one_wording(reason: Culprit) -> None:
     """The page to the phone words the problem of a rank as page, commands and evidence do, and both
     know its first step.
     """
@@ -316,7 +317,7 @@ def test_problems_of_ranks_have_one_wording(reason: str) -> None:
         found for found in all_symptoms()["training-hang"].findings if found.page == "always"
     )
     assert finding.rule is not None
-    assert PROBLEMS[reason] in finding.rule.description
+    assert reason.words in finding.rule.description
     assert reason in finding.steps
 
 
@@ -428,7 +429,7 @@ def test_findings_that_rules_read_exist() -> None:
 def wrong(expression: str) -> list[str]:
     """Return what an expression reads that does not exist."""
     found = []
-    for name, labels in selectors(expression):
+    for name, labels, _ in selectors(expression):
         metric = exported(name)
         if not exists(name):
             found.append(f"{name} does not exist")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.jobs.hangs import hang
+from dshealthd.jobs.hangs import states
 from dshealthd.training import attach, heartbeat, step_timer
 from dshealthd.training.heartbeat import ALIKE, Heartbeat
 from dshealthd.training.message import (
@@ -359,7 +359,7 @@ def test_collectives_of_steps_that_are_not_measured(agents_end: AgentsEnd) -> No
                 optimizer.step()
                 torch.distributed.barrier()
                 kind, count = told.pop()
-                assert (hang.operation(kind), count) == ("barrier", number + 1)
+                assert (states.operation(kind), count) == ("barrier", number + 1)
             assert not heartbeat.measures
     finally:
         torch.distributed.destroy_process_group()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.jobs.hangs import hang
+from dshealthd.jobs.hangs import states
 from dshealthd.training import attach, waits
 from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.message import Message, WaitSource
@@ -136,7 +136,7 @@ def test_collectives_between_two_steps(
         for number in (1, 2):
             WAYS[way]()
             kind, count = told.pop()
-            assert (hang.operation(kind), count) == (operation, number)
+            assert (states.operation(kind), count) == (operation, number)
             assert agents_end.message().collective == (0, number)
 
 
@@ -150,7 +150,7 @@ def test_the_group_of_a_collective_between_two_steps(
     original = torch._C._distributed_c10d.Work.wait
 
     def wait(*arguments: Any, **named: Any) -> Any:
-        told.append(hang.operation(agents_end.message().collective[0]))
+        told.append(states.operation(agents_end.message().collective[0]))
         return original(*arguments, **named)
 
     monkeypatch.setattr(torch._C._distributed_c10d.Work, "wait", wait)

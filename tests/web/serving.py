@@ -28,7 +28,9 @@ from dshealthd.core.self_metrics import SelfMetrics
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.judgement import judge, series_of, unready
 from dshealthd.findings.overview import overview
+from dshealthd.findings.record import NodeRecord
 from dshealthd.web.server import Server
+from tests.jobs.standstills import standstills
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -61,7 +63,8 @@ def small_snapshot() -> Snapshot:
 
 def sections(snapshot: Snapshot) -> dict[str, Any]:
     """Return the parts of the status document that an agent makes of a snapshot."""
-    series = series_of(snapshot, ())
+    samples = (sample for latest in snapshot for sample in snapshot.samples(latest))
+    series = series_of(snapshot, (), standstills=standstills(samples, time.time()))
     verdict = judge(
         snapshot, series, node="n1", name="n1", monotonic=time.monotonic(), wall=time.time()
     )
@@ -189,6 +192,7 @@ def serving(
     more: Mapping[str, Any] = MappingProxyType({}),
     guarded: bool = True,
     targets: Callable[[int], bytes] | None = None,
+    history: Callable[[], bytes] = lambda: NodeRecord(None).document("n1", (), time.time()),
     **given: Any,
 ) -> Iterator[Served]:
     """Run a server in a thread; a blocking call in its event loop is an error of that request.
@@ -205,6 +209,7 @@ def serving(
         lambda: unready(held),
         lambda _left_out: {**sections(held), **more},
         targets,
+        history=history,
     )
     loop = asyncio.new_event_loop()
     started, stop, problems = threading.Event(), asyncio.Event(), []

@@ -7,15 +7,19 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.exits import ExitKind, ExitWatcher
-from dshealthd.jobs.hangs.hang import NO_WORK, HangClass, judge
+from dshealthd.jobs.hangs.judge import judge
+from dshealthd.jobs.hangs.silence import SUSPECTED
+from dshealthd.jobs.hangs.states import NO_WORK
 from dshealthd.jobs.hangs.watch import RankWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from dshealthd.core.host import Host
-    from dshealthd.jobs.hangs.hang import RankState, Standstill, Work
+    from dshealthd.jobs.hangs.judge import Standstill
+    from dshealthd.jobs.hangs.states import RankState, Work
     from dshealthd.jobs.heartbeats.identity import Identity
     from dshealthd.jobs.heartbeats.sender import Sender
     from dshealthd.jobs.options import HangOptions
@@ -26,8 +30,6 @@ AT_WORK = 30.0
 """Seconds for which a silent job counts as at work after it was last seen to be: evaluations wait
 for data, and samples are moments.
 """
-SHARE = 0.5
-"""Share of the silence bound from which a job is suspected."""
 AGAIN_AFTER = 5.0
 """Seconds between reports of a lasting suspicion; a running job completes a step in between."""
 
@@ -66,18 +68,13 @@ class HangDetector:
         """Confirmed standstills by job: two checks in a row have seen them."""
 
     @property
-    def hangs(self) -> Mapping[str, Standstill]:
-        """The confirmed standstills that are no pauses."""
-        return {job: found for job, found in self.standstills.items() if not found.is_pause}
-
-    @property
     def reported(self) -> Iterator[Standstill]:
         """The hangs, and those standstills that are one unless a rank elsewhere is at work."""
         for found in self.standstills.values():
             if not found.is_pause or found.reason is HangClass.COLLECTIVE:
                 yield found
 
-    def look(self, ranks: Mapping[tuple[str, int], Sequence[tuple[Identity, Sender]]]) -> None:
+    def check(self, ranks: Mapping[tuple[str, int], Sequence[tuple[Identity, Sender]]]) -> None:
         """Check for hangs now; if a rank has several processes, the latest counts."""
         present = {}
         for place, senders in ranks.items():
@@ -85,7 +82,7 @@ class HangDetector:
             if sender.message is not None:
                 present[place] = who, sender.message
         unusual = {job for job, found in self._found.items() if not found.teaches}
-        self._watch.look(present, self._monotonic(), unusual)
+        self._watch.check(present, self._monotonic(), unusual)
         self.jobs = self._watch.jobs()
         wall = self._wall()
         found = {
@@ -125,7 +122,7 @@ class Suspicions:
         self._due: dict[str, float] = {}
         """When each suspicion that lasts is reported again."""
 
-    def look(self, jobs: Mapping[str, Sequence[RankState]], now: float) -> Iterator[str]:
+    def due(self, jobs: Mapping[str, Sequence[RankState]], now: float) -> Iterator[str]:
         """Yield the jobs to report at monotonic time `now`: new suspicions, lasting ones once."""
         suspected = {job for job, ranks in jobs.items() if suspicious(ranks)}
         self._due = {job: due for job, due in self._due.items() if job in suspected}
@@ -145,4 +142,4 @@ def suspicious(ranks: Sequence[RankState]) -> bool:
         return True
     if any(rank.ended not in {None, ExitKind.ENDED} for rank in ranks):
         return True
-    return all(rank.silence > SHARE * rank.bound for rank in living)
+    return all(rank.silence > SUSPECTED * rank.bound for rank in living)

@@ -120,7 +120,7 @@ class ExitWatcher:
             os.close(descriptor)
             return
         self._followed[key] = descriptor
-        self._loop.add_reader(descriptor, self._note, key)
+        self._loop.add_reader(descriptor, self._record, key)
 
     def end(self, pid: int, start: int) -> End | None:
         """Return how the process exited; None while it runs as far as is known."""
@@ -141,7 +141,7 @@ class ExitWatcher:
         for key in list(self._followed):
             self._release(key)
 
-    def _note(self, key: tuple[int, int]) -> None:
+    def _record(self, key: tuple[int, int]) -> None:
         found = ended(self._host, *key, self._followed[key]) or ExitKind.UNKNOWN
         self._release(key)
         self._ended[key] = End(found, self._wall())

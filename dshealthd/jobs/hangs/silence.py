@@ -45,6 +45,10 @@ SHOWN = frozenset({Phase.CHECKPOINT, Phase.COMPILE})
 """Marked phases whose work shows on the node: bytes, waits for storage, CPU time. An evaluation may
 be that of a service elsewhere.
 """
+SUSPECTED = 0.5
+"""Share of the bound from which on a silence is suspected, and looked at closely. A healthy rank is
+seldom silent for so long: its bound is twice the longest of the last hours.
+"""
 HALVED = 12 * 3600.0
 """Seconds after which a silence counts for half as much: what comes every twelve hours is just
 usual."""
@@ -73,7 +77,7 @@ class SilenceBaseline:
         self._longest: dict[int, tuple[float, float]] = {}
         """The longest silence of each phase, and when it ended."""
 
-    def hear(self, at: float, step: int, phase: int, *, learn: bool = True) -> None:
+    def record(self, at: float, step: int, phase: int, *, learn: bool = True) -> None:
         """Learn a silence from a heartbeat heard `at`, not earlier than the previous one.
 
         `learn` is false for a silence that is not to become usual.

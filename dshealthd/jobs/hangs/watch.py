@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.schema import SchemaError
 from dshealthd.jobs.environment import watchdog_seconds
 from dshealthd.jobs.hangs.exits import End
-from dshealthd.jobs.hangs.hang import STOPPED, RankState, operation
-from dshealthd.jobs.hangs.silence import FLOOR, SHOWN, SilenceBaseline
+from dshealthd.jobs.hangs.silence import FLOOR, SHOWN, SUSPECTED, SilenceBaseline
+from dshealthd.jobs.hangs.states import STOPPED, RankState, operation
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.shares import shared
 from dshealthd.linux.activity import (
     Activity,
     ThreadState,
     activity,
+    busiest,
+    demands,
     thread_of,
     waits_for_storage,
 )
@@ -112,6 +114,15 @@ class Watched:
         before, after = seconds(first), seconds(last)
         return None if before is None or after is None else (after - before) / (now - began)
 
+    @property
+    def cpu(self) -> float | None:
+        """The share of a core's time that its threads used, or that one of them was ready to."""
+        share = self.share(lambda activity: activity.work_seconds)
+        if share is None:
+            return None
+        (first, began), *_, (last, now) = self.checks
+        return max(share, busiest(first.demands, last.demands) / (now - began))
+
     def at(self, clock: float) -> RankState:
         """Return the rank's state at this time of the watch."""
         pid, start = self.key
@@ -134,7 +145,7 @@ class Watched:
             ended=self.end.how if self.end is not None else None,
             ended_at=self.end.at if self.end is not None else None,
             settled=self.baseline.knows_training,
-            cpu=self.share(lambda activity: activity.work_seconds),
+            cpu=self.cpu,
             thread_cpu=self.share(lambda activity: activity.thread_seconds),
             on_gpu=self.message.memory is not None,
             timeout=watchdog_seconds(self.who.process.environment, self.message.timeout),
@@ -161,7 +172,7 @@ class RankWatch:
         self._floor = floor
         self._now: float | None = None
         self._clock = 0.0
-        self._looks = 0
+        self._count = 0
         self.watched: dict[Place, Watched] = {}
         self._saved: dict[tuple[int, int], dict[str, Any]] = {}
         """Rows of an earlier agent, by pid and start."""
@@ -184,7 +195,7 @@ class RankWatch:
             if watched.end is None and watched.who.process.user is not None
         ] + list(self._saved.values())
 
-    def look(
+    def check(
         self,
         present: Mapping[Place, tuple[Identity, Message]],
         now: float,
@@ -197,7 +208,7 @@ class RankWatch:
         elapsed = 0.0 if self._now is None else min(now - self._now, self._slack)
         self._now = now
         self._clock += elapsed
-        self._looks += 1
+        self._count += 1
         if self._clock > REMEMBERED:
             self._saved.clear()
         places = {(who.process.pid, who.process.start): at for at, (who, _) in present.items()}
@@ -218,7 +229,7 @@ class RankWatch:
                 self._begin(place, fresh)
             elif (watched.message.sent, watched.message.step) != (message.sent, message.step):
                 heard = max(heard, watched.baseline.heard)
-                watched.baseline.hear(
+                watched.baseline.record(
                     heard, message.step, message.phase, learn=place[0] not in unusual
                 )
                 if message.phase != watched.message.phase:
@@ -264,9 +275,10 @@ class RankWatch:
 
     def _begin(self, place: Place, watched: Watched) -> None:
         """Watch a rank's new process: the job goes on, so earlier ends are forgotten."""
-        job = place[0]
+        job, launcher = place[0], watched.who.process.launcher
         for other, before in list(self.watched.items()):
-            if other == place or (other[0] == job and before.end is not None):
+            goes_on = other[0] == job or (launcher and before.who.process.launcher == launcher)
+            if other == place or (goes_on and before.end is not None):
                 self._forget(other)
         self.watched[place] = watched
         self._exit_watcher.follow(*watched.key)
@@ -283,7 +295,7 @@ class RankWatch:
             self._forget(place)
             return
         # A process with a recent heartbeat is healthy, and is not checked each time.
-        if self._looks % SELDOM and watched.baseline.silence(self._clock) < FRESH:
+        if self._count % SELDOM and watched.baseline.silence(self._clock) < FRESH:
             return
         if watched.thread is None:
             watched.thread = thread_of(self._host, watched.key[0], watched.message.thread)
@@ -292,8 +304,13 @@ class RankWatch:
         except (OSError, ValueError, ArithmeticError):
             found = None
         # A look at each thread, so only where it is soon to decide.
-        is_due = watched.baseline.silence(self._clock) + WINDOW > watched.baseline.idle_bound
-        marked = watched.message.phase in SHOWN and self._looks % SELDOM == 0
+        silence, usual = watched.baseline.silence(self._clock), watched.baseline.idle_bound
+        if found and silence > SUSPECTED * usual:
+            found = replace(found, demands=demands(self._host, watched.key[0]))
+            if found.demands and watched.checks and not watched.checks[-1][0].demands:
+                watched.checks = ()
+        is_due = silence + WINDOW > usual
+        marked = watched.message.phase in SHOWN and self._count % SELDOM == 0
         if is_due and marked and waits_for_storage(self._host, watched.key[0]):
             watched.stored_at = self._clock
         before, watched.state = watched.state, found.state if found else ThreadState.UNKNOWN

@@ -147,12 +147,14 @@ class Receiver:
                 self._drop(sender)
 
     def adopt(self, pid: int, start: int, user: int) -> None:
-        """Take the heartbeat page of a process that reported to an earlier agent.
+        """Take the heartbeat page of a process that reported to an earlier agent, or cannot reach
+        the socket.
 
         This has no effect if the process is gone, if it has connected by itself, or if the agent is
         out of descriptors.
         """
-        if self._blocking_tasks is None or not self._has_place(user):
+        known = any(sender.pid == pid for sender in self._senders.values())
+        if self._blocking_tasks is None or known or not self._has_place(user):
             return
         try:
             connection, kept = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -68,7 +68,6 @@ def probe(
 
 
 def _say(text: str) -> None:
-    """Print progress."""
     print_lines(text, error=True)
 
 

@@ -302,7 +302,6 @@ class _Blocks:
         return [group[0] for alone in blocks for group in _extras(alone, turn) if len(group) < PAIR]
 
     def _pairs(self, alone: Sequence[Seat], turn: int) -> Iterator[tuple[str, ...]]:
-        """Yield the extra pairs of members left over, each once."""
         return (self._named(pair) for pair in _extras(alone, turn) if len(pair) == PAIR)
 
     def _named(self, group: Sequence[Seat]) -> tuple[str, ...]:

@@ -68,7 +68,6 @@ def targets(loaded: Config, hostfile: str | None, output: str | None) -> int:
 
 
 def _replace(file: Path, content: bytes) -> None:
-    """Write a world-readable targets file atomically."""
     descriptor, new = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
         with os.fdopen(descriptor, "wb") as stream:

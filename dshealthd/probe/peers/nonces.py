@@ -28,8 +28,6 @@ LENGTH = _STAMP + _SALT + _TAG
 
 @dataclass(slots=True)
 class _Sender:
-    """One sender's allowance and spent nonces, oldest first."""
-
     tokens: float
     refilled: float
     seen: float

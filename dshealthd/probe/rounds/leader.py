@@ -176,7 +176,6 @@ async def _work_until_decided(context: RoundContext, active: ActiveRound) -> Pee
 
 
 async def _tell(context: RoundContext, active: ActiveRound, result: RoundResult) -> None:
-    """Tell the member that the round is over, with this node's own share."""
     me = context.node.name
     ranks = active.shares[me].ranks if me in active.shares else ()
     body = {

@@ -43,6 +43,12 @@ RESENT = 0.2
 """Seconds after which Linux first sends a lost packet again (TCP_RTO_MIN). A round trip in a
 cluster takes milliseconds, so an echo without a baseline that takes as long has lost packets.
 """
+CREEP_RATIO = 0.05
+"""How far a baseline may rise above its lowest median with this software."""
+SIBLING_RATIO = 0.15
+"""How far the baseline of a part may lie above the median of the node's others: this flags a part
+that was slow from the beginning.
+"""
 _LEAST_SIBLINGS = 3
 """Minimum other parts of the node whose median can judge one part: of two, one may be slow."""
 _SMALL = 6.0
@@ -52,7 +58,7 @@ _FASTER = 0.03
 ANCHOR_KEPT = 15 * 86400.0
 """Seconds after which the search for the lowest median restarts. The lowest of the preceding period
 counts for as long again. So one wrong value does not count forever, and a part may creep by
-`creep_ratio` in a month.
+`CREEP_RATIO` in a month.
 """
 _FORMAT = 3
 _MOST_BYTES = 1 << 24
@@ -85,8 +91,6 @@ class BaselineError(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Class:
-    """The values of one class."""
-
     values: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     kept_at: float = -math.inf
     anchor: float = math.inf
@@ -203,11 +207,11 @@ class Baselines:
 
     def _refer(self, series: TimingClass, known: _Class) -> None:
         """Compute a class's reference, which timings are compared with, and its limit."""
-        known.reference = min(known.median, known.lowest * (1 + self._options.creep_ratio))
+        known.reference = min(known.median, known.lowest * (1 + CREEP_RATIO))
         if siblings := self._siblings(series):
             known.reference = min(
                 known.reference,
-                median([other.median for other in siblings]) * (1 + self._options.sibling_ratio),
+                median([other.median for other in siblings]) * (1 + SIBLING_RATIO),
             )
         known.limit = self._limit(series, known.sigma)
 
@@ -225,7 +229,7 @@ class Baselines:
         if not (siblings := self._siblings(series)):
             return None
         sigma = 1.5 * max(other.sigma for other in siblings)
-        usual = median([other.median for other in siblings]) * (1 + self._options.sibling_ratio)
+        usual = median([other.median for other in siblings]) * (1 + SIBLING_RATIO)
         return Reading(seconds / usual, self._limit(series, sigma))
 
     def document(self) -> bytes:

@@ -190,7 +190,6 @@ class Detector:
             self._company.rest(confirmation.members[0], self._wall())
 
     def _clear_unreached(self, peer: str) -> None:
-        """Drop the suspicion that a peer is unreachable: it has answered."""
         self._gone.pop(peer, None)
         if peer in self._pairs and REACH in self._pairs[peer].signals:
             del self._pairs[peer]
@@ -456,7 +455,6 @@ class Detector:
                 self._gone[other] = Suspect(Part.LEAF, leaf, pair.reason), self._gone[other][1]
 
     def _unreached(self) -> set[str]:
-        """Return the members that did not answer when last called."""
         return {*self._gone, *(pair.peer for pair in self._pairs.values() if pair.unreached)}
 
     def _request(self) -> tuple[Confirmation, ...]:

@@ -136,7 +136,6 @@ def _for_case(
 
 
 def _for_pair(pair: PairSuspicion, state: PlanningInput) -> Iterator[ExtraRound]:
-    """Plan a round for a suspected or accused pair."""
     company, epoch, confirmations = state.company, state.epoch, state.around.confirmations
     me, rests = company.me, company.rests(pair.peer, state.now)
     again = ExtraRound(Confirmation((me, pair.peer), pair.kind), peer=pair.peer)

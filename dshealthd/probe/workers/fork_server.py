@@ -269,7 +269,6 @@ class ForkServer:
             child.ended.set()
 
     def _end(self) -> None:
-        """Handle the end of the fork server, and fail everything that waits for it."""
         if self._socket.fileno() >= 0:
             self._receive()  # its last message, such as why it failed
             self._loop.remove_reader(self._socket)

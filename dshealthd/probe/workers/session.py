@@ -280,7 +280,6 @@ class WorkerSession:
 
 
 def _line(text: str) -> str:
-    """Return a worker's text in its session as one bounded line."""
     return "".join(
         character if character.isprintable() else " " for character in text[:MAX_DETAIL]
     ).strip()

@@ -5,7 +5,6 @@ import { count, duration, known, plural, seconds, unknown, words } from "./numbe
 import { figure, mark, panel, table } from "./pieces.js";
 import { trend } from "./status.js";
 
-const SLOWER = 1.05; // below this ratio the slowest rank of a job is not worth naming
 const ROOM = 16; // ranks up to which a job's table is open
 
 function hang(job) {
@@ -38,7 +37,6 @@ function doing(job, now) {
 }
 
 function one(job, now) {
-  const { slowest_rank: slowest } = job;
   const ranks = `${job.ranks_here}${known(job.world_size) ? ` of ${job.world_size}` : ""}`;
   const apart = known(job.step_highest) && job.step_highest !== job.step ? `\u2013${count(job.step_highest)}` : "";
   const failures = job.failures || [];
@@ -83,7 +81,6 @@ function one(job, now) {
           ),
           figure("loss", job.loss === "not finite" ? h("span", { class: "bad" }, "\u2716 NaN or infinite") : job.loss),
         ],
-    slowest && slowest.ratio >= SLOWER ? figure("slowest rank", `${slowest.rank}, ${slowest.ratio.toFixed(2)}\u00d7 its peers here`) : null,
     job.evidence ? figure("evidence", h("code", {}, job.evidence)) : null,
     rows.length
       ? h(

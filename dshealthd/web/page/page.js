@@ -2,6 +2,7 @@
 
 import { h, patch } from "./elements.js";
 import { gpus } from "./gpus.js";
+import { history } from "./history.js";
 import { collectors, host, kernelLog } from "./host.js";
 import { jobs } from "./jobs.js";
 import { clock, duration, zone } from "./numbers.js";
@@ -46,6 +47,7 @@ function render(last, answered, lost) {
         jobs(status),
         infiniband(status),
         probes(status),
+        history(status),
         kernelLog(status),
         sockets(status),
         files(status),

@@ -15,7 +15,7 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
-from dshealthd.linux.activity import ThreadState, activity
+from dshealthd.linux.activity import ThreadState, activity, busiest, demands
 from dshealthd.linux.process import exit_status
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def test_time_without_a_cpu(start: Callable[[str], subprocess.Popen[bytes]]) -> 
 
     for process in rivals:
         state_of(process, ThreadState.RUNNING)
+    threads = [demands(HOST, process.pid) for process in (*rivals, sleeper)]
     before, began_at = [worked(process) for process in (*rivals, sleeper)], time.monotonic()
     time.sleep(1.5)
     passed = time.monotonic() - began_at
@@ -107,6 +108,12 @@ def test_time_without_a_cpu(start: Callable[[str], subprocess.Popen[bytes]]) -> 
     ]
     assert min(shares) > 0.6
     assert idle < 0.1
+    *most, least = [
+        busiest(then, demands(HOST, process.pid)) / passed
+        for process, then in zip((*rivals, sleeper), threads, strict=True)
+    ]
+    assert min(most) > 0.6
+    assert least < 0.1
 
 
 def test_another_process_of_that_pid() -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
-from dshealthd.jobs.hangs.detector import AT_WORK, HangDetector
-from dshealthd.jobs.hangs.hang import HangClass, Work
+from dshealthd.jobs.hangs.classes import HangClass
+from dshealthd.jobs.hangs.detector import HangDetector
 from dshealthd.jobs.hangs.silence import FLOOR
+from dshealthd.jobs.hangs.states import Work
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.options import HangOptions
 from dshealthd.jobs.processes import TrainingProcess
@@ -52,7 +53,7 @@ async def test_a_job_at_work_teaches_nothing(tmp_path: Path) -> None:
         message = Message(step=step[0], sent=sent[0], stage=StepStage.BACKWARD)
         sender: Any = SimpleNamespace(message=message)
         ranks = {(JOB, 0): [(Identity(process, (1, 7)), cast("Sender", sender))]}
-        detector.look(ranks)
+        detector.check(ranks)
 
     def still(seconds: float) -> None:
         for _ in range(round(seconds / STEP)):
@@ -64,12 +65,13 @@ async def test_a_job_at_work_teaches_nothing(tmp_path: Path) -> None:
     work[0] = Work("its GPUs compute")
     still(FLOOR + 100.0)
     assert detector.standstills[JOB].reason is HangClass.WORKING
-    assert not detector.hangs
     work[0] = Work()
-    still(AT_WORK - 2 * STEP)
+    still(26.0)
     assert detector.standstills[JOB].reason is HangClass.WORKING
+    still(8.0)
+    assert detector.standstills[JOB].reason is HangClass.WAITING
     look(moves=True)
     assert detector.jobs[JOB][0].bound == FLOOR
     still(FLOOR + 2 * STEP)
-    assert detector.hangs[JOB].reason is HangClass.WAITING
+    assert detector.standstills[JOB].reason is HangClass.WAITING
     detector.close()

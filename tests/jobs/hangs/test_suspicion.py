@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from dshealthd.jobs.hangs.detector import AGAIN_AFTER, SHARE, Suspicions, suspicious
+from dshealthd.jobs.hangs.detector import Suspicions, suspicious
 from dshealthd.jobs.hangs.exits import ExitKind
-from dshealthd.jobs.hangs.hang import RankState
+from dshealthd.jobs.hangs.silence import SUSPECTED
+from dshealthd.jobs.hangs.states import RankState
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
 
@@ -24,7 +25,7 @@ HEARD = RankState(
     bound=BOUND,
     state=ThreadState.SLEEPING,
 )
-SILENT = replace(HEARD, silence=SHARE * BOUND + 0.1)
+SILENT = replace(HEARD, silence=SUSPECTED * BOUND + 0.1)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +55,8 @@ def test_each_suspicion_is_told_twice() -> None:
     for now in range(60):
         silent = SILENT if now not in range(30, 33) else HEARD
         jobs = {"a": [silent], "b": [HEARD], "c": [SILENT if now >= 10 else HEARD]}
-        told += [(job, now) for job in suspicions.look(jobs, float(now))]
-    again = int(AGAIN_AFTER)
+        told += [(job, now) for job in suspicions.due(jobs, float(now))]
+    again = 5
     assert [now for job, now in told if job == "a"] == [0, again, 33, 33 + again]
     assert [now for job, now in told if job == "c"] == [10, 10 + again]
     assert {job for job, _ in told} == {"a", "c"}

@@ -13,7 +13,8 @@ from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
 from dshealthd.jobs.hangs.silence import FLOOR
-from dshealthd.jobs.hangs.watch import GRACE, KEPT, MAX_ENDED, WINDOW, RankWatch
+from dshealthd.jobs.hangs.states import NO_WORK
+from dshealthd.jobs.hangs.watch import KEPT, MAX_ENDED, WINDOW, RankWatch
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.linux.activity import ThreadState
@@ -23,7 +24,7 @@ from tests.jobs.machines import TORCH
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.jobs.hangs.hang import RankState
+    from dshealthd.jobs.hangs.states import RankState
 
 JOB = "run-1"
 
@@ -96,7 +97,7 @@ class Scene:
     def look(self, seconds: float = 1.0) -> None:
         """Look once, so many seconds later."""
         self.now += seconds
-        self.watch.look(self.present, self.now)
+        self.watch.check(self.present, self.now)
 
     def train(self, seconds: int) -> None:
         """Let both ranks make steps."""
@@ -188,12 +189,37 @@ def test_time_on_cpus(scene: Scene) -> None:
     assert (scene.rank(0).cpu, scene.rank(0).thread_cpu) == (1.0, 0.9)
     assert scene.rank(1).cpu == pytest.approx(0.05)
     assert scene.rank(1).thread_cpu == 0.0
-    for _ in range(round(2 * WINDOW) + 2):
+    for second in range(62):
         scene.look()
+        assert second > 25 or scene.rank(0).cpu
     assert scene.rank(0).cpu == 0.0
     scene.step(0, memory=DeviceMemory(1, 2, 3))
     scene.look()
     assert (scene.rank(0).cpu, scene.rank(0).on_gpu) == (None, True)
+
+
+@pytest.mark.parametrize(("running", "waiting", "works"), [
+    (0.1, 0.8, True),  # as it computes on a CPU that many want
+    (0.1, 0.3, False),  # as one that polls does
+])  # fmt: skip
+def test_threads_that_get_no_cpu(
+    scene: Scene,
+    running: float,
+    waiting: float,
+    works: bool,  # noqa: FBT001
+) -> None:
+    """While the main thread waits for it, a thread that is runnable all the time is at work."""
+    for thread in (100, 105, 106, 107):
+        (scene.proc / "100" / "task" / str(thread)).mkdir(exist_ok=True)
+    for second in range(round(FLOOR) + 3):
+        scene.process(0, ticks=round(3 * 100 * running * second))
+        for thread in (105, 106, 107):
+            text = f"{running * second * 1e9:.0f} {waiting * second * 1e9:.0f} 7"
+            (scene.proc / "100" / "task" / str(thread) / "schedstat").write_text(text)
+        scene.look()
+    assert scene.rank(0).thread_cpu == 0.0
+    assert scene.rank(0).cpu == pytest.approx(max(3 * running, running + waiting))
+    assert scene.rank(0).computes(NO_WORK) is works
 
 
 def test_the_thread_that_trains(scene: Scene) -> None:
@@ -324,7 +350,7 @@ def test_an_unusual_silence_is_not_learnt(scene: Scene) -> None:
         for _ in range(90):
             scene.look()
         scene.step(0)
-        scene.watch.look(scene.present, scene.now, unusual)
+        scene.watch.check(scene.present, scene.now, unusual)
         return scene.rank(0).bound
 
     assert [wait({JOB}) for _ in range(3)] == [FLOOR] * 3
@@ -338,6 +364,24 @@ def end(scene: Scene, rank: int, how: ExitKind) -> None:
     scene.ends.ends[100 + rank, 1] = End(how, 5000.0)
 
 
+@pytest.mark.parametrize(("seconds", "known"), [(59, True), (62, False)])
+def test_a_saved_baseline_counts_for_a_minute(scene: Scene, seconds: int, known: bool) -> None:  # noqa: FBT001
+    """A process that reports later is one of which nobody knows what it did meanwhile."""
+    for place, (identity, message) in scene.present.items():
+        process = dataclasses.replace(identity.process, user=7)
+        scene.present[place] = dataclasses.replace(identity, process=process), message
+    scene.train(20)
+    rows = scene.watch.rows()
+    scene.watch = RankWatch(Host(procfs=scene.proc), cast("ExitWatcher", scene.ends), slack=3.0)
+    scene.watch.restore(rows)
+    present, scene.present = scene.present, {}
+    for _ in range(seconds):
+        scene.look()
+    scene.present = present
+    scene.look()
+    assert (scene.rank(0).bound == FLOOR) is known
+
+
 def test_an_end_is_told_for_a_while(scene: Scene) -> None:
     """How a rank ended stays known for ten minutes."""
     end(scene, 1, ExitKind.KILLED)
@@ -347,7 +391,7 @@ def test_an_end_is_told_for_a_while(scene: Scene) -> None:
         5000.0,
         ThreadState.GONE,
     )
-    for _ in range(round(KEPT) + 1):
+    for _ in range(601):
         scene.step(0)
         scene.look()
     assert [rank.rank for rank in scene.watch.jobs()[JOB]] == [0]
@@ -362,7 +406,7 @@ def test_ends_of_a_job_are_forgotten_together(scene: Scene) -> None:
     for _ in range(300):
         scene.look()
     end(scene, 0, ExitKind.FAILED)
-    for _ in range(round(KEPT)):
+    for _ in range(600):
         scene.look()
         assert [rank.rank for rank in scene.watch.jobs()[JOB]] == [0, 1]
     scene.look()
@@ -394,6 +438,35 @@ def test_a_job_that_goes_on(scene: Scene) -> None:
     ]
 
 
+@pytest.mark.parametrize(("parent", "run", "known"), [
+    (42, "r", False),
+    (43, "r", True),  # another launcher, of a run that its user calls the same
+    (42, "s", True),
+    (42, "", True),  # as a shell starts one training after another
+])  # fmt: skip
+def test_a_job_that_torchrun_starts_anew(scene: Scene, parent: int, run: str, known: bool) -> None:  # noqa: FBT001
+    """With another port the job has another name, and its launcher tells that it goes on."""
+    for place, (identity, message) in scene.present.items():
+        scene.present[place] = started_by(identity, 42, run and "r"), message
+    scene.look()
+    end(scene, 1, ExitKind.FAILED)
+    end(scene, 0, ExitKind.TERMINATED)
+    anew = started_by(who(0, start=2), parent, run, "run-2")
+    scene.process(0, start=2)
+    scene.look()
+    scene.present["run-2", 0] = anew, Message(step=0, sent=scene.now)
+    scene.look()
+    assert (JOB in scene.watch.jobs()) is known
+    assert "run-2" in scene.watch.jobs()
+
+
+def started_by(identity: Identity, parent: int, run: str, job: str = JOB) -> Identity:
+    """Return a process as a launcher has started it for a run."""
+    environment = {**TORCH, "TORCHELASTIC_RUN_ID": run}
+    process = dataclasses.replace(identity.process, parent=parent, environment=environment, job=job)
+    return dataclasses.replace(identity, process=process)
+
+
 def test_ends_have_so_many_places(scene: Scene) -> None:
     """A user whose processes report and end all the time takes neither memory without bound nor the
     ends of others: the latest of each user's are kept.
@@ -417,7 +490,7 @@ def test_ends_have_so_many_places(scene: Scene) -> None:
     ended = [
         job for job, ranks in scene.watch.jobs().items() for rank in ranks if rank.ended is not None
     ]
-    assert len(ended) == MAX_ENDED
+    assert len(ended) == 256
     assert {JOB, f"churn-{count}"} <= {*ended}
     assert "churn-1" not in ended
     assert len(scene.ends.followed) == MAX_ENDED + 1  # rank 0 of the job lives
@@ -428,7 +501,7 @@ def test_letting_go_of_the_heartbeat(scene: Scene) -> None:
     no hang.
     """
     del scene.present[JOB, 1]
-    for _ in range(GRACE):
+    for _ in range(3):
         scene.look()
     assert len(scene.watch.jobs()[JOB]) == 2
     scene.look()

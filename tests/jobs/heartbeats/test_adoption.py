@@ -8,6 +8,8 @@ import errno
 import fcntl
 import os
 import socket
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,6 +19,7 @@ from dshealthd.jobs.heartbeats.receiver import Receiver
 from dshealthd.jobs.heartbeats.sender import find_page
 from dshealthd.training.message import PAGE, Message, encode, newest
 from dshealthd.training.page import Page
+from tests.agents import running
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,3 +80,35 @@ async def test_without_descriptors_a_page_is_left_where_it_is(
         "process 4711: no heartbeats are read until it reconnects: Too many open files"
         in caplog.text
     )
+
+
+STEPS = """
+import time
+from dshealthd.training.heartbeat import Heartbeat
+heartbeat = Heartbeat(socket="/nowhere/h.sock", warns=False)
+while True:
+    heartbeat.step()
+    time.sleep(0.1)
+"""
+
+
+def test_rank_that_cannot_reach_the_socket(tmp_path: Path) -> None:
+    """Its heartbeat is found all the same, as that of a pod without any directory of the host."""
+    path = tmp_path / "h.sock"
+    config = f'[collectors.training]\ninterval = "250ms"\nsocket = "{path}"\n'
+    config += '[collectors.job_environment]\ninterval = "500ms"\n'
+    environ = {**os.environ, "RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "nowhere"}
+    with running(tmp_path, config) as agent:
+        rank = subprocess.Popen([sys.executable, "-c", STEPS], env=environ)
+        try:
+            agent.wait(
+                lambda scrape: any(
+                    dict(labels)["rank"] == "5" and value > 1
+                    for labels, value in scrape.series.get("dshealthd_job_step", {}).items()
+                ),
+                120.0,
+            )
+        finally:
+            rank.kill()
+            rank.wait()
+        agent.wait(lambda scrape: "dshealthd_job_step" not in scrape.series)

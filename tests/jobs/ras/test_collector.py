@@ -24,7 +24,8 @@ from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.evidence.nccl_ras import PAUSE
 from dshealthd.evidence.options import EvidenceOptions
-from dshealthd.jobs.hangs.detector import AGAIN_AFTER, SHARE
+from dshealthd.jobs.hangs.detector import AGAIN_AFTER
+from dshealthd.jobs.hangs.silence import SUSPECTED
 from dshealthd.jobs.ras.options import NcclRasOptions
 from dshealthd.jobs.ras.watched import CLOSELY, HURRIES, HURRY_WINDOW
 from tests.collectors.bench import Bench, reasons
@@ -502,7 +503,7 @@ def test_documented_pace() -> None:
     hurried = 3600 / HURRY_WINDOW * HURRIES
     assert f"{3600 / closely + hurried:g} at most" in table
     assert f"and {AGAIN_AFTER:g} s later, {HURRIES} times in {HURRY_WINDOW:g} s at most" in table
-    assert f"{SHARE:.0%} of the silence" in table
+    assert f"{SUSPECTED:.0%} of the silence" in table
     assert f"{options.timeout:g} s until NCCL has answered" in table
     assert f"{2 * rarely:g} s at most" in table
     evidence = EvidenceOptions()

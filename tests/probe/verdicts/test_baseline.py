@@ -22,6 +22,7 @@ from dshealthd.probe.verdicts.baseline import (
     ENOUGH,
     FILL,
     KEPT,
+    SIBLING_RATIO,
     SPACING,
     BaselineError,
     Baselines,
@@ -130,7 +131,7 @@ def test_new_part_is_judged_by_its_siblings() -> None:
             known.update(series(part), 1.0, number)
     reading = known.ratio(series("7"), 2.0)
     assert reading is not None
-    assert reading.ratio == pytest.approx(2 / (1 + OPTIONS.sibling_ratio))
+    assert reading.ratio == pytest.approx(2 / (1 + SIBLING_RATIO))
     assert known.ratio(series(""), 2.0) is None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dshealthd.probe.members.schedule import ERA, MEMBERS, Timetable
@@ -18,6 +20,7 @@ from dshealthd.probe.verdicts.signals import (
 )
 
 ECHO = Signal("light", "agent", "echo", 0, "")
+TIMED = Signal("fabric", "nccl", "all_reduce", 1, "0")
 NAMES = ("me", "peer", "a", "b", "c", "d", "e")
 CONFIRMATIONS, HIGH = 4, 1.07
 WELL = PeerReport(node=1.0, pairs={"a": 1.0, "b": 1.0})
@@ -94,6 +97,40 @@ def test_what_is_bad_with_others_explains_only_what_is_alike(ratio: float, ill: 
     known = company()
     met(known, "a", ratio)
     assert suspicion(ECHO, 6, 10.0).others(known).ill == ill
+
+
+@pytest.mark.parametrize(
+    ("number", "peer", "light", "near", "counts"),
+    [
+        (1, "a", False, False, (1, 1)),
+        (0, "a", False, False, (0, 0)),  # as old as the first bad one of the pair
+        (1, "peer", False, False, (0, 0)),
+        (1, "a", True, False, (0, 1)),  # an echo, which says nothing good of collectives
+        (1, "a", False, True, (0, 1)),  # inside the leaf, which says nothing of its uplink
+    ],
+)
+def test_which_rounds_with_others_count(
+    number: int, peer: str, counts: tuple[int, int], *, light: bool, near: bool
+) -> None:
+    """Those since the first bad one, with others, of the same kind and the same side of the leaf;
+    echoes since then tell after a collective that hung.
+    """
+    known = company()
+    round = replace(a_round(number, peer, 1), near=near)
+    known.log.append(Met(round, light=light, ratio=1.0, bad=False, silent=False))
+    first = replace(a_round(0), kind=Kind.RAIL)
+    pair = PairSuspicion.begin(first, frozenset({TIMED}), 10.0, "slow", None)
+    others = pair.others(known)
+    assert (others.well, others.good) == counts
+    assert pair.echoes(known) == ({"a": False} if light else {})
+
+
+@pytest.mark.parametrize(("accused", "well", "over"), [("", 0, 1), ("slow", 0, 0), ("slow", 1, 1)])
+def test_what_ends_an_accusation(accused: str, *, well: int, over: int) -> None:
+    """A round that is not bad refutes a suspicion; an accusation takes one that is well."""
+    pair = suspicion(ECHO, 1, 10.0)
+    pair.accused = accused
+    assert pair.update(a_round(1), frozenset(), 1.0, "", {ECHO: bool(well)}) is bool(over)
 
 
 @pytest.mark.parametrize(("bads", "epoch", "ambiguous"), [(12, 12, 0), (11, 13, 0), (12, 13, 1)])

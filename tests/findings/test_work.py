@@ -1,4 +1,4 @@
-"""What a node shows of a job that stands still, and what it sees of the job's work."""
+"""What a node sees of a job's work."""
 
 from __future__ import annotations
 
@@ -9,13 +9,8 @@ import pytest
 from dshealthd.collectors.gpu import ACTIVITY, UTILIZATION
 from dshealthd.collectors.gpu_processes import RANK as GPU
 from dshealthd.collectors.job_activity import AWAITS, CHILDREN, FILES, SOCKETS
-from dshealthd.collectors.job_hang import CULPRIT, ENDED, HANG
-from dshealthd.collectors.training import INFO, STEP
-from dshealthd.findings.hangs import silent, work
-from dshealthd.findings.jobs import ends, hangs
-from dshealthd.findings.limits import Limits
-from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
+from dshealthd.findings.work import work
 
 if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
@@ -23,29 +18,7 @@ if TYPE_CHECKING:
 
 def series(*samples: Sample) -> Series:
     """Return what was read just now."""
-    return Series(samples, Limits(), Past(), 0.0)
-
-
-@pytest.mark.parametrize(("size", "unseen"), [("2", ""), ("4", "; this node sees 2 of 4 ranks")])
-def test_an_end_that_may_follow_from_another(size: str, unseen: str) -> None:
-    """A node that sees some of a job's ranks says so of the end of one of them; a kill or a stop
-    follows from none.
-    """
-    seen = (
-        *(STEP(7, "run-1", rank) for rank in "01"),
-        INFO(1, "run-1", "torchrun", size),
-        HANG(1, "run-1", "process"),
-        ENDED(5.0, "run-1", "1", "failed"),
-    )
-    gone = CULPRIT(1, "run-1", "1", "process", "gone")
-    (sign,) = hangs(series(*seen, gone), 100.0)
-    (end,) = ends(series(*seen, gone), 100.0)
-    for reason in (sign.reason, end.reason):
-        assert ("; this node sees" in reason) == bool(unseen)
-        assert unseen in reason
-    stopped = CULPRIT(1, "run-1", "1", "process", "stopped")
-    (sign,) = hangs(series(*seen, stopped), 100.0)
-    assert sign.reason == "rank 1 is stopped (SIGSTOP)"
+    return Series(samples)
 
 
 def test_what_gpus_show_of_each_rank() -> None:
@@ -59,6 +32,9 @@ def test_what_gpus_show_of_each_rank() -> None:
     )
     found = work(series(*gpus, *readings), "run-1")
     assert (found.says, found.still, found.waits) == ("", frozenset({0, 1}), frozenset({0}))
+    for ratio, waits in ((0.94, False), (0.96, True)):
+        spins = UTILIZATION(ratio, "1", "GPU-1"), ACTIVITY(0.0, "1", "GPU-1")
+        assert (1 in work(series(*gpus, *spins), "run-1").waits) is waits
     busy = (UTILIZATION(1.0, "2", "GPU-2"), ACTIVITY(0.5, "2", "GPU-2"))
     assert work(series(*gpus, *readings, *busy), "run-1").says == "its GPUs compute"
 
@@ -78,15 +54,10 @@ def test_bytes_that_move(sample: Sample, says: str) -> None:
 
 
 def test_an_answer_from_outside() -> None:
-    """A rank that waits for one is in a pause that says from whom, unless it is known to be
-    another.
-    """
+    """Whose answer a rank waits for is known of its own job alone."""
     awaits = AWAITS(1, "run-1", "0", "10.0.0.7:8000")
-    assert work(series(awaits), "run-1").awaits == frozenset({0})
-    assert work(series(awaits), "run-2").awaits == frozenset()
-    still = silent(series(awaits, HANG(0, "run-1", "between_steps")), "run-1")
-    assert still is not None
-    assert still.says == "between two steps: rank 0 waits for 10.0.0.7:8000"
+    assert work(series(awaits), "run-1").awaits == {0: "10.0.0.7:8000"}
+    assert work(series(awaits), "run-2").awaits == {}
 
 
 def test_child_processes_compute() -> None:

@@ -6,10 +6,11 @@ explains. Most of them wait for another rank, which may be on another node. Then
 here, and only the Prometheus rules, which see all nodes, can name it.
 
 What a rank does decides, not how long it may take: it is *at work* if its GPU, its files, its
-sockets or its CPU time show it; it *waits* for others if it is idle in a step, in a collective or in
-a kernel that moves no data; it is *idle* if its training's thread takes no CPU time, and it is none of these.
-A standstill is no hang while a rank is at work or somebody has stopped the job on purpose, and
-patience is only for ranks of which nothing is known: a marked checkpoint is a pause while somebody works.
+sockets or its CPU time show it; it *waits* for others if it is idle in a step, in a collective or
+in a kernel that moves no data; it is *idle* if its training's thread takes no CPU time, and it is
+none of these. A standstill is no hang while a rank is at work or somebody has stopped the job on
+purpose, and patience is only for ranks of which nothing is known: a marked checkpoint is a pause
+while somebody works.
 
 What a process is doing is evidence against its rank. How far a rank is only becomes evidence in
 comparison with all ranks of the job: a node that sees some of them, or as many ahead as behind,
@@ -18,70 +19,27 @@ names none.
 
 from __future__ import annotations
 
-import enum
 import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from dshealthd.jobs.environment import TIMEOUT
+from dshealthd.jobs.hangs.classes import HANGS, Culprit, HangClass, explain
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
-from dshealthd.linux.activity import BUSY, IDLE_SHARE, ThreadState
-from dshealthd.training.message import GROUP_BIT, Phase, StepStage
+from dshealthd.jobs.hangs.states import NO_WORK, RankState, Work, position
+from dshealthd.linux.activity import ThreadState
+from dshealthd.training.message import Phase, StepStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 IDLE_FOR = 45.0
-"""Seconds for which a rank must have been idle before it counts as the one that others, which wait in
-a collective, wait for. It is to be paged within 90 s: of these, 20 s are the rule's own, 15 s a scrape,
-and some 10 s two checks and the evaluation of rules.
+"""Seconds for which a rank must have been idle before it counts as the one that others, which wait
+in a collective, wait for. It is to be paged within 90 s: of these, 20 s are the rule's own, 15 s a
+scrape, and some 10 s two checks and the evaluation of rules.
 """
-
-
-class HangClass(enum.StrEnum):
-    """Why a job stands still, as this node sees it."""
-
-    NONE = "none"
-    """It does not."""
-    PROCESS = "process"
-    """A rank's process is stopped, or has ended while the others wait for it."""
-    CHECKPOINT = "checkpoint"
-    """A rank does not return from a checkpoint."""
-    INPUT = "input"
-    """A rank does not begin the step that the others are in, or hangs in I/O."""
-    DESYNC = "desync"
-    """Ranks are at different points of the training, and none of them moves."""
-    WAITING = "waiting"
-    """No cause on this node: the ranks wait for a rank elsewhere, or for the network."""
-    BETWEEN_STEPS = "between_steps"
-    """All ranks here are between the same two steps: perhaps an unmarked checkpoint or evaluation."""
-    IDLE = "idle"
-    """The same, and none is at work, nor in a collective: if ranks elsewhere are in one, they wait for
-    these.
-    """
-    COLLECTIVE = "collective"
-    """Ranks here wait in collectives between the same two steps, and none is at work: a rank elsewhere
-    may be, or none is, which is a hang.
-    """
-    STARTING = "starting"
-    """In its first steps, which compile and allocate, and nothing shows what a rank here does."""
-    WORKING = "working"
-    """GPUs, CPUs, NCCL, files or sockets show that the job is at work: an unmarked pause."""
-    SUSPENDED = "suspended"
-    """All its processes here are stopped, as by `scontrol suspend`."""
-    DEBUGGER = "debugger"
-    """A debugger holds one of its processes."""
-
-
-HANGS = frozenset(
-    (HangClass.PROCESS, HangClass.CHECKPOINT, HangClass.INPUT, HangClass.DESYNC, HangClass.WAITING)
-)
-"""Classes of a standstill that is a hang; the others are pauses."""
-
 UNEXPLAINED = 90.0
 """Seconds that a hang without a cause on this node must be overdue before it is shown: the time
 that probes have to find one, unless its watchdog ends it sooner. The rules wait as long
@@ -92,213 +50,11 @@ PATIENCE = 600.0
 loop that never ends does.
 """
 NOTICE = 60.0
-"""Seconds before that for which a hang must be shown: the job and what it was at are there no more."""
-
-
-class Culprit(enum.StrEnum):
-    """The problem of the rank that the others wait for; `PROBLEMS` says it in words."""
-
-    STOPPED = "stopped"
-    TRACED = "traced"
-    GONE = "gone"
-    BLOCKED = "blocked"
-    CHECKPOINT = "checkpoint"
-    PAUSED = "paused"
-    INPUT = "input"
-    LAGGING = "behind"
-    AHEAD = "ahead"
-    APART = "apart"
-
-
-PROBLEMS: Mapping[str, str] = MappingProxyType(
-    {
-        Culprit.STOPPED: "is stopped (SIGSTOP)",
-        Culprit.TRACED: "is stopped in a debugger",
-        Culprit.GONE: "has ended",
-        Culprit.BLOCKED: "hangs in kernel I/O",
-        Culprit.CHECKPOINT: "does not return from a checkpoint",
-        Culprit.PAUSED: "is in a pause that the others are not in",
-        Culprit.INPUT: "has not begun its next forward pass (data, logging, a barrier, or the like)",
-        Culprit.LAGGING: "is behind the others",
-        Culprit.AHEAD: "is ahead: it skipped a collective that the others wait in",
-        Culprit.APART: "waits in another collective than the others, between two steps",
-    }
-)
-"""The problem of a culprit as every page, command and file words it, after its rank."""
-
-
-_EXPLANATIONS: Mapping[str, str] = {
-    HangClass.PROCESS: "a rank's process is stopped or has ended",
-    HangClass.CHECKPOINT: "a checkpoint",
-    HangClass.INPUT: "work between steps, or I/O, of a rank",
-    HangClass.DESYNC: "ranks are at different places",
-    HangClass.WAITING: "not on this node: its ranks wait at the same place for a rank on another node, "
-    "or for the network",
-    HangClass.BETWEEN_STEPS: "between two steps",
-    HangClass.IDLE: "idle between two steps, in no collective",
-    HangClass.COLLECTIVE: "hung unless a rank on another node is at work, which this node does not see: "
-    "in collectives between two steps",
-    HangClass.STARTING: "in its first steps, and nothing shows whether it compiles or waits",
-    HangClass.WORKING: "no step, but its processes are at work",
-    HangClass.SUSPENDED: "suspended: all its processes here are stopped",
-    HangClass.DEBUGGER: "a rank is stopped in a debugger",
-}
-_WHOLE: Mapping[str, str] = {
-    HangClass.WAITING: "unknown: all ranks wait at the same place",
-    HangClass.SUSPENDED: "suspended: all its processes are stopped",
-}
-_NONE_NAMED = (
-    (
-        "ranks here are at different places; ranks on other nodes are not seen from this node, so none "
-        "is named"
-    ),
-    "ranks are at different places, as many ahead as behind, so none is named",
-)
-
-
-def explain(cause: str, *, named: bool, whole: bool) -> str:
-    """Return the class of a hang in words.
-
-    `named` says whether a culprit is known, `whole` whether all ranks of the job are on this node.
-    """
-    if cause == HangClass.DESYNC and not named:
-        return _NONE_NAMED[whole]
-    return (whole and _WHOLE.get(cause)) or _EXPLANATIONS.get(cause, cause)
-
-
-class Work(NamedTuple):
-    """What else than its ranks' threads shows whether a silent job is at work."""
-
-    says: str = ""
-    """What works, in words; empty if nothing is seen to."""
-    computes: bool = False
-    """Whether child processes of its ranks compute, as compilers and data loaders do."""
-    still: frozenset[int] = frozenset()
-    """Ranks whose GPU is known not to compute."""
-    waits: frozenset[int] = frozenset()
-    """Those of them whose GPU waits in a kernel: their step has not ended."""
-    awaits: frozenset[int] = frozenset()
-    """Ranks that wait for an answer from outside the job, as of a service that generates rollouts:
-    nobody sees whether it works.
-    """
-
-
-NO_WORK = Work()
-
-
-STAGES = 3
-"""Stages of a step."""
-STOPPED = frozenset({ThreadState.STOPPED, ThreadState.TRACED})
-"""States of a process that is stopped by a signal or a debugger."""
-
-
-OPERATIONS = (
-    *("broadcast", "all_reduce", "all_reduce", "reduce", "all_gather", "all_gather", "all_gather"),
-    *("gather", "scatter", "reduce_scatter", "all_to_all", "all_to_all", "send", "recv", "recv"),
-    *("barrier", "reduce_scatter", "coalesced", "all_reduce", "reduce_scatter"),
-)
-"""The names of c10d's types of operations, in the order of its `OpType`."""
-
-
-def operation(word: int) -> str:
-    """Return the collective in a heartbeat's word of a wait, with its group if that is told; empty for
-    none.
-    """
-    group, kind = divmod(word, 1 << GROUP_BIT)
-    if not kind:
-        return ""
-    name = OPERATIONS[kind - 1] if kind <= len(OPERATIONS) else "other"
-    return f"{name} in group {group}" if group else name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankState:
-    """The state of one rank of this node at one moment."""
-
-    rank: int
-    pid: int
-    start: int
-    """Clock ticks from boot to its start; this and the pid identify a process uniquely."""
-    step: int
-    """Steps it has made."""
-    phase: Phase
-    stage: StepStage
-    """How far it is in the next step."""
-    forward_pass: int = 0
-    """Forward passes that the next step has begun so far."""
-    forward_passes: int = 0
-    """How many a step has, several where gradients accumulate; 0 if unknown."""
-    silence: float
-    """Seconds since its last heartbeat."""
-    bound: float
-    """Seconds of silence that are usual for it."""
-    idle_bound: float = math.inf
-    """Those that are usual while none of its job is at work here, if these are fewer."""
-    stores: bool = False
-    """Whether one of its threads has waited for storage of late, in a marked phase."""
-    state: ThreadState
-    """State of its process."""
-    ended: ExitKind | None = None
-    """How its process ended; None while it runs."""
-    ended_at: float | None = None
-    """Unix time in seconds at which its end was noticed."""
-    settled: bool = True
-    """Whether it has made more than its first steps since its first heartbeat."""
-    user: int | None = None
-    """Its real uid; None if unknown."""
-    world_size: int | None = None
-    """Ranks of the job, according to its environment; None if unknown."""
-    cpu: float | None = None
-    """Share of a core's time that its process used, or was ready to use, since its last heartbeat;
-    None if unknown.
-    """
-    thread_cpu: float | None = None
-    """Share that its training's thread used; None if unknown."""
-    on_gpu: bool = False
-    """Whether it trains on a GPU, for which its host may spin."""
-    timeout: int = TIMEOUT
-    """Seconds after which a watchdog of its own ends it if it hangs."""
-    stopped_for: float = 0.0
-    """Seconds for which its process has been seen stopped, by a signal or a debugger."""
-    phase_seconds: float = 0.0
-    """Seconds for which it has been in its phase."""
-    collective: str = ""
-    """The collective in which its host is between two steps; empty if it is known of none."""
-    collective_for: float = 0.0
-    """Seconds for which it has been seen there."""
-
-    @property
-    def overdue(self) -> bool:
-        """Whether the rank has been silent for longer than is usual."""
-        return self.silence > self.bound
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the rank's process is stopped by a signal or a debugger."""
-        return self.state in STOPPED
-
-    def computes(self, seen: Work) -> bool:
-        """Whether its CPU time shows that it is at work: not where its host may spin for its GPU."""
-        spins = self.rank in seen.waits or (self.on_gpu and self.rank not in seen.still)
-        return not spins and self.cpu is not None and self.cpu >= BUSY
-
-    def is_idle(self, seen: Work) -> bool:
-        """Whether it is known to do nothing."""
-        if self.on_gpu and self.rank not in seen.still:
-            return False
-        return self.rank in seen.waits or (
-            self.thread_cpu is not None and self.thread_cpu < IDLE_SHARE and not self.computes(seen)
-        )
-
-    def waits_in(self, seen: Work, floor: float) -> str:
-        """Return in what the rank waits for others; empty if it is not known to."""
-        if not self.is_idle(seen):
-            return ""
-        if self.stage in {StepStage.FORWARD, StepStage.BACKWARD}:
-            return "step" if self.phase is Phase.TRAINING else ""
-        if self.rank in seen.waits:
-            return "kernel"
-        return self.collective if self.collective_for > floor else ""
+"""Seconds before that for which a hang must be shown: the job and what it was at are there no
+more.
+"""
+MAX_NAMED = 8
+"""Most culprits named of a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,6 +81,8 @@ class Standstill:
     """
     patience: float = PATIENCE
     """The same at most, whatever is not known: less than until the job's own watchdog ends it."""
+    work: Work = NO_WORK
+    """What showed whether the job is at work."""
 
     @property
     def is_pause(self) -> bool:
@@ -346,8 +104,15 @@ class Standstill:
         return not self.is_pause and self.overdue >= self.hold
 
     @property
+    def silence(self) -> float:
+        """Seconds since the last heartbeat that any of its living ranks sent."""
+        return min((rank.silence for rank in self.ranks if rank.ended is None), default=0.0)
+
+    @property
     def explanation(self) -> str:
         """The cause in words."""
+        if self.reason is HangClass.WORKING and self.work.says:
+            return f"no step, but {self.work.says}"
         return explain(self.reason, named=bool(self.culprits), whole=self.whole)
 
 
@@ -422,7 +187,7 @@ def judge(
     return Standstill(
         job=job,
         reason=reason,
-        culprits=tuple(culprits),
+        culprits=tuple(culprits[:MAX_NAMED]),
         ranks=tuple(ranks),
         # The job went on until the last of them fell silent.
         since=now - min(rank.silence for rank in living),
@@ -431,6 +196,7 @@ def judge(
         waiting=waiting,
         hold=hold,
         patience=patience,
+        work=seen,
     )
 
 
@@ -461,14 +227,8 @@ def _patience(living: Sequence[RankState], waiting: Mapping[int, str], seen: Wor
 
 def _whole(ranks: Sequence[RankState]) -> bool:
     """Return whether these are all ranks of their job."""
-    sizes = {rank.world_size for rank in ranks}
-    return None not in sizes and len({rank.rank for rank in ranks}) >= max(
-        size for size in sizes if size is not None
-    )
-
-
-_UNSAVED = HangClass.CHECKPOINT, Culprit.CHECKPOINT
-_UNBEGUN = HangClass.INPUT, Culprit.INPUT
+    sizes = [math.inf if rank.world_size is None else rank.world_size for rank in ranks]
+    return len({rank.rank for rank in ranks}) >= max(sizes)
 
 
 def _between_steps(
@@ -499,8 +259,9 @@ def _between_steps(
     if not whole and (rest or marked or "kernel" not in waiting.values()):
         return HangClass.COLLECTIVE, patience, []
     if rest:
-        saving = any(rank.phase is Phase.CHECKPOINT for rank in rest)
-        reason, culprit = _UNSAVED if saving else _UNBEGUN
+        reason, culprit = HangClass.INPUT, Culprit.INPUT
+        if any(rank.phase is Phase.CHECKPOINT for rank in rest):
+            reason, culprit = HangClass.CHECKPOINT, Culprit.CHECKPOINT
         named = [(rank.rank, culprit) for rank in rest]
         return reason, 0.0, named if len(rest) <= len(waiting) else []
     counts = Counter(waiting.values())
@@ -533,8 +294,8 @@ def _cause(
         return HangClass.PROCESS, gone + stopped
     if traced := [rank for rank, state in held.items() if state is ThreadState.TRACED]:
         return HangClass.DEBUGGER, [(rank, Culprit.TRACED) for rank in traced]
-    # Not only a minority: all ranks of a node may hang in the same storage at once. Those that wait for
-    # others have written what they had to.
+    # Not only a minority: all ranks of a node may hang in the same storage at once. Those that wait
+    # for others have written what they had to.
     if saving := [
         rank.rank for rank in living if rank.phase is Phase.CHECKPOINT and rank.rank not in waiting
     ]:
@@ -549,22 +310,6 @@ def _cause(
         if len(paused) * 2 < len(living):
             return HangClass.DESYNC, [(rank, Culprit.PAUSED) for rank in paused]
     return _apart(living, whole=whole)
-
-
-def position(rank: RankState) -> float:
-    """Return how far a rank is, in steps: a third of the next one is over in its last forward pass,
-    and two thirds in its last backward pass; what comes before them shares the first third.
-
-    Whole steps where its stage is unknown.
-    """
-    if rank.stage is StepStage.UNKNOWN:
-        return rank.step
-    stage = (rank.stage - StepStage.INPUT) / STAGES
-    last = rank.forward_passes
-    number = min(rank.forward_pass + (rank.stage is StepStage.INPUT), last)
-    if number < last or (last and rank.stage is StepStage.INPUT):
-        return rank.step + (max(number, 1) - 1 + stage) / last / STAGES
-    return rank.step + stage
 
 
 def _apart(

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from dshealthd.jobs.environment import TIMEOUT
+from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.exits import ExitKind
-from dshealthd.jobs.hangs.hang import (
-    IDLE_FOR,
-    NO_WORK,
-    NOTICE,
-    PATIENCE,
-    UNEXPLAINED,
-    Culprit,
-    HangClass,
-    RankState,
-    Standstill,
-    Work,
-    judge,
-    position,
-)
+from dshealthd.jobs.hangs.judge import IDLE_FOR, NOTICE, PATIENCE, UNEXPLAINED, Standstill, judge
 from dshealthd.jobs.hangs.silence import FIRST, FLOOR, UNKNOWN
+from dshealthd.jobs.hangs.states import NO_WORK, RankState, Work, position
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
 from tests.symptoms.promtool import rule_groups
@@ -48,9 +38,14 @@ HOLD = TIMEOUT - NOTICE - FLOOR
 ALL = frozenset({0, 1, 2})
 
 
+def changed(rank: RankState, /, **fields: Any) -> RankState:
+    """Return the state of a rank with other values of these fields."""
+    return replace(rank, **fields)
+
+
 def ranks(**of_rank_1: object) -> list[RankState]:
     """Return three ranks that wait in the backward pass of one step, of which rank 1 differs."""
-    return [WAITS, replace(WAITS, rank=1, pid=101, **of_rank_1), replace(WAITS, rank=2, pid=102)]  # type: ignore[arg-type] # fields of it
+    return [WAITS, changed(WAITS, rank=1, pid=101, **of_rank_1), changed(WAITS, rank=2, pid=102)]
 
 
 def found(states: list[RankState], work: Work = Work()) -> Standstill:  # noqa: B008 - immutable
@@ -117,16 +112,18 @@ def test_accumulating_gradients(
     others: dict[str, object], rank_1: dict[str, object], reason: HangClass, culprit: Culprit
 ) -> None:
     """In a step with several forward passes, ranks are compared by the pass they are in."""
-    states = [replace(rank, **(FOURTH | others)) for rank in ranks()]  # type: ignore[arg-type] # fields of it
-    states[1] = replace(states[1], **rank_1)  # type: ignore[arg-type] # likewise
+    states = [changed(rank, **(FOURTH | others)) for rank in ranks()]
+    states[1] = changed(states[1], **rank_1)
     hang = found(states)
     assert (hang.reason, hang.culprits) == (reason, ((1, culprit),))
 
 
 def test_passes_that_cannot_be_compared() -> None:
-    """Where ranks have differently many forward passes in a step, the number of one says nothing."""
+    """Where ranks have differently many forward passes in a step, the number of one says
+    nothing.
+    """
     states = ranks(forward_pass=2, forward_passes=6)
-    states = [replace(rank, **FOURTH) if rank.rank != 1 else rank for rank in states]  # type: ignore[arg-type] # fields of it
+    states = [changed(rank, **FOURTH) if rank.rank != 1 else rank for rank in states]
     assert (found(states).reason, found(states).culprits) == (HangClass.WAITING, ())
 
 
@@ -253,22 +250,49 @@ LATE = {"silence": IDLE_FOR + 1}
 def test_collectives_between_two_steps(
     rank_1: dict[str, object], reason: HangClass, culprits: object, hold: float
 ) -> None:
-    """Ranks that all wait for others between two steps, or are idle while the rest wait, hang, as none
-    is left that could be at work; the one that is idle, or waits in another collective than the rest, is
-    named.
+    """Ranks that all wait for others between two steps, or are idle while the rest wait, hang, as
+    none is left that could be at work; the one that is idle, or waits in another collective than
+    the rest, is named.
     """
     states = [
-        replace(rank, **(BARRIER | LATE | (rank_1 if rank.rank == 1 else {})))  # type: ignore[arg-type] # fields of it
-        for rank in ranks()
+        changed(rank, **(BARRIER | LATE | (rank_1 if rank.rank == 1 else {}))) for rank in ranks()
     ]
     still = found(states)
     assert (still.reason, still.culprits, still.hold) == (reason, culprits, hold)
     assert found(states, Work("it writes files")).reason is HangClass.WORKING
 
 
+@pytest.mark.parametrize(("of_all", "of_rank_1", "seconds"), [
+    ({}, {}, 120),  # all wait at the same place: 90 s beyond what is usual
+    ({"stage": INPUT, "thread_cpu": None}, {}, 540),  # a minute before their watchdog
+    ({"stage": INPUT, "thread_cpu": None, "timeout": 7200}, {}, 600),
+    ({"cpu": 1.0, "thread_cpu": 1.0, "timeout": 7200}, {}, 600),
+    (BARRIER, {"collective": ""}, 45),
+    (BARRIER, {"collective": "broadcast"}, 30),
+])  # fmt: skip
+def test_when_a_silence_is_a_hang(
+    of_all: dict[str, object], of_rank_1: dict[str, object], seconds: int
+) -> None:
+    """Not a second before, and a second after."""
+    for silence in (seconds - 1, seconds + 1):
+        states = [
+            changed(rank, **(of_all | {"silence": float(silence)} | of_one))
+            for rank, of_one in zip(ranks(), ({}, of_rank_1, {}), strict=True)
+        ]
+        still = judge("run-1", states, 1000.0)
+        assert (still is not None and still.shown) is (silence > seconds)
+
+
+def test_so_many_culprits_are_named() -> None:
+    """Eight of the nine that are stopped, where others wait."""
+    held = {"state": ThreadState.STOPPED, "stopped_for": FLOOR + 1}
+    states = [changed(WAITS, rank=rank, **(held if rank < 9 else {})) for rank in range(20)]
+    assert [rank for rank, _ in found(states).culprits] == list(range(8))
+
+
 def test_background_threads() -> None:
     """What a logger takes beside the training's thread hides no wait."""
-    states = [replace(rank, **BARRIER, cpu=0.05) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    states = [changed(rank, **BARRIER, cpu=0.05) for rank in ranks()]
     assert found(states).waiting == dict.fromkeys(range(3), "barrier")
 
 
@@ -283,20 +307,19 @@ HEALTHY: dict[str, tuple[dict[str, object], Work]] = {
     "uploads one": ({"collective": ""}, Work("it sends or receives over the network")),
     "gathers a large tensor": ({}, Work("it sends or receives over the network")),
     "gets no CPU": ({"collective": "", "cpu": 0.9}, NO_WORK),
-    "waits for a service's rollouts": ({"collective": ""}, Work(awaits=frozenset({1}))),
+    "waits for a service's rollouts": ({"collective": ""}, Work(awaits={1: "10.0.0.7:80"})),
     "runs at some percent": ({"collective": "", "thread_cpu": 0.03}, NO_WORK),
 }
 
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_ranks_that_others_wait_for(name: str) -> None:
-    """A rank that is at work, or may be, while the others wait for it in a collective is no hang, and
-    none is named.
+    """A rank that is at work, or may be, while the others wait for it in a collective is no hang,
+    and none is named.
     """
     rank_1, seen = HEALTHY[name]
     states = [
-        replace(rank, **(BARRIER | LATE | (rank_1 if rank.rank == 1 else {})))  # type: ignore[arg-type] # fields of it
-        for rank in ranks()
+        changed(rank, **(BARRIER | LATE | (rank_1 if rank.rank == 1 else {}))) for rank in ranks()
     ]
     still = found(states, seen)
     assert (still.is_pause, still.culprits) == (True, ())
@@ -316,15 +339,13 @@ SAVED = SAVES | {"collective": "barrier", "collective_for": FIRST}
 
 def saving(**of_rank_1: object) -> list[RankState]:
     """Return three ranks in a checkpoint, of which all but rank 1 wait in a barrier."""
-    return [
-        replace(rank, **(SAVES | of_rank_1 if rank.rank == 1 else SAVED))  # type: ignore[arg-type] # fields of it
-        for rank in ranks()
-    ]
+    return [changed(rank, **(SAVES | of_rank_1 if rank.rank == 1 else SAVED)) for rank in ranks()]
 
 
 def test_a_checkpoint_in_which_nobody_works() -> None:
-    """A rank that neither moves bytes nor computes in a checkpoint, while the others wait for it, is a
-    hang as soon as one in the first steps, and named alone; those that have all written hang together.
+    """A rank that neither moves bytes nor computes in a checkpoint, while the others wait for it,
+    is a hang as soon as one in the first steps, and named alone; those that have all written hang
+    together.
     """
     still = found(saving())
     assert (still.reason, still.culprits, still.hold, still.overdue) == (
@@ -335,8 +356,8 @@ def test_a_checkpoint_in_which_nobody_works() -> None:
     assert late.culprits == ((1, Culprit.CHECKPOINT),)
     still = found(saving(**SAVED))
     assert (still.reason, still.culprits, still.hold) == (HangClass.WAITING, (), UNEXPLAINED)
-    trains = replace(WAITS, stage=INPUT, bound=FLOOR, **LATE)  # type: ignore[arg-type] # fields of it
-    others = [replace(trains, rank=0, **BARRIER), saving()[1], replace(trains, rank=2, **BARRIER)]  # type: ignore[arg-type] # fields of it
+    trains = changed(WAITS, stage=INPUT, bound=FLOOR, **LATE)
+    others = [changed(trains, rank=0, **BARRIER), saving()[1], changed(trains, rank=2, **BARRIER)]
     assert found(others).culprits == ((1, Culprit.CHECKPOINT),)
 
 
@@ -345,8 +366,8 @@ def test_a_checkpoint_in_which_nobody_works() -> None:
     [({}, HangClass.COLLECTIVE), (SAVED, HangClass.COLLECTIVE)],
 )
 def test_a_checkpoint_of_ranks_on_other_nodes(rank_1: dict[str, object], reason: HangClass) -> None:
-    """A node that sees some of the ranks names none, and shows a hang by itself as late as ever: others
-    may be at work. What the rules make of it is in tests/symptoms/training-hang-job.yml.
+    """A node that sees some of the ranks names none, and shows a hang by itself as late as ever:
+    others may be at work. What the rules make of it is in tests/symptoms/training-hang-job.yml.
     """
     here = [replace(rank, world_size=4) for rank in saving(**rank_1)]
     still = found(here)
@@ -371,7 +392,7 @@ SLOW: dict[str, tuple[dict[str, object], Work]] = {
     "serializes": ({"thread_cpu": 0.05}, NO_WORK),
     "compresses in other threads": ({"cpu": 3.0}, NO_WORK),
     "compresses in other processes": ({}, Work(computes=True)),
-    "waits for an object store": ({}, Work(awaits=frozenset({1}))),
+    "waits for an object store": ({}, Work(awaits={1: "10.0.0.7:80"})),
     "has just begun": ({"silence": FIRST - 1}, NO_WORK),
     "is in one that is as slow each time": ({"idle_bound": 400.0}, NO_WORK),
     "evaluates by a service": ({"phase": Phase.EVALUATION, "idle_bound": UNKNOWN}, NO_WORK),
@@ -387,11 +408,12 @@ def test_slow_checkpoints(name: str) -> None:
 
 
 def test_an_upload_by_one_rank() -> None:
-    """Rank 0 sends a checkpoint to an object store while the others, on its node and on another, wait on
-    their GPUs: its node shows a job at work while the bytes move, and then one that hangs unless the
-    other is at work. What the rules make of it is in tests/symptoms/training-hang-job.yml.
+    """Rank 0 sends a checkpoint to an object store while the others, on its node and on another,
+    wait on their GPUs: its node shows a job at work while the bytes move, and then one that hangs
+    unless the other is at work. What the rules make of it is in
+    tests/symptoms/training-hang-job.yml.
     """
-    rank = replace(WAITS, stage=INPUT, on_gpu=True, world_size=4, **LATE)  # type: ignore[arg-type] # fields of it
+    rank = changed(WAITS, stage=INPUT, on_gpu=True, world_size=4, **LATE)
     here, there = ([replace(rank, rank=number) for number in node] for node in ((0, 1), (2, 3)))
     sends = Work("it sends", still=frozenset({0, 1}), waits=frozenset({1}))
     assert (found(here, sends).reason, found(here, sends).waiting) == (
@@ -409,10 +431,10 @@ def test_an_upload_by_one_rank() -> None:
 
 
 def test_rollouts_that_take_as_long_each_time() -> None:
-    """Ranks that wait idly for a service that generates for three minutes are no hang once that is usual,
-    and an asynchronous checkpoint makes none silent.
+    """Ranks that wait idly for a service that generates for three minutes are no hang once that is
+    usual, and an asynchronous checkpoint makes none silent.
     """
-    states = [replace(rank, **BARRIER, bound=360.0) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    states = [changed(rank, **BARRIER, bound=360.0) for rank in ranks()]
     states = [replace(rank, silence=200.0) for rank in states]
     states[0] = replace(states[0], collective="")
     assert judge("run-1", states, 1000.0) is None
@@ -428,10 +450,10 @@ def test_idle_ranks_alone() -> None:
 
 def test_a_rank_whose_gpu_does_nothing() -> None:
     """Of ranks whose hosts are between two steps, the one whose GPU runs no kernel is waited for by
-    those whose GPUs wait in one, if its host does nothing; with other nodes, which may be at work, none
-    is named.
+    those whose GPUs wait in one, if its host does nothing; with other nodes, which may be at work,
+    none is named.
     """
-    states = [replace(rank, stage=INPUT, on_gpu=True, cpu=1.0, **LATE) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    states = [changed(rank, stage=INPUT, on_gpu=True, cpu=1.0, **LATE) for rank in ranks()]
     states[1] = replace(states[1], cpu=0.0)
     seen = Work(still=ALL, waits=frozenset({0, 2}))
     assert (found(states, seen).reason, found(states, seen).culprits) == (
@@ -447,7 +469,7 @@ def test_a_rank_whose_gpu_does_nothing() -> None:
 def test_collectives_without_a_majority() -> None:
     """Of two ranks in two collectives, none is named."""
     two = [
-        replace(WAITS, rank=rank, world_size=2, **(BARRIER | {"collective": collective}))  # type: ignore[arg-type] # fields of it
+        changed(WAITS, rank=rank, world_size=2, **(BARRIER | {"collective": collective}))
         for rank, collective in enumerate(("barrier", "broadcast"))
     ]
     assert (found(two).reason, found(two).culprits) == (HangClass.DESYNC, ())
@@ -506,15 +528,15 @@ def test_the_first_steps(
     """Ranks at different places hang in the first steps as in any, once nobody works; one that
     compiles for minutes does not hang.
     """
-    states = [replace(rank, **(FIRST_STEP | of_all)) for rank in ranks()]  # type: ignore[arg-type] # fields of it
-    states[1] = replace(states[1], **rank_1)  # type: ignore[arg-type] # likewise
+    states = [changed(rank, **(FIRST_STEP | of_all)) for rank in ranks()]
+    states[1] = changed(states[1], **rank_1)
     still = found(states)
     assert (still.reason, still.hold) == (reason, hold)
 
 
 def test_child_processes_that_compile() -> None:
     """Compilers and data loaders are processes of their own, for which a rank waits idly."""
-    states = [replace(rank, **FIRST_STEP, stage=INPUT) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    states = [changed(rank, **FIRST_STEP, stage=INPUT) for rank in ranks()]
     assert found(states, Work(computes=True)).reason is HangClass.WORKING
 
 
@@ -531,7 +553,7 @@ def test_no_pause_explains_a_stopped_rank(rank_1: dict[str, object], reason: Han
     pause that may take half an hour; GPUs that still compute do not change that.
     """
     pause = {"phase": Phase.EVALUATION, "bound": UNKNOWN}
-    states = [replace(rank, **pause) for rank in ranks(**rank_1)]  # type: ignore[arg-type] # fields of it
+    states = [changed(rank, **pause) for rank in ranks(**rank_1)]
     still = found(states, Work("its GPUs compute"))
     assert (still.reason, [rank for rank, _ in still.culprits]) == (reason, [1])
     assert judge("run-1", [replace(states[0], silence=FLOOR - 1), *states[1:]], 1000.0) is None
@@ -580,8 +602,8 @@ def test_who_is_done_while_others_wait() -> None:
     """A rank that has ended well is the one that those in a step or in a collective wait for."""
     done = {"ended": ExitKind.ENDED, "ended_at": 1000.0 - FLOOR - 1, "state": ThreadState.GONE}
     for others in ({}, BARRIER):
-        states = [replace(rank, **others, bound=UNKNOWN) for rank in ranks()]  # type: ignore[arg-type] # fields of it
-        states[1] = replace(states[1], **done)  # type: ignore[arg-type] # likewise
+        states = [changed(rank, **others, bound=UNKNOWN) for rank in ranks()]
+        states[1] = changed(states[1], **done)
         hang = found(states)
         assert (hang.reason, hang.culprits) == (HangClass.PROCESS, ((1, Culprit.GONE),))
         just = replace(states[1], ended_at=1000.0 - FLOOR + 1)
@@ -590,13 +612,15 @@ def test_who_is_done_while_others_wait() -> None:
 
 def test_ranks_that_end_one_after_another() -> None:
     """One that has just ended well is no culprit, though the others are overdue by now."""
-    states = [replace(rank, **BARRIER) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    states = [changed(rank, **BARRIER) for rank in ranks()]
     states[1] = replace(states[1], ended=ExitKind.ENDED, ended_at=995.0)
     assert judge("run-1", states, 1000.0) is None
 
 
 def test_all_ranks_in_the_same_storage() -> None:
-    """Where all ranks of a node hang in the kernel, all are named; of a few that do not, none is known."""
+    """Where all ranks of a node hang in the kernel, all are named; of a few that do not, none is
+    known.
+    """
     blocked = [replace(rank, state=ThreadState.BLOCKED) for rank in ranks()]
     assert found(blocked).culprits == tuple((rank, Culprit.BLOCKED) for rank in range(3))
     most = [*blocked[:2], replace(WAITS, rank=2)]
@@ -605,10 +629,10 @@ def test_all_ranks_in_the_same_storage() -> None:
 
 @pytest.mark.parametrize("others", [{"stage": INPUT}, {"thread_cpu": 0.5}, {"on_gpu": True}])
 def test_an_orderly_end(others: dict[str, object]) -> None:
-    """Of ranks that are not known to wait for it, one may write results after another has ended well:
-    the job ends, for as long as nothing is known.
+    """Of ranks that are not known to wait for it, one may write results after another has ended
+    well: the job ends, for as long as nothing is known.
     """
-    states = [replace(rank, **others, silence=29.0 + HOLD) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    states = [changed(rank, **others, silence=29.0 + HOLD) for rank in ranks()]
     states[1] = replace(states[1], ended=ExitKind.ENDED, ended_at=0.0)
     assert judge("run-1", states, 1000.0) is None
     late = [replace(rank, silence=31.0 + HOLD) for rank in states]
@@ -667,14 +691,14 @@ def test_a_process_is_evidence_by_itself(rank_1: dict[str, object], culprit: Cul
 )
 def test_what_may_be_a_pause_is_held(of_all: dict[str, object], hold: float) -> None:
     """Ranks that are all between the same two steps may write an unmarked checkpoint."""
-    still = found([replace(rank, **of_all) for rank in ranks()])  # type: ignore[arg-type] # fields of it
+    still = found([changed(rank, **of_all) for rank in ranks()])
     assert (still.hold, still.overdue, still.is_pause, still.shown) == (
         hold,
         1.0,
         hold == HOLD,
         False,
     )
-    late = [replace(rank, **of_all, silence=30.0 + HOLD) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    late = [changed(rank, **of_all, silence=30.0 + HOLD) for rank in ranks()]
     assert found(late).shown
 
 

@@ -1,0 +1,433 @@
+"""The node's record: what was wrong with it before, and what was done to it, over 90 days.
+
+It takes up findings when they close, and boots, starts of the agent, changes of the driver and
+steps of the clock. All are kept in the order in which they were recorded, whatever the clock said.
+When a wrong clock is set right, what this agent has recorded by it is dated anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dshealthd import __version__
+from dshealthd.core import background, documents, schema, state_file
+from dshealthd.core.child import StartError
+from dshealthd.core.collector import gauge
+from dshealthd.core.documents import COMPACT
+from dshealthd.core.host import read
+from dshealthd.core.state_writer import LatestWriter
+from dshealthd.findings.catalogue import catalogue
+from dshealthd.findings.finding import FIGURE, ORDER, State, finite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from dshealthd.core.collector import Sample
+    from dshealthd.findings.finding import Finding
+    from dshealthd.findings.series import Series
+
+log = logging.getLogger(__name__)
+
+INCIDENTS = gauge(
+    "dshealthd_record_hardware_incidents",
+    "How often, within the last 30 days, a finding about this node's own hardware began: at least "
+    "a day apart, outside maintenance, since its last repair, and as far back as its record goes.",
+)
+BUSY = gauge(
+    "dshealthd_record_gpu_busy_seconds",
+    "For how long, within the last 30 days, the node's GPUs computed: their mean, as far back as "
+    "the node's record goes. Absent without GPUs.",
+)
+SCHEMA = 1
+"""Version of `/api/v1/history`; see docs/history.md."""
+VERSION = 1
+FILE = "history.json"
+DAY = 86400.0
+KEPT = 90 * DAY
+"""Seconds for which the record goes back."""
+WINDOW = 30
+"""Days over which nodes are compared, and of the strip on the page: long enough for a third failure
+of a node that has one in ten days, short enough that a repair counts within the month."""
+REPAIRED = "repaired"
+"""How the reason of a maintenance begins that says that the node's hardware was repaired."""
+MAX_ENTRIES = 2_000
+MAX_BYTES = 1 << 20
+MAX_TEXT = 200
+"""Most characters of a text in it."""
+AGAIN = 3600.0
+"""Seconds within which what comes back is the same entry: a port that flaps is one, with the number
+of times, and must not push out the rest of 90 days."""
+STEP = 60.0
+"""Seconds by which the clock must move between two judgements, against the monotonic one, to have
+been set: NTP slews both. It also moves while the node is suspended.
+"""
+SLACK = 30.0
+"""Most seconds between two judgements that count as watched: three times the usual distance."""
+SAVE_EVERY = 3600.0
+"""Seconds between two writes while nothing has happened: of how long the node was watched."""
+LOAD_DEADLINE = 2.0
+"""Seconds to read the file, for which nothing else waits."""
+_SECONDS = schema.Number(0, DAY)
+_TEXTS = ("kind", "what", "says", "part", "reason", "job")
+
+
+@dataclass(slots=True)
+class Entry:
+    """One line of the record. Times are Unix time in seconds."""
+
+    kind: str
+    """`finding`, `maintenance`, `repair`, `boot`, `agent`, `driver` or `clock`."""
+    what: str
+    """Name of the finding; for others, what tells them apart: a version."""
+    says: str
+    """What it was, in words."""
+    begin: float
+    end: float | None
+    """None while it lasts, which is never recorded."""
+    part: str = ""
+    reason: str = ""
+    job: str = ""
+    """The training job that it was about, or that it struck first."""
+    severity: str | None = None
+    """The worst that it had; None for what is no finding."""
+    value: float | None = None
+    """What it measured at its worst."""
+    times: int = 1
+    """How often it came back within the hour."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What the same thing has when it comes back."""
+        return self.kind, self.what, self.part
+
+    def text(self) -> str:
+        """Return the entry as JSON."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return documents.dumps(fields, separators=COMPACT)
+
+    @classmethod
+    def of(cls, finding: Finding, begin: float, end: float | None, worst: float | None) -> Entry:
+        """Return the entry of a finding that lasted from `begin` to `end`."""
+        known = finding.document()
+        planned = finding.slug == "maintenance"
+        return cls(
+            kind="maintenance" if planned else "finding",
+            what=finding.name,
+            says=known["summary"][:MAX_TEXT],
+            begin=max(0.0, round(begin, 3)),
+            end=None if end is None else max(0.0, round(end, 3)),
+            part=known["part"][:MAX_TEXT],
+            reason=known["reason"][:MAX_TEXT],
+            job=known["training_job"][:MAX_TEXT],
+            severity=None if planned else known["severity"],
+            value=None if planned else finite(worst),
+        )
+
+    @classmethod
+    def parse(cls, document: Any) -> Entry:
+        """Return the entry in a document. Raise one of `documents.MISSHAPEN` if it is none."""
+        texts = {name: document[name] for name in _TEXTS}
+        if not all(isinstance(text, str) and len(text) <= MAX_TEXT for text in texts.values()):
+            schema.misfit("an entry", "has another text than the record writes")
+        severity = document["severity"]
+        return cls(
+            **texts,
+            severity=None if severity is None else State(severity),
+            begin=schema.UNIX_TIME.read(document["begin"], "begin"),
+            end=schema.UNIX_TIME.read(document["end"], "end"),
+            value=None if document["value"] is None else FIGURE.read(document["value"], "value"),
+            times=schema.Integer(1).read(document["times"], "times"),
+        )
+
+
+def boot() -> tuple[str, float]:
+    """Return the id of this boot, empty if it is not known, and the seconds since."""
+    try:
+        id = read("/proc/sys/kernel/random/boot_id").strip()
+    except OSError:
+        id = ""
+    return id, time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class NodeRecord:
+    """What has happened to this node."""
+
+    def __init__(self, state: Path | None) -> None:
+        """Begin with nothing; `state` is the directory of the file that outlives the agent."""
+        self._entries: deque[tuple[Entry, str]] = deque()
+        """In the order in which they were recorded, each as JSON beside it."""
+        self._bytes = 0
+        self._own = 0
+        """How many of them, the last ones, this agent has recorded."""
+        self._latest: dict[tuple[str, str, str], Entry] = {}
+        self._days: dict[int, list[float]] = {}
+        """By day of Unix time: seconds for which the node was judged, and its GPUs computed."""
+        self._began: float | None = None
+        """Unix time of the first entry that was ever recorded."""
+        self._boot = self._driver = self._repair = ""
+        self._settled: tuple[float, float] | None = None
+        """Monotonic and Unix time of the last judgement."""
+        self._steady = 0.0
+        """Monotonic time since which the clock has not been set."""
+        self.problem = ""
+        """Why the record begins anew, or is not kept."""
+        self._file = None if state is None else str(state / FILE)
+        self._writer: LatestWriter | None = None
+        self._changed, self._saved = False, 0.0
+
+    async def load(self) -> None:
+        """Restore what an earlier agent of this node recorded."""
+        if self._file is None:
+            return
+        reading = functools.partial(state_file.read_in_child, self._file, 2 * MAX_BYTES)
+        try:
+            content = await background.call(reading, "state of history", LOAD_DEADLINE, OSError)
+            with schema.reading("it"):
+                self._restore(schema.document(content))
+        except FileNotFoundError:
+            pass
+        except schema.SchemaError as error:
+            self._say(f"begins anew: {self._file}: {error}")
+            aside = functools.partial(state_file.set_aside_in_child, self._file)
+            try:
+                await background.call(aside, "state of history", LOAD_DEADLINE, OSError)
+            except OSError as problem:
+                log.warning("history: %s is not set aside: %s", self._file, problem)
+        except OSError as error:
+            # What cannot be read may be whole: it is not written over.
+            why = str(error) or f"the disk does not answer within {LOAD_DEADLINE:g} s"
+            self._say(f"is not kept, as what it was cannot be read: {self._file}: {why}")
+            return
+        write = functools.partial(state_file.replace_in_child, self._file)
+        self._writer = LatestWriter(write, "history")
+
+    def _say(self, problem: str) -> None:
+        self.problem = f"the node's record {problem}"
+        log.warning("history: %s", self.problem)
+
+    def begin(self, wall: float, booted: tuple[str, float], *, crashed: bool) -> None:
+        """Record the start of the agent, after a crash or not, and the boot before it.
+
+        `booted` is as `boot` returns it.
+        """
+        id, seconds = booted
+        if id and id != self._boot:
+            at = max(0.0, wall - seconds)
+            self.add(Entry("boot", "boot", "The node booted", at, at))
+            self._boot = id
+        what, how = ("crash", " after a crash") if crashed else (__version__, "")
+        self.add(Entry("agent", what, f"Agent {__version__} started{how}", wall, wall))
+
+    def settle(self, series: Series, now: float, wall: float) -> None:
+        """Record what `series` shows besides findings; `now` is monotonic, `wall` Unix time."""
+        if self._settled is None:
+            self._steady = now
+        before, before_wall = self._settled or (now, wall)
+        self._settled = now, wall
+        moved = (wall - now) - (before_wall - before)
+        if abs(moved) > STEP:
+            self._steady = now
+            ways = "ahead" if moved > 0 else "back"
+            says = f"The clock was set {ways}, or the node was suspended"
+            if abs(moved) > DAY:
+                self._redate(moved)
+            self.add(Entry("clock", ways, says, wall, wall, value=moved))
+        elapsed = min(now - before, SLACK)
+        day = self._days.setdefault(int(wall // DAY), [0.0, 0.0])
+        # At most: a clock that is set back lives a day twice.
+        day[0] = min(DAY, day[0] + elapsed)
+        if used := [ratio for _, ratio in series("gpu_utilization_ratio")]:
+            day[1] = min(DAY, day[1] + elapsed * statistics.fmean(used))
+        while len(self._days) > KEPT / DAY:
+            del self._days[next(iter(self._days))]
+        repair = next(
+            (
+                labels["reason"]
+                for labels, _ in series("maintenance_info")
+                if labels["reason"].lower().startswith(REPAIRED)
+            ),
+            "",
+        )
+        if repair and repair != self._repair:
+            self.add(Entry("repair", repair, repair, wall, wall))
+        self._repair = repair
+        driver = next((labels["driver"] for labels, _ in series("gpu_driver_info")), "")
+        if driver and driver != self._driver:
+            if self._driver:
+                says = f"GPU driver {self._driver} became {driver}"
+                self.add(Entry("driver", driver[:MAX_TEXT], says[:MAX_TEXT], wall, wall))
+            self._driver, self._changed = driver, True
+
+    def _redate(self, moved: float) -> None:
+        """Date what this agent has recorded by the clock of now.
+
+        Only for days: an hour does no harm here, and a virtual machine that was paused for as long
+        looks the same.
+        """
+        for place in range(max(0, len(self._entries) - self._own), len(self._entries)):
+            entry, _ = self._entries[place]
+            entry.begin = max(0.0, entry.begin + moved)
+            entry.end = max(0.0, (entry.end or 0.0) + moved)
+            self._write(place)
+
+    def _write(self, place: int) -> None:
+        entry, text = self._entries[place]
+        self._entries[place] = (entry, entry.text())
+        self._bytes += len(self._entries[place][1]) - len(text)
+
+    def add(self, entry: Entry) -> None:
+        """Record what has ended."""
+        last = self._latest.get(entry.key)
+        if last is not None and _comes_back(last, entry):
+            last.times += 1
+            last.end = entry.end
+            last.job = last.job or entry.job
+            if _rank(entry) > _rank(last):
+                last.severity, last.value = entry.severity, entry.value
+            self._write(next(at for at, (one, _) in enumerate(self._entries) if one is last))
+        else:
+            self._append(entry)
+            self._own += 1
+        self._began = entry.begin if self._began is None else self._began
+        self._changed = True
+
+    def _append(self, entry: Entry) -> None:
+        self._entries.append((entry, text := entry.text()))
+        self._latest[entry.key] = entry
+        self._bytes += len(text)
+        while len(self._entries) > MAX_ENTRIES or self._bytes > MAX_BYTES:
+            self._drop()
+
+    def _drop(self) -> None:
+        entry, text = self._entries.popleft()
+        self._bytes -= len(text)
+        if self._latest.get(entry.key) is entry:
+            del self._latest[entry.key]
+
+    def _shown(self, wall: float) -> Iterator[tuple[Entry, str]]:
+        """Yield what lies within the time that the record goes back, by this clock."""
+        for entry, text in self._entries:
+            if entry.end is not None and entry.end > wall - KEPT and entry.begin <= wall + STEP:
+                yield entry, text
+
+    def samples(self, open_now: Iterable[Entry], wall: float) -> Iterator[Sample]:
+        """Yield the figures of the last 30 days; `open_now` has the findings that last."""
+        known = [*(entry for entry, _ in self._shown(wall)), *open_now]
+        since = max(wall - WINDOW * DAY, *(e.begin for e in known if e.kind == "repair"), 0.0)
+        works = [(e.begin, e.end or wall) for e in known if e.kind == "maintenance"]
+        begins = sorted(
+            entry.begin
+            for entry in known
+            if entry.begin > since
+            and _of_hardware(entry)
+            and not any(begin <= entry.begin <= end for begin, end in works)
+        )
+        count, last = 0, -DAY
+        for begin in begins:
+            if begin >= last + DAY:
+                count, last = count + 1, begin
+        yield INCIDENTS(float(count))
+        today = int(wall // DAY)
+        busy = sum(day[1] for at, day in self._days.items() if today - WINDOW < at <= today)
+        if self._driver:
+            yield BUSY(busy)
+
+    def document(self, node: str, open_now: Iterable[Entry], wall: float) -> bytes:
+        """Return the record as JSON for `/api/v1/history`, the oldest entry first."""
+        shown = sorted(
+            [*self._shown(wall), *((entry, entry.text()) for entry in open_now)],
+            key=lambda each: each[0].begin,
+        )
+        head = {
+            "schema": SCHEMA,
+            "node": node,
+            "time": round(wall, 3),
+            "since": self._began if self._began is None else min(self._began, wall),
+            "problem": self.problem,
+            "in_the_future": sum(entry.begin > wall + STEP for entry, _ in self._entries),
+            "days": list(self._strip([entry for entry, _ in shown], wall)),
+        }
+        start = documents.dumps(head, separators=COMPACT)[:-1]
+        return f'{start},"entries":[{",".join(text for _, text in shown)}]}}'.encode()
+
+    def _strip(self, shown: list[Entry], wall: float) -> Iterator[dict[str, Any]]:
+        """Yield each of the last days, by UTC: its worst severity, and for how long the node was
+        judged; none is known of a day without that.
+        """
+        today = int(wall // DAY)
+        days = range(today - WINDOW + 1, today + 1)
+        ranks = dict.fromkeys(days, -1)
+        for entry in shown:
+            end = wall if entry.end is None else min(entry.end, wall)
+            for day in range(max(days[0], int(entry.begin // DAY)), int(end // DAY) + 1):
+                ranks[day] = max(ranks.get(day, -1), _rank(entry))
+        for day in days:
+            seconds = self._days.get(day, (0.0,))[0]
+            rank = max(ranks[day], 0 if seconds > 0 else -1)
+            yield {
+                "day": time.strftime("%Y-%m-%d", time.gmtime(day * DAY)),
+                "worst": None if rank < 0 else str(ORDER[rank]),
+                "watched_seconds": round(seconds),
+            }
+
+    def save(self, now: float, wall: float, *, last: bool = False) -> None:
+        """Write the file if anything has happened, or an hour has passed."""
+        if self._writer is None or not (self._changed or last or now - self._saved >= SAVE_EVERY):
+            return
+        if now - self._steady >= DAY:  # by a clock that was right for a day
+            while self._entries and (self._entries[0][0].end or wall) < wall - KEPT:
+                self._drop()
+        self._changed, self._saved = False, now
+        head = {
+            "version": VERSION,
+            "time": wall,
+            "began": self._began,
+            "boot": self._boot,
+            "driver": self._driver,
+            "days": {
+                str(day): [round(value, 1) for value in seconds]
+                for day, seconds in self._days.items()
+            },
+        }
+        start = documents.dumps(head, separators=COMPACT)[:-1]
+        content = f'{start},"entries":[{",".join(text for _, text in self._entries)}]}}'
+        try:
+            self._writer.put(content.encode())
+        except StartError as error:
+            log.warning("history: not written: %s", error)
+
+    def _restore(self, document: Any) -> None:
+        if document["version"] != VERSION:
+            schema.misfit("version", f"{document['version']!r} is not {VERSION}")
+        entries = [Entry.parse(row) for row in document["entries"]]
+        days = {
+            int(day): [_SECONDS.read(value, "days") for value in (watched, busy)]
+            for day, (watched, busy) in document["days"].items()
+        }
+        began = document["began"]
+        self._began = None if began is None else schema.UNIX_TIME.read(began, "began")
+        self._boot, self._driver = str(document["boot"]), str(document["driver"])[:MAX_TEXT]
+        self._days = days
+        for entry in entries:
+            self._append(entry)
+
+
+def _rank(entry: Entry) -> int:
+    return -1 if entry.severity is None else ORDER.index(State(entry.severity))
+
+
+def _comes_back(last: Entry, entry: Entry) -> bool:
+    """Return whether an entry is that of before, which has come back within the hour."""
+    return last.end is not None and last.begin <= entry.begin <= last.end + AGAIN
+
+
+def _of_hardware(entry: Entry) -> bool:
+    known = catalogue().get(f"Dshealthd{entry.what}") if entry.kind == "finding" else None
+    return known is not None and entry.reason.startswith(known.type.hardware)

@@ -1,0 +1,94 @@
+"""A node's record as text for a terminal: a strip of days, then one line an entry."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.core.text import duration, plural, printable
+from dshealthd.findings.finding import SCHEMA, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dshealthd.status.paint import Paint
+    from dshealthd.status.query import AgentAnswer
+
+MARKS = {State.OK: ".", State.WARNING: "w", State.UNKNOWN: "?", State.CRITICAL: "C"}
+NOT_WATCHED = " "
+_LEGEND = ". nothing, w warning, ? unreadable, C critical, blank not watched"
+
+
+def node(answer: AgentAnswer, seconds: float, paint: Paint) -> Iterator[str]:
+    """Yield the lines of a node's record of the last `seconds`."""
+    name = printable(answer.name)
+    if answer.problem:
+        yield f"{name}  {printable(answer.problem)}"
+        return
+    document = answer.document
+    since = document["since"]
+    yield f"{name}  record since {_day(document['time'] if since is None else since)}"
+    if problem := document["problem"]:
+        yield f"  {printable(problem)}"
+    if ahead := document["in_the_future"]:
+        yield f"  {plural(ahead, 'entry is', 'entries are')} dated in the future and left out"
+    strip = "".join(
+        NOT_WATCHED if day["worst"] is None else _mark(day["worst"], paint)
+        for day in document["days"]
+    )
+    yield f"  last {plural(len(document['days']), 'day')}  |{strip}|  {_LEGEND}"
+    entries = _within(document, seconds)
+    for entry in entries:
+        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["begin"]))
+        state = entry["severity"]
+        shown = paint(state, state.upper().ljust(8)) if state else " " * 8
+        yield f"  {at}  {shown}  {says(entry, document['time'])}"
+    if not entries:
+        yield f"  nothing within {duration(seconds)}"
+
+
+def report(answers: Sequence[AgentAnswer], seconds: float) -> dict[str, Any]:
+    """Return the document that `dshealthd history --json` prints."""
+    return {
+        "schema": SCHEMA,
+        "nodes": [
+            {
+                "node": answer.name,
+                "url": answer.url,
+                "error": answer.problem or None,
+                **answer.document,
+                **({} if answer.problem else {"entries": _within(answer.document, seconds)}),
+            }
+            for answer in answers
+        ],
+    }
+
+
+def says(entry: Mapping[str, Any], now: float) -> str:
+    """Return an entry in words, as the page says it."""
+    if entry["kind"] not in {"finding", "maintenance"}:
+        again = f", {plural(entry['times'], 'time')}" if entry["times"] > 1 else ""
+        return f"{printable(entry['says'])}{again}"
+    part = "" if entry["kind"] == "maintenance" else f"{printable(entry['part'] or 'this node')}: "
+    reason = f" ({printable(entry['reason'])})" if entry["reason"] else ""
+    end, begin = entry["end"], entry["begin"]
+    lasted = f"for {duration(max(0.0, (now if end is None else end) - begin))}"
+    parts = [f"{part}{printable(entry['says'])}{reason}", lasted + " until now" * (end is None)]
+    if entry["times"] > 1:
+        parts.append(plural(entry["times"], "time"))
+    if entry["job"]:
+        parts.append(f"job {printable(entry['job'])}")
+    return ", ".join(parts)
+
+
+def _within(document: Mapping[str, Any], seconds: float) -> list[Mapping[str, Any]]:
+    begin = document["time"] - seconds
+    return [entry for entry in document["entries"] if entry["end"] is None or entry["end"] >= begin]
+
+
+def _mark(state: State, paint: Paint) -> str:
+    return MARKS[state] if state is State.OK else paint(state, MARKS[state])
+
+
+def _day(at: float) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(at))

@@ -1,0 +1,83 @@
+// The node's record: a bar for each of the last days, and the last entries in words. The API has judged both.
+
+import { h } from "./elements.js";
+import { duration, plural } from "./numbers.js";
+import { LEVELS, MARKS, mark, panel } from "./pieces.js";
+
+const EVERY = 300; // seconds between two requests while the findings stay the same: what has ended is no news
+const AGAIN = 30; // seconds until the next request after one that failed
+const SHOWN = 10;
+const known = { asked: -EVERY, findings: "", document: null, problem: "" };
+
+async function ask(now, findings) {
+  known.asked = now;
+  known.findings = findings;
+  try {
+    const answer = await fetch("api/v1/history", { cache: "no-store", signal: AbortSignal.timeout(4000) });
+    if (!answer.ok) throw new Error((await answer.text()).trim());
+    known.document = await answer.json();
+    known.problem = "";
+  } catch (error) {
+    known.problem = error.name === "TimeoutError" ? "timed out" : error.message;
+    known.asked = now - EVERY + AGAIN;
+  }
+}
+
+const date = (text, style) => new Date(text).toLocaleDateString("en-US", { timeZone: "UTC", ...style });
+
+function strip(days) {
+  const shown = days.map(({ day, worst }) => [date(day, { month: "short", day: "numeric" }), worst === null ? "none" : LEVELS[worst]]);
+  const of = (level) => shown.filter(([, found]) => found === level).map(([day]) => day);
+  const said = Object.entries({ bad: "failures", warn: "warnings", unknown: "unreadable" })
+    .filter(([level]) => of(level).length)
+    .map(([level, word]) => `${word} on ${of(level).join(", ")}`);
+  if (of("none").length) said.push(`not watched on ${plural(of("none").length, "day")}`);
+  return h(
+    "div",
+    { class: "days", role: "img", "aria-label": `Last ${plural(days.length, "day")}: ${said.join("; ") || "no findings"}` },
+    shown.map(([day, level]) => h("i", { class: level, title: `${day}: ${level === "none" ? "not watched" : MARKS[level][1]}` })),
+  );
+}
+
+function entry(each, now) {
+  const level = each.severity === null ? "quiet" : LEVELS[each.severity];
+  const lasted = each.kind === "finding" || each.kind === "maintenance";
+  const about = [
+    new Date(1000 * each.begin).toLocaleString("en-US", { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hour12: false }),
+    lasted ? `for ${duration(Math.max(0, (each.end ?? now) - each.begin))}${each.end === null ? " until now" : ""}` : "",
+    each.times > 1 ? plural(each.times, "time") : "",
+    each.job ? `job ${each.job}` : "",
+  ];
+  return h(
+    "li",
+    {},
+    mark(level),
+    level === "quiet" ? null : h("span", { class: "spoken" }, MARKS[level][1]),
+    each.kind === "finding" ? h("b", {}, `${each.part || "this node"}: `) : null,
+    each.says,
+    lasted && each.reason ? ` (${each.reason})` : "",
+    h("div", { class: "quiet" }, about.filter(Boolean).join(", ")),
+  );
+}
+
+export function history(status) {
+  const now = status.document.time;
+  const findings = JSON.stringify(status.findings.map((finding) => [finding.alert, finding.part, finding.since]));
+  if (Math.abs(now - known.asked) >= EVERY || findings !== known.findings) ask(now, findings);
+  const { document: record, problem } = known;
+  const last = record ? record.entries.slice(-SHOWN).reverse() : [];
+  return panel(
+    status,
+    "History",
+    record ? `${plural(record.days.length, "day")}, by UTC` : "",
+    [],
+    [
+      problem ? h("p", { class: "unknown" }, `not read: ${problem}`) : null,
+      record && record.problem ? h("p", { class: "fault" }, record.problem) : null,
+      record && record.in_the_future ? h("p", { class: "quiet" }, `${record.in_the_future} dated in the future, left out`) : null,
+      record ? strip(record.days) : null,
+      last.length ? h("ul", { class: "past" }, last.map((each) => entry(each, now))) : null,
+      record && !last.length ? h("p", { class: "quiet" }, "nothing yet") : null,
+    ],
+  );
+}

@@ -1,0 +1,169 @@
+"""What a node finds about a job that stands still, and how it shows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from dshealthd.collectors.gpu import ACTIVITY, POWER, UTILIZATION
+from dshealthd.collectors.gpu import POWER_LIMIT as LIMIT
+from dshealthd.collectors.gpu_processes import RANK as GPU
+from dshealthd.collectors.job_hang import BOUND, ENDED, PHASE_SECONDS
+from dshealthd.collectors.memory import OOM_KILLS as OOM
+from dshealthd.collectors.software import INFO as VERSION
+from dshealthd.collectors.training import HEARD, INFO, PHASE, STEP
+from dshealthd.findings.jobs import ends, hangs
+from dshealthd.findings.limits import Limits
+from dshealthd.findings.overview import overview
+from dshealthd.findings.past import Past
+from dshealthd.findings.series import Series
+from dshealthd.findings.stalls import stalls
+from dshealthd.jobs.hangs.classes import Culprit, HangClass
+from dshealthd.jobs.hangs.judge import Standstill
+from dshealthd.jobs.hangs.states import Work
+from tests.jobs.standstills import rank_state
+
+
+def standstill(reason: HangClass, *culprits: tuple[int, Culprit], size: int = 2) -> Standstill:
+    """Return a job of which two ranks are here, silent for 80 s and overdue for 50."""
+    ranks = tuple(rank_state(80.0, rank=rank, world_size=size) for rank in (0, 1))
+    return Standstill(
+        job="run-1",
+        reason=reason,
+        culprits=culprits,
+        ranks=ranks,
+        since=20.0,
+        whole=size == len(ranks),
+        overdue=50.0,
+    )
+
+
+@pytest.mark.parametrize(("size", "unseen"), [(2, ""), (4, "; this node sees 2 of 4 ranks")])
+def test_an_end_that_may_follow_from_another(size: int, unseen: str) -> None:
+    """A node that sees some of a job's ranks says so of the end of one of them; a kill or a stop
+    follows from none.
+    """
+    gone = standstill(HangClass.PROCESS, (1, Culprit.GONE), size=size)
+    seen = (
+        *(STEP(7, "run-1", rank) for rank in "01"),
+        INFO(1, "run-1", "torchrun", str(size)),
+        ENDED(5.0, "run-1", "1", "failed"),
+    )
+    (sign,) = hangs(Series((), standstills={"run-1": gone}), 100.0)
+    (end,) = ends(Series(seen), 100.0)
+    assert (sign.case, sign.since) == ("gone", 20.0)
+    for reason in (sign.reason, end.reason):
+        assert ("; this node sees" in reason) == bool(unseen)
+        assert unseen in reason
+    stopped = standstill(HangClass.PROCESS, (1, Culprit.STOPPED), size=size)
+    (sign,) = hangs(Series((), standstills={"run-1": stopped}), 100.0)
+    assert sign.reason == "rank 1 is stopped (SIGSTOP)"
+
+
+@pytest.mark.parametrize(("size", "case"), [(2, "tie"), (4, "elsewhere")])
+def test_ranks_at_different_places_without_a_culprit(size: int, case: str) -> None:
+    """The first step is that for as many ahead as behind, or for ranks that other nodes see."""
+    (sign,) = hangs(
+        Series((), standstills={"run-1": standstill(HangClass.DESYNC, size=size)}), 100.0
+    )
+    assert (sign.case, sign.part) == (case, "")
+    assert "none is named" in sign.reason
+
+
+def test_a_pause_that_waits_for_somebody_outside() -> None:
+    """It is said whose answer a rank waits for, how long none was heard, and what is left."""
+    still = standstill(HangClass.BETWEEN_STEPS)
+    for hold, left in ((600.0, 550.0), (math.inf, None)):
+        work = Work(awaits={0: "10.0.0.7:8000"})
+        pause = dataclasses.replace(still, hold=hold, work=work)
+        (job,) = overview(Series((), standstills={"run-1": pause}), "")
+        assert (job["state"], job["hang"]) == ("stalled", None)
+        assert job["stall"] == {
+            "cause": "between_steps",
+            "says": "between two steps: rank 0 waits for 10.0.0.7:8000",
+            "silent_seconds": 80.0,
+            "hung_in_seconds": left,
+        }
+
+
+@pytest.mark.parametrize(
+    ("machine", "release", "hangs_so"),
+    [
+        ("aarch64", "2.28.7", False),
+        ("aarch64", "2.28.9+cuda13.0", True),
+        ("aarch64", "2.29.2", True),
+        ("aarch64", "2.29.3", False),
+        ("x86_64", "2.28.9", False),
+    ],
+)
+def test_a_release_of_nccl_that_hangs_so(
+    machine: str, release: str, *, hangs_so: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all ranks wait at one place, a release that does that on this architecture is named as
+    the likely cause, with heartbeats and without; a culprit that is seen comes before it.
+    """
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine=machine))
+    nccl = VERSION(1, "nccl", release, "", "run-1")
+    waiting = Series((nccl,), standstills={"run-1": standstill(HangClass.WAITING)})
+    (sign,) = hangs(waiting, 100.0)
+    (job,) = overview(waiting, "")
+    for says in (sign.reason, job["hang"]["says"]):
+        assert (f"the likely cause is NCCL {release}" in says) == hangs_so
+    stopped = standstill(HangClass.WAITING, (1, Culprit.STOPPED))
+    (sign,) = hangs(Series((nccl,), standstills={"run-1": stopped}), 100.0)
+    assert sign.reason == "rank 1 is stopped (SIGSTOP)"
+    gpu = ("0", "GPU-0")
+    waits = (UTILIZATION(1.0, *gpu), ACTIVITY(0.0, *gpu), POWER(100, *gpu))
+    limit = LIMIT(700, *gpu, "enforced")
+    stalled = (*waits, limit, GPU(1, "run-1", "0", *gpu), nccl)
+    (sign,) = stalls(Series(stalled, Limits(), Past(), 0.0), 100.0)
+    assert (f"the likely cause is NCCL {release}" in sign.reason) == hangs_so
+
+
+@pytest.mark.parametrize(("killed", "rank"), [(5.9, 1), (6.1, 0)])
+def test_the_end_that_others_follow_from(killed: float, rank: int) -> None:
+    """An error follows from a kill within a second, which may be noticed later."""
+    seen = ENDED(5.0, "run-1", "0", "failed"), ENDED(killed, "run-1", "1", "killed")
+    (end,) = ends(Series(seen), 100.0)
+    assert end.reason.startswith(f"rank {rank} ")
+
+
+def test_a_finding_names_three_culprits() -> None:
+    """Of eight that are stopped."""
+    stopped = standstill(HangClass.PROCESS, *((rank, Culprit.STOPPED) for rank in range(8)))
+    (sign,) = hangs(Series((), standstills={"run-1": stopped}), 100.0)
+    assert sign.reason.count("rank") == 3
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(4.0, "training"), (6.0, "paused")])
+def test_when_a_pause_is_shown(seconds: float, state: str) -> None:
+    """A marked pause of a moment is none."""
+    pause = PHASE(1, "run-1", "0", "checkpoint"), PHASE_SECONDS(seconds, "run-1", "0")
+    (job,) = overview(Series((STEP(7, "run-1", "0"), *pause)), "")
+    assert job["state"] == state
+
+
+@pytest.mark.parametrize(
+    ("bound", "age", "state"),
+    [(30, 29, "training"), (30, 31, "silent"), (200, 99, "training"), (200, 101, "silent")],
+)
+def test_when_a_job_is_silent(bound: float, age: float, state: str) -> None:
+    """Longer than in the last hours, of which its bound is the double, or half a minute."""
+    heard = HEARD(1000.0, "run-1", "0"), BOUND(bound, "run-1", "0")
+    (job,) = overview(Series((STEP(7, "run-1", "0"), *heard)), "", wall=1000.0 + age)
+    assert job["state"] == state
+
+
+@pytest.mark.parametrize(("minutes", "explains"), [(14, True), (16, False)])
+def test_memory_that_ran_out(minutes: int, explains: bool) -> None:  # noqa: FBT001
+    """It explains the end of a rank within a quarter of an hour."""
+    past, killed = Past(), ENDED(5.0, "run-1", "0", "killed")
+    for minute in range(-1, minutes):
+        oom = OOM(3.0 if minute < 0 else 4.0)
+        list(ends(Series([oom], past=past, now=60.0 * minute), 0.0))
+    (end,) = ends(Series([oom, killed], past=past, now=60.0 * minutes), 0.0)
+    assert ("OOM" in end.reason) is explains

@@ -1,0 +1,427 @@
+"""The node's record: what it keeps, for how long, and what a broken file or a wrong clock does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.collectors.gpu import DRIVER
+from dshealthd.collectors.gpu import UTILIZATION as BUSY_RATIO
+from dshealthd.collectors.maintenance import INFO
+from dshealthd.core import state_writer
+from dshealthd.findings import record
+from dshealthd.findings.record import AGAIN, DAY, FILE, MAX_BYTES, MAX_ENTRIES, Entry, NodeRecord
+from dshealthd.findings.series import Series
+from tests.findings.test_judge import Node, loaded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from dshealthd.core.collector import Sample
+
+NOW = 1_800_000_000.0
+YEAR = 365 * DAY
+
+
+def fault(begin: float, seconds: float = 60.0, **other: Any) -> Entry:
+    """Return a lost GPU."""
+    given: dict[str, Any] = {
+        "kind": "finding",
+        "what": "GpuLost",
+        "says": "A GPU is lost to the driver",
+        "begin": begin,
+        "end": begin + seconds,
+        "part": "GPU 3",
+        "reason": "Xid 79",
+        "severity": "critical",
+    }
+    return Entry(**given | other)
+
+
+def document(made: NodeRecord, wall: float = NOW, lasting: Iterable[Entry] = ()) -> dict[str, Any]:
+    """Return the record as the API gives it."""
+    found: dict[str, Any] = json.loads(made.document("n1", lasting, wall))
+    return found
+
+
+def figure(made: NodeRecord, wall: float = NOW, lasting: Iterable[Entry] = ()) -> float:
+    """Return how often the node's hardware has failed in 30 days."""
+    samples = {sample.metric: sample.value for sample in made.samples(lasting, wall)}
+    return samples[record.INCIDENTS]
+
+
+async def saved(made: NodeRecord, now: float = 0.0, wall: float = NOW) -> None:
+    """Write the record, and wait until it is written."""
+    made.save(now, wall, last=True)
+    assert await state_writer.settled(60) == []
+
+
+def kept(directory: Path, *entries: Entry) -> NodeRecord:
+    """Return a record that was loaded from a file with these entries."""
+
+    async def both() -> NodeRecord:
+        first = NodeRecord(directory)
+        await first.load()
+        for entry in entries:
+            first.add(entry)
+        await saved(first)
+        second = NodeRecord(directory)
+        await second.load()
+        return second
+
+    return asyncio.run(both())
+
+
+def after(directory: Path, content: str | bytes) -> NodeRecord:
+    """Return a record that found a file with this content."""
+    (directory / FILE).write_bytes(content.encode() if isinstance(content, str) else content)
+    made = NodeRecord(directory)
+    asyncio.run(made.load())
+    return made
+
+
+def says(made: NodeRecord, wall: float = NOW) -> list[str]:
+    """Return what its entries say."""
+    return [entry["says"] for entry in document(made, wall)["entries"]]
+
+
+def test_a_finding_that_ends_is_recorded_and_outlives_the_agent(tmp_path: Path) -> None:
+    """What, part, reason, begin, end and the worst value; one that lasts is shown until now, and
+    counted in `dshealthd_findings_total` once.
+    """
+
+    async def live() -> tuple[dict[str, Any], dict[str, Any]]:
+        node = Node(tmp_path)
+        await node.judge.apply(loaded("", tmp_path))
+        for used in (0.95, 0.97, 0.95):
+            node.over(used)
+        lasting = json.loads(node.judge.history())
+        node.over(0.1, 0)
+        counts = [each.labels for each in node.judge.samples() if "_total" in each.metric.name]
+        assert counts == [("HostLimitNear",)]
+        await node.judge.close()
+        again = Node(tmp_path)
+        again.now = node.now + 3600
+        await again.judge.apply(loaded("", tmp_path))
+        after = json.loads(again.judge.history())
+        await again.judge.close()
+        return lasting, after
+
+    lasting, after = asyncio.run(live())
+    assert [each["what"] for each in lasting["entries"] if each["end"] is None] == ["HostLimitNear"]
+    (entry,) = [each for each in after["entries"] if each["kind"] == "finding"]
+    assert entry | {"begin": 0, "end": 0} == {
+        "kind": "finding",
+        "what": "HostLimitNear",
+        "says": "Open files, threads, ports or the like are close to their limit",
+        "begin": 0,
+        "end": 0,
+        "part": "the system",
+        "reason": "open files",
+        "job": "",
+        "severity": "warning",
+        "value": 0.97,
+        "times": 1,
+    }
+    assert entry["end"] - entry["begin"] == pytest.approx(130, abs=6)
+    assert [each["kind"] for each in after["entries"]].count("boot") == 1
+
+
+def test_a_sign_that_does_not_last_is_not_recorded(tmp_path: Path) -> None:
+    """What does not last for its hold, or is unreadable for a moment, is no finding of the past."""
+
+    async def live() -> dict[str, Any]:
+        node = Node(tmp_path)
+        await node.judge.apply(loaded("", tmp_path))
+        node.over(0.95, 10)
+        node.fail()
+        node.judge.judge()
+        node.over(0.1, 10)
+        await node.judge.close()
+        found: dict[str, Any] = json.loads(node.judge.history())
+        return found
+
+    assert {each["kind"] for each in asyncio.run(live())["entries"]} == {"boot", "agent"}
+
+
+def test_boots_starts_and_drivers_stand_in_the_same_line(tmp_path: Path) -> None:
+    """A boot once, each start of the agent, a crash as one, a driver that changed; what comes back
+    within the hour is one entry with its number.
+    """
+    made = NodeRecord(tmp_path)
+    made.begin(NOW - 9000, ("a", 60.0), crashed=False)
+    made.settle(_series(DRIVER(1, "550", "12.4", "12")), 0.0, NOW - 9000)
+    made.settle(_series(), 10.0, NOW - 8990)  # the driver does not answer
+    made.settle(_series(DRIVER(1, "570", "12.8", "12")), 20.0, NOW - 8980)
+    for seconds in (300, 200, 100):
+        made.begin(NOW - seconds, ("a", 60.0), crashed=True)
+    made.begin(NOW - 1, ("b", 5.0), crashed=True)
+    shown = [(each["kind"], each["times"]) for each in document(made)["entries"]]
+    assert shown == [("boot", 1), ("agent", 1), ("driver", 1), ("agent", 4), ("boot", 1)]
+    assert "GPU driver 550 became 570" in says(made)
+
+
+def _series(*samples: Sample) -> Series:
+    return Series(samples)
+
+
+def test_what_comes_back_within_the_hour_is_one_entry() -> None:
+    """A port that flaps is one, at its worst severity; after an hour it is another."""
+    made = NodeRecord(None)
+    made.add(fault(NOW - 9000, severity="warning", value=1.0))
+    made.add(fault(NOW - 9000 + 60 + AGAIN, value=2.0, job="run-1"))
+    made.add(fault(NOW - 9000, part="GPU 4"))
+    made.add(fault(NOW - 9000 + 121 + 2 * AGAIN))
+    shown = [(one["part"], one["times"]) for one in document(made)["entries"]]
+    assert sorted(shown) == [("GPU 3", 1), ("GPU 3", 2), ("GPU 4", 1)]
+    first = document(made)["entries"][0]
+    assert (first["severity"], first["value"], first["job"]) == ("critical", 2.0, "run-1")
+
+
+def test_incidents_are_a_day_apart_and_of_hardware() -> None:
+    """What follows from one fault within a day is one incident; what a switch, heat or software may
+    cause is none; what lasts counts, and what began 30 days ago does not.
+    """
+    made = NodeRecord(None)
+    made.add(fault(NOW - 20 * DAY))
+    made.add(fault(NOW - 20 * DAY + 7200, part="GPU 4"))
+    made.add(fault(NOW - 19 * DAY + 1, what="HostErrors", reason="has had errors that ECC did not"))
+    made.add(fault(NOW - 10 * DAY, what="HostErrors", reason="finds CPUs or processes stuck"))
+    made.add(fault(NOW - 8 * DAY, what="FabricPortDown"))
+    made.add(fault(NOW - 31 * DAY, part="GPU 5"))
+    assert figure(made) == 1
+    made.add(
+        fault(NOW - 18 * DAY, what="HostErrors", reason="has had errors that ECC did not correct")
+    )
+    assert figure(made) == 2
+    assert figure(made, lasting=[fault(NOW - 60)]) == 3
+    assert figure(made, NOW + 11 * DAY) == 1
+
+
+def test_what_begins_in_maintenance_does_not_count() -> None:
+    """Whoever works at a node takes its GPUs away; what was before counts still."""
+    made = NodeRecord(None)
+    made.add(fault(NOW - 5 * DAY))
+    made.add(fault(NOW - 3 * DAY))
+    made.add(fault(NOW - 3.1 * DAY, 0.2 * DAY, kind="maintenance", what="Maintenance"))
+    assert figure(made) == 1
+    made.add(fault(NOW - 2 * DAY))
+    assert figure(made, lasting=[fault(NOW - 3600, 7200, kind="maintenance")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("reason", "count"), [("Repaired: GPU 3 replaced", 0), ("GPU 3 to be repaired", 1)]
+)
+def test_a_repair_begins_the_count_anew(reason: str, count: int) -> None:
+    """The reason of a maintenance says that it was one, also where a drain began it; it is an entry
+    once.
+    """
+    made = NodeRecord(None)
+    made.add(fault(NOW - 5 * DAY))
+    for second in range(0, 60, 10):
+        samples = (INFO(1, "slurm", "gpu lost"), INFO(1, "operator", reason))
+        made.settle(_series(*samples), float(second), NOW + second)
+    assert figure(made, NOW + 60) == count
+    assert [one["times"] for one in document(made, NOW + 60)["entries"]] == [1] * (2 - count)
+    made.add(fault(NOW + 2 * DAY))
+    assert figure(made, NOW + 3 * DAY) == count + 1
+
+
+def test_days_have_their_worst_severity_and_those_not_watched_none(tmp_path: Path) -> None:
+    """A fault of two days marks both, one that lasts today, too; a day on which no agent ran is
+    unknown and not healthy.
+    """
+    made = kept(tmp_path, fault(NOW - 2 * DAY, DAY))
+    for second in range(0, 120, 10):
+        made.settle(_series(BUSY_RATIO(0.5, "0", "GPU-a")), float(second), NOW + second)
+    days = document(made, lasting=[fault(NOW, severity="warning")])["days"]
+    assert [day["worst"] for day in days] == [None] * 27 + ["critical", "critical", "warning"]
+    assert days[-1]["watched_seconds"] == 110
+    assert len(document(made)["days"]) == 30
+
+
+def test_busy_seconds_are_those_of_the_mean_gpu() -> None:
+    """Two GPUs of which one computes half of the time are a quarter; absent without a driver."""
+    made = NodeRecord(None)
+    assert [each.metric for each in made.samples((), NOW)] == [record.INCIDENTS]
+    gpus = (
+        BUSY_RATIO(0.5, "0", "GPU-a"),
+        BUSY_RATIO(0.0, "1", "GPU-b"),
+        DRIVER(1, "550", "12.4", "12"),
+    )
+    for second in range(0, 110, 10):
+        made.settle(_series(*gpus), float(second), NOW + second)
+    busy = {each.metric: each.value for each in made.samples((), NOW)}
+    assert busy[record.BUSY] == pytest.approx(25)
+
+
+def test_the_record_is_bounded(tmp_path: Path) -> None:
+    """2,000 entries, a mebibyte, 90 days: the oldest go; the file is no larger, and is read."""
+    made = kept(tmp_path, *(fault(NOW - DAY + 20 * at, 1, part=f"{at}") for at in range(2_100)))
+    shown = document(made)["entries"]
+    assert (len(shown), shown[0]["part"]) == (MAX_ENTRIES, "100")
+    texts = {"reason": "é" * 200, "job": "é" * 200, "says": "é" * 200}
+    made = kept(tmp_path, *(fault(NOW - DAY + at, 1, part=f"{at}", **texts) for at in range(900)))
+    assert 200 < len(document(made)["entries"]) < 900
+    assert MAX_BYTES * 0.9 < (tmp_path / FILE).stat().st_size < MAX_BYTES * 1.01
+    made = kept(tmp_path / "..", fault(NOW - 89 * DAY), fault(NOW - 91 * DAY, part="GPU 4"))
+    assert [one["part"] for one in document(made)["entries"]] == ["GPU 3"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"version": 2}',
+        b"\xff\xfe",
+        "[" * 100_000,
+        json.dumps({"version": 1, "began": None, "boot": "", "driver": "", "days": {}}),
+        json.dumps(
+            {
+                "version": 1,
+                "began": 1,
+                "boot": "",
+                "driver": "",
+                "days": {"1": [1e9, 0]},
+                "entries": [],
+            }
+        ),
+    ],
+)
+def test_a_corrupt_file_is_set_aside(tmp_path: Path, content: str | bytes) -> None:
+    """The record begins anew and says so; what was there is kept beside it."""
+    made = after(tmp_path, content)
+    assert "begins anew" in document(made)["problem"]
+    assert (tmp_path / f"{FILE}.bad").exists()
+    assert document(made)["entries"] == []
+    made.add(fault(NOW))
+
+    async def write() -> None:
+        await saved(made)
+
+    asyncio.run(write())
+    assert json.loads((tmp_path / FILE).read_text("utf-8"))["entries"][0]["what"] == "GpuLost"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"begin": -1.0},
+        {"end": None},
+        {"times": 0},
+        {"severity": "bad"},
+        {"value": "1"},
+        {"says": "x" * 201},
+        {"kind": 1},
+    ],
+)
+def test_an_entry_of_another_shape_is_corrupt(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """All of a file counts, or nothing."""
+    kept(tmp_path, fault(NOW))
+    content = json.loads((tmp_path / FILE).read_text("utf-8"))
+    content["entries"][0] |= changes
+    assert "begins anew" in document(after(tmp_path, json.dumps(content)))["problem"]
+
+
+def test_a_file_too_large_is_corrupt(tmp_path: Path) -> None:
+    """No more is read than twice what is written."""
+    assert "begins anew" in document(after(tmp_path, '{"' + "x" * 3 * MAX_BYTES))["problem"]
+
+
+def test_a_file_that_cannot_be_read_is_not_written_over(tmp_path: Path) -> None:
+    """It may be whole: a disk that does not answer at the start must not cost 90 days."""
+    (tmp_path / FILE).mkdir()
+    made = NodeRecord(tmp_path)
+    asyncio.run(made.load())
+    assert "is not kept" in document(made)["problem"]
+    made.add(fault(NOW))
+    made.save(0.0, NOW, last=True)
+    assert (tmp_path / FILE).is_dir()
+    assert len(document(made)["entries"]) == 1
+
+
+def test_a_missing_file_is_a_new_record(tmp_path: Path) -> None:
+    """Nothing is wrong with it."""
+    made = NodeRecord(tmp_path)
+    asyncio.run(made.load())
+    assert (document(made)["problem"], document(made)["since"]) == ("", None)
+
+
+def test_entries_of_the_future_wait_for_their_time(tmp_path: Path) -> None:
+    """They are neither shown nor counted, and not lost: the clock of now may be the wrong one."""
+    made = kept(tmp_path, fault(NOW - DAY), fault(NOW + YEAR))
+    shown = document(made)
+    assert (len(shown["entries"]), shown["in_the_future"], figure(made)) == (1, 1, 1)
+    assert len(document(made, NOW + YEAR + DAY)["entries"]) == 1
+    assert len(document(kept(tmp_path), NOW)["entries"]) == 1
+
+
+@pytest.mark.parametrize("jump", [YEAR, -YEAR])
+def test_a_clock_that_jumps_a_year_neither_loses_nor_invents(jump: float, tmp_path: Path) -> None:
+    """A finding over the jump has the length that it had; the jump itself is an entry; once the
+    clock is right again, all is there as before.
+    """
+
+    async def live() -> tuple[dict[str, Any], dict[str, Any]]:
+        node = Node(tmp_path)
+        shift = 0.0
+        node.judge._wall = lambda: node.now + 1e9 + shift
+        await node.judge.apply(loaded("", tmp_path))
+        node.over(0.95, 100)
+        node.over(0.1, 0)
+        node.now += 2 * AGAIN
+        node.over(0.95, 100)
+        shift = jump
+        node.over(0.95, 100)
+        node.over(0.1, 0)
+        during = json.loads(node.judge.history())
+        # The file is written by the wrong clock, and by an agent that runs for days with it.
+        node.now += 2 * DAY
+        node.over(0.1, 0)
+        shift = 0.0
+        node.over(0.1, 0)
+        after = json.loads(node.judge.history())
+        await node.judge.close()
+        return during, after
+
+    during, after = asyncio.run(live())
+    for shown in (during, after):
+        found = [each for each in shown["entries"] if each["kind"] == "finding"]
+        lengths = [each["end"] - each["begin"] for each in found]
+        assert lengths == [pytest.approx(105, abs=6), pytest.approx(210, abs=6)]
+        assert shown["in_the_future"] == 0
+        assert [each["begin"] for each in found] == sorted(each["begin"] for each in found)
+        (start,) = [each for each in shown["entries"] if each["kind"] == "agent"]
+        assert found[0]["begin"] == pytest.approx(start["begin"], abs=60)
+    assert start["begin"] == pytest.approx(1e9 + 1000, abs=60)
+    clocks = [each["value"] for each in after["entries"] if each["kind"] == "clock"]
+    assert clocks[0] == pytest.approx(jump, abs=1)
+
+
+def test_ninety_days_go_only_by_a_clock_that_was_right_for_a_day(tmp_path: Path) -> None:
+    """A clock a year ahead for an hour removes nothing from the file."""
+
+    async def lives(hours: int) -> int:
+        for entries in ([fault(NOW)], []):
+            made = NodeRecord(tmp_path)
+            await made.load()
+            for entry in entries:
+                made.add(entry)
+            await saved(made)
+        for hour in (0, 1, hours):
+            made.settle(_series(), 3600.0 * hour, NOW + 3600 * hour + (YEAR if hour else 0))
+            await saved(made, 3600.0 * hour, NOW + 3600 * hour + (YEAR if hour else 0))
+        again = NodeRecord(tmp_path)
+        await again.load()
+        return len([one for one in document(again)["entries"] if one["kind"] == "finding"])
+
+    assert asyncio.run(lives(20)) == 1
+    (tmp_path / FILE).unlink()
+    assert asyncio.run(lives(30)) == 0

@@ -1,0 +1,115 @@
+"""`dshealthd history` against real servers, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.cli import main as cli
+from dshealthd.findings.record import DAY, NodeRecord
+from tests.findings.test_record import fault
+from tests.web.serving import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def recorded() -> NodeRecord:
+    """Return the record of a node with a crash, a lost GPU and a port that flapped a month ago."""
+    now, made = time.time(), NodeRecord(None)
+    texts: dict[str, Any] = {"says": "A fabric port is down", "reason": "", "part": "mlx5_2/1"}
+    made.add(fault(now - 40 * DAY, severity="warning", times=3, **texts))
+    made.add(fault(now - 3 * DAY, 7200, job="run\x1b[2J-1"))
+    made.begin(now - 60, ("a", 3600.0), crashed=True)
+    return made
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Serve the record of a node, with a fault that lasts."""
+    made = recorded()
+    lasting = fault(time.time() - 600, part="GPU 7")
+    lasting.end = None
+    with serving(history=lambda: made.document("n1", [lasting], time.time())) as served:
+        yield served.port
+
+
+def run(*arguments: str) -> int:
+    """Run the command line."""
+    return cli.main(["history", *arguments])
+
+
+def test_text(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """A strip of 30 days, and each entry since then in words; what users name moves no cursor."""
+    assert run(f"127.0.0.1:{port}") == 0
+    head, strip, *lines = capsys.readouterr().out.splitlines()
+    assert head.startswith("n1  record since ")
+    assert strip.split("|")[1] == " " * 26 + "C  C"
+    assert [line.split("  ", 2)[2].strip() for line in lines] == [
+        "CRITICAL  GPU 3: A GPU is lost to the driver (Xid 79), for 2 h, job run\\u001b[2J-1",
+        "The node booted",
+        "CRITICAL  GPU 7: A GPU is lost to the driver (Xid 79), for 10 min until now",
+        "Agent 0.1.0 started after a crash",
+    ]
+
+
+def test_since(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """As far back as asked: what has ended before is left out, what lasts is not."""
+    assert run(f"127.0.0.1:{port}", "--since", "90d") == 0
+    assert "mlx5_2/1: A fabric port is down, for 60 s, 3 times" in capsys.readouterr().out
+    assert run(f"127.0.0.1:{port}", "--since", "5m") == 0
+    printed = capsys.readouterr().out
+    assert "GPU 3" not in printed
+    assert "GPU 7" in printed
+    assert run(f"127.0.0.1:{port}", "--since", "a week") == 3
+    assert "--since: 'a week' is" in capsys.readouterr().err
+
+
+def test_json_and_a_node_that_does_not_answer(
+    port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The record as the API gives it, cut as asked; a node without an answer has its error, and the
+    exit status is 3.
+    """
+    assert run("--json", "--since", "1h", f"127.0.0.1:{port}", "127.0.0.1:1") == 3
+    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+    node, gone = printed["nodes"]
+    assert [entry["kind"] for entry in node["entries"]] == ["finding", "agent"]
+    assert (node["error"], len(node["days"])) == (None, 30)
+    assert "refused" in gone["error"]
+    assert run("127.0.0.1:1") == 3
+    assert "refused" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"schema": 2}',
+        NodeRecord(None).document("n1", (), 5.0)[:-1] + b',"x":1',
+    ],
+)
+def test_an_answer_that_is_no_record(body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is an error of that node."""
+    with serving(history=lambda: body) as served:
+        assert run(f"127.0.0.1:{served.port}") == 3
+    assert f"127.0.0.1:{served.port}" in capsys.readouterr().out
+
+
+def test_a_record_that_begins_anew_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """So does one with entries of the future; an empty one is not healthy."""
+    made = NodeRecord(None)
+    made.add(fault(time.time() + 400 * DAY))
+    made.problem = "the node's record begins anew: it is not JSON"
+    with serving(history=lambda: made.document("n1", (), time.time())) as served:
+        assert run(f"127.0.0.1:{served.port}") == 0
+    printed = capsys.readouterr().out
+    assert "begins anew" in printed
+    assert "1 entry is dated in the future and left out" in printed
+    assert f"|{' ' * 30}|" in printed
+    assert "nothing within 30 d" in printed

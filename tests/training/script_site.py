@@ -1,0 +1,34 @@
+"""A training that knows of no heartbeat: python script_site.py (ddp | fsdp2 | loop) STEPS."""
+
+import sys
+import threading
+
+import torch
+import torch.distributed as dist
+
+how, steps = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net: torch.nn.Module = torch.nn.Sequential(
+    torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 1)
+)
+if how == "ddp":
+    net = torch.nn.parallel.DistributedDataParallel(net)
+elif how == "fsdp2":
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+threads = threading.active_count()
+for _ in range(steps):
+    loss = net(torch.randn(4, 8)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    if how == "loop":
+        for parameter in net.parameters():
+            dist.all_reduce(parameter.grad)
+    optimizer.step()
+    assert threading.active_count() == threads
+    print(f"rank {dist.get_rank()} loss {loss.item():.6f}", flush=True)
+dist.destroy_process_group()

@@ -1,0 +1,395 @@
+"""A site's switch: trainings that know nothing of it are followed, all other programs unchanged."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from bench.processes import free_port
+from deploy.training import directory
+from dshealthd.jobs import environment
+from dshealthd.training import site
+
+if TYPE_CHECKING:
+    from tests.training.agents_end import AgentsEnd
+
+torch = importlib.util.find_spec("torch")
+if torch is None or torch.origin is None:
+    pytest.skip("takes torch", allow_module_level=True)
+GATE = directory.HERE / "site/dshealthd_site.py"
+SCRIPT = Path(__file__).with_name("script_site.py")
+RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+DIGEST = "1f453124c50ec560f6670db3462b0c4e8e4a741b6abd73966ad585c57b6c3293"
+"""Of the archive; see `directory.ARCHIVE` before changing it."""
+
+
+class Switch(NamedTuple):
+    """A site's directory, and the interpreter of a foreign environment."""
+
+    directory: Path
+    python: Path
+
+    @property
+    def archive(self) -> str:
+        """What the switch adds to PYTHONPATH."""
+        return str(self.directory / directory.ARCHIVE)
+
+
+@pytest.fixture(scope="module")
+def switch(tmp_path_factory: pytest.TempPathFactory) -> Switch:
+    """An environment with torch and without dshealthd, beside the directory of a package."""
+    folder = tmp_path_factory.mktemp("site")
+    directory.make(folder / "training")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    (packages,) = (folder / "venv/lib").glob("python*/site-packages")
+    assert torch is not None
+    assert torch.origin is not None
+    (packages / "torch.pth").write_text(str(Path(torch.origin).parents[1]))
+    return Switch(folder / "training", folder / "venv/bin/python")
+
+
+def variables(agents_end: AgentsEnd, switch: Switch | None = None, **more: str) -> dict[str, str]:
+    """Return the environment of a program, with the switch or without it."""
+    found = {
+        "DSHEALTHD_HEARTBEAT_SOCKET": agents_end.path,
+        "PATH": os.defpath,
+        "HOME": str(Path(agents_end.path).parent),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+        "PYTHONWARNINGS": "ignore",
+        **more,
+    }
+    return found if switch is None else {**found, "PYTHONPATH": switch.archive}
+
+
+def run(
+    command: list[str], environ: dict[str, str], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end."""
+    (ended,) = runs(command, [environ], folder)
+    return ended
+
+
+def runs(
+    command: list[str], environs: list[dict[str, str]], folder: Path
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a program in several environments at once, to their ends."""
+    started = [
+        subprocess.Popen(
+            command,
+            env=environ,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for environ in environs
+    ]
+    ends = [(process, *process.communicate()) for process in started]
+    return [subprocess.CompletedProcess(command, p.returncode, out, err) for p, out, err in ends]
+
+
+@pytest.mark.parametrize(("how", "steps"), [("loop", 1), ("ddp", 3), ("fsdp2", 3)])
+def test_training_is_followed(
+    switch: Switch, agents_end: AgentsEnd, tmp_path: Path, how: str, steps: int
+) -> None:
+    """Each rank reports from its first step on, prints what it prints without the switch, and
+    leaves no file.
+    """
+    printed = []
+    before = sorted(switch.directory.rglob("*"))
+    for on in (None, switch):
+        command = [str(switch.python), "-m", "torch.distributed.run", "--nproc-per-node=2"]
+        command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+        ended = run([*command, str(SCRIPT), how, str(steps)], variables(agents_end, on), tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        lines = re.findall(r"rank \d loss \d+\.\d{6}", ended.stdout)
+        printed.append((sorted(lines), ended.stderr))
+        assert [message.step for message in agents_end.messages()] == ([steps] * 2 if on else [])
+    assert printed[0] == printed[1]
+    assert len(printed[0][0]) == 2 * steps
+    assert sorted(switch.directory.rglob("*")) == before
+
+
+TRAINS = """
+import torch
+net = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    net(torch.ones(2)).sum().backward()
+    optimizer.step()
+"""
+STATE = """
+import os, sys, threading
+ours = {"dshealthd_site"}
+archive = os.environ.get("PYTHONPATH", "-")
+def state():
+    modules = sorted(set(sys.modules) - ours)
+    environ = sorted(item for item in os.environ.items() if item[0] != "PYTHONPATH")
+    paths = [path for path in sys.path if path != archive]
+    return modules, threading.active_count(), environ, paths, len(sys.meta_path)
+print(*state(), sep=chr(10))
+"""
+SPAWNED = """
+import multiprocessing, os
+def work(number):
+    return number, sorted(os.environ.get(name, "") for name in ("RANK", "HOME"))
+if __name__ == "__main__":
+    with multiprocessing.get_context("{how}").Pool(2) as pool:
+        print(pool.map(work, range(4)))
+"""
+LOADER = """
+import torch
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, number):
+        import sys
+        return number, int(any(name.startswith("dshealthd.") for name in sys.modules))
+if __name__ == "__main__":
+    loader = torch.utils.data.DataLoader(
+        Numbers(), batch_size=4, num_workers=2, multiprocessing_context="{how}")
+    print(list(loader))
+"""
+MODEL = """
+import io, torch
+net = torch.nn.Linear(2, 1)
+torch.save(net, file := io.BytesIO())
+print(torch.compile(net, backend="eager")(torch.ones(2)).shape, len(file.getvalue()))
+"""
+SUBPROCESS = f"""
+import subprocess, sys
+print(subprocess.check_output([sys.executable, "-c", {STATE!r}], text=True))
+"""
+UNJOINED = f"import os; os.environ['WORLD_SIZE'] = '2'{TRAINS}"
+TEST = "def test_it():\n    import torch\n    assert torch.ones(2).sum() == 2\n"
+
+STOPS = ("-c", "break 7, False", "-c", "continue", "-c", "quit")
+PROGRAMS = {
+    "hello": ["-c", "print('hello')"],
+    "state": ["-c", STATE],
+    "state of torch": ["-c", f"import torch\n{STATE}"],
+    "state without site": ["-S", "-c", STATE],
+    "isolated": ["-I", "-c", f"import torch\n{STATE}"],
+    "without environment": ["-E", "-c", STATE],
+    "warnings": ["-W", "error", "-c", "import json; print(json.dumps(1))"],
+    "verbose exit": ["-c", "import sys; sys.exit('the end')"],
+    "exit status": ["-c", "raise SystemExit(7)"],
+    "exception": ["-c", "1 / 0"],
+    "signal": ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"],
+    "atexit": ["-c", "import atexit; atexit.register(print, 'ends')"],
+    "module": ["-m", "json.tool", "--help"],
+    "torchrun": ["-m", "torch.distributed.run", "--help"],
+    "subprocess": ["-c", SUBPROCESS],
+    "shell": ["-c", "import os; print(os.system('echo $RANK; exit 3'))"],
+    "fork": ["-c", "import os, torch; pid = os.fork(); print(pid and os.waitpid(pid, 0)[1])"],
+    "threads": ["-c", "import threading as t; x = t.Thread(target=print); x.start(); x.join()"],
+    "asyncio": ["-c", "import asyncio; print(asyncio.run(asyncio.sleep(0, 3)))"],
+    "spawned": ["spawned.py"],
+    "forked": ["forked.py"],
+    "loader": ["loader.py"],
+    "loader that spawns": ["loader_spawns.py"],
+    "compile worker": ["-m", "torch._inductor.compile_worker", "--help"],
+    "model": ["-c", MODEL],
+    "pytest": ["-m", "pytest", "-qq", "-p", "no:cacheprovider", "test_it.py"],
+    "debugger": ["-m", "pdb", *STOPS, "trains.py"],
+    "interactive": ["-i", "trains.py"],
+    "no launcher": ["trains.py"],
+    "declined": ["trains.py"],
+    "not joined": ["-c", UNJOINED],
+    "without autoload": ["trains.py"],
+}
+LAUNCHED = {
+    "no launcher": {"RANK": ""},
+    "declined": {"DSHEALTHD_HEARTBEAT": "0"},
+    "without autoload": {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_is_unchanged(
+    switch: Switch, agents_end: AgentsEnd, tmp_path: Path, name: str
+) -> None:
+    """What is no training of a launched rank prints, imports, starts and ends as without the
+    switch, in the environment of a rank, and reports nothing.
+    """
+    texts = {"spawned": SPAWNED.format(how="spawn"), "forked": SPAWNED.format(how="fork")}
+    texts |= {"loader": LOADER.format(how="fork"), "loader_spawns": LOADER.format(how="spawn")}
+    for file, text in {**texts, "test_it": TEST, "trains": TRAINS}.items():
+        (tmp_path / f"{file}.py").write_text(text)
+    environ = RANK | LAUNCHED.get(name, {})
+    environ = {variable: value for variable, value in environ.items() if value}
+    if name == "no launcher":
+        environ = {}
+    environs = [variables(agents_end, on, **environ) for on in (None, switch)]
+    ended = runs([str(switch.python), *PROGRAMS[name]], environs, tmp_path)
+    without, with_switch = [
+        (end.returncode, re.sub(r"\d+\.\d+s|0x\w+", "", end.stdout), end.stderr) for end in ended
+    ]
+    assert with_switch == without
+    assert agents_end.messages() == []
+
+
+def test_those_programs_train(switch: Switch, agents_end: AgentsEnd, tmp_path: Path) -> None:
+    """A rank of its own that runs the same steps is followed: the test above can fail."""
+    ended = run([str(switch.python), "-c", TRAINS], variables(agents_end, switch, **RANK), tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert agents_end.message().step == 3
+
+
+@pytest.mark.parametrize("command", ["list", "freeze"])
+def test_pip_shows_nothing(
+    switch: Switch, agents_end: AgentsEnd, tmp_path: Path, command: str
+) -> None:
+    """A list of requirements that a user takes along names nothing of the site's."""
+    found = [
+        run(
+            [sys.executable, "-m", "pip", command, "--disable-pip-version-check"],
+            variables(agents_end, on),
+            tmp_path,
+        )
+        for on in (None, switch)
+    ]
+    assert found[0].returncode == found[1].returncode == 0
+    assert (found[0].stdout, found[0].stderr) == (found[1].stdout, found[1].stderr)
+
+
+def test_defect_of_ours(switch: Switch, agents_end: AgentsEnd, tmp_path: Path) -> None:
+    """Whatever is wrong beside the archive, or gone, torch is imported and the training goes on."""
+    for damage in ("raise RuntimeError", "def hook(): 1 / 0", "import nothing", "(", None):
+        copied = Switch(tmp_path / str(abs(hash(damage))), switch.python)
+        directory.make(copied.directory)
+        broken = copied.directory / "dshealthd/training/site.py"
+        broken.unlink() if damage is None else broken.write_text(damage)
+        ended = run(
+            [str(switch.python), "-c", TRAINS], variables(agents_end, copied, **RANK), tmp_path
+        )
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert agents_end.messages() == []
+
+
+def test_script_that_attaches(switch: Switch, agents_end: AgentsEnd, tmp_path: Path) -> None:
+    """A script that reports by itself has one heartbeat, its own."""
+    attaches = TRAINS.replace("for", "attach(optimizer=optimizer, step=40)\nfor", 1)
+    code = f"from dshealthd.training import attach{attaches}"
+    environ = variables(agents_end, switch, **RANK)
+    environ["PYTHONPATH"] += f":{switch.directory}"
+    ended = run([str(switch.python), "-c", code], environ, tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert agents_end.message().step == 43
+
+
+def test_variables_are_those_of_the_agent() -> None:
+    """The switch takes for a rank what the agent finds in `/proc`."""
+    of_agent = environment._RANKS.values()
+    assert {rank: size for rank, _, size in of_agent} == site.RANKS
+    names = ast.parse(GATE.read_text()).body
+    (ranks,) = [
+        node.value
+        for node in names
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "RANKS"
+    ]
+    assert ast.literal_eval(ranks) == tuple(site.RANKS)
+
+
+def test_archive(switch: Switch) -> None:
+    """Other bytes need another name; what is in it is Python 3.9."""
+    assert hashlib.sha256(Path(switch.archive).read_bytes()).hexdigest() == DIGEST
+    ast.parse(GATE.read_text(), feature_version=(3, 9))
+
+
+@pytest.mark.parametrize("name", ["environment.sh", "modulefile"])
+def test_files_name_the_archive(name: str) -> None:
+    """What is installed adds what is installed."""
+    text = (directory.HERE / "site" / name).read_text()
+    assert set(re.findall(r"/\S+\.whl", text)) == {
+        f"/usr/lib/dshealthd/training/{directory.ARCHIVE}"
+    }
+
+
+GPU = {"SLURM_JOB_GPUS": "0,1"}
+ARCHIVE = f"/usr/lib/dshealthd/training/{directory.ARCHIVE}"
+PATHS = [
+    (GPU, None, ARCHIVE),
+    ({"CUDA_VISIBLE_DEVICES": "0"}, "/mine:", f"/mine::{ARCHIVE}"),
+    (GPU, "/a b:/c", f"/a b:/c:{ARCHIVE}"),
+    (GPU, f"{ARCHIVE}:/mine", None),
+    (GPU, "/two\n/lines", None),
+    (GPU | {"DSHEALTHD_HEARTBEAT": "0"}, "/mine", None),
+    ({}, "/mine", None),
+]
+
+
+def installed(switch: Switch, tmp_path: Path, name: str) -> Path:
+    """Return a script of the directory that takes that directory for the installed one."""
+    for file in (name, "environment.sh"):
+        text = (switch.directory / file).read_text()
+        changed = re.sub(r"/usr/lib/dshealthd/training(?!/dshealthd_site)", str(tmp_path), text)
+        (tmp_path / file).write_text(changed)
+        (tmp_path / file).chmod(0o755)
+    return tmp_path / name
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+@pytest.mark.parametrize(("environ", "before", "after"), PATHS)
+def test_task_prolog(
+    switch: Switch,
+    tmp_path: Path,
+    shell: str,
+    environ: dict[str, str],
+    before: str | None,
+    after: str | None,
+) -> None:
+    """Jobs with GPUs get the archive behind what they have, once; other jobs nothing."""
+    prolog = installed(switch, tmp_path, "task-prolog")
+    path = {} if before is None else {"PYTHONPATH": before}
+    ended = run([shell, str(prolog)], {"PATH": os.defpath, **environ, **path}, tmp_path)
+    printed = "" if after is None else f"export PYTHONPATH={after}\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, printed, "")
+
+
+PYXIS = GPU | {"PYXIS_VERSION": "0.25.0"}
+CONTAINERS = [
+    (GPU, "", f"PYTHONPATH={ARCHIVE}\n"),
+    (GPU, "PYTHONPATH=/image\n", f"PYTHONPATH=/image:{ARCHIVE}\n"),
+    (PYXIS | {"PYTHONPATH": "/job"}, "", f"PYTHONPATH=/job:{ARCHIVE}\n"),
+    (PYXIS | {"PYTHONPATH": "/job"}, "PYTHONPATH=/image\n", f"PYTHONPATH=/image:{ARCHIVE}\n"),
+    (PYXIS | {"PYTHONPATH": ARCHIVE}, "", ""),
+    (GPU | {"PYTHONPATH": "/job"}, "", ""),
+    (GPU | {"DSHEALTHD_HEARTBEAT": "0"}, "", ""),
+    ({}, "PYTHONPATH=/image\n", ""),
+]
+
+
+@pytest.mark.parametrize(("environ", "before", "added"), CONTAINERS)
+def test_enroot_hook(
+    switch: Switch, tmp_path: Path, environ: dict[str, str], before: str, added: str
+) -> None:
+    """A container has the directories, and the archive behind the path that it would have had."""
+    hook = installed(switch, tmp_path, "enroot-hook.sh")
+    mounts = tmp_path / "enroot-mount"
+    mounts.write_text('#!/bin/sh\necho "$@" >>"$0.log"\ncat >>"$0.log"\n')
+    mounts.chmod(0o755)
+    file = tmp_path / "environ"
+    file.write_text(f"OTHER=1\n{before}")
+    paths = {"PATH": f"{tmp_path}:{os.defpath}", "ENROOT_ENVIRON": str(file), "ENROOT_ROOTFS": "/r"}
+    ended = run(["bash", str(hook)], {**environ, **paths}, tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert file.read_text() == f"OTHER=1\n{before}{added}"
+    flags = "none x-create=dir,bind,ro,nosuid,nodev,nofail,silent"
+    assert (tmp_path / "enroot-mount.log").read_text().splitlines() == [
+        "--root /r -",
+        f"{tmp_path} {tmp_path} {flags}",
+        "--root /r -",
+        f"/run/dshealthd /run/dshealthd {flags}",
+    ]

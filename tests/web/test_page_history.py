@@ -1,0 +1,133 @@
+"""The card with the node's record on its page: a strip of days, and the last entries in words."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.findings.record import DAY, MAX_ENTRIES, NodeRecord
+from tests.findings.test_record import fault
+from tests.status_documents import finding
+from tests.web.accessible import SPECIFICATION, violations
+from tests.web.browser import CHROMIUM, DESK, PHONE, Visit, chromium
+from tests.web.serving import serving
+from tests.web.test_page_findings import snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+STRIP = "section[aria-label='History'] .days"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A Chromium for all tests."""
+    with chromium() as started:
+        yield started
+
+
+def lived(*entries: Any) -> NodeRecord:
+    """Return a record with these entries."""
+    made = NodeRecord(None)
+    for entry in entries:
+        made.add(entry)
+    return made
+
+
+@contextlib.contextmanager
+def shown(browser: Browser, made: NodeRecord, *lasting: Any, **look: Any) -> Iterator[Visit]:
+    """Open the page of a healthy node with this record."""
+    with serving(
+        snapshot(), history=lambda: made.document("n1", lasting, time.time()), guarded=False
+    ) as served:
+        visit = Visit(browser, f"http://127.0.0.1:{served.port}/", **look)
+        visit.page.wait_for_selector(STRIP)
+        yield visit
+        assert visit.complaints == []
+        visit.page.close()
+
+
+def test_days_and_the_last_ten_in_words(browser: Browser) -> None:
+    """The newest first, with part, what, how long, how often and the job; what each day was can be
+    read without color, and is said.
+    """
+    now = time.time()
+    old = [fault(now - 20 * DAY + 7300 * at, part=f"GPU {at}") for at in range(8)]
+    flap = fault(now - 3 * DAY, what="FabricPortDown", severity="warning", job="run-1", times=3)
+    made = lived(*old, flap)
+    made.begin(now - 5000, ("a", 60.0), crashed=True)
+    lasting = fault(now - 4000, part="GPU 7")
+    lasting.end = None
+    with shown(browser, made, lasting) as visit:
+        panel = visit.panel("History")
+        assert "GPU 7: A GPU is lost to the driver (Xid 79)" in panel
+        assert "for 67 min until now" in panel
+        assert "3 times, job run-1" in panel
+        assert "started after a crash" in panel
+        assert visit.page.locator(".past li").count() == 10
+        assert "GPU 7" in visit.text(".past li:first-child")
+        said = visit.page.get_attribute(STRIP, "aria-label")
+        assert said is not None
+        first, today = (time.gmtime(now - seconds) for seconds in (20 * DAY, 4000))
+        assert f"failures on {time.strftime('%b', first)} {first.tm_mday}, " in said
+        assert f"{time.strftime('%b', today)} {today.tm_mday}; warnings on " in said
+        assert "not watched on 2" in said
+        heights = visit.page.evaluate(
+            "() => ['bad', 'warn', 'none'].map((level) =>"
+            " document.querySelector(`.days .${level}`).getBoundingClientRect().height)"
+        )
+        assert heights[0] > heights[1] > heights[2] == 0
+
+
+def test_a_record_that_begins_anew_says_so(browser: Browser) -> None:
+    """What is not known is not shown as healthy."""
+    made = lived(fault(time.time() + 400 * DAY))
+    made.problem = "the node's record begins anew: history.json: it is not JSON"
+    with shown(browser, made) as visit:
+        panel = visit.panel("History")
+        assert "begins anew" in panel
+        assert "nothing yet" in panel
+        assert "1 dated in the future" in panel
+        assert "not watched on 30 days" in (visit.page.get_attribute(STRIP, "aria-label") or "")
+
+
+def test_what_ends_is_shown_at_once(browser: Browser) -> None:
+    """The record is asked for again when a finding begins or ends, and otherwise rarely."""
+    made, live = lived(), snapshot()
+    more: dict[str, Any] = {}
+    with serving(
+        live, history=lambda: made.document("n1", (), time.time()), more=more, guarded=False
+    ) as served:
+        visit = Visit(browser, f"http://127.0.0.1:{served.port}/")
+        visit.wait("section[aria-label='History']", "nothing yet")
+        made.add(fault(time.time() - 60))
+        for _ in range(3):
+            with visit.page.expect_response("**/api/v1/status"):
+                pass
+        assert sum("api/v1/history" in url for url in visit.requests) == 1
+        more |= {"verdict": "critical", "findings": [finding()]}
+        visit.wait("section[aria-label='History']", "GPU 3: A GPU is lost to the driver")
+        visit.page.close()
+
+
+@pytest.mark.skipif(SPECIFICATION is None, reason="axe-playwright-python is not installed")
+@pytest.mark.parametrize("look", [{"size": DESK}, {"size": PHONE, "scheme": "dark"}])
+def test_accessible_and_within_its_window(browser: Browser, look: dict[str, Any]) -> None:
+    """A full record, with long names: axe finds nothing, nothing sticks out."""
+    now = time.time()
+    made = lived(
+        *(
+            fault(now - 30 * DAY + 1200 * at, part=f"mlx5_{at}/1", job="run" * 60, severity=level)
+            for at in range(MAX_ENTRIES // 4)
+            for level in ("critical", "warning", "unknown")
+        )
+    )
+    with shown(browser, made, **look) as visit:
+        assert violations(visit.page) == []
+        assert visit.is_as_wide_as_its_window()
