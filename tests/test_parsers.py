@@ -154,7 +154,7 @@ HERE |= {
         DOCUMENTS,
     ),
     ("doctor.job.sources.deepspeed_config", "parse"): (
-        lambda text: module("doctor.job.sources.deepspeed_config").parse(text, "file"),
+        lambda text: module("doctor.job.sources.deepspeed_config").parse(text),
         st.one_of(LINES, DOCUMENTS.map(json.dumps)),
     ),
     ("doctor.job.sources.launcher_command", "parse"): (

@@ -48,7 +48,7 @@ CHECKS = {
     "job-losses": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "job-nccl-settings": (STATE, "test_running_jobs::test_ranks_devices_and_variables"),
     "kernel-log": (STATE, "test_host_checks::test_kernel_log"),
-    "launcher": (STATE, "job/test_launcher::test_variable_that_the_launcher_replaces"),
+    "launcher": (STATE, "job/test_launcher::test_single_node_batch_script"),
     "link-suspects": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "listeners": (STATE, "test_network_checks::test_rendezvous_ports_in_time_wait"),
     "loopback": (STATE, "test_network_checks::test_loopback_that_is_down"),

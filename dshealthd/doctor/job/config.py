@@ -27,21 +27,12 @@ MISSPELT = 0.88
 """Likeness from which a key is taken for a misspelt one: `zero_optimisation` has 0.94."""
 _COMMENTS = ("_", "//", "#", "$", "comment")
 """Beginnings of keys that people use for comments, as JSON has none; DeepSpeed has no such key."""
-GUIDES = {
-    "communication_backend": "use init_distributed(timeout=...) or DEEPSPEED_TIMEOUT in minutes",
-    "communication": "use communication_data_type or zero_quantized_gradients",
-    "timeout": "use init_distributed(timeout=...) or DEEPSPEED_TIMEOUT in minutes",
-    "checkpointing": "use checkpoint or activation_checkpointing",
-    "logging": "use log_level",
-}
-"""Keys that troubleshooting guides recommend but no release reads; see the runbook."""
 _DEPRECATED = re.compile(r"Config parameter (\S+) is deprecated(?: use (.+?) instead)?\b")
 
 
 def _file(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
     if config.value is None:
-        limit = f"{deepspeed_config.MAX_BYTES >> 10} KiB, {deepspeed_config.MAX_DEPTH} levels"
-        yield unreadable(config, limit=limit)
+        yield unreadable(config, limit=f"{deepspeed_config.MAX_BYTES >> 10} KiB")
         return
     found = list(_form(context, config.name, config.value))
     yield from found
@@ -146,16 +137,16 @@ def _unread(name: str, path: str, known: Iterable[str], source: str) -> Result:
     # A misspelt key leaves the job without the setting it wants. A key unlike any of DeepSpeed's
     # may be meant for the script that reads the same file.
     return Result(
-        State.CRITICAL if is_misspelt and path not in GUIDES else State.WARNING,
-        f"{name}: nothing reads {path!r}, so it has no effect{_advice(near, GUIDES.get(path, ''))}",
+        State.CRITICAL if is_misspelt else State.WARNING,
+        f"{name}: nothing reads {path!r}, so it has no effect{_advice(near)}",
         remedy=find_key(name, key),
         source=source,
         component=f"{name}: {path}",
     )
 
 
-def _advice(near: str, guide: str = "") -> str:
-    return f"; {guide}" if guide else f"; did you mean {near!r}?" if near else ""
+def _advice(near: str) -> str:
+    return f"; did you mean {near!r}?" if near else ""
 
 
 def _nearest(key: str, known: Iterable[str]) -> tuple[str, bool]:

@@ -301,7 +301,7 @@ def _mapped(source: Source[Any] | None, name: str, make: Callable[[Any], Any]) -
 
 
 def _read_config(path: str) -> deepspeed_config.Parsed:
-    return deepspeed_config.parse(read_text(path, deepspeed_config.MAX_BYTES), path)
+    return deepspeed_config.parse(read_text(path, deepspeed_config.MAX_BYTES))
 
 
 def _read_script(path: str) -> dict[str, Any]:

@@ -35,8 +35,8 @@ _EXPLICIT = _COUNTS | {"include", "exclude"}
 
 def _launch(context: JobContext, _given: object) -> Iterator[Result]:
     found = [
-        *(*_readable(context), *_script(context), *_options(context)),
-        *(*_environment(context), *_left_behind(context)),
+        *(*_readable(context), *_script(context)),
+        *(*_options(context), *_left_behind(context)),
     ]
     yield from found
     if not found:
@@ -194,25 +194,6 @@ def _node_rank(
         )
 
 
-def _environment(context: JobContext) -> Iterator[Result]:
-    have = context.variables
-    meeting = context.rendezvous
-    if context.launcher is None or meeting.is_default or meeting.source == "environment":
-        return
-    for name, said in (("MASTER_ADDR", meeting.address), ("MASTER_PORT", meeting.port_text)):
-        set_to = have.get(name, "")
-        written = name == "MASTER_ADDR" or _has_port(context)
-        if set_to and said and set_to != said and "$" not in set_to and written:
-            yield warning(
-                f"{name}={set_to[:80]} is set, but the launcher replaces it with {said[:80]}"
-                f" ({meeting.source})",
-                remedy=f"unset {name}",
-                value=set_to[:80],
-                limit=said[:80],
-                component=name,
-            )
-
-
 def _left_behind(context: JobContext) -> Iterator[Result]:
     """Yield variables that `deepspeed` does not pass on to the other nodes."""
     # nodes
@@ -232,12 +213,6 @@ def _left_behind(context: JobContext) -> Iterator[Result]:
             source="deepspeed/launcher/runner.py, EXPORT_ENVS: NCCL*, PYTHON*, MLFLOW*, MV2*, UCX*",
             component=names[0],
         )
-
-
-def _has_port(context: JobContext) -> bool:
-    """Return whether the command gives a port instead of relying on the launcher's default."""
-    commands = context.launcher.chain() if context.launcher else ()
-    return any(one.options.keys() & {"master-port", "rdzv-endpoint"} for one in commands)
 
 
 CHECK = check_of(

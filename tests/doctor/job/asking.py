@@ -78,7 +78,7 @@ def with_config(
     document: dict[str, Any], inspected: inspection.Inspection | None = None, **more: Any
 ) -> JobContext:
     """Return a job with a configuration, and what DeepSpeed says of it."""
-    parsed = deepspeed_config.parse(json.dumps(document), NAME)
+    parsed = deepspeed_config.parse(json.dumps(document))
     source = None if inspected is None else Source(sys.executable, inspected)
     return JobContext(config=Source(NAME, parsed), inspected=source, python=sys.executable, **more)
 

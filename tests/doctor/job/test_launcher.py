@@ -227,17 +227,6 @@ def test_command_that_is_no_launcher() -> None:
     assert outcomes("launcher", asked(launch="torchrun train.py")) == [OK]
 
 
-def test_variable_that_the_launcher_replaces() -> None:
-    """A variable against the command's own option is found until it is unset."""
-    command = "torchrun --master-addr=n1 --nnodes=2 x.py"
-    variables = {"MASTER_ADDR": "n2"}
-    (found,) = results("launcher", asked(launch=command, environment=variables))
-    assert found.outcome is WARNING
-    assert "MASTER_ADDR=n2 is set, but the launcher replaces it with n1" in found.text
-    left = environment_after(found.remedy, variables)
-    assert outcomes("launcher", asked(launch=command, environment=left)) == [OK]
-
-
 ACCELERATE = "accelerate launch --num_machines=2 --num_processes=16 --main_process_ip=n1"
 STATIC = "torchrun --nnodes=2 --nproc-per-node=8 --master-addr=n1"
 ELASTIC = "torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=n1:29500"

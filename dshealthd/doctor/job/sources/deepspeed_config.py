@@ -11,8 +11,6 @@ from typing import Any
 
 MAX_BYTES = 1 << 18
 """Maximum bytes; the largest configuration in DeepSpeed's repositories has 6 KiB."""
-MAX_DEPTH = 64
-"""Maximum nesting of brackets; DeepSpeed's own blocks nest six deep."""
 MAX_SHOWN = 20
 """Maximum number of duplicate keys to list."""
 
@@ -20,12 +18,11 @@ Parsed = dict[str, Any]
 """`text` if it is not JSON, `document` if it is, `duplicates` and `syntax`."""
 
 
-def parse(text: str, name: str) -> Parsed:
+def parse(text: str) -> Parsed:
     """Return a DeepSpeed configuration and what is wrong with its syntax.
 
-    `syntax` says why it is not JSON. ValueError if it nests deeper than MAX_DEPTH.
+    `syntax` says why it is not JSON.
     """
-    _check_depth(text, name)
     duplicates: list[str] = []
 
     def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -58,26 +55,3 @@ def parse(text: str, name: str) -> Parsed:
         "duplicates": duplicates,
         "syntax": syntax,
     }
-
-
-def _check_depth(text: str, name: str) -> None:
-    """Refuse a configuration that would exhaust a recursive parser, such as DeepSpeed's."""
-    depth, quoted, escaped = 0, False, False
-    for position, character in enumerate(text):
-        if quoted:
-            if escaped:
-                escaped = False
-            elif character == "\\":
-                escaped = True
-            elif character in '"\n':  # Hjson: a word may have one quotation mark
-                quoted = False
-        elif character == '"':
-            quoted = True
-        elif character in "{[":
-            depth += 1
-            if depth > MAX_DEPTH:
-                line = text.count("\n", 0, position) + 1
-                message = f"{name}:{line}: nests more than {MAX_DEPTH} levels deep"
-                raise ValueError(message)
-        elif character in "}]":
-            depth -= 1
