@@ -168,7 +168,7 @@ def status(given: Invocation, **own: Any) -> int:
 @_command(
     "dshealthd jobs node-17",
     "dshealthd jobs --members",
-    "sbatch --exclude=$(dshealthd jobs --members --exclude slurm-4711) train.sh",
+    "dshealthd jobs --members --exclude slurm-4711",
     declare=arguments.jobs,
     exit_usage=EXIT_UNKNOWN,
 )
