@@ -69,6 +69,17 @@ def query(parser: ArgumentParser) -> None:
     access(parser)
 
 
+def jobs(parser: ArgumentParser) -> None:
+    """Declare the arguments of `jobs`: the queried agents, and the job whose nodes to leave out."""
+    query(parser)
+    parser.add_argument(
+        "--exclude",
+        metavar="JOB",
+        help="print instead the nodes whose own faults have struck this job, as the label "
+        "`training_job` names it, to leave them out of its next attempt: for `sbatch --exclude`",
+    )
+
+
 def history(parser: ArgumentParser) -> None:
     """Declare the arguments of `history`: the queried agents, the output, and how far back."""
     query(parser)

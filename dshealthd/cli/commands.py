@@ -170,16 +170,19 @@ def status(given: Invocation, **own: Any) -> int:
 @_command(
     "dshealthd jobs node-17",
     "dshealthd jobs --members",
-    declare=arguments.query,
+    "dshealthd jobs --members --exclude slurm-4711",
+    declare=arguments.jobs,
     exit_usage=EXIT_UNKNOWN,
 )
-def jobs(given: Invocation, **own: Any) -> int:
+def jobs(given: Invocation, exclude: str | None, **own: Any) -> int:
     """List the training jobs of this node, or of others, with their ranks side by side.
 
     Exit status: 0 no job is hung, 2 one is, 3 an agent does not answer, or bad usage.
     """
     from dshealthd.status import command
 
+    if exclude is not None:
+        return command.exclude(command.AgentQuery(given.config, _access(own), **own), exclude)
     return command.jobs(command.AgentQuery(given.config, _access(own), **own))
 
 

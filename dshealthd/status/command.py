@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core import documents
 from dshealthd.core.text import print_lines, printable
-from dshealthd.findings.finding import ORDER, State
+from dshealthd.findings.finding import ORDER, SCHEMA, State
 from dshealthd.http.client import UNAUTHORIZED, Access, Client, local, remote
 from dshealthd.http.exchange import Unreachable
 from dshealthd.probe.options import ProbeOptions
@@ -45,16 +45,40 @@ def history(asked: AgentQuery, seconds: float) -> int:
 
     0 all agents answered, 3 one did not.
     """
+
+    def write(answers: Sequence[AgentAnswer]) -> str:
+        if asked.as_json:
+            return documents.dumps(past.report(answers, seconds))
+        paint = Paint(color=colored())
+        return "\n\n".join("\n".join(past.node(each, seconds, paint)) for each in answers)
+
+    return _of_records(asked, write)
+
+
+def exclude(asked: AgentQuery, job: str) -> int:
+    """Print which of those nodes to leave out of the next attempt of a job: those of which a fault
+    of their own has struck it. Return the exit status: 0 all agents answered, 3 one did not.
+    """
+
+    def write(answers: Sequence[AgentAnswer]) -> str:
+        for answer in answers:
+            if answer.problem:
+                print_lines(f"{answer.name}: {answer.problem}", error=True)
+        blamed = {answer.name: past.blamed(answer, job) for answer in answers}
+        if asked.as_json:
+            return documents.dumps({"schema": SCHEMA, "job": job, "nodes": blamed})
+        return ",".join(printable(name) for name, entries in blamed.items() if entries)
+
+    return _of_records(asked, write)
+
+
+def _of_records(asked: AgentQuery, write: Callable[[Sequence[AgentAnswer]], str]) -> int:
     try:
         answers = query.ask(_clients(asked), Client.history)
     except (Unreachable, ValueError, ArithmeticError, OSError) as error:
         print_lines(f"dshealthd: {printable(str(error))}", error=True)
         return EXIT[State.UNKNOWN]
-    if asked.as_json:
-        print(documents.dumps(past.report(answers, seconds)))
-    else:
-        paint = Paint(color=colored())
-        print("\n\n".join("\n".join(past.node(each, seconds, paint)) for each in answers))
+    print(write(answers))
     return EXIT[State.UNKNOWN if any(answer.problem for answer in answers) else State.OK]
 
 

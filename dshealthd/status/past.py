@@ -6,7 +6,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import duration, plural, printable
+from dshealthd.findings.catalogue import catalogue
 from dshealthd.findings.finding import SCHEMA, State
+from dshealthd.symptoms.entry import PART_COMPONENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -62,6 +64,21 @@ def report(answers: Sequence[AgentAnswer], seconds: float) -> dict[str, Any]:
             for answer in answers
         ],
     }
+
+
+def blamed(answer: AgentAnswer, job: str) -> list[Mapping[str, Any]]:
+    """Return what of a node's own has struck a job, by its record; nothing without an answer.
+
+    Not what is the job's, nor what nodes share, as a file system.
+    """
+    return [
+        entry
+        for entry in answer.document.get("entries", ())
+        if entry["job"] == job
+        and entry["severity"] == State.CRITICAL
+        and (known := catalogue().get(f"Dshealthd{entry['what']}")) is not None
+        and known.type.component in PART_COMPONENTS - {"path"}
+    ]
 
 
 def says(entry: Mapping[str, Any], now: float) -> str:

@@ -84,6 +84,35 @@ def test_json_and_a_node_that_does_not_answer(
     assert "refused" in capsys.readouterr().out
 
 
+def test_nodes_to_leave_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of which a fault of their own has struck the job, whether it lasts or not: none for
+    what struck another job, is the job's own or of what nodes share, or stops no job.
+    """
+    now, made = time.time(), NodeRecord(None)
+    job: dict[str, Any] = {"job": "slurm-4711"}
+    made.add(fault(now - 900, what="JobHang", part="slurm-4711", **job))
+    made.add(fault(now - 900, what="PathFailing", part="/ckpt", **job))
+    made.add(fault(now - 900, what="GpuRepairDue", severity="warning", **job))
+    made.add(fault(now - 900, job="slurm-4710"))
+
+    def asked(*more: str) -> tuple[int, str, str]:
+        with serving(history=lambda: made.document("n1", (), time.time())) as served:
+            words = ("jobs", "--exclude", "slurm-4711", f"127.0.0.1:{served.port}", *more)
+            code = cli.main(list(words))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    assert asked() == (0, "\n", "")
+    made.add(fault(now - 600, part="GPU 5", **job))
+    assert asked() == (0, "n1\n", "")
+    code, out, _ = asked("--json")
+    assert code == 0
+    assert [entry["part"] for entry in json.loads(out)["nodes"]["n1"]] == ["GPU 5"]
+    code, out, err = asked("127.0.0.1:1")
+    assert (code, out) == (3, "n1\n")
+    assert "127.0.0.1:1: " in err
+
+
 @pytest.mark.parametrize(
     "body",
     [
