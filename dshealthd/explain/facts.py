@@ -19,7 +19,6 @@ V = TypeVar("V")
 _WORLD = re.compile(
     r"(?:\bworld[_ ]?size\W{1,4}|\bdist_world_size=|\bnranks |\bWORLD_SIZE\W{1,3})(\d{1,6})\b"
 )
-_SPAWNED = re.compile(r"process (\d{1,7}) spawned with command: .*--local_rank=(\d{1,4})\b")
 _NCCL_RANK = re.compile(r"NCCL INFO .*\brank (\d{1,6}) nranks (\d{1,6})\b")
 
 MAX_KNOWN = 100_000
@@ -181,10 +180,6 @@ class Recognized:
                 self.world = max(self.world or 0, int(match[1]))
             if "nranks" in text and origin.pid is not None and (match := _NCCL_RANK.search(text)):
                 self.ranks_by_pid.setdefault((source, origin.pid), int(match[1]))
-            if "spawned" in text and (match := _SPAWNED.search(text)):
-                self.ranks_by_pid.setdefault((source, int(match[1])), int(match[2]))
-                self.see(int(match[2]))
-                facts.is_launcher = True
         elif "torch/distributed/elastic/" in text or "torchrun" in text:
             facts.is_launcher = True
 
