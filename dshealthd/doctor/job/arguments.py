@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments that describe a job."""
-    group = parser.add_argument_group("job", "what a job starts from, with --job")
+    group = parser.add_argument_group(
+        "job", "what a job starts from, with --job; its launcher command follows --"
+    )
     group.add_argument("--job", action="store_true", help="check a job that is about to start")
     group.add_argument("--deepspeed-config", metavar="FILE", help="DeepSpeed configuration")
     group.add_argument("--hostfile", metavar="FILE", help="DeepSpeed hostfile")

@@ -302,6 +302,8 @@ def test_inside_the_job() -> None:
     job = asked(launch="srun python train.py", environment=allocation)
     assert (job.layout.ranks, job.layout.nodes, job.gpus_per_node) == (16, 2, 4)
     assert job.hosts == ["n1", "n2"]
+    alone = asked(environment={**allocation, "MASTER_ADDR": "127.0.0.1"})
+    assert outcomes("master-address", alone) == [CRITICAL]
     assert outcomes("ranks-and-gpus", job) == [CRITICAL]
     assert outcomes("nccl-variables", job) == [CRITICAL]  # this node is one of the job's
     tasks = "srun bash -c 'torchrun --nnodes=$SLURM_NNODES --node-rank=$SLURM_NODEID x.py'"

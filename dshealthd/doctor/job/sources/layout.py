@@ -11,7 +11,7 @@ from dshealthd.doctor.job.sources.slurm_script import tasks_per_node
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
     from dshealthd.probe.members.membership import Member
@@ -39,7 +39,7 @@ def layout(
     ranks: int | None,
     command: LauncherCommand | None,
     requested: Mapping[str, str],
-    members: Iterable[Member],
+    members: Sequence[Member],
     variables: Mapping[str, str],
     gpus: int | None,
 ) -> Layout:
@@ -49,21 +49,24 @@ def layout(
     """
     found = _launched(command, requested, members, gpus)
     if found.ranks is None and (size := natural(variables.get("WORLD_SIZE"))) is not None:
-        found = Layout(size, None, natural(variables.get("LOCAL_WORLD_SIZE")), source="WORLD_SIZE")
+        per_node = natural(variables.get("LOCAL_WORLD_SIZE"))
+        found = Layout(size, found.nodes, per_node, source="WORLD_SIZE")
     return found if ranks is None else replace(found, ranks=ranks, source="--ranks")
 
 
 def _launched(
     command: LauncherCommand | None,
     requested: Mapping[str, str],
-    members: Iterable[Member],
+    members: Sequence[Member],
     gpus: int | None,
 ) -> Layout:
+    nodes, ranks = natural(requested.get("nodes")), natural(requested.get("ntasks"))
+    if command is None and not members:
+        return Layout(nodes=nodes, source="Slurm")
     if command is None or (inner := command.find("deepspeed")) is not None:
         return _deepspeed(inner if command else None, members, gpus)
     if (inner := command.find("torchrun")) is not None:
         return _torchrun(inner, gpus)
-    nodes, ranks = natural(requested.get("nodes")), natural(requested.get("ntasks"))
     if command.inner is None:  # a program that may launch the ranks itself
         return Layout(nodes=nodes, source="srun")
     per_node = tasks_per_node(requested)
