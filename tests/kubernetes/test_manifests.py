@@ -199,7 +199,7 @@ def test_configuration(components: tuple[str, ...], tmp_path: Path) -> None:
     # its own option
     assert kernel_log.journal is (sources == {"kernel-journal"})  # type: ignore[attr-defined]
     assert loaded.section(EvidenceOptions).enabled is bool(
-        {"trainings", "evidence"} & set(components)
+        {"trainings", "follow", "evidence"} & set(components)
     )
     if "probes" in components:
         assert loaded.section(ProbeOptions).peer.listen_address == "10.1.2.3:10062"
