@@ -26,7 +26,7 @@ from dshealthd.doctor import node
 from dshealthd.doctor.job import checks as job
 from dshealthd.doctor.snapshot_check import SnapshotCheck
 from dshealthd.evidence import service as evidence
-from dshealthd.findings import idleness, judge, record, stalls
+from dshealthd.findings import coverage, idleness, judge, record, stalls
 from dshealthd.http import connection_limiter
 from dshealthd.nvrx import service as nvrx
 from dshealthd.probe import hung_jobs, service
@@ -62,6 +62,7 @@ AGENT = (
     judge,
     record,
     stalls,
+    coverage,
     idleness,
 )
 PROBES = (

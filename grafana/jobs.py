@@ -79,9 +79,12 @@ def _now(source: Source) -> list[dashboard.Panel]:
             unknown="no rules",
         ),
         number(
-            "Ranks with heartbeats",
-            "Ranks that send heartbeats.",
-            "count(dshealthd_job_step{@jobs})",
+            "Ranks followed",
+            """Share of the ranks that send heartbeats; of a job with processes on GPUs, of the
+            ranks that have one.""",
+            'sum(dshealthd_job_followed_ranks{@jobs,by="heartbeat"}) / '
+            "sum(dshealthd_job_followed_ranks{@jobs})",
+            unit="percentunit",
             unknown=NO_JOBS,
         ),
         number(

@@ -37,7 +37,7 @@ BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 METRIC = re.compile(r"\bdshealthd_[a-z][a-z0-9_]+")
 SUFFIXES = ("_bucket", "_sum", "_count")
-OTHERS = {"dshealthd_training", "dshealthd_config"}
+OTHERS = {"dshealthd_training", "dshealthd_config", "dshealthd_site"}
 """A distribution and other names that are no metrics."""
 FILES = {"conf", "key", "md", "yml"}
 """What follows a section's name where it is a file's."""

@@ -19,7 +19,7 @@ from dshealthd.core.child import StartError
 from dshealthd.core.collector import Reason, counter, gauge
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.state_writer import LatestWriter
-from dshealthd.findings import fabric, idleness, stalls
+from dshealthd.findings import coverage, fabric, idleness, stalls
 from dshealthd.findings.agent import CRASHED
 from dshealthd.findings.catalogue import catalogue, starting, unread
 from dshealthd.findings.episodes import Episodes
@@ -185,6 +185,7 @@ class Judge:
         )
         self._gpus.settle(series, wall)
         self._idleness.settle(series, now)
+        coverage.settle(series)
         if self._crashed:
             series.add([CRASHED(1.0, f"{wall:.0f}")])
             self._crashed = False
@@ -205,7 +206,9 @@ class Judge:
         for episode in self._episodes.closed:
             self._record.add(_entry(episode, now, wall, over=True))
         self._record.settle(series, now, wall)
-        self.derived = tuple(series.samples(stalls.EXPORTED + idleness.EXPORTED))
+        self.derived = tuple(
+            series.samples(stalls.EXPORTED + idleness.EXPORTED + coverage.EXPORTED)
+        )
         self._judged, self._failed, self._whole = now, False, whole
         if self._running and (self._episodes.changed or now - self._saved >= SAVE_EVERY):
             self._save(now, wall)

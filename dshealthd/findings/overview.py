@@ -188,6 +188,10 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut, wall: float)
         "launcher": info.get("launcher", ""),
         "world_size": None if world is None else int(world),
         "ranks_here": max(len(ranks), sum(seen)),
+        "followed": {
+            point.labels["by"]: int(point.value)
+            for point in series("job_followed_ranks", training_job=job)
+        },
         "step": min(steps, default=None),
         "step_highest": max(steps, default=None),
         "steps_per_minute": round(60 / statistics.median(baseline), 2)

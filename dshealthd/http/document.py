@@ -28,6 +28,7 @@ from dshealthd.core.schema import (
     misfit,
 )
 from dshealthd.core.text import printable
+from dshealthd.findings.coverage import HEARTBEAT, WORDS
 from dshealthd.findings.finding import ORDER, SCHEMA, State
 
 if TYPE_CHECKING:
@@ -197,6 +198,7 @@ _JOB = _record(
         "ranks": Array(_RANK, MANY),
     },
     step_highest=OrNull(WHOLE),
+    followed=_record({}, **dict.fromkeys((HEARTBEAT, *WORDS), WHOLE)),
     stall=OrNull(_STALL),
     own_work=Array(_OWN_WORK, MANY),
     failures=Array(_record({"slug": TEXT, "rank": OrNull(WHOLE), "node": TEXT}), MANY),

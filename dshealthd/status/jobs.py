@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import duration, plural, printable
+from dshealthd.findings import coverage
 from dshealthd.findings.finding import State
 from dshealthd.findings.overview import JobPart, merged
 from dshealthd.jobs import own_work
@@ -71,7 +73,7 @@ def job_lines(name: str, parts: Sequence[Part], paint: Paint) -> Iterator[str]:
         says = f"{longest['says']} for {duration(longest['silent_seconds'])}"
     if says == "silent":
         says = _silence(parts) or says
-    facts = ", ".join((*_process(parts), *_facts(found, len(parts))))
+    facts = ", ".join((*_process(parts), *_facts(found, len(parts)), *_followed(parts)))
     yield f"{printable(name)}  {paint(level, printable(says))}  {facts}"
     for answer, job in parts:
         where = f"{printable(answer.name)}: " if len(parts) > 1 else ""
@@ -142,6 +144,18 @@ def _facts(job: JobPart, nodes: int) -> Iterator[str]:
     if job.steps_per_minute is not None:
         yield f"{job.steps_per_minute:g} steps/min"
     yield f"loss {printable(job.loss)}"
+
+
+def _followed(parts: Sequence[Part]) -> Iterator[str]:
+    """Yield what follows the ranks of a job, where not all send heartbeats."""
+    by: Counter[str] = Counter()
+    for _, job in parts:
+        told = job.get("followed", {})  # which older agents do not report
+        by.update({one: told.get(one, 0) for one in (coverage.HEARTBEAT, *coverage.WORDS)})
+    others = [f"{by[one]} by {words}" for one, words in coverage.WORDS.items() if by[one]]
+    if others:
+        heard = f"{by[coverage.HEARTBEAT]} by heartbeats, " if by[coverage.HEARTBEAT] else ""
+        yield f"followed: {heard}{', '.join(others)}"
 
 
 def _details(job: Mapping[str, Any], *, hung: bool) -> Iterator[str]:

@@ -35,6 +35,7 @@ def series(node: int, *, sick: bool) -> list[Series]:
         _steady("job_world_size", 16, **run),
         _steady("job_master_port", 29500, **run),
         _steady("job_ranks", RANKS, **run),
+        _steady("job_followed_ranks", RANKS, training_job=job, by="heartbeat"),
         _steady("job_orphaned_ranks", 0, **run),
         _steady("job_runs_left_out", 0),
         _steady("heartbeat_ranks_left_out", 0),

@@ -31,6 +31,7 @@ FULL = document(
                 "overdue_seconds": 9.0,
                 "culprits": [{"rank": 0, "reason": "input", "says": "has not begun"}],
             },
+            followed={"heartbeat": 1, "nothing": 1, "later": [1]},
             stall={"says": "between two steps", "silent_seconds": 45.0, "hung_in_seconds": 600},
             failures=[{"slug": "cuda-oom", "rank": None, "node": ""}],
             ranks=[rank(), rank(rank=1, step=None, phase=None, gpu=None)],
@@ -91,6 +92,7 @@ def test_a_document_with_everything_is_read() -> None:
     assert found["from_a_later_release"] == {"a": [1, {"b": None}]}
     assert (found["verdict"], found["probe"]["members"]) == (State.CRITICAL, 2)
     assert "suspect node n2: slow" in shown(found)
+    assert "followed: 1 by heartbeats, 1 by nothing" in shown(found)
 
 
 def nested(depth: int) -> Any:
@@ -107,6 +109,8 @@ WRONG = {
     "jobs is null": {"jobs": None},
     "a hang that is a text": {"jobs": [job(hang="x")]},
     "a stall without a time": {"jobs": [job(stall={"says": "x"})]},
+    "what follows ranks is a text": {"jobs": [job(followed="ras")]},
+    "ranks followed that are none": {"jobs": [job(followed={"ras": "1"})]},
     "a rank that is a text": {"jobs": [job(ranks=[rank(rank="\x1b[2J")])]},
     "a step that is none": {"jobs": [job(ranks=[rank(step=1.5)])]},
     "a probe that is a list": {"probe": []},
