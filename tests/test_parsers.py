@@ -169,6 +169,13 @@ HERE |= {
         ),
         LINES,
     ),
+    ("doctor.job.sources.manifest", "parse"): (
+        lambda document: [
+            module("doctor.job.sources.manifest").parse(text)
+            for text in (json.dumps(document), json.dumps({"kind": "Pod", "spec": document}))
+        ],
+        DOCUMENTS,
+    ),
     ("linux.sock_diag", "parse"): (
         lambda data: list(module("linux.sock_diag").parse(data, 1)),
         st.binary(max_size=200),
@@ -188,6 +195,10 @@ HERE |= {
             DOCUMENTS,
             max_size=4,
         ),
+    ),
+    ("http.document", "parse_history"): (
+        lambda document: module("http.document").parse_history(json.dumps(document).encode()),
+        DOCUMENTS,
     ),
     ("slurm.controller", "parse_nodes"): (
         lambda text: module("slurm.controller").parse_nodes(text.replace(" ", "\x1f"), "\x1f"),
@@ -209,6 +220,7 @@ REFUSALS: dict[tuple[str, str], tuple[str, str]] = {
 OURS = {
     ("symptoms.entry", "parse"): "files of this repository",
     ("explain.patterns", "parse"): "files of this repository",
+    ("doctor.job.arguments", "parse"): "the user's own arguments",
     ("probe.cli.command", "parse_steps"): "the administrator's own arguments",
 }
 """Parsers of what nobody else writes."""

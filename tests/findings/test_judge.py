@@ -22,7 +22,6 @@ from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings import catalogue, judgement, limits
 from dshealthd.findings.finding import Sign, State
 from dshealthd.findings.judge import DELAY, FINDING, JUDGED, MAX_EXPORTED, Judge, exported
-from dshealthd.findings.limits import Limits
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.judge import Standstill
 from dshealthd.nvrx.fitness import fitness
@@ -503,10 +502,8 @@ async def test_invalid_file_begins_anew_and_says_so(content: str, tmp_path: Path
 
 
 def test_limits_have_sources() -> None:
-    """Each limit says where it comes from: an option in its documentation, others in a comment."""
+    """Each limit that is no option says in a comment where it comes from."""
     marked = re.compile(r"\[[RSDO]\]")
-    for field in dataclasses.fields(Limits):
-        assert marked.search(field.metadata["doc"]), field.name
     text = Path(limits.__file__).read_text(encoding="utf-8")
     blocks = re.findall(r"((?: +# .*\n)+)((?: +\w+: ClassVar.*\n)+)", text)
     fixed = [name for _, block in blocks for name in re.findall(r"(\w+): ClassVar", block)]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dshealthd.agent import node_figures
 from dshealthd.config import registry
 from tests.agents import LABEL, Scrape
 from tests.nvml.simulator import Simulator
@@ -74,6 +75,7 @@ def test_series_are_few_and_labels_bounded(scrape: Scrape, profile: str) -> None
     declared = {
         metric for kind in registry.all_collectors().values() for metric in registry.metrics(kind)
     }
+    declared |= {figure.name for figure in registry.declared(node_figures)}
     own = {
         name
         for name in scrape.series

@@ -106,10 +106,8 @@ def test_torchrun(tmp_path: Path) -> None:
             check_agreement(agent, run.steps())
             assert told(scrape, "step") == {"0": 60, "1": 60}
             assert told(scrape, "loss_finite") == {"0": 1, "1": 1}
-            means, inputs, forwards = (
-                told(scrape, name) for name in ("step_seconds", "input_seconds", "forward_seconds")
-            )
-            assert all(0 < forwards[rank] < means[rank] - inputs[rank] for rank in ("0", "1"))
+            means, inputs = (told(scrape, name) for name in ("step_seconds", "input_seconds"))
+            assert all(0 <= inputs[rank] < means[rank] for rank in ("0", "1"))
             assert stages(scrape) == {"0": "input", "1": "input"}
             assert told(scrape, "rank_processes") == {"0": 1, "1": 1}
             ((info, value),) = scrape.series["dshealthd_job_info"].items()
@@ -226,6 +224,4 @@ def test_deepspeed(tmp_path: Path, stage: int) -> None:
                 0 < seconds < total
                 for seconds in told(scrape, "communication_seconds_total").values()
             )
-            forwards = told(scrape, "forward_seconds")
-            assert all(0 < forwards[rank] < told(scrape, "step_seconds")[rank] for rank in "01")
             assert "dshealthd_job_loss_scale" not in scrape.series  # bf16 has none

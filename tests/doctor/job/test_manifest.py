@@ -133,7 +133,14 @@ def test_slots_of_an_mpijob(tmp_path: Path, ranks: int, outcome: State) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("a: [", "is not YAML"), ("kind: ConfigMap", "has no template of pods"), ("", "no template")],
+    [
+        ("a: [", "is not YAML"),
+        ("kind: ConfigMap", "has no template of pods"),
+        ("", "no template"),
+        ("[" * 20_000, "has no fields of a Kubernetes manifest"),
+        ("kind: Job\nspec: &s\n  template: {spec: *s}", "has no fields of a Kubernetes manifest"),
+        ("kind: Pod\nspec: [containers: [a]]", "has no fields of a Kubernetes manifest"),
+    ],
 )
 def test_no_manifest(tmp_path: Path, text: str, words: str) -> None:
     """What is no manifest is unknown, with the reason."""

@@ -6,10 +6,12 @@ multiply: so Job, JobSet, PyTorchJob, MPIJob and plain pods are read alike.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.documents import MISSHAPEN
 from dshealthd.doctor.job.sources import launcher_command
 from dshealthd.jobs.environment import natural
 
@@ -56,18 +58,18 @@ def parse(text: str) -> list[dict[str, Any]]:
     """Return the fields of the templates in a manifest; ValueError if it is none."""
     import yaml
 
+    found: list[dict[str, Any]] = []
     try:
-        documents = list(yaml.safe_load_all(text))
+        for document in yaml.safe_load_all(text):
+            if isinstance(document, dict):
+                pods = _pods(document, document, str(document.get("kind", "")), 1)
+                found += itertools.islice(pods, MAX_PODS - len(found))
     except yaml.YAMLError as error:
         message = f"is not YAML: {' '.join(str(error).split())}"
         raise ValueError(message) from error
-    found: list[dict[str, Any]] = []
-    for document in documents:
-        if isinstance(document, dict):
-            for pod in _pods(document, document, str(document.get("kind", "")), 1):
-                found.append(pod)
-                if len(found) == MAX_PODS:
-                    return found
+    except MISSHAPEN as error:
+        message = f"has no fields of a Kubernetes manifest: {error}"
+        raise ValueError(message) from error
     if not found:
         message = "has no template of pods"
         raise ValueError(message)
@@ -111,6 +113,7 @@ def _pod(
             for one in main.get("env") or ()
             if "value" in one
         },
+        # A path of the pod that a manifest names; nothing is opened.
         "has_shared_memory": "/dev/shm" in mounts or bool(spec.get("hostIPC")),  # noqa: S108
         "processes": str(above.get("nprocPerNode") or above.get("slotsPerWorker") or ""),
     }
