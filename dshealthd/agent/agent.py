@@ -31,6 +31,7 @@ from dshealthd.findings.judge import Judge
 from dshealthd.findings.judgement import series_of
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.findings.overview import overview
+from dshealthd.findings.series import Series
 from dshealthd.findings.work import work
 from dshealthd.jobs.service import Jobs
 from dshealthd.nvrx.fitness import fitness
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
     from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
-    from dshealthd.findings.series import Series
     from dshealthd.jobs.hangs.judge import Standstill
     from dshealthd.nvrx.fitness import Fitness
 
@@ -286,7 +286,14 @@ class Agent:
 
     def _pages(self) -> Iterator[tuple[int, int, int]]:
         """Yield pid, start and user of the processes that have a page with heartbeats."""
-        for point in self._series()("job_heartbeat_page_info"):
+        # Of the one collector that has them: an index of all samples would be too much for this.
+        found = Series(
+            sample
+            for latest in self._snapshot
+            if latest.name == "job_environment"
+            for sample in self._snapshot.samples(latest)
+        )
+        for point in found("job_heartbeat_page_info"):
             if (user := point.labels["user"]).isdigit():
                 yield int(point.labels["pid"]), int(point.labels["start"]), int(user)
 

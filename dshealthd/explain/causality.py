@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -142,15 +141,27 @@ def decide(found: Recognized, *, year: int) -> Finding:
         gpu = int(beside["gpu"])
     is_symmetric = not ranks and any(verdict.kind == "symmetric" for verdict in verdicts)
     return Finding(
-        outcome="found", slug=slug, title=root.title, statement=says,
-        step=_step(root, ranks, host, verdicts), root=root, ranks=ranks, host=host, gpu=gpu,
-        device=_device(root) or beside.get("device"), pod=beside.get("pod"),
+        outcome="found",
+        slug=slug,
+        title=root.title,
+        statement=says,
+        step=_step(root, ranks, host, verdicts),
+        root=root,
+        ranks=ranks,
+        host=host,
+        gpu=gpu,
+        device=_device(root) or beside.get("device"),
+        pod=beside.get("pod"),
         position=beside.get("position", ""),
         pid=int(beside["pid"]) if "pid" in beside else None,
-        is_symmetric=is_symmetric or says.endswith(ON_ALL), time=root.time, proof=proof,
-        against=tuple(case.against[:6]), missing=tuple(dict.fromkeys(case.missing)),
-        chain=tuple(chain[:MAX_CHAIN]), verdicts=tuple(verdicts),
-    )  # fmt: skip
+        is_symmetric=is_symmetric or says.endswith(ON_ALL),
+        time=root.time,
+        proof=proof,
+        against=tuple(case.against[:6]),
+        missing=tuple(dict.fromkeys(case.missing)),
+        chain=tuple(chain[:MAX_CHAIN]),
+        verdicts=tuple(verdicts),
+    )
 
 
 def _wraps(event: Event) -> bool:
@@ -163,8 +174,8 @@ def _wraps(event: Event) -> bool:
 def _adopt(root: Event, case: Case) -> None:
     """Give a cause its host by what launchers report, and a statement the only rank.
 
-    The ranks of a host follow one another. Without a report it is the one host whose GPUs NCCL
-    names in the file, if it is only one.
+    Not by what else the logs say of hosts: ranks need not follow one another on a host (Slurm
+    distributes them cyclically, too), and a host whose lines are here need not be the cause's.
     """
     ends = [
         event
@@ -176,18 +187,11 @@ def _adopt(root: Event, case: Case) -> None:
     is_own = root.pattern == STATED  # an exception may be that of all ranks
     if is_own and root.rank is None and len({(event.rank, event.ranks) for event in ends}) == 1:
         root.rank, root.ranks = ends[0].rank, ends[0].ranks
-    ranks: dict[str | None, list[int]] = defaultdict(list)
     told = [(event.rank, event.host) for event in ends]
     told += [(failure.rank, failure.host) for failure in case.found.failures]
-    for number, host in told:
-        if number is not None:
-            ranks[host].append(number)
-    rank = -1 if root.rank is None else root.rank
-    gpus = (one for one in case.found.sources[root.origin.source].origins if one.gpu is not None)
     for hosts in (
-        {host for host, known in ranks.items() if min(known) <= rank <= max(known)},
+        {host for rank, host in told if rank is not None and rank == root.rank},
         {event.host for event in ends if root.rank is None or event.rank is None},
-        {one.host for one in gpus},
     ):
         short = {host.partition(".")[0]: host for host in hosts if host}
         if root.host is None and len(short) == 1 and "localhost" not in short:

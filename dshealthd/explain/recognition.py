@@ -398,13 +398,26 @@ class Reader:
             if kept is not None:
                 return kept
         event = Event(
-            slug=pattern.slug, pattern=pattern.id, role=pattern.role, layer=pattern.layer,
-            says=known.said(pattern.says, known_fields), texts=pattern.says, steps=pattern.step,
-            title=known.said((pattern.title,), known_fields), ends=pattern.ends, place=place,
-            origin=line.origin, order=self._order, stamp=self._stamp(line),
-            exact=line.stamp is not None, weak=pattern.weak, first=pattern.first,
-            fields=known_fields, progress=self._facts.progress, attempt=self._attempt,
-        )  # fmt: skip
+            slug=pattern.slug,
+            pattern=pattern.id,
+            role=pattern.role,
+            layer=pattern.layer,
+            says=known.said(pattern.says, known_fields),
+            texts=pattern.says,
+            steps=pattern.step,
+            title=known.said((pattern.title,), known_fields),
+            ends=pattern.ends,
+            place=place,
+            origin=line.origin,
+            order=self._order,
+            stamp=self._stamp(line),
+            exact=line.stamp is not None,
+            weak=pattern.weak,
+            first=pattern.first,
+            fields=known_fields,
+            progress=self._facts.progress,
+            attempt=self._attempt,
+        )
         if traceback is not None:
             event.frames, event.bare = tuple(traceback.frames), traceback.bare
             event.is_hollow = pattern.weak and remarks.is_hollow(traceback.text)

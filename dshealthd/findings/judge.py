@@ -253,7 +253,7 @@ class Judge:
         return [_entry(episode, now, wall, over=False) for episode in self._episodes.lasting]
 
     def record_stop(self) -> None:
-        """NodeRecord that a signal stops the agent; any other end is a crash."""
+        """Record that a signal stops the agent; any other end is a crash."""
         self._stopped = True
 
     async def close(self) -> None:

@@ -48,6 +48,7 @@ BUSY = gauge(
 SCHEMA = 1
 """Version of `/api/v1/history`; see docs/history.md."""
 VERSION = 1
+"""Version of the file; one of another begins anew."""
 FILE = "history.json"
 DAY = 86400.0
 KEPT = 90 * DAY
@@ -59,6 +60,7 @@ REPAIRED = "repaired"
 """How the reason of a maintenance begins that says that the node's hardware was repaired."""
 MAX_ENTRIES = 2_000
 MAX_BYTES = 1 << 20
+"""Most entries, and characters of them: 22 a day for 90 days, of 500 characters, fill either."""
 MAX_TEXT = 200
 """Most characters of a text in it."""
 AGAIN = 3600.0

@@ -64,7 +64,9 @@ def exclude(asked: AgentQuery, job: str) -> int:
         for answer in answers:
             if answer.problem:
                 print_lines(f"{answer.name}: {answer.problem}", error=True)
-        blamed = {answer.name: past.blamed(answer, job) for answer in answers}
+        blamed = {
+            answer.name: None if answer.problem else past.blamed(answer, job) for answer in answers
+        }
         if asked.as_json:
             return documents.dumps({"schema": SCHEMA, "job": job, "nodes": blamed})
         return ",".join(printable(name) for name, entries in blamed.items() if entries)

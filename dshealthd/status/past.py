@@ -67,13 +67,13 @@ def report(answers: Sequence[AgentAnswer], seconds: float) -> dict[str, Any]:
 
 
 def blamed(answer: AgentAnswer, job: str) -> list[Mapping[str, Any]]:
-    """Return what of a node's own has struck a job, by its record; nothing without an answer.
+    """Return what of a node's own has struck a job, by the record that it answered.
 
     Not what is the job's, nor what nodes share, as a file system.
     """
     return [
         entry
-        for entry in answer.document.get("entries", ())
+        for entry in answer.document["entries"]
         if entry["job"] == job
         and entry["severity"] == State.CRITICAL
         and (known := catalogue().get(f"Dshealthd{entry['what']}")) is not None

@@ -111,6 +111,8 @@ def test_nodes_to_leave_out(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = asked("127.0.0.1:1")
     assert (code, out) == (3, "n1\n")
     assert "127.0.0.1:1: " in err
+    code, out, _ = asked("127.0.0.1:1", "--json")
+    assert (code, json.loads(out)["nodes"]["127.0.0.1:1"]) == (3, None)  # unknown, not innocent
 
 
 @pytest.mark.parametrize(
