@@ -1,6 +1,7 @@
 """A training of two ranks that hangs: python script_hang.py.
 
-Rank 1 never enters the fourth all-reduce. Rank 0 prints when it waits there.
+Rank 1 never enters the fourth all-reduce. Rank 0 prints once it has entered it, and both once their
+flight recorders show the three before as done, which a thread of gloo writes some time after them.
 
 gloo has no thread that listens at the FIFO of the flight recorder, as NCCL's process group has: one
 of this script's does it, and writes what torch itself dumps.
@@ -9,6 +10,7 @@ of this script's does it, and writes what torch itself dumps.
 import contextlib
 import datetime as dt
 import os
+import pickle
 import threading
 import time
 
@@ -41,14 +43,20 @@ def wait_for_input() -> None:
 
 dist.init_process_group("gloo", timeout=dt.timedelta(seconds=600))
 rank = dist.get_rank()
-if prefix := os.environ.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE"):
-    arguments = (f"{prefix}{rank}.pipe", os.environ["TORCH_FR_DUMP_TEMP_FILE"] + str(rank))
-    threading.Thread(target=dump_when_asked, args=arguments, daemon=True).start()
 gradient = torch.ones(4, 2)
 for _ in range(3):
     dist.all_reduce(gradient)
-_dump_fr_trace()  # the first one loads what resolves stacks, for seconds on a busy machine
-print(f"rank {rank} hangs", flush=True)
+# The first dump loads what resolves stacks, for seconds on a busy machine.
+while sum(entry["retired"] for entry in pickle.loads(_dump_fr_trace())["entries"]) < 3:
+    time.sleep(0.1)
+if prefix := os.environ.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE"):
+    arguments = (f"{prefix}{rank}.pipe", os.environ["TORCH_FR_DUMP_TEMP_FILE"] + str(rank))
+    threading.Thread(target=dump_when_asked, args=arguments, daemon=True).start()
+    while not os.path.exists(arguments[0]):
+        time.sleep(0.1)
 if rank == 1:
+    print("rank 1 hangs", flush=True)
     wait_for_input()
-dist.all_reduce(gradient)
+waiting = dist.all_reduce(gradient, async_op=True)
+print("rank 0 hangs", flush=True)
+waiting.wait()

@@ -137,7 +137,7 @@ def test_slots_of_an_mpijob(tmp_path: Path, ranks: int, outcome: State) -> None:
         ("a: [", "is not YAML"),
         ("kind: ConfigMap", "has no template of pods"),
         ("", "no template"),
-        ("[" * 20_000, "has no fields of a Kubernetes manifest"),
+        ("[" * 2_000, "has no fields of a Kubernetes manifest"),
         ("kind: Job\nspec: &s\n  template: {spec: *s}", "has no fields of a Kubernetes manifest"),
         ("kind: Pod\nspec: [containers: [a]]", "has no fields of a Kubernetes manifest"),
     ],
@@ -145,4 +145,4 @@ def test_slots_of_an_mpijob(tmp_path: Path, ranks: int, outcome: State) -> None:
 def test_no_manifest(tmp_path: Path, text: str, words: str) -> None:
     """What is no manifest is unknown, with the reason."""
     (found,) = results("manifest", manifest(tmp_path, text))
-    assert (found.outcome, words in found.text) == (UNKNOWN, True), found
+    assert (found.outcome, words in found.text) == (UNKNOWN, True), found.text
