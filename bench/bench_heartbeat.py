@@ -218,8 +218,8 @@ def rotated(names: list[str], number: int) -> list[str]:
 
 def call(heartbeat: Heartbeat, model: torch.nn.Module) -> None:
     """Do what the hooks do in a step."""
-    heartbeat.forward_began(model, computes=True)
-    heartbeat.forward_ended(computes=True)
+    heartbeat.forward_began(model)
+    heartbeat.forward_ended()
     heartbeat.step()
 
 

@@ -88,7 +88,7 @@ TEXTS = (
 NUMBERS: tuple[Any, ...] = (*FIGURES, *COUNTS, -1, -(2**63), 10**30, True, None, [], {})
 NOW, WALL = 5000.0, 1_800_000_000.0
 WELL = Message(
-    step=100, sent=NOW, last_seconds=1.0, mean_seconds=1.0, input_seconds=0.1, forward_seconds=0.3,
+    step=100, sent=NOW, last_seconds=1.0, mean_seconds=1.0, input_seconds=0.1,
     skipped=1, loss_finite=True, nonfinite=0, loss_scale=65536.0, gradient_norm=1.0,
     memory=DeviceMemory(1 << 30, 1 << 31, 1 << 31), communication_seconds=5.0, wait_seconds=0.2,
     work_seconds=0.8, pipeline_stage=0, forward_pass=1, forward_passes=2,

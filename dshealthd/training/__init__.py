@@ -46,7 +46,7 @@ def attach(
     is closed.
 
     `model` is the outermost module whose forward pass a step calls: the DDP or FSDP wrapper, or the
-    result of `torch.compile`. It adds the stage of a step and the times of input and forward pass.
+    result of `torch.compile`. It adds the stage of a step and the time of its input.
     `scaler` is the `torch.amp.GradScaler` that steps the optimizer. It adds skipped steps and the
     loss scale. `step` is the number of steps before this run, for a resumed job; an engine keeps
     its own count. `socket` is the path of the agent's socket.

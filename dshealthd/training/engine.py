@@ -79,14 +79,13 @@ def _follow_pipeline(heartbeat: Heartbeat, engine: Any) -> None:
 
         return called
 
-    forward_began = functools.partial(heartbeat.forward_began, engine.module, computes=True)
-    forward_ended = functools.partial(heartbeat.forward_ended, computes=True)
+    forward_began = functools.partial(heartbeat.forward_began, engine.module)
     for instruction, method in instructions.items():
         name = instruction.__name__
         if name == "LoadMicroBatch":
             instructions[instruction] = marked(method, heartbeat.load_began, heartbeat.load_ended)
         elif name == "ForwardPass":
-            instructions[instruction] = marked(method, forward_began, forward_ended)
+            instructions[instruction] = marked(method, forward_began, heartbeat.forward_ended)
         else:
             instructions[instruction] = marked(method, heartbeat.exchange_began, None)
     _replace(heartbeat, engine, "_INSTRUCTION_MAP", instructions)

@@ -126,7 +126,7 @@ class Heartbeat(Position):
 
     - The stage is that of the host, which launches work and runs ahead of its device. A host that
       waits for results after a step (`loss.item()`) is in the input stage whatever its device does.
-    - Times of input, forward pass, waits and own work are some steps late on a CUDA device
+    - Times of input, waits and own work are some steps late on a CUDA device
       (`step_timer.StepTimer`).
     - Loss and gradient norm are a step or more late on a CUDA device (`readback.Readback`).
     - Memory and communication time are up to a second old, because reading them costs tens of
@@ -244,57 +244,39 @@ class Heartbeat(Position):
         if self.measures:
             self._input_began()
 
-    def forward_began(self, model: Any, *, computes: bool) -> None:
+    def forward_began(self, model: Any, *, synchronizes: bool = False) -> None:
         """Report that a forward pass of `model` begins.
 
-        `computes` says that computing begins with it; otherwise `compute_began` will be called.
+        `synchronizes` says that it first waits for other ranks, until `synchronized` is called.
         """
         self._passes = passes = self._passes + 1
         self.stage = FORWARD
         self._words[0] = self.steps << STEP_BIT | (passes & MAX_PASSES) << PASS_BIT | FORWARD
         self._times[1] = monotonic()
         if self.measures:
-            self._forward_began(model, computes=computes)
+            self._forward_began(model, synchronizes=synchronizes)
 
     @never_raise
-    def _forward_began(self, model: Any, *, computes: bool) -> None:
+    def _forward_began(self, model: Any, *, synchronizes: bool) -> None:
         now = monotonic()
         if self._step_timer.device is None:
             self.parameters = self.parameters or model.parameters
             self._find_device()
         self._tell_first()
         self._step_timer.input_ended(now)
-        if computes:
-            self._step_timer.forward_began(now)
-        else:
+        if synchronizes:
             self._entered = self._step_timer.mark(now)
 
     @never_raise
-    def compute_began(self, *, synchronized: bool = False) -> None:
-        """Report that the model within a wrapper begins to compute: the forward time starts.
+    def synchronized(self) -> None:
+        """Report that the model within a wrapper begins to compute: the ranks have met."""
+        self._step_timer.waited(self._entered, monotonic())
 
-        `synchronized` says that the wrapper has waited for other ranks until now.
-        """
-        now = monotonic()
-        if synchronized:
-            self._step_timer.waited(self._entered, now)
-        self._step_timer.forward_began(now)
-
-    @never_raise
-    def compute_ended(self) -> None:
-        """Report that the model within a wrapper has finished computing."""
-        self._step_timer.forward_ended(monotonic())
-
-    def forward_ended(self, *, computes: bool) -> None:
-        """Report that the forward pass has ended.
-
-        `computes` says that computing ends with it; otherwise `compute_ended` was called before.
-        """
+    def forward_ended(self) -> None:
+        """Report that the forward pass has ended."""
         self.stage = BACKWARD
         self._words[0] = self.steps << STEP_BIT | (self._passes & MAX_PASSES) << PASS_BIT | BACKWARD
         self._times[1] = monotonic()
-        if computes and self.measures:
-            self.compute_ended()
 
     @never_raise
     def follow_backward(self, result: Any) -> None:
@@ -538,7 +520,6 @@ class Heartbeat(Position):
             self._last,
             self._mean.value,
             self._step_timer.input.value,
-            self._step_timer.forward.value,
             self.skipped,
             self._finite,
             self._nonfinite,

@@ -84,7 +84,8 @@ MAX_FLOAT32 = 3.5e38
 
 _HEADER = struct.Struct("<4sBxHI")
 """Magic, version, length, and the checksum of everything after the header."""
-_FIRST = "<BBxxIQQQddddddddQQQ"
+_FIRST = "<BBxxIQQQdddd8xdddQQQ"
+"""Older processes send the time of a step's forward passes in the bytes that are skipped."""
 _SECOND = _FIRST + "ddHHHxx"
 _BODY = struct.Struct(_SECOND + "QQdd")
 SIZE = _HEADER.size + _BODY.size
@@ -92,7 +93,7 @@ SIZE_1, SIZE_2 = (_HEADER.size + struct.calcsize(body) for body in (_FIRST, _SEC
 """Those of version 1, whose messages end before the waits, and of version 2, before the totals."""
 (
     _STEP_SECONDS, _SKIPPED, _LOSS, _LOSS_FINITE, _LOSS_SCALE, _GRADIENT_NORM, _MEMORY,
-    _COMMUNICATION, _INPUT, _FORWARD, _OWN, _ON_DEVICE, _PIPELINE, _UNUSED, _TOTALS,
+    _COMMUNICATION, _INPUT, _UNUSED_FORWARD, _OWN, _ON_DEVICE, _PIPELINE, _UNUSED, _TOTALS,
 ) = (1 << bit for bit in range(15))  # fmt: skip
 """Which fields of a message are known: plain numbers, as an IntFlag would cost more than the
 rest."""
@@ -164,8 +165,6 @@ class Message(NamedTuple):
     """Moving average over about ten measured steps; known if `last_seconds` is."""
     input_seconds: float | None = None
     """Moving average of a step's wait for its input; on CUDA, of the device's wait."""
-    forward_seconds: float | None = None
-    """Moving average of the time of a step's forward passes."""
     skipped: int | None = None
     """Steps so far that were skipped because of an overflow."""
     loss_finite: bool | None = None
@@ -199,7 +198,7 @@ class Message(NamedTuple):
 def encode(message: Message) -> bytes:
     """Return a heartbeat message as bytes; struct.error if a count is out of range."""
     (
-        step, sent, phase, stage, last, mean, inputs, forward, skipped, finite, nonfinite, scale,
+        step, sent, phase, stage, last, mean, inputs, skipped, finite, nonfinite, scale,
         norm, memory, communication, wait, work, source, pipeline_stage, forward_pass,
         forward_passes, totals, _collective, _thread, _timeout,
     ) = message  # fmt: skip
@@ -220,8 +219,6 @@ def encode(message: Message) -> bytes:
         known |= _COMMUNICATION
     if inputs is not None:
         known |= _INPUT
-    if forward is not None:
-        known |= _FORWARD
     if work is not None:
         known |= _OWN | _ON_DEVICE if source else _OWN
     if pipeline_stage is not None:
@@ -231,7 +228,7 @@ def encode(message: Message) -> bytes:
     allocated, reserved, peak = memory or (0, 0, 0)
     body = _BODY.pack(
         phase, stage, known, step, skipped or 0, nonfinite, sent, last or 0.0, mean or 0.0,
-        inputs or 0.0, forward or 0.0, scale or 0.0, norm or 0.0, communication or 0.0, allocated,
+        inputs or 0.0, scale or 0.0, norm or 0.0, communication or 0.0, allocated,
         reserved, peak, wait or 0.0, work or 0.0, pipeline_stage or 0,
         min(forward_pass, MAX_PASSES), min(forward_passes, MAX_PASSES),
         *(totals or (0, 0, 0.0, 0.0)),
@@ -257,7 +254,7 @@ def decode(data: bytes) -> Message:
         message = "wrong checksum"
         raise ValueError(message)
     (
-        phase, stage, known, step, skipped, nonfinite, sent, last, mean, inputs, forward, scale,
+        phase, stage, known, step, skipped, nonfinite, sent, last, mean, inputs, scale,
         norm, communication, allocated, reserved, peak, wait, work, pipeline_stage, forward_pass,
         forward_passes, *sums,
     ) = _BODY.unpack_from(body.ljust(_BODY.size, b"\0"))  # fmt: skip
@@ -267,7 +264,7 @@ def decode(data: bytes) -> Message:
         raise ValueError(message)
     for name, value in (
         ("sent", sent), ("step time", last), ("mean step time", mean), ("input", inputs),
-        ("forward pass", forward), ("communication", communication), ("wait", wait), ("work", work),
+        ("communication", communication), ("wait", wait), ("work", work),
         ("work so far", totals.work_seconds), ("wait so far", totals.wait_seconds),
     ):  # fmt: skip
         if not 0.0 <= value < math.inf:
@@ -280,11 +277,11 @@ def decode(data: bytes) -> Message:
         known &= ~_STEP_SECONDS
     if max(wait, work) > LONGEST_STEP:
         known &= ~_OWN
-    inputs, forward, wait, work = (
-        seconds if seconds >= INSTANT else 0.0 for seconds in (inputs, forward, wait, work)
+    inputs, wait, work = (
+        seconds if seconds >= INSTANT else 0.0 for seconds in (inputs, wait, work)
     )
     for value, most, bit in (
-        (inputs, LONGEST_STEP, _INPUT), (forward, LONGEST_STEP, _FORWARD),
+        (inputs, LONGEST_STEP, _INPUT),
         (communication, MAX_TOTAL, _COMMUNICATION), (scale, MAX_FLOAT32, _LOSS_SCALE),
         (max(memory), MAX_MEMORY, _MEMORY), (max(totals[:2]), MAX_COUNT, _TOTALS),
         (totals.work_seconds + totals.wait_seconds, MAX_TOTAL, _TOTALS),
@@ -302,7 +299,6 @@ def decode(data: bytes) -> Message:
         last_seconds=last if known & _STEP_SECONDS else None,
         mean_seconds=mean if known & _STEP_SECONDS else None,
         input_seconds=inputs if known & _INPUT else None,
-        forward_seconds=forward if known & _FORWARD else None,
         skipped=skipped if known & _SKIPPED else None,
         loss_finite=bool(known & _LOSS_FINITE) if known & _LOSS else None,
         nonfinite=nonfinite,

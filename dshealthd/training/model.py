@@ -1,9 +1,8 @@
-"""Forward passes of a torch module, seen as it is called: the stage of a step, and their duration.
+"""Forward passes of a torch module, seen as it is called: the stage of a step.
 
 Stages are those of the outermost module. With DDP that is the wrapper, whose forward pass begins
-with a collective if the model has buffers: then the forward time is that of the module within,
-which only computes. FSDP and ZeRO 3 gather parameters in the middle of it: there the time includes
-waiting for other ranks.
+with a collective if the model has buffers: a wait for other ranks, until the module within is
+called.
 
 A module that is called within compiled code has no stages; that which `torch.compile` returned, or
 `Module.compile` compiled in place, is called from outside.
@@ -28,7 +27,7 @@ log = logging.getLogger("dshealthd.training")
 
 @never_raise
 def follow(heartbeat: Heartbeat, model: Any) -> None:
-    """Report the stages of steps, and the time of the forward passes of `model`.
+    """Report the stages of steps by the forward passes of `model`.
 
     Forward passes in evaluation mode are left out.
     """
@@ -39,30 +38,23 @@ def follow(heartbeat: Heartbeat, model: Any) -> None:
     distributed = _distributed(model)
     # Before each forward pass it has all ranks wait for rank 0's buffers.
     synchronized = distributed and next(iter(inner.buffers()), None) is not None
-    if distributed and not synchronized:
-        inner = model  # a second module would only cost
-    # What is called must not refer to the model: garbage collection alone would free its memory.
-    is_inner = inner is model
 
+    # What is called must not refer to the model: garbage collection alone would free its memory.
     def began(module: Any) -> None:
-        heartbeat.forward_began(module, computes=is_inner)
+        heartbeat.forward_began(module, synchronizes=synchronized)
 
     def computes(_module: Any) -> None:
         if heartbeat.measures:
-            heartbeat.compute_began(synchronized=synchronized)
-
-    def computed(_result: Any) -> None:
-        if heartbeat.measures:
-            heartbeat.compute_ended()
+            heartbeat.synchronized()
 
     def ended(result: Any) -> None:
-        heartbeat.forward_ended(computes=is_inner)
+        heartbeat.forward_ended()
         if distributed and heartbeat.measures:
             heartbeat.follow_backward(result)
 
     _around(heartbeat, model, began, ended)
-    if not is_inner:
-        _around(heartbeat, inner, computes, computed)
+    if synchronized:  # otherwise a second module would only cost
+        _around(heartbeat, inner, computes, lambda _result: None)
 
 
 def _around(

@@ -1,4 +1,4 @@
-"""The timer of a step's input, forward passes, waits and own work, which never waits for a
+"""The timer of a step's input, waits and own work, which never waits for a
 device.
 """
 
@@ -127,7 +127,7 @@ class Spans:
 class Lap:
     """The spans of one step."""
 
-    __slots__ = ("began", "forwards", "input_waits", "inputs", "step", "steps", "waits", "whole")
+    __slots__ = ("began", "input_waits", "inputs", "step", "steps", "waits", "whole")
 
     def __init__(self, began: Any) -> None:
         self.began = began
@@ -139,7 +139,6 @@ class Lap:
         self.inputs = Spans()
         self.input_waits = Spans()
         """Waits for other ranks within the inputs."""
-        self.forwards = Spans()
         self.waits = Spans()
         self.whole = Spans()
 
@@ -167,7 +166,6 @@ class StepTimer:
 
     def __init__(self) -> None:
         self.input = Average()
-        self.forward = Average()
         self.wait = TrimmedAverage()
         self.work = TrimmedAverage()
         self.totals: Totals | None = None
@@ -184,7 +182,6 @@ class StepTimer:
         """The type of the model's device; None until it is known."""
         self._cuda: Any = None
         self._ended: Any = None
-        self._began: Any = None
         self._input_waits = Spans()
         """Waits since the beginning of an input span that has not ended."""
 
@@ -198,16 +195,6 @@ class StepTimer:
             self._lap.inputs.add(self._ended, self.mark(now))
             self._lap.input_waits.extend(self._input_waits)
         self.input_dropped()
-
-    def forward_began(self, now: float) -> None:
-        """Begin a forward span: the model itself begins to compute."""
-        self._began = self.mark(now)
-
-    def forward_ended(self, now: float) -> None:
-        """End a forward span."""
-        if self._began is not None:
-            self._lap.forwards.add(self._began, self.mark(now))
-        self._began = None
 
     def waited(self, begin: Any, now: float) -> None:
         """End a wait for other ranks that began at a mark."""
@@ -282,21 +269,12 @@ class StepTimer:
 
     @staticmethod
     def _has_come(lap: Lap) -> bool:
-        return (
-            lap.whole.has_come()
-            and lap.inputs.has_come()
-            and lap.forwards.has_come()
-            and lap.waits.has_come()
-        )
+        return lap.whole.has_come() and lap.inputs.has_come() and lap.waits.has_come()
 
     def _settle(self, lap: Lap) -> None:
-        inputs, waited, forwards = (
-            spans.seconds() for spans in (lap.inputs, lap.input_waits, lap.forwards)
-        )
+        inputs, waited = lap.inputs.seconds(), lap.input_waits.seconds()
         if inputs is not None and (waited is not None or not lap.input_waits.count):
             self.input.add(max(inputs - (waited or 0.0), 0.0))
-        if forwards is not None:
-            self.forward.add(forwards)
         wait, whole = lap.waits.seconds(), lap.whole.seconds()
         if whole is None:
             return

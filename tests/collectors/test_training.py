@@ -52,7 +52,7 @@ def test_everything_that_a_message_says() -> None:
     """Each value of a message is one series, by job and rank."""
     message = Message(
         step=12, sent=0.0, phase=Phase.EVALUATION, stage=StepStage.INPUT, last_seconds=0.5,
-        mean_seconds=0.25, input_seconds=0.125, forward_seconds=0.0625, skipped=3,
+        mean_seconds=0.25, input_seconds=0.125, skipped=3,
         loss_finite=False, nonfinite=4, loss_scale=65536.0, gradient_norm=1.5,
         memory=DeviceMemory(1, 2, 3), communication_seconds=6.0, wait_seconds=0.1,
         work_seconds=0.15, wait_source=WaitSource.DEVICE, pipeline_stage=2,

@@ -30,8 +30,8 @@ def trouble(heartbeat: Heartbeat, what: str) -> None:
     if what == "checkpoint":
         heartbeat.enter("checkpoint")
     elif what != "input":
-        heartbeat.forward_began(Model(), computes=True)
-        heartbeat.forward_ended(computes=True)
+        heartbeat.forward_began(Model())
+        heartbeat.forward_ended()
     if what == "fail":
         sys.exit("out of luck")
     if what == "end":
@@ -47,9 +47,9 @@ def main() -> None:
     heartbeat = Heartbeat(socket=sys.argv[1])
     while True:
         while not select.select([sys.stdin], [], [], 0)[0]:
-            heartbeat.forward_began(Model(), computes=True)
+            heartbeat.forward_began(Model())
             time.sleep(STEP / 2)
-            heartbeat.forward_ended(computes=True)
+            heartbeat.forward_ended()
             time.sleep(STEP / 2)
             heartbeat.step()
         what = sys.stdin.readline().strip()

@@ -99,7 +99,7 @@ class Rank:
             case ["skip"]:
                 self.forward_and_backward()
                 self.heartbeat.step()
-                self.heartbeat.forward_began(MODEL, computes=True)
+                self.heartbeat.forward_began(MODEL)
             case ["destroy", name]:
                 check(nccl.ncclCommDestroy(self.communicators.pop(name)))
             case _:
@@ -127,8 +127,8 @@ class Rank:
 
     def forward_and_backward(self) -> None:
         """Compute nothing, as a training without a GPU, and say so."""
-        self.heartbeat.forward_began(MODEL, computes=True)
-        self.heartbeat.forward_ended(computes=True)
+        self.heartbeat.forward_began(MODEL)
+        self.heartbeat.forward_ended()
 
     def launch(self, communicator: Pointer, operation: str) -> None:
         """Launch one operation."""

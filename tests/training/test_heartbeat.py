@@ -93,7 +93,7 @@ def test_unknown_is_not_told(agents_end: AgentsEnd) -> None:
     assert message.loss_finite is message.loss_scale is message.skipped is None
     assert message.gradient_norm is None
     assert message.memory is None
-    assert message.communication_seconds is message.input_seconds is message.forward_seconds is None
+    assert message.communication_seconds is message.input_seconds is None
     assert message.stage == 0
 
 

@@ -26,6 +26,7 @@ from dshealthd.training.message import (
     SIZE_1,
     SIZE_2,
     SLOT,
+    VERSION,
     DeviceMemory,
     Message,
     Phase,
@@ -58,7 +59,6 @@ def messages(draw: st.DrawFn) -> Message:
         last_seconds=draw(STEP_SECONDS) if timed else None,
         mean_seconds=draw(STEP_SECONDS) if timed else None,
         input_seconds=draw(st.none() | PART_SECONDS),
-        forward_seconds=draw(st.none() | PART_SECONDS),
         skipped=draw(st.none() | COUNT),
         loss_finite=draw(st.none() | st.booleans()),
         nonfinite=draw(COUNT),
@@ -105,6 +105,20 @@ def test_older_senders_are_understood(message: Message) -> None:
         forward_pass=0, forward_passes=0, totals=None,
     )  # fmt: skip
     assert decode(sealed(encode(plain)[12:SIZE_1])) == plain
+
+
+@given(messages(), st.floats())
+def test_a_forward_time_is_skipped(message: Message, seconds: float) -> None:
+    """Older processes send the time of a step's forward passes, and mark it as known; an older
+    agent knows by the mark that this version does not.
+    """
+    mark, known_at, place = 1 << 9, 12 + 4, 12 + 64
+    data = bytearray(encode(message))
+    known = int.from_bytes(data[known_at : known_at + 4], "little")
+    assert not known & mark
+    data[known_at : known_at + 4] = (known | mark).to_bytes(4, "little")
+    data[place : place + 8] = struct.pack("<d", seconds)
+    assert decode(sealed(bytes(data[12:]), VERSION)) == message
 
 
 @given(st.binary(max_size=PAGE) | st.binary(min_size=SIZE - 12, max_size=SIZE).map(sealed))
@@ -193,7 +207,6 @@ OWN = ("wait_seconds", "work_seconds")
         (OWN, (LONGEST_STEP, 1.0), (beyond(LONGEST_STEP), 1.0)),
         (OWN, (1.0, LONGEST_STEP), (1.0, beyond(LONGEST_STEP))),
         (("input_seconds",), (LONGEST_STEP,), (beyond(LONGEST_STEP),)),
-        (("forward_seconds",), (LONGEST_STEP,), (beyond(LONGEST_STEP),)),
         (("communication_seconds",), (MAX_TOTAL,), (beyond(MAX_TOTAL),)),
         (("totals",), (Totals(1, MAX_COUNT, 1.0, 1.0),), (Totals(1, MAX_COUNT + 1, 1.0, 1.0),)),
         (("totals",), (Totals(1, 1, MAX_TOTAL, 0.0),), (Totals(1, 1, beyond(MAX_TOTAL), 0.0),)),
@@ -226,7 +239,7 @@ def test_figures_that_no_training_has_are_unknown(
         assert decode(encode(message)) == expected
 
 
-@pytest.mark.parametrize("name", ["input_seconds", "forward_seconds", *OWN])
+@pytest.mark.parametrize("name", ["input_seconds", *OWN])
 def test_less_than_the_clock_shows_is_no_time(name: str) -> None:
     """What is left of a subtraction is divided by nowhere."""
     for seconds, told in ((INSTANT, INSTANT), (math.nextafter(INSTANT, 0.0), 0.0), (5e-324, 0.0)):

@@ -138,7 +138,7 @@ def test_forward_passes(agents_end: AgentsEnd) -> None:
 
 
 def test_times(agents_end: AgentsEnd) -> None:
-    """Input and forward pass have times of their own."""
+    """The input has a time of its own."""
     model = Slow(agents_end, 0.02)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with attach(optimizer=optimizer, model=model, socket=agents_end.path):
@@ -150,12 +150,9 @@ def test_times(agents_end: AgentsEnd) -> None:
             make_step(model, optimizer, micro_steps=2)
         message = agents_end.message()
     assert message.input_seconds is not None
-    assert message.forward_seconds is not None
     assert message.mean_seconds is not None
-    passes = [sum(model.took[number : number + 2]) for number in range(0, len(model.took), 2)]
     assert message.input_seconds == pytest.approx(average(waited), rel=0.3)
-    assert message.forward_seconds == pytest.approx(average(passes), rel=0.15)
-    assert message.input_seconds + message.forward_seconds < message.mean_seconds
+    assert message.input_seconds + 2 * min(model.took) < message.mean_seconds
 
 
 def test_pause_is_no_input(agents_end: AgentsEnd) -> None:
@@ -181,8 +178,7 @@ def test_pause_is_no_input(agents_end: AgentsEnd) -> None:
         trained = entered - began + time.perf_counter() - left
         message = agents_end.message()
     assert message.input_seconds is not None
-    assert message.forward_seconds is not None
-    assert message.input_seconds + message.forward_seconds <= trained
+    assert message.input_seconds <= trained
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own

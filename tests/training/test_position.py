@@ -155,10 +155,10 @@ def test_stages_of_steps_that_are_not_measured(agents_end: AgentsEnd) -> None:
                 heartbeat.micro_step()
                 tell(step)
             before = time.monotonic()
-            heartbeat.forward_began(model, computes=True)
+            heartbeat.forward_began(model)
             tell(step)
             before = time.monotonic()
-            heartbeat.forward_ended(computes=True)
+            heartbeat.forward_ended()
             tell(step)
         before = time.monotonic()
         heartbeat.step()
@@ -179,7 +179,7 @@ def test_usual_passes_are_told_of_steps_that_are_not_measured(agents_end: Agents
 
     def step(passes: int) -> int:
         for _ in range(passes):
-            heartbeat.forward_began(model, computes=True)
+            heartbeat.forward_began(model)
         heartbeat.step()
         return agents_end.message().forward_passes
 
@@ -260,8 +260,8 @@ def test_steps_that_no_training_makes(agents_end: AgentsEnd, steps: Any) -> None
     told.step(steps)
     for one in (told, Heartbeat(step=steps, socket=agents_end.path)):
         assert one.closed
-        one.forward_began(None, computes=True)
-        one.forward_ended(computes=True)
+        one.forward_began(None)
+        one.forward_ended()
         one.micro_step()
         one.step()
 

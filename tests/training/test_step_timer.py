@@ -58,13 +58,11 @@ class Event:
 
 
 def make_step(step_timer: StepTimer, micro_steps: int = 1) -> None:
-    """Do what a step does; three events each, on the device."""
+    """Do what a step does; two events each on the device, of the first step one."""
     for micro_step in range(micro_steps):
         if micro_step:
             step_timer.micro_step_ended(0.0)
         step_timer.input_ended(0.0)
-        step_timer.forward_began(0.0)
-        step_timer.forward_ended(0.0)
     step_timer.step_ended(0.0)
 
 
@@ -84,24 +82,23 @@ def step_timer(device: Device) -> StepTimer:
 
 def test_device_that_is_behind(device: Device, step_timer: StepTimer) -> None:
     """Times are the device's, and are known when it has come to them."""
-    make_step(step_timer)  # the first has no beginning: forward began, forward ended, step ended
+    make_step(step_timer)  # the first has no beginning
     make_step(step_timer)
-    assert step_timer.input.value is step_timer.forward.value is None
-    device.comes_to(0.0, 50.0, 100.0)
-    device.comes_to(107.0, 108.0, 148.0, 150.0)
-    assert step_timer.forward.value is None
+    assert step_timer.input.value is None
+    device.comes_to(100.0)
+    device.comes_to(107.0, 150.0)
+    assert step_timer.input.value is None
     make_step(step_timer)
-    assert step_timer.forward.value == pytest.approx(0.045)  # of 50 and 40
     assert step_timer.input.value == pytest.approx(0.007)
 
 
 def test_a_wait_for_others_is_no_input(device: Device, step_timer: StepTimer) -> None:
     """Who waits in a barrier after a step, for a rank that logs, does not wait for data."""
     make_step(step_timer)
-    device.comes_to(0.0, 50.0, 100.0)
+    device.comes_to(100.0)
     step_timer.waited(step_timer.mark(0.0), 0.0)
     make_step(step_timer)
-    device.comes_to(101.0, 141.0, 144.0, 145.0, 150.0, 160.0)
+    device.comes_to(101.0, 141.0, 144.0, 160.0)
     make_step(step_timer)
     assert step_timer.input.value == pytest.approx(0.004)  # of 44 ms, of which 40 in the barrier
     host = StepTimer()
@@ -115,14 +112,12 @@ def test_a_wait_for_others_is_no_input(device: Device, step_timer: StepTimer) ->
 
 
 def test_micro_steps(device: Device, step_timer: StepTimer) -> None:
-    """All inputs and forward passes of a step count together."""
+    """All inputs of a step count together."""
     make_step(step_timer)
-    device.comes_to(0.0, 0.0, 0.0)
+    device.comes_to(0.0)
     make_step(step_timer, micro_steps=2)
-    device.comes_to(10.0, 10.0, 30.0)
-    device.comes_to(50.0, 55.0, 55.0, 65.0, 80.0)
+    device.comes_to(10.0, 50.0, 55.0, 80.0)
     make_step(step_timer)
-    assert step_timer.forward.value == pytest.approx((0.0 + 0.030) / 2)
     assert step_timer.input.value == pytest.approx(0.015)
 
 
@@ -133,7 +128,7 @@ def test_device_that_hangs(device: Device, step_timer: StepTimer) -> None:
     make_step(step_timer)
     for _ in range(5 * LATE):
         make_step(step_timer)
-    assert step_timer.forward.value is None
+    assert step_timer.input.value is None
     device.events.clear()
     assert len(step_timer._late) == LATE
 
@@ -143,7 +138,7 @@ def test_very_many_micro_steps(device: Device, step_timer: StepTimer) -> None:
     make_step(step_timer, micro_steps=2 * SPANS)
     device.comes_to(*(float(number) for number in range(len(device.events))))
     make_step(step_timer)
-    assert step_timer.forward.value is None
+    assert step_timer.input.value is None
 
 
 def test_graph_that_is_captured(device: Device, step_timer: StepTimer) -> None:
@@ -152,27 +147,27 @@ def test_graph_that_is_captured(device: Device, step_timer: StepTimer) -> None:
     make_step(step_timer)
     make_step(step_timer)
     assert device.events == []
-    assert step_timer.forward.value is None
+    assert step_timer.input.value is None
 
 
 def test_events_of_two_devices(device: Device, step_timer: StepTimer) -> None:
     """Events whose distance cannot be told give no time."""
     make_step(step_timer)
+    make_step(step_timer)
     device.comes_to(0.0, 1.0, 2.0)
     device.same = False
     make_step(step_timer)
-    assert step_timer.forward.value is None
+    assert step_timer.input.value is None
 
 
 def test_pause(device: Device, step_timer: StepTimer) -> None:
-    """A step with a pause has no time of the input, but one of the forward pass."""
+    """A step with a pause has no time of the input."""
     make_step(step_timer)
     step_timer.interrupted()
     make_step(step_timer)
     device.comes_to(*(float(number) for number in range(len(device.events))))
     make_step(step_timer)
     assert step_timer.input.value is None
-    assert step_timer.forward.value == pytest.approx(0.001)
 
 
 def test_other_devices() -> None:
@@ -181,7 +176,7 @@ def test_other_devices() -> None:
     step_timer.on("xpu", None)
     for _ in range(3):
         make_step(step_timer)
-    assert step_timer.input.value is step_timer.forward.value is None
+    assert step_timer.input.value is None
 
 
 def test_average() -> None:
