@@ -170,7 +170,7 @@ def failed(copy: Path, runs: Sequence[Sequence[str]]) -> list[str]:
     """Return how the test is run that fails in a copy of the checkout, or nothing."""
     environment = os.environ | {"PYTHONPATH": str(copy)}
     for run in runs:
-        command = ["nice", sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-rfE", *run]
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-rfE", *run]
         with subprocess.Popen(
             command, cwd=copy, env=environment, text=True, stdout=-1, stderr=-2, process_group=0
         ) as ran:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.explain import command, remarks
-from dshealthd.explain.reading import PATTERN, WORTH_READING
+from dshealthd.explain.reading import PATTERN
 from tests.explain.explaining import explained
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+WORTH_READING = 3
 
 STEPS = [f"step {number}/800 | loss 2.1 | 0.3 s" for number in range(40)]
 ENDS = [

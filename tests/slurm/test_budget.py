@@ -197,7 +197,9 @@ def test_reason_that_appears_meanwhile_stays() -> None:
     assert cluster.table["n1"].reason == "bad cable"
 
 
-@pytest.mark.parametrize(("age", "blocks"), [(899, True), (901, False), (-899, True), (-901, False)])
+@pytest.mark.parametrize(
+    ("age", "blocks"), [(899, True), (901, False), (-899, True), (-901, False)]
+)
 def test_dead_claimant_blocks_for_a_while(age: int, *, blocks: bool) -> None:
     """A node that died with its ticket counts until no clock can take it for alive."""
     ticket = f"claim ticket=1 time={NOW - age:.0f}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.cli import main as cli
-from dshealthd.collectors.maintenance import FILES, MAX_REASON, parse
+from dshealthd.collectors.maintenance import FILES, parse
 from dshealthd.findings.finding import Verdict
 from dshealthd.slurm.agent import judge
 from dshealthd.slurm.controller import Controller, ControllerError
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.slurm.controller import SlurmNode
+
+MAX_REASON = 80
 
 
 class Slurm(Controller):
