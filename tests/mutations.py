@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 SLOW = {"alertmanager", "deploy", "faults", "hardware", "lab", "nccl", "neighbors", "soak"}
 """Folders of tests that take long."""
-BUDGET = 48
+BUDGET = 24
 """Seconds of tests for a mutation, as `durations.txt` counts them: half as many in truth."""
 SCENES = "tests/findings/test_scenes.py"
 UNRECORDED = 1
@@ -180,7 +180,7 @@ def failed(copy: Path, runs: Sequence[Sequence[str]]) -> list[str]:
                 os.killpg(ran.pid, signal.SIGKILL)
                 return [*run]
         if ran.returncode:
-            one = re.search(r"^(?:FAILED|ERROR) (\S+?\.py)", output, re.MULTILINE)
+            one = re.search(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\w+)?)", output, re.MULTILINE)
             return [one[1], *run[1:]] if one and "-k" in run else [one[1]] if one else [*run]
     return []
 
