@@ -1,7 +1,8 @@
-"""What the tests notice: `python -m tests.mutations [--count 20] [--seed 1] [PATH …]`.
+"""What the tests notice: `python -m tests.mutations [--count 30] [--seed 1] [PATH …]`.
 
-Changes constants and comparisons of the product in a copy of the checkout, one at a time, and runs
-the nearest tests. What none of them notices needs a case on either side of it, or is not needed.
+Changes numbers, comparisons, conditions, orders and guards of the product in a copy of the
+checkout, one at a time, and runs the nearest tests. What none of them notices needs a case on
+either side of it, or is not needed.
 """
 
 from __future__ import annotations
@@ -10,12 +11,18 @@ import argparse
 import ast
 import os
 import random
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.symptoms import all_symptoms
+from tests.schedule import TABLE, recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,97 +30,187 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 SLOW = {"alertmanager", "deploy", "faults", "hardware", "lab", "nccl", "neighbors", "soak"}
 """Folders of tests that take long."""
-NEAREST = 3
-"""Files of tests that are run for a mutation."""
+BUDGET = 24
+"""Seconds of tests for a mutation, as `durations.txt` counts them: half as many in truth."""
+SCENES = "tests/findings/test_scenes.py"
+UNRECORDED = 1
+"""Seconds of a file that is not there; most of these take less."""
 SECONDS = 420.0
 """For all of them; what hangs is noticed."""
 LIMITS: dict[type[ast.cmpop], str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
+    ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
+}  # fmt: skip
+REVERSED: dict[type[ast.cmpop], str] = {
+    ast.Lt: ">=", ast.LtE: ">", ast.Gt: "<=", ast.GtE: "<",
 }  # fmt: skip
 OTHERS = {"min": "max", "max": "min", "any": "all", "all": "any"}
+TIME = re.compile(r"\b(now|monotonic|time|elapsed|age|since|until|deadline|seconds)\b")
+"""A time, which no clock meets exactly: the side matters, the limit itself does not."""
+SAID = re.compile(r"(_?log(ger)?|LOG)\.|warnings\.|(\w*\.)?(add_argument|round|print)\b")
+"""Calls whose arguments are read by people alone."""
+READ = {"__repr__", "__str__"}
 
 
 class Mutation(NamedTuple):
     """A piece of a file, and what takes its place."""
 
+    kind: str
     file: Path
     line: int
+    scope: str
+    """The function, or the constant."""
     begin: int
     end: int
     text: str
 
 
+def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
+    """Yield the kind of a mutation, the piece that it replaces, and by what."""
+    match node:
+        case ast.Compare(left=left, ops=[operator], comparators=[right]):
+            is_time = TIME.search(ast.unparse(node).replace("_", " "))
+            other = (REVERSED if is_time else LIMITS).get(type(operator)) or LIMITS[type(operator)]
+            yield "comparison", node, f"({ast.unparse(left)} {other} {ast.unparse(right)})"
+        case ast.BoolOp(values=values):
+            word = " and " if isinstance(node.op, ast.Or) else " or "
+            yield "condition", node, f"({word.join(f'({ast.unparse(one)})' for one in values)})"
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield "condition", node, f"bool({ast.unparse(operand)})"
+        case ast.Call(func=ast.Name(id="sorted")):
+            yield "order", node, f"{ast.unparse(node)}[::-1]"
+        case ast.Call(func=ast.Name(id=name)) if name in OTHERS:
+            yield "order", node.func, OTHERS[name]
+        case ast.If(test=test, body=[ast.Return() | ast.Continue() | ast.Raise()], orelse=[]):
+            yield "guard", test, "False"
+        case ast.Constant(value=int() | float() as value) if value not in {0, 1}:
+            yield "number", node, f"(2 * {value} + 1)"
+            yield "number", node, f"({value} {'//' if isinstance(value, int) else '/'} 2)"
+
+
+def pieces(node: ast.AST, scope: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """Yield what decides, and the function or constant that it is in: not what is only read."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        scope = node.name
+    elif isinstance(node, ast.Assign | ast.AnnAssign) and not node.col_offset:
+        scope = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+    yield scope, node
+    for name, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            is_type = name in {"annotation", "returns", "slice"}
+            is_said = isinstance(child, ast.Call) and SAID.match(ast.unparse(child.func))
+            is_read = scope in READ or isinstance(child, ast.JoinedStr) or is_said
+            if isinstance(child, ast.AST) and not is_type and not is_read:
+                yield from pieces(child, scope)
+
+
 def mutations(file: Path) -> Iterator[Mutation]:
-    """Yield those of a module: constants, the limits of comparisons, `and`, `or`, `min`, `max`."""
+    """Yield those of a module."""
     source = (ROOT / file).read_bytes()
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    for node in ast.walk(ast.parse(source)):
-        text, place = "", node
-        if isinstance(node, ast.Assign) and not node.col_offset:
-            if isinstance(node.value, ast.Constant) and type(node.value.value) in {int, float}:
-                text, place = f"(2 * {ast.unparse(node.value)} + 1)", node.value
-        elif isinstance(node, ast.Compare) and type(node.ops[0]) in LIMITS and len(node.ops) == 1:
-            left, right = ast.unparse(node.left), ast.unparse(node.comparators[0])
-            text = f"({left} {LIMITS[type(node.ops[0])]} {right})"
-        elif isinstance(node, ast.BoolOp):
-            word = " and " if isinstance(node.op, ast.Or) else " or "
-            text = f"({word.join(f'({ast.unparse(part)})' for part in node.values)})"
-        elif isinstance(node, ast.Name):
-            text = OTHERS.get(node.id, "")
-        if text and isinstance(place, ast.expr):
-            begin = starts[place.lineno - 1] + place.col_offset
-            end = starts[(place.end_lineno or 1) - 1] + (place.end_col_offset or 0)
-            yield Mutation(file, place.lineno, begin, end, text)
+    for scope, node in pieces(ast.parse(source)):
+        for kind, place, text in changes(node):
+            if isinstance(place, ast.expr) and place.end_lineno:
+                begin = starts[place.lineno - 1] + place.col_offset
+                end = starts[place.end_lineno - 1] + (place.end_col_offset or 0)
+                yield Mutation(kind, file, place.lineno, scope, begin, end, text)
 
 
-def nearest(file: Path) -> list[str]:
-    """Return the files of tests that import a module, those in the place like its own first."""
-    module, place = ".".join(file.with_suffix("").parts), file.parts[1:-1]
-    parent, _, name = module.rpartition(".")
-    found = []
+def drawn(every: Sequence[Mutation], count: int, seed: int) -> list[Mutation]:
+    """Return some of them, as many of one kind as of another."""
+    source, kinds = random.Random(seed), defaultdict(list)
+    for mutation in every:
+        kinds[mutation.kind].append(mutation)
+    for each in kinds.values():
+        source.shuffle(each)
+    order = [kind for _ in range(count) for kind in source.sample(sorted(kinds), len(kinds))]
+    return [kinds[kind].pop() for kind in order[:count] if kinds[kind]]
+
+
+def nearest(mutation: Mutation) -> list[list[str]]:
+    """Return the files of tests for a module, and its folder's: those that name the piece first.
+    After them, the scenes of the findings that the piece yields.
+    """
+    file, seconds, found = mutation.file, recorded(TABLE), []
+    place, parent, name = file.parts[1:-1], ".".join(file.parent.parts), file.stem
+    imports = re.compile(rf"{parent}\.{name}\b|from {parent} import [^\n]*\b{name}\b")
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         folders, text = path.relative_to(ROOT).parts[1:-1], path.read_text(encoding="utf-8")
-        is_near, is_own = folders == place, path.stem == f"test_{name}"
-        uses = module in text or (f"from {parent} import" in text and name in text)
-        if not SLOW & {*folders} and (uses or (is_near and is_own)):
-            found.append((not is_near, not is_own, str(path.relative_to(ROOT))))
-    return [path for *_, path in sorted(found)[:NEAREST]]
+        is_near = bool(folders) and folders in {place, place[:-1]}
+        uses = bool(imports.search(text)) or (is_near and path.stem == f"test_{name}")
+        if not SLOW & {*folders} and (uses or is_near):
+            test = str(path.relative_to(ROOT))
+            is_named = re.search(rf"\b{re.escape(mutation.scope)}\b", text)
+            found.append((not uses, not is_named, seconds.get(test, UNRECORDED), test))
+    kept, left = [], BUDGET
+    for _, _, taken, test in sorted(found):
+        if taken <= left:
+            kept.append(test)
+            left -= taken
+    return [kept, *scenes(mutation)] if kept else scenes(mutation)
 
 
-def fails(copy: Path, tests: Sequence[str]) -> bool:
-    """Tell whether a test fails in a copy of the checkout."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", *tests]
-    variables = os.environ | {"PYTHONPATH": str(copy)}
-    try:
-        return bool(subprocess.call(command, cwd=copy, env=variables, timeout=SECONDS, stdout=-3))
-    except subprocess.TimeoutExpired:
-        return True
+def scenes(mutation: Mutation) -> list[list[str]]:
+    """Return how the scenes of the findings that a function yields are run, or its module."""
+    whole = ast.parse((ROOT / mutation.file).read_bytes())
+    functions = (one for one in ast.walk(whole) if isinstance(one, ast.FunctionDef))
+    piece = next((one for one in functions if one.name == mutation.scope), whole)
+    for part in (piece, whole):
+        named = {*re.findall(r"Dshealthd\w+", ast.unparse(part))}
+        symptoms = all_symptoms().items()
+        slugs = [slug for slug, one in symptoms if named & {each.name for each in one.findings}]
+        if slugs and mutation.file.parts[1] == "findings":
+            return [[SCENES, "-k", " or ".join(slugs)]]
+    return []
+
+
+def failed(copy: Path, runs: Sequence[Sequence[str]]) -> list[str]:
+    """Return how the test is run that fails in a copy of the checkout, or nothing."""
+    environment = os.environ | {"PYTHONPATH": str(copy)}
+    for run in runs:
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-rfE", *run]
+        with subprocess.Popen(
+            command, cwd=copy, env=environment, text=True, stdout=-1, stderr=-2, process_group=0
+        ) as ran:
+            try:
+                output, _ = ran.communicate(timeout=SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(ran.pid, signal.SIGKILL)
+                return [*run]
+        if ran.returncode:
+            one = re.search(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\w+)?)", output, re.MULTILINE)
+            return [one[1], *run[1:]] if one and "-k" in run else [one[1]] if one else [*run]
+    return []
 
 
 def main() -> None:
     """Print each mutation, and whether it is noticed."""
     parser = argparse.ArgumentParser(description="What the nearest tests notice.")
-    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kind", help="comparison, condition, guard, number or order; else all")
+    parser.add_argument("--list", action="store_true", help="run no tests")
     parser.add_argument("paths", nargs="*", default=["dshealthd"])
     given = parser.parse_args()
     files = sorted({file for path in given.paths for file in (ROOT / path).rglob("*.py")})
-    every = [one for file in files for one in mutations(file.relative_to(ROOT))]
+    found = [one for file in files for one in mutations(file.relative_to(ROOT))]
+    every = [one for one in found if given.kind in {None, one.kind}]
     with tempfile.TemporaryDirectory(prefix="mutations") as folder:
         copy, left_out = Path(folder) / "copy", shutil.ignore_patterns(".*", "build")
         shutil.copytree(ROOT, copy, symlinks=True, ignore=left_out)
-        for mutation in random.Random(given.seed).sample(every, min(given.count, len(every))):
-            tests, place = nearest(mutation.file), copy / mutation.file
-            old, new = place.read_bytes(), mutation.text.encode()
+        for mutation in drawn(every, given.count, given.seed):
+            place, tests = copy / mutation.file, nearest(mutation)
+            old, new, verdict = place.read_bytes(), mutation.text.encode(), "NOT NOTICED"
             place.write_bytes(old[: mutation.begin] + new + old[mutation.end :])
-            seen = bool(tests) and fails(copy, tests)
+            one = [] if given.list else failed(copy, tests)
             place.write_bytes(old)
-            verdict = (
-                "NOT NOTICED" if not seen else "fails anyway" if fails(copy, tests) else "noticed"
-            )
-            print(f"{verdict}: {mutation.file}:{mutation.line} → {mutation.text}", flush=True)
+            if one:
+                verdict = "fails anyway" if failed(copy, [one]) else "noticed"
+            where = f"{mutation.file}:{mutation.line} {mutation.scope}"
+            was = old[mutation.begin : mutation.end].decode()
+            print(f"{verdict}: {where}: {was} → {mutation.text} ({' '.join(one)})", flush=True)
 
 
 if __name__ == "__main__":

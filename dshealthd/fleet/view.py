@@ -201,7 +201,7 @@ class Fleet:
         async def work() -> None:
             for name in waiting:
                 self._answers[name] = await self._answer(name)
-                if len(left) > MAX_NODES:
+                if len(names) > MAX_NODES:
                     await self._pause(AT_ONCE / CALLS_TO_LARGE)
 
         await asyncio.gather(*(work() for _ in range(min(AT_ONCE, len(left)))))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 TIMEOUT = 1.5
 """Seconds for the whole exchange with the agent."""
+_LONGEST = 40
+"""Characters of a word in a reason: of three findings it stays a line."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:/-]+")
 
 
@@ -83,7 +85,7 @@ def judge(document: Mapping[str, Any], alerts: frozenset[str]) -> AgentVerdict:
         if item["severity"] == "critical" and item["alert"] in alerts:
             part = _part(item["component"], item["part"])
             xid = _xid(document, part.removeprefix("gpu=")) if part.startswith("gpu=") else ""
-            critical.append(CriticalFinding(_word(item["slug"], 40), part, _word(xid, 5)))
+            critical.append(CriticalFinding(_word(item["slug"]), part, _word(xid)))
     ready = document["ready"]
     clean = ready and not critical and document["verdict"] in {"ok", "warning"}
     return AgentVerdict(tuple(critical), clean, ready)
@@ -96,7 +98,7 @@ def _part(component: str, part: str) -> str:
     words = part.split()
     if not words or component == "node" or words[-1].startswith("GPU"):  # of "1 GPU", no name
         return ""
-    return f"{_word(component, 10)}={_word(words[-1], 40)}"
+    return f"{_word(component)}={_word(words[-1])}"
 
 
 def _xid(document: Mapping[str, Any], gpu: str) -> str:
@@ -106,5 +108,5 @@ def _xid(document: Mapping[str, Any], gpu: str) -> str:
     return xid if document["time"] - at < series.limit("xid_recent_seconds") else ""
 
 
-def _word(text: str, most: int) -> str:
-    return _UNSAFE.sub("_", text)[:most]
+def _word(text: str) -> str:
+    return _UNSAFE.sub("_", text)[:_LONGEST]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.collection.scheduler import WAKE_SPACING, Scheduler, _Inside, _Member
+from dshealthd.collection.scheduler import Scheduler, _Inside, _Member
 from dshealthd.config import config, registry
 from dshealthd.core.collector import Collector, CollectorOptions, Context, News, NotAvailable, gauge
 from dshealthd.core.host import Host
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.core.collector import Fault, Sample
+
+WAKE_SPACING = 5.0
 
 COUNT = gauge("x_collections", "How often this was collected.")
 

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.collectors import job_environment
-from dshealthd.collectors.job_environment import MAX_PROBLEMS
 from dshealthd.core.collector import Reason
-from dshealthd.jobs.environment import MAX_NAMES
 from tests.collectors.bench import Bench, Values, named, reasons, write
 from tests.jobs.elf import library
 from tests.jobs.machines import Machine, environ
@@ -25,6 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.core.result import Result
+
+MAX_PROBLEMS = 64
+MAX_NAMES = 256
 
 JOB = f"slurm-{os.getpid()}"
 RUN = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}

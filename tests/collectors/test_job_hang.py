@@ -18,18 +18,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collectors.job_hang import MAX_RANKS, JobHang
+from dshealthd.collectors.job_hang import JobHang
 from dshealthd.collectors.job_hang import shown as ranks_shown
 from dshealthd.config.config import Config
 from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, attempt
-from dshealthd.jobs.environment import TIMEOUT
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.exits import ExitKind
-from dshealthd.jobs.hangs.judge import NOTICE
-from dshealthd.jobs.hangs.silence import FIRST
 from dshealthd.jobs.hangs.states import RankState
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
 from dshealthd.linux.activity import ThreadState
@@ -42,6 +39,11 @@ if TYPE_CHECKING:
 
     from dshealthd.jobs.hangs.judge import Standstill
     from dshealthd.jobs.service import Jobs
+
+MAX_RANKS = 64
+TIMEOUT = 600
+NOTICE = 60.0
+FIRST = 100.0
 
 ROOT = Path(__file__).parents[2]
 FLOOR = 1.0

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.result import CollectionOutcome, Result
-from dshealthd.jobs.installation import MAX_VERSIONS
 from tests.agents import running
 from tests.collectors.bench import Bench
 from tests.jobs.machines import TORCH
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.agents import Scrape
+
+MAX_VERSIONS = 4
 
 USER = 4321
 SUCCESS = "dshealthd_collector_last_success_timestamp_seconds"

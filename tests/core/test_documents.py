@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from dshealthd.core.documents import MAX_LEFT_OUT, MAX_REASON, LeftOut, dumps, whole
+from dshealthd.core.documents import LeftOut, dumps, whole
 from tests.status_documents import NOT_JSON
+
+MAX_LEFT_OUT = 100
+MAX_REASON = 200
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

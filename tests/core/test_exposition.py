@@ -16,12 +16,14 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from dshealthd.core.collector import Buckets, Metric, MetricKind, Sample
-from dshealthd.core.exposition import MAX_LABEL_LENGTH, Renderer, clean, render
+from dshealthd.core.exposition import Renderer, clean, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from prometheus_client.core import Metric as Family
+
+MAX_LABEL_LENGTH = 128
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,20}[a-z]", fullmatch=True)
 texts = st.text(

@@ -16,12 +16,14 @@ import pytest
 from dshealthd.agent.agent import _keep_freeing
 from dshealthd.collection.worker_process import Channel
 from dshealthd.core import garbage
-from dshealthd.core.garbage import EVERY, Cycles
+from dshealthd.core.garbage import Cycles
 from dshealthd.probe.peers.link import Link
 from tests.jobs.machines import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+EVERY = 60.0
 
 MIB = 1 << 20
 

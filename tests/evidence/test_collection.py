@@ -21,9 +21,8 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.evidence import nccl_ras
 from dshealthd.evidence.bundle import make
-from dshealthd.evidence.collection import MAX_RANKS, Collection
+from dshealthd.evidence.collection import Collection
 from dshealthd.evidence.findings import HangCase
-from dshealthd.explain.dumps import MAX_DUMP, MEMORY
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
 from tests.environments import wait_for_environment
 from tests.evidence.test_dump import dump, entry
@@ -31,6 +30,10 @@ from tests.jobs.ras.server import Communicator, Process, Rank, document, library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+MAX_RANKS = 64
+MAX_DUMP = 32 << 20
+MEMORY = 1 << 30
 
 NOW = 1_795_271_340.0
 BUNDLE_BYTES = 64 << 20

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.explain.dumps import MAX_DUMP, digest_as_nobody
+from dshealthd.explain.dumps import digest_as_nobody
 from dshealthd.explain.flight_recorder import MAX_EXACT, MalformedDump, digest, load
 from tests.evidence.steps import take
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.linux.forked import Ended
+
+MAX_DUMP = 32 << 20
 
 GENUINE = """
 import sys, torch, torch.distributed as dist

@@ -18,7 +18,6 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.evidence import flight_recorder
-from dshealthd.explain.dumps import MAX_DUMP
 from tests.evidence.set_user_id import MIXED_RIGHTS, set_user_id_program
 from tests.evidence.steps import take
 from tests.stopwatch import Stopwatch
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dshealthd.linux.forked import Ended
+
+MAX_DUMP = 32 << 20
 
 RANK_USER = 4321
 RANK = """

@@ -6,13 +6,16 @@ import json
 from typing import TYPE_CHECKING
 
 from dshealthd.evidence import members
-from dshealthd.jobs.environment import ALLOWED, MAX_VALUE
-from dshealthd.jobs.processes import ENVIRON_LIMIT, SWEEP_LIMIT
-from dshealthd.linux.forked import MAX_ANSWER
+from dshealthd.jobs.environment import ALLOWED
 from tests.jobs.machines import TORCH, Machine, environ
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+MAX_VALUE = 4096
+ENVIRON_LIMIT = 2 << 20
+SWEEP_LIMIT = 32 << 20
+MAX_ANSWER = 4 << 20
 
 LONG = dict.fromkeys(ALLOWED, "x" * MAX_VALUE) | TORCH
 

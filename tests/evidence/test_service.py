@@ -23,7 +23,7 @@ from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import BUNDLES, INFO, Evidence
 from dshealthd.jobs.hangs.classes import HangClass
-from dshealthd.jobs.hangs.judge import UNEXPLAINED, Standstill
+from dshealthd.jobs.hangs.judge import Standstill
 from tests.environments import wait_for_environment
 from tests.stopwatch import Stopwatch
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import pytest
 
     from dshealthd.core.collector import Metric
+
+UNEXPLAINED = 90.0
 
 NOW = 1_795_271_340.0
 OPTIONS = EvidenceOptions(

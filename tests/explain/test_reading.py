@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.explain import command, remarks
-from dshealthd.explain.reading import PATTERN, WORTH_READING
+from dshealthd.explain.reading import PATTERN
 from tests.explain.explaining import explained
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+WORTH_READING = 3
 
 STEPS = [f"step {number}/800 | loss 2.1 | 0.3 s" for number in range(40)]
 ENDS = [
@@ -66,8 +68,8 @@ def test_where_the_job_worked_on_nobody_knows() -> None:
     """A few steps after an error do not show that it was over, nor that it ended the job."""
     error = "wandb: ERROR Run initialization has timed out after 90.0 sec."
     assert explained(*STEPS, error).outcome == "found"
-    assert explained(*STEPS, error, *STEPS[:2]).outcome == "undecided"
-    assert explained(*STEPS, error, *STEPS).outcome == "nothing"
+    assert explained(*STEPS, error, *STEPS[:9]).outcome == "undecided"
+    assert explained(*STEPS, error, *STEPS[:10]).outcome == "nothing"
 
 
 def test_words_of_failure_alone_are_undecided_and_to_be_read() -> None:

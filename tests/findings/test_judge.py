@@ -21,7 +21,7 @@ from dshealthd.core.result import CollectionOutcome, Result, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings import catalogue, judgement, limits
 from dshealthd.findings.finding import Sign, State
-from dshealthd.findings.judge import DELAY, FINDING, JUDGED, MAX_EXPORTED, Judge, exported
+from dshealthd.findings.judge import FINDING, JUDGED, Judge, exported
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.judge import Standstill
 from dshealthd.nvrx.fitness import fitness
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
     from dshealthd.core.collector import Sample
     from dshealthd.findings.finding import Finding
+
+DELAY = 0.3
+MAX_EXPORTED = 100
 
 SOURCE = "open_files"
 

@@ -370,9 +370,104 @@ SIDES = {
         at="18m",
     ),
 }
+EVENT = 'dshealthd_kernel_events_total{event="%s"} @'
+TROUBLE = 'dshealthd_job_rank_trouble_seconds{training_job="j", rank="0", what="%s"} '
+CRASHED = 'dshealthd_agent_crashed{at="%d"} '
+
+
+def lines(finding: str, event: str, least: int) -> Sides:
+    """Return the two sides of how many lines of the kernel's log are a fault."""
+    return Sides(finding, f"0 {least - 1}x40", f"0 {least}x40", (EVENT % event,), "1m", "9m")
+
+
+def stalled(what: str, within: str, beyond: str) -> Sides:
+    """Return the two sides of for how long a rank must be in trouble, or its job idle."""
+    rows = (
+        TROUBLE % what + ("@" if what == "stopped" else "900x40"),
+        'dshealthd_job_watchdog_seconds{training_job="j"} 600x40',
+        'dshealthd_job_idle_seconds{training_job="j"} @',
+    )
+    return Sides("JobStalled", within, beyond, rows, at="8m")
+
+
+FIXED = {
+    "lines": (
+        lines("HostErrors", "soft_lockup", 3),
+        lines("HostErrors", "allocation_failure", 10),
+        lines("HostErrors", "cpu_throttled", 10),
+        lines("HostErrors", "peermem_error", 10),
+        lines("HostErrors", "memory_error_corrected", 101),
+        lines("AdapterTrouble", "adapter_command_failed", 10),
+        lines("AdapterTrouble", "link_down", 3),
+        lines("PcieDegraded", "iommu_fault", 10),
+    ),
+    # The last lines come at the same time; the first ones just before the window, or in it.
+    "ten minutes": Sides(
+        "HostErrors", "0x2 1x11 3x40", "0x6 1x7 3x40", (EVENT % "soft_lockup",), "1m", "16m"
+    ),
+    "an hour": Sides(
+        "HostErrors", "0x10 1x62 10x40", "0x25 1x47 10x40", (EVENT % "cpu_throttled",), "1m", "80m"
+    ),
+    "a day": Sides(
+        "HostErrors",
+        "0x6 1x146 101x40",
+        "0x12 1x140 101x40",
+        (EVENT % "memory_error_corrected",),
+        "10m",
+        "25h40m",
+    ),
+    "memory runs out": rate(
+        "HostMemoryPressure",
+        "",
+        "",
+        "dshealthd_memory_total_bytes 1e11x400",
+        "dshealthd_memory_available_bytes @",
+    )._replace(within="4.9e9-7.5e7x40", beyond="4.9e9-1.125e8x40", at="4m"),
+    # Eleven steps in five minutes are enough to speak of, and a hundred to have settled.
+    "steps": rate(
+        "StepsSkipped",
+        "0.4",
+        "0.6",
+        'dshealthd_job_step{training_job="j", rank="0"} @',
+        'dshealthd_job_skipped_steps_total{training_job="j", rank="0"} @',
+        at="60m",
+    ),
+    "settled steps": Sides(
+        "StepsSkipped",
+        "0+10x10 100x100",
+        "1+10x10 101x100",
+        (
+            'dshealthd_job_step{training_job="j", rank="0"} @',
+            'dshealthd_job_skipped_steps_total{training_job="j", rank="0"} @',
+        ),
+        at="5m",
+    ),
+    "trouble": (stalled("stopped", "29x40", "30x40"), stalled("ended", "59x40", "60x40")),
+    "crashes": Sides(
+        "AgentTrouble",
+        "_x400",
+        "1x400",
+        (CRASHED % 1 + "1x400", CRASHED % 2 + "1x400", CRASHED % 3 + "@"),
+    ),
+    "crashes in half an hour": Sides(
+        "AgentTrouble",
+        "1x9 stale",
+        "1x12 stale",
+        (CRASHED % 1 + "_x38 1x40", CRASHED % 2 + "_x38 1x40", CRASHED % 3 + "@"),
+        "1m",
+        "40m",
+    ),
+    "throttled again": Sides(
+        "GpuThrottled",
+        "1 0x5 " * 30,
+        "1 0x3 " * 30,
+        ('dshealthd_gpu_throttle_active{gpu="0", uuid="G", reason="hw_thermal_slowdown"} @',),
+    ),
+}
+"""Counts and times that are the same everywhere, and no limits of a value."""
 ROWS = [
     pytest.param(side, id=f"{name}-{place}")
-    for name, sides in SIDES.items()
+    for name, sides in (SIDES | FIXED).items()
     for place, side in enumerate((sides,) if isinstance(sides, Sides) else sides)
 ]
 ELSEWHERE = {

@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.core import documents
-from dshealthd.findings.past import MAX_FIGURE, MAX_SERIES, Measure, Past, Window
+from dshealthd.findings.past import Measure, Past, Window
+
+MAX_FIGURE = 1e100
+MAX_SERIES = 2048
 
 A, B = ("a",), ("b",)
 

@@ -13,7 +13,7 @@ from dshealthd.collectors.gpu import UTILIZATION as BUSY_RATIO
 from dshealthd.collectors.maintenance import INFO
 from dshealthd.core import state_writer
 from dshealthd.findings import record
-from dshealthd.findings.record import AGAIN, DAY, FILE, MAX_BYTES, MAX_ENTRIES, Entry, NodeRecord
+from dshealthd.findings.record import DAY, FILE, Entry, NodeRecord
 from dshealthd.findings.series import Series
 from tests.findings.test_judge import Node, loaded
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.core.collector import Sample
+
+AGAIN = 3600.0
+MAX_BYTES = 1 << 20
+MAX_ENTRIES = 2_000
 
 NOW = 1_800_000_000.0
 YEAR = 365 * DAY

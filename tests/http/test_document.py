@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dshealthd.findings.finding import State
-from dshealthd.http.document import MAX_DOCUMENT, DocumentError, parse
+from dshealthd.http.document import DocumentError, parse
 from dshealthd.slurm import agent
 from dshealthd.slurm.options import DRAIN_FOR
 from dshealthd.status import text
@@ -18,6 +18,8 @@ from dshealthd.status.jobs import job_lines, parts_of, ranks
 from dshealthd.status.paint import Paint
 from dshealthd.status.query import AgentAnswer, report
 from tests.status_documents import document, finding, job, rank
+
+MAX_DOCUMENT = 8 << 20
 
 ROUND = {"time": 1.0, "members": ["n1", "n2"], "kind": "pair", "outcome": "ok", "timings": []}
 FULL = document(

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from dshealthd.jobs.environment import (
     ALLOWED,
-    MAX_VALUE,
-    TIMEOUT,
     Launcher,
     job_name,
     launch,
@@ -22,6 +20,9 @@ from tests.jobs import machines
 
 if TYPE_CHECKING:
     from random import Random
+
+MAX_VALUE = 4096
+TIMEOUT = 600
 
 TORCH = {**machines.TORCH, "TORCHELASTIC_RUN_ID": "none"}
 

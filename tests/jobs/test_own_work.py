@@ -10,11 +10,8 @@ import statistics
 import pytest
 
 from dshealthd.jobs.own_work import (
-    KNOWN,
     PAUSES,
-    PRIOR,
     SCALES,
-    WINDOWS,
     Course,
     NodeRanks,
     RankFigures,
@@ -26,6 +23,10 @@ from dshealthd.jobs.own_work import (
     slow_ranks,
 )
 from dshealthd.training.message import Message, Totals
+
+KNOWN = 10
+PRIOR = 0.015**2
+WINDOWS = 8
 
 
 def course(

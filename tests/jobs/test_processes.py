@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dshealthd.core.collector import Context, Fault, Reason
 from dshealthd.core.host import Host
-from dshealthd.jobs.processes import ENVIRON_LIMIT, SWEEP_LIMIT, ProcessTable, Unseen
+from dshealthd.jobs.processes import ProcessTable, Unseen
 from dshealthd.linux.process import parse_stat
 from tests.jobs.machines import TORCH, Machine, environ, stat_line
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.jobs.processes import TrainingProcess
+
+ENVIRON_LIMIT = 2 << 20
+SWEEP_LIMIT = 32 << 20
 
 
 @pytest.fixture

@@ -15,11 +15,13 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.processes import TrainingProcess
-from dshealthd.jobs.rank_processes import KEPT, RankProcesses
+from dshealthd.jobs.rank_processes import RankProcesses
 from tests.jobs.machines import TORCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+KEPT = 600.0
 
 
 @pytest.fixture

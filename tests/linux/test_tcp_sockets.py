@@ -16,19 +16,14 @@ import pytest
 from dshealthd.core.collector import Context, Reason, SourceError
 from dshealthd.core.host import Host
 from dshealthd.linux.sock_diag import TcpSocket, TcpState
-from dshealthd.linux.tcp_sockets import (
-    BUDGET,
-    FEW,
-    HOLD,
-    SocketCounts,
-    Sockets,
-    parse_sockstat,
-    parse_tcp,
-)
+from dshealthd.linux.tcp_sockets import FEW, SocketCounts, Sockets, parse_sockstat, parse_tcp
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+BUDGET = 0.1
+HOLD = 15.0
 
 PROC = Path(__file__).parent.parent / "collectors/fixtures/tcp/proc"
 HEADER = (

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collection.scheduler import WAKE_SPACING
 from dshealthd.collectors.gpu import COLLECTOR_FAULT, FAULT, UP
 from dshealthd.config import registry
 from dshealthd.core.timing import Backoff
-from dshealthd.findings.gpus import HUNG, NVML, SECOND_DEADLINE
+from dshealthd.findings.gpus import HUNG, NVML
 from dshealthd.nvml.collector import GpuCollectorOptions
 from tests import frozen
 from tests.agents import RunningAgent, Scrape, running
@@ -28,6 +27,9 @@ from tests.stopwatch import Stopwatch
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+WAKE_SPACING = 5.0
+SECOND_DEADLINE = 12.0
 
 GPUS = 8
 FRESH, VERDICT = 20.0, 30.0

@@ -12,12 +12,13 @@ import pytest
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.nvml import codes
-from dshealthd.nvml.session import REFRESH
 from tests.nvml.node import GPU_COLLECTORS, Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+REFRESH = 60.0
 
 
 @pytest.fixture

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
-from dshealthd.nvrx.frames import ANSWER, MAX_FAILURES, UNKNOWN, frame
+from dshealthd.nvrx.frames import ANSWER, UNKNOWN, frame
 from tests.nvrx.client import Response, Said
+
+MAX_FAILURES = 32
 
 
 def said(*findings: FailedCheck) -> Said:

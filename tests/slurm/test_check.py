@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.slurm.agent import AgentSilent, AgentVerdict, CriticalFinding
-from dshealthd.slurm.check import LOOK_AGAIN, Busy, NodeCheck, NodeCheckResult, Streaks, kept
+from dshealthd.slurm.check import Busy, NodeCheck, NodeCheckResult, Streaks, kept
 from dshealthd.slurm.options import DRAIN_FOR, SlurmOptions
 from dshealthd.symptoms import all_symptoms
 from tests.slurm.cluster import NOW, Cluster, node, silent
@@ -73,6 +73,30 @@ def test_two_checks_drain() -> None:
     assert not node_.cluster.calls
     assert node_.check(BAD) is NodeCheckResult.DRAINED
     assert node_.cluster.table["n1"].reason == REASON
+
+
+@pytest.mark.parametrize(
+    ("bad_checks", "result", "slept"),
+    [(5, NodeCheckResult.DRAINED, 24.0), (6, NodeCheckResult.BAD, 24.0)],
+)
+def test_no_job_waits_for_more_than_five_looks(
+    bad_checks: int, result: NodeCheckResult, slept: float
+) -> None:
+    """A prolog that would need more leaves the drain to the health check."""
+    node_ = Node(bad_checks=bad_checks)
+    assert node_.check(BAD, prolog=True) is result
+    assert node_.slept == slept
+
+
+@pytest.mark.parametrize(
+    ("count", "more"), [(3, "gpu=0, gpu-lost gpu=1, gpu-lost gpu=2"), (4, "gpu=2, and 1 more")]
+)
+def test_a_reason_names_three_findings(count: int, more: str) -> None:
+    """How many more there are is said: one is enough to find the others."""
+    node_ = Node(bad_checks=1)
+    found = [CriticalFinding("gpu-lost", f"gpu={gpu}", "") for gpu in (*range(count), 0)]
+    node_.check(AgentVerdict(tuple(found), clean=False))
+    assert node_.cluster.table["n1"].reason.endswith(more)
 
 
 def test_flapping_drains_nothing() -> None:
@@ -142,7 +166,7 @@ def test_prolog_looks_again() -> None:
     assert node_.check(CLEAN, prolog=True) is NodeCheckResult.CLEAN
     assert node_.slept == 0
     assert node_.check(BAD, prolog=True) is NodeCheckResult.DRAINED
-    assert node_.slept == LOOK_AGAIN
+    assert node_.slept == 6.0
 
 
 def test_prolog_over_budget_lets_the_job_start() -> None:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.cli import main as cli
-from dshealthd.collectors.maintenance import FILES, MAX_REASON, parse
+from dshealthd.collectors.maintenance import FILES, parse
 from dshealthd.findings.finding import Verdict
 from dshealthd.slurm.agent import judge
 from dshealthd.slurm.controller import Controller, ControllerError
-from dshealthd.slurm.maintenance import COUNTS, keep
+from dshealthd.slurm.maintenance import keep
 from dshealthd.slurm.options import DRAIN_FOR
 from tests.findings.player import scene
 from tests.slurm.cluster import NOW, node
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.slurm.controller import SlurmNode
+
+MAX_REASON = 80
 
 
 class Slurm(Controller):
@@ -63,7 +65,7 @@ def test_states(tmp_path: Path, state: str, reason: str, said: str | None) -> No
     found = parse(place.read_text(encoding="utf-8")) if place.exists() else None
     assert (None if found is None else found.reason) == said
     if found is not None:
-        assert (found.begin, found.end) == (NOW, NOW + COUNTS)
+        assert (found.begin, found.end) == (NOW, NOW + 86_400)
 
 
 def test_drain_for_a_lost_gpu_holds_no_page_back(tmp_path: Path) -> None:
@@ -95,12 +97,14 @@ def test_it_is_renewed_and_ends(tmp_path: Path) -> None:
     drained = Slurm(node("n1", "idle+drain", "PSU"))
     keep(tmp_path, drained, "n1", NOW)
     first = place.read_bytes()
-    keep(tmp_path, drained, "n1", NOW + 60)
+    keep(tmp_path, drained, "n1", NOW + 8639)
     assert place.read_bytes() == first  # not at every check
-    keep(tmp_path, drained, "n1", NOW + 0.5 * COUNTS)
+    keep(tmp_path, drained, "n1", NOW + 8641)
     later = parse(place.read_text(encoding="utf-8"))
-    assert (later.begin, later.end) == (NOW, NOW + 1.5 * COUNTS)
-    keep(tmp_path, Slurm(node("n1")), "n1", NOW + 0.5 * COUNTS)
+    assert (later.begin, later.end) == (NOW, NOW + 8641 + 86_400)
+    keep(tmp_path, drained, "n1", NOW + 8641 + 86_401)
+    assert parse(place.read_text(encoding="utf-8")).begin == NOW + 8641 + 86_401  # had ended
+    keep(tmp_path, Slurm(node("n1")), "n1", NOW + 60)
     assert not place.exists()
     keep(tmp_path, Slurm(None), "n1", NOW)  # of no partition: nothing is known of it
 
@@ -123,7 +127,7 @@ def test_a_controller_that_fails_changes_nothing(
     before = (tmp_path / FILES["slurm"]).read_bytes()
     slurm = tool(tmp_path, "sinfo", "echo down >&2; exit 1")
     with pytest.raises(ControllerError):
-        keep(tmp_path, slurm, "n1", NOW + COUNTS)
+        keep(tmp_path, slurm, "n1", NOW + 86_400)
     flags = {
         "--slurm.node": "n1",
         "--slurm.bin-directory": str(tmp_path),

@@ -17,13 +17,14 @@ import pytest
 from dshealthd.training import attach, page
 from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.message import PAGE, Phase
-from dshealthd.training.step_timer import AVERAGED
 from tests.stopwatch import Stopwatch
 from tests.training.agents_end import AgentsEnd
 from tests.training.step_clock import average
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+AVERAGED = 10
 
 
 SOON = 0.2

@@ -13,15 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.training.message import (
-    INSTANT,
-    LONGEST_STEP,
-    MAX_COUNT,
-    MAX_FLOAT32,
-    MAX_MEMORY,
-    MAX_PASSES,
-    MAX_TOTAL,
     PAGE,
-    SHORTEST_STEP,
     SIZE,
     SIZE_1,
     SIZE_2,
@@ -37,6 +29,15 @@ from dshealthd.training.message import (
     encode,
     newest,
 )
+
+INSTANT = 1e-9
+LONGEST_STEP = 1e7
+MAX_COUNT = 10**12
+MAX_FLOAT32 = 3.5e38
+MAX_MEMORY = 1 << 50
+MAX_PASSES = (1 << 16) - 1
+MAX_TOTAL = 1e10
+SHORTEST_STEP = 1e-6
 
 COUNT = st.integers(0, MAX_COUNT)
 BYTES = st.integers(0, MAX_MEMORY)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.training import attach, watch
-from dshealthd.training.heartbeat import ALIKE
 from dshealthd.training.message import StepStage
 from tests.training.step_clock import average
 
 if TYPE_CHECKING:
     from tests.training.agents_end import AgentsEnd
+
+ALIKE = 10
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that NumPy is not installed

@@ -16,11 +16,8 @@ import pytest
 
 from dshealthd.jobs.hangs import states
 from dshealthd.training import attach, heartbeat, step_timer
-from dshealthd.training.heartbeat import ALIKE, Heartbeat
+from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.message import (
-    MAX_COUNT,
-    MAX_PASSES,
-    MAX_TOTAL,
     PAGE,
     PASS_BIT,
     POSITION,
@@ -32,12 +29,18 @@ from dshealthd.training.message import (
     encode,
     newest,
 )
-from dshealthd.training.step_timer import LEAST, StepTimer
+from dshealthd.training.step_timer import StepTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.training.agents_end import AgentsEnd
+
+ALIKE = 10
+MAX_COUNT = 10**12
+MAX_PASSES = (1 << 16) - 1
+MAX_TOTAL = 1e10
+LEAST = 1e-3
 
 MESSAGE = Message(7, 100.0, stage=StepStage.INPUT, forward_pass=1, forward_passes=3)
 

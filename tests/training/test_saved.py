@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.training import message
-from dshealthd.training.message import MAX_COUNT, PAGE, ROOM, SLOT, Message, newest
+from dshealthd.training.message import PAGE, ROOM, SLOT, Message, newest
 from dshealthd.training.saved import SIZE, Saved, decode, encode
+
+MAX_COUNT = 10**12
 
 
 def page(note: bytes, *messages: Message) -> bytes:

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING
 import bcrypt
 import pytest
 
-from dshealthd.web.auth import REMEMBERED, WAITING, Authenticator
+from dshealthd.web.auth import Authenticator
 from tests.stopwatch import Stopwatch
 from tests.web.serving import serving
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+REMEMBERED = 128
+WAITING = 16
 
 
 CLIENT, OTHER = "192.0.2.1", "192.0.2.2"

@@ -18,11 +18,14 @@ import pytest
 from dshealthd.cli.main import main
 from dshealthd.core.options import ConfigError
 from dshealthd.web import config_file
-from dshealthd.web.config_file import CHECK_INTERVAL, CHECK_PATIENCE, WebConfigFile
+from dshealthd.web.config_file import WebConfigFile
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+CHECK_INTERVAL = 1.0
+CHECK_PATIENCE = 0.5
 
 HASH = "$2y$04$b7qGQqGJPKFDWSlgbCyDXeN8kNqDzOXNPg1fJGcGJ04nLYKaNXK6S"
 OTHER_HASH = "$2b$04$pLVNzLsrCDYhbC3hUbpRDuuVGvbPoaOJZqwNFDjGo5uUR4PfBKVWK"

@@ -17,7 +17,7 @@ import pytest
 
 from dshealthd.config.config import Web
 from dshealthd.http.connection import Connection, Requests
-from dshealthd.http.connection_limiter import MOMENT, SLOW, ConnectionLimiter, client_of
+from dshealthd.http.connection_limiter import ConnectionLimiter, client_of
 from tests.flood import flooding
 from tests.leftovers import without_search
 from tests.stopwatch import Stopwatch
@@ -33,6 +33,9 @@ from tests.web.serving import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+MOMENT = 0.25
+SLOW = 1.0
 
 REFUSED = "dshealthd_web_connections_refused_total"
 PLACES = Web().max_connections_per_address

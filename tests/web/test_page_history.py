@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.findings.record import DAY, MAX_ENTRIES, NodeRecord
+from dshealthd.findings.record import DAY, NodeRecord
 from tests.findings.test_record import fault
 from tests.status_documents import finding
 from tests.web.accessible import SPECIFICATION, violations
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from playwright.sync_api import Browser
+
+MAX_ENTRIES = 2_000
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 STRIP = "section[aria-label='History'] .days"

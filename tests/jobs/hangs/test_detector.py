@@ -9,7 +9,6 @@ from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.detector import HangDetector
-from dshealthd.jobs.hangs.silence import FLOOR
 from dshealthd.jobs.hangs.states import Work
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.options import HangOptions
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.jobs.heartbeats.sender import Sender
+
+FLOOR = 30.0
 
 JOB = "run-1"
 PID = 1 << 23

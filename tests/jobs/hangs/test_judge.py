@@ -8,15 +8,22 @@ from typing import Any
 
 import pytest
 
-from dshealthd.jobs.environment import TIMEOUT
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.exits import ExitKind
-from dshealthd.jobs.hangs.judge import IDLE_FOR, NOTICE, PATIENCE, UNEXPLAINED, Standstill, judge
-from dshealthd.jobs.hangs.silence import FIRST, FLOOR, UNKNOWN
+from dshealthd.jobs.hangs.judge import Standstill, judge
 from dshealthd.jobs.hangs.states import NO_WORK, RankState, Work, position
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
 from tests.symptoms.promtool import rule_groups
+
+TIMEOUT = 600
+IDLE_FOR = 45.0
+NOTICE = 60.0
+PATIENCE = 600.0
+UNEXPLAINED = 90.0
+FIRST = 100.0
+FLOOR = 30.0
+UNKNOWN = 1800.0
 
 INPUT, FORWARD, BACKWARD = StepStage.INPUT, StepStage.FORWARD, StepStage.BACKWARD
 WAITS = RankState(

@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.jobs.hangs.silence import (
-    FIRST,
-    FIRST_STEPS,
-    FLOOR,
-    LONGEST,
-    MARGIN,
-    SilenceBaseline,
-)
+from dshealthd.jobs.hangs.silence import SilenceBaseline
 from dshealthd.training.message import Phase
+
+FIRST = 100.0
+FIRST_STEPS = 10
+FLOOR = 30.0
+LONGEST = 600.0
+MARGIN = 2.0
 
 STEP_SECONDS = st.floats(0.001, 120.0)
 

@@ -12,9 +12,8 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
-from dshealthd.jobs.hangs.silence import FLOOR
 from dshealthd.jobs.hangs.states import NO_WORK
-from dshealthd.jobs.hangs.watch import KEPT, MAX_ENDED, WINDOW, RankWatch
+from dshealthd.jobs.hangs.watch import RankWatch
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.linux.activity import ThreadState
@@ -25,6 +24,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.jobs.hangs.states import RankState
+
+FLOOR = 30.0
+KEPT = 600.0
+MAX_ENDED = 256
+WINDOW = 30.0
 
 JOB = "run-1"
 

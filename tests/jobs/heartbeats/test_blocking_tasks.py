@@ -7,8 +7,11 @@ import functools
 import os
 import threading
 
-from dshealthd.jobs.heartbeats.blocking_tasks import THREADS, THREADS_PER_USER, BlockingTasks
+from dshealthd.jobs.heartbeats.blocking_tasks import BlockingTasks
 from tests.stopwatch import Stopwatch
+
+THREADS = 8
+THREADS_PER_USER = 2
 
 
 class Kernel:

@@ -22,16 +22,7 @@ from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
 from dshealthd.jobs.heartbeats import receiver as receiver_module
 from dshealthd.jobs.heartbeats.identity import UnidentifiedSender
-from dshealthd.jobs.heartbeats.receiver import (
-    CONNECTIONS,
-    IDLE,
-    MAX_CLOSING,
-    MAX_SENDERS,
-    MAX_SENDERS_PER_USER,
-    PERIOD,
-    TORN,
-    Receiver,
-)
+from dshealthd.jobs.heartbeats.receiver import Receiver
 from dshealthd.jobs.heartbeats.sender import RejectReason
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.training.message import HELLO, PAGE, SLOT, Message, StepStage, encode
@@ -44,6 +35,14 @@ if TYPE_CHECKING:
 
     from dshealthd.jobs.heartbeats.identity import Identity
     from dshealthd.jobs.heartbeats.sender import Sender
+
+CONNECTIONS = 32
+IDLE = 900.0
+MAX_CLOSING = 512
+MAX_SENDERS = 256
+MAX_SENDERS_PER_USER = 64
+PERIOD = 0.25
+TORN = 8
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="processes of other users take root")
 

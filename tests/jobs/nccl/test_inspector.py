@@ -9,14 +9,11 @@ import time
 
 import pytest
 
-from dshealthd.jobs.nccl.inspector import (
-    MAX_LINE,
-    MAX_MALFORMED,
-    MeasuredOperation,
-    message_class,
-    parse,
-)
+from dshealthd.jobs.nccl.inspector import MeasuredOperation, message_class, parse
 from tests.jobs.nccl.inspector_plugin import line, line_229
+
+MAX_LINE = 2048
+MAX_MALFORMED = 100
 
 NODE = os.uname().nodename
 ALL_REDUCE = {"name": "AllReduce", "ranks": "16", "nodes": "2", "message": "256MiB-"}

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.jobs.environment import MAX_NAMES, NCCL_COMMON, nccl_variables
+from dshealthd.jobs.environment import NCCL_COMMON, nccl_variables
 from dshealthd.jobs.nccl.names import Misnomer, misnomer, names
+
+MAX_NAMES = 256
 
 
 @pytest.mark.parametrize("name", [

@@ -11,12 +11,13 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.jobs.nccl.release import MappedReleases, Mapping, UnknownRelease, parse_maps
-from dshealthd.linux.elf import CHUNK
 from tests.jobs.elf import library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+CHUNK = 1 << 20
 
 BANNER = b"\0NCCL version 2.27.7+cuda12.9\0"
 MAP = (

@@ -20,7 +20,7 @@ from dshealthd.core.host import Host
 from dshealthd.jobs.ras import client as ras_client
 from dshealthd.jobs.ras import protocol
 from dshealthd.jobs.ras.address import Endpoint
-from dshealthd.jobs.ras.client import ATTEMPTS, Query, ask
+from dshealthd.jobs.ras.client import Query, ask
 from dshealthd.jobs.ras.peer import holder
 from dshealthd.jobs.ras.protocol import (
     MAY_BE_SENT,
@@ -35,6 +35,8 @@ from tests.stopwatch import Stopwatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+ATTEMPTS = 6
 
 LIMIT = 1 << 20
 ANSWER = document(Communicator([Rank(0), Rank(1, pid=4001)]))

@@ -22,12 +22,8 @@ from dshealthd.core.collector import Fault, News, Reason
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result
-from dshealthd.evidence.nccl_ras import PAUSE
 from dshealthd.evidence.options import EvidenceOptions
-from dshealthd.jobs.hangs.detector import AGAIN_AFTER
-from dshealthd.jobs.hangs.silence import SUSPECTED
 from dshealthd.jobs.ras.options import NcclRasOptions
-from dshealthd.jobs.ras.watched import CLOSELY, HURRIES, HURRY_WINDOW
 from tests.collectors.bench import Bench, reasons
 from tests.environments import wait_for_environment
 from tests.jobs.machines import Clock, Machine
@@ -35,6 +31,13 @@ from tests.jobs.ras.server import Communicator, Process, Rank, document, library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+PAUSE = 4.0
+AGAIN_AFTER = 5.0
+SUSPECTED = 0.5
+CLOSELY = 40
+HURRIES = 2
+HURRY_WINDOW = 60.0
 
 LAGGING = [Rank(0, gpu=0), Rank(1, pid=4001, gpu=1, counts={"AllReduce": 990})]
 GONE = Rank(2, pid=4002, host="192.0.2.2", flags=("unresponsive", "considered_dead"))

@@ -13,15 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dshealthd.jobs.ras.from_json import parse_json, repair
-from dshealthd.jobs.ras.status import (
-    MAX_NAMED,
-    Lag,
-    MalformedAnswer,
-    RankLocation,
-    RasRankState,
-    Trouble,
-)
+from dshealthd.jobs.ras.status import Lag, MalformedAnswer, RankLocation, RasRankState, Trouble
 from tests.jobs.ras.server import COUNTS, Communicator, Rank, document
+
+MAX_NAMED = 8
 
 FOUR = [Rank(number, pid=4000 + number, gpu=number) for number in range(4)]
 GONE = Rank(4, pid=4004, host="192.0.2.2", gpu=0, flags=("unresponsive", "considered_dead"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dshealthd.jobs.ras.evaluation import MAX_SIZES, JobProgress, RankLabel, by_size, lags, troubles
+from dshealthd.jobs.ras.evaluation import JobProgress, RankLabel, by_size, lags, troubles
 from dshealthd.jobs.ras.from_json import parse_json
 from tests.jobs.ras import server as ras_server
 from tests.jobs.ras.server import Communicator, document
+
+MAX_SIZES = 8
 
 
 def ranks(*counts: int) -> list[ras_server.Rank]:
