@@ -12,6 +12,7 @@ from dshealthd.explain.ledger import Ledger
 from dshealthd.explain.remarks import Statements
 
 if TYPE_CHECKING:
+    from dshealthd.explain.kinds import Kind
     from dshealthd.explain.streams import Line
 
 K = TypeVar("K")
@@ -150,22 +151,13 @@ class Recognized:
     """Events beyond MAX_EVENTS."""
     statistics: logs.Statistics = field(default_factory=logs.Statistics)
 
-    def learn(self, line: Line, source: int) -> None:
+    def learn(self, line: Line, source: int, kind: Kind) -> None:
         """Learn from a line which rank, task and process belong together, and the world size."""
         origin, text = line.origin, line.text
         facts = self.sources[source]
         if origin not in facts.origins:
             facts.origins[origin] = None
-        if origin.rank is not None:
-            self.see(origin.rank)
-            if origin.local is not None:
-                ranks = self.ranks_by_local.setdefault((source, origin.task, origin.local), set())
-                if len(ranks) < SEVERAL:
-                    ranks.add(origin.rank)
-            if origin.task is not None:
-                seen = self.tasks_with_ranks.setdefault((source, origin.task), set())
-                if len(seen) < SEVERAL:
-                    seen.add(origin.rank)
+            self._meet(origin, source)
         if origin.local is not None:
             facts.is_launcher = True
         elif line.launcher is not None:
@@ -175,13 +167,26 @@ class Recognized:
         if line.stamp is not None:
             facts.last_stamp[origin] = line.stamp
             facts.final = line.stamp
-        if ("rank" in text or "orld" in text or "WORLD" in text) and len(text) < 2000:  # noqa: PLR2004
+        if kind.ranks:
             if match := _WORLD.search(text):
                 self.world = max(self.world or 0, int(match[1]))
             if "nranks" in text and origin.pid is not None and (match := _NCCL_RANK.search(text)):
                 self.ranks_by_pid.setdefault((source, origin.pid), int(match[1]))
-        elif "torch/distributed/elastic/" in text or "torchrun" in text:
+        elif kind.launches:
             facts.is_launcher = True
+
+    def _meet(self, origin: Origin, source: int) -> None:
+        if origin.rank is None:
+            return
+        self.see(origin.rank)
+        if origin.local is not None:
+            ranks = self.ranks_by_local.setdefault((source, origin.task, origin.local), set())
+            if len(ranks) < SEVERAL:
+                ranks.add(origin.rank)
+        if origin.task is not None:
+            seen = self.tasks_with_ranks.setdefault((source, origin.task), set())
+            if len(seen) < SEVERAL:
+                seen.add(origin.rank)
 
     def see(self, rank: int) -> None:
         """Note that a rank appears in the logs."""

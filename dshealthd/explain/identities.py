@@ -76,6 +76,11 @@ def named(text: str) -> dict[str, str]:
     return {name: values.pop() for name, values in found.items() if len(values) == 1}
 
 
+def is_detail(text: str) -> bool:
+    """Return whether a line has the form `key: value`."""
+    return ":" in text[:40] and _DETAIL.match(text) is not None
+
+
 class Details:
     """The block of `key: value` lines that the current line is in, or that ends right before it."""
 
@@ -85,9 +90,9 @@ class Details:
         self._described: dict[str, str] = {}
         """The pod and the node that `kubectl describe` begins with."""
 
-    def feed(self, text: str) -> None:
+    def feed(self, text: str, *, is_detail: bool) -> None:
         """Add a line, or end the block if it is of another form."""
-        match = _DETAIL.match(text) if ":" in text[:40] else None
+        match = _DETAIL.match(text) if is_detail else None
         if self._is_over:
             self._fields, self._is_over = {}, False
         if match is None:

@@ -16,7 +16,6 @@ from dshealthd.explain.events import Origin, Place
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
-    from dshealthd.explain.events import Event
 
 MAX_MEMBERS = 100_000
 _GROUP = re.compile(
@@ -98,11 +97,12 @@ class Ledger:
     cut: set[int] = field(default_factory=set)
     """Files that begin or end within a stack."""
 
-    def add_line(self, event: Event, raw_text: str) -> None:
-        """Add a watchdog's line that matched a pattern of `nccl-timeout`."""
-        fields, origin, place = event.fields, event.origin, event.place
-        for number in re.findall(r"\d+", fields.get("culprits", fields.get("culprit", ""))):
-            self.named.append((int(number), place))
+    def add_line(
+        self, name: str, fields: Mapping[str, str], origin: Origin, place: Place, raw_text: str
+    ) -> None:
+        """Add a watchdog's line that matched a pattern of `nccl-timeout`, and what it named."""
+        if named := fields.get("culprits", fields.get("culprit")):
+            self.named += [(int(number), place) for number in re.findall(r"\d+", named)]
         if "runs_one" in fields and len(self.running) < MAX_MEMBERS:
             one, other = fields["runs_one"], fields["runs_other"]
             if one == other and "sequence_other" in fields:
@@ -114,10 +114,10 @@ class Ledger:
             self.answers_signals |= found["number"] is not None
             if _TERMINATING in raw_text and len(self._terminated) < MAX_MEMBERS:
                 self._terminated.add((origin.source, int(found["rank"])))
-            elif event.pattern.endswith("/heartbeat"):
+            elif name.endswith("/heartbeat"):
                 self._note(self._begun, (origin.source, int(found["rank"]), ""))
-        rank = _GROUP_RANK.search(raw_text)
-        if event.pattern.endswith("/watchdog"):
+        if name.endswith("/watchdog"):
+            rank = _GROUP_RANK.search(raw_text)
             group_rank = int(rank["rank"]) if rank else origin.rank
             if group_rank is None:
                 return
@@ -134,7 +134,7 @@ class Ledger:
                 self._join(found["group"] or found["number"] or "?", found["name"], member)
             else:
                 self._pending.setdefault((origin, group_rank), member)
-        elif event.pattern.endswith(("/state", "/dump-signal")) and found and "enqueued" in fields:
+        elif name.endswith(("/state", "/dump-signal")) and found and "enqueued" in fields:
             waiting = self._pending.get((origin, int(found["rank"])))
             sequence = _SEQUENCE.search(raw_text)
             member = GroupMember(place, int(found["rank"]), origin.rank)

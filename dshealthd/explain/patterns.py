@@ -106,10 +106,11 @@ def _names(text: str) -> tuple[str, ...]:
 def said(texts: Sequence[str], values: Mapping[str, str]) -> str:
     """Return the first text whose values are all known, else the last with `unknown` in it."""
     for text in texts:
-        if all(name in values for name in _names(text)):
+        names = _names(text)
+        if not names:
+            return text
+        if all(map(values.__contains__, names)):
             break
-    if not _names(text):
-        return text
     return _VALUE.sub(lambda match: values.get(match[1], "unknown"), text)
 
 

@@ -20,7 +20,7 @@ MIN_LENGTH = 3
 """Minimum characters of a literal: shorter ones are in nearly every line."""
 MAX_STRINGS = 16
 """Maximum number of wordings of a part of an expression that are searched for as a whole."""
-_DIGITS = str.maketrans("", "", "0123456789")
+_DIGITS = b"0123456789"
 _COMMON = " etaoinsrlhdcumpfgybvwk-.:/,_'\"=()[]"
 """The characters of English and of logs, the most frequent first; all others are rare."""
 _COSTS = {character: 1 / number for number, character in enumerate(_COMMON, 1)}
@@ -30,8 +30,12 @@ take longer to compile."""
 
 
 def bare(text: str) -> str:
-    """Return a text without its digits."""
-    return text.translate(_DIGITS)
+    """Return a text without its digits; `str.translate` would take ten times as long."""
+    return (
+        text.encode("utf-8", "surrogatepass")
+        .translate(None, _DIGITS)
+        .decode("utf-8", "surrogatepass")
+    )
 
 
 class Need(NamedTuple):

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 
 from dshealthd.explain import input as logs
 from dshealthd.explain import patterns as known
-from dshealthd.explain import progress, remarks
+from dshealthd.explain import remarks
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.facts import MAX_SKIPS, MAX_STREAMS, Bounded, Recognized, SourceFacts
 from dshealthd.explain.identities import NAMES_RANKS, Details, spoken_rank
+from dshealthd.explain.kinds import GRADIENTS, Kind, Kinds
 from dshealthd.explain.prefilter import Need, bare
-from dshealthd.explain.progress import FINITE_LOSS
 from dshealthd.explain.reading import PATTERN as STATED
 from dshealthd.explain.reading import STEP
-from dshealthd.explain.streams import HEAD, Line, Splitter
+from dshealthd.explain.streams import Line, Splitter
 from dshealthd.explain.templates import MAX_MATCHED, Templates
 from dshealthd.explain.tracebacks import Assembler, LauncherSummary, Traceback, as_exception
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from dshealthd.explain.patterns import Pattern, Patterns
 
@@ -36,25 +36,12 @@ MAX_TEXT = 1 << 13
 """Maximum characters of a line that are used: prefixes and the longest message that is kept."""
 MAX_SAMPLE = 200
 """Number of lines that show which prefix a log's lines have."""
-MAX_REMEMBERED = 1 << 21
-"""Maximum characters of lines, without digits, remembered with the patterns that may match them."""
 
 _RESTART = re.compile(
     r"attempts left; will restart worker group|Rendezvous'ing worker group|Starting worker group"
     r"|Job restarted|Requeued|restart_count=[1-9]"
 )
-_RESTART_WORDS = ("worker group", "restart", "Requeued")
-"""Each match of `_RESTART` contains one of these."""
-_GRADIENTS = re.compile(
-    r"(?:^.*:|#\d+ )(?:backward|_engine_run_backward|finalize_backward|allreduce_\w+|average_tensor"
-    r"|reduce_\w*grad\w*|all_reduce_grad\w*|finish_grad_sync|__?reduce\w*|buffered_allreduce\w*"
-    r"|reduce_ready_partitions\w*)(?:$| from )",
-    re.MULTILINE,
-)
-"""A frame of a traceback, or of ProcessGroupNCCL's `Stack trace of the failed collective`."""
 _FRAGMENT = re.compile(r"[a-z](?![\w./-]{0,60}: )")
-_TROUBLE = re.compile(r"frame #|Exception raised from |[=-]{5}|.{0,100}ProcessGroupNCCL")
-"""Lines of watchdogs, stacks and launchers' summaries that no pattern covers."""
 _BLANK = ("", " ", "\t")
 
 
@@ -72,8 +59,7 @@ class Recognizer:
         self._max_events = max_events
         self.patterns = patterns or known.load()
         self.find = finder or Templates(self.patterns)
-        self._near: dict[str, tuple[tuple[Pattern, ...], bool]] = {}
-        self._near_size = 0
+        self.kinds = Kinds(self.patterns)
         self._kept: dict[tuple[str, Origin, int], Event] = {}
         self._order = 0
 
@@ -100,21 +86,6 @@ class Recognizer:
         self.found.sources.append(SourceFacts(name))
         return Reader(self, len(self.found.sources) - 1, self.found.sources[-1], rank)
 
-    def near(self, template: str) -> tuple[tuple[Pattern, ...], bool]:
-        """Return the patterns that may match a line, and whether it may be a remark.
-
-        Lines that differ only in their digits are alike: most occur thousands of times.
-        """
-        found = self._near.get(template)
-        if found is None:
-            found = self.patterns.kind(template)
-            self._near_size += len(template)
-            if self._near_size > MAX_REMEMBERED:
-                self._near.clear()
-                self._near_size = len(template)
-            self._near[template] = found
-        return found
-
     def again(
         self, key: tuple[str, Origin, int], fields: Mapping[str, str], place: Place, order: int
     ) -> Event | None:
@@ -122,8 +93,9 @@ class Recognizer:
         kept = self._kept.get(key)
         if kept is None:
             return None
-        # Of hints that any line may give, the first one is enough.
+        # Of hints that any line may give, and of states, the first one is enough.
         is_hint = kept.weak and kept.role == "consequence"
+        is_hint |= kept.slug == "nccl-timeout" and kept.role == "confirmation"
         if kept.fields != fields and not is_hint:
             return None
         kept.count += 1
@@ -179,7 +151,7 @@ class Reader:
         """Recognize a line, or count lines that were skipped; yield after each step."""
         if isinstance(item, logs.Skipped):
             yield from self._flush_sample()
-            yield from self._flush()
+            self._flush()
             self._facts.calm += item.lines
             if item.is_progress:
                 self._facts.progress += item.lines
@@ -199,8 +171,8 @@ class Reader:
     def pause(self) -> Iterator[None]:
         """Recognize what is at the end so far, although more may follow; yield after each step."""
         yield from self._flush_sample()
-        yield from self._flush()
-        yield from self._exceptions(self._assembler.finish())
+        self._flush()
+        yield from self._finish_tracebacks()
         for event, least in self._losses.values():
             if event.count >= least:
                 self._parent.keep(event)
@@ -222,87 +194,103 @@ class Reader:
             for raw in sample:
                 yield from self._line(raw)
 
+    def _finish_tracebacks(self) -> Iterator[None]:
+        for traceback in self._assembler.finish():
+            self._exception(traceback)
+            yield
+
     def _line(self, raw: logs.Raw) -> Iterator[None]:
         place = Place(self._facts.name, raw.number, raw.text.strip()[:MAX_QUOTE])
         for text in logs.lines(raw.text):
-            yield from self._text(text[:MAX_TEXT], place)
+            if _may_restart(text) and _RESTART.search(text[:MAX_MATCHED]):
+                self._flush()
+                yield from self._finish_tracebacks()  # they ended with the attempt
+                self._attempt += self._failed_since_restart
+                self._failed_since_restart = False
+            self._text(text[:MAX_TEXT], place)
             yield
 
-    def _text(self, told: str, place: Place) -> Iterator[None]:
+    def _text(self, told: str, place: Place) -> None:
         """Recognize one line of text, once it is known where it ends."""
         line = self._splitter.split(told)
         if self._held is not None:
             held, end, began = self._held
             whole = self._splitter.continues(held, end, line)
             if whole is not None and len(whole) < MAX_MATCHED:
-                self._held = held._replace(text=whole), told, began
+                self._held = held._replace(text=whole, shape=None), told, began
                 return
-            yield from self._flush()
+            self._flush()
         if self._splitter.may_continue(line, told):
             self._held = line, told, place
         else:
-            yield from self._whole(line, place)
+            self._whole(line, place)
 
-    def _flush(self) -> Iterator[None]:
+    def _flush(self) -> None:
         if self._held is not None:
             (line, _, place), self._held = self._held, None
-            yield from self._whole(line, place)
+            self._whole(line, place)
 
-    def _whole(self, line: Line, place: Place) -> Iterator[None]:
-        line = as_exception(line)
-        tells = yield from self._recognize(line, place)
+    def _whole(self, line: Line, place: Place) -> None:
+        kind = self._kind(line, place)
+        if kind.is_exception:
+            line = as_exception(line)
+            kind = self._kind(line, place)
+        tells = self._recognize(line, kind, place)
         facts = self._facts
         if facts.is_troubled:
             return
-        if tells or line.level in {"E", "F"} or _TROUBLE.match(line.text):
+        if tells or line.level in {"E", "F"} or kind.troubles:
             facts.is_troubled = True
         elif line.text[:1] not in _BLANK:  # otherwise it is the rest of a stack or of a summary
             facts.lines_before += 1
 
-    def _exceptions(self, tracebacks: Iterable[Traceback]) -> Iterator[None]:
-        for traceback in tracebacks:
-            self._exception(traceback)
-            yield
+    def _kind(self, line: Line, place: Place) -> Kind:
+        """Return the kind of a line, once for all of its shape."""
+        shape = line.shape
+        kind: Kind | None = None if shape is None else shape.kind
+        if kind is not None:
+            return kind
+        kind = self._parent.kinds.of(line, remarks.level_of(place.quote, line.level))
+        # A number of syslog's tells the level of a line.
+        if shape is not None and not place.quote.startswith("<"):
+            shape.kind = kind
+        return kind
 
-    def _recognize(self, line: Line, place: Place) -> Generator[None, None, bool]:
+    def _recognize(self, line: Line, kind: Kind, place: Place) -> bool:
         """Process a line; return whether it reports a failure or its end."""
-        text = line.text
-        self._in_stack = text.startswith("frame #")
+        text, facts = line.text, self._facts
+        self._in_stack = kind.is_stack
         if self._in_stack and not self._order:
             self._begins_in_stack = True
         self._order += 1
-        self._details.feed(text)
-        self._found.learn(line, self._source)
-        if self._summary.take(line, place):
+        self._details.feed(text, is_detail=kind.is_detail)
+        self._found.learn(line, self._source, kind)
+        if (kind.begins or self._summary.is_open) and self._summary.take(line, place):
             return True
-        if text.startswith("#") and _GRADIENTS.match(text):
+        if kind.in_gradients:
             self._found.ledger.in_gradients = True
-        if progress.is_skip(text) and len(self._facts.skips) < MAX_SKIPS:
-            self._facts.skips.append(self._order)
-        consumed, done = self._assembler.feed(line, place)
-        yield from self._exceptions(done)
-        if HEAD in text or text.startswith('  File "'):
+        if kind.skips and len(facts.skips) < MAX_SKIPS:
+            facts.skips.append(self._order)
+        consumed = False
+        if kind.begins or self._assembler.expects(line.origin):
+            consumed, done = self._assembler.feed(line, place)
+            for traceback in done:
+                self._exception(traceback)
+        if kind.opens:
             self._opened = self._order
         if consumed or len(text) < 4:  # noqa: PLR2004 - shorter than any pattern
             return consumed
         text = text[:MAX_MATCHED]
-        is_finite = self._progress(text)
-        if any(map(text.__contains__, _RESTART_WORDS)) and _RESTART.search(text):
-            yield from self._exceptions(self._assembler.finish())  # they ended with the attempt
-            self._attempt += self._failed_since_restart
-            self._failed_since_restart = False
-        level = remarks.level_of(place.quote, line.level)
-        if level not in {"calm", "warning"} and (began := self._embedded(line, text)):
-            yield from self._exceptions(self._assembler.feed_bare(began, place))
+        is_finite = kind.is_alive and self._progress(text, kind)
+        if kind.embeds:
+            for traceback in self._assembler.feed_bare(self._embedded(line, text), place):
+                self._exception(traceback)
             return True
-        template = bare(text)
-        near, is_remark = self._parent.near(template)
         found = None
-        if line.named:
-            named = line.named[:MAX_MATCHED]
-            found = _match(self._parent.near(bare(named))[0], named, line.level)
-        if found is None:
-            found = _match(near, text, line.level)
+        if kind.near_named:
+            found = _match(kind.near_named, line.named[:MAX_MATCHED], line.level)
+        if found is None and kind.near:
+            found = _match(kind.near, text, line.level)
         # What ended as it was meant to is no failure, whatever noticed it.
         if found is not None and found[0].layer == "launcher" and remarks.is_orderly(text):
             return False
@@ -314,48 +302,47 @@ class Reader:
             return pattern.slug == "nccl-timeout"
         if is_finite:
             self._losses.clear()
-        if self._facts.statements.again(template, place, self._order, self._facts.calm):
+        if facts.statements.again(kind.template, place, self._order, facts.calm):
             return False
-        if not (is_remark or remarks.is_of_shell(text)):
-            self._facts.statements.follow(text, place)
-            self._facts.calm += level == "calm"
+        if kind.is_remark:
+            self._state(line, text, kind, place)
         else:
-            self._state(line, text, template, level, place)
+            facts.statements.follow(text, place)
+            facts.calm += kind.level == "calm"
         return False
 
-    def _embedded(self, line: Line, text: str) -> Line | None:
-        """Return the exception in a line as one of its own; None if there is none."""
+    def _embedded(self, line: Line, text: str) -> Line:
+        """Return the exception in a line as one of its own."""
         for whole in (text, line.named):
             if (place := remarks.embedded(whole)) is not None:
                 self._splitter.follow(whole[:place])
-                return line._replace(text=whole[place:])
-        return None
+                return line._replace(text=whole[place:], shape=None)
+        return line
 
-    def _progress(self, text: str) -> bool:
+    def _progress(self, text: str, kind: Kind) -> bool:
         """Learn whether a line shows the job at work; return whether it has a finite loss."""
         facts = self._facts
-        if progress.is_end(text):
+        if kind.ends:
             facts.finished, facts.working = self._order, self._attempt
-        elif progress.is_nccl_at_work(text):
+        elif kind.works:
             facts.alive, facts.working = self._order, self._attempt
-        shown = progress.find(text)
-        if shown is None:
+        if not kind.advances:
             return False
         facts.progress += 1
         facts.alive, facts.working = self._order, self._attempt
         facts.progress_before |= not facts.is_troubled
-        if step := shown["step"]:
-            facts.last_step = int(step)
-        return bool(self._losses) and FINITE_LOSS.search(text) is not None
+        if kind.step is not None:
+            facts.last_step = int(text[kind.step])
+        return kind.is_finite and bool(self._losses)
 
-    def _state(self, line: Line, text: str, template: str, level: str, place: Place) -> None:
+    def _state(self, line: Line, text: str, kind: Kind, place: Place) -> None:
         """Keep what a line says of a failure, or count it as healthy."""
         facts = self._facts
         if facts.statements.follow(text, place):
             return
-        remark = remarks.read(text, level)
+        remark = remarks.read(text, kind.level)
         if remark is None:
-            facts.calm += level == "calm"
+            facts.calm += kind.level == "calm"
             return
         # The rest of a line, where a log was cut, says nothing.
         is_rest = self._order == 1 and not line.prefixed and line.stamp is None
@@ -369,7 +356,7 @@ class Reader:
             fields={**self._details.fields, **spoken_rank(text), **ended},
             progress=facts.progress, attempt=self._attempt,
         )  # fmt: skip
-        facts.statements.add(template, remark, event, facts.calm)
+        facts.statements.add(kind.template, remark, event, facts.calm)
 
     def _stamp(self, line: Line) -> Stamp | None:
         if line.stamp is not None:
@@ -388,12 +375,14 @@ class Reader:
     ) -> Event:  # fmt: skip
         known_fields = {pattern.names[name]: value for name, value in fields.items() if value}
         # Watchdogs give the rank in their group; the ledger reads it.
-        is_plain = pattern.slug != "nccl-timeout" and pattern.role in {"cause", "consequence"}
-        if is_plain and not line.origin.labeled and not known_fields.keys() & NAMES_RANKS:
-            known_fields |= spoken_rank(line.text)
-            known_fields = {**self._details.fields, **known_fields}
+        is_watchdog = pattern.slug == "nccl-timeout"
+        is_plain = not is_watchdog and pattern.role in {"cause", "consequence"}
+        if is_watchdog:
+            self._found.ledger.add_line(pattern.id, known_fields, line.origin, place, line.text)
+        elif is_plain and not line.origin.labeled and not known_fields.keys() & NAMES_RANKS:
+            known_fields = {**self._details.fields, **known_fields, **spoken_rank(line.text)}
         key = pattern.id, line.origin, self._attempt
-        if is_plain and traceback is None:
+        if traceback is None and (is_plain or is_watchdog):
             kept = self._parent.again(key, known_fields, place, self._order)
             if kept is not None:
                 return kept
@@ -429,13 +418,10 @@ class Reader:
             return kept
         if pattern.role == "cause":
             self._failed_since_restart = True
-        if pattern.slug == "nccl-timeout":
-            self._found.ledger.add_line(event, raw_text=line.text)
-            # Ranks that run different collectives do not merely take long.
-            if not self._found.ledger.running and _GRADIENTS.search(
-                traceback.stack if traceback else ""
-            ):
-                event.slug = "gradient-sync-timeout"
+        # Ranks that run different collectives do not merely take long.
+        is_compared = bool(self._found.ledger.running)
+        if is_watchdog and traceback and not is_compared and GRADIENTS.search(traceback.stack):
+            event.slug = "gradient-sync-timeout"
         return self._parent.keep(event)
 
     def _exception(self, traceback: Traceback) -> None:
@@ -464,6 +450,11 @@ class Reader:
             event.says += event.whence
 
 
+def _may_restart(text: str) -> bool:
+    """Return whether a line has what each match of `_RESTART` contains."""
+    return "worker group" in text or "restart" in text or "Requeued" in text
+
+
 def _match(near: Iterable[Pattern], text: str, level: str) -> tuple[Pattern, re.Match[str]] | None:
     """Return the first pattern that matches a line's text, and its match."""
     for pattern in near:
@@ -476,11 +467,12 @@ def _match(near: Iterable[Pattern], text: str, level: str) -> tuple[Pattern, re.
 
 def _fullest(pattern: Pattern, text: str) -> re.Match[str] | None:
     """Return the match that says most: a reason often stands behind its own summary."""
-    return max(
-        pattern.regex.finditer(text),
-        key=lambda match: sum(value is not None for value in match.groups()),
-        default=None,
-    )
+    fullest, fewest = None, 0
+    for match in pattern.regex.finditer(text):
+        missing = match.groups().count(None)
+        if fullest is None or missing < fewest:
+            fullest, fewest = match, missing
+    return fullest
 
 
 _PYTHON = known.Pattern(

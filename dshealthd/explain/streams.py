@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.explain.events import Origin, Stamp, is_name_of_host
 
@@ -19,6 +20,13 @@ MAX_PREFIXES = 8
 HEAD = "Traceback (most recent call last)"
 MAX_LEAD = 160
 """Maximum characters before a traceback that are taken for a prefix, with those of its head."""
+MAX_SHAPES = 1 << 21
+"""Maximum bytes of the shapes that are remembered for a file; beyond it, all are forgotten."""
+_SHAPE = 1 << 10
+"""Bytes that a shape needs beside its line."""
+MAX_ORIGINS = 4096
+"""Maximum number of origins remembered for a shape."""
+_ALIKE = bytes.maketrans(b"123456789", b"000000000")
 _SAMPLE = 0.6
 """Share of a file's first lines that must begin with `77: ` for it to be a prefix."""
 
@@ -70,6 +78,8 @@ _ENOUGH = 4
 """A file must have more lines than this to tell host names from other words before a colon."""
 _QUOTED = re.compile(r"(?:[>#|] )+")
 """What mails, issues, comments and tables put before each line of a quotation."""
+_NUMBERS = frozenset({"rank", "local", "task", "pid", "gpu", "launcher"})
+"""Groups of prefixes that are numbers of the line's origin."""
 _STAMPS = ("iso", "glog", "uptime", "ctime", "syslog")
 _OF_ORIGIN = {"rank", "rank_mpi", "local", "host_pod", "host", "task", "actor"}
 """Groups of prefixes that say where a line comes from, and begin no record."""
@@ -117,6 +127,27 @@ _PATH_HOST = re.compile(
 """Host name in a log's file or folder name; other names are ambiguous."""
 
 
+@dataclass(slots=True)
+class Shape:
+    """What all lines have in common that differ only in their digits: prefixes of one form."""
+
+    start: int
+    """Where the text begins."""
+    named: int | None
+    """Where syslog's host and tag begin; None if a line has none."""
+    numbers: tuple[tuple[str, slice], ...]
+    host: slice | None
+    stamp: tuple[str, slice] | None
+    level: str
+    prefixed: bool
+    lead: re.Pattern[str] | None
+    """What stands before the next lines, too."""
+    origins: dict[tuple[str, ...], tuple[Origin, int | None]] = field(default_factory=dict)
+    """Origin and launcher by what the line says of them: a rank prints many lines."""
+    kind: Any = None
+    """What the reader knows of the text of such lines."""
+
+
 class Line(NamedTuple):
     """A line without its prefixes."""
 
@@ -132,6 +163,13 @@ class Line(NamedTuple):
     named: str = ""
     """The text with syslog's host and tag before it, if it has these: a first word with a colon, as
     in `NVRM: Xid`, looks like a tag."""
+    shape: Shape | None = None
+    """Its shape; None where it was put together from several."""
+
+
+def same_digits(text: str) -> bytes:
+    """Return a text with zeros for all digits; `str.translate` would take ten times as long."""
+    return text.encode("utf-8", "surrogatepass").translate(_ALIKE)
 
 
 class Splitter:
@@ -144,13 +182,17 @@ class Splitter:
         self.source = source
         self.attempt = 0
         self.has_tasks = False
-        self.nodes: frozenset[str] = frozenset()
+        self.nodes: frozenset[bytes] = frozenset()
+        """The nodes that prefixes name, with all digits alike."""
         self._indent = ""
         self._width = 0
         """Length of the lines that a terminal or a logger has wrapped; 0 if none are."""
         self._lead: re.Pattern[str] | None = None
         """What stood before the last anchor, in no form that is known, and so before other
         lines."""
+        self._shapes: dict[re.Pattern[str] | None, dict[bytes, Shape]] = {}
+        """By what stood before the last anchor, and by the line with all digits alike."""
+        self._size = 0
         self.is_stamped = False
         """Whether a log collector stamps every line, so that a stamp does not begin a record."""
         local, task = None, None
@@ -193,11 +235,14 @@ class Splitter:
         )
         # A single name before every line may be that of the program.
         if len(nodes) > 1 and sum(nodes.values()) >= max(_ENOUGH, 0.9 * len(sample)):
-            self.nodes = frozenset(nodes)
+            self.nodes = frozenset(map(same_digits, nodes))
 
     def follow(self, lead: str) -> None:
         """Take a text, whatever its numbers, for what stands before the next lines, too."""
-        self._lead = re.compile(r"\d+".join(map(re.escape, _NUMBER.split(lead)))) if lead else None
+        self._lead = self._leading(lead)
+
+    def _leading(self, lead: str) -> re.Pattern[str] | None:
+        return re.compile(r"\d+".join(map(re.escape, _NUMBER.split(lead)))) if lead else None
 
     def continues(self, line: Line, end: str, following: Line) -> str | None:
         """Return the whole text if one line continues another that was wrapped; None if not.
@@ -230,50 +275,94 @@ class Splitter:
 
     def split(self, text: str) -> Line:
         """Return a line's text without prefixes, its origin, and its timestamp."""
-        base = self.base
-        host, stamp, level, named, prefixed = base.host, None, "", "", False
-        numbers = {
-            "rank": base.rank, "local": base.local, "task": base.task,
-            "pid": None, "gpu": None, "launcher": None,
-        }  # fmt: skip
         if "\x1b" in text:
             text = ANSI.sub("", text)
-        text = self._unquoted(text)
+        template = same_digits(text)
+        shapes = self._shapes.get(self._lead)
+        shape = None if shapes is None else shapes.get(template)
+        if shape is None:
+            shape = self._learn(text, template)
+        if shape.lead is not self._lead:
+            self._lead = shape.lead
+        said = tuple([text[part] for _, part in shape.numbers])
+        if shape.host is not None:
+            said = (*said, text[shape.host])
+        known = shape.origins.get(said)
+        if known is None:
+            known = self._origin(shape, said)
+        form = shape.stamp
+        return Line(
+            text[shape.start :], known[0], None if form is None else Stamp(form[0], text[form[1]]),
+            shape.level, shape.prefixed, known[1],
+            "" if shape.named is None else text[shape.named :], shape,
+        )  # fmt: skip
+
+    def _origin(self, shape: Shape, said: tuple[str, ...]) -> tuple[Origin, int | None]:
+        known: tuple[Origin, int | None] = self.base, None
+        if said:
+            values: dict[str, Any] = {
+                name: int(text) for (name, _), text in zip(shape.numbers, said, strict=False)
+            }
+            launcher = values.pop("launcher", None)
+            if shape.host is not None:
+                values["host"] = said[-1]
+            known = self.base._replace(**values), launcher
+        if len(shape.origins) >= MAX_ORIGINS:
+            shape.origins.clear()
+        shape.origins[said] = known
+        return known
+
+    def _learn(self, text: str, template: bytes) -> Shape:
+        """Return the shape of a line, which is remembered beside what stood before the last."""
+        before = self._lead
+        shape = self._shape(text)
+        self._size += len(template) + _SHAPE
+        if self._size > MAX_SHAPES:
+            self._shapes.clear()
+            self._size = len(template) + _SHAPE
+        self._shapes.setdefault(before, {})[template] = shape
+        return shape
+
+    def _shape(self, text: str) -> Shape:
+        numbers: dict[str, slice] = {}
+        host, stamp, level, named, prefixed = None, None, "", None, False
+        whole, text = len(text), self._unquoted(text)
+        lead = self._lead
         for _ in range(MAX_PREFIXES):
-            if self._lead is not None and (lead := self._lead.match(text)):
-                text = text[lead.end() :]
+            if lead is not None and (match := lead.match(text)):
+                text = text[match.end() :]
             match = self._prefix(text)
             if match is None:
                 anchor = _ANCHOR.search(text, 1, MAX_LEAD)
                 if anchor is None or "traceback" in text[: anchor.start()].lower():
                     break
-                self.follow(text[: anchor.start()])
+                lead = self._leading(text[: anchor.start()])
                 text = text[anchor.start() :]
                 continue
+            begin = whole - len(text)
             found = {name: value for name, value in match.groupdict().items() if value}
             for group, value in found.items():
                 name = group.partition("_")[0]
-                if name in numbers:
-                    numbers[name] = int(value)
+                part = slice(begin + match.start(group), begin + match.end(group))
+                if name in _NUMBERS:
+                    numbers[name] = part
                 elif name in _STAMPS:
-                    stamp = Stamp(name, value)
+                    stamp = name, part
                 elif name == "level":
                     level = value
                 elif name == "host":
-                    host = value
+                    host = part
             if "named" in found:
-                named = text[match.start("named") :]
-                host = _syslog_host(match) or host
+                named = begin + match.start("named")
+                if _syslog_host(match):
+                    host = slice(named, begin + match.end("named"))
             is_collectors = self.is_stamped and (match.re is _DIGIT or "syslog" in found)
             prefixed |= found.keys().isdisjoint(_OF_ORIGIN) and not is_collectors
             text = text[match.end() :]
             if "host_nccl" in found:
                 break
-        launcher = numbers.pop("launcher")
-        origin = Origin(self.source, host=host, **numbers)
-        return Line(
-            text, base if origin == base else origin, stamp, level, prefixed, launcher, named
-        )
+        start = whole - len(text)
+        return Shape(start, named, tuple(numbers.items()), host, stamp, level, prefixed, lead)
 
     def _prefix(self, text: str) -> re.Match[str] | None:
         """Return the prefix that a line begins with; its first character tells which it may be."""
@@ -289,7 +378,9 @@ class Splitter:
         if not head.isalpha():
             return None
         match = _LETTER.match(text) or (_NODE.match(text) if self.nodes else None)
-        return None if match and match.re is _NODE and match["host"] not in self.nodes else match
+        if match and match.re is _NODE and same_digits(match["host"]) not in self.nodes:
+            return None
+        return match
 
 
 def _syslog_host(match: re.Match[str]) -> str | None:

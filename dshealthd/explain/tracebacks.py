@@ -48,6 +48,7 @@ _CONTINUES = re.compile(
     r"\s+\S|Last error|nccl[A-Z]|GPU device may|Search for `cuda|CUDA kernel err|For "
     r"debugging|Compile with"
 )
+_SUMMARIES = ("Failures:", "Root Cause (first observed failure)")
 _SUMMARY = re.compile(r"\s+(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)")
 _SUMMARY_ENTRY = re.compile(r"\[\d+\]:\s*$")
 _SUMMARY_RANK = re.compile(r"(\d{1,9}) \(local_rank: (\d{1,9})\)")
@@ -63,7 +64,19 @@ def as_exception(line: Line) -> Line:
     if match is None:
         return line
     found = f"UncaughtException: {match['cpp']}" if match["cpp"] else match[1] or match["hook"]
-    return line._replace(text=found, prefixed=False)
+    return line._replace(text=found, prefixed=False, shape=None)
+
+
+def begins(line: Line) -> bool:
+    """Return whether a line begins a traceback, an exception or a launcher's summary, or says what
+    the next one is.
+    """
+    text = line.text
+    return (
+        HEAD in text
+        or text.startswith((_IGNORED, *_LINKS, *_SUMMARIES, "  F"))
+        or (not line.prefixed and _BARE.fullmatch(text[:1000]) is not None)
+    )
 
 
 @dataclass(slots=True)
@@ -104,6 +117,10 @@ class Assembler:
         self._ignored: set[object] = set()
         """Streams whose last line says that the next exception was ignored."""
         self._headless: Place | None = None
+
+    def expects(self, key: object) -> bool:
+        """Return whether the next line of a stream may belong to a traceback, whatever it says."""
+        return key in self._open or key in self._closing or key in self._ignored
 
     def feed(self, line: Line, place: Place) -> tuple[bool, list[Traceback]]:
         """Add a line; return whether it belongs to a traceback, and the tracebacks it completes."""
@@ -171,7 +188,7 @@ class Assembler:
             return False, []
         if text[:3] == "  F" and _FRAME.match(text):
             self._headless = place
-        elif not line.prefixed and text[:1].isidentifier() and _BARE.fullmatch(text[:1000]):
+        elif not line.prefixed and _BARE.fullmatch(text[:1000]):
             self._headless = None
             chained = self._chained.pop(key, False)
             bare = Traceback(place, line, message=[text], bare=True, chained=chained)
@@ -234,6 +251,11 @@ class LauncherSummary:
         self._feed = feed
         self._facts = found.sources[source]
         self._failure: Failure | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the lines of a summary follow."""
+        return self._failure is not None
 
     def take(self, line: Line, place: Place) -> bool:
         """Read a line; return whether it belongs to torchrun's summary."""

@@ -1,0 +1,133 @@
+"""Kinds of lines: what the words of a line say, worked out once for all that have the same words.
+
+Lines that differ only in their digits are of one kind. What depends on a number, as an exit code,
+is read from each of them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dshealthd.explain import identities, progress, remarks
+from dshealthd.explain.patterns import Pattern
+from dshealthd.explain.prefilter import bare
+from dshealthd.explain.streams import HEAD, same_digits
+from dshealthd.explain.templates import MAX_MATCHED
+from dshealthd.explain.tracebacks import as_exception, begins
+
+if TYPE_CHECKING:
+    from dshealthd.explain.patterns import Patterns
+    from dshealthd.explain.streams import Line
+
+MAX_REMEMBERED = 1 << 22
+"""Maximum bytes of the kinds that are remembered; beyond it, all are forgotten."""
+_OVERHEAD = 1 << 9
+"""Bytes that a kind needs beside its line."""
+GRADIENTS = re.compile(
+    r"(?:^.*:|#\d+ )(?:backward|_engine_run_backward|finalize_backward|allreduce_\w+|average_tensor"
+    r"|reduce_\w*grad\w*|all_reduce_grad\w*|finish_grad_sync|__?reduce\w*|buffered_allreduce\w*"
+    r"|reduce_ready_partitions\w*)(?:$| from )",
+    re.MULTILINE,
+)
+"""A frame of a traceback, or of ProcessGroupNCCL's `Stack trace of the failed collective`."""
+_TROUBLE = re.compile(r"frame #|Exception raised from |[=-]{5}|.{0,100}ProcessGroupNCCL")
+"""Lines of watchdogs, stacks and launchers' summaries that no pattern covers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What the words of a line say."""
+
+    template: str
+    """The text without its digits."""
+    level: str
+    """One of `remarks.level_of`."""
+    near: tuple[Pattern, ...]
+    """Patterns that may match the text."""
+    near_named: tuple[Pattern, ...]
+    """Patterns that may match the text with syslog's host and tag."""
+    is_remark: bool
+    """Whether it may be a remark."""
+    is_exception: bool
+    """Whether it is an exception in another format than Python's."""
+    embeds: bool
+    """Whether it has an exception behind other words."""
+    is_detail: bool
+    """Whether it has the form `key: value`."""
+    begins: bool
+    """Whether a traceback or a launcher's summary begins with it."""
+    is_stack: bool
+    in_gradients: bool
+    opens: bool
+    """Whether it is part of a traceback whose end must follow."""
+    troubles: bool
+    ranks: bool
+    """Whether it speaks of ranks or the world's size."""
+    launches: bool
+    """Whether torchrun speaks."""
+    skips: bool
+    is_alive: bool
+    """Whether it shows a job at work, or its good end."""
+    ends: bool
+    works: bool
+    advances: bool
+    """Whether it shows progress."""
+    step: slice | None
+    is_finite: bool
+
+
+class Kinds:
+    """The kinds of all lines that were seen."""
+
+    def __init__(self, patterns: Patterns) -> None:
+        self._patterns = patterns
+        self._known: dict[tuple[bytes, bytes, str, str, bool], Kind] = {}
+        self._size = 0
+
+    def of(self, line: Line, level: str) -> Kind:
+        """Return the kind of a line."""
+        key = same_digits(line.text), same_digits(line.named), line.level, level, line.prefixed
+        found = self._known.get(key)
+        if found is None:
+            self._size += len(key[0]) + len(key[1]) + _OVERHEAD
+            if self._size > MAX_REMEMBERED:
+                self._known.clear()
+                self._size = len(key[0]) + len(key[1]) + _OVERHEAD
+            found = self._known[key] = self._read(line, level)
+        return found
+
+    def _read(self, line: Line, level: str) -> Kind:
+        text = line.text[:MAX_MATCHED]
+        template = bare(text)
+        near, is_remark = self._patterns.kind(template)
+        named = line.named[:MAX_MATCHED]
+        near_named = self._patterns.kind(bare(named))[0] if named else ()
+        shown = progress.find(text)
+        ends, works = progress.is_end(text), progress.is_nccl_at_work(text)
+        return Kind(
+            template=template,
+            level=level,
+            near=near,
+            near_named=near_named,
+            is_remark=is_remark or remarks.is_of_shell(text),
+            is_exception=as_exception(line) is not line,
+            embeds=level not in {"calm", "warning"}
+            and any(remarks.embedded(whole) is not None for whole in (text, line.named)),
+            is_detail=identities.is_detail(text),
+            begins=begins(line),
+            is_stack=text.startswith("frame #"),
+            in_gradients=text.startswith("#") and GRADIENTS.match(text) is not None,
+            opens=HEAD in text or text.startswith('  File "'),
+            troubles=_TROUBLE.match(text) is not None,
+            ranks="rank" in text or "orld" in text or "WORLD" in text,
+            launches="torch/distributed/elastic/" in text or "torchrun" in text,
+            skips=progress.is_skip(text),
+            is_alive=ends or works or shown is not None,
+            ends=ends,
+            works=works,
+            advances=shown is not None,
+            step=slice(*shown.span("step")) if shown is not None and shown["step"] else None,
+            is_finite=shown is not None and progress.FINITE_LOSS.search(text) is not None,
+        )
