@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.host import Host
 from dshealthd.core.text import printable
+from dshealthd.doctor.job.agreement import Start
 from dshealthd.doctor.job.arguments import add_arguments
 from dshealthd.doctor.job.sources import (
     deepspeed_config,
@@ -23,7 +24,7 @@ from dshealthd.doctor.job.sources import (
 from dshealthd.doctor.job.sources.inspection import Inspection
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 from dshealthd.doctor.job.sources.layout import Layout, layout
-from dshealthd.doctor.job.sources.manifest import PodTemplate
+from dshealthd.doctor.job.sources.manifest import Manifest
 from dshealthd.doctor.job.sources.rendezvous import Rendezvous, rendezvous
 from dshealthd.doctor.job.sources.slurm_script import SlurmScript
 from dshealthd.doctor.job.sources.source import (
@@ -36,6 +37,7 @@ from dshealthd.doctor.job.sources.source import (
 )
 from dshealthd.jobs import checkpoint_files
 from dshealthd.jobs.checkpoint_files import Checkpoint
+from dshealthd.jobs.environment import natural
 from dshealthd.probe.members.hostlist import HostlistError, MembershipError, expand
 from dshealthd.probe.members.membership import Member, parse_hostfile
 
@@ -68,7 +70,7 @@ class JobContext:
     command: Source[LauncherCommand] | None = None
     """The command that is given in words, which a shell has expanded."""
     script: Source[SlurmScript] | None = None
-    manifest: Source[tuple[PodTemplate, ...]] | None = None
+    manifest: Source[Manifest] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of this shell, which in a job's own script are the job's."""
     in_deepspeed_env: Source[list[str]] | None = None
@@ -129,9 +131,14 @@ class JobContext:
         """The job's script; None if it could not be read."""
         return self.script.value if self.script else None
 
-    @property
+    @cached_property
     def launcher(self) -> LauncherCommand | None:
         """The launcher in the job's command, else in its script."""
+        written = self._written
+        return written and launcher_command.with_defaults(written, self.variables)
+
+    @property
+    def _written(self) -> LauncherCommand | None:
         if self.command is not None and self.command.value is not None:
             return self.command.value
         return self.batch_script.command if self.batch_script else None
@@ -147,9 +154,24 @@ class JobContext:
         found = dict(self.environment)
         if self.batch_script is not None:
             found |= self.batch_script.exports
-        for command in self.launcher.chain() if self.launcher else ():
+        for command in self._written.chain() if self._written else ():
             found |= command.variables
         return found
+
+    @property
+    def start(self) -> Start | None:
+        """What the launcher starts, and what Slurm gives it."""
+        if self.launcher is None:
+            return None
+        nodes = natural(self.slurm_options.get("nodes"))
+        return Start(
+            self.launcher,
+            self.layout,
+            self.variables,
+            nodes,
+            f"Slurm gives the job {nodes}",
+            copies=(nodes or self.layout.nodes or 1) if self.launcher.program == "srun" else 1,
+        )
 
     @cached_property
     def layout(self) -> Layout:
@@ -312,7 +334,7 @@ def _read_script(path: str) -> dict[str, Any]:
         raise ValueError(message) from error
 
 
-def _read_manifest(path: str) -> list[dict[str, Any]]:
+def _read_manifest(path: str) -> dict[str, Any]:
     return manifest.parse(read_text(path, manifest.MAX_BYTES))
 
 

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
+from dshealthd.doctor.job.agreement import Start, disagreements, occupancy
+from dshealthd.doctor.job.sources.layout import Layout, torchrun
+from dshealthd.doctor.job.sources.manifest import MIB
 from dshealthd.doctor.job.sources.rendezvous import rendezvous
-from dshealthd.findings.finding import State
-from dshealthd.jobs.environment import is_loopback, natural
+from dshealthd.jobs.environment import TIMEOUT, is_loopback, natural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.doctor.job.context import JobContext
-    from dshealthd.doctor.job.sources.manifest import PodTemplate
+    from dshealthd.doctor.job.sources.manifest import Manifest, PodTemplate
     from dshealthd.doctor.job.sources.source import Source
 
 _MPI = ("mpirun", "mpiexec")
+_OF_PODS = re.compile(r"[a-z0-9][a-z0-9-]*-\d+")
+"""Names that StatefulSets, indexed Jobs, JobSets and PyTorchJobs give their pods."""
 
 
-def _manifest(_context: JobContext, source: Source[tuple[PodTemplate, ...]]) -> Iterator[Result]:
+def _manifest(_context: JobContext, source: Source[Manifest]) -> Iterator[Result]:
     if source.value is None:
         yield unknown(f"{source.name}: {source.problem}", component=source.name)
         return
-    pods = source.value
-    found = [*(one for pod in pods for one in _pod(pod)), *_together(pods)]
+    pods = source.value.pods
+    found = [*(one for pod in pods for one in _pod(pod, source.value)), *_together(pods)]
     yield from found
     if not found:
         gpus = sum(pod.count * pod.gpus for pod in pods)
@@ -33,86 +39,123 @@ def _manifest(_context: JobContext, source: Source[tuple[PodTemplate, ...]]) -> 
         yield ok(f"{source.name}: {count} with {plural(gpus, 'GPU')}")
 
 
-def _pod(pod: PodTemplate) -> Iterator[Result]:
-    command = pod.command
-    inner = (command.find("torchrun") or command.find("deepspeed")) if command else None
-    is_image_alone = not pod.words or pod.words[0].startswith("-")
-    text = pod.processes
-    if inner is not None:
-        text = inner.options.get("nproc-per-node", inner.options.get("num-gpus", text))
-        default = "" if inner.is_partial or inner.program == "deepspeed" else "1"
-        text = text or default
-    elif not text and (is_image_alone or (command is not None and command.program == "python")):
-        text = "1"  # as the operator starts the program, once in each pod
-    processes = natural(text)
+def _pod(pod: PodTemplate, manifest: Manifest) -> Iterator[Result]:
     where = f"{pod.kind} {pod.job}, {pod.name}"
-    if pod.gpus and processes and processes != pod.gpus:
-        has_more = processes > pod.gpus
-        effect = (
-            "ranks without a GPU fail with `invalid device ordinal`" if has_more else "idle GPUs"
+    for refused in pod.refused:
+        yield critical(f"{where}: the API server refuses it: {refused}", component=pod.name)
+    layout = _layout(pod)
+    workers = sum(one.count for one in manifest.pods if one.gpus)
+    first = next((one for one in manifest.pods if one.gpus), None)
+    if pod.command is not None:
+        start = Start(
+            pod.command,
+            layout,
+            pod.variables,
+            workers if pod is first and (layout.nodes or 0) > 1 else None,
+            f"{plural(workers, 'pod has', 'pods have')} GPUs",
+            copies=pod.count,
+            name=f"{where}: ",
         )
-        yield Result(
-            State.CRITICAL if has_more else State.WARNING,
-            f"{where}: {plural(processes, 'process', 'processes')} in a pod with"
-            f" {plural(pod.gpus, 'GPU')}: {effect}",
-            value=str(processes),
-            limit=str(pod.gpus),
-            component=pod.name,
+        yield from disagreements(start)
+        yield from _address(pod, where, manifest)
+    yield from occupancy(layout, pod.gpus, where)
+    is_training = pod.command is not None and layout.ranks_per_node is not None
+    if is_training and pod.gpus and pod.patience is not None and pod.patience < TIMEOUT:
+        yield warning(
+            f"{where}: the liveness probe kills a container that does not answer for"
+            f" {pod.patience} s, also while it loads or saves a checkpoint; collectives wait"
+            f" {TIMEOUT} s",
+            remedy="kubectl explain pod.spec.containers.livenessProbe",
+            value=f"{pod.patience} s",
+            limit=f"{TIMEOUT} s",
+            component="livenessProbe",
         )
-    address = pod.variables.get("MASTER_ADDR", "")
-    host, dot, _ = address.partition(".")
-    if pod.kind == "JobSet" and dot and not host.startswith(f"{pod.job}-"):
+
+
+def _layout(pod: PodTemplate) -> Layout:
+    """Return what starts in a pod."""
+    command = pod.command
+    stated = natural(pod.processes)
+    if command is not None and (inner := command.find("torchrun")) is not None:
+        found = torchrun(inner, pod.gpus)
+        return found if found.ranks_per_node else replace(found, ranks_per_node=stated)
+    if command is not None and (inner := command.find("deepspeed")) is not None:
+        return Layout(ranks_per_node=inner.number("num-gpus"), source="deepspeed")
+    is_image_alone = not pod.words or pod.words[0].startswith("-")
+    is_python = is_image_alone or (command is not None and command.program == "python")
+    if pod.kind == "PyTorchJob" and not pod.processes and is_python:
+        stated = 1  # its operator makes each pod a rank
+    return Layout(ranks_per_node=stated, source=pod.kind)
+
+
+def _address(pod: PodTemplate, where: str, manifest: Manifest) -> Iterator[Result]:
+    """Yield that the pods cannot meet at their rendezvous address."""
+    meeting = rendezvous(pod.command, pod.variables)
+    address = meeting.address or pod.variables.get("MASTER_ADDR", "")
+    shown = f"{address[:80]} ({meeting.source})"
+    inner = pod.command.find("torchrun") if pod.command else None
+    if pod.count > 1 and is_loopback(address) and (inner is None or inner.number("nnodes") != 1):
         yield critical(
-            f"{where}: MASTER_ADDR={address[:80]} is no pod of this JobSet, whose names begin with"
-            f" {pod.job}-",
-            value=address[:80],
-            limit=f"{pod.job}-JOB-INDEX-INDEX.{pod.job}",
+            f"{where}: {shown} is each pod's own loopback, but there are {pod.count} of them",
+            value=address,
             component="MASTER_ADDR",
         )
-    elif pod.count > 1 and command is not None:
-        meeting = rendezvous(command, pod.variables)
-        if is_loopback(meeting.address) and (inner is None or inner.number("nnodes") != 1):
-            yield critical(
-                f"{where}: {meeting.address} ({meeting.source}) is each pod's own loopback, but"
-                f" there are {pod.count} of them",
-                value=meeting.address,
-                component="MASTER_ADDR",
-            )
+    host, _, domain = address.partition(".")
+    if not _OF_PODS.fullmatch(host):
+        return
+    if not pod.has_cluster_names:
+        yield critical(
+            f"{where}: {shown} does not resolve: a pod with hostNetwork resolves names of the"
+            " cluster only with dnsPolicy: ClusterFirstWithHostNet",
+            component="dnsPolicy",
+        )
+    if all(manifest.names) and not any(host.startswith(f"{one}-") for one in manifest.names):
+        yield critical(
+            f"{where}: MASTER_ADDR {shown} is no pod of this manifest, whose names begin with"
+            f" {' or '.join(f'{one}-' for one in manifest.names[:4])}",
+            value=address[:80],
+            component="MASTER_ADDR",
+        )
+    elif pod.kind in {"Job", "JobSet", "StatefulSet"} and domain.partition(".")[0] != pod.domain:
+        yield critical(
+            f"{where}: {shown} does not resolve: pods of this {pod.kind}"
+            f" {f'are in the subdomain {pod.domain}' if pod.domain else 'have no subdomain'}",
+            value=domain[:80],
+            limit=pod.domain,
+            component="MASTER_ADDR",
+        )
 
 
 def _together(pods: tuple[PodTemplate, ...]) -> Iterator[Result]:
     """Yield where the pods of a job do not fit each other."""
-    if without := [pod.name for pod in pods if pod.gpus > 1 and not pod.has_shared_memory]:
+    few = 64 * MIB
+    if without := [one for one in pods if one.gpus > 1 and (one.shared_memory or few + 1) <= few]:
         yield warning(
-            f"{pods[0].kind} {pods[0].job}, {', '.join(without)}: nothing is mounted at /dev/shm:"
-            " it has the 64 MB of container runtimes: too few for NCCL between GPUs of a pod and"
-            " for workers of data loaders",
+            f"{pods[0].kind} {pods[0].job}, {', '.join(one.name for one in without)}: /dev/shm has"
+            f" {(without[0].shared_memory or 0) // MIB} MB, the default where nothing larger is"
+            " mounted: too few for NCCL between GPUs of a pod and for workers of data loaders",
             remedy="kubectl explain pod.spec.volumes.emptyDir  # medium: Memory, at /dev/shm",
-            component=without[0],
+            component=without[0].name,
         )
-    workers = [pod for pod in pods if pod.gpus]
-    count = sum(pod.count for pod in workers)
+    count = sum(pod.count for pod in pods)
+    if (gang := pods[0].gang) is not None and gang > count:
+        yield critical(
+            f"{pods[0].kind} {pods[0].job} starts only once {gang} pods are placed (minAvailable),"
+            f" but has {count}",
+            value=str(gang),
+            limit=str(count),
+            component="minAvailable",
+        )
+    workers = sum(pod.count for pod in pods if pod.name == "Worker")
     for pod in pods:
-        command = pod.command
-        inner = command.find("torchrun") if command else None
-        nodes = inner.number("nnodes") if inner else None
-        if pod in workers and nodes is not None and nodes > 1 and nodes != count:
-            yield critical(
-                f"{pod.kind} {pod.job}: torchrun waits for {plural(nodes, 'node')}, but"
-                f" {plural(count, 'pod has', 'pods have')} GPUs",
-                value=str(nodes),
-                limit=str(count),
-                component=pod.name,
-            )
-            return
-        slots = natural(pod.processes)
+        slots = (natural(pod.processes) or 1) * workers
         wanted = _after(pod, "-np", "-n", "--np")
-        if slots and wanted and wanted > slots * count:
+        if pod.kind == "MPIJob" and wanted and wanted > slots:
             yield critical(
                 f"{pod.kind} {pod.job}: mpirun -np {wanted}, but"
-                f" {plural(count, 'worker has', 'workers have')} {slots * count} slots",
+                f" {plural(workers, 'worker has', 'workers have')} {plural(slots, 'slot')}",
                 value=str(wanted),
-                limit=str(slots * count),
+                limit=str(slots),
                 source="slotsPerWorker",
                 component=pod.name,
             )

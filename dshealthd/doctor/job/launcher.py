@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
+from dshealthd.doctor.job.agreement import disagreements
 from dshealthd.doctor.job.sources.launcher_command import READ
 from dshealthd.doctor.job.sources.slurm_script import gpus_per_node, tasks_per_node
 from dshealthd.doctor.remedies import paste
-from dshealthd.jobs.environment import RENDEZVOUS, natural, visible
+from dshealthd.jobs.environment import RENDEZVOUS, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +30,6 @@ _ONE_A_NODE = ("torchrun", "deepspeed")
 INSIDE = "dshealthd doctor --job -- COMMAND  # in the script, with the words of its launch"
 _COUNTS = frozenset({"num-gpus", "num-accelerators", "num-nodes"})
 _VARIABLE = re.compile(r"\$\{?([A-Za-z]\w*)")
-_RANK = re.compile(r"--(?:node|machine)[-_]rank(?:=|$)")
 _EXPLICIT = _COUNTS | {"include", "exclude"}
 
 
@@ -115,20 +115,21 @@ def _script(context: JobContext) -> Iterator[Result]:
 
 
 def _options(context: JobContext) -> Iterator[Result]:
-    launcher = context.launcher
+    launcher, start = context.launcher, context.start
+    if launcher is None or start is None:
+        return
+    yield from disagreements(start)
+    outer = launcher if launcher.program == "srun" else None
     for program in _ONE_A_NODE:
-        inner = launcher.find(program) if launcher else None
-        if inner is None or launcher is None:
+        if (inner := launcher.find(program)) is None:
             continue
-        outer = launcher if launcher.program == "srun" else None
-        asked = context.slurm_options
-        nodes = natural(asked.get("nodes"))
-        spread = {} if nodes or not context.layout.nodes else {"nodes": str(context.layout.nodes)}
-        tasks = tasks_per_node({**asked, **spread})
+        given = start.nodes or context.layout.nodes
+        asked = {**({"nodes": str(given)} if given else {}), **context.slurm_options}
+        tasks, nodes = tasks_per_node(asked), start.nodes or 1
         by_ssh = program == "deepspeed" and context.by_ssh
         if not inner.arguments and not any(one.is_partial for one in launcher.chain()):
             yield critical(f"{program} is given no script to run", component=program)
-        if outer is not None and ((tasks or 1) > 1 or (by_ssh and (nodes or 1) > 1)):
+        if outer is not None and ((tasks or 1) > 1 or (by_ssh and nodes > 1)):
             starts = f"on each of {nodes} nodes"
             if tasks is not None and tasks > 1:
                 starts = f"{tasks} times on each node"
@@ -143,55 +144,21 @@ def _options(context: JobContext) -> Iterator[Result]:
                 source="--ntasks-per-node, --ntasks or --nodes",
                 component="srun",
             )
-        if program == "deepspeed":
-            if inner.options.keys() & {"include", "exclude"} and inner.options.keys() & _COUNTS:
-                yield critical(
-                    "deepspeed refuses --include or --exclude together with --num_gpus or"
-                    " --num_nodes, and ends at once",
-                    remedy="deepspeed --include HOST:SLOT,... SCRIPT",
-                    source="deepspeed/launcher/runner.py, main",
-                    component="--include",
-                )
-            continue
-        if outer is None and nodes is not None and nodes > 1:
+        if inner.options.keys() & {"include", "exclude"} and inner.options.keys() & _COUNTS:
+            yield critical(
+                "deepspeed refuses --include or --exclude together with --num_gpus or"
+                " --num_nodes, and ends at once",
+                remedy="deepspeed --include HOST:SLOT,... SCRIPT",
+                source="deepspeed/launcher/runner.py, main",
+                component="--include",
+            )
+        if outer is None and nodes > 1 and program == "torchrun":
             yield critical(
                 f"the job has {nodes} nodes but torchrun starts only on the first: srun is missing",
                 remedy="srun --ntasks-per-node=1 torchrun ...",
                 source="sbatch(1): the script runs on the first node",
                 component="torchrun",
             )
-        if nodes and context.layout.nodes not in (None, nodes):
-            yield critical(
-                f"torchrun waits for {plural(context.layout.nodes or 0, 'node')}, but Slurm gives"
-                f" the job {nodes}",
-                remedy=f"torchrun --nnodes={nodes} ...",
-                value=str(context.layout.nodes),
-                limit=str(nodes),
-                source="--nodes",
-                component="torchrun",
-            )
-        if outer is not None and (context.layout.nodes or 1) > 1:
-            yield from _node_rank(context, outer, inner)
-
-
-def _node_rank(
-    context: JobContext, outer: LauncherCommand, inner: LauncherCommand
-) -> Iterator[Result]:
-    """Yield that all nodes have one rank: what stands in the words of srun is the same on all."""
-    default = "" if inner.is_partial else "static"
-    same = next((word for word in outer.arguments if _RANK.match(word)), "")
-    if not same and inner.options.get("node-rank") is None and not inner.is_partial:
-        same = "--node-rank"  # its default, 0
-    is_static = inner.options.get("rdzv-backend", default) == "static"
-    if same and is_static and "PET_NODE_RANK" not in context.variables:
-        yield critical(
-            f"every node gets {same.partition('=')[0]} {inner.options.get('node-rank', 0)}, and the"
-            " static rendezvous needs another on each: the batch shell expands srun's words once,"
-            " for all nodes",
-            remedy="srun torchrun --rdzv-backend=c10d --rdzv-endpoint=$HOST:$PORT ...",
-            source="torch/distributed/run.py, --node-rank",
-            component="--node-rank",
-        )
 
 
 def _left_behind(context: JobContext) -> Iterator[Result]:
@@ -293,6 +260,15 @@ def _ranks(context: JobContext) -> Iterator[Result]:
             value=str(per_node),
             limit=str(limit),
             source="CUDA_VISIBLE_DEVICES" if limit != gpus else _source(context),
+            component="LOCAL_RANK",
+        )
+    elif per_node < limit == gpus and _is_of_slurm(context) and context.layout.source == "torchrun":
+        yield warning(
+            f"{plural(per_node, 'rank')} per node (torchrun), but the job requests"
+            f" {plural(limit, 'GPU')} per node: {limit - per_node} of them idle",
+            value=str(per_node),
+            limit=str(limit),
+            source=_source(context),
             component="LOCAL_RANK",
         )
 

@@ -238,6 +238,7 @@ ELASTIC = "torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-end
         (f"srun -N2 {STATIC} x.py", CRITICAL),
         (f"srun -N2 {STATIC} --node_rank=0 x.py", CRITICAL),
         (f"srun -N2 bash -c '{STATIC} --node-rank=$SLURM_NODEID x.py'", OK),
+        (f"srun -N2 env PET_NODE_RANK=$X {STATIC} x.py", OK),
         (f"srun -N2 {ELASTIC} --node_rank=0 x.py", OK),
         (f"srun -N2 {ELASTIC} x.py", OK),
         ("srun -N1 torchrun --nproc-per-node=8 x.py", OK),
@@ -370,7 +371,7 @@ def test_gpus_of_the_script(tmp_path: Path, head: str, gpus: int | None) -> None
         job = asked(str(file))
         assert job.gpus_per_node == gpus
         (found,) = results("ranks-and-gpus", job)
-        expected = UNKNOWN if gpus is None else OK if ranks == 1 else CRITICAL
+        expected = UNKNOWN if gpus is None else WARNING if ranks == 1 else CRITICAL
         assert found.outcome is expected, found
         if expected is CRITICAL:
             assert (found.remedy, found.limit) == ("sbatch --gpus-per-node=9 ...", str(gpus))

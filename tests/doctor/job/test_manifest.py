@@ -25,6 +25,7 @@ spec:
     env: [{name: MASTER_ADDR, value: llm-workers-0-0.llm}, {name: POD, valueFrom: {}}]
     resources: {limits: {nvidia.com/gpu: "8"}}
     volumeMounts: [{name: shm, mountPath: /dev/shm}]
+  volumes: [{name: shm, emptyDir: {medium: Memory}}]
 """
 
 
@@ -95,12 +96,12 @@ def manifest(tmp_path: Path, text: str) -> JobContext:
 @pytest.mark.parametrize(
     ("old", "new", "outcome", "words"),
     [
-        ('gpu: "8"', "gpu: 4", CRITICAL, "8 processes in a pod with 4 GPUs"),
-        ('gpu: "8"', "gpu: 16", WARNING, "8 processes in a pod with 16 GPUs: idle"),
-        ("mountPath: /dev/shm", "mountPath: /data", WARNING, "nothing is mounted at /dev/shm"),
+        ('gpu: "8"', "gpu: 4", CRITICAL, "8 processes (torchrun) for 4 GPUs"),
+        ('gpu: "8"', "gpu: 16", WARNING, "8 processes (torchrun) for 16 GPUs: idle"),
+        ("mountPath: /dev/shm", "mountPath: /x", WARNING, "/dev/shm has 64 MB"),
         ("--nnodes=2", "--nnodes=3", CRITICAL, "waits for 3 nodes, but 2 pods have GPUs"),
         ("$(MASTER_ADDR):1", "localhost:1", CRITICAL, "each pod's own loopback"),
-        ("llm-workers-0-0.llm", "old-workers-0-0.old", CRITICAL, "is no pod of this JobSet"),
+        ("llm-workers-0-0.llm", "old-workers-0-0.old", CRITICAL, "is no pod of this manifest"),
     ],
 )
 def test_faults(tmp_path: Path, old: str, new: str, outcome: State, words: str) -> None:
@@ -118,7 +119,7 @@ def test_kinds(tmp_path: Path) -> None:
     assert (found.outcome, "2 pods with 16 GPUs" in found.text) == (OK, True)
     alone = POD.replace("    command: [bash, -c]\n", "").replace("- torchrun", "- --lr 1; torchrun")
     found, other = results("manifest", manifest(tmp_path, pytorchjob(alone)))
-    assert "PyTorchJob llm, Master: 1 process in a pod with 8 GPUs" in found.text
+    assert "PyTorchJob llm, Master: 1 process (PyTorchJob) for 8 GPUs" in found.text
     assert "Worker" in other.text
     told = pytorchjob(alone).replace("spec:\n", 'spec:\n  nprocPerNode: "8"\n', 1)
     assert [one.outcome for one in results("manifest", manifest(tmp_path, told))] == [OK]
@@ -137,7 +138,7 @@ def test_slots_of_an_mpijob(tmp_path: Path, ranks: int, outcome: State) -> None:
         ("a: [", "is not YAML"),
         ("kind: ConfigMap", "has no template of pods"),
         ("", "no template"),
-        ("[" * 2_000, "has no fields of a Kubernetes manifest"),
+        ("[" * 500, "has no fields of a Kubernetes manifest"),
         ("kind: Job\nspec: &s\n  template: {spec: *s}", "has no fields of a Kubernetes manifest"),
         ("kind: Pod\nspec: [containers: [a]]", "has no fields of a Kubernetes manifest"),
     ],

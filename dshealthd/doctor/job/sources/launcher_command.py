@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.job.sources import shell
@@ -28,8 +28,6 @@ _WRAPPERS = frozenset(
     " singularity apptainer enroot podman docker conda mamba micromamba uv poetry pixi".split()
 )
 """Programs that run the command among their arguments."""
-_OF_TASKS = {"SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"}
-"""Variables that Slurm sets in the batch shell, too, and anew for each task."""
 _SHELLS = frozenset({"bash", "sh", "zsh"})
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 _MODULES = {
@@ -152,8 +150,27 @@ def parse(words: Sequence[str], environment: Mapping[str, str]) -> LauncherComma
 
     What a shell of each task expands has the variables of this one, except those of the task.
     """
-    variables = {name: value for name, value in environment.items() if name not in _OF_TASKS}
-    return find_launch([shell.ShellCommand(tuple(words))], variables).command
+    return find_launch([shell.ShellCommand(tuple(words))], dict(environment)).command
+
+
+def with_defaults(
+    command: LauncherCommand, variables: Mapping[str, str], *, is_partial: bool = False
+) -> LauncherCommand:
+    """Return a command with the options of torchrun that the environment has: PET_NNODES for
+    --nnodes and so on (torch/distributed/argparse_util.py). `is_partial` says that there may be
+    more of them.
+    """
+    inner = command.inner and with_defaults(command.inner, variables, is_partial=is_partial)
+    if command.program != "torchrun":
+        return replace(command, inner=inner)
+    own = {
+        name[4:].lower().replace("_", "-"): value
+        for name, value in variables.items()
+        if name.startswith("PET_")
+    }
+    return replace(
+        command, options={**own, **command.options}, is_partial=command.is_partial or is_partial
+    )
 
 
 def _weight(found: LauncherCommand | None, *, is_task: bool) -> int:
@@ -192,7 +209,13 @@ def _launcher(
             return None
         known: shell.Variables = {**variables, **own}
         inside = shell.commands(texts[0], known)
-        return find_launch(inside, known, nesting + 1, is_task=is_task).command
+        launch = find_launch(inside, known, nesting + 1, is_task=is_task)
+        if launch.command is None:
+            return None
+        sets = {
+            name: value for name, value in launch.variables.items() if variables.get(name) != value
+        }
+        return replace(launch.command, variables={**sets, **launch.command.variables})
     if program not in FLAGS:
         return None
     if program == "accelerate":
@@ -201,7 +224,8 @@ def _launcher(
     inner = None
     if program == "srun" and arguments:
         started = shell.ShellCommand(tuple(arguments))
-        inner = _launcher(started, {**variables, **own}, nesting + 1, is_task=True)
+        known = {name: value for name, value in variables.items() if name not in shell.PER_NODE}
+        inner = _launcher(started, {**known, **own}, nesting + 1, is_task=True)
     return LauncherCommand(program, options, tuple(arguments), own, inner, is_partial)
 
 

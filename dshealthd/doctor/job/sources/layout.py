@@ -66,7 +66,8 @@ def _launched(
     if command is None or (inner := command.find("deepspeed")) is not None:
         return _deepspeed(inner if command else None, members, gpus)
     if (inner := command.find("torchrun")) is not None:
-        return _torchrun(inner, gpus)
+        found = torchrun(inner, gpus)
+        return found if found.nodes or not inner.is_partial else replace(found, nodes=nodes)
     if command.inner is None:  # a program that may launch the ranks itself
         return Layout(nodes=nodes, source="srun")
     per_node = tasks_per_node(requested)
@@ -75,7 +76,8 @@ def _launched(
     return Layout(ranks, nodes, per_node, source="srun")
 
 
-def _torchrun(command: LauncherCommand, gpus: int | None) -> Layout:
+def torchrun(command: LauncherCommand, gpus: int | None) -> Layout:
+    """Return what torchrun starts on nodes with so many GPUs."""
     default = "" if command.is_partial else "1"
     nodes = natural(command.options.get("nnodes", default))
     text = command.options.get("nproc-per-node", default)
@@ -95,6 +97,8 @@ def _deepspeed(
     source = "hostfile"
     if not pool and "num-nodes" in options:
         return Layout(None, natural(options["num-nodes"]), count, source="options of deepspeed")
+    if not pool and "hostfile" in options:  # not written yet, or on another machine
+        return Layout()
     if not pool and command is not None:
         pool, source = {"localhost": set(range(count or gpus or 0))}, "GPUs of this node"
     filtered = _filtered(pool, options)

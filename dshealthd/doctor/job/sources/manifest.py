@@ -1,12 +1,14 @@
 """A manifest of Kubernetes: the pods of a job, of any kind that has templates of pods.
 
 A mapping with `containers` is a pod, wherever it stands, and `replicas` and `parallelism` above it
-multiply: so Job, JobSet, PyTorchJob, MPIJob and plain pods are read alike.
+multiply: so Job, JobSet, PyTorchJob, MPIJob, RayJob and plain pods are read alike. The trainer of a
+TrainJob and the groups of a LeaderWorkerSet are read by their own fields.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,17 @@ MAX_BYTES = 1 << 18
 """Maximum bytes; objects in etcd have at most 1.5 MiB, and manifests by people a few KiB."""
 MAX_PODS = 64
 """Maximum number of templates; jobs have two or three."""
+_WITHOUT_OPERATOR = frozenset(
+    {
+        *("Pod", "Job", "CronJob", "Deployment", "StatefulSet", "ReplicaSet"),
+        *("JobSet", "LeaderWorkerSet"),
+    }
+)
+"""Kinds whose controllers set no variable that torchrun reads."""
+_REFERENCE = re.compile(r"\$\((\w+)\)")
+_SIZE = re.compile(r"(\d+)(?:\.\d+)?([kMGT]?)(i?)")
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a path of the pod; nothing is opened
+MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,43 +50,81 @@ class PodTemplate:
     name: str
     """What the template is of, such as `Worker`."""
     count: int
+    """Pods that run at once; those of one group, if there are groups."""
     gpus: int
     """GPUs of a pod."""
     words: Sequence[str]
     """Command and arguments."""
     variables: Mapping[str, str]
-    """Its environment, as far as it is written there."""
-    has_shared_memory: bool
-    """Whether something other than the container runtime's default is at /dev/shm."""
+    """Its environment; a `$` stands in what the manifest does not say."""
+    shared_memory: int | None
+    """Bytes at /dev/shm: 64 MiB by default, None without a limit."""
     processes: str
     """`nprocPerNode` or `slotsPerWorker` of the object, as written; else empty."""
+    patience: int | None
+    """Seconds for which the liveness probe waits for an answer before the container is killed."""
+    domain: str
+    """Domain of the pods' own names; empty if they have none, or its controller chooses it."""
+    has_cluster_names: bool
+    """Whether it resolves names of the cluster."""
+    refused: Sequence[str]
+    """What the API server refuses in it."""
+    gang: int | None
+    """Pods of all templates that are placed together or not at all."""
 
     @property
     def command(self) -> LauncherCommand | None:
-        """The launcher in the command, as far as known without a shell."""
-        return launcher_command.parse(self.words, self.variables)
+        """The launcher in the command, as far as known without a shell.
+
+        Other controllers set variables that torchrun reads: options that are absent are unknown.
+        """
+        found = launcher_command.parse(self.words, self.variables)
+        is_partial = self.kind not in _WITHOUT_OPERATOR
+        return found and launcher_command.with_defaults(
+            found, self.variables, is_partial=is_partial
+        )
 
 
-def parse(text: str) -> list[dict[str, Any]]:
-    """Return the fields of the templates in a manifest; ValueError if it is none."""
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The pods of a manifest."""
+
+    pods: tuple[PodTemplate, ...]
+    names: tuple[str, ...]
+    """Of its objects with pods, and services, whose names begin so; empty for a generated one."""
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Return the fields of a manifest; ValueError if it is none."""
     import yaml
 
-    found: list[dict[str, Any]] = []
+    pods: list[dict[str, Any]] = []
+    names: list[str] = []
     try:
         for document in yaml.safe_load_all(text):
             if isinstance(document, dict):
-                pods = _pods(document, document, str(document.get("kind", "")), 1)
-                found += itertools.islice(pods, MAX_PODS - len(found))
+                kind, before = str(document.get("kind", "")), len(pods)
+                found = _pods(document, document, kind, 1)
+                pods += itertools.islice(found, MAX_PODS - before)
+                if kind == "Service" or len(pods) > before:
+                    names.append(str(_of(document, "metadata").get("name", "")))
     except yaml.YAMLError as error:
         message = f"is not YAML: {' '.join(str(error).split())}"
         raise ValueError(message) from error
     except MISSHAPEN as error:
         message = f"has no fields of a Kubernetes manifest: {error}"
         raise ValueError(message) from error
-    if not found:
+    if not pods:
         message = "has no template of pods"
         raise ValueError(message)
-    return found
+    return {"pods": pods, "names": names}
+
+
+def _of(mapping: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """Return the mapping below these keys; empty where there is none."""
+    for key in keys:
+        mapping = mapping.get(key) or {}
+    return mapping
 
 
 def _pods(
@@ -82,15 +133,27 @@ def _pods(
     if isinstance(node.get("containers"), list):
         yield _pod(whole, node, name, count)
         return
-    for key in ("replicas", "parallelism"):
-        number = natural(str(node.get(key, 1)))
-        count *= 1 if number is None else number
+    if "resourcesPerNode" in node:  # of a TrainJob; its runtime has the template, with /dev/shm
+        container = {**node, "resources": node["resourcesPerNode"]}
+        pod = {"containers": [container], "hostIPC": True}
+        yield _pod(whole, pod, name, _number(node, "numNodes", 1))
+        return
+    parallelism = _number(node, "parallelism", 1)
+    count *= _number(node, "replicas", 1)
+    count *= min(parallelism, _number(node, "completions", parallelism))
+    if "workerTemplate" in node:  # replicas of a LeaderWorkerSet are groups of this size
+        count = _number(node, "size", 1) - ("leaderTemplate" in node)
     for key, below in node.items():
         for one in below if isinstance(below, list) else [below]:
             if isinstance(one, dict):
                 named = str(one.get("name") or key)
                 inner = name if key in {"spec", "template"} else named
-                yield from _pods(whole, one, inner, count)
+                yield from _pods(whole, one, inner, 1 if key == "leaderTemplate" else count)
+
+
+def _number(node: Mapping[str, Any], key: str, default: int) -> int:
+    number = natural(str(node.get(key)))
+    return default if number is None else number
 
 
 def _pod(
@@ -98,33 +161,94 @@ def _pod(
 ) -> dict[str, Any]:
     containers = [one for one in spec["containers"] if isinstance(one, dict)] or [{}]
     main = max(containers, key=_gpus)
-    words = [str(word) for key in ("command", "args") for word in main.get(key) or ()]
-    mounts = {str(one.get("mountPath")) for one in main.get("volumeMounts") or ()}
-    above = whole.get("spec") or {}
+    above = _of(whole, "spec")
+    variables = {
+        str(one.get("name")): str(one.get("value", f"${one.get('name')}"))
+        for one in main.get("env") or ()
+    }
+    words = [
+        _REFERENCE.sub(lambda match: variables.get(match[1], match[0]), str(word))
+        for key in ("command", "args")
+        for word in main.get(key) or ()
+    ]
+    probe = main.get("livenessProbe")
+    job = str(_of(whole, "metadata").get("name", ""))
+    own = (
+        str(_of(above, "network").get("subdomain") or job) if whole.get("kind") == "JobSet" else ""
+    )
+    has_own_dns = spec.get("dnsPolicy") in {"ClusterFirstWithHostNet", "None"}
     return {
         "kind": str(whole.get("kind", "")),
-        "job": str((whole.get("metadata") or {}).get("name", "")),
+        "job": job,
         "name": name,
         "count": count,
         "gpus": _gpus(main),
         "words": words,
-        "variables": {
-            str(one.get("name")): str(one["value"])
-            for one in main.get("env") or ()
-            if "value" in one
-        },
-        # A path of the pod that a manifest names; nothing is opened.
-        "has_shared_memory": "/dev/shm" in mounts or bool(spec.get("hostIPC")),  # noqa: S108
-        "processes": str(above.get("nprocPerNode") or above.get("slotsPerWorker") or ""),
+        "variables": variables,
+        "shared_memory": _shared_memory(whole, spec, main),
+        "processes": str(
+            above.get("nprocPerNode")
+            or above.get("slotsPerWorker")
+            or _of(above, "trainer").get("numProcPerNode")
+            or ""
+        ),
+        "patience": _number(probe, "periodSeconds", 10) * _number(probe, "failureThreshold", 3)
+        if probe
+        else None,
+        "domain": str(spec.get("subdomain") or above.get("serviceName") or own),
+        "has_cluster_names": not spec.get("hostNetwork") or has_own_dns,
+        "refused": list(_refused(whole, spec, main)),
+        "gang": natural(
+            str(
+                above.get("minAvailable")
+                or _of(above, "runPolicy", "schedulingPolicy").get("minAvailable")
+            )
+        ),
     }
 
 
+def _refused(
+    whole: Mapping[str, Any], spec: Mapping[str, Any], main: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield what the API server refuses (its validation.go)."""
+    requests, limits = (_of(main, "resources", key) for key in ("requests", "limits"))
+    for key in filter(_is_gpu, requests):
+        if str(limits.get(key)) != str(requests[key]):
+            yield f"{requests[key]} {key} in requests, but {limits.get(key, 'none')} in limits"
+    policy = spec.get("restartPolicy", "Always")
+    if whole.get("kind") in {"Job", "CronJob"} and policy == "Always":
+        yield "restartPolicy of a Job must be Never or OnFailure"
+    volumes = {one.get("name") for one in spec.get("volumes") or ()}
+    for mount in main.get("volumeMounts") or ():
+        if mount.get("name") not in volumes and "volumeClaim" not in str(whole):
+            yield f"the volume {mount.get('name')} of {mount.get('mountPath')} is not declared"
+
+
+def _shared_memory(
+    whole: Mapping[str, Any], spec: Mapping[str, Any], main: Mapping[str, Any]
+) -> int | None:
+    mounts = {one.get("mountPath"): one.get("name") for one in main.get("volumeMounts") or ()}
+    if spec.get("hostIPC") or str(whole.get("kind")).startswith("Ray"):
+        return None  # KubeRay mounts one itself (ray-operator, common/pod.go)
+    if SHARED_MEMORY not in mounts:
+        return 64 * MIB
+    volumes = {one.get("name"): one for one in spec.get("volumes") or ()}
+    limit = _of(volumes, mounts[SHARED_MEMORY], "emptyDir").get("sizeLimit")
+    match = _SIZE.fullmatch(str(limit))
+    unit = 1024 if match and match[3] else 1000
+    return int(match[1]) * unit ** " kMGT".index(match[2] or " ") if match else None
+
+
+def _is_gpu(resource: str) -> bool:
+    return resource.endswith("/gpu")
+
+
 def _gpus(container: Mapping[str, Any]) -> int:
-    resources = container.get("resources") or {}
-    limits = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-    return sum(natural(str(value)) or 0 for key, value in limits.items() if key.endswith("/gpu"))
+    asked = {**_of(container, "resources", "requests"), **_of(container, "resources", "limits")}
+    return sum(natural(str(value)) or 0 for key, value in asked.items() if _is_gpu(key))
 
 
-def from_json(documents: Sequence[dict[str, Any]]) -> tuple[PodTemplate, ...]:
-    """Return the templates whose fields JSON documents have."""
-    return tuple(PodTemplate(**document) for document in documents)
+def from_json(document: dict[str, Any]) -> Manifest:
+    """Return the manifest whose fields a JSON document has."""
+    pods = tuple(PodTemplate(**pod) for pod in document["pods"])
+    return Manifest(pods, tuple(document["names"]))

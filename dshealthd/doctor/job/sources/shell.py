@@ -1,8 +1,9 @@
 """The commands of a shell script, as far as its text says.
 
 Quotes, comments and here-documents are read as bash reads them (bash(1), "QUOTING"), and a variable
-that the script sets once, to plain text, has that value. What else a shell would expand stays as
-written, with its `$`, and whatever depends on it is unknown. Conditions are not evaluated and
+or an array that the script sets once, to plain text, has that value. What else a shell would expand
+stays as written, with its `$`, and whatever depends on it is unknown: so does what is quoted, for
+another shell to expand, perhaps one on each node (`PER_NODE`). Conditions are not evaluated and
 functions not called: commands in all branches and functions are returned, marked as conditional.
 """
 
@@ -14,26 +15,42 @@ from typing import TYPE_CHECKING, NamedTuple
 from dshealthd.jobs.environment import MAX_VALUE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
+MAX_COMMAND = 1 << 21
+"""Maximum characters of a command; the kernel runs none that is longer (execve(2))."""
 MAX_NESTING = 4
 """Maximum nesting of commands, such as `srun bash -c "torchrun ..."`."""
+_QUOTED = r"\\.|'[^']*+'|\"(?:[^\"\\]++|\\.)*+\""
 _TOKEN = re.compile(
     r"(?P<blank>[ \t\r]+|\\\r?\n|(?<![^\s;&|()])#[^\n]*)"
     r"|<<-?[ \t]*['\"\\]?(?P<document>\w+)['\"]?"
     r"|(?P<redirection>\d*(?:&>>?|<<<|>>|[<>]&|<>|>\||[<>]))"
     r"|(?P<operator>\n|[;&|()]+)"
-    r"|(?P<word>(?:[^\s'\"\\;&|()<>]++|\\.|'[^']*+'|\"(?:[^\"\\]++|\\.)*+\")++)",
+    rf"|(?P<word>\w+\+?=\((?:[^()'\"\\#]++|{_QUOTED}|(?<=\s)#[^\n]*+|#)*+\)"
+    rf"|(?:[^\s'\"\\;&|()<>]++|{_QUOTED})++)",
     re.DOTALL,
 )
-_PIECE = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)|[^'\"\\]+", re.DOTALL)
-_ESCAPE = re.compile(r'\\(?:\n|([$`"\\]))')
-_SUBSTITUTION = re.compile(r"(?:\$|(=)|[<>])\(")
+_PIECE = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)|([^'\"\\]+)", re.DOTALL)
+_SUBSTITUTION = re.compile(r"[$<>]\(")
+_OWN_NAME = re.compile(r"\s*(?:hostname|uname\s+-n)\b(?!.*\b(?:srun|ssh|scontrol)\b)", re.DOTALL)
 _PARENTHESIS = re.compile(
     r"\\.|'[^']*+'|\"(?:[^\"\\$]++|\\.|\$(?!\())*+\"|(?P<open>\()|(?P<close>\))", re.DOTALL
 )
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+(?:\[[@*]\])?)\})")
+_ELEMENTS = re.compile(r"\"\$\{(\w+\[@\])\}\"")
+_IN_QUOTES = re.compile(rf"\\(?:\n|(?P<escaped>[$`\"\\]))|{_VARIABLE.pattern}")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+PER_NODE = frozenset(
+    # easier to read
+    "SLURM_NODEID SLURM_PROCID SLURM_LOCALID SLURMD_NODENAME HOSTNAME RANDOM BASHPID".split()  # noqa: SIM905
+)
+"""Variables that have another value in the shell of each node or task."""
+MAX_ARRAY = 1 << 16
+"""Maximum characters of an array; the arguments of Megatron are some 4,000."""
+_UNKNOWN = "$_"
+_BETWEEN = "\0"
+"""Between the elements of an array, which is kept as the variable `NAME[@]`."""
 _HEADS = frozenset({"for", "case", "select"})
 """Keywords whose own words are no command."""
 _OPENS = frozenset({"if", "while", "until", "{", *_HEADS})
@@ -60,9 +77,9 @@ def commands(text: str, variables: Variables) -> Iterator[ShellCommand]:
     ValueError, after the commands before it, for what cannot be parsed.
     """
     words: list[str] = []
-    depth = 0
-    for word in _words(_without_substitutions(text)):
-        if word is not None:
+    depth, is_chained = 0, False
+    for word, ends in _words(_without_substitutions(text)):
+        if not ends:
             words.append(word)
             continue
         while words and words[0] in _KEYWORDS:
@@ -72,16 +89,17 @@ def commands(text: str, variables: Variables) -> Iterator[ShellCommand]:
                 if keyword != "case" and words:  # the variable has another value each time
                     variables[words[0]] = _unknown(words[0])
                 words.clear()
-        if found := _run(words, variables, is_conditional=depth > 0):
-            yield found
+        if found := _run(words, variables, is_conditional=depth > 0 or is_chained):
+            yield found._replace(is_conditional=depth > 0)
         words.clear()
+        is_chained = word in {"&&", "||"}
 
 
 def _without_substitutions(text: str) -> str:
-    """Return a script with `$_` for `$(...)`, backquotes and elements of arrays: no command in them
+    """Return a script with a variable for each `$(...)` and pair of backquotes: no command in them
     starts the job.
     """
-    text = re.sub(r"`[^`\n]*`", "$_", text)
+    text = re.sub(r"`([^`\n]*)`", lambda match: _substituted(match[1]), text)
     pieces, at = [], 0
     while begin := _SUBSTITUTION.search(text, at):
         depth = 0
@@ -91,13 +109,17 @@ def _without_substitutions(text: str) -> str:
                 break
         else:
             break
-        pieces += [text[at : begin.start()], begin[1] or "", "$_"]
+        pieces += [text[at : begin.start()], _substituted(text[begin.end() : match.start()])]
         at = match.end()
     return "".join((*pieces, text[at:]))
 
 
-def _words(text: str) -> Iterator[str | None]:
-    """Yield the words of a script, and None at each end of a command."""
+def _substituted(command: str) -> str:
+    return "${HOSTNAME}" if _OWN_NAME.match(command) else _UNKNOWN
+
+
+def _words(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield the words of a script, and the operators, which end a command, with True."""
     at, document, is_target = 0, "", False
     while match := _TOKEN.match(text, at):
         kind, found, at = match.lastgroup, match[0], match.end()
@@ -107,43 +129,57 @@ def _words(text: str) -> Iterator[str | None]:
             is_target = True
         elif kind == "word":
             if not is_target:
-                yield found
+                yield found, False
             is_target = False
         elif kind == "operator":
-            yield None
+            yield found, True
             if found == "\n" and document:
                 end = re.compile(rf"^\t*{document}$", re.MULTILINE).search(text, at)
                 at, document = end.end() if end else len(text), ""
     if at < len(text):
         message = f"line {text.count(chr(10), 0, at) + 1}: No closing quotation"
         raise ValueError(message)
-    yield None
-
-
-def _plain(word: str) -> str:
-    """Return a word without its quotes."""
-
-    def piece(match: re.Match[str]) -> str:
-        single, double, escaped = match.groups()
-        if double is not None:
-            return _ESCAPE.sub(lambda one: one[1] or "", double)
-        if escaped is not None:
-            return "" if escaped == "\n" else escaped
-        return match[0] if single is None else single
-
-    return _PIECE.sub(piece, word)
+    yield "\n", True
 
 
 def _expanded(word: str, variables: Variables) -> list[str]:
-    """Return the words that a word becomes with the variables that are known."""
+    """Return the words that a word becomes with the variables that are known, without quotes.
+
+    What single quotes or a backslash protect keeps its `$`.
+    """
 
     def value(match: re.Match[str]) -> str:
-        return variables.get(match[1] or match[2], match[0])
+        if match.re is _IN_QUOTES and match[0].startswith("\\"):
+            return match["escaped"] or ""
+        name = match[match.lastindex or 0].replace("[*]", "[@]")
+        return variables.get(name, match[0]).replace(_BETWEEN, " ")
 
+    def piece(match: re.Match[str]) -> str:
+        single, double, escaped, bare = match.groups()
+        if double is not None:
+            return _IN_QUOTES.sub(value, double)
+        if bare is not None:
+            return _VARIABLE.sub(value, bare)
+        return (single or "") if escaped is None else escaped.replace("\n", "")
+
+    if array := _ELEMENTS.fullmatch(word):
+        known = variables.get(array[1], word[1:-1])
+        return known.split(_BETWEEN) if known else []
     if _VARIABLE.fullmatch(word):  # without quotes, a shell splits it
         return _VARIABLE.sub(value, word).split()
-    plain = _plain(word)
-    return [plain if len(plain) > MAX_VALUE else _VARIABLE.sub(value, plain)]
+    return [word if len(word) > MAX_VALUE and "$" in word else _PIECE.sub(piece, word)]
+
+
+def _all_expanded(words: Iterable[str], variables: Variables) -> Iterator[str]:
+    """Yield the words that words become; ValueError if they are more than a command can have."""
+    total = 0
+    for word in words:
+        for text in _expanded(word, variables):
+            total += len(text) + 1
+            if total > MAX_COMMAND:
+                message = f"a command is longer than {MAX_COMMAND >> 20} MiB"
+                raise ValueError(message)
+            yield text
 
 
 def _run(words: list[str], variables: Variables, *, is_conditional: bool) -> ShellCommand | None:
@@ -153,20 +189,37 @@ def _run(words: list[str], variables: Variables, *, is_conditional: bool) -> She
     at = int(bool(declares))
     while at < len(words) and ((match := _ASSIGNMENT.match(words[at])) or declares):
         if match:
-            value = " ".join(_expanded(match[3], variables))
-            is_known = len(value) <= MAX_VALUE and not match[2]
-            own[match[1]] = value if is_known else _unknown(match[1])
+            name, value = _assigned(match, {**variables, **own}, is_conditional=is_conditional)
+            limit = MAX_ARRAY if name.endswith("]") else MAX_VALUE
+            own[name] = value if len(value) <= limit else _unknown(name)
         at += 1
     if at == len(words):
         for name, new in own.items():
-            is_only = not is_conditional and variables.get(name, new) == new
-            variables[name] = new if is_only else _unknown(name)
+            is_known = not is_conditional or name.endswith("]") or variables.get(name) == new
+            variables[name] = new if is_known else _unknown(name)
         return None
-    found = tuple(text for word in words[at:] for text in _expanded(word, variables))
+    found = tuple(_all_expanded(words[at:], variables))
     if found[:1] in {("unset",), ("read",), ("mapfile",), ("readarray",)}:
         variables.update({name: _unknown(name) for name in found[1:]})
         return None
     return ShellCommand(found, own, is_conditional) if found else None
+
+
+def _assigned(
+    match: re.Match[str], variables: Variables, *, is_conditional: bool
+) -> tuple[str, str]:
+    """Return the name that a word assigns and its value: of an array, all elements."""
+    name, adds, text = match.groups()
+    if not (text.startswith("(") and text.endswith(")")):
+        return name, variables.get(name, "") * bool(adds) + " ".join(_expanded(text, variables))
+    inside = (word for word, ends in _words(text[1:-1]) if not ends)
+    elements = list(_all_expanded(inside, variables))
+    name += "[@]"
+    if is_conditional:
+        elements = [_UNKNOWN]
+    if adds and name in variables:
+        elements = [*filter(None, variables[name].split(_BETWEEN)), *elements]
+    return name, _BETWEEN.join(elements)
 
 
 def _unknown(name: str) -> str:

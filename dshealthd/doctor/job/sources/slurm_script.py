@@ -58,6 +58,9 @@ def requested(
         if script
         else {option: variables[name] for name, option in ALLOCATION.items() if name in variables}
     )
+    tasks, each = natural(found.get("ntasks")), natural(found.get("ntasks-per-node"))
+    if tasks and each and tasks % each == 0:
+        found = {"nodes": str(tasks // each), **found}
     return {**found, **(outer.options if outer else {})}
 
 
@@ -133,8 +136,16 @@ def _directives(line: str) -> dict[str, str]:
 
 
 def _slurm_variables(directives: Mapping[str, str]) -> shell.Variables:
-    """Return the variables that Slurm sets for a job with these directives."""
+    """Return the variables that Slurm sets for a job with these directives.
+
+    The batch shell runs once, as task 0 of the first node, whose name is not known.
+    """
+    if not directives:
+        return {}
     found: shell.Variables = {
+        name: "0" if name.startswith("SLURM_") else "$_" for name in shell.PER_NODE
+    }
+    found |= {
         name: directives[option] for name, option in ALLOCATION.items() if option in directives
     }
     if gpus := gpus_per_node(directives):

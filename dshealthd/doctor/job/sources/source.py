@@ -23,7 +23,7 @@ READ_DEADLINE = 4.0
 """Seconds for one file or directory; a healthy network file system answers in milliseconds."""
 MAX_ENVIRONMENT = 1 << 20
 """Bytes of `.deepspeed_env`; the kernel passes a program 128 KiB of each variable (execve(2))."""
-_PREFIXES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "SLURM_", "DEEPSPEED_", "DS_", "GLOO_")
+_PREFIXES = ("NCCL_", "PET_", "TORCH_NCCL_", "CUDA_", "SLURM_", "DEEPSPEED_", "DS_", "GLOO_")
 _NAMES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
