@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Self
 
     from tests.lab.lab import Lab
@@ -74,7 +74,7 @@ def require() -> None:
     """Skip where Slurm is not installed, or this is not root."""
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
-        pytest.skip(f"{', '.join(missing)}: apt-get install slurmctld slurmd slurm-client munge")
+        pytest.skip(f"no {', '.join(missing)}: ./dev test-slurm has them")
     if os.geteuid() != 0:
         pytest.skip("slurmd runs as root")
 
@@ -83,14 +83,21 @@ class SlurmCluster:
     """Slurm on every node of a lab; a context manager that starts and ends it."""
 
     def __init__(
-        self, lab: Lab, directory: Path, programs: Mapping[str, str] | None = None
+        self,
+        lab: Lab,
+        directory: Path,
+        programs: Mapping[str, str] | None = None,
+        gpus: Sequence[str] = (),
     ) -> None:
-        """Prepare; `programs` are further lines of slurm.conf, such as `HealthCheckProgram`."""
+        """Prepare; `programs` are further lines of slurm.conf, such as `HealthCheckProgram`, and
+        `gpus` device files that each node takes for its GPUs.
+        """
         self.lab, self.directory = lab, directory
         self.conf = directory / "slurm.conf"
         # Sockets of jobs are in it, whose paths have 108 characters at most.
         self._spool = Path(tempfile.mkdtemp(prefix="slurm-"))
         self._programs = dict(programs or {})
+        self._gpus = gpus
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
@@ -102,6 +109,12 @@ class SlurmCluster:
         key.write_bytes(secrets.token_bytes(128))
         os.chmod(key, 0o600)
         services = self.lab.services
+        gres = ""
+        if self._gpus:
+            lines = "".join(f"Name=gpu File={file}\n" for file in self._gpus)
+            (self.directory / "gres.conf").write_text(lines, encoding="utf-8")
+            self._programs["GresTypes"] = "gpu"
+            gres = f" Gres=gpu:{len(self._gpus)}"
         self.conf.write_text(
             _CONF.format(
                 controller=services.name,
@@ -111,7 +124,7 @@ class SlurmCluster:
                 munge=self.directory / "munge.socket",
                 programs="\n".join(f"{key}={value}" for key, value in self._programs.items()),
                 nodes="\n".join(
-                    f"NodeName={node.name} NodeAddr={node.address} CPUs=2 RealMemory=100"
+                    f"NodeName={node.name} NodeAddr={node.address} CPUs=2 RealMemory=100{gres}"
                     for node in self.lab.nodes
                 ),
             ),
@@ -184,14 +197,20 @@ class SlurmCluster:
 
     def command(self, *command: str) -> str:
         """Return what a Slurm command prints; CalledProcessError shows what it complains about."""
-        environment = {"PATH": os.environ["PATH"], "SLURM_CONF": str(self.conf)}
+        ended = self.run(*command)
+        ended.check_returncode()
+        return ended.stdout
+
+    def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Return how a Slurm command ended, which a user with these variables starts."""
+        environment = {"PATH": os.environ["PATH"], "SLURM_CONF": str(self.conf), **variables}
 
         def run() -> subprocess.CompletedProcess[str]:
             return subprocess.run(
-                command, capture_output=True, text=True, check=True, env=environment, timeout=60
+                command, capture_output=True, text=True, check=False, env=environment, timeout=120
             )
 
-        return self.lab.services.inside(run).stdout
+        return self.lab.services.inside(run)
 
     def states(self) -> dict[str, str]:
         """Return the state of every node as sinfo writes it; empty without an answer.

@@ -358,6 +358,20 @@ def test_task_prolog(
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, printed, "")
 
 
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+@pytest.mark.parametrize("text", ["exit 3\n", "(\n", "no-command\n", None])
+def test_task_prolog_beside_a_broken_package(
+    switch: Switch, tmp_path: Path, shell: str, text: str | None
+) -> None:
+    """A package that is damaged or gone fails no task, and changes nothing."""
+    prolog = installed(switch, tmp_path, "task-prolog")
+    (tmp_path / "environment.sh").unlink()
+    if text is not None:
+        (tmp_path / "environment.sh").write_text(text)
+    ended = run([shell, str(prolog)], {"PATH": os.defpath, **GPU, "PYTHONPATH": "/mine"}, tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "")
+
+
 PYXIS = GPU | {"PYXIS_VERSION": "0.25.0"}
 CONTAINERS = [
     (GPU, "", f"PYTHONPATH={ARCHIVE}\n"),
