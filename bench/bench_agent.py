@@ -1,47 +1,71 @@
-"""CPU and memory of the whole agent, workers included, against node_exporter.
+"""CPU, wake-ups and memory of the whole agent, workers included, against node_exporter.
 
-Both run and are scraped at the same times. With `--job`, instead: the agent beside a job of eight
-ranks, each with eight data loaders and 64 connections, and an agent without the collector
-job_activity.
+Two agents, one without GPUs and one with eight simulated ones, and node_exporter run and are
+scraped at the same times: alone, and beside a job of eight ranks with heartbeats. With
+`--processes`, they run beside 500 more processes, too. With `--job`, instead: the agent beside a
+job of eight ranks, each with eight data loaders and 64 connections, and an agent without the
+collector job_activity.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from bench.processes import Server, agent, median, node_exporter, sleepers, table
+from bench.processes import Server, agent, median, memory, node_exporter, sleepers, table
+from tests.nvml.simulator import Simulator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 INTERVAL = 5.0
-WARM_UP = 4
+WARM_UP = 6
+"""Ticks before the first that counts: collectors of a job's processes look every 15 s."""
+RANKS = 8
 
 
-def measure(servers: list[Server], ticks: int) -> dict[str, list[float]]:
-    """Scrape all servers at every tick and return the CPU milliseconds per second of each, a value
-    a tick.
-    """
-    spent: dict[str, list[float]] = {server.name: [] for server in servers}
+class Spent(NamedTuple):
+    """What one server spent per second."""
+
+    cpu: list[float]
+    """Milliseconds per second, a value a tick."""
+    wakeups: float
+
+    @property
+    def mean(self) -> float:
+        """The mean of the CPU's milliseconds per second."""
+        return sum(self.cpu) / len(self.cpu)
+
+
+def measure(servers: list[Server], ticks: int) -> dict[str, Spent]:
+    """Scrape all servers at every tick, and return what each spent."""
+    cpu: dict[str, list[float]] = {server.name: [] for server in servers}
     before = {server.name: server.cpu() for server in servers}
+    woken: dict[str, int] = {}
     for tick in range(WARM_UP + ticks):
+        if tick == WARM_UP:
+            woken, began = {server.name: server.wakeups() for server in servers}, time.monotonic()
         for server in servers:
             server.scrape()
         time.sleep(INTERVAL)
         for server in servers:
             now = server.cpu()
             if tick >= WARM_UP:
-                spent[server.name].append(1000 * (now - before[server.name]) / INTERVAL)
+                cpu[server.name].append(1000 * (now - before[server.name]) / INTERVAL)
             before[server.name] = now
-    return spent
+    seconds = time.monotonic() - began
+    return {
+        server.name: Spent(cpu[server.name], (server.wakeups() - woken[server.name]) / seconds)
+        for server in servers
+    }
 
 
 RANK = """
@@ -57,18 +81,26 @@ while sys.argv[2] == "trains":
 connections[0].recv(1)
 """
 
+HEARTBEATS = """
+import sys, time
+from dshealthd.training.heartbeat import Heartbeat
+heartbeats = [Heartbeat(socket=path) for path in sys.argv[1:]]
+print(flush=True)
+while True:
+    for heartbeat in heartbeats:
+        heartbeat.step()
+    time.sleep(0.5)
+"""
+
 
 @contextlib.contextmanager
-def job(what: str) -> Iterator[None]:
-    """Keep the ranks of a job that `trains` or `hangs`, their data loaders and their
-    connections.
-    """
+def ranks(program: str, *arguments: str) -> Iterator[None]:
+    """Keep the ranks of a job that run `program`, which says when it is ready."""
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=512))
-        for rank in range(8):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "8"}
+        for rank in range(RANKS):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
             process = subprocess.Popen(
-                [sys.executable, "-c", RANK, str(server.getsockname()[1]), what],
+                [sys.executable, "-c", program, *arguments],
                 env={**os.environ, **place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
                 stdout=subprocess.PIPE,
                 start_new_session=True,
@@ -79,73 +111,96 @@ def job(what: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def job(what: str) -> Iterator[None]:
+    """Keep the ranks of a job that `trains` or `hangs`, their data loaders and their
+    connections.
+    """
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=512) as server,
+        ranks(RANK, str(server.getsockname()[1]), what),
+    ):
+        yield
+
+
 def beside_a_job(ticks: int) -> None:
     """Print the CPU of an agent beside a job, and of one without the collector job_activity."""
     rows = []
-    with agent("") as whole, agent("[collectors.job_activity]\nenabled = false\n") as less:
+    without = "[collectors.job_activity]\nenabled = false\n"
+    with agent("") as whole, agent(without, "less") as less:
         for what in ("trains", "hangs"):
             with job(what):
-                spent = measure([whole, dataclasses.replace(less, name="less")], ticks)
-            mean, without = (sum(values) / len(values) for values in spent.values())
-            rows.append((what, mean, without, mean - without))
+                spent = measure([whole, less], ticks)
+            mean, rest = (spent[server.name].mean for server in (whole, less))
+            rows.append((what, mean, rest, mean - rest))
     print(f"CPU ms per second, scrapes every {INTERVAL:g} s, mean of {ticks} ticks\n")
     print(table(["the job", "agent", "without job_activity", "difference"], rows))
 
 
+@contextlib.contextmanager
+def agents() -> Iterator[tuple[list[Server], list[str]]]:
+    """Run an agent without GPUs and one with eight, and return their sockets for heartbeats."""
+    with tempfile.TemporaryDirectory() as directory:
+        gpus = Simulator(Path(directory), 8)
+        sysfs = Path(directory, "sys")
+        gpus.pci_sysfs(sysfs)
+        paths = [f"{directory}/{name}.sock" for name in ("plain", "gpus")]
+        plain, simulated = (f'[collectors.training]\nsocket = "{path}"\n' for path in paths)
+        simulated += f'[path]\nsysfs = "{sysfs}"\n'
+        with (
+            agent(plain, "dshealthd, no GPU") as first,
+            agent(simulated, "dshealthd, 8 GPUs", gpus.environment()) as second,
+        ):
+            yield [first, second], paths
+
+
+def beside_node_exporter(ticks: int, *, processes: bool) -> None:
+    """Print what both agents and node_exporter spend, alone and beside others."""
+    rows: list[list[object]] = []
+    sizes: list[list[object]] = []
+    with agents() as (ours, paths), node_exporter() as theirs:
+
+        def row(beside: str) -> None:
+            spent = measure([*ours, theirs], ticks)
+            other = spent[theirs.name]
+            for name, own in spent.items():
+                middle = median(own.cpu)
+                ratios = own.mean / other.mean, middle / median(other.cpu)
+                rows.append([beside, name, own.mean, ratios[0], middle, ratios[1], own.wakeups])
+
+        def size(beside: str) -> None:
+            for server in (*ours, theirs):
+                found = [memory(pid) for pid in server.tree()]
+                pss, rss = ([each[kind] for each in found] for kind in ("Pss", "Rss"))
+                each = " + ".join(f"{value:.1f}" for value in pss)
+                sizes.append([beside, server.name, each, sum(pss), sum(rss)])
+
+        row("nothing")
+        size("nothing")
+        if processes:
+            with sleepers(500):
+                row("500 processes")
+        with ranks(HEARTBEATS, *paths):
+            row("8 ranks with heartbeats")
+            size("8 ranks with heartbeats")
+    print(f"CPU ms per second, sampling and scrape every {INTERVAL:g} s, {ticks} ticks\n")
+    head = ["beside", "", "mean", "ratio", "median", "ratio", "wake-ups per second"]
+    print(table(head, rows))
+    print("Memory in MiB\n")
+    print(table(["beside", "", "PSS by process", "PSS", "RSS"], sizes))
+
+
 def main() -> None:
-    """Print CPU for two numbers of processes, and memory."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--ticks", type=int, default=24, help="measured scrapes of 5 s for each number of processes"
-    )
+    parser.add_argument("--ticks", type=int, default=24, help="measured scrapes of 5 s a row")
+    parser.add_argument("--processes", action="store_true", help="beside 500 processes, too")
     parser.add_argument("--job", action="store_true", help="beside a job instead")
     options = parser.parse_args()
-    ticks = options.ticks
     if options.job:
-        beside_a_job(ticks)
-        return
-    with agent("") as ours, node_exporter() as theirs:
-        rows: list[list[object]] = []
-        for extra in (0, 500):
-            with sleepers(extra):
-                spent = measure([ours, theirs], ticks)
-                processes = sum(name.isdecimal() for name in os.listdir("/proc"))
-            a, b = spent[ours.name], spent[theirs.name]
-            mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
-            rows.append(
-                [
-                    processes,
-                    median(a),
-                    median(b),
-                    median(a) / median(b),
-                    mean_a,
-                    mean_b,
-                    mean_a / mean_b,
-                ]
-            )
-        print(f"CPU ms per second, sampling and scrape every {INTERVAL:g} s, {ticks} ticks\n")
-        print(
-            table(
-                [
-                    "processes",
-                    "dshealthd median",
-                    "node_exporter median",
-                    "ratio",
-                    "dshealthd mean",
-                    "node_exporter mean",
-                    "ratio",
-                ],
-                rows,
-            )
-        )
-        memory = {server.name: server.pss() for server in (ours, theirs)}
-        print("PSS in MiB\n")
-        print(
-            table(
-                ["", "server", "workers", "together"],
-                [[n, m["server"], m["workers"], sum(m.values())] for n, m in memory.items()],
-            )
-        )
+        beside_a_job(options.ticks)
+    else:
+        beside_node_exporter(options.ticks, processes=options.processes)
 
 
 if __name__ == "__main__":

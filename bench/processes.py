@@ -14,16 +14,21 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dshealthd.cli.free_port import candidates, hold
 from dshealthd.core.host import Host
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 PORTS = (20_000, 29_000)
 """From which free ports are taken: below rendezvous and ephemeral ports."""
+
+
+CPUCLOCK_SCHED = 2
+"""`CPUCLOCK_SCHED` of linux/posix-timers.h: the clock of a process by its pid."""
 
 
 @dataclass(frozen=True)
@@ -41,21 +46,27 @@ class Server:
         return [pid, *map(int, children.split())]
 
     def cpu(self) -> float:
-        """Return the CPU time of all threads of the tree in seconds, at the scheduler's own
-        resolution.
+        """Return the CPU time of the tree in seconds: of live processes with their ended threads,
+        at the scheduler's own resolution, and of ended children.
         """
-        return (
-            sum(
-                int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text("ascii").split()[0])
-                for pid in self.tree()
-                for task in os.listdir(f"/proc/{pid}/task")
-            )
-            / 1e9
+        return sum(
+            time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED) + _ended_children(pid)
+            for pid in self.tree()
+        )
+
+    def wakeups(self) -> int:
+        """Return how often the tree's live threads have slept and been woken."""
+        return sum(
+            int(line.split()[1])
+            for pid in self.tree()
+            for task in os.listdir(f"/proc/{pid}/task")
+            for line in Path(f"/proc/{pid}/task/{task}/status").read_text("ascii").splitlines()
+            if line.startswith("voluntary_ctxt_switches:")
         )
 
     def pss(self) -> dict[str, float]:
         """Return the proportional set size in MiB, of the server and of its children together."""
-        first, *others = [_pss(pid) for pid in self.tree()]
+        first, *others = [memory(pid)["Pss"] for pid in self.tree()]
         return {"server": first, "workers": sum(others)}
 
     def scrape(self) -> bytes:
@@ -75,11 +86,18 @@ class Server:
             raise
 
 
-def _pss(pid: int) -> float:
+def memory(pid: int) -> dict[str, float]:
+    """Return the sizes of a process's memory by the kernel's names (`Pss`, `Rss`), in MiB."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
-    return (
-        next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) / 1024
-    )
+    return {
+        name.rstrip(":"): int(size) / 1024
+        for name, size, *_ in map(str.split, rollup.splitlines()[1:])
+    }
+
+
+def _ended_children(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
 
 
 def free_port() -> int:
@@ -94,10 +112,16 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serving(name: str, command: Sequence[str], port: int) -> Iterator[Server]:
+def serving(
+    name: str, command: Sequence[str], port: int, environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
     """Start a server, wait until it answers, and end it."""
     with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+        env=environment,
     ) as process:
         server = Server(name, process, http.client.HTTPConnection("127.0.0.1", port, timeout=10))
         try:
@@ -113,8 +137,10 @@ def serving(name: str, command: Sequence[str], port: int) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def agent(config: str) -> Iterator[Server]:
-    """Run dshealthd on the text of a configuration."""
+def agent(
+    config: str, name: str = "dshealthd", more: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Server]:
+    """Run dshealthd on the text of a configuration, with `more` in its environment."""
     port = free_port()
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "dshealthd.toml")
@@ -128,7 +154,7 @@ def agent(config: str) -> Iterator[Server]:
             directory,
         ]
         command = [sys.executable, "-m", "dshealthd", "run", *flags]
-        with serving("dshealthd", command, port) as server:
+        with serving(name, command, port, {**os.environ, **more}) as server:
             yield server
 
 

@@ -17,7 +17,7 @@ from dshealthd.agent.probes import Probes
 from dshealthd.agent.systemd import ServiceManager, status_line
 from dshealthd.collection.scheduler import Scheduler
 from dshealthd.config import config as configuration
-from dshealthd.core import background, garbage, state_file, state_writer
+from dshealthd.core import background, garbage, state_file, state_writer, timing
 from dshealthd.core.child import ErrorPipe, cause
 from dshealthd.core.collector import News
 from dshealthd.core.documents import LeftOut
@@ -331,7 +331,7 @@ class Agent:
 
 async def _keep_freeing(cycles: garbage.Cycles) -> None:
     while True:
-        await asyncio.sleep(garbage.EVERY)
+        await timing.sleep_until_due(garbage.EVERY)
         cycles.free()
 
 

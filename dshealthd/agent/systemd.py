@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import socket
@@ -10,6 +9,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from dshealthd.core import timing
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.text import plural
 
@@ -86,14 +86,14 @@ class ServiceManager:
             if self.watchdog is not None:
                 self._send("WATCHDOG=1")
             self._flush()
-            await asyncio.sleep(self._period)
+            await timing.sleep_until_due(self._period)
 
     async def keep_status(self, status: Callable[[], str]) -> None:
         """Keep the status line up to date, forever."""
         while True:
             if self._socket is not None:
                 self.set_status(status())
-            await asyncio.sleep(self._period)
+            await timing.sleep_until_due(self._period)
 
     @property
     def _period(self) -> float:

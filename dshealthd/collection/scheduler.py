@@ -20,6 +20,7 @@ from dshealthd.core import background, state_file, state_writer
 from dshealthd.core.collector import Collector, CollectorOptions, Context, News
 from dshealthd.core.options import encode
 from dshealthd.core.result import attempt, not_available
+from dshealthd.core.timing import next_due
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,6 +42,10 @@ SLACK = 0.01
 
 A timer may fire slightly early, and collectors that are nearly due join those that are due.
 """
+RESTING = 5.0
+"""Least seconds between two collections of a source that is absent, or has nothing new to read: one
+with an interval below need not wake the agent more often than all others do.
+"""
 WAKE_SPACING = 5.0
 """Least seconds between two collections of a collector that are caused by news.
 
@@ -55,6 +60,8 @@ class _Member:
     kind: type[Collector]
     options: CollectorOptions
     due: float
+    collected: float = -math.inf
+    """Time of the last collection."""
     extra: float = math.inf
     """Time of an extra collection because of news."""
     woken: float = -math.inf
@@ -115,9 +122,15 @@ class _WorkerGroup:
             # Counted from the last planned time, so that a flood of news plans only one.
             extra = max(now, member.woken + WAKE_SPACING)
             if extra < member.next:
-                member.extra = member.woken = extra
-                if self._alarm is not None:
-                    _ring(self._alarm)
+                member.woken = extra
+                self.plan(member, extra)
+
+    def plan(self, member: _Member, extra: float) -> None:
+        """Collect at this time too, unless a collection is due by then."""
+        if extra < member.next:
+            member.extra = extra
+            if self._alarm is not None:
+                _ring(self._alarm)
 
     async def once(self) -> None:
         """Collect everything in this group that is due now."""
@@ -128,14 +141,14 @@ class _WorkerGroup:
         for name in due:
             member = self.members[name]
             member.extra = math.inf
+            member.collected = now
             heard |= member.heard
             member.heard.clear()
-            # Keep the schedule's phase. After a pause (a stopped process, a suspended machine) do
-            # not catch up.
+            # After a pause (a stopped process, a suspended machine) do not catch up.
             if member.due <= now + SLACK:
-                interval = member.options.interval
-                member.due += interval * (1 + max(0.0, now - member.due) // interval)
+                member.due = next_due(now, member.options.interval)
             if (absence := self._absence(member)) is not None:
+                self._rest(member)
                 self._snapshot.put(name, not_available(absence))
             else:
                 present.append(name)
@@ -143,6 +156,11 @@ class _WorkerGroup:
             await self.collect(present, frozenset(heard))
         elif due:
             await self.rest()
+
+    def _rest(self, member: _Member) -> None:
+        """Do not collect before RESTING is over, unless something wakes the member."""
+        interval = max(member.options.interval, RESTING)
+        member.due = next_due(self._context.monotonic(), interval)
 
     def _absence(self, member: _Member) -> str | None:
         """Return why a collector has no source on this machine.
@@ -184,6 +202,8 @@ class _Inside(_WorkerGroup):
         self.collectors = {
             name: member.kind(member.options, context) for name, member in members.items()
         }
+        self._watched: dict[str, int] = {}
+        """Descriptors that announce what is new, by collector."""
 
     async def collect(self, names: list[str], heard: frozenset[tuple[News, str]]) -> None:
         self._context.sweep += 1
@@ -191,10 +211,35 @@ class _Inside(_WorkerGroup):
         for number, name in enumerate(names):
             if number:
                 await asyncio.sleep(0)  # a scrape may come between two collectors
+            self._unwatch(name)  # it may close its descriptor, which others may get
             self._snapshot.put(name, attempt(self.collectors[name], self._context.monotonic))
+            self._watch(name)
+
+    def _watch(self, name: str) -> None:
+        """Let a collector rest until its descriptor is readable, if it has one."""
+        descriptor = self.collectors[name].descriptor
+        if descriptor is None:
+            return
+        try:
+            asyncio.get_running_loop().add_reader(descriptor, self._readable, name)
+        except PermissionError:  # a regular file, which is always readable
+            return
+        self._watched[name] = descriptor
+        self._rest(self.members[name])
+
+    def _unwatch(self, name: str) -> None:
+        if (descriptor := self._watched.pop(name, None)) is not None:
+            asyncio.get_running_loop().remove_reader(descriptor)
+
+    def _readable(self, name: str) -> None:
+        self._unwatch(name)
+        member = self.members[name]
+        due = member.collected + member.options.interval
+        self.plan(member, max(due, self._context.monotonic()))
 
     async def close(self) -> None:
-        for collector in self.collectors.values():
+        for name, collector in self.collectors.items():
+            self._unwatch(name)
             collector.close()
         for name in await state_writer.settled(STATE_DEADLINE):
             log.warning("%s: state not saved: the disk hangs", name)
@@ -259,7 +304,8 @@ class Scheduler:
         wanted: dict[str | None, dict[str, CollectorOptions]] = {}
         for name, options in config.collectors.items():
             if options.enabled:
-                self._snapshot.expect(name, STALE_INTERVALS * options.interval + options.deadline)
+                interval = max(options.interval, RESTING)
+                self._snapshot.expect(name, STALE_INTERVALS * interval + options.deadline)
                 where = registry.all_collectors()[name].runs_in(options)
                 wanted.setdefault(where, {})[name] = options
             else:

@@ -121,7 +121,9 @@ _VERSION = 1
 class KernelLogOptions(CollectorOptions):
     """How much of the log one collection reads, and how often the position is saved."""
 
-    interval: Duration = option("1s", "Time from one sample to the next.", minimum="100ms")
+    interval: Duration = option(
+        "1s", "Least time from one read of new lines to the next.", minimum="100ms"
+    )
     read_time: Duration = option(
         "20ms",
         "How long one collection may read; the next one reads the rest.",
@@ -214,6 +216,11 @@ class KernelLog(Collector):
             yield self._fault
         if failure is not None:
             raise failure
+
+    @property
+    def descriptor(self) -> int | None:
+        """The kernel log's own, so that new lines are read at once."""
+        return self._reader.descriptor if isinstance(self._reader, KernelLogReader) else None
 
     def close(self) -> None:
         """Start saving the position in the kernel log, and close the log."""

@@ -418,5 +418,14 @@ class Collector(ABC):
     def collect(self) -> Iterator[Sample | Fault]:
         """Read the collector's source once."""
 
+    @property
+    def descriptor(self) -> int | None:
+        """A descriptor that is readable once there is something new to collect; None without one.
+
+        For collectors in the agent: while it is not readable, they are collected every
+        `scheduler.RESTING` seconds only. It may change with each collection.
+        """
+        return None
+
     def close(self) -> None:  # noqa: B027 - most collectors hold nothing
         """Release what the collector holds open."""

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 EVERY = 60.0
 """Seconds between two searches for cycles."""
+_EARLY = 0.5
+"""Seconds by which a search may be early: timers are not exact."""
 _NEW_OBJECTS = 10_000
 """Surplus of created over freed objects that triggers a search in between.
 
@@ -39,7 +41,7 @@ class Cycles:
 
     def free(self) -> None:
         """Free all cycles among new objects, if the last search was a minute ago."""
-        if self._monotonic() - self._freed >= EVERY:
+        if self._monotonic() - self._freed >= EVERY - _EARLY:
             self._free()
 
     def _free(self) -> None:

@@ -1,5 +1,5 @@
 """Time in the event loop: deadlines that do not blame others for the agent's own delay,
-calls at a fixed interval, and the wait before a retry.
+calls at a fixed interval on a common grid, and the wait before a retry.
 
 After an agent was stopped, or a machine suspended, the timeout and the data that has arrived in the
 meantime are seen at once. `asyncio.timeout` then times out, whichever came first.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,22 @@ async def happens(event: asyncio.Event, seconds: float | None) -> bool:
     return event.is_set()
 
 
+def next_due(now: float, interval: float) -> float:
+    """Return when something that happened `now` is due again: at a multiple of `interval`, half an
+    interval to one and a half from now.
+
+    What has the same interval, or a multiple of it, is due at the same moments, whenever it
+    started: each wake-up finds cold caches, so one for all costs a fraction of one for each.
+    """
+    return math.ceil(now / interval + 0.5) * interval
+
+
+async def sleep_until_due(interval: float) -> None:
+    """Sleep until something that happened now is due again."""
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(next_due(loop.time(), interval) - loop.time())
+
+
 @dataclass(frozen=True)
 class Backoff:
     """Waits between retries in seconds, doubled up to a limit."""
@@ -63,7 +80,7 @@ class Periodic:
     def __init__(self, function: Callable[[], object], interval: float) -> None:
         """Start in the running loop; `interval` is the time between calls in seconds."""
         self._function = function
-        self._interval = interval
+        self.interval = interval
         self._loop = asyncio.get_running_loop()
         self.failed = False
         """Whether the last call failed by a defect; the log has the traceback."""
@@ -75,7 +92,7 @@ class Periodic:
 
     def _turn(self) -> None:
         # Schedule the next call first, so that a defect, which the loop logs, costs only one call.
-        self._timer = self._loop.call_later(self._interval, self._turn)
+        self._timer = self._loop.call_at(next_due(self._loop.time(), self.interval), self._turn)
         self.failed = True
         self._function()
         self.failed = False

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+RESTING = 5.0
+"""Least seconds between two looks at ranks while there is none."""
 ADOPTION = 15.0
 """Seconds between two looks for pages of processes that have not connected."""
 SAVE_DEADLINE = 2.0
@@ -188,7 +190,13 @@ class Jobs:
                 self._reception.receiver.adopt(*process)
 
     def _look(self) -> None:
-        if self._reception is None or self._detector is None or not self._receiving():
+        if self._reception is None or self._detector is None or self._hang_options is None:
+            return
+        if self._looking is not None:
+            ranks = self._reception.receiver.connections or self._detector.jobs
+            interval = self._hang_options.interval
+            self._looking.interval = interval if ranks else max(interval, RESTING)
+        if not self._receiving():
             return
         self._detector.check(self._reception.ranks())
         for job in self._suspicions.due(self._detector.jobs, self._clocks["monotonic"]()):

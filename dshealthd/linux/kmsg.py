@@ -132,6 +132,11 @@ class KernelLogReader:
             if not count % CLOCK_EVERY and self._monotonic() >= until:
                 return
 
+    @property
+    def descriptor(self) -> int | None:
+        """The descriptor of `/dev/kmsg`, readable while it has new records; None if not open."""
+        return self._descriptor if self._descriptor >= 0 else None
+
     def behind(self) -> bool:
         """Return whether all of `/dev/kmsg` was read and ends before the position.
 

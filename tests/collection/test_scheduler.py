@@ -5,11 +5,12 @@ moves.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from dshealthd.collection.scheduler import Scheduler, _Inside, _Member
+from dshealthd.collection.scheduler import RESTING, WAKE_SPACING, Scheduler, _Inside, _Member
 from dshealthd.config import config, registry
 from dshealthd.core.collector import Collector, CollectorOptions, Context, News, NotAvailable, gauge
 from dshealthd.core.host import Host
@@ -20,6 +21,7 @@ from tests.jobs.machines import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from dshealthd.core.collector import Fault, Sample
 
@@ -94,6 +96,75 @@ def test_a_pause_is_not_caught_up() -> None:
     asyncio.run(inside.once())
     assert count(snapshot) == 2
     assert inside.members["Counting"].due == 1065.0
+
+
+def test_groups_that_start_apart_are_due_together() -> None:
+    """Each wake-up finds cold caches, so all processes are woken at the same moments."""
+    first, _, clock = group(Counting)
+    asyncio.run(first.once())
+    clock.now += 2.4
+    second, _, later = group(Counting)
+    later.now = clock.now
+    asyncio.run(second.once())
+    assert first.members["Counting"].due == second.members["Counting"].due == 1005.0
+
+
+class Announced(Counting):
+    """Has a descriptor that says when there is something new."""
+
+    pipe: ClassVar[tuple[int, int]]
+
+    @property
+    def descriptor(self) -> int:
+        """The pipe's end."""
+        return self.pipe[0]
+
+
+async def test_a_source_that_announces_what_is_new_is_not_polled() -> None:
+    """Then it is collected at once, but no more often than its interval says."""
+    Announced.pipe = os.pipe()
+    try:
+        inside, snapshot, clock = group(Announced)
+        member = inside.members["Announced"]
+        member.options = CollectorOptions(interval=Duration(1))
+        await inside.once()
+        assert member.next == clock.now + RESTING
+        clock.now += 0.25
+        os.write(Announced.pipe[1], b"new")
+        while member.next == 1000 + RESTING:
+            await asyncio.sleep(0)
+        assert member.next == 1001.0  # a quarter of a second after it was collected
+        clock.now = 1003.0
+        await inside.once()
+        assert asked(snapshot, "Announced") == 2
+        assert member.due == 1010.0  # the next on the grid
+        clock.now = 1004.5
+        while member.next == 1010.0:
+            await asyncio.sleep(0)
+        assert member.next == 1004.5  # more than an interval later
+        await inside.close()
+    finally:
+        for end in Announced.pipe:
+            os.close(end)
+
+
+async def test_a_file_that_cannot_announce_is_polled(tmp_path: Path) -> None:
+    """As a kernel log in a test is."""
+    file = (tmp_path / "log").open("wb")
+    with file:
+        Announced.pipe = file.fileno(), -1
+        inside, _, _ = group(Announced)
+        inside.members["Announced"].options = CollectorOptions(interval=Duration(1))
+        await inside.once()
+        assert inside.members["Announced"].next == 1001.0
+
+
+def test_what_is_absent_is_not_asked_for_every_second() -> None:
+    """An interval below that of all others would wake the agent for nothing."""
+    inside, _, clock = group(Missing)
+    inside.members["Missing"].options = CollectorOptions(interval=Duration(1))
+    asyncio.run(inside.once())
+    assert inside.members["Missing"].next == clock.now + RESTING
 
 
 class Listening(Counting):

@@ -17,7 +17,7 @@ import pytest
 
 import dshealthd
 from dshealthd.core import background, child
-from dshealthd.core.timing import happens, time_limit
+from dshealthd.core.timing import happens, next_due, time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -34,6 +34,17 @@ async def stopped_during(waiting: Coroutine[None, None, T], happening: threading
     assert happening.wait(60.0)
     time.sleep(2 * SECONDS)  # as SIGSTOP, or a machine that is suspended, would
     return await task
+
+
+def test_intervals_share_a_grid() -> None:
+    """What is due every 5 s and what is due every 15 s is due at once; half an interval at least
+    and one and a half at most lie between.
+    """
+    assert next_due(1000.0, 5.0) == 1005.0
+    assert next_due(1000.0, 15.0) == 1020.0  # 1005 is nearer than half of it
+    assert next_due(1002.5, 5.0) == 1005.0
+    assert next_due(1002.6, 5.0) == 1010.0
+    assert next_due(1004.999, 5.0) == next_due(1005.1, 5.0) == 1010.0
 
 
 def test_an_event_that_came_with_the_end_of_its_time_has_happened() -> None:

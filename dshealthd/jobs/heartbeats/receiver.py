@@ -5,7 +5,7 @@ Every user may connect to its socket, and none can use it to harm others.
 A sender hands over a memory page (`dshealthd.training.page`) once. The kernel says which process
 did, which must be the one that connected; its job and rank come from `/proc`. From then on the page
 is read periodically, a few times a second. So being read costs a job nothing, and no sender
-controls when the agent works.
+controls when the agent works; without one, it sleeps until the first connects.
 
 No connection is received from or closed in the agent's loop, because another user's descriptors may
 be in it (`take_page`). Connections and threads are limited, per user and in total.
@@ -92,6 +92,7 @@ class Receiver:
         self._users: Counter[int] = Counter()
         self._places = MAX_SENDERS
         self._timer: asyncio.TimerHandle | None = None
+        """The next turn; None while the listener's first connection is awaited."""
         self._blocking_tasks: BlockingTasks | None = None
         self._closer = Closer()
         self._owners: dict[str, int | None] = {}
@@ -135,6 +136,8 @@ class Receiver:
         listener, self._listener = self._listener, None
         if listener is None:
             return
+        if self._loop is not None:
+            self._loop.remove_reader(listener)
         if self._place == place(self.path):
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
@@ -170,6 +173,7 @@ class Receiver:
         sender.kept = kept
         self._users[user] += 1
         self._senders[connection.fileno()] = sender
+        self._wake()
         self._blocking_tasks.run(
             user,
             functools.partial(_adopt, self._host, sender, start),
@@ -211,20 +215,33 @@ class Receiver:
         for connection, events in self._poll.poll(0):
             self._attend(self._blocking_tasks, self._senders[connection], events)
         self._end_silent()
-        self._accept(self._listener)  # after ended connections have made room
+        all_accepted = self._accept(self._listener)  # after ended connections have made room
         self._closer.turn()
         for sender in list(self._senders.values()):
             if sender.page is not None:
                 self._read(sender, sender.page)
+        if all_accepted and not (self._senders or self._closer or self._blocking_tasks):
+            self._timer.cancel()
+            self._timer = None
+            self._loop.add_reader(self._listener, self._wake)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _wake(self) -> None:
+        """Turn from now on, if nothing was left to do."""
+        if self._timer is None and self._loop is not None and self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._timer = self._loop.call_later(0.0, self._turn)
+
+    def _accept(self, listener: socket.socket) -> bool:
+        """Accept connections that wait; return whether none is left."""
         for _ in range(CONNECTIONS):
             if len(self._closer) >= MAX_CLOSING:
-                return
+                return False
             try:
                 connection, _ = listener.accept()
-            except OSError:  # none waits, or there is no descriptor for it and it keeps waiting
-                return
+            except BlockingIOError:
+                return True
+            except OSError:  # there is no descriptor for it, and it keeps waiting
+                return False
             connection.settimeout(0.0)
             # A connected socket can be passed on: the kernel must say who sends the page as well.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -239,6 +256,7 @@ class Receiver:
             now = self._monotonic()
             self._senders[connection.fileno()] = Sender(connection, pid, user, now, now, now)
             self._poll.register(connection, select.POLLIN)
+        return False
 
     def _has_place(self, user: int) -> bool:
         """Return whether a user may have one more connection; make room if another user has more.
@@ -352,6 +370,7 @@ class Receiver:
         """Drop a sender; if it is still alive, it may connect again."""
         self._forget(sender)
         self._closer.put(sender.connection.detach())
+        self._wake()
 
     def _forget(self, sender: Sender) -> None:
         del self._senders[sender.connection.fileno()]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -112,6 +113,52 @@ async def test_sender_is_who_proc_says(path: Path) -> None:
             sender.tell(beat(8))
             await until(lambda: shown(receiver)[process.job, 3] == 8)
         await until(lambda: not shown(receiver))
+
+
+async def test_it_sleeps_without_a_sender(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is polled before the first sender and after the last, and the next one is heard."""
+    turns: list[float] = []
+    turn = Receiver._turn
+
+    def counted(self: Receiver) -> None:
+        turns.append(time.monotonic())
+        turn(self)
+
+    monkeypatch.setattr(Receiver, "_turn", counted)
+
+    async def asleep() -> bool:
+        before = len(turns)
+        await asyncio.sleep(2 * PERIOD)
+        return len(turns) == before
+
+    with receiving(path) as receiver:
+        for step in (7, 8):
+            assert await asleep()
+            with sending(path, TORCH) as sender:
+                sender.tell(beat(step))
+                await until(lambda step=step: step in shown(receiver).values())  # type: ignore[misc]
+                assert not await asleep()
+            await until(lambda: not receiver.connections)
+            while receiver._timer is not None:  # until what it left is closed
+                await asyncio.sleep(PERIOD)
+
+
+async def test_it_waits_for_a_descriptor(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that cannot be accepted yet is retried, without keeping the loop busy."""
+    failures: list[float] = []
+
+    def accept(self: socket.socket) -> tuple[socket.socket, object]:
+        if len(failures) < TORN and self.type == socket.SOCK_SEQPACKET:
+            failures.append(time.monotonic())
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(self)
+
+    real = socket.socket.accept
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    with receiving(path) as receiver, sending(path, TORCH) as sender:
+        sender.tell(beat(7))
+        await until(lambda: shown(receiver))
+        assert failures[-1] - failures[0] >= (TORN - 1) * PERIOD * 0.9
 
 
 async def test_sender_without_a_job(path: Path) -> None:
