@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shlex
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -21,6 +23,9 @@ from dshealthd.core.options import Errors
 from dshealthd.symptoms import all_symptoms
 from generate import reference
 from tests import yaml_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
 
 ROOT = Path(__file__).parents[1]
 GENERATED = {"metrics.md", "runbooks.md"}
@@ -74,11 +79,8 @@ def commands(path: Path) -> list[list[str]]:
     return found
 
 
-TYPED = [
-    pytest.param(words, id=f"{path.relative_to(ROOT)}: {' '.join(words)}")
-    for path in PAGES
-    for words in commands(path)
-]
+TYPED = [(path.relative_to(ROOT), words) for path in PAGES for words in commands(path)]
+TARGETS = re.search(r"^TARGETS = (.+)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
 
 
 def test_there_is_something_to_check() -> None:
@@ -87,38 +89,48 @@ def test_there_is_something_to_check() -> None:
     assert sum(len(blocks(path, "toml")) for path in PAGES) > 2
 
 
-@pytest.mark.parametrize("words", TYPED)
-def test_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
     """A command exists, with its flags and choices; placeholders stand for values."""
-    program, *rest = words
-    if program == "make":
-        targets = re.search(
-            r"^TARGETS = (.+)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE
-        )
-        assert targets is not None
-        assert {word for word in rest if "=" not in word} <= set(targets[1].split())
-        return
-    if program == "./dev":
-        assert re.search(
-            rf"^{re.escape(rest[0])}\)$", (ROOT / "dev").read_text("utf-8"), re.MULTILINE
-        )
-        return
-    words = [re.sub(r"[\[\]…]|\.\.\.", "", word) for word in rest]
+    checks = {"make": made, "./dev": chore, "dshealthd": lambda words: accepted(words, capsys)}
+    wrong = [(page, words) for page, words in TYPED if not checks[words[0]](words[1:])]
+    assert wrong == []
+
+
+def made(words: list[str]) -> bool:
+    """Tell whether the Makefile has these targets."""
+    assert TARGETS is not None
+    return {word for word in words if "=" not in word} <= set(TARGETS[1].split())
+
+
+def chore(words: list[str]) -> bool:
+    """Tell whether ./dev has this chore."""
+    pattern = rf"^{re.escape(words[0])}\)$"
+    return re.search(pattern, (ROOT / "dev").read_text("utf-8"), re.MULTILINE) is not None
+
+
+@functools.cache
+def own_flags(command: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
+    """Return the flags of a command that has a parser of its own."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    assert ended.value.code == 0
+    return set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+
+
+def accepted(words: list[str], capsys: pytest.CaptureFixture[str]) -> bool:
+    """Tell whether `dshealthd` takes these words, or says that a placeholder is no value."""
+    words = [re.sub(r"[\[\]…]|\.\.\.", "", word) for word in words]
     words = [word for word in words if word not in {"", "OPTION", "FLAGS"}]
     if words in (["COMMAND", "--help"], ["--help"], ["--version"]):
-        return
-    if words[0] not in {command.name for command in COMMANDS}:  # it has a parser of its own
-        with pytest.raises(SystemExit) as ended:
-            cli.main([words[0], "--help"])
-        assert ended.value.code == 0
+        return True
+    if words[0] not in {command.name for command in COMMANDS}:
         words = words[: words.index("--")] if "--" in words else words  # another program's follow
-        known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
-        return
+        flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+        return flags <= own_flags(words[0], capsys)
     if not refused(words):
-        return
+        return True
     said = capsys.readouterr().err
-    assert re.search(r"the following arguments are required|unknown value [A-Z]", said), said
+    return bool(re.search(r"the following arguments are required|unknown value [A-Z]", said))
 
 
 def refused(words: list[str]) -> bool:
@@ -142,59 +154,45 @@ def test_reference_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
     assert reference.main(["--check", str(ROOT / "docs")]) == 0, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links(path: Path) -> None:
-    """A link to a file or heading of this repository leads somewhere."""
-    text = BLOCK.sub("", path.read_text("utf-8"))
-    for target in LINK.findall(text):
+def nowhere(path: Path) -> Iterator[str]:
+    """Yield the links of a page to files or headings that this repository does not have."""
+    for target in LINK.findall(BLOCK.sub("", path.read_text("utf-8"))):
         if re.match(r"https?:|mailto:", target):
             continue
         file, _, anchor = target.partition("#")
         place = (path.parent / file).resolve() if file else path
-        assert place.exists(), target
-        if anchor and place.suffix == ".md":
+        if not place.exists():
+            yield target
+        elif anchor and place.suffix == ".md":
             heads = re.findall(r"^#+ (.+)$", place.read_text("utf-8"), re.MULTILINE)
             slugs = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
-            assert anchor in slugs, target
+            if anchor not in slugs:
+                yield target
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_configurations(path: Path) -> None:
-    """Each piece of TOML is a configuration that the agent takes; each of Python compiles."""
-    for body in blocks(path, "toml"):
-        errors = Errors()
-        config.from_document(tomllib.loads(body), errors)
-        assert errors == []
-    for body in blocks(path, "python"):
-        ast.parse(body)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [path for path in PAGES if "ansible" not in path.parts],  # whose variables look like metrics
-    ids=lambda path: str(path.relative_to(ROOT)),
-)
-def test_metrics(path: Path) -> None:
-    """Each metric that a page names is one that the agent exports."""
-    known = reference.all_metrics()
+def unknown_metrics(path: Path) -> Iterator[str]:
+    """Yield the metrics that a page names and the agent does not export."""
+    if "ansible" in path.parts:  # whose variables look like metrics
+        return
+    known = reference.all_metrics().keys()
     for name in METRIC.findall(path.read_text("utf-8")):
         if name.endswith("_") or name in OTHERS:  # of a pattern such as dshealthd_gpu_*
             continue
         base = next((name.removesuffix(end) for end in SUFFIXES if name.endswith(end)), name)
-        assert {name, base} & set(known), name
+        if not {name, base} & known:
+            yield name
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_alerts(path: Path) -> None:
-    """Each alert that a page names is one that the rules have."""
+def unknown_alerts(path: Path) -> set[str]:
+    """Return the alerts that a page names and the rules do not have."""
     known = {entry.name for symptom in all_symptoms().values() for entry in symptom.entries}
     known.add("DshealthdUnfit")  # a policy of NVSentinel's
-    assert set(re.findall(r"\bDshealthd[A-Z]\w+", path.read_text("utf-8"))) <= known
+    return set(re.findall(r"\bDshealthd[A-Z]\w+", path.read_text("utf-8"))) - known
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_options(path: Path) -> None:
-    """Each option that a page names with its section is one that the configuration has."""
+@functools.cache
+def options() -> set[str]:
+    """Return the sections and options that the configuration has."""
     known = set()
     for line in (ROOT / "docs/dshealthd.toml").read_text("utf-8").splitlines():
         if head := re.fullmatch(r"\[([\w.]+)\]", line):
@@ -202,23 +200,51 @@ def test_options(path: Path) -> None:
             known.add(section)
         elif option := re.match(r"#?(\w+) =", line):
             known.add(f"{section}.{option[1]}")
-    tops = {name.partition(".")[0] for name in known}
+    return known
+
+
+def unknown_options(path: Path) -> Iterator[str]:
+    """Yield the options that a page names with their section and the configuration lacks."""
+    tops = {name.partition(".")[0] for name in options()}
     for name in re.findall(r"`([a-z]+(?:\.[a-z_]+)+)[` =]", path.read_text("utf-8")):
         top, _, last = name.partition(".")
-        if top in tops and last not in FILES:
-            assert name in known, name
+        if top in tops and last not in FILES and name not in options():
+            yield name
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_paths(path: Path) -> None:
-    """Each file of this repository that a page names exists, and each module that it runs."""
+def missing_files(path: Path) -> Iterator[str]:
+    """Yield the files of this repository that a page names, and the modules that it runs, which
+    there are not.
+    """
     text = path.read_text("utf-8")
     folders = "bench|deploy|docs|dshealthd|generate|grafana|systemd|tests"
     for name in re.findall(rf"`((?:{folders})/[\w./-]+)[`: ]", text):
-        assert (ROOT / name).exists() or name in FOREIGN or "SLUG" in name, name
+        if not ((ROOT / name).exists() or name in FOREIGN or "SLUG" in name):
+            yield name
     for name in re.findall(rf"python3? -m ((?:{folders})[\w.]*)", text):
         place = ROOT / name.replace(".", "/")
-        assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), name
+        if not (place.with_suffix(".py").exists() or (place / "__main__.py").exists()):
+            yield name
+
+
+@pytest.mark.parametrize(
+    "wrong", [nowhere, unknown_metrics, unknown_alerts, unknown_options, missing_files]
+)
+def test_names(wrong: Callable[[Path], Iterable[str]]) -> None:
+    """What a page names, there is."""
+    found = {str(path.relative_to(ROOT)): [*wrong(path)] for path in PAGES}
+    assert {page: names for page, names in found.items() if names} == {}
+
+
+def test_configurations() -> None:
+    """Each piece of TOML is a configuration that the agent takes; each of Python compiles."""
+    for path in PAGES:
+        for body in blocks(path, "toml"):
+            errors = Errors()
+            config.from_document(tomllib.loads(body), errors)
+            assert errors == [], path
+        for body in blocks(path, "python"):
+            ast.parse(body, str(path))
 
 
 def test_scrape_configuration(tmp_path: Path) -> None:

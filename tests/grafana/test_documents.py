@@ -31,12 +31,6 @@ from tests.symptoms.expression import selectors
 if TYPE_CHECKING:
     from pathlib import Path
 
-PANELS = [
-    pytest.param(uid, panel, id=f"{uid}-{panel['title']}")
-    for uid, document in documents().items()
-    for panel in panels(document)
-]
-QUERIES = [pytest.param(query, id=query.place) for query in queries()]
 RULE_LABELS = {
     *("alertname", "alertstate", "severity", "symptom", "kind", "part", "peer", "reason"),
     *("model", "software", "environment", "backend", "op", "size"),
@@ -200,69 +194,61 @@ def test_identity(uid: str) -> None:
         taken |= cells
 
 
-@pytest.mark.parametrize(("uid", "panel"), PANELS)
-def test_panel(uid: str, panel: dict[str, Any]) -> None:
+@pytest.mark.parametrize("uid", documents())
+def test_panels(uid: str) -> None:
     """A panel has a description, the variable data source, a unit, queries of their own names, and
     says so where nothing is known.
     """
-    assert panel["description"].endswith(".")
-    assert len(panel["description"]) > 20
-    assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-    assert panel["targets"]
-    assert max(Counter(target["refId"] for target in panel["targets"]).values()) == 1
-    defaults = panel["fieldConfig"]["defaults"]
-    if panel["type"] != "table":
-        assert defaults["unit"]
-    for target in panel["targets"]:
-        assert target["datasource"] == panel["datasource"]
-        assert target["instant"] is not target["range"]
-        assert target["instant"] is (panel["type"] in {"stat", "table"})
-        assert target["format"] == ("table" if panel["type"] == "table" else "time_series")
-        if panel["type"] in {"timeseries", "state-timeline"}:
-            assert target["legendFormat"] not in {"", "__auto"}
-    if panel["type"] in {"stat", "table"} and panel["title"] != "Nodes by severity":
-        assert defaults.get("noValue") is not None, f"{uid}: an empty number is not 0"
-    if panel["type"] == "stat":
-        assert panel["options"]["reduceOptions"]["calcs"] == ["lastNotNull"]
+    for panel in panels(documents()[uid]):
+        assert panel["description"].endswith("."), panel["title"]
+        assert len(panel["description"]) > 20
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert panel["targets"]
+        assert max(Counter(target["refId"] for target in panel["targets"]).values()) == 1
+        defaults = panel["fieldConfig"]["defaults"]
+        if panel["type"] != "table":
+            assert defaults["unit"]
+        for target in panel["targets"]:
+            assert target["datasource"] == panel["datasource"]
+            assert target["instant"] is not target["range"]
+            assert target["instant"] is (panel["type"] in {"stat", "table"})
+            assert target["format"] == ("table" if panel["type"] == "table" else "time_series")
+            if panel["type"] in {"timeseries", "state-timeline"}:
+                assert target["legendFormat"] not in {"", "__auto"}
+        if panel["type"] in {"stat", "table"} and panel["title"] != "Nodes by severity":
+            assert defaults.get("noValue") is not None, f"{uid}: an empty number is not 0"
+        if panel["type"] == "stat":
+            assert panel["options"]["reduceOptions"]["calcs"] == ["lastNotNull"]
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_query(query: Any) -> None:
+@pytest.mark.parametrize("uid", documents())
+def test_queries(uid: str) -> None:
     """A query parses; rates are taken over Grafana's own interval. Its selectors choose cluster,
-    scrape job and node; all names exist.
+    scrape job and node; all names exist. Labels by which it groups or joins are those of a metric
+    in it, of its targets, of alerts, or made by the query itself.
     """
-    expr = substituted(query.expr, variables())
-    assert not re.search(r"\b(?:rate|irate)\([^()]*\[(?!\$__rate_interval)", query.expr), (
-        "rate over a fixed window"
-    )
     declared, recorded = labels_of(), records()
-    for name, matched, _ in selectors(expr):
-        assert "cluster" in matched
-        if name in recorded:
-            assert matched <= {"cluster", "node", "peer", "training_job"}
-        elif name.startswith("ALERTS"):
-            assert matched <= RULE_LABELS | {"cluster", "node"}
-        else:
-            assert "job" in matched
-            assert matched <= declared[name] | TARGET_LABELS, (
-                f"{name} has no label {matched - declared[name] - TARGET_LABELS}"
-            )
-        if query.board == "dshealthd-node":
-            assert matched & {"node", "peer"}, f"{name} is of all nodes"
-
-
-@pytest.mark.parametrize("query", QUERIES)
-def test_labels_exist(query: Any) -> None:
-    """Labels that a query groups by or joins on are those of a metric in it, of its targets, of
-    alerts, or made by the query itself.
-    """
-    expr = substituted(query.expr, variables())
-    made = set(re.findall(r'"(\w+)"', expr))
-    used = [labels_of().get(selector.metric, RULE_LABELS) for selector in selectors(expr)]
-    known = made.union(TARGET_LABELS, *used)
-    for group in re.findall(r"\b(?:by|on|ignoring) \(([^()]*)\)", expr):
-        names = {name.strip() for name in group.split(",")} - {""}
-        assert names <= known, names - known
+    for query in (query for query in queries() if query.board == uid):
+        expr = substituted(query.expr, variables())
+        fixed = r"\b(?:rate|irate)\([^()]*\[(?!\$__rate_interval)"
+        assert not re.search(fixed, query.expr), f"{query.place}: rate over a fixed window"
+        known = TARGET_LABELS | set(re.findall(r'"(\w+)"', expr))
+        for name, matched, _ in selectors(expr):
+            known |= declared.get(name, RULE_LABELS)
+            assert "cluster" in matched, query.place
+            if name in recorded:
+                allowed = {"cluster", "node", "peer", "training_job"}
+            elif name.startswith("ALERTS"):
+                allowed = RULE_LABELS | {"cluster", "node"}
+            else:
+                assert "job" in matched, query.place
+                allowed = declared[name] | TARGET_LABELS
+            assert matched <= allowed, f"{query.place}: {name} has no label {matched - allowed}"
+            if uid == "dshealthd-node":
+                assert matched & {"node", "peer"}, f"{query.place}: {name} is of all nodes"
+        for group in re.findall(r"\b(?:by|on|ignoring) \(([^()]*)\)", expr):
+            names = {name.strip() for name in group.split(",")} - {""}
+            assert names <= known, f"{query.place}: {names - known}"
 
 
 def test_links() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -65,21 +66,21 @@ def event(line: str) -> str | None:
     return None if found is None else found.name
 
 
-@pytest.mark.parametrize(("line", "pci", "code"), XIDS)
-def test_xid(line: str, pci: str, code: int) -> None:
+def test_xid() -> None:
     """An Xid is told with its GPU's address as sysfs writes it, on a MIG instance too."""
-    found = lines.xid(line)
-    assert found is not None
-    assert (found.pci_bus_id, found.code) == (pci, code)
+    for line, pci, code in XIDS:
+        found = lines.xid(line)
+        assert found is not None, line
+        assert (found.pci_bus_id, found.code) == (pci, code)
 
 
-@pytest.mark.parametrize("line", SPOOFED_XIDS)
-def test_spoofed_xid(line: str) -> None:
+def test_spoofed_xid() -> None:
     """FAULT 20: what a process name or a string of a user made look like an Xid is none, and no
     other event.
     """
-    assert lines.xid(line) is None
-    assert event(line) in {None, "allocation_failure", "nvidia_version_mismatch"}
+    for line in SPOOFED_XIDS:
+        assert lines.xid(line) is None
+        assert event(line) in {None, "allocation_failure", "nvidia_version_mismatch"}, line
 
 
 RECOVERY_ACTIONS = [
@@ -151,15 +152,10 @@ def test_sxid() -> None:
         assert lines.sxid(f"nvidia-nvswitch3: SXid (PCI:{rest}") is None
 
 
-@pytest.mark.parametrize(("name", "line"), EXAMPLES)
-def test_event(name: str, line: str) -> None:
+def test_events() -> None:
     """Each event is recognized in the form that the kernel prints, and no other line is one."""
-    assert event(line) == (None if name == "-" else name)
-
-
-def test_every_event_has_an_example() -> None:
-    """No event is without a test."""
     assert {name for name, _ in EXAMPLES} == {"-", *lines.EVENTS}
+    assert [(event(line) or "-", line) for _, line in EXAMPLES] == list(map(tuple, EXAMPLES))
 
 
 def comm(line: str) -> str:
@@ -167,15 +163,15 @@ def comm(line: str) -> str:
     return line[:15]
 
 
-@pytest.mark.parametrize("rest", AFTER_A_NAME)
-def test_process_named_like_a_fault(rest: str) -> None:
+def test_process_named_like_a_fault() -> None:
     """FAULT 20: no process can be called so that a line that begins with its name is taken for a
     fault.
     """
     examples = [line for name, line in EXAMPLES if name not in {"-", "allocation_failure"}]
-    for line in [*examples, "EDAC MC0: 1 CE ", "Oops: 0002 [#1]", *(line for line, _, _ in XIDS)]:
+    examples += ["EDAC MC0: 1 CE ", "Oops: 0002 [#1]", *(line for line, _, _ in XIDS)]
+    for line, rest in itertools.product(examples, AFTER_A_NAME):
         assert lines.xid(comm(line) + rest) is None
-        assert event(comm(line) + rest) in {None, "allocation_failure"}
+        assert event(comm(line) + rest) in {None, "allocation_failure"}, line
 
 
 @given(st.text())

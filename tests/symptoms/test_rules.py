@@ -196,10 +196,9 @@ def reads_of_own_group(group: dict[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group["name"])
-def test_no_rule_reads_its_own_group(group: dict[str, Any]) -> None:
+def test_no_rule_reads_its_own_group() -> None:
     """What a rule reads, another group has recorded, whichever ruler evaluates them."""
-    assert reads_of_own_group(group) == []
+    assert [found for group in GROUPS for found in reads_of_own_group(group)] == []
 
 
 @pytest.mark.parametrize(
@@ -229,41 +228,36 @@ NOT_PORTABLE = re.compile(r"\b(changes|delta|idelta)\(|\bNaN\b")
 MATCHES_NAMES = re.compile(r"\b(?:on|ignoring) \([^)]*__name__")
 
 
-@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group["name"])
-def test_rules_are_portable(group: dict[str, Any]) -> None:
+def test_rules_are_portable() -> None:
     """No rule counts changes of a series that may have just begun, makes NaN or matches names."""
-    for rule in group["rules"]:
-        assert not NOT_PORTABLE.search(rule["expr"])
-        assert not MATCHES_NAMES.search(rule["expr"])
+    for rule in (rule for group in GROUPS for rule in group["rules"]):
+        assert not NOT_PORTABLE.search(rule["expr"]), rule
+        assert not MATCHES_NAMES.search(rule["expr"]), rule
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [rule for _, rule in rule_groups()],
-    ids=lambda rule: rule.get("record") or rule["alert"],
-)
-def test_rules_name_no_scrape_job(rule: dict[str, Any]) -> None:
+def test_rules_name_no_scrape_job() -> None:
     """A scrape job may have any name: agents are selected by the label that the job gives them."""
-    description = rule.get("annotations", {}).get("description", "")
-    for text in (rule["expr"], *QUERY.findall(description)):
-        for name, labels, _ in selectors(text):
-            assert "job" not in labels
-            assert name not in OF_TARGET or "exporter" in labels, name
+    for _, rule in rule_groups():
+        description = rule.get("annotations", {}).get("description", "")
+        for text in (rule["expr"], *QUERY.findall(description)):
+            for name, labels, _ in selectors(text):
+                assert "job" not in labels, rule
+                assert name not in OF_TARGET or "exporter" in labels, rule
 
 
-@pytest.mark.parametrize("name", ALERTS)
-def test_every_alert_is_tested(name: str) -> None:
+def test_every_alert_is_tested() -> None:
     """Each alert has a scene in which it fires and later clears, and one in which it never fires.
 
     The Watchdog always does.
     """
-    found = [[expected for expected in scene if expected.alert == name] for scene in SCENES]
-    assert any(expected.fires for scene in found for expected in scene), f"no scene of {name} fires"
-    if name != "DshealthdWatchdog":
-        assert any(_clears(scene) for scene in found), f"no scene of {name} clears"
-        assert any(scene and not any(expected.fires for expected in scene) for scene in found), (
-            f"no scene of {name} stays quiet"
-        )
+    for name in ALERTS:
+        found = [[expected for expected in scene if expected.alert == name] for scene in SCENES]
+        fires = [any(expected.fires for expected in scene) for scene in found]
+        assert any(fires), f"no scene of {name} fires"
+        if name != "DshealthdWatchdog":
+            assert any(map(_clears, found)), f"no scene of {name} clears"
+            quiet = (scene for scene, fired in zip(found, fires, strict=True) if not fired)
+            assert any(quiet), f"no scene of {name} stays quiet"
 
 
 def _clears(scene: list[Expectation]) -> bool:
@@ -294,22 +288,20 @@ def test_every_row_has_its_symptom() -> None:
     ) == Counter(ROWS)
 
 
-@pytest.mark.parametrize("slug", all_symptoms())
-def test_means_are_kept(slug: str) -> None:
+def test_means_are_kept() -> None:
     """A symptom that is to be alerted has an alert of its own or another's; one that is not has
     none.
     """
-    symptom = all_symptoms()[slug]
-    assert set(symptom.covered_by) <= all_symptoms().keys()
-    covered = any(all_symptoms()[other].entries for other in symptom.covered_by)
-    if "alert" in symptom.means:
-        assert symptom.entries or covered
-    else:
-        assert not symptom.entries
+    for slug, symptom in all_symptoms().items():
+        assert set(symptom.covered_by) <= all_symptoms().keys()
+        covered = any(all_symptoms()[other].entries for other in symptom.covered_by)
+        if "alert" in symptom.means:
+            assert symptom.entries or covered, slug
+        else:
+            assert not symptom.entries, slug
 
 
-@pytest.mark.parametrize("reason", sorted({*Culprit} - {Culprit.TRACED}))  # which is no page
-def test_problems_of_ranks_have_one_wording(reason: Culprit) -> None:
+def test_problems_of_ranks_have_one_wording() -> None:
     """The page to the phone words the problem of a rank as page, commands and evidence do, and both
     know its first step.
     """
@@ -317,8 +309,9 @@ def test_problems_of_ranks_have_one_wording(reason: Culprit) -> None:
         found for found in all_symptoms()["training-hang"].findings if found.page == "always"
     )
     assert finding.rule is not None
-    assert reason.words in finding.rule.description
-    assert reason in finding.steps
+    for reason in {*Culprit} - {Culprit.TRACED}:  # which is no page
+        assert reason.words in finding.rule.description
+        assert reason in finding.steps
 
 
 def test_pages_that_stand_for_jobs_name_them() -> None:
@@ -342,28 +335,18 @@ def test_pages_that_stand_for_jobs_name_them() -> None:
     assert all(found.values()), found
 
 
-@pytest.mark.parametrize("slug", all_symptoms())
-def test_every_metric_exists(slug: str) -> None:
-    """What an alert reads is exported or recorded, under labels that it has.
+def test_every_metric_exists() -> None:
+    """What an alert or a recording rule reads is exported or recorded, under labels that it has.
 
     What a runbook names is too.
     """
-    symptom = all_symptoms()[slug]
-    rules_of: list[Alert | FleetRule] = [*symptom.alerts]
-    rules_of += [each.rule for each in symptom.findings if each.rule]
-    for alert in rules_of:
-        assert wrong(alert.expr.replace("FINDING", 'finding="x"')) == []
-        assert [name for query in QUERY.findall(alert.description) for name in wrong(query)] == []
-    named = {name for text in symptom.sections.values() for name in NAMED.findall(text)}
+    read = [rule["expr"] for _, rule in rule_groups() if "record" in rule]
+    read += [alert.expr.replace("FINDING", 'finding="x"') for alert in ALERTS.values()]
+    read += [query for alert in ALERTS.values() for query in QUERY.findall(alert.description)]
+    assert [name for expression in read for name in wrong(expression)] == []
+    texts = (text for each in all_symptoms().values() for text in each.sections.values())
+    named = {name for text in texts for name in NAMED.findall(text)}
     assert {name for name in named if not exists(name)} == set()
-
-
-@pytest.mark.parametrize(
-    "rule", [rule for _, rule in rule_groups() if "record" in rule], ids=lambda rule: rule["record"]
-)
-def test_every_recorded_metric_exists(rule: dict[str, str]) -> None:
-    """What a recording rule reads is exported or recorded, under labels that it has."""
-    assert wrong(rule["expr"]) == []
 
 
 def test_wrong_names_are_noticed() -> None:
@@ -452,25 +435,26 @@ def exists(name: str) -> bool:
     return exported(name) is not None or name in RECORDED or name in OF_PROMETHEUS
 
 
-@pytest.mark.parametrize("name", ALERTS)
-def test_texts_do_not_repeat_thresholds(name: str) -> None:
+def test_texts_do_not_repeat_thresholds() -> None:
     """A threshold can be changed in its one file: what an alert says must not name the old
     figure.
     """
     text = RULES[0].read_text(encoding="utf-8")
     values = dict(re.findall(r"record: (\S+)\n +expr: vector\(([\d.e+-]+)\)", text))
-    alert = ALERTS[name]
-    said = alert.description.partition("First step")[0]
-    for threshold in set(re.findall(r"dshealthd:threshold:\w+", alert.expr)):
-        value = float(values[threshold])
-        written = {
-            *([f"{value:g}"] if value >= 3 else []),  # one and two are words of their own
-            *([f"{100 * value:g} %", f"{100 * value:g}%"] if value < 1 else []),
-            *([f"{value / 60:g} min"] if value >= 60 else []),
-            *([f"{value / 3600:g} h"] if value >= 3600 else []),
-        }
-        found = [one for one in written if re.search(rf"(?<![\w.]){re.escape(one)}(?![\w.])", said)]
-        assert found == [], f"{threshold} is said in words"
+    for name, alert in ALERTS.items():
+        said = alert.description.partition("First step")[0]
+        for threshold in set(re.findall(r"dshealthd:threshold:\w+", alert.expr)):
+            value = float(values[threshold])
+            written = {
+                *([f"{value:g}"] if value >= 3 else []),  # one and two are words of their own
+                *([f"{100 * value:g} %", f"{100 * value:g}%"] if value < 1 else []),
+                *([f"{value / 60:g} min"] if value >= 60 else []),
+                *([f"{value / 3600:g} h"] if value >= 3600 else []),
+            }
+            found = [
+                one for one in written if re.search(rf"(?<![\w.]){re.escape(one)}(?![\w.])", said)
+            ]
+            assert found == [], f"{name} says {threshold} in words"
 
 
 def test_every_step_of_an_alert_is_for_a_reason_that_it_has() -> None:

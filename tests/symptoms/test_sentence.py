@@ -71,8 +71,8 @@ def test_forms_are_those_of_prometheus() -> None:
     assert [text(sentence, LABELS, value) for sentence, value in cases] == theirs
 
 
-@pytest.mark.parametrize("form", [*FORMS, "line|lines"])
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1.7e308, -1.7e308, 5e-324])
-def test_any_figure_can_be_said(form: str, value: float) -> None:
+def test_any_figure_can_be_said() -> None:
     """A figure that is none leaves the finding there."""
-    assert text(f"{{value:{form}}}", {}, value)
+    for form in (*FORMS, "line|lines"):
+        for value in (math.inf, -math.inf, math.nan, 1.7e308, -1.7e308, 5e-324):
+            assert text(f"{{value:{form}}}", {}, value)
