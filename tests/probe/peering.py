@@ -23,7 +23,7 @@ from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.protocol import (
     Hello,
     PeerError,
-    Session,
+    PeerSession,
     framed,
     parse_challenge,
 )
@@ -206,14 +206,14 @@ class Raw:
         self.writer.write(frame)
         return await read_frame(self._reader)
 
-    async def begin(self, key: str = KEY, sender: str = "a", receiver: str = "b") -> Session:
+    async def begin(self, key: str = KEY, sender: str = "a", receiver: str = "b") -> PeerSession:
         """Exchange challenges, as a stranger can too, and return the session of a key."""
         hello = Hello(sender, receiver, CHALLENGE)
         challenge = parse_challenge(await self.ask(framed(bytes(hello))))
         assert challenge is not None
-        return Session(key.encode(), hello, challenge)
+        return PeerSession(key.encode(), hello, challenge)
 
-    async def call(self, session: Session, request: bytes) -> bytes:
+    async def call(self, session: PeerSession, request: bytes) -> bytes:
         """Return the verified answer to a signed request."""
         answer = session.verified("answer", await self.ask(session.sign("request", request)))
         assert answer is not None

@@ -26,8 +26,8 @@ from dshealthd.probe.peers.protocol import (
     FrameError,
     Hello,
     PeerError,
+    PeerSession,
     Rejection,
-    Session,
     TimeoutMeaning,
     framed,
     new_challenge,
@@ -159,7 +159,7 @@ class PeerClient:
                 challenge = parse_challenge(await _send(link, framed(bytes(hello)), on_timeout))
                 if challenge is None:
                     raise PeerError(Outcome.FAILED, "bad_answer")
-                link.session = Session(key, hello, challenge)
+                link.session = PeerSession(key, hello, challenge)
             frame = await _send(link, link.session.sign("request", request), on_timeout)
             content = link.session.verified("answer", frame)
             if content is None:

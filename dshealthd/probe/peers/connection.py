@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Coroutine
 
-    from dshealthd.probe.peers.protocol import Hello, Session
+    from dshealthd.probe.peers.protocol import Hello, PeerSession
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class PeerConnection(Connection):
         self.hello: Hello | None = None
         """What the caller claims; None before its first frame."""
         self.challenge = ""
-        self.session: Session | None = None
+        self.session: PeerSession | None = None
         """What requests and answers are signed with; None until one has proved who sent it."""
         self._serve = serve
         self._frames = Frames()
@@ -68,7 +68,7 @@ class PeerConnection(Connection):
         peer = None if self.transport is None else self.transport.get_extra_info("peername")
         return str(peer[0]) if peer else ""
 
-    def prove(self, session: Session) -> None:
+    def prove(self, session: PeerSession) -> None:
         """Record that a request has proved who is at the connection's other end."""
         self.session = session
         client = self._peer_gate.strangers.pop(self, None)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from dshealthd.core.timing import time_limit
 from dshealthd.probe.peers.protocol import (
     Hello,
+    PeerSession,
     Rejection,
-    Session,
     framed,
     new_challenge,
 )
@@ -90,7 +90,7 @@ class Guard:
         keys = await self._credentials.current()
         content = None
         if connection.session is None:
-            for session in (Session(key, hello, connection.challenge) for key in keys):
+            for session in (PeerSession(key, hello, connection.challenge) for key in keys):
                 content = session.verified("request", frame)
                 if content is not None:
                     connection.prove(session)

@@ -15,7 +15,7 @@ from dshealthd.core.garbage import free_transport
 from dshealthd.probe.peers.protocol import FrameError, Frames
 
 if TYPE_CHECKING:
-    from dshealthd.probe.peers.protocol import Session
+    from dshealthd.probe.peers.protocol import PeerSession
 
 _UNACKED = 24
 """Offset of tcpi_unacked in the kernel's struct tcp_info."""
@@ -25,7 +25,7 @@ class Link(asyncio.Protocol):
     """A connection; one request at a time."""
 
     def __init__(self) -> None:
-        self.session: Session | None = None
+        self.session: PeerSession | None = None
         """What its requests are signed with; None before the challenges are exchanged."""
         self.idle_since = 0.0
         self.broken = False

@@ -51,7 +51,7 @@ PART_SECONDS = Number(INSTANT, LONGEST_STEP)
 MAX_OWN_WORK = 16
 """Most of these in a job: four times of four roles."""
 MAX_VARIANCE = 1e3
-"""Of logarithms of what takes from an instant to the longest step: their range is 37, so none exceeds 350."""
+"""Of logarithms of what takes from an instant to the longest step, whose range is 37."""
 
 
 @dataclass(frozen=True, slots=True)

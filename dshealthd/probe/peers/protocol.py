@@ -153,7 +153,7 @@ def parse_challenge(frame: bytes) -> str | None:
     return text if _CHALLENGE.fullmatch(text) else None
 
 
-class Session:
+class PeerSession:
     """What both ends of a connection sign with."""
 
     def __init__(self, key: bytes, hello: Hello, challenge: str) -> None:

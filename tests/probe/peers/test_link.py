@@ -14,7 +14,7 @@ from dshealthd.probe.peers.protocol import (
     FrameError,
     Frames,
     Hello,
-    Session,
+    PeerSession,
     framed,
     parse_challenge,
 )
@@ -77,26 +77,26 @@ def test_any_bytes_are_a_claim_or_none(frame: bytes) -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        Session(KEY[::-1].encode(), HELLO, "0" * 32),
-        Session(KEY.encode(), HELLO, "1" * 32),
+        PeerSession(KEY[::-1].encode(), HELLO, "0" * 32),
+        PeerSession(KEY.encode(), HELLO, "1" * 32),
         *(
-            Session(KEY.encode(), HELLO._replace(**{field: value}), "0" * 32)
+            PeerSession(KEY.encode(), HELLO._replace(**{field: value}), "0" * 32)
             for field, value in (("sender", "c"), ("receiver", "c"), ("challenge", "d" * 32))
         ),
         # The fields tell each other apart that look the same side by side.
-        Session(KEY.encode(), Hello("a b", "", CHALLENGE), "0" * 32),
+        PeerSession(KEY.encode(), Hello("a b", "", CHALLENGE), "0" * 32),
     ],
 )
-def test_a_signature_counts_in_its_session_alone(other: Session) -> None:
+def test_a_signature_counts_in_its_session_alone(other: PeerSession) -> None:
     """Another key, name or challenge makes another session."""
-    frame = Session(KEY.encode(), HELLO, "0" * 32).sign("request", b"echo {}")[4:]
-    assert Session(KEY.encode(), HELLO, "0" * 32).verified("request", frame) == b"echo {}"
+    frame = PeerSession(KEY.encode(), HELLO, "0" * 32).sign("request", b"echo {}")[4:]
+    assert PeerSession(KEY.encode(), HELLO, "0" * 32).verified("request", frame) == b"echo {}"
     assert other.verified("request", frame) is None
 
 
 def test_a_signature_counts_once() -> None:
     """Neither a request again, nor an answer again, nor one as the other, nor another content."""
-    here, there = (Session(KEY.encode(), HELLO, "0" * 32) for _ in range(2))
+    here, there = (PeerSession(KEY.encode(), HELLO, "0" * 32) for _ in range(2))
     request = here.sign("request", b"echo")[4:]
     assert there.verified("answer", request) is None
     assert there.verified("request", request[:-1] + b"p") is None

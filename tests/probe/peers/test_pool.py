@@ -8,7 +8,7 @@ import pytest
 
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.pool import ConnectionPool
-from dshealthd.probe.peers.protocol import Hello, Session, TimeoutMeaning
+from dshealthd.probe.peers.protocol import Hello, PeerSession, TimeoutMeaning
 from dshealthd.probe.peers.resolver import Resolver
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 KEY = b"k" * 32
-SESSION = Session(KEY, Hello("a", "b", "c" * 32), "d" * 32)
+SESSION = PeerSession(KEY, Hello("a", "b", "c" * 32), "d" * 32)
 
 
 class Connected:
@@ -25,7 +25,7 @@ class Connected:
     def __init__(self) -> None:
         self.broken = False
         self.idle_since = 0.0
-        self.session: Session | None = SESSION
+        self.session: PeerSession | None = SESSION
 
     def usable(self) -> bool:
         """Tell whether it is still open."""
