@@ -3,8 +3,8 @@
 `python -m bench.bench_fleet --nodes 1000`. The servers are in a process of their own, each on an
 address of 127.0.0.0/8; what the agent that asks takes is measured in this one: seconds until all
 answers are there, CPU, and how much its memory grows. In a cluster the servers have a machine each;
-here they share one. "of aiohttp" is that CPU divided by what aiohttp's client takes, right after,
-for as many requests to the same servers, which are neither signed nor verified.
+here they share one. "of plain asyncio" is that CPU divided by what asyncio's streams take, right
+after, for a frame to each of the same servers and one back, neither signed nor verified.
 
 With `--realtime` (root) both processes preempt all other work for the second that it takes: the
 seconds are then those of a machine that does nothing else.
@@ -24,13 +24,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
-
 from dshealthd.fleet.view import AT_ONCE, Fleet
 from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.protocol import NONCE, PREFIX, RequestClaim
+from dshealthd.probe.peers.protocol import Hello, framed, new_challenge
 from dshealthd.probe.peers.server import PeerServer
 
 if TYPE_CHECKING:
@@ -103,25 +101,21 @@ def realtime(pids: tuple[int, ...]) -> Iterator[None]:
 
 
 async def yardstick(members: tuple[str, ...]) -> float:
-    """Return seconds of CPU that aiohttp takes to ask every other member twice, on one connection.
+    """Return seconds of CPU that plain asyncio takes to have a frame of every other member.
 
-    Two requests, as a signed one takes one for its nonce.
+    Without a signature, and so without an answer: the challenges are what a stranger gets too.
     """
     left = iter(members[1:])
 
-    async def work(session: aiohttp.ClientSession) -> None:
+    async def work() -> None:
         for name in left:
-            header = {"Authorization": str(RequestClaim(members[0], name))}
-            for _ in range(2):
-                url = f"http://{name}:{PORT}{PREFIX}{NONCE}"
-                async with session.post(url, headers=header) as response:
-                    assert response.status == 200
-                    await response.read()
+            reader, writer = await asyncio.open_connection(name, PORT, local_addr=(members[0], 0))
+            writer.write(framed(bytes(Hello(members[0], name, new_challenge()))))
+            await reader.readexactly(4 + 32)
+            writer.close()
 
     cpu = time.process_time()
-    connector = aiohttp.TCPConnector(limit=0, local_addr=(members[0], 0))
-    async with aiohttp.ClientSession(connector=connector) as session:
-        await asyncio.gather(*(work(session) for _ in range(AT_ONCE)))
+    await asyncio.gather(*(work() for _ in range(AT_ONCE)))
     return time.process_time() - cpu
 
 
@@ -154,7 +148,7 @@ async def look(members: tuple[str, ...], key: Path, preempting: tuple[int, ...])
         "page answers in ms": round(first * 1e3, 1),
         "all answers in s": round(seconds, 2),
         "CPU s": round(cpu, 2),
-        "of aiohttp": round(cpu / await yardstick(members), 2),
+        "of plain asyncio": round(cpu / await yardstick(members), 2),
         "document ms": round(made * 1e3, 1),
         "document KiB": len(body) >> 10,
         "memory grows MiB": round(grown / 2**20, 1),

@@ -1,5 +1,4 @@
-"""CPU and time of an authenticated call between two agents, on each side, with a shared key and
-with certificates.
+"""CPU and time of an authenticated call between two agents, on each side.
 
     python -m bench.bench_peer [--calls 3000]
 
@@ -27,7 +26,7 @@ from aiohttp import web
 from bench.processes import table
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.protocol import RequestClaim
+from dshealthd.probe.peers.guard import PeerLimits
 from dshealthd.probe.peers.server import PeerServer
 
 if TYPE_CHECKING:
@@ -43,53 +42,15 @@ class Members:
     names = ("a", "b")
 
 
-def options(directory: Path, kind: str, name: str) -> PeerOptions:
+def options(directory: Path) -> PeerOptions:
     """Return the options of a node."""
-    rate: dict[str, Any] = {
-        "listen_address": "127.0.0.1:0",
-        "calls_per_second": 1e9,
-        "burst": 10**9,
-    }
-    if kind == "key":
-        return PeerOptions(key_file=directory / "key", **rate)
-    rate |= {
-        "tls_cert_file": directory / f"{name}.pem",
-        "tls_key_file": directory / f"{name}.key",
-        "tls_ca_file": directory / "ca.pem",
-    }
-    return PeerOptions(**rate)
+    return PeerOptions(listen_address="127.0.0.1:0", key_file=directory / "key")
 
 
 def prepare(directory: Path) -> None:
-    """Make a key and certificates."""
+    """Make a key."""
     (directory / "key").write_text("0123456789abcdef" * 4, encoding="ascii")
     (directory / "key").chmod(0o600)
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-    openssl(
-        directory, "req", "-x509", *key, "-keyout", "ca.key", "-subj", "/CN=ca", "-out", "ca.pem"
-    )
-    for name in Members.names:
-        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-addext", f"subjectAltName=DNS:{name}")
-        openssl(
-            directory,
-            "req",
-            "-x509",
-            *key,
-            *signed,
-            "-keyout",
-            f"{name}.key",
-            "-subj",
-            f"/CN={name}",
-            "-out",
-            f"{name}.pem",
-        )
-
-
-def openssl(directory: Path, *arguments: str) -> None:
-    """Run openssl."""
-    subprocess.run(
-        ["openssl", *arguments], check=True, capture_output=True, cwd=directory, timeout=20
-    )
 
 
 def cpu(pid: int) -> float:
@@ -118,7 +79,8 @@ async def serve(directory: Path, kind: str) -> None:
         await ended.wait()
         server.close()
         return
-    peer = PeerServer(options(directory, kind, "b"), "b", lambda: Members.names, {"echo": echo})
+    limits = PeerLimits(calls_per_second=1e9, burst=10**9)
+    peer = PeerServer(options(directory), "b", lambda: Members.names, {"echo": echo}, limits=limits)
     await peer.start()
     print(peer.port, flush=True)
     await ended.wait()
@@ -150,20 +112,17 @@ async def measure(
     message = {"clock": 1.5, "payload": bytes(size)}
     if kind == "aiohttp":
         body = json.dumps({"clock": 1.5, "payload": "A" * (size * 4 // 3)}).encode()
-        headers = {
-            "Authorization": str(RequestClaim("a", "b", "0" * 64, "0" * 32, "0" * 64)),
-            "Content-Type": "application/json",
-        }
+        headers = {"Authorization": "0" * 160, "Content-Type": "application/json"}
         async with aiohttp.ClientSession(auto_decompress=False) as session:
 
             async def ask() -> None:
                 async with session.post(
-                    f"http://127.0.0.1:{port}/peer/v1/echo", data=body, headers=headers
+                    f"http://127.0.0.1:{port}/echo", data=body, headers=headers
                 ) as answer:
                     json.loads(await answer.read())
 
             return await timed(ask)
-    client = PeerClient(options(directory, kind, "a"), "a", lambda _: ("127.0.0.1", port))
+    client = PeerClient(options(directory), "a", lambda _: ("127.0.0.1", port))
     try:
         return await timed(lambda: client.call("b", "echo", message, 5.0))
     finally:
@@ -183,7 +142,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         prepare(directory)
-        for kind in ("key", "tls", "aiohttp"):
+        for kind in ("key", "aiohttp"):
             command = [sys.executable, "-m", "bench.bench_peer", "--serve", name, kind]
             with subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -17,7 +17,8 @@ PATIENT = 60.0
 """Seconds for what is to succeed, as this machine may have other work; it ends when it is done."""
 STARTS = (
     b"",
-    b"POST /peer/v1/echo HTTP/1.1\r\nHost: ",
+    b"POST / HTTP/1.1\r\nHost: ",
+    b"\0\0\0\x40dshealthd2 ",
     b"\x16\x03\x01\x02\x00\x01",
     os.urandom(200),
 )

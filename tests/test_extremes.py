@@ -359,18 +359,21 @@ def test_summary_of_a_member_costs_only_its_own_job() -> None:
             assert next(job for job in shown["jobs"] if job["job"] == "well") == expected
     # Two members that each keep to the bounds are divided by each other.
     for most, least in ((1e7, 1e-9), (1e-9, 1e7)):
-        work = {"role": "text", "rank": 1, "work_seconds": most, "usual_seconds": least}
-        odd = usual | {"jobs": [usual["jobs"][0] | {"work": [work]}]}
+        work = example(messages.OWN_WORK) | {"over": "30s", "slow": most, "usual": least}
+        odd = usual | {"jobs": [usual["jobs"][0] | {"own_work": [work]}]}
         assert len(fleet(schema.loads(json.dumps(odd).encode(), answer))["jobs"]) == 2
 
 
 @pytest.mark.parametrize(
     ("record", "field", "least", "most"),
     [
-        (messages.WORK, "work_seconds", 1e-9, 1e7),
-        (messages.WORK, "usual_seconds", 1e-9, 1e7),
-        (messages.WORK, "wait_seconds", 0.0, 1e7),
-        (messages.WORK, "rank", 0, 10**7),
+        (messages.OWN_WORK, "slow", 1e-9, 1e7),
+        (messages.OWN_WORK, "usual", 1e-9, 1e7),
+        (messages.OWN_WORK, "step_seconds", 1e-9, 1e7),
+        (messages.OWN_WORK, "between", 0.0, 1e3),
+        (messages.OWN_WORK, "within", 0.0, 1e3),
+        (messages.OWN_WORK, "ranks", 1, 10**5),
+        (messages.OWN_WORK, "rank", 0, 10**7),
         (messages.JOB, "world_size", 0, 10**7),
         (messages.JOB, "step", 0, 10**12),
         (messages.JOB, "step_highest", 0, 10**12),

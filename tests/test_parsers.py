@@ -136,9 +136,8 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("probe.members.own_name", "parse_fib_trie", LINES),
         ("probe.members.own_name", "parse_if_inet6", LINES),
         ("probe.members.membership", "parse_nodes", st.lists(TEXT)),
-        ("probe.peers.protocol", "parse_answer", TEXT),
-        ("probe.peers.link", "parse_head", BYTES),
-        ("probe.peers.secret_files", "parse_keys", BYTES),
+        ("probe.peers.key_file", "parse_keys", BYTES),
+        ("probe.peers.protocol", "parse_challenge", BYTES),
         ("training.message", "decode", BYTES),
         ("training.message", "newest", BYTES),
         ("web.hostnames", "parse_domains", LINES),
@@ -213,7 +212,6 @@ REFUSALS: dict[tuple[str, str], tuple[str, str]] = {
     ("probe.members.membership", "parse_hostfile"): ("probe.members.hostlist", "MembershipError"),
     ("probe.members.membership", "parse_nodes"): ("probe.members.hostlist", "MembershipError"),
     ("probe.members.topology", "parse"): ("probe.members.hostlist", "MembershipError"),
-    ("probe.peers.link", "parse_head"): ("probe.peers.link", "BadAnswer"),
     ("slurm.controller", "parse_nodes"): ("slurm.controller", "ControllerError"),
 }
 """Errors of their own, which their callers take."""

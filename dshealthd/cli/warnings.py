@@ -29,9 +29,6 @@ def of(config: Config) -> Iterator[str]:
         ("probe.members.hostfile", probe.members.hostfile),
         ("probe.members.topology", probe.members.topology),
         ("probe.peer.key_file", peer.key_file),
-        ("probe.peer.tls_cert_file", peer.tls_cert_file),
-        ("probe.peer.tls_key_file", peer.tls_key_file),
-        ("probe.peer.tls_ca_file", peer.tls_ca_file),
         ("slurm.conf_file", slurm.conf_file),
         ("slurm.bin_directory", slurm.bin_directory),
     ):

@@ -76,10 +76,13 @@ class Number(Plain):
 
     def read(self, value: object, place: str) -> float:
         """Return the number that the schema allows."""
-        # it is a number
-        if type(value) not in {int, float} or not self.minimum <= value <= self.maximum:  # type: ignore[operator]
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not self.minimum <= value <= self.maximum
+        ):
             misfit(place, f"is not a number from {self.minimum:g} to {self.maximum:g}")
-        return float(value)  # type: ignore[arg-type] # it is a number
+        return float(value)
 
 
 UNIX_TIME = Number(0, 253402300799)

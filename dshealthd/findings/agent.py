@@ -27,7 +27,7 @@ FILES = {
     "config_last_reload_successful": "configuration",
     "web_config_last_reload_successful": "web configuration",
     "members_last_reload_successful": "list of members",
-    "probe_peer_credentials_last_reload_successful": "keys and certificates of the peer API",
+    "probe_peer_credentials_last_reload_successful": "keys of the peer API",
 }
 """Files that are reloaded when they change, as findings name them."""
 REJECTED = (
@@ -64,7 +64,7 @@ def workings(series: Series, _wall: float) -> Iterator[Sign]:
 
 def probes(series: Series, wall: float) -> Iterator[Sign]:
     """Yield findings about what keeps this node from probes."""
-    reason = "probes cannot run, as members, key, certificate or address are unusable"
+    reason = "probes cannot run, as members, key or address are unusable"
     yield from flagged(series, PROBES, "probe_up", reason, at=0.0)
     name = "probe_last_round_timestamp_seconds"
     # With no round since the agent started, the silence counts from that start.
@@ -76,15 +76,6 @@ def probes(series: Series, wall: float) -> Iterator[Sign]:
         reason = "no round with any peer has taken place for a long time"
         silent = over(series, PROBES, wall - last, "probe_silent_seconds", name, reason)
         yield from each(silent, apart="round", hold=120.0, since=last)
-    name = "probe_peer_certificate_expiry_timestamp_seconds"
-    end = series.value(name)
-    limit = "certificate_seconds"
-    if end is not None and end - wall < series.limit(limit):
-        reason = (
-            "the certificate for the peer API expires soon or has expired, and probes end with it"
-        )
-        left = max(0.0, end - wall)
-        yield Sign(PROBES, reason, apart="certificate", value=left, limit=limit, source=name)
     name = "probe_peer_disagrees"
     for what, peers in Counter(labels["reason"] for labels, _ in series(name)).items():
         reason = f"it differs from peers in {what}, and has no rounds with them"

@@ -76,7 +76,7 @@ DELAY = 0.3
 within them, and are judged at once.
 """
 AT_LEAST_EVERY = 10.0
-"""Seconds after which the node is judged without new samples: Xids and certificates age."""
+"""Seconds after which the node is judged without new samples: Xids age."""
 SAVE_EVERY = 60.0
 """Seconds between two writes of the past; a finding that begins or ends is written at once."""
 MAX_EXPORTED = 100

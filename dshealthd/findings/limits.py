@@ -158,9 +158,6 @@ class Limits:
         "Bad packets per second of an interface: what NVSentinel allows a fabric port.",
         minimum=0,
     )
-    certificate_seconds: Duration = option(
-        "336h", "Time before the peer certificate expires: two weeks.", minimum="1m"
-    )
 
     # Most: whoever picks one of the rendezvous ports fails more often than not. [D]
     rendezvous_ports_ratio: ClassVar[float] = 0.5

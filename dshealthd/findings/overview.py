@@ -216,10 +216,6 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut, wall: float)
         "hang": hang,
         "stall": stall,
         "failures": failures,
-        "work": [
-            _longest(series, job, role, work)
-            for role, work in sorted(_work(series, job).items())[:MAX_ROLES]
-        ],
         "own_work": [
             {
                 "over": part.over,
@@ -353,19 +349,6 @@ def _work(series: Series, job: str) -> dict[str, dict[str, float]]:
         if value > 0:
             roles[labels["role"]][labels["rank"]] = value
     return roles
-
-
-def _longest(series: Series, job: str, role: str, work: Mapping[str, float]) -> dict[str, Any]:
-    """Return the rank of a role here whose own work takes longest, for comparison between nodes."""
-    rank = max(work, key=work.__getitem__)
-    wait = series.value("job_step_wait_seconds", training_job=job, rank=rank)
-    return {
-        "role": role,
-        "rank": int(rank),
-        "work_seconds": work[rank],
-        "wait_seconds": wait,
-        "usual_seconds": usual(work.values()),
-    }
 
 
 def usual(seconds: Iterable[float]) -> float:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.documents import LeftOut
 from dshealthd.findings import overview
+from dshealthd.jobs import own_work
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -95,27 +96,17 @@ def _job(
             for rank in entry.get("culprits", ())
             if whole.state == "hung"
         ],
-        "slowest": None
+        "slow": []
         if is_old
-        else _slowest((node, one) for node, entry in parts for one in entry.get("work", ())),
+        else [
+            {"rank": one.rank, "node": one.node, "ratio": round(one.ratio, 2)}
+            for one in own_work.slow_ranks(
+                [
+                    part
+                    for node, entry in parts
+                    for part in own_work.told(node, entry.get("own_work", ()))
+                ]
+            )
+            if one.loss > own_work.LOSS
+        ],
     }
-
-
-def _slowest(work: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any] | None:
-    """Return the rank that takes longest beside those of its role on all nodes."""
-    roles: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
-    for node, one in work:
-        roles.setdefault(one["role"], []).append((node, one))
-    found = [
-        {
-            "rank": one["rank"],
-            "node": node,
-            "ratio": round(one["work_seconds"] / typical, 3),
-            "work_seconds": one["work_seconds"],
-            "wait_seconds": one.get("wait_seconds"),
-        }
-        for those in roles.values()
-        if (typical := overview.usual(one["usual_seconds"] for _, one in those))
-        for node, one in those
-    ]
-    return max(found, key=operator.itemgetter("ratio"), default=None)

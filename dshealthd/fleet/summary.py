@@ -12,8 +12,9 @@ from dshealthd.probe.peers.messages import (
     JOB,
     MAX_FINDINGS,
     MAX_JOBS,
+    MAX_OWN_WORK,
+    OWN_WORK,
     RANK_NUMBER,
-    WORK,
     summary_text,
 )
 
@@ -106,10 +107,6 @@ def _job(job: Mapping[str, Any]) -> dict[str, Any]:
     if job["hang"]:
         ranks = [entry["rank"] for entry in job["hang"]["culprits"]]
         told["culprits"] = [rank for rank in ranks if _fits(RANK_NUMBER, rank)][:MAX_CULPRITS]
-    work = [
-        {name: value for name, value in one.items() if value is not None}
-        | {"role": summary_text(one["role"])}
-        for one in job["work"]
-    ]
-    told["work"] = [one for one in work if _fits(WORK, one)]
+    work = [one | {"role": summary_text(one["role"])} for one in job["own_work"]]
+    told["own_work"] = [one for one in work if _fits(OWN_WORK, one)][:MAX_OWN_WORK]
     return told

@@ -1,5 +1,5 @@
-"""The listening sockets of an HTTP server: accept connections, refuse those beyond the limits, and
-have the others served by aiohttp.
+"""Listening sockets: accept connections, refuse those beyond the limits, and have the others
+served, by aiohttp if they speak HTTP.
 
 The limits apply at accept(2): before a TLS handshake, which a client can stall like any other step,
 and before a flood can use up the descriptors that the collectors need. asyncio's own server accepts
@@ -94,15 +94,16 @@ class Listener:
     def __init__(
         self,
         gate: ConnectionLimiter,
-        handle: Callable[[BaseRequest], Awaitable[Response]],
-        answered: Callable[[BaseRequest, StreamResponse], None],
+        handle: Callable[[BaseRequest], Awaitable[Response]] | None,
+        answered: Callable[[BaseRequest, StreamResponse], None] | None = None,
         *,
         header_timeout: float,
-        max_body: int,
-        tls: Callable[[], Awaitable[Tls | None]] | None,
+        max_body: int = 0,
+        tls: Callable[[], Awaitable[Tls | None]] | None = None,
         connection: Callable[..., Connection] = Connection,
     ) -> None:
-        """Have requests with at most `max_body` bytes answered by `handle`.
+        """Have requests with at most `max_body` bytes answered by `handle`, or each `connection`
+        serve itself.
 
         `answered` is called with every answer before it is sent. `header_timeout` in seconds is
         that of a handshake, too. `tls` returns the TLS for new connections; None if TLS can never
@@ -135,13 +136,14 @@ class Listener:
         self._reserve.refill()
         self._gate.keep_descriptors()
         loop = asyncio.get_running_loop()
-        self._server = Server(
-            self._handle,
-            request_factory=functools.partial(
-                BaseRequest, loop=loop, client_max_size=self._max_body
-            ),
-            handler_cancellation=True,
-        )
+        if self._handle is not None:
+            self._server = Server(
+                self._handle,
+                request_factory=functools.partial(
+                    BaseRequest, loop=loop, client_max_size=self._max_body
+                ),
+                handler_cancellation=True,
+            )
         for family, address in await _places(host, port):
             try:
                 self._sockets.append(

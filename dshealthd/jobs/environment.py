@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_NATURAL = re.compile(r"[0-9]{1,12}")
+"""As many digits as any id has."""
 MAX_VALUE = 4096
 """Bytes; PATH_MAX. Launchers set no longer values, so these are left out."""
 _SCHEDULERS = (("slurm", "SLURM_JOB_ID"), ("pbs", "PBS_JOBID"), ("lsf", "LSB_JOBID"))
@@ -234,8 +236,7 @@ def job_name(environment: Mapping[str, str], machine: str) -> str:
 
 def natural(text: str | None) -> int | None:
     """Return the number that `text` writes in plain digits; None otherwise."""
-    # 12 digits hold any id
-    return int(text) if text and len(text) <= 12 and text.isascii() and text.isdigit() else None  # noqa: PLR2004
+    return int(text) if text and _NATURAL.fullmatch(text) else None
 
 
 class Visible(NamedTuple):

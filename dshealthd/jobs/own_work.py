@@ -22,10 +22,10 @@ import operator
 import statistics
 from collections import deque
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dshealthd.training.message import Message, Totals
 
@@ -296,6 +296,15 @@ class NodeRanks(NamedTuple):
     step: float
     """Seconds of a step."""
     figures: RankFigures
+
+
+def told(node: str, entries: Iterable[Mapping[str, Any]]) -> Iterator[NodeRanks]:
+    """Yield what a node's document tells of its ranks of a job, in its field `own_work`."""
+    for one in entries:
+        if min(one["step_seconds"], one["slow"], one["usual"]) > 0:
+            figures = RankFigures(*(one[name] for name in RankFigures._fields))
+            of = one["role"], one["over"], one["ranks"], one["step_seconds"]
+            yield NodeRanks(node, *of, figures)
 
 
 class Slow(NamedTuple):

@@ -14,20 +14,18 @@ OTHER = "other"
 """A reason from a peer that this release does not know."""
 REASONS = frozenset({
     OTHER, "already_testing", "answer_not_signed", "bad_answer", "busy", "busy_cpu", "busy_gpu",
-    "certificate", "certificate_expired", "certificate_not_yet_valid", "certificate_untrusted",
-    "clock_differs", "closed", "closed_after_handshake", "connect_timeout",
+    "clock_differs", "closed", "connect_timeout",
     "connection_lost", "deadline", "draining", "duty", "ended_early", "error", "exited",
     "gpu_unknown", "gpus_differ", "implausible", "key", "killed", "maintenance", "malformed",
     "members_differ", "name_server", "name_timeout", "name_unknown", "no_address", "no_answer",
     "no_credentials", "no_cuda", "no_python", "no_route", "no_torch", "not_a_member",
-    "not_acknowledged", "not_permitted", "out_of_memory", "own_certificate_expired",
-    "own_certificate_not_yet_valid", "own_certificate_untrusted", "own_name", "parent",
-    "peer_error", "policy_never", "rate_limited", "refused", "rejected", "replayed", "reset",
-    "resting", "silent", "slow_body", "stale_nonce", "starved", "stopped", "store", "switched_off",
-    "system_error", "timed_out", "timeout", "tls", "tls_handshake", "too_large", "too_many_calls",
-    "unauthorized", "uninterruptible", "unkillable", "unknown_method", "unknown_round",
+    "not_acknowledged", "not_permitted", "out_of_memory", "own_name", "parent",
+    "peer_error", "policy_never", "rate_limited", "refused", "rejected", "reset",
+    "resting", "silent", "starved", "stopped", "store", "switched_off",
+    "system_error", "timed_out", "timeout", "too_many_calls",
+    "uninterruptible", "unkillable", "unknown_method", "unknown_round",
     "version_differs", "versions_differ", "warming_up", "writable", "wrong_address",
-    "wrong_certificate", "wrong_data", "wrong_receiver",
+    "wrong_data", "wrong_receiver",
 })  # fmt: skip
 
 
@@ -70,7 +68,7 @@ class Outcome(enum.StrEnum):
     REFUSED = "refused"
     """The connection was refused or reset: the node is up, but its agent or port is not."""
     UNAUTHORIZED = "unauthorized"
-    """One side does not accept the key, the certificate or the clock of the other."""
+    """One side does not accept the key of the other, or the name by which it is called."""
     HUNG = "hung"
     """A stage passed its deadline."""
     FAILED = "failed"

@@ -75,42 +75,16 @@ class PeerOptions:
         "characters (openssl rand -hex 32). The first signs; a second one is also accepted, for "
         "rotation. Re-read when it changes. A name without a slash is a systemd credential.",
     )
-    tls_cert_file: Path | None = option(
-        None, "Certificate of this node, for TLS 1.3 in both directions; re-read when it changes."
-    )
-    tls_key_file: Path | None = option(
-        None, "Its private key, mode 0600, or the name of a systemd credential."
-    )
-    tls_ca_file: Path | None = option(
-        None, "Certificates of the authorities that sign the nodes' certificates."
-    )
-    tls_name: str = option(
-        "{node}",
-        "Subject alternative name (DNS or URI) of a node's certificate; {node} is its member name.",
-    )
     check_addresses: bool = option(
         True,
-        "Whether a call must come from an address of the calling node. Without certificates "
-        "nothing else tells the nodes apart, "
-        "as all share one key; turn off only if addresses are translated between nodes.",
+        "Whether a call must come from an address of the calling node. Nothing else tells the "
+        "nodes apart, as all share one key; turn off only if addresses are translated between "
+        "nodes.",
     )
     off_file: Path | None = option(
         Path("/run/dshealthd/probe.off"),
         "While this file exists, calls from other nodes are declined.",
     )
-    max_connections: int = option(
-        48,
-        "Connections served at a time; new ones replace those that have not authenticated.",
-        minimum=2,
-    )
-    max_connections_per_address: int = option(8, "The same for one client address.", minimum=1)
-    header_timeout: Duration = option(
-        "5s",
-        "Timeout for a caller's TLS handshake, headers and body, each.",
-        minimum="100ms",
-    )
-    calls_per_second: float = option(200.0, "Sustained rate of calls from one node.", minimum=1.0)
-    burst: int = option(1000, "Calls that one node may make at once after a pause.", minimum=1)
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield each option of the peer API with an unusable value, and why."""
@@ -123,29 +97,8 @@ class PeerOptions:
                 if host is None:
                     problem = "names no host; the listener never takes all addresses by default"
                     yield "listen_address", f'"{self.listen_address}" {problem}'
-            if self.key_file is None and not self.tls:
-                yield (
-                    "listen_address",
-                    "needs key_file, or tls_cert_file, tls_key_file and tls_ca_file",
-                )
-        given = [
-            name
-            for name in ("tls_cert_file", "tls_key_file", "tls_ca_file")
-            if getattr(self, name) is not None
-        ]
-        if len(given) in {1, 2}:
-            yield given[0], "needs all of tls_cert_file, tls_key_file and tls_ca_file"
-        if self.tls_name.count("{node}") != 1:
-            yield "tls_name", "must contain {node} once"
-
-    @property
-    def tls(self) -> bool:
-        """Whether TLS is configured for connections to peers."""
-        return None not in {self.tls_cert_file, self.tls_key_file, self.tls_ca_file}
-
-    def certificate_name(self, node: str) -> str:
-        """Return the configured subject alternative name of a node's certificate."""
-        return self.tls_name.replace("{node}", node)
+            if self.key_file is None:
+                yield "listen_address", "needs key_file"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from dshealthd.probe.members.schedule import epoch_at
 from dshealthd.probe.metrics import RoundMetrics
 from dshealthd.probe.node import PREPARATION
 from dshealthd.probe.peers.credentials import Credentials
-from dshealthd.probe.peers.secret_files import CredentialError
+from dshealthd.probe.peers.key_file import CredentialError
 from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.requests import MAX_LISTED
 from dshealthd.probe.slots import SlotRunner
@@ -67,7 +67,7 @@ PARENT_IDLE = 120.0
 RETRY = 5.0
 """Seconds between attempts to start."""
 READ_DEADLINE = 10.0
-"""Timeout in seconds for reading the key or certificates; the reason is known then."""
+"""Timeout in seconds for reading the key; the reason is known then."""
 SAVE_DEADLINE = 2.0
 """Seconds to wait for a save; it takes some 20 ms, more on a slow disk."""
 

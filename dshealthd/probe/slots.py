@@ -105,7 +105,6 @@ class SlotRunner:
             credentials=credentials,
             resolver=resolver,
             monotonic=state.monotonic,
-            wall=state.wall,
         )
         context = RoundContext(
             self.node, self.client, state.worker_pool, state.monotonic, state.wall, state.waited

@@ -86,17 +86,9 @@ def job_lines(name: str, parts: Sequence[Part], paint: Paint) -> Iterator[str]:
 def _slow(parts: Sequence[Part]) -> Iterator[str]:
     """Yield the slow ranks of a job, compared over all nodes that were queried."""
     shown = [
-        own_work.NodeRanks(
-            answer.name,
-            one["role"],
-            one["over"],
-            one["ranks"],
-            one["step_seconds"],
-            own_work.RankFigures(*(one[name] for name in own_work.RankFigures._fields)),
-        )
+        part
         for answer, job in parts
-        for one in job.get("own_work", ())
-        if min(one["step_seconds"], one["slow"], one["usual"]) > 0
+        for part in own_work.told(answer.name, job.get("own_work", ()))
     ]
     for slow in own_work.slow_ranks(shown):
         role = f" ({printable(slow.role)})" if slow.role else ""

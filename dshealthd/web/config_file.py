@@ -78,8 +78,11 @@ def read(path: Path, errors: Errors) -> WebConfig:
     class Loader(yaml.SafeLoader):
         """Reports duplicate keys; YAML forbids them, but PyYAML lets the last one win."""
 
-        # PyYAML's own
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        def construct_mapping(
+            self,
+            node: yaml.MappingNode,
+            deep: bool = False,  # noqa: FBT001, FBT002 - PyYAML's own
+        ) -> dict[Any, Any]:
             seen = set()
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.value in seen:

@@ -9,14 +9,12 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.deploy.machine import LONGEST, booted, lan
-from tests.web import certificates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -208,48 +206,6 @@ def test_key_of_agents_without_the_rights_of_root(nodes: Nodes) -> None:
         mode = machine.sh("stat -c '%a %U' /etc/dshealthd/probe.key")
         assert mode == "600 dshealthd\n"
         assert machine.scrape().value("dshealthd_probe_peer_credentials_last_reload_successful")
-    nodes.play()
-
-
-def test_certificates_of_the_probes(nodes: Nodes) -> None:
-    """Certificates in place of the key, one for each node; renewed, and no round fails by that."""
-    directory = nodes.directory / "issued"
-    directory.mkdir()
-    certificates.authority(directory, "ca")
-    variables: dict[str, Any] = {
-        "dshealthd_probe_key_file": "",
-        "dshealthd_probe_tls_cert_file": f"{directory}/{{{{ inventory_hostname }}}}.pem",
-        "dshealthd_probe_tls_key_file": f"{directory}/{{{{ inventory_hostname }}}}.key",
-        "dshealthd_probe_tls_ca_file": f"{directory}/ca.pem",
-    }
-
-    def issue() -> None:
-        for machine in nodes.machines:
-            certificates.certificate(directory, machine.name, "ca", f"DNS:{machine.name}")
-
-    issue()
-    nodes.play(**variables)
-    for machine in nodes.machines:
-        assert 'key_file = "/etc/dshealthd/probe.key"' not in machine.sh(
-            "cat /etc/dshealthd/dshealthd.toml"
-        )
-        mode = machine.sh("stat -c '%a %U' /etc/dshealthd/peer-tls.key")
-        assert mode == "600 root\n"
-    nodes.more_rounds()
-    assert nodes.changed(**variables) == set()
-    expiry = "dshealthd_probe_peer_certificate_expiry_timestamp_seconds"
-    refused, pids = nodes.rounds("unauthorized"), [m.property("MainPID") for m in nodes.machines]
-    first = [machine.scrape().value(expiry) for machine in nodes.machines]
-    time.sleep(1.1)  # certificates end at whole seconds
-    issue()
-    assert nodes.changed(**variables) == {"dshealthd : Distribute certificates and their keys"}
-    for machine, before in zip(nodes.machines, first, strict=True):
-        assert before is not None
-        # bound here
-        machine.wait(lambda m=machine, b=before: m.scrape().value(expiry) > b, "the new one")  # type: ignore[misc]
-    nodes.more_rounds()
-    assert nodes.rounds("unauthorized") == refused
-    assert [machine.property("MainPID") for machine in nodes.machines] == pids
     nodes.play()
 
 

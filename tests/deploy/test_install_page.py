@@ -11,14 +11,12 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.deploy.machine import FETCH, LONGEST, booted, lan
-from tests.web import certificates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,34 +67,7 @@ def good_rounds(node: Machine) -> float:
     return sum(node.scrape().all("dshealthd_probe_rounds_total", outcome="ok"))
 
 
-def certify(nodes: list[Machine], directory: Path) -> None:
-    """Have the nodes probe each other by certificates, as the page makes them, and go back."""
-    certificates.authority(directory, "ca")
-    heading = "Certificates instead of the key"
-    (table,) = blocks(heading, "toml")
-    kept = [node.sh("cat /etc/dshealthd/dshealthd.toml") for node in nodes]
-    for node, address in zip(nodes, ADDRESSES, strict=True):
-        for command in commands(heading):
-            made = command.replace("NODE", address)
-            subprocess.run(["sh", "-c", made], check=True, cwd=directory, capture_output=True)
-        for source, target in ((f"{address}.pem", "node.pem"), ("ca.pem", "ca.pem")):
-            node.write(f"/etc/dshealthd/{target}", (directory / source).read_text())
-        node.write("/etc/dshealthd/node.key", (directory / f"{address}.key").read_text(), 0o600)
-        node.write("/etc/dshealthd/dshealthd.toml", FAST + table.replace("10.0.0.17", address))
-        node.sh("systemctl reload dshealthd")
-    expiry = "dshealthd_probe_peer_certificate_expiry_timestamp_seconds"
-    for node in nodes:
-        # bound here
-        node.wait(lambda node=node: node.scrape().value(expiry), "a certificate in force")  # type: ignore[misc]
-        before_now = good_rounds(node)
-        # bound here
-        node.wait(lambda node=node, had=before_now: good_rounds(node) >= had + 2, "rounds")  # type: ignore[misc]
-    for node, text in zip(nodes, kept, strict=True):
-        node.write("/etc/dshealthd/dshealthd.toml", text)
-        node.sh("systemctl reload dshealthd; rm /etc/dshealthd/*.pem /etc/dshealthd/node.key")
-
-
-def test_the_page_from_top_to_bottom(nodes: list[Machine], package: Path, tmp_path: Path) -> None:
+def test_the_page_from_top_to_bottom(nodes: list[Machine], package: Path) -> None:
     """Install, ask, configure, probe, go without rights, and remove: as written."""
     make, copy, install, ask = commands("Debian, Ubuntu, DGX OS")
     assert make == "make package"  # which made `package`
@@ -130,8 +101,6 @@ def test_the_page_from_top_to_bottom(nodes: list[Machine], package: Path, tmp_pa
         node.wait(lambda node=node: node.scrape().value("dshealthd_probe_up") == 1, "probe_up")  # type: ignore[misc]
         # bound here
         node.wait(lambda node=node: good_rounds(node) >= 2, "rounds")  # type: ignore[misc]
-
-    certify(nodes, tmp_path)
 
     for command in commands("Rights"):
         nodes[0].sh(command)

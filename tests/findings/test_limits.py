@@ -352,12 +352,6 @@ SIDES = {
             f"dshealthd_infiniband_port_flaps_total{{{PORT}}} 1x400",
         ),
     ),
-    "certificate_seconds": Sides(
-        "ProbesTrouble",
-        "1.211e6x400",
-        "1.2104e6x400",
-        ("dshealthd_probe_peer_certificate_expiry_timestamp_seconds @",),
-    ),
     "probe_silent_seconds": Sides(
         "ProbesTrouble",
         "0x4 785x400",

@@ -101,7 +101,7 @@ def job(name: str, **given: Any) -> dict[str, Any]:
         "steps_per_minute": None,
         "pause": None,
         "culprits": [],
-        "slowest": None,
+        "slow": [],
     }
     return {**known, "step_highest": 7, **unknown, **given}
 

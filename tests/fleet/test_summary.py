@@ -19,9 +19,9 @@ def finding(**given: Any) -> Finding:
 
 
 def work(rank: int) -> dict[str, Any]:
-    """Return the slowest rank of a role, whose wait is unknown."""
-    id = {"role": "data", "rank": rank}
-    return id | {"work_seconds": 1.5, "usual_seconds": 1.0, "wait_seconds": None}
+    """Return what a node tells of its ranks of a role."""
+    id = {"over": "30s", "role": "data", "ranks": 8, "rank": rank, "step_seconds": 2.0}
+    return id | {"slow": 1.5, "usual": 1.0, "between": 1e-4, "within": 1e-5}
 
 
 def job(**given: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def job(**given: Any) -> dict[str, Any]:
         "step_highest": 12,
         "steps_per_minute": None,
         "hang": {"cause": "process", "culprits": [{"rank": 9, "reason": "stopped"}]},
-        "work": [work(11)],
+        "own_work": [work(11)],
     }
     return values | given
 
@@ -45,7 +45,7 @@ def test_a_few_hundred_bytes() -> None:
     """A GPU that is lost and a hung job are a message of a few hundred bytes."""
     body = schema.dumps(summary(Verdict((finding(),)), [job()]), ANSWER)
     told = schema.loads(body, ANSWER)
-    assert len(body) < 600
+    assert len(body) < 700
     assert (told["verdict"], told["problems"], told["unreadable"]) == ("critical", 1, 0)
     assert told["findings"][0]["part"] == "GPU 3"
     assert told["jobs"][0]["culprits"] == (9,)
@@ -120,6 +120,8 @@ def test_job_that_cannot_be_told_costs_itself() -> None:
 
 def test_work_that_cannot_be_told_costs_itself() -> None:
     """Figures beyond those of a step are left out; the other role of the job is told."""
-    odd = work(1) | {"usual_seconds": 5e-324, "role": "odd"}
-    (told,) = summary(Verdict(()), [job(work=[odd, work(2)])])["jobs"]
-    assert [one["role"] for one in told["work"]] == ["data"]
+    odd = work(1) | {"usual": 5e-324, "role": "odd"}
+    (told,) = summary(Verdict(()), [job(own_work=[odd, *map(work, range(20))])])["jobs"]
+    assert [(one["role"], one["rank"]) for one in told["own_work"]] == [
+        ("data", rank) for rank in range(16)
+    ]

@@ -23,8 +23,8 @@ def look() -> dict[str, float]:
 
 
 def test_a_thousand_nodes_are_cheap() -> None:
-    """All of them answer, for hardly more CPU than aiohttp takes for as many plain requests, and
-    ten MiB of memory.
+    """All of them answer, for a few times the CPU that asyncio's streams take to connect as often
+    and exchange a frame, and ten MiB of memory.
 
     The best of up to three runs, as other work on the machine may meet one of the two alone.
     Seconds are the benchmark's: they are the machine's as much as the agent's.
@@ -34,6 +34,6 @@ def test_a_thousand_nodes_are_cheap() -> None:
         assert took["answered"] == 1000
         assert took["memory grows MiB"] <= 10
         assert took["document KiB"] <= 512
-        if took["of aiohttp"] <= 1.15:
+        if took["of plain asyncio"] <= 5.0:
             return
-    pytest.fail(f"{took['of aiohttp']:.2f} times aiohttp's CPU")
+    pytest.fail(f"{took['of plain asyncio']:.2f} times plain asyncio's CPU")

@@ -30,7 +30,6 @@ from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.workers.job import RankResult, WorkerJob
 from dshealthd.probe.workers.store import StoreError, StoreHandler
 from tests.probe.peering import KEY, PATIENT, secret
-from tests.web import certificates
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -203,18 +202,6 @@ class Companion:
         await self.client.close()
 
 
-def certified(directory: Path, name: str) -> PeerOptions:
-    """Return how a node talks to the others by mutual TLS, with a certificate made for it."""
-    certificates.certificate(directory, name, "ca", f"URI:spiffe://company/{name}")
-    return PeerOptions(
-        listen_address=f"{name}:0",
-        tls_cert_file=directory / f"{name}.pem",
-        tls_key_file=directory / f"{name}.key",
-        tls_ca_file=directory / "ca.pem",
-        tls_name="spiffe://company/{node}",
-    )
-
-
 @contextlib.asynccontextmanager
 async def company(
     directory: Path,
@@ -224,11 +211,9 @@ async def company(
     keys: dict[str, str] | None = None,
     silent: bool = False,
     waited: Callable[[str], float] = lambda _: 0.0,
-    mutual_tls: bool = False,
 ) -> AsyncIterator[list[Companion]]:
     """Run so many nodes; `keys` gives some of them a key of their own.
 
-    With `mutual_tls` each has a certificate of one authority instead of the shared key.
     `waited` gives for how many seconds a node has waited for a CPU by now: for none as it is. All
     have time to answer. Unless one is `silent`, they have it for a share too.
     """
@@ -238,15 +223,11 @@ async def company(
     async with contextlib.AsyncExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         give_time(patch, ANSWERS if silent else ANSWERS + SHARE)
-        if mutual_tls:
-            certificates.authority(directory, "ca")
         for name in names:
             companion = Companion(
                 name,
                 names,
-                certified(directory, name)
-                if mutual_tls
-                else PeerOptions(
+                PeerOptions(
                     listen_address=f"{name}:0",
                     key_file=secret(directory, f"key-{name}", (keys or {}).get(name, KEY)),
                 ),

@@ -18,20 +18,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from blockbuster import BlockBuster
 
-from dshealthd.core.options import Duration
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.link import UnverifiedAnswer, parse_head
 from dshealthd.probe.peers.protocol import (
-    ABSENT,
-    ANSWER,
+    Hello,
     PeerError,
-    RequestClaim,
-    parse_answer,
-    request_mac,
+    PeerSession,
+    framed,
+    parse_challenge,
 )
 from dshealthd.probe.peers.server import PeerServer
-from tests.web import certificates
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -42,7 +38,6 @@ T = TypeVar("T", bound="Callable[..., Any]")
 KEY, OTHER_KEY = "0123456789abcdef" * 4, "fedcba9876543210" * 4
 PATIENT = 60.0
 """Seconds for what is to succeed, as this machine may have other work; it ends when it is done."""
-ECHO = "/peer/v1/echo"
 CHALLENGE = "c" * 32
 
 
@@ -65,46 +60,9 @@ def secret(directory: Path, name: str, *lines: str) -> Path:
     return path
 
 
-def make_certificates(directory: Path) -> None:
-    """Make the authority `ca`, another one `other`, from `ca` a certificate for each of `a`, `b`
-    and `c`, and bad ones for `a` and `b`.
-    """
-    certificates.authority(directory, "ca")
-    certificates.authority(directory, "other")
-    for name in ("a", "b", "c"):
-        host = f"DNS:{name}.example"
-        certificates.certificate(directory, name, "ca", f"{host},URI:spiffe://example/{name}")
-        certificates.certificate(directory, f"{name}-stranger", "other", host)
-        certificates.dated(directory, f"{name}-expired", "ca", host, -200_000, -100_000)
-        certificates.dated(directory, f"{name}-early", "ca", host, 288, 100_000)
-    certificates.certificate(
-        directory, "wildcard", "ca", "DNS:*.example,DNS:a.example.org,email:a.example"
-    )
-
-
-def tls(directory: Path, name: str, **given: Any) -> PeerOptions:
-    """Return options for TLS with a certificate of `make_certificates`."""
-    return PeerOptions(
-        listen_address="127.0.0.1:0",
-        tls_cert_file=directory / f"{name}.pem",
-        tls_key_file=directory / f"{name}.key",
-        tls_ca_file=directory / "ca.pem",
-        tls_name="{node}.example",
-        **timed(given),
-    )
-
-
 def keyed(key: Path, **given: Any) -> PeerOptions:
     """Return options for a shared key."""
-    return PeerOptions(listen_address="127.0.0.1:0", key_file=key, **timed(given))
-
-
-def timed(given: dict[str, Any]) -> dict[str, Any]:
-    """Return options with their times as the config has them."""
-    return {
-        name: Duration(value) if name.endswith("_timeout") else value
-        for name, value in given.items()
-    }
+    return PeerOptions(listen_address="127.0.0.1:0", key_file=key, **given)
 
 
 async def echo(_sender: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -237,59 +195,29 @@ def may_block(test: T) -> T:
     return test
 
 
-def request(
-    claim: RequestClaim | None, body: bytes, path: str = ECHO, method: str = "POST", extra: str = ""
-) -> bytes:
-    """Return a request as bytes."""
-    head = f"{method} {path} HTTP/1.1\r\nHost: b\r\n" + (
-        f"Authorization: {claim}\r\n" if claim else ""
-    )
-    if "content-length" not in extra.lower():
-        head += f"Content-Length: {len(body)}\r\n"
-    return (head + extra + "\r\n").encode() + body
-
-
-def signed(
-    nonce: str,
-    body: bytes,
-    key: str = KEY,
-    sender: str = "a",
-    receiver: str = "b",
-    path: str = ECHO,
-    challenge: str = CHALLENGE,
-) -> RequestClaim:
-    """Return the claim of a request that is signed as a client signs it."""
-    claim = RequestClaim(sender, receiver, nonce, challenge)
-    return RequestClaim(
-        sender, receiver, nonce, challenge, request_mac(key.encode(), path, body, claim)
-    )
-
-
 class Raw:
-    """A connection on which requests of any make are sent one after the other."""
+    """A connection on which frames of any make are sent one after the other."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+        self._reader, self.writer = reader, writer
 
-    async def ask(self, data: bytes) -> tuple[UnverifiedAnswer, bytes]:
-        """Return the answer to one request."""
-        self._writer.write(data)
-        head = parse_head((await self._reader.readuntil(b"\r\n\r\n"))[:-4])
-        return head, await self._reader.readexactly(head.length)
+    async def ask(self, frame: bytes) -> bytes:
+        """Return the content of the frame that answers one."""
+        self.writer.write(frame)
+        return await read_frame(self._reader)
 
-    async def relay(self, data: bytes) -> bytes:
-        """Return the answer to one request as it came."""
-        self._writer.write(data)
-        head = await self._reader.readuntil(b"\r\n\r\n")
-        return head + await self._reader.readexactly(parse_head(head[:-4]).length)
+    async def begin(self, key: str = KEY, sender: str = "a", receiver: str = "b") -> PeerSession:
+        """Exchange challenges, as a stranger can too, and return the session of a key."""
+        hello = Hello(sender, receiver, CHALLENGE)
+        challenge = parse_challenge(await self.ask(framed(bytes(hello))))
+        assert challenge is not None
+        return PeerSession(key.encode(), hello, challenge)
 
-    async def nonce(self, sender: str = "a") -> str:
-        """Return a nonce as a stranger gets one too."""
-        head, _ = await self.ask(request(RequestClaim(sender, "b"), b"", "/peer/v1/nonce"))
-        parsed = parse_answer(head.headers[ANSWER.lower()])
-        assert parsed is not None
-        assert parsed[1] == ABSENT
-        return parsed[0]
+    async def call(self, session: PeerSession, request: bytes) -> bytes:
+        """Return the verified answer to a signed request."""
+        answer = session.verified("answer", await self.ask(session.sign("request", request)))
+        assert answer is not None
+        return answer
 
     async def closed(self, patience: float = PATIENT) -> bool:
         """Return whether the listener closes the connection within so many seconds."""
@@ -297,6 +225,11 @@ class Raw:
             async with asyncio.timeout(patience):
                 return await self._reader.read() == b""
         return self._reader.exception() is not None
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    """Return the content of the next frame."""
+    return await reader.readexactly(int.from_bytes(await reader.readexactly(4)))
 
 
 @contextlib.asynccontextmanager
@@ -313,14 +246,11 @@ async def connected(node: Node) -> AsyncIterator[Raw]:
 async def impersonating(
     serve: Callable[[AsyncIterator[bytes], asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[int]:
-    """Listen as somebody else; `serve` is given each connection's requests. Yields the port."""
+    """Listen as somebody else; `serve` is given each connection's frames. Yields the port."""
 
-    async def requests(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    async def frames(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
         while True:
-            head = await reader.readuntil(b"\r\n\r\n")
-            yield head + await reader.readexactly(
-                int(head.partition(b"Content-Length: ")[2].split(b"\r")[0])
-            )
+            yield framed(await read_frame(reader))
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -330,7 +260,7 @@ async def impersonating(
             asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError
         ):
             try:
-                await serve(requests(reader), writer)
+                await serve(frames(reader), writer)
             finally:
                 writer.transport.abort()
 
@@ -376,10 +306,7 @@ def listener_process(
 async def _serve_until_closed(given: dict[str, Any]) -> None:
     closed = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), closed.set)
-    paths = {name: Path(value) for name, value in given.items() if name.endswith("_file")}
-    async with listening(
-        PeerOptions(**timed({"listen_address": "127.0.0.1:0", **given, **paths}))
-    ) as node:
+    async with listening(keyed(Path(given["key_file"]))) as node:
         print(node.port, flush=True)
         await closed.wait()
         print(

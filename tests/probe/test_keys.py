@@ -7,7 +7,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from dshealthd.cli import main as cli
-from dshealthd.probe.peers.secret_files import parse_keys
+from dshealthd.probe.peers.key_file import parse_keys
 
 if TYPE_CHECKING:
     from pathlib import Path

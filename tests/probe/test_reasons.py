@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.core import schema
 from dshealthd.core.schema import SchemaError
 from dshealthd.probe import node, policy
 from dshealthd.probe.metrics import MEMBER, OPERATION, SKIPS, RoundMetrics
@@ -23,9 +22,8 @@ from dshealthd.probe.observation import (
     Timing,
     known,
 )
-from dshealthd.probe.peers.client import REFUSAL
-from dshealthd.probe.peers.messages import RANK, TIMING, Backend
-from dshealthd.probe.peers.protocol import TIMED_OUT, UNAUTHORIZED, Rejection
+from dshealthd.probe.peers.messages import RANK, TIMING, Backend, KnownReason
+from dshealthd.probe.peers.protocol import DEFECT, TIMED_OUT, Rejection
 from dshealthd.probe.rounds import conclusion, remote_store
 from dshealthd.probe.rounds.active_round import Decline, RoundReport
 from dshealthd.probe.rounds.plan import RoundPlan
@@ -66,7 +64,7 @@ def test_every_reason_of_ours_is_known() -> None:
         policy.DUTY,
         *(node.NO_PYTHON, node.WARMING_UP, node.NO_CUDA, node.GPUS_DIFFER, node.LIMITED),
         *(conclusion.SILENT, conclusion.IMPLAUSIBLE),
-        *(remote_store.TIMED_OUT, remote_store.NOT_DONE, TIMED_OUT, UNAUTHORIZED),
+        *(remote_store.TIMED_OUT, remote_store.NOT_DONE, TIMED_OUT, DEFECT),
         *(fork_server.DEADLINE, fork_server.PARENT),
         *job.OWN,
         *(slug for slug, _ in worker.REASONS),
@@ -80,7 +78,7 @@ def test_every_reason_of_ours_is_known() -> None:
 def test_unknown_reasons_are_other(said: str, read: str) -> None:
     """An unknown reason becomes `other` wherever a peer gives one."""
     assert known(said) == read
-    assert schema.loads(f'{{"refusal":"{said}"}}'.encode(), REFUSAL)["refusal"] == read
+    assert KnownReason().read(said, "the reason") == read
     assert RANK.fields["reason"].read(said, "reason") == read
 
 
@@ -100,7 +98,7 @@ def test_series_are_bounded() -> None:
         1, Kind.LIGHT, "agent", ("a", "b"), Outcome.DECLINED, Stage.INVITE, reason=""
     )
     for number in range(1000):
-        reason = schema.loads(f'{{"refusal":"because_{number}"}}'.encode(), REFUSAL)["refusal"]
+        reason = KnownReason().read(f"because_{number}", "the reason")
         metrics.add(RoundReport(replace(declined, reason=reason), plan, 0.1, led=True), "a")
     skips = [sample for sample in metrics.samples(()) if sample.metric is SKIPS]
     assert [(sample.labels, sample.value) for sample in skips] == [((OTHER,), 1000.0)]

@@ -57,6 +57,8 @@ _CLASSES = (
     (0, "0-64KiB"),
 )
 """Size classes of messages: below 1 MiB they show latency, from 16 MiB the bandwidth of links."""
+_NATURAL = re.compile(r"[0-9]{1,19}")
+"""As many digits as 2^62 has."""
 _LARGEST = 1 << 20
 """Largest valid number of ranks or nodes of a communicator."""
 MAX_ENTRIES = 20_000
@@ -188,8 +190,7 @@ def _natural(text: str) -> str:
 
 
 def _is_natural(text: str, largest: int) -> bool:
-    # digits of 2^62
-    return text.isascii() and text.isdigit() and len(text) <= 19 and 0 < int(text) <= largest  # noqa: PLR2004
+    return _NATURAL.fullmatch(text) is not None and 0 < int(text) <= largest
 
 
 def _figures(bandwidths: list[float], times: list[float]) -> Figures:

@@ -8,6 +8,7 @@ ever connected to, whatever a job sets.
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 PORT = 28028
 MAX_PORT = 65535
+_PORT = re.compile(r"[0-9]{1,5}")
 _LOOPBACK = ("127.0.0.1", "::1")
 _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 _ANYWHERE = 9
@@ -60,8 +62,7 @@ def _parse(text: str) -> tuple[tuple[_Address, ...], int]:
     else:
         host, _, port = text.partition(":")
         port = port.partition(":")[0]
-    # digits of the largest
-    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) <= MAX_PORT):  # noqa: PLR2004
+    if _PORT.fullmatch(port) is None or not 0 < int(port) <= MAX_PORT:
         message = f"NCCL_RAS_ADDR={text[:100]!r} has no valid port"
         raise ValueError(message)
     if host.lower() == "localhost":

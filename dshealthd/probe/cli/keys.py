@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import print_lines
 from dshealthd.probe.options import ProbeOptions
-from dshealthd.probe.peers.secret_files import CredentialError, open_secret, parse_keys
+from dshealthd.probe.peers.key_file import CredentialError, open_secret, parse_keys
 
 if TYPE_CHECKING:
     from dshealthd.config.config import Config

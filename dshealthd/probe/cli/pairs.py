@@ -16,8 +16,8 @@ from dshealthd.probe.members.schedule import Cell
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.options import MembershipOptions, ProbeOptions
 from dshealthd.probe.peers.client import PeerClient
+from dshealthd.probe.peers.key_file import CredentialError
 from dshealthd.probe.peers.protocol import PeerError
-from dshealthd.probe.peers.secret_files import CredentialError
 from dshealthd.probe.rounds.conclusion import timings_of
 
 if TYPE_CHECKING:
@@ -61,8 +61,10 @@ async def between(
     try:
         me, names = own_place(loaded, members)
         client = member_client(loaded, me)
-    except (MembershipError, CredentialError) as error:
+    except MembershipError as error:
         raise ConfigError(source, list(error.errors)) from error
+    except CredentialError as error:
+        raise ConfigError(source, [str(error)]) from error
     entries: list[dict[str, Any]] = []
     schedule = Cell(names, {})
     pairs: set[tuple[str, ...]] = set()

@@ -66,16 +66,10 @@ def table(entries: Iterable[Mapping[str, Any]]) -> str:
     """Return the report's table of entries made by `fields`, with nccl-tests' columns and units.
     Times are in microseconds, bandwidths in 10^9 bytes per second.
     """
-    lines = [
-        (
-            "# "
-            f"{'op':<16}{'part':>6}{'size':>13}{'count':>13}{'type':>7}{'redop':>7}{'time':>12}{'algbw':>10}{'busbw':>10}"
-        ),
-        (
-            "# "
-            f"{'':<16}{'':>6}{'(B)':>13}{'(elements)':>13}{'':>7}{'':>7}{'(us)':>12}{'(GB/s)':>10}{'(GB/s)':>10}"
-        ),
-    ]
+    row = "{:<16}{:>6}{:>13}{:>13}{:>7}{:>7}{:>12}{:>10}{:>10}"
+    titles = ("op", "part", "size", "count", "type", "redop", "time", "algbw", "busbw")
+    units = ("", "", "(B)", "(elements)", "", "", "(us)", "(GB/s)", "(GB/s)")
+    lines = [f"# {row.format(*titles)}", f"# {row.format(*units)}"]
     reduced = []
     for entry in entries:
         bus = entry["busbw"] / 1e9

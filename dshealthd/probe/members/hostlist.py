@@ -17,6 +17,8 @@ MAX_NAMES = 65_536
 """Maximum number of names in one expression; Slurm's own limit is the same."""
 
 MAX_NAME = 253
+QUOTED = 60
+"""Characters of configured text in a message."""
 _MAX_DIGITS = 9
 _MAX_BRACKETS = 8
 
@@ -80,7 +82,8 @@ def expand(expression: str, limit: int = MAX_NAMES) -> tuple[str, ...]:
 
 def quote(text: str) -> str:
     """Return at most 60 characters of configured text, in quotes and printable."""
-    return ascii(text if len(text) <= 60 else f"{text[:57]}...").replace("'", '"')  # noqa: PLR2004 - the documented length
+    shown = text if len(text) <= QUOTED else f"{text[: QUOTED - 3]}..."
+    return ascii(shown).replace("'", '"')
 
 
 def _items(expression: str) -> list[str]:

@@ -2,46 +2,65 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dshealthd.http.connection import Connection
+from dshealthd.http.connection import IDLE_TIMEOUT, Connection
 from dshealthd.http.connection_limiter import CloseReason, ConnectionLimiter
+from dshealthd.probe.peers.protocol import DEFECT, FrameError, Frames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import asyncio
+    from collections.abc import Callable, Coroutine
 
-    from aiohttp.web_request import BaseRequest
-    from aiohttp.web_response import StreamResponse
-    from aiohttp.web_server import Server
+    from dshealthd.probe.peers.protocol import Hello, PeerSession
 
-MAX_UNPROVED = 3
-"""Unauthenticated requests in a row, that for a nonce included, that end a connection."""
-MAX_AGE = 900.0
-"""Seconds after which a caller has to connect, and present its certificate, again."""
+log = logging.getLogger(__name__)
 
 
 class PeerConnection(Connection):
-    """One caller's connection."""
+    """One caller's connection: a frame at a time, and its answer."""
 
-    __slots__ = ("_opened", "_peer_gate", "_unproved", "proved")
+    __slots__ = (
+        "_blocked",
+        "_frames",
+        "_peer_gate",
+        "_receiving",
+        "_serve",
+        "_task",
+        "challenge",
+        "hello",
+        "session",
+    )
 
     def __init__(
         self,
-        manager: Server,
+        serve: Callable[[PeerConnection, bytes | None], Coroutine[Any, Any, None]],
+        manager: Any,
         gate: PeerGate,
         client: str,
         *,
         header_timeout: float,
-        answered: Callable[[BaseRequest, StreamResponse], None],
+        answered: Any,
     ) -> None:
-        """Register with the gate as a stranger's connection from `client`."""
+        """Register with the gate as a stranger's connection from `client`. `serve` answers each
+        frame with `answer` or `refuse`; it gets None for data that is none.
+        """
         super().__init__(manager, gate, client, header_timeout=header_timeout, answered=answered)
-        self.proved = False
-        """Whether a request on this connection has proved who sent it."""
-        self._unproved = 0
+        self.hello: Hello | None = None
+        """What the caller claims; None before its first frame."""
+        self.challenge = ""
+        self.session: PeerSession | None = None
+        """What requests and answers are signed with; None until one has proved who sent it."""
+        self._serve = serve
+        self._frames = Frames()
+        self._receiving = False
+        self._blocked = False
+        """Whether the caller has not read its last answer yet."""
+        self._task: asyncio.Task[None] | None = None
         self._peer_gate = gate
-        self._opened = self._loop.time()
         gate.strangers[self] = client
+        gate.all.add(self)
 
     @property
     def address(self) -> str:
@@ -49,39 +68,110 @@ class PeerConnection(Connection):
         peer = None if self.transport is None else self.transport.get_extra_info("peername")
         return str(peer[0]) if peer else ""
 
-    @property
-    def certificate(self) -> dict[str, Any]:
-        """The certificate on a peer's connection as `getpeercert()` gives it; empty without TLS."""
-        return {} if self.transport is None else self.transport.get_extra_info("peercert") or {}
-
-    def prove(self) -> None:
-        """Note that the current request proved who is at the connection's other end."""
-        self.proved = True
-        self._unproved = 0
+    def prove(self, session: PeerSession) -> None:
+        """Record that a request has proved who is at the connection's other end."""
+        self.session = session
         client = self._peer_gate.strangers.pop(self, None)
         if client is not None:
             self._peer_gate.know(client)
 
-    def doubt(self) -> bool:
-        """Note that the current request proved nothing; tell whether the peer may send another."""
-        self._unproved += 1
-        return self._unproved < MAX_UNPROVED
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start the timeout for the first frame."""
+        super().connection_made(transport)
+        if self.transport is not None:
+            # So `pause_writing` is called for whatever the caller has not read at once.
+            self.transport.set_write_buffer_limits(0)
 
-    @property
-    def aged(self) -> bool:
-        """Whether the peer's connection is so old that it must be closed and made anew."""
-        return self._loop.time() - self._opened > MAX_AGE
+    def data_received(self, data: bytes) -> None:
+        """Have a frame served once it is complete, within a timeout from its first byte on."""
+        if self._client is None or self.transport is None:
+            return  # evicted
+        if not self._receiving and self._task is None:
+            self._receiving = True
+            self._gate.awaits(self._client, self)
+            if self.session is not None:
+                self._allow(self._header_timeout, CloseReason.HEADERS)
+        frame = None
+        try:
+            if self._task is not None or self._blocked:
+                raise FrameError  # noqa: TRY301 - a caller waits for its answer
+            frame = self._frames.add(data)
+            if frame is None:
+                return
+        except FrameError:
+            if self._task is not None:
+                self._task.cancel()
+        self.begin()
+        self._receiving = False
+        self._task = self._loop.create_task(self._serve(self, frame))
+        self._task.add_done_callback(self._served)
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("answering a peer failed; this is a defect of dshealthd", exc_info=error)
+        if self.session is None:
+            self.refuse()
+        else:
+            self.answer(self.session.sign("answer", DEFECT.encode()))
+
+    def answer(self, frame: bytes) -> None:
+        """Send the answer to the frame that is being served, and await the next one."""
+        self._task = None
+        if self.transport is None or self._client is None:
+            return
+        self.transport.write(frame)
+        if self._peer_gate.ends:
+            self.transport.close()
+        elif not self._blocked:
+            self.rest()
+
+    def refuse(self, frame: bytes = b"") -> None:
+        """Send a last frame, if any, and close."""
+        self._task = None
+        if self.transport is not None and self._client is not None:
+            self.transport.write(frame)
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        """Serve nothing more until the caller has read its answer."""
+        self._blocked = True
+
+    def resume_writing(self) -> None:
+        """Await the caller's next frame."""
+        self._blocked = False
+        if self._task is None and self._client is not None:
+            self.rest()
 
     def rest(self) -> None:
-        """Record that an answer was sent; a stranger must send its next request soon."""
+        """Record that an answer was sent; a stranger must send its next frame soon."""
         super().rest()
-        if not self.proved:
-            self._allow(self._header_timeout, CloseReason.HEADERS)
+        stranger = self.session is None
+        self._allow(self._header_timeout if stranger else IDLE_TIMEOUT, CloseReason.HEADERS)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Give up the request that is being served."""
+        self._peer_gate.all.discard(self)
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        super().connection_lost(exc)
+
+    def _expire(self) -> None:
+        if self.session is None or self._receiving or self._task is not None or self._blocked:
+            super()._expire()
+        elif self.transport is not None:  # an idle node's connection, which nobody refuses
+            self.transport.abort()
 
     def release(self) -> None:
         """Give up the peer connection's place in the gate."""
         self._peer_gate.strangers.pop(self, None)
         super().release()
+
+    def end(self) -> None:
+        """Close the connection unless a request is being served."""
+        if self._task is None and self.transport is not None:
+            self.transport.abort()
 
 
 class PeerGate(ConnectionLimiter):
@@ -98,6 +188,15 @@ class PeerGate(ConnectionLimiter):
         super().__init__(limit, limit_per_address)
         self.strangers: dict[PeerConnection, str] = {}
         """Unauthenticated connections and their clients, oldest first."""
+        self.all: set[PeerConnection] = set()
+        self.ends = False
+        """Whether connections are closed after the answers in progress."""
+
+    def end(self) -> None:
+        """Close all connections; those with a request in progress after its answer."""
+        self.ends = True
+        for connection in list(self.all):
+            connection.end()
 
     def _make_room(self, client: str) -> None:
         """Evict a stranger for a connection of `client`, if there is no place for it. Never evict

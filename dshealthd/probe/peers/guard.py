@@ -1,49 +1,47 @@
-"""The guard of the peer API: authenticates and limits requests before their messages are parsed.
-
-Cheap checks come first, and nothing that a stranger sends is parsed except one header.
-"""
+"""The guard of the peer API: authenticates and limits requests before their messages are parsed."""
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
-import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
-from aiohttp.web_protocol import RequestPayloadError
-
 from dshealthd.core.timing import time_limit
-from dshealthd.probe.peers.nonces import Nonces
 from dshealthd.probe.peers.protocol import (
-    ABSENT,
-    MAX_BODY,
-    NONCE,
-    PREFIX,
+    Hello,
+    PeerSession,
     Rejection,
-    RequestClaim,
-    answer_mac,
-    certificate_names,
-    request_mac,
+    framed,
+    new_challenge,
 )
 from dshealthd.probe.peers.resolver import LookupFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from aiohttp.web_request import BaseRequest
-
     from dshealthd.probe.options import PeerOptions
     from dshealthd.probe.peers.connection import PeerConnection
     from dshealthd.probe.peers.credentials import Credentials
     from dshealthd.probe.peers.resolver import Resolver
 
+MAX_SENDERS = 256
+"""Senders remembered before silent ones are forgotten."""
 
-_LENGTH = re.compile(r"[0-9]{1,18}")
-"""A body's length: digits that a number of 64 bits has."""
+
+@dataclass(frozen=True, slots=True)
+class PeerLimits:
+    """What callers may take of a peer listener."""
+
+    connections: int = 48
+    """Connections served at a time; new ones replace those that have not authenticated."""
+    connections_per_address: int = 8
+    patience: float = 5.0
+    """Seconds for a frame to arrive, and to look up a caller's name."""
+    calls_per_second: float = 200.0
+    """Sustained rate of calls from one node."""
+    burst: int = 1000
+    """Calls that one node may make at once after a pause."""
 
 
 class RequestRejected(Exception):
@@ -54,24 +52,13 @@ class RequestRejected(Exception):
         self.reason = reason
 
 
-@dataclass(slots=True)
-class Call:
-    """A request, and what has been proved about it."""
-
-    claim: RequestClaim = field(default_factory=lambda: RequestClaim("", ""))
-    """What the request claims about itself; empty until its header has been read."""
-    proved: bool = False
-    """Whether the request comes from the sender that it claims."""
-    key: bytes | None = None
-    """The key that the request was signed with; the answer is signed with it too."""
-
-
 class Guard:
     """Authenticates requests and counts those that it refuses."""
 
     def __init__(
         self,
         options: PeerOptions,
+        limits: PeerLimits,
         me: str,
         members: Callable[[], Collection[str]],
         credentials: Credentials,
@@ -79,84 +66,54 @@ class Guard:
         resolver: Resolver | None = None,
     ) -> None:
         """Let those that `members` names call the node `me`; `resolver` checks their addresses."""
-        self._options = options
+        self._limits = limits
         self._me = me
         self._members = members
         self._credentials = credentials
-        # A certificate names its node; anyone with the shared key could sign as any node.
-        self._resolver = resolver if options.check_addresses and not options.tls else None
-        self._nonces = Nonces(options.calls_per_second, options.burst, monotonic)
+        # Anyone with the shared key could sign as any node.
+        self._resolver = resolver if options.check_addresses else None
+        self._allowances = Allowances(limits, monotonic)
         self.refused: Counter[Rejection] = Counter(dict.fromkeys(Rejection, 0))
 
-    async def body(
-        self, request: BaseRequest, connection: PeerConnection, call: Call
-    ) -> bytes | None:
-        """Return an accepted body; None if it requests a nonce. Raises RequestRejected."""
-        length = content_length(request)
-        authorization = request.headers.getall("Authorization", ())
-        claim = RequestClaim.parse(authorization[0]) if len(authorization) == 1 else None
-        # Before the body is read: a request without a claim costs only a header.
-        if claim is None:
+    def greet(self, connection: PeerConnection, frame: bytes) -> bytes:
+        """Return the answer to a connection's first frame, a challenge that costs this node nothing
+        to remember. Raises RequestRejected.
+        """
+        connection.hello = Hello.parse(frame)
+        if connection.hello is None:
             raise RequestRejected(Rejection.NO_CREDENTIALS)
-        if length > MAX_BODY:
-            raise RequestRejected(Rejection.TOO_LARGE)
-        body = await self._read(request)
-        call.claim = claim
-        if request.raw_path == PREFIX + NONCE:
-            if self._options.key_file is None or body or not connection.doubt():
-                raise RequestRejected(Rejection.MALFORMED)
-            return None
-        if self._options.tls and self._options.certificate_name(
-            claim.sender
-        ) not in certificate_names(connection.certificate):
-            raise RequestRejected(Rejection.CERTIFICATE)
-        secrets = await self._credentials.current()
-        if self._options.key_file is not None:
-            call.key = self._key(request.raw_path, body, claim, secrets.keys)
-        # From here on refusals are signed and leave the connection open.
-        call.proved = True
-        connection.prove()
-        self._admit(claim)
+        connection.challenge = new_challenge()
+        return framed(connection.challenge.encode())
+
+    async def request(self, connection: PeerConnection, hello: Hello, frame: bytes) -> bytes:
+        """Return an accepted request. Raises RequestRejected."""
+        keys = await self._credentials.current()
+        content = None
+        if connection.session is None:
+            for session in (PeerSession(key, hello, connection.challenge) for key in keys):
+                content = session.verified("request", frame)
+                if content is not None:
+                    connection.prove(session)
+                    break
+        elif connection.session.key in keys:
+            content = connection.session.verified("request", frame)
+        if content is None:
+            raise RequestRejected(Rejection.KEY)
+        self._admit(hello)
         if self._resolver is not None and not await self._is_at(
-            self._resolver, claim.sender, connection.address
+            self._resolver, hello.sender, connection.address
         ):
             raise RequestRejected(Rejection.ADDRESS)
-        return body
+        return content
 
-    def signature(self, call: Call, code: int, body: bytes) -> str | None:
-        """Return the header value that signs an answer, with the next nonce. None if there is no
-        key or no caller.
-        """
-        if not call.claim.sender or self._options.key_file is None:
-            return None
-        nonce = self._nonces.issue(call.claim.sender)
-        key = call.key
-        mac = ABSENT if key is None else answer_mac(key, call.claim.mac, code, body, nonce)
-        return f"{nonce} {mac}"
-
-    def _key(self, path: str, body: bytes, claim: RequestClaim, keys: tuple[bytes, ...]) -> bytes:
-        fitting = [
-            key
-            for key in keys
-            if hmac.compare_digest(request_mac(key, path, body, claim), claim.mac)
-        ]
-        if not fitting or claim.challenge == ABSENT:
-            raise RequestRejected(Rejection.KEY)
-        # After the MAC: a stranger must neither learn whether a nonce is good nor spend it.
-        if not self._nonces.fresh(claim.nonce, claim.sender):
-            raise RequestRejected(Rejection.STALE)
-        if not self._nonces.spend(claim.nonce, claim.sender):
-            raise RequestRejected(Rejection.REPLAYED)
-        return fitting[0]
-
-    def _admit(self, claim: RequestClaim) -> None:
-        if claim.receiver != self._me:
+    def _admit(self, hello: Hello) -> None:
+        if hello.receiver != self._me:
             raise RequestRejected(Rejection.RECEIVER)
-        if claim.sender == self._me:
+        if hello.sender == self._me:
             raise RequestRejected(Rejection.SELF)
-        if claim.sender not in self._members():
+        if hello.sender not in self._members():
             raise RequestRejected(Rejection.SENDER)
-        if not self._nonces.admit(claim.sender):
+        if not self._allowances.admit(hello.sender):
             raise RequestRejected(Rejection.RATE)
         if self._credentials.off:
             raise RequestRejected(Rejection.OFF)
@@ -166,22 +123,34 @@ class Guard:
         the name cannot be looked up: that member could not be called either.
         """
         try:
-            async with time_limit(self._options.header_timeout):
+            async with time_limit(self._limits.patience):
                 known = await resolver.addresses(sender)
         except (LookupFailed, TimeoutError):
             return False
         return bool(address) and plain(address) in {plain(other) for _, other in known}
 
-    async def _read(self, request: BaseRequest) -> bytes:
-        try:
-            async with time_limit(self._options.header_timeout):
-                return await request.read()
-        except TimeoutError as error:
-            raise RequestRejected(Rejection.SLOW) from error
-        except HTTPRequestEntityTooLarge as error:
-            raise RequestRejected(Rejection.TOO_LARGE) from error
-        except (RequestPayloadError, HttpProcessingError) as error:
-            raise RequestRejected(Rejection.MALFORMED) from error
+
+class Allowances:
+    """The calls that each member may still make; they grow at a fixed rate, up to a bound."""
+
+    def __init__(self, limits: PeerLimits, monotonic: Callable[[], float]) -> None:
+        self._rate, self._burst = limits.calls_per_second, float(limits.burst)
+        self._monotonic = monotonic
+        self._left: dict[str, tuple[float, float]] = {}
+        """What each sender had left, and when."""
+
+    def admit(self, sender: str) -> bool:
+        """Take one call from a sender's allowance; False if there is none left."""
+        now = self._monotonic()
+        if sender not in self._left and len(self._left) >= MAX_SENDERS:
+            # After that time an allowance is full again.
+            filled = now - self._burst / self._rate
+            self._left = {name: seen for name, seen in self._left.items() if seen[1] > filled}
+        left, at = self._left.get(sender, (self._burst, now))
+        left = min(self._burst, left + (now - at) * self._rate)
+        admitted = left >= 1.0
+        self._left[sender] = left - admitted, now
+        return admitted
 
 
 def plain(address: str) -> str:
@@ -189,16 +158,3 @@ def plain(address: str) -> str:
     parsed = ipaddress.ip_address(address.partition("%")[0])
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
     return str(mapped or parsed)
-
-
-def content_length(request: BaseRequest) -> int:
-    """Return the length of a body; refuse a request that is ambiguous or needs decoding."""
-    lengths = request.headers.getall("Content-Length", ())
-    if any(
-        name in request.headers
-        for name in ("Transfer-Encoding", "Content-Encoding", "Upgrade", "Expect")
-    ):
-        raise RequestRejected(Rejection.MALFORMED)
-    if len(lengths) != 1 or not _LENGTH.fullmatch(lengths[0]):
-        raise RequestRejected(Rejection.MALFORMED)
-    return int(lengths[0])

@@ -48,6 +48,10 @@ BOUNDS = Record(
 RANK_NUMBER = Integer(0, 10**7)
 """The largest jobs have 10^5 ranks."""
 PART_SECONDS = Number(INSTANT, LONGEST_STEP)
+MAX_OWN_WORK = 16
+"""Most of these in a job: four times of four roles."""
+MAX_VARIANCE = 1e3
+"""Of logarithms of what takes from an instant to the longest step, whose range is 37."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +166,17 @@ TIMING = Record(
 )
 
 
-WORK = Record(
+OWN_WORK = Record(
     {
+        "over": Text(16),
         "role": Text(MAX_SUMMARY_TEXT),
+        "ranks": Integer(1, 100_000),
         "rank": RANK_NUMBER,
-        "work_seconds": PART_SECONDS,
-        "usual_seconds": PART_SECONDS,
-    },
-    {"wait_seconds": Number(0, LONGEST_STEP)},
+        **dict.fromkeys(("step_seconds", "slow", "usual"), PART_SECONDS),
+        **dict.fromkeys(("between", "within"), Number(0, MAX_VARIANCE)),
+    }
 )
-"""Of a node's ranks of a role, the one whose own work takes longest, and what it usually takes."""
+"""What `jobs.own_work` compares of a node's ranks of a role, over one of its times."""
 JOB = Record(
     {
         "job": Text(MAX_SUMMARY_TEXT),
@@ -186,7 +191,7 @@ JOB = Record(
         "steps_per_minute": Number(0, 60 / SHORTEST_STEP),
         "cause": Text(16),
         "culprits": Array(RANK_NUMBER, 8),
-        "work": Array(WORK, 8),
+        "own_work": Array(OWN_WORK, MAX_OWN_WORK),
     },
 )
 """A node's part of a training job."""

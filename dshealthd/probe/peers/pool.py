@@ -9,7 +9,6 @@ import asyncio
 import errno
 import ipaddress
 import socket
-import ssl
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from dshealthd.core.sockets import listen_address
 from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.link import Link
-from dshealthd.probe.peers.protocol import PeerError, TimeoutMeaning, certificate_names
+from dshealthd.probe.peers.protocol import PeerError, TimeoutMeaning
 from dshealthd.probe.peers.resolver import LookupFailed, UnknownName, literal
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ IDLE_TIMEOUT = 60.0
 """Seconds for which an idle connection is kept; less than a listener allows."""
 FIRST_PATIENCE = 1.0
 """Seconds to connect to each address of a name except the last."""
-SHUTDOWN_TIMEOUT = 1.0
 _NO_ROUTE = {
     errno.ENETUNREACH,
     errno.EHOSTUNREACH,
@@ -41,8 +39,6 @@ _NO_ROUTE = {
     errno.EHOSTDOWN,
     errno.EADDRNOTAVAIL,
 }
-_CERTIFICATE_PROBLEMS = {9: "certificate_not_yet_valid", 10: "certificate_expired"}
-"""By OpenSSL's verification code (X509_V_ERR_…)."""
 _IP_BIND_ADDRESS_NO_PORT = 24
 """Linux: choose the port at connect(2), so that it need not be free towards every other address."""
 
@@ -58,7 +54,6 @@ class ConnectionPool:
         monotonic: Callable[[], float],
     ) -> None:
         """`addresses` returns the host (name or address) and port of a peer."""
-        self._options = options
         self._addresses = addresses
         self._resolver = resolver
         self._monotonic = monotonic
@@ -73,20 +68,20 @@ class ConnectionPool:
         self._prune()
         return len(self._idle) + len(self._busy)
 
-    async def acquire(
-        self, peer: str, tls: ssl.SSLContext | None, on_timeout: TimeoutMeaning
-    ) -> Link:
-        """Return a connection to a peer: the idle one used last, or a new one. Raises PeerError."""
+    async def acquire(self, peer: str, key: bytes, on_timeout: TimeoutMeaning) -> Link:
+        """Return a connection to a peer: the idle one used last whose session has this key, or a
+        new one. Raises PeerError.
+        """
         self._prune()
         # The one used last has been idle for the shortest time, so it is the least likely to be
         # closed.
         for link in [link for link in reversed(self._idle) if self._idle[link] == peer]:
             del self._idle[link]
-            if link.usable():
+            if link.usable() and link.session is not None and link.session.key == key:
                 break
             link.abort()
         else:
-            link = await self._open(peer, tls, on_timeout)
+            link = await self._open(peer, on_timeout)
         self._busy.add(link)
         return link
 
@@ -123,9 +118,7 @@ class ConnectionPool:
         while len(self._idle) > MAX_IDLE:
             self._idle.popitem(last=False)[0].abort()
 
-    async def _open(
-        self, peer: str, tls: ssl.SSLContext | None, on_timeout: TimeoutMeaning
-    ) -> Link:
+    async def _open(self, peer: str, on_timeout: TimeoutMeaning) -> Link:
         host, port = self._addresses(peer)
         on_timeout.becomes(
             Outcome.INCONCLUSIVE, "name_timeout"
@@ -140,9 +133,8 @@ class ConnectionPool:
         try:
             connection = await self._connect(addresses, port)
             self.opened += 1
-            on_timeout.becomes(Outcome.HUNG, "tls_handshake")
-            return await self._greet(connection, peer, tls)
-        except OSError as error:  # what ssl raises is one too
+            return await _linked(connection)
+        except OSError as error:
             free_frames(error)
             raise PeerError(*meaning(error)) from error
 
@@ -169,40 +161,21 @@ class ConnectionPool:
             raise
         return connection
 
-    async def _greet(
-        self, connection: socket.socket, peer: str, tls: ssl.SSLContext | None
-    ) -> Link:
-        """Return the link on a connection, after any handshake. Raises PeerError."""
-        link = Link()
-        try:
-            await asyncio.get_running_loop().create_connection(
-                lambda: link,
-                sock=connection,
-                ssl=tls,
-                server_hostname=None if tls is None else "",
-                ssl_shutdown_timeout=None if tls is None else SHUTDOWN_TIMEOUT,
-            )
-        except BaseException:
-            # The transport owns the socket and closes it later. If it were closed here, another
-            # connection could get its descriptor while the transport still reads from it.
-            link.abort()
-            raise
-        if tls is not None and self._options.certificate_name(peer) not in certificate_names(
-            link.peer_certificate()
-        ):
-            link.abort()
-            raise PeerError(Outcome.UNAUTHORIZED, "wrong_certificate")
-        return link
+
+async def _linked(connection: socket.socket) -> Link:
+    link = Link()
+    try:
+        await asyncio.get_running_loop().create_connection(lambda: link, sock=connection)
+    except BaseException:
+        # The transport owns the socket and closes it later. If it were closed here, another
+        # connection could get its descriptor while the transport still reads from it.
+        link.abort()
+        raise
+    return link
 
 
 def meaning(error: OSError) -> tuple[Outcome, str]:
     """Return the outcome and reason for an error on a connection to a peer."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return Outcome.UNAUTHORIZED, _CERTIFICATE_PROBLEMS.get(
-            error.verify_code, "certificate_untrusted"
-        )
-    if isinstance(error, ssl.SSLError):
-        return Outcome.UNAUTHORIZED, "tls"
     if isinstance(error, ConnectionRefusedError):
         return Outcome.REFUSED, "refused"
     if isinstance(error, ConnectionAbortedError):

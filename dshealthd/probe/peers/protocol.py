@@ -1,45 +1,50 @@
-"""The protocol of the peer API: options, claims, refusals, and what is signed."""
+"""The protocol between two agents: signed frames on one connection, one request at a time.
+
+    caller → scheme, its name, the name of the agent it means, a random challenge
+    caller ← a random challenge
+    caller → MAC, method, message        caller ← MAC, `ok` or a reason, message
+    caller → …
+
+A frame is four bytes of length, big-endian, and so many bytes. The MACs are HMAC-SHA256 with the
+key of the session, which both derive from the key that all nodes share, both names and both
+challenges; they cover the direction, the number of the exchange and the content. So nothing that
+was sent once counts again, elsewhere, or as anything else, and neither side keeps anything when the
+connection ends. Whoever has not proved to have the key gets an empty frame and no reason. Nothing
+is encrypted.
+"""
 
 from __future__ import annotations
 
 import enum
-import hashlib
 import hmac
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import secrets
+import struct
+from typing import NamedTuple
 
 from dshealthd.probe.members.hostlist import is_name
 from dshealthd.probe.observation import Outcome
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-PREFIX = "/peer/v1/"
-NONCE = "nonce"
-"""The method that gives anyone a nonce; `messages` declares all others."""
-MAX_BODY = 65536
-SCHEME = "dshealthd1"
-ANSWER = "Dshealthd-Answer"
-ABSENT = "-"
+SCHEME = "dshealthd2"
+MAX_MESSAGE = 65536
+"""Bytes of a request or an answer, without its MAC."""
 SLUG = re.compile(r"[a-z][a-z0-9_]{0,47}")
-_TOKEN = re.compile(r"[0-9a-f]{32,64}|-")
-_FIELDS = 6
-UNAUTHORIZED = "unauthorized"
+OK = "ok"
 TIMED_OUT = "timed_out"
+DEFECT = "peer_error"
+_LENGTH = struct.Struct(">I")
+_MAC = 32
+_CHALLENGE = re.compile(r"[0-9a-f]{32}")
+_FIELDS = 4
 
 
 class Rejection(enum.StrEnum):
     """Why a request was refused: the values of the label `reason`. A reason marked "not disclosed"
-    is hidden from the caller: the answer says "unauthorized".
+    is hidden from the caller.
     """
 
-    NO_CREDENTIALS = "no_credentials"  # not disclosed
-    CERTIFICATE = "certificate"  # not disclosed: the certificate is not the sender's
-    KEY = "key"  # not disclosed: signed with another key, or tampered with
-    REPLAYED = "replayed"  # not disclosed
-    STALE = "stale_nonce"
-    """The nonce is too old or from an earlier run; the answer has a new one."""
+    NO_CREDENTIALS = "no_credentials"  # not disclosed: it does not begin as a call does
+    KEY = "key"  # not disclosed: signed with another key, recorded, or tampered with
     RECEIVER = "wrong_receiver"
     SENDER = "not_a_member"
     SELF = "own_name"
@@ -48,12 +53,7 @@ class Rejection(enum.StrEnum):
     RATE = "rate_limited"
     OFF = "switched_off"
     METHOD = "unknown_method"
-    TOO_LARGE = "too_large"
     MALFORMED = "malformed"
-    SLOW = "slow_body"
-
-
-UNTOLD = {Rejection.NO_CREDENTIALS, Rejection.CERTIFICATE, Rejection.KEY, Rejection.REPLAYED}
 
 
 class Refusal(Exception):
@@ -87,72 +87,100 @@ class TimeoutMeaning:
         self.outcome, self.reason = outcome, reason
 
 
-@dataclass(frozen=True, slots=True)
-class RequestClaim:
-    """What a request claims about itself, before any of it is verified."""
+class FrameError(Exception):
+    """The data received is none of this protocol."""
+
+
+class Frames:
+    """The frames in the data that arrives on a connection."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def add(self, data: bytes) -> bytes | None:
+        """Return the frame that is complete with this data; None if it is not yet. Raises
+        FrameError if more has arrived than that: each side waits for the other's answer.
+        """
+        self._data += data
+        if len(self._data) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._data)
+        end = _LENGTH.size + length
+        if length > _MAC + MAX_MESSAGE or len(self._data) > end:
+            raise FrameError
+        if len(self._data) < end:
+            return None
+        frame = bytes(self._data[_LENGTH.size :])
+        self._data.clear()
+        return frame
+
+
+def framed(content: bytes) -> bytes:
+    """Return content as a frame."""
+    return _LENGTH.pack(len(content)) + content
+
+
+class Hello(NamedTuple):
+    """The beginning of a connection: what a caller claims, before any of it is proved."""
 
     sender: str
     receiver: str
-    nonce: str = ABSENT
-    challenge: str = ABSENT
-    mac: str = ABSENT
+    challenge: str
 
     @classmethod
-    def parse(cls, header: str) -> RequestClaim | None:
-        """Return the claim in a peer's `Authorization` header, or None if it has none."""
-        fields = header.split(" ")
+    def parse(cls, frame: bytes) -> Hello | None:
+        """Return the caller's claim; None if it is malformed."""
+        fields = frame.decode("ascii", "replace").split(" ")
         if len(fields) != _FIELDS or fields[0] != SCHEME:
             return None
-        if not all(map(is_name, fields[1:3])) or not all(map(_TOKEN.fullmatch, fields[3:])):
+        if not all(map(is_name, fields[1:3])) or _CHALLENGE.fullmatch(fields[3]) is None:
             return None
         return cls(*fields[1:])
 
-    def __str__(self) -> str:
-        """Write the header."""
-        return f"{SCHEME} {self.sender} {self.receiver} {self.nonce} {self.challenge} {self.mac}"
+    def __bytes__(self) -> bytes:
+        """Return the first frame's content."""
+        return " ".join((SCHEME, *self)).encode()
 
 
-def certificate_names(certificate: Mapping[str, Any]) -> set[str]:
-    """Return a certificate's names (DNS and URI), which are compared without wildcards."""
-    return {name for kind, name in certificate.get("subjectAltName", ()) if kind in {"DNS", "URI"}}
+def new_challenge() -> str:
+    """Return a random challenge."""
+    return secrets.token_hex(16)
 
 
-def parse_answer(header: str) -> tuple[str, str] | None:
-    """Return the nonce and the MAC of a peer's `Dshealthd-Answer` header, or None if malformed."""
-    fields = header.split(" ")
-    if len(fields) != 2 or not all(map(_TOKEN.fullmatch, fields)):  # noqa: PLR2004 - a pair
-        return None
-    return fields[0], fields[1]
+def parse_challenge(frame: bytes) -> str | None:
+    """Return the listener's challenge; None if the frame holds anything else."""
+    text = frame.decode("ascii", "replace")
+    return text if _CHALLENGE.fullmatch(text) else None
 
 
-def request_mac(key: bytes, path: str, body: bytes, claim: RequestClaim) -> str:
-    """Return the MAC of a request to a peer; `claim.mac` is ignored."""
-    digest = hashlib.sha256(body).hexdigest()
-    return _mac(
-        key,
-        "request",
-        "POST",
-        path,
-        digest,
-        claim.sender,
-        claim.receiver,
-        claim.nonce,
-        claim.challenge,
-    )
+class PeerSession:
+    """What both ends of a connection sign with."""
+
+    def __init__(self, key: bytes, hello: Hello, challenge: str) -> None:
+        """`key` is the one that all nodes share, `challenge` the listener's."""
+        self.key = key
+        self._secret = _digest(key, *(field.encode() for field in (SCHEME, *hello, challenge)))
+        self._number = 0
+
+    def sign(self, direction: str, content: bytes) -> bytes:
+        """Return a frame with this exchange's `request` or `answer`; an answer ends it."""
+        frame = framed(self._mac(direction, content) + content)
+        self._number += direction == "answer"
+        return frame
+
+    def verified(self, direction: str, frame: bytes) -> bytes | None:
+        """Return what a frame says if it is this exchange's `request` or `answer`, else None."""
+        mac, content = frame[:_MAC], frame[_MAC:]
+        if not hmac.compare_digest(mac, self._mac(direction, content)):
+            return None
+        self._number += direction == "answer"
+        return content
+
+    def _mac(self, direction: str, content: bytes) -> bytes:
+        number = self._number.to_bytes(8, "big")
+        return _digest(self._secret, direction.encode(), number, content)
 
 
-def answer_mac(key: bytes, request: str, status: int, body: bytes, next_nonce: str) -> str:
-    """Return the MAC of a peer's answer to the request whose MAC is `request`."""
-    return _mac(key, "answer", request, str(status), hashlib.sha256(body).hexdigest(), next_nonce)
-
-
-def _mac(key: bytes, *fields: str) -> str:
-    parts = [SCHEME.encode()]
-    for field in fields:
-        encoded = field.encode()
-        # Length prefixes, so that no two lists of fields give the same message.
-        parts += (
-            len(encoded).to_bytes(4, "big"),
-            encoded,
-        )
-    return hmac.digest(key, b"".join(parts), "sha256").hex()
+def _digest(key: bytes, *fields: bytes) -> bytes:
+    # Length prefixes, so that no two lists of fields give the same message.
+    return hmac.digest(key, b"".join(_LENGTH.pack(len(one)) + one for one in fields), "sha256")

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections import Counter
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from aiohttp.web_response import Response
-
-from dshealthd.core import documents, schema
+from dshealthd.core import schema
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.schema import SchemaError
 from dshealthd.core.sockets import listen_address
 from dshealthd.core.timing import time_limit
-from dshealthd.http.connection import connection_of
 from dshealthd.http.listener import Listener
-from dshealthd.http.tls import Tls
 from dshealthd.probe.peers.connection import PeerConnection, PeerGate
 from dshealthd.probe.peers.credentials import Credentials
-from dshealthd.probe.peers.guard import Call, Guard, RequestRejected
-from dshealthd.probe.peers.messages import METHODS, Method
+from dshealthd.probe.peers.guard import Guard, PeerLimits, RequestRejected
+from dshealthd.probe.peers.messages import METHODS
 from dshealthd.probe.peers.protocol import (
-    ANSWER,
-    MAX_BODY,
-    NONCE,
-    PREFIX,
+    OK,
     TIMED_OUT,
-    UNAUTHORIZED,
-    UNTOLD,
     Refusal,
     Rejection,
+    framed,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-
-    from aiohttp.web_request import BaseRequest
-    from aiohttp.web_response import StreamResponse
 
     from dshealthd.core.collector import Sample
     from dshealthd.probe.options import PeerOptions
@@ -75,16 +64,6 @@ HANDLER_TIMEOUT = 25.0
 """Seconds that a handler may take; a little less than the connection allows."""
 
 
-_CODES = {
-    Rejection.STALE: HTTPStatus.UNAUTHORIZED,
-    Rejection.RATE: HTTPStatus.TOO_MANY_REQUESTS,
-    Rejection.METHOD: HTTPStatus.NOT_FOUND,
-    Rejection.TOO_LARGE: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    Rejection.MALFORMED: HTTPStatus.BAD_REQUEST,
-    Rejection.SLOW: HTTPStatus.REQUEST_TIMEOUT,
-}
-
-
 class PeerServer:
     """Serves the peer API."""
 
@@ -98,6 +77,7 @@ class PeerServer:
         credentials: Credentials | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         resolver: Resolver | None = None,
+        limits: PeerLimits | None = None,
     ) -> None:
         """Prepare to serve `handlers` as the node `me`. Raises CredentialError.
 
@@ -106,22 +86,20 @@ class PeerServer:
         `credentials` are shared with the client, if there is one; otherwise they are read here.
         `resolver`, if given, gives the addresses from which each member may call.
         """
+        limits = limits or PeerLimits()
         self._options = options
         self._handlers = {
-            PREFIX + name: (name, handler, METHODS[name]) for name, handler in handlers.items()
+            name.encode(): (name, handler, METHODS[name]) for name, handler in handlers.items()
         }
         self._credentials = credentials or Credentials(options)
-        self._guard = Guard(options, me, members, self._credentials, monotonic, resolver)
-        self._gate = PeerGate(options.max_connections, options.max_connections_per_address)
+        self._guard = Guard(options, limits, me, members, self._credentials, monotonic, resolver)
+        self._gate = PeerGate(limits.connections, limits.connections_per_address)
         self._requests: Counter[tuple[str, str]] = Counter()
         self._listener = Listener(
             self._gate,
-            self._handle,
-            self._answered,
-            header_timeout=options.header_timeout,
-            max_body=MAX_BODY,
-            tls=self._tls if options.tls else None,
-            connection=PeerConnection,
+            None,
+            header_timeout=limits.patience,
+            connection=functools.partial(PeerConnection, self._serve),
         )
 
     @property
@@ -131,16 +109,15 @@ class PeerServer:
 
     async def start(self) -> None:
         """Listen for peers, if an address is configured. Raises OSError if that fails."""
-        if not self._options.listen_address:
-            return
-        if not self._options.tls and self._options.key_file is None:
-            message = "the peer listener needs a key or certificates"
-            raise ValueError(message)
-        await self._listener.start(*listen_address(self._options.listen_address))
+        if self._options.listen_address:
+            await self._listener.start(*listen_address(self._options.listen_address))
 
     async def close(self) -> None:
         """Stop listening for peers and close the connections; answers in progress get a second."""
+        self._gate.end()
         await self._listener.close()
+        for connection in list(self._gate.all):
+            connection.evict()
         await self._credentials.close()
 
     def samples(self) -> Iterator[Sample]:
@@ -153,71 +130,48 @@ class PeerServer:
         for reason, count in self._guard.refused.items():
             yield REFUSED(float(count), reason)
 
-    async def _tls(self) -> Tls | None:
-        context = (await self._credentials.current()).server
-        return None if context is None else Tls(context, frozenset())
-
-    def _answered(self, request: BaseRequest, _response: StreamResponse) -> None:
-        if request.method == "UNKNOWN":  # aiohttp's name for data that is not a request
-            self._guard.refused[Rejection.MALFORMED] += 1
-
-    async def _handle(self, request: BaseRequest) -> Response:
-        connection = cast("PeerConnection", connection_of(request))
-        connection.begin()
-        call = Call()
-        known = self._handlers.get(request.raw_path)
+    async def _serve(self, connection: PeerConnection, frame: bytes | None) -> None:
+        """Answer a frame of a connection, or refuse it."""
         try:
-            if request.method != "POST" or (known is None and request.raw_path != PREFIX + NONCE):
-                raise RequestRejected(Rejection.METHOD)  # noqa: TRY301 - answered like all others
-            body = await self._guard.body(request, connection, call)
-            if body is None or known is None:
-                return self._answer(call, connection, HTTPStatus.OK, b"{}")
-            name, handler, method = known
-            message = _message(body, method)
+            if frame is None:
+                raise RequestRejected(Rejection.MALFORMED)  # noqa: TRY301 - answered like others
+            if connection.hello is None:
+                connection.answer(self._guard.greet(connection, frame))
+                return
+            request = await self._guard.request(connection, connection.hello, frame)
+            content = await self._answer(connection.hello.sender, request)
         except RequestRejected as rejected:
-            return self._reject(call, connection, rejected.reason)
-        result, code = "ok", HTTPStatus.OK
+            self._guard.refused[rejected.reason] += 1
+            if rejected.reason is Rejection.KEY:
+                connection.refuse(framed(b""))
+                return
+            if frame is None or connection.session is None:
+                connection.refuse()
+                return
+            content = rejected.reason.encode()
+        if connection.session is not None:
+            connection.answer(connection.session.sign("answer", content))
+
+    async def _answer(self, sender: str, request: bytes) -> bytes:
+        """Have a request handled; return the content of its answer. Raises RequestRejected."""
+        name_, _, body = request.partition(b" ")
+        known = self._handlers.get(name_)
+        if known is None:
+            raise RequestRejected(Rejection.METHOD)
+        name, handler, method = known
+        try:
+            message = schema.loads(body, method.request)
+        except SchemaError as error:
+            log.debug("peer API: refused a message: %s", error)
+            raise RequestRejected(Rejection.MALFORMED) from error
+        result = OK
         try:
             async with time_limit(HANDLER_TIMEOUT):
-                answer = schema.dumps(await handler(call.claim.sender, message), method.answer)
+                answer = schema.dumps(await handler(sender, message), method.answer)
+                content = b" ".join((OK.encode(), answer))
         except Refusal as refusal:
-            result, code, answer = "declined", HTTPStatus.CONFLICT, _refusal(refusal.reason)
+            result, content = "declined", refusal.reason.encode()
         except TimeoutError:
-            result, code, answer = TIMED_OUT, HTTPStatus.GATEWAY_TIMEOUT, _refusal(TIMED_OUT)
+            result, content = TIMED_OUT, TIMED_OUT.encode()
         self._requests[name, result] += 1
-        return self._answer(call, connection, code, answer)
-
-    def _reject(self, call: Call, connection: PeerConnection, reason: Rejection) -> Response:
-        self._guard.refused[reason] += 1
-        told = UNAUTHORIZED if reason in UNTOLD else reason
-        code = HTTPStatus.FORBIDDEN if reason in UNTOLD else _CODES.get(reason, HTTPStatus.CONFLICT)
-        again = call.proved or (reason is Rejection.STALE and connection.doubt())
-        response = self._answer(call if again else Call(), connection, code, _refusal(told))
-        if not again:
-            response.force_close()
-        return response
-
-    def _answer(
-        self, call: Call, connection: PeerConnection, code: HTTPStatus, body: bytes
-    ) -> Response:
-        """Return an answer to a peer, signed where its request was, with its next nonce."""
-        headers = {"Content-Type": "application/json"}
-        signature = self._guard.signature(call, code, body)
-        if signature is not None:
-            headers[ANSWER] = signature
-        response = Response(status=code, body=body, headers=headers)
-        if connection.aged:
-            response.force_close()
-        return response
-
-
-def _message(body: bytes, method: Method) -> dict[str, Any]:
-    try:
-        return schema.loads(body, method.request)
-    except SchemaError as error:
-        log.debug("peer API: refused a message: %s", error)
-        raise RequestRejected(Rejection.MALFORMED) from error
-
-
-def _refusal(reason: str) -> bytes:
-    return documents.dumps({"refusal": reason}).encode()
+        return content

@@ -118,11 +118,10 @@ class Detector:
             self._high,
             self._options.confirmations,
         )
-        # only keys are removed
-        stores: tuple[dict[str, object], ...] = (self._pairs, self._ended, self._gone)  # type: ignore[assignment]
-        for store in stores:
-            for name in store.keys() - company.leaves.keys():
-                del store[name]
+        for gone in {*self._pairs, *self._ended, *self._gone} - company.leaves.keys():
+            self._pairs.pop(gone, None)
+            self._ended.pop(gone, None)
+            self._gone.pop(gone, None)
 
     def observe(
         self, observation: Observation, *, requested: bool = False

@@ -535,8 +535,10 @@ def versions(job: dict[str, Any]) -> str:
     """Return the versions that must match on all ranks' workers for their times to compare."""
     import torch
 
-    nccl = str(torch.cuda.nccl.version()) if job["backend"] == "nccl" else ""  # type: ignore[no-untyped-call]
-    return " ".join(filter(None, [job["backend"], "torch", str(torch.__version__), nccl]))
+    found = [job["backend"], "torch", str(torch.__version__)]
+    if job["backend"] == "nccl":
+        found.append(str(torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return " ".join(found)
 
 
 def meet(store: Any, job: dict[str, Any]) -> None:
@@ -578,7 +580,8 @@ def backend_options(job: dict[str, Any], device: torch.device) -> Any:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # noqa: SLF001
         # A numeric address: gloo would otherwise listen on whatever the machine's own name resolves
         # to.
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=job["address"])]  # noqa: SLF001
+        device_ = dist.ProcessGroupGloo.create_device(hostname=job["address"])
+        options._devices = [device_]  # noqa: SLF001
         options._threads = 1  # noqa: SLF001
     # the name that every version has
     options._timeout = timedelta(seconds=job["timeout"])  # noqa: SLF001

@@ -1,7 +1,7 @@
 // All members at a glance: the state that each reports, by leaf, and the jobs across nodes.
 
 import { h, patch } from "./elements.js";
-import { clock, count, duration, known, plural, seconds, unknown, words, zone } from "./numbers.js";
+import { clock, count, duration, known, plural, unknown, words, zone } from "./numbers.js";
 import { LEVELS, MARKS, mark, table } from "./pieces.js";
 import { poll } from "./poll.js";
 
@@ -160,15 +160,13 @@ function jobs(found, leftOut) {
     const bad = job.state === "hung" || job.state === "failed" || job.loss === "not finite";
     const apart = known(job.step) && known(job.step_highest) && job.step_highest !== job.step ? `\u2013${count(job.step_highest)}` : "";
     const culprits = job.culprits.map(({ rank, node, cause }) => `rank ${rank} on ${node} (${words(cause || "unknown")})`);
-    const slow = job.slowest && job.slowest.ratio >= 1.05 ? `slowest rank ${job.slowest.rank} on ${job.slowest.node}, ${job.slowest.ratio.toFixed(2)}\u00d7` : "";
+    const slow = job.slow.map(({ rank, node, ratio }) => `slow: rank ${rank} on ${node}, ${ratio.toFixed(2)}\u00d7`);
     return h(
       "tr",
       {},
       h("th", { scope: "row" }, mark(bad ? "bad" : MILD.includes(job.state) ? "warn" : CALM.includes(job.state) ? "good" : "quiet"), job.job),
       h("td", { class: bad ? "bad" : null }, job.pause ? words(job.pause) : job.state, job.loss === "not finite" ? ", loss not finite" : ""),
-      h("td", {}, culprits.join(", ") || slow || "\u2013"),
-      h("td", { class: "num" }, seconds(job.slowest && job.slowest.work_seconds)),
-      h("td", { class: "num" }, seconds(job.slowest && job.slowest.wait_seconds)),
+      h("td", {}, [...culprits, ...slow].join(", ") || "\u2013"),
       h("td", { class: "num" }, `${job.ranks}${known(job.world_size) ? ` of ${job.world_size}` : ""}`),
       h("td", { class: "num" }, String(job.nodes.length)),
       h("td", { class: "num" }, known(job.step) ? [count(job.step), apart] : unknown()),
@@ -180,7 +178,7 @@ function jobs(found, leftOut) {
     { class: "panel wide", "aria-label": "Jobs" },
     h("h2", {}, h("span", {}, "Jobs"), h("span", { class: "about" }, plural(found.length + leftOut, "training job"))),
     rows.length
-      ? h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Table of jobs" }, table(["job", "state", "culprit or slowest rank", "#its own work", "#its wait", "#ranks", "#nodes", "#step", "#steps per minute"], rows))
+      ? h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Table of jobs" }, table(["job", "state", "culprit or slow rank", "#ranks", "#nodes", "#step", "#steps per minute"], rows))
       : h("p", { class: "quiet" }, "no training jobs"),
     leftOut ? h("p", { class: "quiet" }, `and ${leftOut} more, none of which hangs or failed`) : null,
   );

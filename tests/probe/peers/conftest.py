@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.probe.peering import KEY, make_certificates, secret
+from tests.probe.peering import KEY, secret
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,11 +16,3 @@ if TYPE_CHECKING:
 def key(tmp_path: Path) -> Path:
     """The key file of all nodes."""
     return secret(tmp_path, "key", KEY)
-
-
-@pytest.fixture(scope="module")
-def issued(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with certificates."""
-    directory = tmp_path_factory.mktemp("issued")
-    make_certificates(directory)
-    return directory

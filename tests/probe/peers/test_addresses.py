@@ -6,8 +6,6 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from aiohttp.test_utils import make_mocked_request
-from multidict import CIMultiDict
 
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
@@ -99,17 +97,3 @@ def test_addresses_that_are_translated(tmp_path: Path) -> None:
 def test_an_address_has_one_form(address: str, plain: str) -> None:
     """A caller is compared with its name's addresses whichever way its socket writes its own."""
     assert guard.plain(address) == plain
-
-
-@pytest.mark.parametrize(
-    "lengths", [[], ["4", "4"], ["4", "5"], ["+4"], ["4, 4"], ["\u0664"], [""], ["9" * 19], ["-1"]]
-)
-def test_a_length_is_one_number(lengths: list[str]) -> None:
-    """A body whose length is missing, given twice or no plain number is refused, also if the parser
-    of HTTP before it lets that through.
-    """
-    headers = CIMultiDict(("Content-Length", length) for length in lengths)
-    with pytest.raises(guard.RequestRejected):
-        guard.content_length(make_mocked_request("POST", "/", headers))
-    plain = CIMultiDict({"Content-Length": "4"})
-    assert guard.content_length(make_mocked_request("POST", "/", plain)) == 4

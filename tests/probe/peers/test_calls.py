@@ -13,20 +13,11 @@ from dshealthd.core.options import Errors, decode
 from dshealthd.core.schema import SchemaError
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
+from dshealthd.probe.peers.guard import MAX_SENDERS, Allowances, PeerLimits
 from dshealthd.probe.peers.messages import MAX_PAYLOAD
-from dshealthd.probe.peers.nonces import LIFETIME, Nonces
-from dshealthd.probe.peers.protocol import (
-    ABSENT,
-    ANSWER,
-    MAX_BODY,
-    NONCE,
-    PREFIX,
-    Refusal,
-    RequestClaim,
-    parse_answer,
-)
+from dshealthd.probe.peers.protocol import MAX_MESSAGE, Hello, Refusal, framed
 from tests.probe.peering import (
-    ECHO,
+    CHALLENGE,
     OTHER_KEY,
     PATIENT,
     PING,
@@ -41,21 +32,20 @@ from tests.probe.peering import (
     listening,
     metric,
     ping,
-    request,
     secret,
-    signed,
     talking,
     until,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
     from typing import Any
 
 BODY = json.dumps({"clock": 1.5, "payload": "cGluZw=="}).encode()
 BUSY, DEFECT = "busy_gpu", "where it went wrong"
-UNAUTHORIZED = (403, b'{"refusal": "unauthorized"}')
+REQUEST = b"echo " + BODY
+ANSWERED = b"ok {"
 
 
 @pytest.mark.parametrize("size", [0, 4, MAX_PAYLOAD])
@@ -116,9 +106,8 @@ async def test_defect_of_a_handler_is_not_told(key: Path, caplog: pytest.LogCapt
                 "peer_error",
             )
             async with connected(node) as raw:
-                body = BODY.replace(b"1.5", b"0.0")
-                head, text = await raw.ask(request(signed(await raw.nonce(), body), body))
-                assert (head.status, text) == (500, b"Internal Server Error\n")
+                request = REQUEST.replace(b"1.5", b"0.0")
+                assert await raw.call(await raw.begin(), request) == b"peer_error"
             await ping(client)
     assert "where it went wrong" in caplog.text
     caplog.clear()
@@ -132,53 +121,44 @@ async def test_wrong_key(key: Path, tmp_path: Path) -> None:
         assert node.refused("key") == 1
         assert metric(client, "calls_total", "echo", "unauthorized") == 1
         async with connected(node) as raw:
-            claim = signed(await raw.nonce(), BODY, OTHER_KEY)
-            head, text = await raw.ask(request(claim, BODY))
-            assert (head.status, text) == UNAUTHORIZED
-            assert set(head.headers) <= {
-                "content-type",
-                "content-length",
-                "date",
-                "server",
-                "connection",
-            }
+            session = await raw.begin(OTHER_KEY)
+            assert await raw.ask(session.sign("request", REQUEST)) == b""
             assert await raw.closed()
 
 
 async def test_server_that_does_not_know_the_key(key: Path) -> None:
     """What answers without the key is not believed, however good its answer looks."""
 
-    async def impostor(requests: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
-        async for _ in requests:
-            answer = b'{"clock":1.5,"payload":"cGluZw=="}'
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n" % len(answer))
-            writer.write(f"{ANSWER}: {'0' * 64} {'1' * 64}\r\n\r\n".encode() + answer)
+    async def impostor(frames: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
+        async for _ in frames:
+            writer.write(framed(b"0" * 32))  # a challenge, and then a MAC
+            async for _ in frames:
+                writer.write(framed(b"1" * 32 + b'ok {"clock":1.5,"payload":"cGluZw=="}'))
 
     async with impersonating(impostor) as port, calling(keyed(key), port) as client:
         await fails(ping(client), Outcome.UNAUTHORIZED, "answer_not_signed")
 
 
 async def test_answer_of_an_earlier_request_is_not_believed(key: Path) -> None:
-    """A recorded answer does not pass as the answer to a later request, although nonce and message
-    are the same.
+    """A recorded answer does not pass as the answer to a later request, although the message is the
+    same: neither on its connection nor on another one.
     """
     recorded: list[bytes] = []
     async with listening(keyed(key)) as node:
 
-        async def between(requests: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
+        async def between(frames: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
+            at = 0
             async with connected(node) as onward:
-                async for request in requests:
-                    if len(recorded) < 2:  # a nonce, then a call
-                        recorded.append(await onward.relay(request))
-                    writer.write(recorded[-1])
+                async for frame in frames:
+                    if len(recorded) < 2:  # a challenge, then an answer
+                        recorded.append(framed(await onward.ask(frame)))
+                    writer.write(recorded[min(at, 1)])
+                    at += 1
 
         async with impersonating(between) as port, calling(keyed(key), port) as client:
             await ping(client)
-            await fails(
-                ping(client),
-                Outcome.UNAUTHORIZED,
-                "answer_not_signed",
-            )
+            for _ in range(2):
+                await fails(ping(client), Outcome.UNAUTHORIZED, "answer_not_signed")
 
 
 async def test_replayed_request(key: Path) -> None:
@@ -188,120 +168,49 @@ async def test_replayed_request(key: Path) -> None:
         connected(node) as first,
         connected(node) as second,
     ):
-        bytes_ = request(signed(await first.nonce(), BODY), BODY)
-        head, _ = await first.ask(bytes_)
-        assert head.status == 200
+        session = await first.begin()
+        bytes_ = session.sign("request", REQUEST)
+        answer = session.verified("answer", await first.ask(bytes_))
+        assert answer is not None
+        assert answer.startswith(ANSWERED)
+        await second.begin()
         for raw in (first, second):
-            head, text = await raw.ask(bytes_)
-            assert (head.status, text) == UNAUTHORIZED
+            assert await raw.ask(bytes_) == b""
             assert await raw.closed()
-        assert node.refused("replayed") == 2
+        assert node.refused("key") == 2
         assert node.metric("requests_total", "echo", "ok") == 1
 
 
 async def test_tampered_request(key: Path) -> None:
-    """A change of body, path, sender, receiver, nonce or challenge makes the signature void."""
-    async with listening(keyed(key), handlers={"echo": echo, "summary": echo}) as node:
-        for change in ("body", "path", "sender", "receiver", "nonce", "challenge", "mac"):
+    """A change of a byte, wherever it is, makes the signature void."""
+    async with listening(keyed(key)) as node:
+        for place in (4, 35, 36, 45, -1):
             async with connected(node) as raw:
-                claim = signed(await raw.nonce(), BODY)
-                values = {
-                    "sender": "c",
-                    "receiver": "c",
-                    "nonce": await raw.nonce(),
-                    "challenge": "d" * 32,
-                    "mac": "0" * 64,
-                }
-                fields = {name: getattr(claim, name) for name in RequestClaim.__slots__}
-                if change in values:
-                    fields[change] = values[change]
-                tampered = RequestClaim(**fields)
-                body = BODY.replace(b"1.5", b"1.6") if change == "body" else BODY
-                head, text = await raw.ask(
-                    request(tampered, body, "/peer/v1/summary" if change == "path" else ECHO)
-                )
-                assert (head.status, text) == UNAUTHORIZED, change
-        assert node.refused("key") == 7
+                frame = bytearray((await raw.begin()).sign("request", REQUEST))
+                frame[place] ^= 1
+                assert await raw.ask(bytes(frame)) == b"", place
+        assert node.refused("key") == 5
 
 
-async def test_request_without_a_challenge(key: Path) -> None:
-    """A request is refused whose answer its sender could not tell from a recorded one, though it is
-    signed with the key.
-    """
+async def test_request_before_the_challenges(key: Path) -> None:
+    """A request whose sender could not tell its answer from a recorded one is none."""
     async with listening(keyed(key)) as node, connected(node) as raw:
-        claim = signed(await raw.nonce(), BODY, challenge=ABSENT)
-        head, text = await raw.ask(request(claim, BODY))
-        assert (head.status, text) == UNAUTHORIZED
-        assert node.refused("key") == 1
-        assert node.metric("requests_total", "echo", "ok") == 0
+        raw.writer.write(framed(b"0" * 32 + REQUEST))
+        assert await raw.closed()
+        assert node.refused("no_credentials") == 1
 
 
-async def test_request_for_a_nonce_has_no_body(key: Path) -> None:
-    """What costs this node a nonce, which anybody may request, costs it nothing else."""
-    async with listening(keyed(key)) as node, connected(node) as raw:
-        head, _ = await raw.ask(request(RequestClaim("a", "b"), BODY, PREFIX + NONCE))
-        assert head.status != 200
-        assert node.refused("malformed") == 1
-
-
-def test_spent_nonces_are_bounded() -> None:
-    """A sender with the key cannot make this node remember more nonces than its rate allows,
-    whatever it is refused for afterwards; those of others are spent as before.
-    """
+@pytest.mark.parametrize(("senders", "calls"), [(MAX_SENDERS, 1), (MAX_SENDERS + 1, 2)])
+def test_allowances_are_bounded(senders: int, calls: int) -> None:
+    """What full allowances have had is forgotten once there are many: it says nothing any more."""
     clock = Time()
-    nonces = Nonces(rate=2.0, burst=5, monotonic=clock)
-    most = 5 + 2 * LIFETIME * 2.0
-    spent = [nonces.spend(nonces.issue("a"), "a") for _ in range(200)]
-    assert most <= spent.count(True) <= most + 1
-    assert spent[:40] == [True] * 40
-    assert nonces.spend(nonces.issue("b"), "b")
-    clock.now += LIFETIME + 0.1
-    assert nonces.spend(nonces.issue("a"), "a")
-
-
-def test_a_nonce_lives_for_ten_seconds() -> None:
-    """To the end of its life it is fresh, and not a moment longer."""
-    clock = Time()
-    nonces = Nonces(rate=2.0, burst=5, monotonic=clock)
-    nonce = nonces.issue("a")
-    clock.now += LIFETIME
-    assert nonces.fresh(nonce, "a")
-    clock.now += 0.001
-    assert not nonces.fresh(nonce, "a")
-
-
-async def test_nonce_is_of_one_sender_and_ages(key: Path) -> None:
-    """A nonce that was given to another sender, is older than 10 s, or comes from an earlier run is
-    stale; a new one is with the answer.
-    """
-    clock = Time()
-    async with listening(keyed(key), monotonic=clock) as node, listening(keyed(key)) as earlier:
-        async with connected(earlier) as raw:
-            strange = await raw.nonce()
-        for sender, age, nonce in (("c", 0.0, ""), ("a", 10.1, ""), ("a", 0.0, strange)):
-            async with connected(node) as raw:
-                given = nonce or await raw.nonce("a")
-                clock.now += age
-                head, text = await raw.ask(request(signed(given, BODY, sender=sender), BODY))
-                assert (head.status, text) == (401, b'{"refusal": "stale_nonce"}')
-                parsed = parse_answer(head.headers[ANSWER.lower()])
-                assert parsed is not None
-                head, _ = await raw.ask(request(signed(parsed[0], BODY, sender=sender), BODY))
-                assert head.status == 200
-        assert node.refused("stale_nonce") == 3
-
-
-async def test_client_gets_over_a_stale_nonce(key: Path) -> None:
-    """A client whose nonce has become too old for the receiver uses the new one that it is told,
-    within the same call.
-    """
-    clock = Time()
-    async with talking(keyed(key), monotonic=clock) as (node, client):
-        await ping(client)
-        clock.now += 60
-        await ping(client)
-        assert node.refused("stale_nonce") == 1
-        assert metric(client, "client_connections_opened_total") == 1
+    allowances = Allowances(PeerLimits(calls_per_second=1.0, burst=1), clock)
+    for number in range(MAX_SENDERS):
+        assert allowances.admit(f"{number}")
+    clock.now += 1.1
+    for number in range(senders - MAX_SENDERS):
+        assert allowances.admit(f"new {number}")
+    assert len(allowances._left) == (MAX_SENDERS if calls == 1 else 1)
 
 
 @pytest.mark.parametrize(
@@ -335,48 +244,43 @@ async def test_membership_is_asked_each_time(key: Path) -> None:
         await fails(ping(client), Outcome.DECLINED, "not_a_member")
 
 
-HEAD = f"POST {ECHO} HTTP/1.1\r\nHost: b\r\n"
 SMUGGLED = {
-    "two lengths": "Content-Length: 4\r\nContent-Length: 5\r\n",
-    "length list": "Content-Length: 4, 4\r\n",
-    "signed length": "Content-Length: +4\r\n",
-    "chunked": "Transfer-Encoding: chunked\r\n",
-    "both": "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n",
-    "obscured": "Transfer-Encoding : chunked\r\nContent-Length: 4\r\n",
-    "folded": "X: a\r\n b\r\nContent-Length: 4\r\n",
-    "bare CR": "X: a\rContent-Length: 4\r\n",
-    "no length": "Content-Type: application/json\r\n",
-    "zipped": "Content-Encoding: gzip\r\nContent-Length: 4\r\n",
-    "upgrade": "Connection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 4\r\n",
-    "expect": "Expect: 100-continue\r\nContent-Length: 4\r\n",
+    "two requests": lambda frame: frame + frame,
+    "a request and more": lambda frame: frame + b"\0",
+    "HTTP": lambda _: b"POST /peer/v1/echo HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
+    "too long": lambda frame: (MAX_MESSAGE + 33).to_bytes(4) + frame[4:],
 }
 
 
-@pytest.mark.parametrize("extra", SMUGGLED.values(), ids=SMUGGLED)
-async def test_smuggled_requests(key: Path, extra: str) -> None:
-    """A request whose body could be read in two ways, or has to be unpacked, gets one refusal, and
-    what follows it is no request.
-    """
-    async with listening(keyed(key)) as node:
-        smuggled = request(RequestClaim("a", "b"), b"", "/peer/v1/nonce")
-        claim = signed("0" * 64, b"abcd")
-        answer = await node.raw(
-            f"{HEAD}Authorization: {claim}\r\n{extra}\r\nabcd".encode() + smuggled
-        )
-        assert answer.startswith((b"HTTP/1.0 400 ", b"HTTP/1.1 400 "))
-        assert answer.count(b"HTTP/1.") == 1
+@pytest.mark.parametrize("change", SMUGGLED.values(), ids=SMUGGLED)
+async def test_smuggled_requests(key: Path, change: Callable[[bytes], bytes]) -> None:
+    """Data that could be read in two ways ends the connection, and none of it is a request."""
+    async with listening(keyed(key)) as node, connected(node) as raw:
+        session = await raw.begin()
+        await raw.call(session, REQUEST)
+        raw.writer.write(change(session.sign("request", REQUEST)))
+        assert await raw.closed()
         assert node.refused("malformed") == 1
+        assert node.metric("requests_total", "echo", "ok") == 1
         assert node.metric("connections") == 0
 
 
-@pytest.mark.parametrize("length", [MAX_BODY + 1, 10**7, 10**30])
-async def test_oversized_body(key: Path, length: int) -> None:
-    """A body beyond 64 KiB is refused by its announced length; nobody waits for it."""
-    async with listening(keyed(key)) as node:
-        claim = signed("0" * 64, b"")
-        answer = await node.raw(request(claim, b"x" * 100, extra=f"Content-Length: {length}\r\n"))
-        assert answer.startswith((b"HTTP/1.1 413 ", b"HTTP/1.0 400 "))
-        assert node.refused("too_large") + node.refused("malformed") == 1
+async def test_request_before_the_answer(key: Path) -> None:
+    """A caller that does not wait for its answer gets none."""
+    entered, release = asyncio.Event(), asyncio.Event()
+
+    async def slow(_sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        entered.set()
+        await release.wait()
+        return body
+
+    async with listening(keyed(key), handlers={"echo": slow}) as node, connected(node) as raw:
+        session = await raw.begin()
+        raw.writer.write(session.sign("request", REQUEST))
+        await entered.wait()
+        raw.writer.write(session.sign("request", REQUEST))
+        assert await raw.closed()
+        assert node.refused("malformed") == 1
 
 
 async def test_oversized_message_is_not_sent(key: Path) -> None:
@@ -412,74 +316,54 @@ async def test_malformed_message(key: Path, body: bytes) -> None:
     told, and may go on.
     """
     async with listening(keyed(key)) as node, connected(node) as raw:
-        head, text = await raw.ask(request(signed(await raw.nonce(), body), body))
-        assert (head.status, text) == (400, b'{"refusal": "malformed"}')
-        parsed = parse_answer(head.headers[ANSWER.lower()])
-        assert parsed is not None
-        head, _ = await raw.ask(request(signed(parsed[0], BODY), BODY))
-        assert head.status == 200
+        session = await raw.begin()
+        assert await raw.call(session, b"echo " + body) == b"malformed"
+        assert (await raw.call(session, REQUEST)).startswith(ANSWERED)
         assert node.refused("malformed") == 1
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", ECHO),
-        ("PUT", ECHO),
-        ("POST", "/"),
-        ("POST", "/metrics"),
-        ("POST", f"{ECHO}/../status"),
-        ("POST", f"{ECHO}?a"),
-        ("POST", f"{PREFIX}document"),
-    ],
-)
-async def test_unknown_methods_and_paths(key: Path, method: str, path: str) -> None:
-    """Only the methods that are served have a path; members of older releases call `document`."""
+@pytest.mark.parametrize("method", ["", "ECHO", "echo/../summary", "summary", "document"])
+async def test_unknown_methods(key: Path, method: str) -> None:
+    """Only the methods that are served are known; members of older releases call `document`."""
     async with listening(keyed(key)) as node, connected(node) as raw:
-        head, text = await raw.ask(
-            request(signed(await raw.nonce(), BODY, path=path), BODY, path, method)
-        )
-        assert (head.status, text) == (404, b'{"refusal": "unknown_method"}')
+        request = method.encode() + b" " + BODY
+        assert await raw.call(await raw.begin(), request) == b"unknown_method"
         assert node.refused("unknown_method") == 1
 
 
 @pytest.mark.parametrize(
-    "header",
+    "claim",
     [
-        "",
-        "Basic YTpi",
-        "dshealthd1 a b - -",
-        "dshealthd1 a b - - - -",
-        "dshealthd1 a/b b - - -",
-        "dshealthd1 a b - - XYZ",
+        b"",
+        b"Basic YTpi",
+        b"dshealthd2 a b",
+        b"dshealthd2 a b " + b"0" * 31,
+        b"dshealthd2 a/b b " + b"0" * 32,
+        b"dshealthd1 a b " + b"0" * 32,
+        b"dshealthd2 a b " + b"\xff" * 32,
     ],
 )
-async def test_no_credentials(key: Path, header: str) -> None:
-    """A request without a claim that can be read is refused before its body."""
+async def test_no_credentials(key: Path, claim: bytes) -> None:
+    """A connection that does not begin as a peer's ends, and learns nothing."""
     async with listening(keyed(key)) as node:
-        extra = f"Authorization: {header}\r\nContent-Length: 60000\r\n"
-        answer = await node.raw(request(None, b"", extra=extra))
-        assert answer.startswith(b"HTTP/1.1 403 ")
-        assert answer.endswith(UNAUTHORIZED[1])
+        assert await node.raw(framed(claim)) == b""
         assert node.refused("no_credentials") == 1
 
 
-async def test_nonces_are_not_handed_out_for_ever(key: Path) -> None:
-    """A connection that asks for nonces and proves nothing ends after a few."""
+async def test_challenges_are_given_once(key: Path) -> None:
+    """A connection that begins again proves nothing, and ends."""
     async with listening(keyed(key)) as node, connected(node) as raw:
-        for _ in range(2):
-            await raw.nonce()
-        head, _ = await raw.ask(request(RequestClaim("a", "b"), b"", "/peer/v1/nonce"))
-        assert head.status == 400
+        await raw.begin()
+        assert await raw.ask(framed(bytes(Hello("a", "b", CHALLENGE)))) == b""
         assert await raw.closed()
 
 
 async def test_rate_limit(key: Path) -> None:
     """A sender beyond its rate is declined with the reason for a while; others are not."""
     clock = Time()
-    options = keyed(key, calls_per_second=2.0, burst=3)
+    limits = PeerLimits(calls_per_second=2.0, burst=3)
     async with (
-        listening(options, monotonic=clock) as node,
+        listening(keyed(key), monotonic=clock, limits=limits) as node,
         calling(keyed(key), node.port) as client,
         calling(keyed(key), node.port, me="c") as other,
     ):
@@ -513,12 +397,9 @@ async def test_calls_at_once_are_bounded(key: Path) -> None:
         assert not client._turns
 
 
-OFF_BY_DEFAULT = PeerOptions()
-
-
-async def test_off_until_configured() -> None:
+async def test_off_until_configured(key: Path) -> None:
     """Without a listen address nothing is listened on."""
-    async with listening(OFF_BY_DEFAULT) as node:
+    async with listening(PeerOptions(key_file=key)) as node:
         assert not node.server._listener._sockets
 
 
@@ -538,14 +419,8 @@ async def test_off_until_configured() -> None:
         ),
         (
             {"listen_address": "b:1"},
-            "peer.listen_address: needs key_file, or tls_cert_file, tls_key_file and tls_ca_file",
+            "peer.listen_address: needs key_file",
         ),
-        (
-            {"tls_cert_file": "c"},
-            "peer.tls_cert_file: needs all of tls_cert_file, tls_key_file and tls_ca_file",
-        ),
-        ({"tls_name": "node"}, "peer.tls_name: must contain {node} once"),
-        ({"max_connections": 1}, "peer.max_connections: must be at least 2, not 1"),
     ],
 )
 def test_options_that_cannot_be(table: dict[str, Any], error: str) -> None:
@@ -555,23 +430,10 @@ def test_options_that_cannot_be(table: dict[str, Any], error: str) -> None:
     assert errors == [error]
 
 
-async def test_node_type_is_complete() -> None:
+async def test_node_type_is_complete(key: Path) -> None:
     """What a listener counts begins at zero, so that its first increase is seen."""
-    async with listening(OFF_BY_DEFAULT) as node:
+    async with listening(PeerOptions(key_file=key)) as node:
         assert isinstance(node, Node)
         names = {(sample.metric.name, sample.labels) for sample in node.server.samples()}
         assert ("dshealthd_probe_peer_requests_refused_total", ("key",)) in names
         assert ("dshealthd_probe_peer_connections_refused_total", ("replaced",)) in names
-
-
-@pytest.mark.parametrize("header", ["", "a", f"{'a' * 32}", f"{'a' * 32} b c", f"{'g' * 32}; -"])
-def test_an_answer_s_header_is_two_tokens(header: str) -> None:
-    """Nothing else is taken for the nonce and the MAC of an answer."""
-    assert parse_answer(header) is None
-
-
-def test_a_claim_is_of_our_scheme() -> None:
-    """Credentials of another scheme are none, however alike their fields are."""
-    claim = str(signed("0" * 32, BODY))
-    assert RequestClaim.parse(claim) is not None
-    assert RequestClaim.parse(f"Basic {claim.partition(' ')[2]}") is None

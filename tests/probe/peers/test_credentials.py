@@ -1,12 +1,10 @@
-"""Secrets: who may read their files, what is a key, and what happens when they change."""
+"""Keys: who may read their files, what is a key, and what happens when they change."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-import shutil
-import ssl
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,7 @@ from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers import credentials as module
 from dshealthd.probe.peers.credentials import Credentials
-from dshealthd.probe.peers.secret_files import CredentialError, parse_keys, read
+from dshealthd.probe.peers.key_file import CredentialError, parse_keys, read
 from tests.probe.peering import (
     KEY,
     OTHER_KEY,
@@ -33,7 +31,6 @@ from tests.probe.peering import (
     ping,
     secret,
     talking,
-    tls,
     until,
 )
 from tests.stopwatch import Stopwatch
@@ -51,9 +48,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def problem(options: PeerOptions) -> str:
     """Return what is wrong with secrets, in one line."""
     with pytest.raises(CredentialError) as caught:
-        read(options)
-    assert len(caught.value.errors) == 1
-    return caught.value.errors[0]
+        read(options.key_file)
+    return str(caught.value)
 
 
 def test_keys_of_a_file() -> None:
@@ -132,48 +128,8 @@ def test_key_among_the_credentials_of_systemd(
     secret(tmp_path, "probe-key", KEY).chmod(0o440)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     options = PeerOptions(key_file=type(tmp_path)("probe-key"))
-    assert read(options).keys == (KEY.encode(),)
+    assert read(options.key_file) == (KEY.encode(),)
     assert "has mode 0440" in problem(keyed(tmp_path / "probe-key"))
-
-
-def test_secrets_do_not_show(tmp_path: Path) -> None:
-    """What is read does not appear where it is printed."""
-    assert KEY not in repr(read(keyed(secret(tmp_path, "key", KEY))))
-
-
-def test_tls_is_1_3_and_verifies(issued: Path) -> None:
-    """Both sides speak TLS 1.3 only and ask for a certificate; sessions are not resumed."""
-    secrets = read(tls(issued, "a"))
-    for context in (secrets.server, secrets.client):
-        assert context is not None
-        assert context.minimum_version is ssl.TLSVersion.TLSv1_3
-        assert context.verify_mode is ssl.CERT_REQUIRED
-    assert secrets.server is not None
-    assert secrets.server.num_tickets == 0
-
-
-def test_certificate_files_that_cannot_be(issued: Path, tmp_path: Path) -> None:
-    """A key that others can read or of another certificate, and no certificate, are named."""
-    for name in ("a.pem", "a.key", "b.key", "ca.pem"):
-        shutil.copy(issued / name, tmp_path / name)
-    options = tls(tmp_path, "a")
-    (tmp_path / "a.key").chmod(0o644)
-    assert problem(options).startswith(f"tls_key_file: {tmp_path}/a.key has mode 0644")
-    shutil.copy(tmp_path / "b.key", tmp_path / "a.key")
-    (tmp_path / "a.key").chmod(0o600)
-    assert problem(options).endswith(
-        "are not a certificate and its key: cannot be used: KEY_VALUES_MISMATCH"
-    )
-    for name, problem_of in (("a.pem", "tls_cert_file: "), ("ca.pem", "tls_ca_file: ")):
-        kept = (tmp_path / name).read_bytes()
-        (tmp_path / name).unlink()
-        os.mkfifo(tmp_path / name)  # a pipe does not block
-        assert problem(options).startswith(problem_of)
-        assert problem(options).endswith("cannot be read: not a regular file")
-        (tmp_path / name).unlink()
-        (tmp_path / name).write_bytes(kept)
-    (tmp_path / "ca.pem").write_text("-----BEGIN", encoding="ascii")
-    assert problem(options).startswith(f"tls_ca_file: {tmp_path}/ca.pem cannot be used: ")
 
 
 async def looked(credentials: Credentials, clock: Time) -> Any:
@@ -199,16 +155,16 @@ async def test_half_written_key_is_not_used(
         credentials = Credentials(keyed(path), clock)
         path.write_text(content, encoding="ascii")
         for _ in range(3):
-            assert (await looked(credentials, clock)).keys == (KEY.encode(),)
+            assert (await looked(credentials, clock)) == (KEY.encode(),)
         assert metric(credentials, "credentials_last_reload_successful") == 0
         assert caplog.text.count("new credentials rejected") == 1
         path.unlink()
-        assert (await looked(credentials, clock)).keys == (KEY.encode(),)
+        assert (await looked(credentials, clock)) == (KEY.encode(),)
         secret(tmp_path, "key", OTHER_KEY).chmod(0o644)
-        assert (await looked(credentials, clock)).keys == (KEY.encode(),)
+        assert (await looked(credentials, clock)) == (KEY.encode(),)
         assert caplog.text.count("new credentials rejected") == 3
         path.chmod(0o600)
-        assert (await looked(credentials, clock)).keys == (OTHER_KEY.encode(),)
+        assert (await looked(credentials, clock)) == (OTHER_KEY.encode(),)
         assert metric(credentials, "credentials_last_reload_successful") == 1
     assert KEY[:9] not in caplog.text
     assert OTHER_KEY[:9] not in caplog.text
@@ -233,8 +189,8 @@ async def test_key_that_is_being_written_is_waited_for(
     looking = asyncio.create_task(looked(credentials, clock))
     await until(lambda: bool(looks))
     secret(tmp_path, "key", OTHER_KEY)
-    assert (await looking).keys == (KEY.encode(),)
-    assert (await looked(credentials, clock)).keys == (OTHER_KEY.encode(),)
+    assert (await looking) == (KEY.encode(),)
+    assert (await looked(credentials, clock)) == (OTHER_KEY.encode(),)
 
 
 async def test_file_system_that_hangs_is_waited_for_once(
@@ -255,41 +211,13 @@ async def test_file_system_that_hangs_is_waited_for_once(
     monkeypatch.setattr(module, "signatures", signatures)
     watch = Stopwatch()
     first = time.monotonic()
-    assert (await looked(credentials, clock)).keys == (KEY.encode(),)
+    assert (await looked(credentials, clock)) == (KEY.encode(),)
     assert time.monotonic() - first >= module.CHECK_PATIENCE
     for _ in range(20):
-        assert (await looked(credentials, clock)).keys == (KEY.encode(),)
+        assert (await looked(credentials, clock)) == (KEY.encode(),)
     assert watch.seconds() < 3 * module.CHECK_PATIENCE
     hanging.set()
-    await until(lambda: credentials.secrets.keys == (OTHER_KEY.encode(),))
-
-
-@pytest.mark.usefixtures("patient")
-async def test_changed_certificate_is_shown(issued: Path, tmp_path: Path) -> None:
-    """A renewed certificate serves the next connection; half a one leaves the old in force."""
-    for name in (
-        "ca.pem",
-        "a.pem",
-        "a.key",
-        "b-expired.pem",
-        "b-expired.key",
-        "b.pem",
-        "b.key",
-    ):
-        shutil.copy(issued / name, tmp_path / name)
-    clock = Time()
-    options = tls(tmp_path, "b-expired")
-    credentials = Credentials(options, clock)
-    async with talking(options, tls(tmp_path, "a"), credentials=credentials) as (_, client):
-        await fails(ping(client), Outcome.UNAUTHORIZED, "certificate_expired")
-        shutil.copy(tmp_path / "b.pem", tmp_path / "b-expired.pem")
-        clock.now += 2
-        await fails(ping(client), Outcome.UNAUTHORIZED, "certificate_expired")
-        assert metric(credentials, "credentials_last_reload_successful") == 0
-        shutil.copy(tmp_path / "b.key", tmp_path / "b-expired.key")
-        clock.now += 2
-        await ping(client)
-        assert metric(credentials, "credentials_last_reload_successful") == 1
+    await until(lambda: credentials.keys == (OTHER_KEY.encode(),))
 
 
 @pytest.mark.usefixtures("patient")

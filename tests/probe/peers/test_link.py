@@ -1,7 +1,4 @@
-"""Answers are read in the one form that a peer sends.
-
-What else a server may send is refused, whoever it is.
-"""
+"""Frames are cut in the one way in which a peer sends them, and each counts in one place alone."""
 
 from __future__ import annotations
 
@@ -12,99 +9,121 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.peers.link import BadAnswer, parse_head
-from dshealthd.probe.peers.protocol import RequestClaim, parse_answer, request_mac
-from tests.probe.peering import KEY, calling, fails, impersonating, keyed, ping, secret
+from dshealthd.probe.peers.protocol import (
+    MAX_MESSAGE,
+    FrameError,
+    Frames,
+    Hello,
+    PeerSession,
+    framed,
+    parse_challenge,
+)
+from tests.probe.peering import CHALLENGE, KEY, calling, fails, impersonating, keyed, ping, secret
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX: a b"
+HELLO = Hello("a", "b", CHALLENGE)
 
 
-def test_head() -> None:
-    """Status, length and headers, names in lower case, are read; a server that closes says so."""
-    head = parse_head(GOOD)
-    assert (head.status, head.length, head.headers, head.last) == (
-        200,
-        2,
-        {"content-length": "2", "x": "a b"},
-        False,
-    )
-    assert parse_head(GOOD + b"\r\nConnection: Close").last
+@given(st.lists(st.binary(max_size=200), max_size=5), st.integers(1, 50))
+def test_frames_arrive_as_they_were_sent(contents: list[bytes], piece: int) -> None:
+    """In pieces of any size, one frame after the other."""
+    frames = Frames()
+    found = []
+    for content in contents:
+        data = framed(content)
+        found += [frames.add(data[at : at + piece]) for at in range(0, len(data), piece)]
+    assert [frame for frame in found if frame is not None] == contents
 
 
 @pytest.mark.parametrize(
-    "head",
+    ("data", "bad"),
     [
-        b"",
-        b"HTTP/1.1 200 OK",
-        b"HTTP/1.0 200 OK\r\nContent-Length: 2",
-        b"HTTP/1.1 0200 OK\r\nContent-Length: 2",
-        b"HTTP/1.1 200 OK\nContent-Length: 2",
-        GOOD + b"\r\nContent-Length: 2",
-        GOOD + b"\r\nx: again",
-        GOOD + b"\r\nTransfer-Encoding: chunked",
-        GOOD + b"\r\nContent-Encoding: gzip",
-        GOOD + b"\r\n folded",
-        GOOD + b"\r\nbad name: a",
-        GOOD + b"\r\nY: \x00",
-        GOOD + b"\r\nY: \xff",
-        GOOD + b"\nY: a",
-        GOOD.replace(b": 2", b": -2"),
-        GOOD.replace(b": 2", b": 2, 2"),
-        GOOD.replace(b": 2", b": 0x2"),
-        GOOD.replace(b": 2", b": 65537"),
-        GOOD.replace(b": 2", b": 999999999"),
+        ((MAX_MESSAGE + 32).to_bytes(4), False),
+        ((MAX_MESSAGE + 33).to_bytes(4), True),
+        (b"POST / HTTP/1.1", True),
+        (framed(b"a") + b"b", True),
     ],
 )
-def test_heads_that_are_none(head: bytes) -> None:
-    """What could be read in two ways, or asks for more than a peer's answer has, is no answer."""
-    with pytest.raises(BadAnswer):
-        parse_head(head)
+def test_data_that_is_no_frame(data: bytes, *, bad: bool) -> None:
+    """What is too long for a message, or follows before an answer, ends the connection; nothing is
+    kept of it.
+    """
+    frames = Frames()
+    if bad:
+        with pytest.raises(FrameError):
+            frames.add(data)
+    else:
+        assert frames.add(data) is None
 
 
 @given(
-    st.text(max_size=80)
+    st.binary(max_size=80)
     | st.lists(
-        st.sampled_from(["dshealthd1", "a", "b", "-", "0" * 32, "F" * 32, ""]), max_size=7
-    ).map(" ".join)
+        st.sampled_from(["dshealthd2", "a", "b", "-", "0" * 32, "F" * 32, ""]), max_size=5
+    ).map(lambda words: " ".join(words).encode())
 )
-def test_any_text_is_a_claim_or_none(header: str) -> None:
-    """A claim is read in one form only: writing it gives the same header."""
-    claim = RequestClaim.parse(header)
-    assert claim is None or str(claim) == header
-    parsed = parse_answer(header)
-    assert parsed is None or " ".join(parsed) == header
+def test_any_bytes_are_a_claim_or_none(frame: bytes) -> None:
+    """A claim and a challenge are read in one form only: writing it gives the same bytes."""
+    hello = Hello.parse(frame)
+    assert hello is None or bytes(hello) == frame
+    challenge = parse_challenge(frame)
+    assert challenge is None or challenge.encode() == frame
 
 
-@given(
-    st.lists(st.sampled_from(["a", "b", "ab", "a b", ""]), min_size=4, max_size=4),
-    st.lists(st.sampled_from(["a", "b", "ab"]), min_size=4, max_size=4),
+@pytest.mark.parametrize(
+    "other",
+    [
+        PeerSession(KEY[::-1].encode(), HELLO, "0" * 32),
+        PeerSession(KEY.encode(), HELLO, "1" * 32),
+        *(
+            PeerSession(KEY.encode(), HELLO._replace(**{field: value}), "0" * 32)
+            for field, value in (("sender", "c"), ("receiver", "c"), ("challenge", "d" * 32))
+        ),
+        # The fields tell each other apart that look the same side by side.
+        PeerSession(KEY.encode(), Hello("a b", "", CHALLENGE), "0" * 32),
+    ],
 )
-def test_no_two_claims_have_one_mac(one: list[str], other: list[str]) -> None:
-    """The MAC tells fields apart that look the same side by side."""
-    first, second = (request_mac(b"k", "p", b"", RequestClaim(*fields)) for fields in (one, other))
-    assert (first == second) == (one == other)
+def test_a_signature_counts_in_its_session_alone(other: PeerSession) -> None:
+    """Another key, name or challenge makes another session."""
+    frame = PeerSession(KEY.encode(), HELLO, "0" * 32).sign("request", b"echo {}")[4:]
+    assert PeerSession(KEY.encode(), HELLO, "0" * 32).verified("request", frame) == b"echo {}"
+    assert other.verified("request", frame) is None
+
+
+def test_a_signature_counts_once() -> None:
+    """Neither a request again, nor an answer again, nor one as the other, nor another content."""
+    here, there = (PeerSession(KEY.encode(), HELLO, "0" * 32) for _ in range(2))
+    request = here.sign("request", b"echo")[4:]
+    assert there.verified("answer", request) is None
+    assert there.verified("request", request[:-1] + b"p") is None
+    assert there.verified("request", b"") is None
+    assert there.verified("request", request) == b"echo"
+    answer = there.sign("answer", b"ok")[4:]
+    assert there.verified("request", request) is None
+    assert here.verified("answer", answer) == b"ok"
+    assert here.verified("answer", answer) is None
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        b"garbage\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}HTTP/1.1 200 OK\r\n",
-        b"x" * 5000,
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        framed(b"0" * 31),
+        framed(b"Z" * 32),
+        framed(b"0" * 32) + b"more",
+        b"\xff" * 5000,
     ],
-    ids=["garbage", "chunked", "more", "endless"],
+    ids=["HTTP", "short", "no challenge", "more", "endless"],
 )
 async def test_servers_that_are_no_peers(tmp_path: Path, answer: bytes) -> None:
     """Whatever a server sends, the call ends at once as failed, and its connection with it."""
 
-    async def other(requests: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
-        async for _ in requests:
+    async def other(frames: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
+        async for _ in frames:
             writer.write(answer)
 
     async with (

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.probe.observation import Outcome
+from dshealthd.probe.peers.guard import PeerLimits
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.resolver import Resolver
 from tests.netns import network_namespace
@@ -180,7 +181,7 @@ async def test_calls_come_from_the_listen_address(key: Path) -> None:
 
 
 async def test_clocks_that_differ(key: Path) -> None:
-    """With a shared key clocks do not matter: nonces are aged by one monotonic clock."""
+    """Clocks do not matter: nothing that is signed has a time."""
     found = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
     if not found:
         pytest.skip("libfaketime is not installed")
@@ -202,9 +203,8 @@ async def test_connections_do_not_pile_up(key: Path) -> None:
     """One connection is kept for each peer in use, a bounded number in all, none if forgotten."""
     names = [f"node-{number}" for number in range(40)]
 
-    async with talking(
-        keyed(key, max_connections=64, max_connections_per_address=64), keyed(key)
-    ) as (node, client):
+    limits = PeerLimits(connections=64, connections_per_address=64)
+    async with talking(keyed(key), limits=limits) as (node, client):
         # all are node b, which says that it is not who is meant, on a connection that is kept
         for name in names:
             await fails(

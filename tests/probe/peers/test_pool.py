@@ -8,11 +8,15 @@ import pytest
 
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.pool import ConnectionPool
-from dshealthd.probe.peers.protocol import TimeoutMeaning
+from dshealthd.probe.peers.protocol import Hello, PeerSession, TimeoutMeaning
 from dshealthd.probe.peers.resolver import Resolver
 
 if TYPE_CHECKING:
     from dshealthd.probe.peers.link import Link
+
+
+KEY = b"k" * 32
+SESSION = PeerSession(KEY, Hello("a", "b", "c" * 32), "d" * 32)
 
 
 class Connected:
@@ -21,6 +25,7 @@ class Connected:
     def __init__(self) -> None:
         self.broken = False
         self.idle_since = 0.0
+        self.session: PeerSession | None = SESSION
 
     def usable(self) -> bool:
         """Tell whether it is still open."""
@@ -41,9 +46,9 @@ class Pool(ConnectionPool):
     async def _open(self, *_: object) -> Link:
         return cast("Link", Connected())
 
-    async def next(self, peer: str = "a") -> Link:
+    async def next(self, peer: str = "a", key: bytes = KEY) -> Link:
         """Return the connection that the next call uses."""
-        return await self.acquire(peer, None, TimeoutMeaning())
+        return await self.acquire(peer, key, TimeoutMeaning())
 
     async def idle(self, number: int, peer: str = "a") -> list[Link]:
         """Return so many connections to a peer, which became idle in this order."""
@@ -62,6 +67,14 @@ async def test_the_connection_used_last_is_used_next() -> None:
     second.abort()
     assert await pool.next() is first
     assert await pool.next() not in {first, second}
+
+
+async def test_a_connection_of_another_key_is_not_used() -> None:
+    """After the key has changed the next call begins anew, with the new one."""
+    pool = Pool()
+    (link,) = await pool.idle(1)
+    assert await pool.next(key=b"n" * 32) is not link
+    assert link.broken
 
 
 async def test_connections_of_a_peer_that_left_are_closed() -> None:

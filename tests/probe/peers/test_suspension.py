@@ -6,15 +6,16 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.probe.peers.protocol import RequestClaim
+from dshealthd.probe.peers.guard import PeerLimits
+from dshealthd.probe.peers.protocol import Hello, framed
 from dshealthd.probe.peers.server import HANDLER_TIMEOUT
 from tests.probe.peering import (
+    CHALLENGE,
     PING,
     keyed,
     listening,
     may_block,
     ping,
-    request,
     talking,
     until,
 )
@@ -26,23 +27,24 @@ if TYPE_CHECKING:
     import pytest
 
 HEADER_TIMEOUT = 600.0
+LIMITS = PeerLimits(patience=HEADER_TIMEOUT)
 
 
 @may_block
-async def test_headers_that_came_while_the_agent_was_stopped_are_read(
+async def test_a_frame_that_came_while_the_agent_was_stopped_is_read(
     key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection is not closed for slow headers."""
+    """The connection is not closed for a slow frame."""
     suspension, loop = Suspension(monkeypatch), asyncio.get_running_loop()
-    async with listening(keyed(key, header_timeout=HEADER_TIMEOUT)) as node:
+    async with listening(keyed(key), limits=LIMITS) as node:
         with socket.socket() as raw:
             raw.settimeout(0)
             await loop.sock_connect(raw, ("127.0.0.1", node.port))
             await until(lambda: node.metric("connections") == 1)
             await turns()
-            raw.send(request(RequestClaim("a", "b"), b"", "/peer/v1/nonce"))
+            raw.send(framed(bytes(Hello("a", "b", CHALLENGE))))
             suspension.resume(HEADER_TIMEOUT + 1.0)
-            assert (await loop.sock_recv(raw, 12)) == b"HTTP/1.1 200"
+            assert len(await loop.sock_recv(raw, 100)) == 4 + 32
         assert node.metric("connections_refused_total", "header_timeout") == 0
 
 
@@ -59,9 +61,7 @@ async def test_a_handler_that_was_done_while_the_agent_was_stopped_is_done(
         await asyncio.sleep(0)
         return body
 
-    async with talking(
-        keyed(key, header_timeout=HEADER_TIMEOUT), keyed(key), handlers={"echo": echo}
-    ) as (_, client):
+    async with talking(keyed(key), limits=LIMITS, handlers={"echo": echo}) as (_, client):
         call = asyncio.ensure_future(ping(client, HEADER_TIMEOUT))
         await entered.wait()
         await turns()

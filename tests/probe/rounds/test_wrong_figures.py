@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     Change = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
 
 
-BOTH_CREDENTIALS = pytest.mark.parametrize("mutual_tls", [False, True], ids=["key", "tls"])
-
-
 def alter(faulty: Companion, method: str, change: Change) -> None:
     """Have a node change what it sends with one method; None: it sends nothing."""
     call = faulty.client.call
@@ -51,15 +48,10 @@ async def seen(root: Companion, member: Companion, *, light: bool = False) -> Ob
     return member.observation
 
 
-@BOTH_CREDENTIALS
 @pytest.mark.parametrize("outcome", [Outcome.HUNG, Outcome.CORRUPTED, Outcome.FAILED])
-async def test_root_blames_a_healthy_member(
-    tmp_path: Path,
-    outcome: Outcome,
-    mutual_tls: bool,  # noqa: FBT001 - a parameter of the test
-) -> None:
+async def test_root_blames_a_healthy_member(tmp_path: Path, outcome: Outcome) -> None:
     """The workers of both went through: what the root says instead counts for nothing."""
-    async with company(tmp_path, 2, mutual_tls=mutual_tls) as (faulty, member):
+    async with company(tmp_path, 2) as (faulty, member):
         alter(faulty, "conclusion", saying(outcome=outcome, stage=Stage.SIZES, reason="deadline"))
         observation = await seen(faulty, member)
         ended(observation, Outcome.OK, late=())
