@@ -71,7 +71,7 @@ def test_a_disk_that_fails_is_no_shape() -> None:
         (schema.Number(1.0, 2.5), 2.5, 2.6),
     ],
 )
-def test_bounds(kind: schema.Integer | schema.Number, within: int, beyond: int) -> None:
+def test_bounds(kind: schema.Integer | schema.Number, within: float, beyond: float) -> None:
     """A number may be as large or small as its bound, and no further."""
     assert kind.read(within, "it") == within
     with pytest.raises(schema.SchemaError, match="it is not a"):
