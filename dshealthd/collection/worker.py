@@ -117,7 +117,7 @@ def main(page: int, descriptor: int) -> None:
         done: dict[str, Any] = {
             "touched": list(touched),
             "untried": list(untried)[:_UNTRIED],
-            "news": sorted(news),
+            "news": list(news),
         }
         if context.memory != handed_on:
             # A copy, as collectors keep changing the original.

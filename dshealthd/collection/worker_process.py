@@ -212,7 +212,7 @@ class WorkerProcess:
                 "collect": names,
                 "blocked": list(blocked.values()),
                 "last": last,
-                "heard": sorted(heard),
+                "heard": list(heard),
             }
         )
         asked = self._monotonic()

@@ -51,7 +51,7 @@ ENDS = {
 
 def hangs(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs in which no rank here makes progress."""
-    for job, found in sorted(series.standstills.items()):
+    for job, found in series.standstills.items():
         if found.reason is HangClass.DEBUGGER:
             alert, name = "DshealthdRankInDebugger", "job_hang_culprit_info"
             for rank, _ in found.culprits:

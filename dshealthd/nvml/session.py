@@ -140,7 +140,7 @@ class Session:
     def troubles(self, gpu: Gpu) -> Iterator[tuple[str, Reason]]:
         """Yield the collectors whose last reading of a GPU in this session failed, and why."""
         for collector, reasons in self._troubles.get(gpu.labels, {}).items():
-            for reason in sorted(reasons):
+            for reason in reasons:
                 yield collector, reason
 
     def close(self) -> None:

@@ -85,7 +85,7 @@ def claims(nodes: Iterable[SlurmNode], wall: float) -> list[DrainClaim]:
         match = _CLAIM.fullmatch(node.note)
         if match and abs(wall - int(match[2])) < CLAIM_LIFE:
             found.append(DrainClaim(int(match[1]), node.name))
-    return sorted(found)
+    return found
 
 
 def drain(

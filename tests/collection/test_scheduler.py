@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from dshealthd.collection.scheduler import RESTING, WAKE_SPACING, Scheduler, _Inside, _Member
+from dshealthd.collection.scheduler import Scheduler, _Inside, _Member
 from dshealthd.config import config, registry
 from dshealthd.core.collector import Collector, CollectorOptions, Context, News, NotAvailable, gauge
 from dshealthd.core.host import Host
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Fault, Sample
 
 WAKE_SPACING = 5.0
+RESTING = 5.0
 
 COUNT = gauge("x_collections", "How often this was collected.")
 

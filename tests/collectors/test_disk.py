@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from dshealthd.collectors import disk
 from dshealthd.core.result import CollectionOutcome
-from tests.collectors.bench import FIXTURES, Bench, copied, named, value, values
+from tests.collectors.bench import Bench, copied, named, value, values
 
 
-def test_more_disks_than_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_disks_than_are_shown(tmp_path: Path) -> None:
     """The number of series is bounded, and what is left out is counted."""
-    monkeypatch.setattr(disk, "MAX_DISKS", 1)
-    result = Bench("disk", FIXTURES / "disk").collect()
+    machine = copied("disk", tmp_path)
+    statistics, blocks = machine / "proc/diskstats", machine / "sys/block"
+    line = next(row for row in statistics.read_text().splitlines() if " nvme0n1 " in row)
+    disks = {(f"nvme{number}n1",) for number in range(32)}
+    for (name,) in disks - {("nvme0n1",)}:
+        shutil.copytree(blocks / "nvme0n1", blocks / name, symlinks=True)
+        with statistics.open("a") as rows:
+            rows.write(line.replace("nvme0n1", name) + "\n")
+    result = Bench("disk", machine).collect()
     assert value(result, disk.LEFT_OUT) == 1
-    assert set(values(result, disk.IN_FLIGHT)) == {("nvme0n1",)}
+    assert set(values(result, disk.IN_FLIGHT)) == disks
 
 
 def test_disks_that_change(tmp_path: Path) -> None:

@@ -303,17 +303,35 @@ def test_flood(machine: Machine) -> None:
     close(collector)
 
 
-def test_series_limit(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_series_limit(machine: Machine) -> None:
     """Addresses and numbers without end make no series without end."""
-    monkeypatch.setattr(kernel_log, "_SERIES", 20)
     collector = machine.collector()
-    machine.log(xid(number, number + 1, f"0000:{number:02x}:00") for number in range(100))
-    machine.log([xid(100, 4711), noise(101), b"3,102,1,-;TCP: time wait bucket table overflow\n"])
+    for first in range(0, 600, 200):
+        machine.log(
+            xid(number, number + 1, f"{number:04x}:00:00") for number in range(first, first + 200)
+        )
+        machine.collect(collector)
+    machine.log([xid(600, 4711), noise(601), b"3,602,1,-;TCP: time wait bucket table overflow\n"])
     result = machine.collect(collector)
-    assert total(result) == 101
-    assert len(values(result, kernel_log.XIDS)) <= 21
-    assert values(result, kernel_log.XIDS)["", "", "other"] > 80
+    assert total(result) == 601
+    assert len(values(result, kernel_log.XIDS)) == 251  # of 500, as each has its time, too
+    assert values(result, kernel_log.XIDS)["", "", "other"] == 351
     assert values(result, kernel_log.EVENTS)["time_wait_overflow", ""] == 1
+    close(collector)
+
+
+def test_many_devices(machine: Machine) -> None:
+    """Of a storm of events, 32 devices are named, and the others are counted together."""
+    collector = machine.collector()
+    machine.log(
+        f"3,{number},1,-;I/O error, dev sd{number}, sector 0\n".encode() for number in range(35)
+    )
+    events = values(machine.collect(collector), kernel_log.EVENTS)
+    assert {device: count for (event, device), count in events.items() if event == "io_error"} == {
+        **dict.fromkeys((f"sd{number}" for number in range(32)), 1),
+        "other": 3,
+        "": 0,
+    }
     close(collector)
 
 

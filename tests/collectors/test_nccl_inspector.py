@@ -217,31 +217,28 @@ def test_a_link_does_not_leave_the_container(node: Node, tmp_path: Path) -> None
     assert node.collect().outcome is CollectionOutcome.NOT_AVAILABLE
 
 
-def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files too large are not read, more files than are read are left out, and so are operations;
-    all are counted.
-    """
-    monkeypatch.setattr(nccl_inspector, "MAX_OPERATIONS", 2)
-    for name, most in (("MAX_FILES", 3), ("MAX_BYTES", 4096)):
-        monkeypatch.setattr(nccl_inspector, name, most)
+def test_files_left_out(tmp_path: Path) -> None:
+    """Files too large are not read, more files than are read are left out; all are counted."""
     node = Node(tmp_path)
     node.rank()
-    for number in range(5):
+    for number in range(66):
         node.write(
             line(400, 1000, ranks=str(number + 2)), f"{number:08x}-0000-0000-0000-000000000000"
         )
-    node.write(line(400, 1000) * 20, "00000000-0000-0000-0000-000000000000")
+    for number, size in enumerate((262_144, 262_145)):
+        text = line(400, 1000).ljust(size)
+        node.write(text, f"{number:08x}-0000-0000-0000-000000000000")
     result = node.collect()
-    assert files(result) == {"taken": 2, "too_large": 1, "left_out": 2}
-    node.write("", "00000000-0000-0000-0000-000000000000")
-    node.write(
-        line(1, 1, ranks="2") + line(1, 1, ranks="64") + line(1, 1, ranks="8"),
-        "00000001-0000-0000-0000-000000000000",
-    )
-    node.write("", "00000002-0000-0000-0000-000000000000")
+    assert files(result) == {"taken": 63, "too_large": 1, "left_out": 2}
+
+
+def test_operations_left_out(node: Node) -> None:
+    """Of more operations than have series, those of most ranks have them."""
+    node.rank()
+    node.write("".join(line(1, 1, ranks=str(ranks)) for ranks in range(2, 516)))
     result = node.collect()
-    assert {labels[3] for labels in bandwidths(result)} == {"64", "8"}
-    assert value(result, nccl_inspector.LEFT_OUT) == 1
+    assert {int(labels[3]) for labels in bandwidths(result)} == {*range(4, 516)}
+    assert value(result, nccl_inspector.LEFT_OUT) == 2
 
 
 def test_not_there_yet(node: Node) -> None:

@@ -73,3 +73,18 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         state_file.replace(tmp_path / "x", b"1", durable=False)
     assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.timeout(60)
+def test_the_child_says_what_went_wrong(tmp_path: Path) -> None:
+    """An error of its disk is the same error here."""
+    (tmp_path / "x").mkdir()
+    with pytest.raises(FileNotFoundError):
+        state_file.read_in_child(str(tmp_path / "none"), 3)
+    with pytest.raises(IsADirectoryError):
+        state_file.replace_in_child(str(tmp_path / "x"), b"1")
+    with pytest.raises(FileNotFoundError):
+        state_file.set_aside_in_child(str(tmp_path / "none"))
+    state_file.replace_in_child(str(tmp_path / "y"), b"1", durable=True)
+    assert (tmp_path / "y").stat().st_mode & 0o777 == 0o644
+    assert state_file.names_in_child(str(tmp_path)) in (["x", "y"], ["y", "x"])

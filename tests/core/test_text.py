@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dshealthd.cli import main as cli
 from dshealthd.collection.worker import WorkerFormatter
-from dshealthd.core.text import plural, printable, printable_lines
+from dshealthd.core.text import duration, plural, printable, printable_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,3 +118,20 @@ def test_commands_print_no_name_as_it_is(
 def test_plural(number: float, one: str, several: str, text: str) -> None:
     """One is in the singular; a large count is in full, with commas, and not as a power of ten."""
     assert plural(number, one, several) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.1234, "0.123 s"),
+        (119.4, "119 s"),
+        (120, "2 min"),
+        (7199, "120 min"),
+        (7200, "2 h"),
+        (172_799, "48 h"),
+        (172_800, "2 d"),
+    ],
+)
+def test_duration(seconds: float, text: str) -> None:
+    """A unit is used from two of it on, as a rounded one would say too little."""
+    assert duration(seconds) == text

@@ -129,5 +129,10 @@ def test_what_most_nodes_have_is_expected() -> None:
     assert "node-3: driver is 535.2, but 570.1 on 4 others" in found.results[0].text
     (tie,) = compare([NodeReport("a", facts={"x": "1"}), NodeReport("b", facts={"x": "2"})])
     assert "the nodes disagree on x: 1 on a; 2 on b" in tie.results[0].text
+    for others, more in ((5, "n4: driver"), (6, "n4 and 1 more: driver")):
+        odd = [NodeReport(f"n{number}", facts={"driver": "5"}) for number in range(others)]
+        most = [NodeReport(f"m{number}", facts={"driver": "6"}) for number in range(others + 1)]
+        (named,) = compare([*odd, *most])
+        assert f"n0, n1, n2, n3, {more} is 5" in named.results[0].text
     (same,) = compare([NodeReport("a", facts=usual), NodeReport("b", facts=usual)])
     assert same.outcome.value == "ok"

@@ -142,21 +142,22 @@ def test_late_exec(machine: Machine) -> None:
     assert table.sweep() == [50]
 
 
-def test_young_process_is_looked_at_again(machine: Machine) -> None:
-    """A process seen between fork and exec is read again in the next sweep, even if its addresses
-    did not change; and then no more.
+@pytest.mark.parametrize(("start", "found"), [(999_801, [50]), (999_799, [])])
+def test_young_process_is_looked_at_again(machine: Machine, start: int, found: list[int]) -> None:
+    """A process seen between fork and exec, up to an age of two seconds, is read again in the next
+    sweep, even if its addresses did not change; and then no more.
     """
-    machine.process(50, {}, start=999_950)
+    machine.process(50, {}, start=start)
     table = Table(machine)
     assert table.sweep() == []
-    machine.process(50, TORCH, start=999_950)
-    assert table.sweep() == [50]
+    machine.process(50, TORCH, start=start)
+    assert table.sweep() == found
     table.sweep()
     assert table.looks == []
 
 
 def test_every_process_has_its_turn(machine: Machine) -> None:
-    """Within as many sweeps as the rotation has, every reuse among many processes is found out."""
+    """Within sixteen sweeps every reuse among many processes is found out."""
     for pid in range(1000, 1400):
         machine.process_quickly(pid)
     table = Table(machine)
@@ -164,8 +165,8 @@ def test_every_process_has_its_turn(machine: Machine) -> None:
     for pid in range(1000, 1400):
         machine.process(pid, TORCH, start=999)
     found = [len(table.sweep()) for _ in range(20)]
-    assert found[0] < 60
-    assert found[-1] == 400
+    assert found[0] in {24, 25}  # process 1 has its turn, too
+    assert found[14] < 400 == found[16]
 
 
 def test_reading_is_bounded_in_a_sweep(machine: Machine) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dshealthd.doctor.job import config
 from dshealthd.doctor.job.context import JobContext
 from dshealthd.doctor.job.sources import deepspeed_config, inspection
 from dshealthd.doctor.job.sources.source import Source
@@ -211,6 +212,18 @@ def test_fault(
     assert result.outcome is outcome
     assert NAME in result.text or result.component
     assert result.remedy
+
+
+@pytest.mark.parametrize(
+    ("alike", "length", "suggested", "certain"),
+    [(22, 25, True, True), (21, 25, True, False), (15, 20, True, False), (14, 20, False, False)],
+)
+def test_how_alike_a_misspelt_key_is(
+    alike: int, length: int, *, suggested: bool, certain: bool
+) -> None:
+    """From three quarters of its letters on a key is suggested, from 88 % on it is certain."""
+    known, key = "a" * length, "a" * alike + "b" * (length - alike)
+    assert config._nearest(key, [known]) == (known if suggested else "", certain)
 
 
 def test_refused_comment(inspected: dict[str, Inspection]) -> None:

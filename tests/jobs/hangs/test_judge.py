@@ -14,7 +14,6 @@ from dshealthd.jobs.hangs.judge import Standstill, judge
 from dshealthd.jobs.hangs.states import NO_WORK, RankState, Work, position
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
-from tests.symptoms.promtool import rule_groups
 
 TIMEOUT = 600
 IDLE_FOR = 45.0
@@ -707,13 +706,3 @@ def test_what_may_be_a_pause_is_held(of_all: dict[str, object], hold: float) -> 
     )
     late = [changed(rank, **of_all, silence=30.0 + HOLD) for rank in ranks()]
     assert found(late).shown
-
-
-def test_the_hold_is_that_of_the_rules() -> None:
-    """The node waits as long as the page to the phone."""
-    (held,) = (
-        rule["expr"]
-        for _, rule in rule_groups()
-        if rule.get("record") == "dshealthd:threshold:hang_unexplained_seconds"
-    )
-    assert held == f"vector({UNEXPLAINED:g})"

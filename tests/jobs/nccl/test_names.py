@@ -36,6 +36,8 @@ def test_names_that_are_read(name: str) -> None:
         ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING", Misnomer.RENAMED),
         ("NCCL_SOCKET_IFNAMES", "NCCL_SOCKET_IFNAME", Misnomer.MISSPELT),
         ("NCCL_P2P_DISABLED", "NCCL_P2P_DISABLE", Misnomer.MISSPELT),
+        ("NCCL_IB_HCAXY", "NCCL_IB_HCA", Misnomer.MISSPELT),  # 22 of 24 letters
+        ("NCCL_IB_HCAXYZ", "other", Misnomer.UNKNOWN),  # 22 of 25
         ("NCCL_SOMETHING_OF_OURS", "other", Misnomer.UNKNOWN),
     ],
 )
