@@ -12,7 +12,6 @@ from dshealthd.explain.ledger import Ledger
 from dshealthd.explain.remarks import Statements
 
 if TYPE_CHECKING:
-    from dshealthd.explain.kinds import Kind
     from dshealthd.explain.streams import Line
 
 K = TypeVar("K")
@@ -151,8 +150,11 @@ class Recognized:
     """Events beyond MAX_EVENTS."""
     statistics: logs.Statistics = field(default_factory=logs.Statistics)
 
-    def learn(self, line: Line, source: int, kind: Kind) -> None:
-        """Learn from a line which rank, task and process belong together, and the world size."""
+    def learn(self, line: Line, source: int, *, ranks: bool, launches: bool) -> None:
+        """Learn from a line which rank, task and process belong together, and the world size.
+
+        `ranks` and `launches` are whether it speaks of ranks, and whether torchrun speaks.
+        """
         origin, text = line.origin, line.text
         facts = self.sources[source]
         if origin not in facts.origins:
@@ -167,12 +169,12 @@ class Recognized:
         if line.stamp is not None:
             facts.last_stamp[origin] = line.stamp
             facts.final = line.stamp
-        if kind.ranks:
+        if ranks:
             if match := _WORLD.search(text):
                 self.world = max(self.world or 0, int(match[1]))
             if "nranks" in text and origin.pid is not None and (match := _NCCL_RANK.search(text)):
                 self.ranks_by_pid.setdefault((source, origin.pid), int(match[1]))
-        elif kind.launches:
+        elif launches:
             facts.is_launcher = True
 
     def _meet(self, origin: Origin, source: int) -> None:
