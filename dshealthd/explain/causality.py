@@ -181,7 +181,10 @@ def _wraps(event: Event) -> bool:
     """Return whether an event says that something ended or failed, but not why."""
     if event.layer == "launcher":
         return not event.first and "worker" not in event.fields  # which Ray names
-    return event.is_hollow or (event.layer == "communication" and event.weak)
+    if event.is_hollow:
+        return True
+    # NCCL's own words of an error say why.
+    return event.layer == "communication" and event.weak and "error" not in event.fields
 
 
 def _adopt(root: Event, case: Case) -> None:
