@@ -19,30 +19,30 @@ MAX_CHAIN = 12
 NEXT_TIME = "; next time "
 """What parts a first step from what to switch on for another failure of its kind."""
 MAX_WIDTH = 180
+SURENESS = {"certain": "CAUSE", "likely": "LIKELY", "possible": "POSSIBLE"}
+"""How an answer begins, by how sure it is."""
 
 
 def text(finding: Finding, found: Recognized, unread: list[str]) -> str:
     """Return the answer in a few lines: what happened and where, why that is so, what to do."""
     lines = []
-    title, runbook = heading(finding.slug) if finding.slug else ("", "")
+    runbook = heading(finding.slug)[1] if finding.slug else ""
     if finding.outcome == "nothing":
         lines.append(f"No failure found in {_read(found)}.")
     elif finding.outcome == "undecided":
         lines.append(f"UNDECIDED  {_short(finding.statement)}")
     else:
-        # An exception says itself what happened.
-        is_own = finding.root is not None and finding.root.pattern == "child-failed/python"
-        title = _short(finding.statement if is_own else finding.title or title)
+        headline, says = _headline(finding)
         where = _where(finding)
-        lines.append(f"CAUSE      {title}" + f" ({where})" * bool(where))
-        if title != _short(finding.statement):
-            lines.append(f"WHAT       {_short(finding.statement)}")
+        lines.append(f"{SURENESS[finding.sureness]:<10} {headline}" + f" ({where})" * bool(where))
+        if says:
+            lines.append(f"WHAT       {says}")
         if finding.time is not None:
             lines.append(f"WHEN       {_iso(finding.time)}")
     now, _, later = finding.step.partition(NEXT_TIME)
     for name, texts in (
         (
-            "PROOF",
+            "READ" if finding.outcome == "undecided" else "PROOF",
             [f"{one.file}:{one.line}: {_short(one.quote)}" for one in _unique(finding.proof)],
         ),
         ("NOT", map(_short, finding.against)),
@@ -53,7 +53,7 @@ def text(finding: Finding, found: Recognized, unread: list[str]) -> str:
         ("RUNBOOK", [f"dshealthd explain --runbook {finding.slug}"] * bool(runbook)),
     ):
         lines += [f"{'' if number else name:<10} {says}" for number, says in enumerate(texts)]
-    chain = [event for event in finding.chain if not _is_echo(event)]
+    chain = _further(finding)
     if chain:
         lines += [
             "",
@@ -65,9 +65,33 @@ def text(finding: Finding, found: Recognized, unread: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _is_echo(event: Event) -> bool:
-    """Return whether an event only says that a process was ended, which anybody can tell by now."""
-    return event.role == "consequence" and event.layer == "launcher"
+def _headline(finding: Finding) -> tuple[str, str]:
+    """Return what happened in a few words, and in a sentence if that says more."""
+    title = finding.title or (heading(finding.slug)[0] if finding.slug else "")
+    says = _short(finding.statement)
+    # An exception says itself what happened.
+    is_own = finding.root is not None and finding.root.pattern == "child-failed/python"
+    if is_own or says == title:
+        return says, ""
+    if says.lower().startswith(title.lower()):
+        return says[:1].upper() + says[1:], ""
+    return _short(title), says
+
+
+def _further(finding: Finding) -> list[Event]:
+    """Return what followed that the answer has not said yet.
+
+    That a process was ended, anybody can tell by now.
+    """
+    found: dict[tuple[str, int | None], Event] = {}
+    root = finding.root
+    for event in finding.chain:
+        is_echo = event.role == "consequence" and event.layer == "launcher"
+        is_said = any(event.says in one for one in finding.against)
+        is_same = root is not None and (event.says, event.rank) == (root.says, root.rank)
+        if not (is_echo or is_said or is_same):
+            found.setdefault((event.says, event.rank), event)
+    return list(found.values())
 
 
 def document(finding: Finding, found: Recognized, unread: list[str]) -> dict[str, Any]:
@@ -78,6 +102,7 @@ def document(finding: Finding, found: Recognized, unread: list[str]) -> dict[str
     return {
         "schema": SCHEMA,
         "outcome": finding.outcome,
+        "sureness": finding.sureness or None,
         "slug": finding.slug or None,
         "failure": finding.root.pattern if finding.root else None,
         "title": finding.title or title or None,

@@ -26,6 +26,10 @@ AROUND = 2
 CLEARED_AFTER = 10
 """Lines of progress after an error that show it ended nothing; ranks print a few more."""
 _QUOTES_COMMANDS = {"child-failed/deepspeed-launcher", "child-failed/summary"}
+_COMPARE_SIZES = (
+    "compare WORLD_SIZE, `--nnodes` and `--nproc-per-node` on the nodes of these ranks: they must "
+    "be the same everywhere"
+)
 
 
 @dataclass(slots=True)
@@ -83,6 +87,7 @@ def prepare(found: Recognized, *, year: int) -> Case:
     case = Case(found, seen=set(found.ranks_seen), world=found.world)
     _place(case, year)
     joined.merge(case.found.events)
+    _disagree(case)
     _signals(case)
     _sort(case)
     _index(case)
@@ -140,6 +145,27 @@ def _numbers(text: str) -> tuple[int, ...]:
         if first.isdecimal():
             found += range(int(first), min(int(last or first), int(first) + MAX_TASKS) + 1)
     return tuple(found) if len(found) <= MAX_TASKS else ()
+
+
+def _disagree(case: Case) -> None:
+    """Add an event if ranks state different sizes of a job that never came together."""
+    found = case.found
+    if len(found.worlds) < 2 or any(facts.progress for facts in found.sources):  # noqa: PLR2004
+        return
+    (one, (rank, place)), (other, (peer, _)) = list(found.worlds.items())[:2]
+    # Of one rank, it is a new start with another size.
+    if rank == peer or not any(event.layer == "communication" for event in found.events):
+        return
+    found.events.append(
+        Event(
+            slug="rendezvous-env-mismatch", pattern="rendezvous-env-mismatch/stated", role="cause",
+            layer="program", title="Ranks disagree on the size of the job",
+            says=(f"rank {rank} was started for a job of {one} ranks, rank {peer} for one of "
+                  f"{other}"),
+            steps=(_COMPARE_SIZES,),
+            place=place, origin=Origin(), order=0,
+        )
+    )  # fmt: skip
 
 
 def _signals(case: Case) -> None:

@@ -87,6 +87,19 @@ class Finding:
         return (host,) if is_node and root.slug not in _OF_THE_JOB else ()
 
     @property
+    def sureness(self) -> str:
+        """How sure the cause is, in words that tests calibrate; empty if there is none.
+
+        A message that is known says why, one that is only quoted may be of anything. What is
+        missing, and a launcher that only sees a process end, leave room for another cause.
+        """
+        if self.outcome != "found":
+            return ""
+        if self.root is not None and self.root.pattern in {STATED, "child-failed/python"}:
+            return "possible"
+        return "likely" if self.missing or self.slug == "child-failed" else "certain"
+
+    @property
     def is_known(self) -> bool:
         """Whether a pattern knows the cause; if not, it is quoted from the log as it is."""
         return self.root is None or self.root.pattern != STATED
@@ -168,7 +181,10 @@ def _wraps(event: Event) -> bool:
     """Return whether an event says that something ended or failed, but not why."""
     if event.layer == "launcher":
         return not event.first and "worker" not in event.fields  # which Ray names
-    return event.is_hollow or (event.layer == "communication" and event.weak)
+    if event.is_hollow:
+        return True
+    # NCCL's own words of an error say why.
+    return event.layer == "communication" and event.weak and "error" not in event.fields
 
 
 def _adopt(root: Event, case: Case) -> None:
@@ -288,11 +304,9 @@ def _argue(root: Event, ordered: Sequence[Event], case: Case) -> None:
             reason = "is a tie: the clocks do not show which came first"
         else:
             reason = "came later or explains less"
-        case.against.append(f"{event.slug}: {event.says} ({_where(event)}) {reason}")
+        case.against.append(f"{event.says} ({_where(event)}): {reason}")
     for event in case.recovered[:2]:
-        case.against.append(
-            f"{event.slug}: {event.says} ({_where(event)}): the job continued after it"
-        )
+        case.against.append(f"{event.says} ({_where(event)}): the job continued after it")
 
 
 def _where(event: Event) -> str:
@@ -337,8 +351,7 @@ def _without_cause(case: Case) -> Finding:
             case, says, telling, FROM_BEFORE, _step(telling[0], (), telling[0].host, [])
         )
     if said := worth_reading(standing(case)):
-        says = f"{plural(len(said), 'line')} of these logs may speak of a failure, and no pattern "
-        says += f"knows {'it' if len(said) == 1 else 'them'}"
+        says = f"nothing says what happened; {plural(len(said), 'line')} may speak of a failure"
         return _undecided(case, says, said, AND_AFTER)
     if noticed := [event for event in case.found.events if _NOTICED.search(event.place.quote)]:
         says = f"torch's watchdog saw a collective fail: {noticed[0].says}"

@@ -12,7 +12,6 @@ from dshealthd.explain.ledger import Ledger
 from dshealthd.explain.remarks import Statements
 
 if TYPE_CHECKING:
-    from dshealthd.explain.kinds import Kind
     from dshealthd.explain.streams import Line
 
 K = TypeVar("K")
@@ -20,6 +19,10 @@ V = TypeVar("V")
 _WORLD = re.compile(
     r"(?:\bworld[_ ]?size\W{1,4}|\bdist_world_size=|\bnranks |\bWORLD_SIZE\W{1,3})(\d{1,6})\b"
 )
+_STATED = re.compile(
+    r"\b(?:rank|RANK)\W{1,3}(\d{1,6})\b.{0,60}\b(?:world[_ ]?size|WORLD_SIZE)\W{1,3}(\d{1,6})\b"
+)
+"""A rank that states the size of its job."""
 _NCCL_RANK = re.compile(r"NCCL INFO .*\brank (\d{1,6}) nranks (\d{1,6})\b")
 
 MAX_KNOWN = 100_000
@@ -147,13 +150,18 @@ class Recognized:
     )
     """Pids of torchrun by source and task; with several nodes, each has its own ranks."""
     world: int | None = None
+    worlds: dict[int, tuple[int, Place]] = field(default_factory=lambda: Bounded(MAX_SKIPS))
+    """By size of the job: a rank that states it, and where."""
     dropped: int = 0
     """Events beyond MAX_EVENTS."""
     statistics: logs.Statistics = field(default_factory=logs.Statistics)
 
-    def learn(self, line: Line, source: int, kind: Kind) -> None:
-        """Learn from a line which rank, task and process belong together, and the world size."""
-        origin, text = line.origin, line.text
+    def learn(self, line: Line, place: Place, *, ranks: bool, launches: bool) -> None:
+        """Learn from a line which rank, task and process belong together, and the world size.
+
+        `ranks` and `launches` are whether it speaks of ranks, and whether torchrun speaks.
+        """
+        origin, text, source = line.origin, line.text, line.origin.source
         facts = self.sources[source]
         if origin not in facts.origins:
             facts.origins[origin] = None
@@ -167,12 +175,14 @@ class Recognized:
         if line.stamp is not None:
             facts.last_stamp[origin] = line.stamp
             facts.final = line.stamp
-        if kind.ranks:
+        if ranks:
             if match := _WORLD.search(text):
                 self.world = max(self.world or 0, int(match[1]))
+                if match := _STATED.search(text):
+                    self.worlds.setdefault(int(match[2]), (int(match[1]), place))
             if "nranks" in text and origin.pid is not None and (match := _NCCL_RANK.search(text)):
                 self.ranks_by_pid.setdefault((source, origin.pid), int(match[1]))
-        elif kind.launches:
+        elif launches:
             facts.is_launcher = True
 
     def _meet(self, origin: Origin, source: int) -> None:

@@ -39,9 +39,9 @@ PLACES = ("any", "error", "exception")
 GENERIC = (
     "Traceback (most", "Error", "Exception", "KeyboardInterrupt", "Root Cause (first", "Failures:",
     "During handling of", "The above exception", "will restart worker group",
-    "Rendezvous'ing worker", "Starting worker group", "restart_count=", "Job restarted",
+    "Rendezvous'ing worker", "Starting worker group", "restart_count=", "Job restarted", "==> ",
 )  # fmt: skip
-"""Texts that begin any traceback, summary or new attempt."""
+"""Texts that begin any traceback, summary, new attempt or file."""
 _NUMBERED = re.compile(r"_\d{1,2}$")
 _VALUE = re.compile(r"\{(\w+)\}")
 _PASTED = re.compile(r"[\w./:@%+,=-]{1,200}")

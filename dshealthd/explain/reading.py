@@ -25,12 +25,9 @@ CHATTER = 3
 WORTH_READING = 3
 """Lines that somebody can be asked to read."""
 PATTERN = "child-failed/stated"
-STEP = (
-    (
-        "read {log} around line {line}; if that does not explain it, look the message up in the "
-        "documentation and the issues of the program that printed it"
-    ),
-)
+_SEARCH = "; if it does not explain itself, search the issues of its program for the message"
+STEP = ("`less +{line} {log}` shows what stands around this line" + _SEARCH,
+        "read what stands around line {line} of {log}" + _SEARCH)  # fmt: skip
 
 
 def standing(case: Case, near: Event | None = None) -> list[Statement]:

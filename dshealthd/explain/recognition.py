@@ -37,6 +37,10 @@ MAX_TEXT = 1 << 13
 MAX_SAMPLE = 200
 """Number of lines that show which prefix a log's lines have."""
 
+MAX_PARTS = 1000
+"""Maximum number of logs in one file."""
+_HEAD = re.compile(r"==> (\S.{0,250}) <==")
+"""What `tail` and `head` print before each of several files."""
 _RESTART = re.compile(
     r"attempts left; will restart worker group|Rendezvous'ing worker group|Starting worker group"
     r"|Job restarted|Requeued|restart_count=[1-9]"
@@ -73,18 +77,29 @@ class Recognizer:
 
         `rank` is the only rank that writes it, if known.
         """
-        reader = self.open(name, rank)
+        readers: dict[str, Reader] = {}
+        part = name
         if items is None:
             items = logs.read(name, self.find, self.found.statistics)
         for item in items:
-            deque(reader.take(item), maxlen=0)
-        deque(reader.pause(), maxlen=0)
+            if isinstance(item, logs.Raw) and (head := _HEAD.fullmatch(item.text)):
+                part = head[1] if len(readers) < MAX_PARTS else part
+                continue
+            if part not in readers:
+                readers[part] = self.open(part, rank, name)
+            deque(readers[part].take(item), maxlen=0)
+        for reader in readers.values() or [self.open(name, rank)]:
+            deque(reader.pause(), maxlen=0)
         self.found.sources[-1].is_cut = name in self.found.statistics.unfinished
 
-    def open(self, name: str, rank: int | None = None) -> Reader:
-        """Begin a log that arrives in lines; `rank` is the only rank that writes it, if known."""
+    def open(self, name: str, rank: int | None = None, file: str | None = None) -> Reader:
+        """Begin a log that arrives in lines; `rank` is the only rank that writes it, if known.
+
+        `file` is where its lines are, if it is part of a file.
+        """
         self.found.sources.append(SourceFacts(name))
-        return Reader(self, len(self.found.sources) - 1, self.found.sources[-1], rank)
+        number = len(self.found.sources) - 1
+        return Reader(self, number, self.found.sources[-1], rank, file or name)
 
     def again(
         self, key: tuple[str, Origin, int], fields: Mapping[str, str], place: Place, order: int
@@ -123,9 +138,10 @@ class Reader:
     """
 
     def __init__(
-        self, parent: Recognizer, source: int, facts: SourceFacts, rank: int | None = None
+        self, parent: Recognizer, source: int, facts: SourceFacts, rank: int | None, file: str
     ) -> None:
         self._parent = parent
+        self._file = file
         self._found = parent.found
         self._facts = facts
         self._source = source
@@ -200,7 +216,7 @@ class Reader:
             yield
 
     def _line(self, raw: logs.Raw) -> Iterator[None]:
-        place = Place(self._facts.name, raw.number, raw.text.strip()[:MAX_QUOTE])
+        place = Place(self._file, raw.number, raw.text.strip()[:MAX_QUOTE])
         for text in logs.lines(raw.text):
             if _may_restart(text) and _RESTART.search(text[:MAX_MATCHED]):
                 self._flush()
@@ -264,7 +280,7 @@ class Reader:
             self._begins_in_stack = True
         self._order += 1
         self._details.feed(text, is_detail=kind.is_detail)
-        self._found.learn(line, self._source, kind)
+        self._found.learn(line, place, ranks=kind.ranks, launches=kind.launches)
         if (kind.begins or self._summary.is_open) and self._summary.take(line, place):
             return True
         if kind.in_gradients:

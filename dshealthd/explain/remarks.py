@@ -52,6 +52,7 @@ _LEVEL = re.compile(
     r"|(?P<error_2>error|err|critical|crit|fatal|alert|emerg|panic|Error|Fatal))\s{0,8}[\]>|:\"')]"
     r"|^<(?P<error_3>[0-3])>|^<(?P<warning_3>[4])>|^<(?P<calm_3>[567])>"
 )
+_NCCL = "NCCL WARN "
 _GLOG = {"E": "error", "F": "error", "W": "warning", "I": "calm", "D": "calm", "V": "calm"}
 _FAILURES = (
     r"errors?|fail(?:ed|ures?|s|ing)?|abort(?:ed|ing|s)?|crash(?:ed|es|ing)?|exceptions?"
@@ -236,8 +237,8 @@ def level_of(text: str, level: str = "") -> str:
 
     `level` is glog's letter, if a prefix had one.
     """
-    if "NCCL WARN" in text:  # NCCL says so of what ends it, too
-        return ""
+    if _NCCL in text:  # NCCL says so of what ends it
+        return "error"
     if level in _GLOG:
         return _GLOG[level]
     match = _LEVEL.search(text[:200])
@@ -301,7 +302,8 @@ def read(text: str, level: str) -> Remark | None:
     """
     if is_of_shell(text):
         return Remark(STATES, " ".join(text.split())[:MAX_CONTENT], wraps=True)
-    text = _LOGGER.sub("", text[:MAX_READ].strip(), count=1).strip()
+    text = text[:MAX_READ].partition(_NCCL)[2] or text[:MAX_READ]
+    text = _LOGGER.sub("", text.strip(), count=1).strip()
     if _STACK.match(text) or is_orderly(text):
         return None
     exception = _EXCEPTION.search(text)

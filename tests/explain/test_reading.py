@@ -273,3 +273,16 @@ def test_a_log_that_ends_in_trouble_is_never_called_healthy(line: str) -> None:
     """
     assert explained("starting 1", "starting 2", line).outcome == "undecided"
     assert explained("starting 1", line, *STEPS).outcome == "nothing"
+
+
+def test_what_nccl_warns_of_last_is_quoted() -> None:
+    """NCCL has no higher level: its last warning says why it gave up, unless the job went on."""
+    lines = [
+        "gpu-1:75:95 [2] graph/xml.h:101 NCCL WARN Attribute arch of node cpu not found",
+        "gpu-1:75:95 [2] NCCL INFO graph/topo.cc:493 -> 3",
+    ]
+    finding = explained(*lines)
+    assert finding.statement == "Attribute arch of node cpu not found"
+    assert (finding.host, finding.sureness) == ("gpu-1", "possible")
+    steps = [f"step {number} | loss 2.{number}" for number in range(20)]
+    assert explained(*lines, *steps).outcome == "nothing"

@@ -99,3 +99,36 @@ def test_the_ranks_of_a_group_are_not_those_of_the_job(rank: int, ranks: tuple[i
         f"{prefix}Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 19000",
     )
     assert (finding.slug, finding.ranks) == ("device-ordinal", ranks)
+
+
+def test_each_file_that_tail_heads_is_a_log_of_its_own(tmp_path: Path) -> None:
+    """`tail -n 100 *.log` puts a line before each file, which tells whose lines follow."""
+    lines = ["==> node-a1.log <==", "step 1 | loss 2.1", "RuntimeError: NCCL error: remote", ""]
+    lines += ["==> node-b2.log <==", "step 1 | loss 2.1", OOM, ""]
+    finding = explained_text(tmp_path, "\n".join(lines))
+    assert (finding.slug, finding.host) == ("cuda-oom", "node-b2")
+    assert finding.proof[0].file.endswith("job.out")
+    assert finding.proof[0].line == lines.index(OOM) + 1
+
+
+def test_a_head_far_from_any_failure_is_read(tmp_path: Path) -> None:
+    """It tells the host of what fails long after it."""
+    steps = "".join(f"step {number} | loss 2.1\n" for number in range(20_000))
+    text = f"==> node-a1.log <==\n{steps}==> node-b2.log <==\n{steps}{OOM}\n"
+    assert explained_text(tmp_path, text).host == "node-b2"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "slug"),
+    [((16, 8), "rendezvous-env-mismatch"), ((16, 16), "rendezvous-unreachable")],
+)
+def test_ranks_that_state_different_sizes_never_came_together(
+    sizes: tuple[int, int], slug: str
+) -> None:
+    """The time-out of the rendezvous follows from that; the same size leaves it the cause."""
+    error = (
+        "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while "
+        "trying to connect to (10.0.0.1, 29500)."
+    )
+    lines = [f"init: rank={3 * n}, world_size={size}" for n, size in enumerate(sizes)]
+    assert explained(*lines, error).slug == slug
