@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _CPU = ("adagrad", "adam", "adamw", "lion", "muon")
 """Optimizers that DeepSpeed has for the CPU (0.19.8, engine.py, `_configure_basic_optimizer`)."""
+_OFFLOADS = {"offload_param": 3, "offload_optimizer": 1}
+"""The least ZeRO stage that can offload to the CPU; to NVMe only stage 3 can."""
+_STAGES = range(4)
 
 
 def _conflicts(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
@@ -30,7 +33,7 @@ def _conflicts(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
     found = list(_written(name, context.document))
     inspection = context.inspection
     if inspection is None or inspection.problem:
-        yield from found
+        yield from (*found, *_engine(name, _stated(context.document), "DeepSpeed 0.19.8"))
         yield unknown(f"{name} was not checked by DeepSpeed: {context.why_not_inspected}")
         return
     source = context.inspector
@@ -110,11 +113,23 @@ def _strings(block: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, s
             yield path, value
 
 
+def _stated(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in a configuration that DeepSpeed has not read."""
+    zero, optimizer = _block(document, "zero_optimization"), _block(document, "optimizer")
+    stage = zero.get("stage", 0)
+    return {
+        "stage": stage if isinstance(stage, int) else max(_STAGES),
+        "optimizer": str(optimizer.get("type", "")).lower(),
+        **{key: str(_block(zero, key).get("device", "none")) for key in _OFFLOADS},
+    }
+
+
 def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Result]:
     """Yield conflicts in the engine between settings that DeepSpeed's configuration accepts."""
     stage, optimizer = settings["stage"], settings["optimizer"] or ""
-    for key, least in (("offload_param", 3), ("offload_optimizer", 1)):
-        if settings[key] != "none" and stage < least:
+    for key, cpu in _OFFLOADS.items():
+        least = max(_STAGES) if settings[key] == "nvme" else cpu
+        if settings[key] in {"cpu", "nvme"} and stage < least:
             yield warning(
                 f"{name}: {key} needs ZeRO stage {least} or higher, but the stage is {stage}:"
                 " nothing is offloaded",
@@ -135,7 +150,7 @@ def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Res
             component=f"{name}: optimizer.type",
         )
     yield from _scheduler(name, settings, source)
-    if settings["optimizer_problem"] == "unknown":
+    if settings.get("optimizer_problem") == "unknown":
         yield critical(
             f"{name}: neither DeepSpeed nor torch.optim has the optimizer {optimizer}",
             remedy=find_key(name, "optimizer", "-A2"),
@@ -143,7 +158,7 @@ def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Res
             source=source,
             component=f"{name}: optimizer.type",
         )
-    elif settings["optimizer_problem"] == "untested":
+    elif settings.get("optimizer_problem") == "untested":
         yield critical(
             f"{name}: ZeRO is not tested with {optimizer}, and DeepSpeed aborts at startup"
             " unless zero_allow_untested_optimizer is true",
@@ -154,14 +169,14 @@ def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Res
 
 
 def _scheduler(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Result]:
-    scheduler = settings["scheduler"]
+    scheduler = settings.get("scheduler")
     meanings = {
         "unknown": "neither DeepSpeed nor torch.optim.lr_scheduler has the scheduler {}",
         "wrapped": "{} is torch's and takes an optimizer of torch, but ZeRO, fp16 and bf16 wrap"
         " the optimizer: it raises TypeError at startup; create it in the script instead, as a"
         " callable given to deepspeed.initialize(lr_scheduler=...)",
     }
-    if problem := settings["scheduler_problem"]:
+    if problem := settings.get("scheduler_problem"):
         yield critical(
             f"{name}: {meanings[problem].format(scheduler)}",
             remedy=find_key(name, "scheduler", "-A2"),

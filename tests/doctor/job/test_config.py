@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -206,7 +207,8 @@ def test_fault(
     inspected: dict[str, Inspection], case: str, check: str, outcome: State, words: str
 ) -> None:
     """A fault is found by DeepSpeed's own reading, named with its key, and has a remedy."""
-    found = results(check, with_config(CASES[case], inspected[case], ranks=RANKS))
+    job = with_config(CASES[case], inspected[case], ranks=RANKS, gpus=Source("NVML", 8))
+    found = results(check, job)
     (result,) = (result for result in found if words in result.text)
     assert result.outcome is outcome
     assert NAME in result.text or result.component
@@ -253,12 +255,15 @@ def test_offload_path(tmp_path: Path) -> None:
     """A directory that can be written is ok; a file is none."""
     file = tmp_path / "file"
     file.touch()
+    here = Source("NVML", 8)
     for path, outcome in ((tmp_path, OK), (file, CRITICAL)):
         block = {"device": "nvme", "nvme_path": str(path)}
         job = with_config({"zero_optimization": {"stage": 3, "offload_optimizer": block}})
-        assert outcomes("offload-path", job) == [outcome]
+        assert outcomes("offload-path", dataclasses.replace(job, gpus=here)) == [outcome]
+    assert outcomes("offload-path", job) == [UNKNOWN]  # not a node of the job
     block = {"device": "nvme", "nvme_path": str(tmp_path / "a directory")}
-    job = with_config({"zero_optimization": {"stage": 3, "offload_optimizer": block}})
+    document = {"zero_optimization": {"stage": 3, "offload_optimizer": block}}
+    job = with_config(document, gpus=here)
     (missing,) = results("offload-path", job)
     assert missing.outcome is CRITICAL
     subprocess.run(missing.remedy, shell=True, check=True)
