@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.batch import UNREADABLE
 from dshealthd.doctor.remedies import find_key, paste
+from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -91,8 +92,32 @@ def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
             remedy=find_key(name, path.rpartition(".")[2]),
             component=f"{name}: {path}",
         )
+    params = _block(_block(document, "scheduler"), "params")
+    for least, most in (
+        ("warmup_num_steps", "total_num_steps"),
+        ("warmup_min_lr", "warmup_max_lr"),
+    ):
+        low, high = params.get(least), params.get(most)
+        if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
+            yield warning(
+                f"{name}: {least} {low} is above {most} {high}",
+                remedy=find_key(name, least),
+                value=str(low),
+                limit=str(high),
+                source="deepspeed/runtime/lr_schedules.py",
+                component=f"{name}: scheduler.params.{least}",
+            )
     zero = _block(document, "zero_optimization")
-    for key in ("offload_param", "offload_optimizer"):
+    stage = zero.get("stage", 0)
+    if isinstance(stage, int) and stage not in _STAGES:
+        yield critical(
+            f"{name}: ZeRO has no stage {stage}",
+            remedy=find_key(name, "stage"),
+            value=str(stage),
+            limit=f"0 to {max(_STAGES)}",
+            component=f"{name}: zero_optimization.stage",
+        )
+    for key in _OFFLOADS:
         offload = _block(zero, key)
         if offload.get("device") == "nvme" and not offload.get("nvme_path"):
             yield critical(
@@ -122,6 +147,13 @@ def _stated(document: Mapping[str, Any]) -> dict[str, Any]:
         "optimizer": str(optimizer.get("type", "")).lower(),
         **{key: str(_block(zero, key).get("device", "none")) for key in _OFFLOADS},
     }
+
+
+def of_accelerate(name: str, settings: Mapping[str, str]) -> Iterator[Result]:
+    """Yield what a configuration of Accelerate offloads in vain."""
+    if (stage := natural(settings.get("zero_stage"))) is not None:
+        devices = {key: settings.get(f"{key}_device", "none") for key in _OFFLOADS}
+        yield from _engine(name, {"stage": stage, "optimizer": "", **devices}, "DeepSpeed 0.19.8")
 
 
 def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Result]:

@@ -283,6 +283,9 @@ def context(args: argparse.Namespace, environment: Mapping[str, str] = os.enviro
     readers["gpus"] = count_gpus
     found = read_all(readers)
     command = _command(args.launch, environment) if args.launch else None
+    if "manifest" in found and (settings := (found["manifest"].value or {}).get("accelerate")):
+        del found["manifest"]
+        command = Source(file, launcher_command.of_accelerate(settings))
     script = _mapped(found.get("script"), file, slurm_script.from_json)
     hostfile = args.hostfile or _named_hostfile(JobContext(command=command, script=script))
     readers = {}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
+from dshealthd.doctor.job import config_conflicts
 from dshealthd.doctor.job.agreement import disagreements
 from dshealthd.doctor.job.sources.launcher_command import READ
 from dshealthd.doctor.job.sources.slurm_script import gpus_per_node, tasks_per_node
@@ -193,6 +194,10 @@ def _options(context: JobContext) -> Iterator[Result]:
     if launcher is None or start is None:
         return
     yield from disagreements(start)
+    if context.command is not None and "zero_stage" in " ".join(start.program.arguments):
+        words = (word.removeprefix("--").partition("=") for word in start.program.arguments)
+        stated = {name: value for name, _, value in words}
+        yield from config_conflicts.of_accelerate(context.command.name, stated)
     outer = launcher if launcher.program == "srun" else None
     for program in _ONE_A_NODE:
         if (inner := launcher.find(program)) is None:

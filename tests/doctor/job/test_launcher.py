@@ -401,6 +401,43 @@ def test_signal_in_time(tmp_path: Path, limit: str, seconds: int) -> None:
     assert outcomes("launcher", asked(str(file))) == [UNKNOWN]
 
 
+ACCELERATE_FILE = """
+distributed_type: DEEPSPEED
+deepspeed_config: {zero_stage: 3, offload_param_device: cpu}
+num_machines: 2
+num_processes: 16
+machine_rank: 1
+main_process_ip: 192.0.2.1
+main_process_port: 29500
+gpu_ids: all
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "check", "words"),
+    [
+        ("processes: 16", "processes: 15", "launcher", "15 processes cannot be divided among 2"),
+        ("rank: 1", "rank: 2", "launcher", "node 2 of 2 nodes"),
+        ("stage: 3", "stage: 2", "launcher", "offload_param needs ZeRO stage 3"),
+        ("192.0.2.1", "localhost", "master-address", "each node's own loopback"),
+        ("port: 29500", "port: 70000", "master-port", "is not a port"),
+        ("ids: all", "ids: 0,1", "ranks-and-gpus", "8 ranks per node (torchrun) but 2 visible"),
+    ],
+)
+def test_configuration_of_accelerate(
+    tmp_path: Path, right: str, wrong: str, check: str, words: str
+) -> None:
+    """A configuration of Accelerate states the quantities of a launch, judged like any other."""
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(ACCELERATE_FILE)
+    job = asked(str(file), "--gpus-per-node", "8")
+    assert (job.layout.ranks, outcomes(check, job)) == (16, [OK])
+    file.write_text(ACCELERATE_FILE.replace(right, wrong))
+    (found,) = results(check, asked(str(file), "--gpus-per-node", "8"))
+    assert found.outcome in {WARNING, CRITICAL}
+    assert words in found.text
+
+
 def test_no_script() -> None:
     """What does not begin with #! is no batch script."""
     with pytest.raises(ValueError, match="does not begin with #!"):
