@@ -31,9 +31,9 @@ _COMMON = (
 _OF_NODE = re.compile(rf"\$\{{?({'|'.join(sorted(PER_NODE))})\b")
 _DEGREES = re.compile(
     r"((tensor|pipeline)_model|context|data|tensor|pipeline)_parallel"
-    r"(_(shard|replicate))?_(size|degree)"
+    r"(_(shard|replicate))?_(size|degree)|parallelism_config_(tp|cp|sp|dp_shard|dp_replicate)_size"
 )
-"""Arguments of Megatron, NeMo and torchtitan that say into how many parts ranks are divided."""
+"""Arguments of Megatron, NeMo, torchtitan and Accelerate that divide the ranks into parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +114,34 @@ def _common(start: Start) -> Iterator[Result]:
 
 
 def _node_rank(start: Start) -> Iterator[Result]:
-    """Yield that all nodes have one rank."""
-    inner = start.torchrun
-    if inner is None or start.copies == 1 or start.layout.nodes == 1:
+    """Yield a rank that no node has, or that all of them have."""
+    inner, nodes = start.torchrun, start.layout.nodes
+    if inner is None:
+        return
+    total, rank = inner.number("num-processes"), inner.number("node-rank")
+    if nodes and rank is not None and rank >= nodes:
+        yield critical(
+            f"{start.name}node {rank} of {plural(nodes, 'node')}: ranks of nodes begin with 0",
+            value=str(rank),
+            limit=f"0 to {nodes - 1}",
+            component="--node-rank",
+        )
+    if nodes and total and total % nodes:
+        yield critical(
+            f"{start.name}{total} processes cannot be divided among {plural(nodes, 'machine')}:"
+            f" accelerate starts {total // nodes} on each",
+            value=str(total),
+            limit=f"a multiple of {nodes}",
+            component="--num-processes",
+        )
+    if start.copies == 1 or nodes == 1:
         return
     default = "" if inner.is_partial else "static"
-    rank = inner.options.get("node-rank", "$" if inner.is_partial else "0")
-    if natural(rank) is not None and inner.options.get("rdzv-backend", default) == "static":
+    text = inner.options.get("node-rank", "$" if inner.is_partial else "0")
+    if natural(text) is not None and inner.options.get("rdzv-backend", default) == "static":
         of_accelerate = any("accelerate" in word for word in start.command.arguments)
         yield critical(
-            f"{start.name}every node gets --{'machine' if of_accelerate else 'node'}-rank {rank},"
+            f"{start.name}every node gets --{'machine' if of_accelerate else 'node'}-rank {text},"
             " and the static rendezvous needs another on each: the batch shell expands words of"
             " srun once, for all nodes, unless '...' or \\ protects their $",
             remedy="srun torchrun --rdzv-backend=c10d --rdzv-endpoint=$HOST:$PORT ...",
@@ -168,7 +186,7 @@ def _divided(start: Start) -> Iterator[Result]:
             component=next(iter(degrees)),
         )
         return
-    is_data = any(name.startswith("data") for name in degrees)
+    is_data = any("data" in name or "_dp_" in name for name in degrees)
     copies = ranks if is_data else ranks // whole
     batch, micro = have.get("global_batch_size"), have.get("micro_batch_size")
     if batch and micro and not is_data and batch % (micro * copies):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.batch import UNREADABLE
 from dshealthd.doctor.job.sources import deepspeed_config
+from dshealthd.doctor.job.sources.deepspeed_config import TOP
 from dshealthd.doctor.remedies import find_key, paste, unreadable
 from dshealthd.findings.finding import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from dshealthd.doctor.job.context import JobContext
     from dshealthd.doctor.job.sources.deepspeed_config import Parsed
@@ -94,6 +95,7 @@ def _inspected(context: JobContext) -> Inspection | Result:
 def _keys(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
     inspection, source, name = _inspected(context), context.inspector, config.name
     if isinstance(inspection, Result):
+        yield from _misspelt(name, context.document or {})
         yield inspection
         return
     found = False
@@ -125,6 +127,26 @@ def _keys(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
     if not found:
         keys = plural(len(context.document or ()), "top-level key")
         yield ok(f"{name}: no key without effect among {keys}", source=source)
+
+
+def _misspelt(name: str, block: Mapping[str, Any], place: str = TOP) -> Iterator[Result]:
+    """Yield keys that DeepSpeed, which was not queried, reads under another name or elsewhere."""
+    known = deepspeed_config.keys()
+    for key, value in block.items():
+        if isinstance(value, dict) and key in known:
+            yield from _misspelt(name, value, key)
+        if key in known[place]:
+            continue
+        near, is_misspelt = _nearest(key, known[place])
+        others = [other for other, keys in known.items() if key in keys and other != place]
+        if is_misspelt or (others and place == TOP):
+            advice = _advice(near) if is_misspelt else f"; it belongs in {others[0]}"
+            yield critical(
+                f"{name}: {place} has no key {key!r} that DeepSpeed reads{advice}",
+                remedy=find_key(name, key),
+                source="DeepSpeed 0.19.8",
+                component=f"{name}: {key}",
+            )
 
 
 def _is_comment(key: str) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.batch import UNREADABLE
 from dshealthd.doctor.remedies import find_key, paste
+from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 _CPU = ("adagrad", "adam", "adamw", "lion", "muon")
 """Optimizers that DeepSpeed has for the CPU (0.19.8, engine.py, `_configure_basic_optimizer`)."""
+_OFFLOADS = {"offload_param": 3, "offload_optimizer": 1}
+"""The least ZeRO stage that can offload to the CPU; to NVMe only stage 3 can."""
+_STAGES = range(4)
 
 
 def _conflicts(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
@@ -30,7 +34,7 @@ def _conflicts(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
     found = list(_written(name, context.document))
     inspection = context.inspection
     if inspection is None or inspection.problem:
-        yield from found
+        yield from (*found, *_engine(name, _stated(context.document), "DeepSpeed 0.19.8"))
         yield unknown(f"{name} was not checked by DeepSpeed: {context.why_not_inspected}")
         return
     source = context.inspector
@@ -88,8 +92,32 @@ def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
             remedy=find_key(name, path.rpartition(".")[2]),
             component=f"{name}: {path}",
         )
+    params = _block(_block(document, "scheduler"), "params")
+    for least, most in (
+        ("warmup_num_steps", "total_num_steps"),
+        ("warmup_min_lr", "warmup_max_lr"),
+    ):
+        low, high = params.get(least), params.get(most)
+        if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
+            yield warning(
+                f"{name}: {least} {low} is above {most} {high}",
+                remedy=find_key(name, least),
+                value=str(low),
+                limit=str(high),
+                source="deepspeed/runtime/lr_schedules.py",
+                component=f"{name}: scheduler.params.{least}",
+            )
     zero = _block(document, "zero_optimization")
-    for key in ("offload_param", "offload_optimizer"):
+    stage = zero.get("stage", 0)
+    if isinstance(stage, int) and stage not in _STAGES:
+        yield critical(
+            f"{name}: ZeRO has no stage {stage}",
+            remedy=find_key(name, "stage"),
+            value=str(stage),
+            limit=f"0 to {max(_STAGES)}",
+            component=f"{name}: zero_optimization.stage",
+        )
+    for key in _OFFLOADS:
         offload = _block(zero, key)
         if offload.get("device") == "nvme" and not offload.get("nvme_path"):
             yield critical(
@@ -110,11 +138,30 @@ def _strings(block: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, s
             yield path, value
 
 
+def _stated(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in a configuration that DeepSpeed has not read."""
+    zero, optimizer = _block(document, "zero_optimization"), _block(document, "optimizer")
+    stage = zero.get("stage", 0)
+    return {
+        "stage": stage if isinstance(stage, int) else max(_STAGES),
+        "optimizer": str(optimizer.get("type", "")).lower(),
+        **{key: str(_block(zero, key).get("device", "none")) for key in _OFFLOADS},
+    }
+
+
+def of_accelerate(name: str, settings: Mapping[str, str]) -> Iterator[Result]:
+    """Yield what a configuration of Accelerate offloads in vain."""
+    if (stage := natural(settings.get("zero_stage"))) is not None:
+        devices = {key: settings.get(f"{key}_device", "none") for key in _OFFLOADS}
+        yield from _engine(name, {"stage": stage, "optimizer": "", **devices}, "DeepSpeed 0.19.8")
+
+
 def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Result]:
     """Yield conflicts in the engine between settings that DeepSpeed's configuration accepts."""
     stage, optimizer = settings["stage"], settings["optimizer"] or ""
-    for key, least in (("offload_param", 3), ("offload_optimizer", 1)):
-        if settings[key] != "none" and stage < least:
+    for key, cpu in _OFFLOADS.items():
+        least = max(_STAGES) if settings[key] == "nvme" else cpu
+        if settings[key] in {"cpu", "nvme"} and stage < least:
             yield warning(
                 f"{name}: {key} needs ZeRO stage {least} or higher, but the stage is {stage}:"
                 " nothing is offloaded",
@@ -135,7 +182,7 @@ def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Res
             component=f"{name}: optimizer.type",
         )
     yield from _scheduler(name, settings, source)
-    if settings["optimizer_problem"] == "unknown":
+    if settings.get("optimizer_problem") == "unknown":
         yield critical(
             f"{name}: neither DeepSpeed nor torch.optim has the optimizer {optimizer}",
             remedy=find_key(name, "optimizer", "-A2"),
@@ -143,7 +190,7 @@ def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Res
             source=source,
             component=f"{name}: optimizer.type",
         )
-    elif settings["optimizer_problem"] == "untested":
+    elif settings.get("optimizer_problem") == "untested":
         yield critical(
             f"{name}: ZeRO is not tested with {optimizer}, and DeepSpeed aborts at startup"
             " unless zero_allow_untested_optimizer is true",
@@ -154,14 +201,14 @@ def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Res
 
 
 def _scheduler(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Result]:
-    scheduler = settings["scheduler"]
+    scheduler = settings.get("scheduler")
     meanings = {
         "unknown": "neither DeepSpeed nor torch.optim.lr_scheduler has the scheduler {}",
         "wrapped": "{} is torch's and takes an optimizer of torch, but ZeRO, fp16 and bf16 wrap"
         " the optimizer: it raises TypeError at startup; create it in the script instead, as a"
         " callable given to deepspeed.initialize(lr_scheduler=...)",
     }
-    if problem := settings["scheduler_problem"]:
+    if problem := settings.get("scheduler_problem"):
         yield critical(
             f"{name}: {meanings[problem].format(scheduler)}",
             remedy=find_key(name, "scheduler", "-A2"),

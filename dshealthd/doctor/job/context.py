@@ -158,6 +158,20 @@ class JobContext:
             found |= command.variables
         return found
 
+    @cached_property
+    def settings(self) -> Mapping[str, str]:
+        """The environment of the job's ranks, or of its pods."""
+        pods = self.manifest.value.pods if self.manifest and self.manifest.value else ()
+        found = {name: value for pod in pods for name, value in pod.variables.items()}
+        return {**self.variables, **found}
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the job, or pods with GPUs; 1 if unknown."""
+        if self.manifest is not None and self.manifest.value is not None:
+            return sum(pod.count for pod in self.manifest.value.pods if pod.gpus)
+        return self.layout.nodes or natural(self.slurm_options.get("nodes")) or 1
+
     @property
     def start(self) -> Start | None:
         """What the launcher starts, and what Slurm gives it."""
@@ -204,6 +218,8 @@ class JobContext:
         by_slurm = self.script is not None or (
             self.launcher is not None and self.launcher.find("srun") is not None
         )
+        if self.manifest is not None:
+            return True
         is_of_job = self.script is None and "SLURM_JOB_ID" in self.environment
         return not is_of_job and (by_slurm or (self.layout.nodes or 1) > 1)
 
@@ -267,6 +283,9 @@ def context(args: argparse.Namespace, environment: Mapping[str, str] = os.enviro
     readers["gpus"] = count_gpus
     found = read_all(readers)
     command = _command(args.launch, environment) if args.launch else None
+    if "manifest" in found and (settings := (found["manifest"].value or {}).get("accelerate")):
+        del found["manifest"]
+        command = Source(file, launcher_command.of_accelerate(settings))
     script = _mapped(found.get("script"), file, slurm_script.from_json)
     hostfile = args.hostfile or _named_hostfile(JobContext(command=command, script=script))
     readers = {}

@@ -30,6 +30,9 @@ MAX_NAMED = 8
 
 def _lines(context: JobContext, hostfile: Source[str]) -> Iterator[Result]:
     name = hostfile.name
+    if hostfile.value is None and context.script is not None:
+        yield unknown(f"{name} is not readable here; the job's script may write it")
+        return
     if hostfile.value is None:
         # a missing hostfile is not an error to deepspeed, which then runs on one node
         yield unreadable(hostfile, source="deepspeed/launcher/runner.py, fetch_hostfile")

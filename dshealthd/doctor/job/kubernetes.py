@@ -91,7 +91,7 @@ def _layout(pod: PodTemplate) -> Layout:
 def _address(pod: PodTemplate, where: str, manifest: Manifest) -> Iterator[Result]:
     """Yield that the pods cannot meet at their rendezvous address."""
     meeting = rendezvous(pod.command, pod.variables)
-    address = meeting.address or pod.variables.get("MASTER_ADDR", "")
+    address = meeting.address
     shown = f"{address[:80]} ({meeting.source})"
     inner = pod.command.find("torchrun") if pod.command else None
     if pod.count > 1 and is_loopback(address) and (inner is None or inner.number("nnodes") != 1):

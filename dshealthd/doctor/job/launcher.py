@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
+from dshealthd.doctor.job import config_conflicts
 from dshealthd.doctor.job.agreement import disagreements
 from dshealthd.doctor.job.sources.launcher_command import READ
 from dshealthd.doctor.job.sources.slurm_script import gpus_per_node, tasks_per_node
 from dshealthd.doctor.remedies import paste
-from dshealthd.jobs.environment import RENDEZVOUS, visible
+from dshealthd.jobs.environment import RENDEZVOUS, natural, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +31,7 @@ _ONE_A_NODE = ("torchrun", "deepspeed")
 INSIDE = "dshealthd doctor --job -- COMMAND  # in the script, with the words of its launch"
 _COUNTS = frozenset({"num-gpus", "num-accelerators", "num-nodes"})
 _VARIABLE = re.compile(r"\$\{?([A-Za-z]\w*)")
+_SIGNAL = re.compile(r"(?:([RB]+):)?(\w+)(?:@(\d+))?")
 _EXPLICIT = _COUNTS | {"include", "exclude"}
 
 
@@ -104,14 +106,87 @@ def _never_set(launcher: LauncherCommand, script: SlurmScript) -> str:
 
 
 def _script(context: JobContext) -> Iterator[Result]:
-    name = context.script.name if context.script else ""
-    for line in context.batch_script.ignored if context.batch_script else ():
+    """Yield what the batch script states and Slurm or its shell does not do."""
+    name, script = context.script.name if context.script else "", context.batch_script
+    if script is None:
+        return
+    for line in script.ignored:
         yield warning(
             f"{name}:{line}: Slurm ignores #SBATCH after the first command",
             remedy=paste("sed", "-n", f"{line}p", "--", name),
             source="sbatch(1)",
             component=f"{name}:{line}",
         )
+    for option, value in script.directives.items():
+        if "$" in value:
+            make = critical if option in READ else warning
+            yield make(
+                f"{name}: #SBATCH --{option}={value[:60]} is read as it stands: no shell expands"
+                " lines with #SBATCH",
+                remedy=f"sbatch --{option}=... {name}",
+                source="sbatch(1)",
+                component=f"--{option}",
+            )
+    if problem := _signal(script):
+        yield warning(
+            f"{name}: --signal={script.directives['signal']}: {problem}",
+            source="sbatch(1), --signal; bash(1), SIGNALS",
+            component="--signal",
+        )
+    if context.command is None and (lost := _not_passed_on(context, script)):
+        yield critical(
+            f"{name} sets {', '.join(lost[:8])}, but does not pass"
+            f" {'it' if len(lost) == 1 else 'them'} on to the ranks: `export` or --export=ALL is"
+            " missing",
+            remedy=f"export {' '.join(lost[:8])}",
+            source="srun(1), --export",
+            component=lost[0],
+        )
+
+
+def _signal(script: SlurmScript) -> str:
+    """Return why the signal that Slurm sends before the time limit has no effect."""
+    match = _SIGNAL.fullmatch(script.directives.get("signal", ""))
+    if match is None:
+        return ""
+    of_shell, signal, seconds = match[1] or "", match[2].removeprefix("SIG"), match[3] or "60"
+    limit = _seconds(script.directives.get("time", ""))
+    if limit is not None and int(seconds) >= limit:
+        return f"it comes {seconds} s before the end of a job that has {limit} s"
+    if "B" not in of_shell:
+        is_lost = signal in script.traps
+        return "only srun's tasks get it, not the shell that traps it: B: is missing" * is_lost
+    if signal in script.traps and not script.waits:
+        return "the trap runs only when srun ends, because the shell does not `wait` for it"
+    return ""
+
+
+def _seconds(limit: str) -> int | None:
+    """Return the seconds of Slurm's [DAYS-][[HOURS:]MINUTES[:SECONDS]]; None if it is none."""
+    days, dash, rest = limit.rpartition("-")
+    parts = [natural(part) for part in rest.split(":")]
+    if None in parts or (dash and natural(days) is None):
+        return None
+    numbers = [part or 0 for part in parts]
+    hours = numbers if dash or len(numbers) > 2 else [0, *numbers]  # noqa: PLR2004 - as in sbatch(1)
+    hours = [*hours, 0, 0][:3]
+    return (natural(days) or 0) * 86_400 + hours[0] * 3_600 + hours[1] * 60 + hours[2]
+
+
+def _not_passed_on(context: JobContext, script: SlurmScript) -> list[str]:
+    """Return the variables of training that the script sets, but the ranks do not get."""
+    if context.launcher is None:
+        return []
+    asked = context.launcher.options.get("export", script.directives.get("export", "ALL"))
+    is_python = list(context.launcher.chain())[-1].program == "python"
+    passes_all = "ALL" in asked or "$" in asked or "SLURM_EXPORT_ENV" in script.exports
+    return [
+        name
+        for name, is_exported in script.carried.items()
+        if not (is_exported and passes_all)
+        and name not in asked
+        and (is_python or name not in RENDEZVOUS)  # other launchers set these themselves
+    ]
 
 
 def _options(context: JobContext) -> Iterator[Result]:
@@ -119,6 +194,10 @@ def _options(context: JobContext) -> Iterator[Result]:
     if launcher is None or start is None:
         return
     yield from disagreements(start)
+    if context.command is not None and "zero_stage" in " ".join(start.program.arguments):
+        words = (word.removeprefix("--").partition("=") for word in start.program.arguments)
+        stated = {name: value for name, _, value in words}
+        yield from config_conflicts.of_accelerate(context.command.name, stated)
     outer = launcher if launcher.program == "srun" else None
     for program in _ONE_A_NODE:
         if (inner := launcher.find(program)) is None:
@@ -278,12 +357,12 @@ def _ignores_visible(context: JobContext) -> str:
     inner = context.deepspeed
     if inner is None:
         return ""
-    if inner.options.get("include") == f"localhost:{context.variables['CUDA_VISIBLE_DEVICES']}":
-        return ""  # the same GPUs, as the remedy suggests
+    text, count = context.variables["CUDA_VISIBLE_DEVICES"], inner.number("num-gpus") or 0
+    first = ",".join(map(str, range(count)))
     options = sorted(_EXPLICIT & inner.options.keys())
-    return (
-        ", ".join(f"--{name.replace('-', '_')}" for name in options) if not context.members else ""
-    )
+    if context.members or inner.options.get("include", "localhost:" + first) == f"localhost:{text}":
+        return ""  # the same GPUs, as the remedy suggests
+    return ", ".join(f"--{name.replace('-', '_')}" for name in options)
 
 
 def _is_counted_by_ssh(context: JobContext) -> bool:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 WORDS: Mapping[str, str] = {
     **MEANINGS,
-    Misnomer.UNKNOWN: "is not read by any known component; a plugin may read it",
     problems.Problem.DISABLED: "disables InfiniBand, which works on this node",
 }
 
@@ -36,6 +35,8 @@ _CRITICAL = frozenset(
 
 SOURCE = "names and ranges of NCCL 2.30.7"
 
+_HARMLESS = frozenset({Misnomer.RENAMED, Misnomer.UNKNOWN})
+"""The old name still works, and a plugin may read any."""
 _OF_NODE = frozenset({problems.Problem.ABSENT, problems.Problem.DOWN})
 """Problems that only the devices of the job's own nodes show."""
 _OF_TRANSPORTS = frozenset({"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"})
@@ -46,19 +47,21 @@ UNKNOWN_ENVIRONMENT = "the environment has no variable that concerns training"
 
 
 def _variables(context: JobContext, _variables: object) -> Iterator[Result]:
-    have = {name: value for name, value in context.variables.items() if "$" not in value}
+    have = {name: value for name, value in context.settings.items() if "$" not in value}
     devices = NetworkDevices(Context(host=context.host, monotonic=time.monotonic, wall=time.time))
     count = 0
     for variable, problem in _problems(context, have, devices):
+        if problem in _HARMLESS:
+            continue
         words = WORDS[problem]
         if problem is problems.Problem.DISABLED:
             if variable in _OF_TRANSPORTS:
                 continue  # `transports` reports it
             if not any(devices.ports().values()):
-                if not context.runs_elsewhere or (context.layout.nodes or 1) == 1:
+                if not context.runs_elsewhere or context.nodes == 1 or _has_other_network(have):
                     continue  # right on nodes without adapters
                 words = (
-                    f"disables InfiniBand and RoCE between the {context.layout.nodes} nodes of the"
+                    f"disables InfiniBand and RoCE between the {context.nodes} nodes of the"
                     " job; right only where they have neither"
                 )
         count += 1
@@ -93,7 +96,7 @@ def _problems(
     names = nccl_variables(b"\0".join(f"{name}=".encode() for name in have))
     yield from sorted(problems.names(names))
     yield from problems.values(have)
-    several = (context.layout.nodes or 1) > 1
+    several = context.nodes > 1
     if text := have.get("NCCL_SOCKET_IFNAME", ""):
         interfaces = devices.interfaces(os.getpid())
         yield from problems.interface(text, interfaces, many_nodes=several)
@@ -101,19 +104,24 @@ def _problems(
         yield from problems.adapters(text, devices.ports())
 
 
+def _has_other_network(have: Mapping[str, str]) -> bool:
+    """Whether variables say that the nodes have a network of another kind, such as EFA."""
+    return any(name.startswith("FI_") or name == "NCCL_NET_PLUGIN" for name in have)
+
+
 VARIABLES = check_of(
-    lambda job: job.variables or job.command,
+    lambda job: job.settings or job.command,
     UNKNOWN_ENVIRONMENT,
     "nccl-environment",
     "nccl-variables",
     "NCCL's variables are read and fit this node",
     _variables,
-    applies=lambda job: any(name.startswith(("NCCL_", "TORCH_NCCL_")) for name in job.variables),
+    applies=lambda job: any(name.startswith(("NCCL_", "TORCH_NCCL_")) for name in job.settings),
 )
 
 
 def _transports(context: JobContext, _environment: object) -> Iterator[Result]:
-    have = context.variables
+    have = context.settings
     found = [
         variable
         for variable, problem in problems.values(have)
@@ -133,11 +141,11 @@ def _transports(context: JobContext, _environment: object) -> Iterator[Result]:
 
 
 TRANSPORTS = check_of(
-    lambda job: job.variables or job.command,
+    lambda job: job.settings or job.command,
     UNKNOWN_ENVIRONMENT,
     "p2p-disabled",
     "transports",
     "Transports between GPUs are enabled",
     _transports,
-    applies=lambda job: _OF_TRANSPORTS & job.variables.keys(),
+    applies=lambda job: _OF_TRANSPORTS & job.settings.keys(),
 )

@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.check import Result, check_of, critical, ok
+from dshealthd.doctor.check import Result, check_of, critical, ok, unknown
 from dshealthd.doctor.remedies import paste
 
 if TYPE_CHECKING:
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job.context import JobContext
 
 
-def _offload(_context: JobContext, paths: dict[str, str]) -> Iterator[Result]:
+def _offload(context: JobContext, paths: dict[str, str]) -> Iterator[Result]:
     for key, path in paths.items():
         problem = _problem(path)
         shown = path[:255]
-        if problem:
+        if problem and (context.gpus is None or context.gpus.value is None):
+            yield unknown(f"{key}: {shown} {problem} here, but without GPUs this is no node of it")
+        elif problem:
             yield critical(
                 f"{key}: {shown} {problem}",
                 remedy=paste("mkdir", "-p", "--", path),

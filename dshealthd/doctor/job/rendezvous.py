@@ -107,9 +107,12 @@ ADDRESS = check_of(
 def _port(context: JobContext, written: str) -> Iterator[Result]:
     meeting = context.rendezvous
     port = meeting.port
+    if port == 0 and (context.layout.nodes == 1 or context.launcher is None):
+        yield ok("0 lets the kernel choose a free port")
+        return
     if port is None or not 0 < port <= rendezvous.MAX_PORT:
         yield critical(
-            f"{written[:40]!r} ({meeting.source}) is not a port",
+            f"{written[:40]!r} is not a port of the rendezvous",
             remedy="dshealthd free-port",
             value=written[:40],
             limit=f"1 to {rendezvous.MAX_PORT}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -207,7 +208,8 @@ def test_fault(
     inspected: dict[str, Inspection], case: str, check: str, outcome: State, words: str
 ) -> None:
     """A fault is found by DeepSpeed's own reading, named with its key, and has a remedy."""
-    found = results(check, with_config(CASES[case], inspected[case], ranks=RANKS))
+    job = with_config(CASES[case], inspected[case], ranks=RANKS, gpus=Source("NVML", 8))
+    found = results(check, job)
     (result,) = (result for result in found if words in result.text)
     assert result.outcome is outcome
     assert NAME in result.text or result.component
@@ -266,12 +268,15 @@ def test_offload_path(tmp_path: Path) -> None:
     """A directory that can be written is ok; a file is none."""
     file = tmp_path / "file"
     file.touch()
+    here = Source("NVML", 8)
     for path, outcome in ((tmp_path, OK), (file, CRITICAL)):
         block = {"device": "nvme", "nvme_path": str(path)}
         job = with_config({"zero_optimization": {"stage": 3, "offload_optimizer": block}})
-        assert outcomes("offload-path", job) == [outcome]
+        assert outcomes("offload-path", dataclasses.replace(job, gpus=here)) == [outcome]
+    assert outcomes("offload-path", job) == [UNKNOWN]  # not a node of the job
     block = {"device": "nvme", "nvme_path": str(tmp_path / "a directory")}
-    job = with_config({"zero_optimization": {"stage": 3, "offload_optimizer": block}})
+    document = {"zero_optimization": {"stage": 3, "offload_optimizer": block}}
+    job = with_config(document, gpus=here)
     (missing,) = results("offload-path", job)
     assert missing.outcome is CRITICAL
     subprocess.run(missing.remedy, shell=True, check=True)
@@ -479,6 +484,75 @@ def test_without_deepspeed(tmp_path: Path) -> None:
             assert result.outcome is UNKNOWN
             assert why in result.text
     assert "--python" in texts(results("config-keys", asked("--deepspeed-config", str(file))))
+
+
+def test_keys_are_those_of_the_installed_deepspeed(inspected: dict[str, Inspection]) -> None:
+    """The keys that are known without an interpreter are those that it reports."""
+    answer = inspected["healthy"]
+    ours = deepspeed_config.keys()
+    read = {key for one in inspected.values() for key in one.looked_up.get("", ())}
+    assert sorted(ours[deepspeed_config.TOP]) == sorted(read)
+    for block, model in (
+        ("zero_optimization", "DeepSpeedZeroConfig"),
+        ("fp16", "DeepSpeedFP16Config"),
+        ("bf16", "DeepSpeedBF16Config"),
+        ("offload_param", "DeepSpeedZeroOffloadParamConfig"),
+        ("offload_optimizer", "DeepSpeedZeroOffloadOptimizerConfig"),
+    ):
+        assert sorted(ours[block]) == answer.models[model]
+
+
+STAGE_2 = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "words"),
+    [
+        ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "config-keys", "overlap_comm"),
+        ({"zero_optimisation": STAGE_2}, "config-keys", "did you mean 'zero_optimization'?"),
+        ({"overlap_comm": True}, "config-keys", "it belongs in zero_optimization"),
+        ({"zero_optimization": {"stage": 4}}, "config-conflicts", "ZeRO has no stage 4"),
+        (
+            {"zero_optimization": {**STAGE_2, "offload_param": {"device": "cpu"}}},
+            "config-conflicts",
+            "offload_param needs ZeRO stage 3",
+        ),
+        (
+            {"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}},
+            "config-conflicts",
+            "offload_optimizer needs ZeRO stage 1",
+        ),
+        (
+            {
+                "zero_optimization": {
+                    "stage": 2,
+                    "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"},
+                }
+            },
+            "config-conflicts",
+            "offload_optimizer needs ZeRO stage 3",
+        ),
+        (
+            {"scheduler": {"params": {"warmup_num_steps": 11, "total_num_steps": 10}}},
+            "config-conflicts",
+            "warmup_num_steps 11 is above total_num_steps 10",
+        ),
+    ],
+)
+def test_rules_without_an_interpreter(change: dict[str, Any], check: str, words: str) -> None:
+    """What the file itself contradicts is found without DeepSpeed, and nothing in a right one."""
+    right = {
+        "train_batch_size": 8,
+        "bf16": {"enabled": True},
+        "my_own_key": 1,
+        "zero_optimization": STAGE_2,
+        "scheduler": {"params": {"warmup_num_steps": 10, "total_num_steps": 10}},
+    }
+    assert outcomes(check, with_config(right)) == [UNKNOWN]
+    found, rest = results(check, with_config({**right, **change}))
+    assert rest.outcome is UNKNOWN
+    assert found.outcome in {WARNING, CRITICAL}
+    assert words in found.text
 
 
 def test_truth_value_that_is_a_string() -> None:

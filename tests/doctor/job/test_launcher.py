@@ -344,6 +344,100 @@ def test_more_tasks_than_nodes(tmp_path: Path, head: str) -> None:
     assert outcomes("launcher", asked(str(file))) == [OK]
 
 
+WHOLE = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=8 --gpus-per-node=8
+#SBATCH --time=1-0 --signal=B:USR1@300
+trap 'scontrol requeue $SLURM_JOB_ID' USR1
+export MASTER_ADDR=$(hostname) MASTER_PORT=29500 WORLD_SIZE=16
+ARGS=(--tensor-model-parallel-size 4 --global-batch-size=64 --micro-batch-size 2)
+srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & wait
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [
+        ("num_nodes=2", "num_nodes=4", "python waits for 4 nodes, but Slurm gives the job 2"),
+        ("WORLD_SIZE=16", "WORLD_SIZE=2", "WORLD_SIZE=2, but 16 ranks start"),
+        ("-size 4", "-size 3", "16 ranks (srun) cannot be divided into groups of tensor_model"),
+        ("=64", "=60", "global_batch_size 60 is not a multiple of micro_batch_size 2 x 4"),
+        ("export MASTER", "MASTER", "sets MASTER_ADDR, MASTER_PORT, WORLD_SIZE, but does not pass"),
+        ("=ALL", "=WORLD_SIZE", "sets MASTER_ADDR, MASTER_PORT, but does not pass them on"),
+        ("B:USR1", "USR1", "only srun's tasks get it, not the shell that traps it: B: is missing"),
+        ("wait", "true", "the trap runs only when srun ends"),
+        ("1-0", "5", "it comes 300 s before the end of a job that has 300 s"),
+        ("1-0", "00:04:59", "it comes 300 s before the end of a job that has 299 s"),
+        ("--nodes=2 --n", "--nodes=$N --n", "#SBATCH --nodes=$N is read as it stands"),
+        (
+            "bash -c 'python",
+            "bash -c 'MASTER_ADDR=$(hostname) python",
+            "MASTER_ADDR ${HOSTNAME} is another on each node",
+        ),
+    ],
+)
+def test_quantities_that_disagree(tmp_path: Path, right: str, wrong: str, words: str) -> None:
+    """Each quantity of a script that another source contradicts has one result, and no other."""
+    file = tmp_path / "job.sh"
+    file.write_text(WHOLE)
+    assert [one.text for one in results("launcher", asked(str(file)))] == [
+        f"{file}: only the shell that runs it knows MASTER_ADDR: not checked here"
+    ]
+    assert right in WHOLE
+    file.write_text(WHOLE.replace(right, wrong))
+    texts = [
+        one.text
+        for one in results("launcher", asked(str(file)))
+        if one.outcome in {WARNING, CRITICAL}
+    ]
+    assert [words in text for text in texts] == [True], texts
+
+
+@pytest.mark.parametrize(("limit", "seconds"), [("6", 360), ("05:01", 301), ("0-1", 3600)])
+def test_signal_in_time(tmp_path: Path, limit: str, seconds: int) -> None:
+    """A signal that comes while the job runs is right, in each form of the limit."""
+    file = tmp_path / "job.sh"
+    file.write_text(WHOLE.replace("1-0", limit))
+    assert seconds > 300
+    assert outcomes("launcher", asked(str(file))) == [UNKNOWN]
+
+
+ACCELERATE_FILE = """
+distributed_type: DEEPSPEED
+deepspeed_config: {zero_stage: 3, offload_param_device: cpu}
+num_machines: 2
+num_processes: 16
+machine_rank: 1
+main_process_ip: 192.0.2.1
+main_process_port: 29500
+gpu_ids: all
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "check", "words"),
+    [
+        ("processes: 16", "processes: 15", "launcher", "15 processes cannot be divided among 2"),
+        ("rank: 1", "rank: 2", "launcher", "node 2 of 2 nodes"),
+        ("stage: 3", "stage: 2", "launcher", "offload_param needs ZeRO stage 3"),
+        ("192.0.2.1", "localhost", "master-address", "each node's own loopback"),
+        ("port: 29500", "port: 70000", "master-port", "is not a port"),
+        ("ids: all", "ids: 0,1", "ranks-and-gpus", "8 ranks per node (torchrun) but 2 visible"),
+    ],
+)
+def test_configuration_of_accelerate(
+    tmp_path: Path, right: str, wrong: str, check: str, words: str
+) -> None:
+    """A configuration of Accelerate states the quantities of a launch, judged like any other."""
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(ACCELERATE_FILE)
+    job = asked(str(file), "--gpus-per-node", "8")
+    assert (job.layout.ranks, outcomes(check, job)) == (16, [OK])
+    file.write_text(ACCELERATE_FILE.replace(right, wrong))
+    (found,) = results(check, asked(str(file), "--gpus-per-node", "8"))
+    assert found.outcome in {WARNING, CRITICAL}
+    assert words in found.text
+
+
 def test_no_script() -> None:
     """What does not begin with #! is no batch script."""
     with pytest.raises(ValueError, match="does not begin with #!"):

@@ -102,6 +102,33 @@ def manifest(tmp_path: Path, text: str) -> JobContext:
         ("--nnodes=2", "--nnodes=3", CRITICAL, "waits for 3 nodes, but 2 pods have GPUs"),
         ("$(MASTER_ADDR):1", "localhost:1", CRITICAL, "each pod's own loopback"),
         ("llm-workers-0-0.llm", "old-workers-0-0.old", CRITICAL, "is no pod of this manifest"),
+        ("llm-workers-0-0.llm", "llm-workers-0-0.old", CRITICAL, "are in the subdomain llm"),
+        ("MASTER_ADDR):1", "POD):1", OK, "2 pods with 16 GPUs"),  # only the cluster knows
+        ("$(MASTER_ADDR):1", "$HOSTNAME:1", CRITICAL, "$HOSTNAME:1 is another on each node"),
+        ("rdzv-backend=c10d", "node-rank=1", CRITICAL, "every node gets --node-rank 1"),
+        ("medium: Memory", "sizeLimit: 64Mi", WARNING, "/dev/shm has 64 MB"),
+        ("medium: Memory", "sizeLimit: 65Mi", OK, "2 pods"),
+        ("name: shm, emptyDir", "name: x, emptyDir", CRITICAL, "the volume shm of /dev/shm is not"),
+        ('{limits: {nvidia.com/gpu: "8"}}', "{requests: {nvidia.com/gpu: 8}}", CRITICAL, "none in"),
+        (
+            "spec:\n",
+            "spec:\n  hostNetwork: true\n",
+            CRITICAL,
+            "only with dnsPolicy: ClusterFirstWithHostNet",
+        ),
+        (
+            "spec:\n",
+            "spec:\n  hostNetwork: true\n  dnsPolicy: ClusterFirstWithHostNet\n",
+            OK,
+            "2 pods",
+        ),
+        (
+            "    resources",
+            "    livenessProbe: {failureThreshold: 59}\n    resources",
+            WARNING,
+            "does not answer for 590 s",
+        ),
+        ("    resources", "    livenessProbe: {failureThreshold: 60}\n    resources", OK, "2 pods"),
     ],
 )
 def test_faults(tmp_path: Path, old: str, new: str, outcome: State, words: str) -> None:
@@ -110,7 +137,7 @@ def test_faults(tmp_path: Path, old: str, new: str, outcome: State, words: str) 
     assert [one.outcome for one in results("manifest", manifest(tmp_path, jobset(POD)))] == [OK]
     (found,) = results("manifest", manifest(tmp_path, jobset(POD.replace(old, new))))
     assert (found.outcome, words in found.text) == (outcome, True), found
-    assert "JobSet llm" in found.text
+    assert outcome is OK or "JobSet llm" in found.text
 
 
 def test_kinds(tmp_path: Path) -> None:
@@ -123,6 +150,71 @@ def test_kinds(tmp_path: Path) -> None:
     assert "Worker" in other.text
     told = pytorchjob(alone).replace("spec:\n", 'spec:\n  nprocPerNode: "8"\n', 1)
     assert [one.outcome for one in results("manifest", manifest(tmp_path, told))] == [OK]
+
+
+TRAIN_JOB = """
+kind: TrainJob
+spec:
+  trainer:
+    numNodes: 4
+    numProcPerNode: {processes}
+    command: [torchrun, train.py]
+    resourcesPerNode: {{limits: {{nvidia.com/gpu: 8}}}}
+"""
+
+
+GROUPS = """
+kind: LeaderWorkerSet
+spec:
+  replicas: 3
+  leaderWorkerTemplate:
+    size: 2
+    workerTemplate:
+      """
+JOB = """
+kind: Job
+metadata: {name: j}
+spec:
+  completions: 2
+  parallelism: 4
+  template:
+    """
+
+
+def test_other_kinds(tmp_path: Path) -> None:
+    """A TrainJob has a trainer, groups have a size, a Job restarts no finished pod, Ray has shared
+    memory, and a gang is not larger than the job.
+    """
+    (found,) = results("manifest", manifest(tmp_path, TRAIN_JOB.format(processes=8)))
+    assert (found.outcome, "4 pods with 32 GPUs" in found.text) == (OK, True)
+    (found,) = results("manifest", manifest(tmp_path, TRAIN_JOB.format(processes=9)))
+    assert "9 processes (torchrun) for 8 GPUs" in found.text
+    pod = inside(POD.replace("MASTER_ADDR):1", "LEADER):1"), 6)
+    groups = GROUPS + pod
+    (found,) = results("manifest", manifest(tmp_path, groups))
+    assert (found.outcome, "2 pods with 16 GPUs" in found.text) == (OK, True), found
+    job = JOB + inside(POD, 4).replace("MASTER_ADDR):1", "LEADER):1")
+    (found,) = results("manifest", manifest(tmp_path, job))
+    assert "restartPolicy of a Job must be Never or OnFailure" in found.text
+    right = job.replace("    spec:\n", "    spec:\n      restartPolicy: Never\n")
+    (found,) = results("manifest", manifest(tmp_path, right))
+    assert (found.outcome, "2 pods" in found.text) == (OK, True), found
+    (found,) = results(
+        "manifest", manifest(tmp_path, right.replace("spec:", "spec:\n  minAvailable: 3", 1))
+    )
+    assert "starts only once 3 pods are placed (minAvailable), but has 2" in found.text
+    ray = right.replace("kind: Job", "kind: RayJob").replace("mountPath: /dev/shm", "mountPath: /x")
+    assert [one.outcome for one in results("manifest", manifest(tmp_path, ray))] == [OK]
+
+
+def test_variables_of_pods(tmp_path: Path) -> None:
+    """Variables of NCCL in a pod are judged like those of a script."""
+    pod = POD.replace("env: [", "env: [{name: NCCL_SOCKET_IFNAME, value: lo}, ")
+    (found,) = results("nccl-variables", manifest(tmp_path, jobset(pod)))
+    assert found.outcome is CRITICAL
+    assert "only the loopback interface" in found.text
+    (found,) = results("nccl-variables", manifest(tmp_path, jobset(pod.replace("lo}", "^lo}"))))
+    assert found.outcome is OK
 
 
 @pytest.mark.parametrize(("ranks", "outcome"), [(16, OK), (17, CRITICAL)])

@@ -6,16 +6,29 @@ JSON is parsed here; anything else is left to the interpreter in which DeepSpeed
 
 from __future__ import annotations
 
+import functools
 import json
+import tomllib
+from importlib import resources
 from typing import Any
 
 MAX_BYTES = 1 << 18
 """Maximum bytes; the largest configuration in DeepSpeed's repositories has 6 KiB."""
+TOP = "top level"
 MAX_SHOWN = 20
 """Maximum number of duplicate keys to list."""
 
 Parsed = dict[str, Any]
 """`text` if it is not JSON, `document` if it is, `duplicates` and `syntax`."""
+
+
+@functools.cache
+def keys() -> dict[str, frozenset[str]]:
+    """Return the keys that DeepSpeed reads at the top level and in some of its blocks."""
+    data = tomllib.loads(
+        resources.files(__package__).joinpath("deepspeed_keys.toml").read_text(encoding="utf-8")
+    )
+    return {block: frozenset(names.split()) for block, names in data.items()}
 
 
 def parse(text: str) -> Parsed:

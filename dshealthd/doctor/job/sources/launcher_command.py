@@ -233,12 +233,20 @@ def _accelerate(rest: Sequence[str], own: dict[str, str]) -> LauncherCommand:
     """Return `accelerate launch` as torchrun; its own configuration may say more."""
     options, arguments, _ = _options(rest, "accelerate")
     options = {_ACCELERATE.get(name, name): value for name, value in options.items()}
-    nodes, ranks = natural(options.get("nnodes")), natural(options.pop("num-processes", None))
-    if nodes and ranks is not None and ranks % nodes == 0:
+    nodes, ranks = natural(options.get("nnodes")), natural(options.get("num-processes"))
+    if nodes and ranks is not None:
         options["nproc-per-node"] = str(ranks // nodes)
     if "config-file" not in options:
         options.setdefault("rdzv-backend", "static")
     return LauncherCommand("torchrun", options, tuple(arguments), own, is_partial=True)
+
+
+def of_accelerate(settings: Mapping[str, str]) -> LauncherCommand:
+    """Return what a configuration of Accelerate starts; its options may be overridden."""
+    words = [f"--{name}={value}" for name, value in settings.items()]
+    gpus = settings.get("gpu_ids", "all")
+    found = _accelerate(words, {} if gpus == "all" else {"CUDA_VISIBLE_DEVICES": gpus})
+    return replace(found, arguments=words)
 
 
 def _unwrapped(words: list[str], own: dict[str, str]) -> tuple[str, list[str]]:

@@ -33,6 +33,7 @@ _WITHOUT_OPERATOR = frozenset(
     }
 )
 """Kinds whose controllers set no variable that torchrun reads."""
+_ACCELERATE = frozenset({"distributed_type", "compute_environment", "num_processes"})
 _REFERENCE = re.compile(r"\$\((\w+)\)")
 _SIZE = re.compile(r"(\d+)(?:\.\d+)?([kMGT]?)(i?)")
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a path of the pod; nothing is opened
@@ -95,7 +96,9 @@ class Manifest:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Return the fields of a manifest; ValueError if it is none."""
+    """Return the fields of a manifest, or as `accelerate` the settings of a configuration of
+    Accelerate; ValueError if it is neither.
+    """
     import yaml
 
     pods: list[dict[str, Any]] = []
@@ -103,6 +106,8 @@ def parse(text: str) -> dict[str, Any]:
     try:
         for document in yaml.safe_load_all(text):
             if isinstance(document, dict):
+                if "kind" not in document and _ACCELERATE & document.keys():
+                    return {"accelerate": dict(_scalars(document))}
                 kind, before = str(document.get("kind", "")), len(pods)
                 found = _pods(document, document, kind, 1)
                 pods += itertools.islice(found, MAX_PODS - before)
@@ -118,6 +123,15 @@ def parse(text: str) -> dict[str, Any]:
         message = "has no template of pods"
         raise ValueError(message)
     return {"pods": pods, "names": names}
+
+
+def _scalars(mapping: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the settings of a configuration of Accelerate, which has one level of blocks."""
+    for key, value in mapping.items():
+        if isinstance(value, dict):
+            yield from ((str(name), str(below)) for name, below in value.items())
+        elif value is not None:
+            yield str(key), str(value)
 
 
 def _of(mapping: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dshealthd.core import background
@@ -24,6 +25,8 @@ RESOLVE_DEADLINE = 8.0
 """Seconds for all names together; a dead name server costs 5 to 10, see resolv.conf(5)."""
 MAX_PORT = 65_535
 _AT_ONCE = 32
+_ENDPOINT = re.compile(r"(.*?)(?::(\$?[\w{}]+))?")
+"""HOST[:PORT]; in ${HOST:-a} the colon is the shell's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +53,26 @@ def rendezvous(command: LauncherCommand | None, variables: Mapping[str, str]) ->
             variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", ""), "environment"
         )
     options = inner.options
-    default = "" if inner.is_partial else str(STATIC_PORT)
-    if inner.program == "torchrun":
-        if endpoint := options.get("rdzv-endpoint", ""):
-            address, _, port = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", "")
-            if options.get("rdzv-backend") != "static":
-                default = "" if inner.is_partial else str(DYNAMIC_PORT)
-            return _made(address.strip("[]"), port or default, "--rdzv-endpoint")
-        address = options.get("master-addr", "")
-        port = options.get("master-port", default)
-        if not address and not inner.is_partial:
-            return Rendezvous(
-                "127.0.0.1", natural(port), port, "torchrun's default", is_default=True
-            )
-        return _made(address, port, "--master-addr")
-    return _made(
-        options.get("master-addr", ""), options.get("master-port", default), "--master_addr"
-    )
+    backend = options.get("rdzv-backend", "" if inner.is_partial else "static")
+    is_static = inner.program == "deepspeed" or backend == "static"
+    default = "" if inner.is_partial else str(STATIC_PORT if is_static else DYNAMIC_PORT)
+    match = _ENDPOINT.fullmatch(options.get("rdzv-endpoint", ""))
+    address, port, source = match[1] if match else "", match[2] if match else "", "--rdzv-endpoint"
+    if not address and is_static:  # other backends do not read these two
+        address, port = options.get("master-addr", ""), options.get("master-port", "")
+        source = "--master-addr"
+    if not address and inner.program == "torchrun" and not inner.is_partial:
+        made = _made("127.0.0.1", port or default, f"the default of {source}")
+        return replace(made, is_default=True)
+    return _made(address.strip("[]"), port or default, source)
 
 
 def _made(address: str, port: str, source: str) -> Rendezvous:
     return Rendezvous(
-        "" if "$" in address else address, natural(port), "" if "$" in port else port, source
+        "" if "$" in address else address,
+        None if "$" in port else natural(port),
+        "" if "$" in port else port,
+        source,
     )
 
 

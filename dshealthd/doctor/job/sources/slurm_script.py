@@ -8,12 +8,16 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.job.sources import launcher_command, shell
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
+from dshealthd.doctor.job.sources.source import training_variables
 from dshealthd.jobs.environment import natural
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MAX_BYTES = 1 << 18
 """Maximum bytes; Slurm accepts 4 MiB (max_script_size), but scripts by people have a few KiB."""
@@ -26,6 +30,7 @@ ALLOCATION = {
     "SLURM_JOB_NODELIST": "nodelist",
 }
 """Variables that Slurm sets in the script of a job, by what the job requested."""
+_EXPORT = re.compile(r"\b(?:export|(?:declare|typeset)\s+-\w*x\w*)\b([^\n]*)")
 _GPUS = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?")
 
 
@@ -43,6 +48,14 @@ class SlurmScript:
     problem: str = ""
     """Why the launcher is not known, if the script could not be parsed or it depends on
     conditions."""
+    carried: Mapping[str, bool] = field(default_factory=dict)
+    """Variables of training that it sets for other programs, as it does not read them itself, and
+    whether it exports them.
+    """
+    traps: Sequence[str] = ()
+    """Signals for which its shell has a trap, without `SIG`."""
+    waits: bool = False
+    """Whether its shell calls `wait`, so that traps run while the job does."""
 
 
 def requested(
@@ -110,8 +123,34 @@ def parse(text: str) -> SlurmScript:
         elif line.strip() and not line.lstrip().startswith("#"):
             in_head = False
     variables = _slurm_variables(directives)
-    launch = launcher_command.find_launch(shell.commands(text, variables), variables)
-    return SlurmScript(directives, tuple(ignored), launch.variables, launch.command, launch.problem)
+    given = frozenset(variables)
+    traps: list[str] = []
+    calls: set[str] = set()
+
+    def watched() -> Iterator[shell.ShellCommand]:
+        for command in shell.commands(text, variables):
+            calls.add(command.words[0])
+            if command.words[0] == "trap":
+                traps.extend(word.removeprefix("SIG") for word in command.words[2:])
+            yield command
+
+    launch = launcher_command.find_launch(watched(), variables)
+    exported = {name for words in _EXPORT.findall(text) for name in re.findall(r"\w+", words)}
+    carried = {
+        name: name in exported or "set -a" in text
+        for name in training_variables(launch.variables)
+        if name.isidentifier() and name not in given and not re.search(rf"\$\{{?{name}\b", text)
+    }
+    return SlurmScript(
+        directives,
+        tuple(ignored),
+        launch.variables,
+        launch.command,
+        launch.problem,
+        carried,
+        tuple(traps),
+        "wait" in calls,
+    )
 
 
 def _directives(line: str) -> dict[str, str]:
