@@ -10,8 +10,6 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd.training.site import RANKS
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -32,6 +30,13 @@ PARTS = {
     "unmeasured": "not measured",
 }
 """The parts of a rank's time in words. Each second is in one of them."""
+RANKS = {
+    "RANK": "WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK": "PMI_SIZE",
+    "SLURM_PROCID": "SLURM_NTASKS",
+}
+"""Each launcher's variables of a rank and of the number of ranks, as the agent reads them."""
 LACKS = {
     "work": "own work and waits are not told apart: no wait for other ranks was seen",
     "input": "input is within own work: the model is not followed",
@@ -109,4 +114,4 @@ def show(times: Mapping[str, float], steps: int, memory: DeviceMemory | None) ->
     report = [f"{head}; `dshealthd jobs --members --report JOB` has all ranks", *lines(times)]
     if memory is not None:
         report.append(f"memory at its highest: {memory.peak / (1 << 30):.1f} GiB")
-    print("\n  ".join(report), file=sys.stderr, flush=True)
+    sys.stderr.write("\n  ".join(report) + "\n")
