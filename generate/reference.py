@@ -26,7 +26,7 @@ from dshealthd.doctor import node
 from dshealthd.doctor.job import checks as job
 from dshealthd.doctor.snapshot_check import SnapshotCheck
 from dshealthd.evidence import service as evidence
-from dshealthd.findings import coverage, idleness, judge, record, stalls
+from dshealthd.findings import attempts, coverage, idleness, judge, record, stalls
 from dshealthd.http import connection_limiter
 from dshealthd.nvrx import service as nvrx
 from dshealthd.probe import hung_jobs, service
@@ -61,6 +61,7 @@ AGENT = (
     server,
     judge,
     record,
+    attempts,
     stalls,
     coverage,
     idleness,

@@ -34,6 +34,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
     waiting = f"""max by ({RANK}) (dshealthd_job_step_wait_seconds{{@jobs}})
         / max by ({RANK}) (dshealthd_job_step_wait_seconds{{@jobs}} +
         dshealthd_job_step_work_seconds{{@jobs}})"""
+    spent = "dshealthd_job_time_seconds{@jobs}"
     limits = source.limits
     return [
         graph(
@@ -105,6 +106,16 @@ def panels(source: Source) -> list[dashboard.Panel]:
             unit="percentunit",
             steps=((None, GREEN), (limits["input_ratio"], ORANGE)),
             link=series_link(),
+        ),
+        graph(
+            "Where the time of ranks went",
+            """Shares of the time of all ranks since their start: own work, waiting for others,
+            input, marked pauses, standing still, starts and restarts, steps made again, and what
+            was not measured.""",
+            (f"sum by (spent) ({spent}) / on () group_left () sum({spent})", "{{spent}}"),
+            unit="percentunit",
+            stacked=True,
+            maximum=1,
         ),
         graph(
             "Ranks at different steps",

@@ -106,6 +106,7 @@ class Agent:
             lambda job: self._scheduler.tell(News.HANG_SUSPECTED, job),
             lambda job: work(self._series(), job),
             self._pages,
+            self._judge.attempts.settle,
         )
         self._scheduler = Scheduler(
             self._snapshot, time.monotonic, time.time, config.path.state, services=(jobs,)

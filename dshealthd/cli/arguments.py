@@ -70,9 +70,22 @@ def query(parser: ArgumentParser) -> None:
 
 
 def jobs(parser: ArgumentParser) -> None:
-    """Declare the arguments of `jobs`: the queried agents, and the job whose nodes to leave out."""
+    """Declare the arguments of `jobs`: the queried agents, and what to print instead."""
     query(parser)
-    parser.add_argument(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--history",
+        action="store_true",
+        help="print instead the attempts of each training within 90 days: when, how far, why each "
+        "ended",
+    )
+    instead.add_argument(
+        "--report",
+        metavar="JOB",
+        help="print instead where the time of this job went, while it runs or afterwards; JOB is "
+        "its label `training_job`, or the name of its run",
+    )
+    instead.add_argument(
         "--exclude",
         metavar="JOB",
         help="print instead the nodes whose own faults have struck this job, as the label "

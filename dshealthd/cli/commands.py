@@ -170,20 +170,30 @@ def status(given: Invocation, **own: Any) -> int:
 @_command(
     "dshealthd jobs node-17",
     "dshealthd jobs --members",
+    "dshealthd jobs --members --report slurm-4711",
     "dshealthd jobs --members --exclude slurm-4711",
     declare=arguments.jobs,
     exit_usage=EXIT_UNKNOWN,
 )
-def jobs(given: Invocation, exclude: str | None, **own: Any) -> int:
+def jobs(
+    given: Invocation,
+    exclude: str | None,
+    report: str | None,
+    history: bool,  # noqa: FBT001 - as argparse passes it
+    **own: Any,
+) -> int:
     """List the training jobs of this node, or of others, with their ranks side by side.
 
     Exit status: 0 no job is hung, 2 one is, 3 an agent does not answer, or bad usage.
     """
     from dshealthd.status import command
 
+    asked = command.AgentQuery(given.config, _access(own), **own)
     if exclude is not None:
-        return command.exclude(command.AgentQuery(given.config, _access(own), **own), exclude)
-    return command.jobs(command.AgentQuery(given.config, _access(own), **own))
+        return command.exclude(asked, exclude)
+    if report is not None or history:
+        return command.runs(asked, report or "")
+    return command.jobs(asked)
 
 
 @_command(

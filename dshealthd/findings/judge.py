@@ -21,6 +21,7 @@ from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.state_writer import LatestWriter
 from dshealthd.findings import coverage, fabric, idleness, stalls
 from dshealthd.findings.agent import CRASHED
+from dshealthd.findings.attempts import Attempts
 from dshealthd.findings.catalogue import catalogue, starting, unread
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State, Verdict
@@ -120,6 +121,7 @@ class Judge:
         self._episodes, self._past, self._gpus = Episodes(), Past(), GpuHistory()
         self._idleness = Idleness()
         self._record = NodeRecord(state)
+        self.attempts = Attempts(self._record)
         self._judged: float | None = None
         """Monotonic time of the last judgement."""
         self._saved = -math.inf
@@ -208,7 +210,7 @@ class Judge:
         self._record.settle(series, now, wall)
         self.derived = tuple(
             series.samples(stalls.EXPORTED + idleness.EXPORTED + coverage.EXPORTED)
-        )
+        ) + tuple(self.attempts.samples())
         self._judged, self._failed, self._whole = now, False, whole
         if self._running and (self._episodes.changed or now - self._saved >= SAVE_EVERY):
             self._save(now, wall)
@@ -250,7 +252,8 @@ class Judge:
 
     def _lasting(self, now: float) -> list[Entry]:
         wall = self._wall()
-        return [_entry(episode, now, wall, over=False) for episode in self._episodes.lasting]
+        found = [_entry(episode, now, wall, over=False) for episode in self._episodes.lasting]
+        return found + self.attempts.lasting()
 
     def record_stop(self) -> None:
         """Record that a signal stops the agent; any other end is a crash."""
@@ -306,6 +309,7 @@ class Judge:
             return
         self._loaded = True
         await asyncio.gather(self._load(), self._record.load())
+        self.attempts.resume(self._monotonic())
         self._record.begin(self._wall(), boot(), crashed=self._crashed)
 
     async def _load(self) -> None:
@@ -332,6 +336,7 @@ class Judge:
         past.restore(document["past"], then)
         gpus.restore(document["gpus"])
         jobs.restore(document.get("jobs", {}))  # none in files of earlier releases
+        self.attempts.restore(document.get("runs"))  # none in files of earlier releases
         # The last, as it adds to what was judged meanwhile: all of the file counts, or nothing.
         self._episodes.restore(document["findings"], then, catalogue().__contains__)
         self._past, self._gpus, self._idleness = past, gpus, jobs
@@ -347,6 +352,7 @@ class Judge:
             "past": self._past.document(now),
             "gpus": self._gpus.document(),
             "jobs": self._idleness.document(),
+            "runs": self.attempts.document(),
         }
         if self._writer is None:
             return

@@ -11,7 +11,7 @@ import functools
 import logging
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from dshealthd.core.host import read
 from dshealthd.core.state_writer import LatestWriter
 from dshealthd.findings.catalogue import catalogue
 from dshealthd.findings.finding import FIGURE, ORDER, State, finite
+from dshealthd.jobs.goodput import CARD_FIELDS, CARD_OPTIONAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -61,6 +62,11 @@ REPAIRED = "repaired"
 MAX_ENTRIES = 2_000
 MAX_BYTES = 1 << 20
 """Most entries, and characters of them: 22 a day for 90 days, of 500 characters, fill either."""
+RUN = "run"
+"""The kind of an entry that is an attempt of a training."""
+MAX_RUNS = 200
+"""Most of them: two a day. Beyond, the user with most loses the oldest, so that jobs that crash in
+a loop push out neither others' nor the findings."""
 MAX_TEXT = 200
 """Most characters of a text in it."""
 AGAIN = 3600.0
@@ -78,6 +84,7 @@ LOAD_DEADLINE = 2.0
 """Seconds to read the file, for which nothing else waits."""
 _SECONDS = schema.Number(0, DAY)
 _TEXTS = ("kind", "what", "says", "part", "reason", "job")
+_CARD = schema.Record(CARD_FIELDS, CARD_OPTIONAL)
 
 
 @dataclass(slots=True)
@@ -85,9 +92,9 @@ class Entry:
     """One line of the record. Times are Unix time in seconds."""
 
     kind: str
-    """`finding`, `maintenance`, `repair`, `boot`, `agent`, `driver` or `clock`."""
+    """`finding`, `maintenance`, `repair`, `boot`, `agent`, `driver`, `clock` or `run`."""
     what: str
-    """Name of the finding; for others, what tells them apart: a version."""
+    """Name of the finding or run; for others, what tells them apart: a version."""
     says: str
     """What it was, in words."""
     begin: float
@@ -100,9 +107,11 @@ class Entry:
     severity: str | None = None
     """The worst that it had; None for what is no finding."""
     value: float | None = None
-    """What it measured at its worst."""
+    """What it measured at its worst; of a run, the steps that it has made."""
     times: int = 1
     """How often it came back within the hour."""
+    card: dict[str, Any] | None = None
+    """Of a run: `jobs.goodput.CARD_FIELDS`, and those of CARD_OPTIONAL that are known."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -112,6 +121,8 @@ class Entry:
     def text(self) -> str:
         """Return the entry as JSON."""
         fields = {name: getattr(self, name) for name in self.__slots__}
+        if self.card is None:
+            del fields["card"]
         return documents.dumps(fields, separators=COMPACT)
 
     @classmethod
@@ -146,6 +157,7 @@ class Entry:
             end=schema.UNIX_TIME.read(document["end"], "end"),
             value=None if document["value"] is None else FIGURE.read(document["value"], "value"),
             times=schema.Integer(1).read(document["times"], "times"),
+            card=_CARD.read(document["card"], "card") if texts["kind"] == RUN else None,
         )
 
 
@@ -304,8 +316,22 @@ class NodeRecord:
         self._entries.append((entry, text := entry.text()))
         self._latest[entry.key] = entry
         self._bytes += len(text)
+        runs = [each for each in self._entries if each[0].card] if entry.card else []
+        if len(runs) > MAX_RUNS:
+            most = Counter(_user(one) for one, _ in runs).most_common(1)[0][0]
+            oldest = next(each for each in runs if _user(each[0]) == most)
+            self._entries.remove(oldest)
+            self._bytes -= len(oldest[1])
         while len(self._entries) > MAX_ENTRIES or self._bytes > MAX_BYTES:
             self._drop()
+
+    def runs(self, name: str, user: int | None) -> list[Entry]:
+        """Return the attempts of a user's run that have ended here."""
+        return [
+            one
+            for one, _ in self._entries
+            if one.card is not None and (one.what, _user(one)) == (name, user)
+        ]
 
     def _drop(self) -> None:
         entry, text = self._entries.popleft()
@@ -357,7 +383,11 @@ class NodeRecord:
             "days": list(self._strip([entry for entry, _ in shown], wall)),
         }
         start = documents.dumps(head, separators=COMPACT)[:-1]
-        return f'{start},"entries":[{",".join(text for _, text in shown)}]}}'.encode()
+        entries, runs = (
+            ",".join(text for entry, text in shown if (entry.kind == RUN) is are_runs)
+            for are_runs in (False, True)
+        )
+        return f'{start},"entries":[{entries}],"runs":[{runs}]}}'.encode()
 
     def _strip(self, shown: list[Entry], wall: float) -> Iterator[dict[str, Any]]:
         """Yield each of the last days, by UTC: its worst severity, and for how long the node was
@@ -425,9 +455,15 @@ def _rank(entry: Entry) -> int:
     return -1 if entry.severity is None else ORDER.index(State(entry.severity))
 
 
+def _user(entry: Entry) -> int | None:
+    return None if entry.card is None else entry.card.get("user")
+
+
 def _comes_back(last: Entry, entry: Entry) -> bool:
     """Return whether an entry is that of before, which has come back within the hour."""
-    return last.end is not None and last.begin <= entry.begin <= last.end + AGAIN
+    return (
+        last.card is None and last.end is not None and last.begin <= entry.begin <= last.end + AGAIN
+    )
 
 
 def _of_hardware(entry: Entry) -> bool:

@@ -30,6 +30,7 @@ from dshealthd.core.schema import (
 from dshealthd.core.text import printable
 from dshealthd.findings.coverage import HEARTBEAT, WORDS
 from dshealthd.findings.finding import ORDER, SCHEMA, State
+from dshealthd.jobs.goodput import CARD_FIELDS, CARD_OPTIONAL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -240,16 +241,14 @@ STATUS = _record(
     left_out=Array(_record(dict.fromkeys(("part", "reason"), TEXT)), MANY),
 )
 """The fields that commands read."""
-_ENTRY = _record(
-    {
-        **dict.fromkeys(("kind", "what", "says", "part", "reason", "job"), TEXT),
-        "severity": OrNull(Choice(State)),
-        "begin": TIME,
-        "end": OrNull(TIME),
-        "value": OrNull(FIGURE),
-        "times": WHOLE,
-    }
-)
+_ENTRY_FIELDS = {
+    **dict.fromkeys(("kind", "what", "says", "part", "reason", "job"), TEXT),
+    "severity": OrNull(Choice(State)),
+    "begin": TIME,
+    "end": OrNull(TIME),
+    "value": OrNull(FIGURE),
+    "times": WHOLE,
+}
 HISTORY = _record(
     {
         "schema": Integer(SCHEMA, SCHEMA),
@@ -260,8 +259,9 @@ HISTORY = _record(
         "days": Array(
             _record({"day": TEXT, "worst": OrNull(Choice(State)), "watched_seconds": FIGURE}), MANY
         ),
-        "entries": Array(_ENTRY, MANY),
-    }
+        "entries": Array(_record(_ENTRY_FIELDS), MANY),
+    },
+    runs=Array(_record(_ENTRY_FIELDS | {"card": _record(CARD_FIELDS, **CARD_OPTIONAL)}), MANY),
 )
 """A node's record."""
 

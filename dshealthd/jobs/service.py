@@ -53,6 +53,7 @@ class Jobs:
         on_suspicion: Callable[[str], object] = lambda _job: None,
         work: Callable[[str], Work] = lambda _job: NO_WORK,
         pages: Callable[[], Iterable[tuple[int, int, int]]] = lambda: (),
+        on_check: Callable[..., object] = lambda *_: None,
     ) -> None:
         """Prepare; `apply` starts the service.
 
@@ -61,13 +62,15 @@ class Jobs:
         `on_suspicion` with a job that may hang (`dshealthd.jobs.hangs.detector`). Both must return
         at once. `state` is the directory for the ranks' baselines, from which a restarted agent
         continues; None to keep nothing. `work` returns what the GPUs and files of a job show,
-        `pages` pid, start and user of the processes that have a page with heartbeats.
+        `pages` pid, start and user of the processes that have a page with heartbeats. `on_check` is
+        called with what each check has shown, as `dshealthd.findings.attempts` takes it.
         """
         self._clocks: dict[str, Callable[[], float]] = {"monotonic": monotonic, "wall": wall}
         self._on_look = on_look
         self._on_suspicion = on_suspicion
         self._work = work
         self._pages = pages
+        self._on_check = on_check
         self._adopting = 0.0
         self._suspicions = Suspicions()
         self._state = state
@@ -198,9 +201,13 @@ class Jobs:
             self._looking.interval = interval if ranks else max(interval, RESTING)
         if not self._receiving():
             return
-        self._detector.check(self._reception.ranks())
+        senders = self._reception.ranks()
+        self._detector.check(senders)
+        now, wall = self._clocks["monotonic"](), self._clocks["wall"]()
+        found = senders, self._detector.jobs, self._detector.standstills, now, wall
+        # In its own callback, as in `_report`: a callee's defect must not fail the check.
+        asyncio.get_running_loop().call_soon(self._on_check, *found)
         for job in self._suspicions.due(self._detector.jobs, self._clocks["monotonic"]()):
-            # In its own callback, as in `_report`: a callee's defect must not fail the check.
             asyncio.get_running_loop().call_soon(self._on_suspicion, job)
         if self._pace is not None:
             self._pace.keep(self._detector.rows(), self._clocks["monotonic"]())

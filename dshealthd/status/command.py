@@ -13,6 +13,7 @@ from dshealthd.http.client import UNAUTHORIZED, Access, Client, local, remote
 from dshealthd.http.exchange import Unreachable
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.status import past, query, text
+from dshealthd.status import runs as of_runs
 from dshealthd.status.jobs import job_lines, parts_of, ranks, whole
 from dshealthd.status.paint import EXIT, Paint, colored
 
@@ -72,6 +73,30 @@ def exclude(asked: AgentQuery, job: str) -> int:
         return ",".join(printable(name) for name, entries in blamed.items() if entries)
 
     return _of_records(asked, write)
+
+
+def runs(asked: AgentQuery, job: str = "") -> int:
+    """Print the attempts of all trainings of those nodes, or the report of one job or run. Return
+    the exit status: 0 all agents answered, 3 one did not, or nothing is known of that job.
+    """
+    known = True
+
+    def write(answers: Sequence[AgentAnswer]) -> str:
+        nonlocal known
+        if asked.as_json:
+            return documents.dumps(of_runs.document(answers, job))
+        for answer in answers:
+            if answer.problem:
+                print_lines(f"{answer.name}: {answer.problem}", error=True)
+        now = max((answer.document.get("time", 0.0) for answer in answers), default=0.0)
+        form = of_runs.report if job else of_runs.history
+        found = of_runs.runs(answers, job)
+        known = bool(found) or not job
+        shown = ["\n".join(form(run, attempts, now)) for run, attempts in found.items()]
+        return "\n\n".join(shown) or f"no attempt {f'of {printable(job)} ' * bool(job)}is known"
+
+    code = _of_records(asked, write)
+    return code if known else EXIT[State.UNKNOWN]
 
 
 def _of_records(asked: AgentQuery, write: Callable[[Sequence[AgentAnswer]], str]) -> int:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 MARKS = {State.OK: ".", State.WARNING: "w", State.UNKNOWN: "?", State.CRITICAL: "C"}
 NOT_WATCHED = " "
+AFTERWARDS = 120.0
+"""Seconds after a job's end within which a finding about it counts as seen during it: logs are read
+later."""
 _LEGEND = ". nothing, w warning, ? unreadable, C critical, blank not watched"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import logging
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dshealthd.training import waits
+from dshealthd.training import report, waits
 from dshealthd.training.message import (
     GROUP_BIT,
     MAX_COUNT,
@@ -136,9 +137,17 @@ class Heartbeat(Position):
       but their mean is right, because launching blocks when the device's queue is full.
     """
 
-    def __init__(self, *, step: int = 0, socket: str | None = None, warns: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        step: int = 0,
+        socket: str | None = None,
+        warns: bool = True,
+        reports: bool = False,
+    ) -> None:
         """Prepare. `step` counts the steps of earlier runs, `socket` is the agent's socket. `warns`
-        is whether to log that no agent listens there.
+        is whether to log that no agent listens there, `reports` whether rank 0 prints at its exit
+        where its time went.
         """
         path = socket or os.environ.get("DSHEALTHD_HEARTBEAT_SOCKET") or DEFAULT_PATH
         self._page = Page(path, warns=warns)
@@ -167,6 +176,11 @@ class Heartbeat(Position):
         """Steps with the usual forward passes, up to twice ALIKE; another counts as ALIKE fewer."""
         self._thread = 0
         self._entered: Any = None
+        self._first: tuple[float, int] | None = None
+        """When the first step ended, and its number."""
+        self._marked: dict[Phase, float] = {}
+        """Seconds in each phase so far but the present one."""
+        self._phase_began = 0.0
         self.parameters: Callable[[], Iterator[Any]] | None = None
         """Returns what is trained, which shows the device; it may move there after the engine was
         made.
@@ -180,6 +194,10 @@ class Heartbeat(Position):
         """Returns the seconds spent in collectives so far, without waiting."""
         _heartbeats.add(self)
         self._continue(step)
+        asked = reports or os.environ.get("DSHEALTHD_REPORT") == "1"
+        self._reports = asked and not self.closed and report.place()[0] == "0"
+        if self._reports:
+            atexit.register(self._report)
 
     @never_raise
     def _continue(self, steps: int) -> None:
@@ -215,12 +233,16 @@ class Heartbeat(Position):
         self._counted += steps - self.steps - 1  # which this process has not made
         self.steps = steps
         # Inside a pause the duration is unknown: the pause has not ended.
-        if self._ended is not None and self._pause_began is None:
+        if self._ended is None:
+            self._first = now, steps
+        elif self._pause_began is None:
             self._last = max(now - self._ended - self._paused, 0.0)
             self._mean.add(self._last)
         self._ended, self._paused, self._pause_began = now, 0.0, None
         due = self._count_passes() or self.measures or now >= self._due or self._phase
-        self._phase = Phase.TRAINING  # a process that makes steps trains, whatever it marked before
+        if self._phase:  # a process that makes steps trains, whatever it marked before
+            self._phase_ends(now)
+            self._phase = Phase.TRAINING
         if self._thread != threading.get_ident():
             self._describe()
         timer = self._step_timer
@@ -394,8 +416,16 @@ class Heartbeat(Position):
         elif phase is Phase.TRAINING and self._pause_began is not None:
             self._paused += now - self._pause_began
             self._pause_began = None
+        self._phase_ends(now)
         self._phase, self._brief_until = phase, 0
         self._tell()
+
+    def _phase_ends(self, now: float) -> None:
+        if self._first is not None and self._phase:
+            self._marked[self._phase] = (
+                self._marked.get(self._phase, 0.0) + now - max(self._phase_began, self._first[0])
+            )
+        self._phase_began = now
 
     @never_raise
     def saved(
@@ -418,9 +448,35 @@ class Heartbeat(Position):
 
     def close(self) -> None:
         """Stop sending heartbeats, and detach from everything that was attached to."""
+        self._report()
         self._end()
         while self._undo:
             self._undo.pop()()
+
+    @never_raise
+    def _report(self) -> None:
+        """Print where the time of this rank went, once and if asked."""
+        if not self._reports:
+            return
+        self._reports = False
+        now, whole = monotonic(), report.age()
+        self._phase_ends(now)
+        if self._first is None:
+            times, steps = {"start": whole}, 0
+        else:
+            began, first = self._first
+            steps = self.steps - first
+            marked = {phase.name.lower(): seconds for phase, seconds in self._marked.items()}
+            parts = report.divided(
+                max(now - began - sum(marked.values()), 0.0),
+                steps,
+                self._step_timer.totals,
+                self._step_timer.input.mean,
+                alone=report.place()[1] == "1",
+            )
+            times = {**parts, **marked, "start": max(whole - (now - began), 0.0)}
+            steps += 1
+        report.show(times, steps, self._memory)
 
     def on_close(self, undo: Callable[[], object]) -> None:
         """Register `undo`, to be called by `close`."""

@@ -11,18 +11,12 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from dshealthd.training.report import RANKS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dshealthd.training.optimizer import AnyOptimizer
-
-RANKS = {
-    "RANK": "WORLD_SIZE",
-    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
-    "PMI_RANK": "PMI_SIZE",
-    "SLURM_PROCID": "SLURM_NTASKS",
-}
-"""Each launcher's variables of a rank and of the number of ranks, as the agent reads them."""
 
 
 def hook() -> AnyOptimizer | None:

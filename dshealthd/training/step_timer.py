@@ -38,10 +38,17 @@ class Average:
     def __init__(self) -> None:
         self.value: float | None = None
         self._count = 0
+        self._total = 0.0
+
+    @property
+    def mean(self) -> float | None:
+        """The average of all values."""
+        return self._total / self._count if self._count else None
 
     def add(self, value: float) -> None:
         """Add a value to the average."""
         self._count += 1
+        self._total += value
         before = value if self.value is None else self.value
         self.value = before + (value - before) / min(self._count, AVERAGED)
 

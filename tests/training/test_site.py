@@ -17,7 +17,7 @@ import pytest
 from bench.processes import free_port
 from deploy.training import directory
 from dshealthd.jobs import environment
-from dshealthd.training import site
+from dshealthd.training import report
 
 if TYPE_CHECKING:
     from tests.training.agents_end import AgentsEnd
@@ -292,14 +292,14 @@ def test_script_that_attaches(switch: Switch, agents_end: AgentsEnd, tmp_path: P
 def test_variables_are_those_of_the_agent() -> None:
     """The switch takes for a rank what the agent finds in `/proc`."""
     of_agent = environment._RANKS.values()
-    assert {rank: size for rank, _, size in of_agent} == site.RANKS
+    assert {rank: size for rank, _, size in of_agent} == report.RANKS
     names = ast.parse(GATE.read_text()).body
     (ranks,) = [
         node.value
         for node in names
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "RANKS"
     ]
-    assert ast.literal_eval(ranks) == tuple(site.RANKS)
+    assert ast.literal_eval(ranks) == tuple(report.RANKS)
 
 
 def test_archive(switch: Switch) -> None:

@@ -77,11 +77,19 @@ def training(
     script: str,
     *arguments: str,
     variables: Mapping[str, str],
+    restarts: int = 0,
 ) -> Iterator[TrainingRun]:
-    """Run a script of this folder under torchrun with two ranks, and end it with both."""
+    """Run a script of this folder under torchrun with two ranks, and end it with both.
+
+    torchrun starts it anew so often.
+    """
     log = directory / "stdlauncher.log"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--redirects=3"]
-    command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    command += [
+        f"--max-restarts={restarts}",
+        "--master-addr=127.0.0.1",
+        f"--master-port={free_port()}",
+    ]
     command += [f"--log-dir={directory / 'ranks'}", str(HERE / script), *arguments]
     environment = {
         **os.environ,

@@ -93,6 +93,8 @@ class Receiver:
         self._places = MAX_SENDERS
         self._timer: asyncio.TimerHandle | None = None
         """The next turn; None while the listener's first connection is awaited."""
+        self._opened = 0.0
+        """Monotonic time since which it listens."""
         self._blocking_tasks: BlockingTasks | None = None
         self._closer = Closer()
         self._owners: dict[str, int | None] = {}
@@ -116,6 +118,7 @@ class Receiver:
         listener = listen(self.path)
         self._listener, self._loop, self._place = listener, loop, place(self.path)
         self._blocking_tasks = BlockingTasks(loop)
+        self._opened = self._monotonic()
         self._turn()
 
     def close(self) -> None:
@@ -322,6 +325,10 @@ class Receiver:
             self._drop(sender)
             return
         self._poll.register(sender.connection, select.POLLIN)
+        if isinstance(who, Identity):
+            age = time.clock_gettime(time.CLOCK_BOOTTIME) - who.process.started
+            now = self._monotonic()
+            sender.goodput.begin(age, now, seen=age < now - self._opened)
         for other in [one for one in self._senders.values() if one.pid == sender.pid]:
             # Adopted while it was connecting by itself: its own connection is better, because it
             # ends with the process.
@@ -336,7 +343,7 @@ class Receiver:
         except OSError:  # the memory has failed
             self._reject(sender, RejectReason.MALFORMED)
             return
-        if data != sender.data:
+        if changed := data != sender.data:
             try:
                 message = newest(data)
             except (ValueError, ArithmeticError):
@@ -352,6 +359,8 @@ class Receiver:
             sender.data, sender.message, sender.moved = data, message, now
             sender.course.add(message, now)
             self.received += 1
+        if sender.message is not None:
+            sender.goodput.add(sender.message, now, changed=changed)
         sender.torn, sender.looked = 0, now
 
     def _settle(self) -> None:

@@ -12,6 +12,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dshealthd.jobs.goodput import Goodput
 from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender
 from dshealthd.jobs.own_work import Course
 from dshealthd.linux.mounts import mount_id
@@ -78,6 +79,8 @@ class Sender:
     """Unix time in seconds at which the last message was written."""
     course: Course = field(default_factory=Course)
     """What its messages told of its steps."""
+    goodput: Goodput = field(default_factory=Goodput)
+    """Where they say that its time went."""
 
 
 def take_page(

@@ -1,0 +1,293 @@
+"""Where the time of one rank went, as the agent reads its heartbeats.
+
+Its page is read a few times a second, and the time between two reads belongs to the phase that the
+second one shows: right on average, also for phases that are shorter. Own work, waits and input are
+what the rank has summed up itself; standing still is what the agent judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.core import schema
+from dshealthd.training.message import MAX_COUNT, MAX_MEMORY, MAX_TOTAL, Phase, Totals
+from dshealthd.training.report import PARTS, divided
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dshealthd.training.message import Message
+
+SLACK = 3.0
+"""Seconds between two reads beyond which nobody knows the phase in between: pages are read four
+times a second."""
+RATIO = 1.05
+"""Between two step times that are told apart: quantiles are right to 3 %, in 600 steps at most."""
+QUANTILES = (0.5, 0.95, 0.99, 1.0)
+FEW = 2
+"""Steps that a process makes before all of them are measured."""
+TRAINING = "training"
+"""The part of the time in which it trains, which its own sums divide."""
+_NONE = Totals(0, 0, 0.0, 0.0)
+
+
+@dataclass(slots=True)
+class Goodput:
+    """The account of one process, in seconds."""
+
+    at: float = 0.0
+    """Monotonic time of the last read; 0 before the first."""
+    before: str = "start"
+    """The part of what comes before the end of its first step."""
+    spent: dict[str, float] = field(default_factory=dict)
+    part: str = "start"
+    """What it spends its time on since its page last changed, and for how long."""
+    quiet: float = 0.0
+    first: int | None = None
+    """Steps at the first read."""
+    began: int | None = None
+    """Steps before this process; None if unknown."""
+    reached: int = 0
+    """Steps that an earlier attempt had made."""
+    since: int | None = None
+    """The step from whose end on it trains, None before that; and its sums there."""
+    base: Totals = _NONE
+    within: str = TRAINING
+    """What it stood still in last; and the seconds, which the next sums will have, where those are
+    of a step."""
+    stood: float = 0.0
+    step: int = 0
+    totals: Totals | None = None
+    inputs: float | None = None
+    """Seconds that its inputs took since."""
+    role: int | None = None
+    """The stage of a pipeline."""
+    peak: int | None = None
+    """Bytes of its device's memory at their highest."""
+    steps: dict[str, int] = field(default_factory=dict)
+    """Number of steps by the logarithm of their time to the base RATIO."""
+
+    def begin(self, age: float, now: float, *, seen: bool) -> None:
+        """Begin with a process that is `age` seconds old. What it did before is known only if the
+        agent has `seen` it start.
+        """
+        self.at = now
+        self.before = self.part = "start" if seen else "unmeasured"
+        self.spent = {self.part: max(age, 0.0)}
+
+    def add(self, message: Message, now: float, *, changed: bool) -> None:
+        """Add what a read of its page shows, and whether that has changed."""
+        elapsed, self.at = max(now - self.at, 0.0) if self.at else 0.0, now
+        stands = self.part == "still"
+        if changed and not stands:
+            self.part = self._part(message, elapsed)
+        self._spend(self.part, elapsed)
+        self.quiet += elapsed
+        if not changed:
+            return
+        if stands:
+            self.stood += self.quiet if self.within == TRAINING else 0.0
+            self.part = self._part(message, elapsed)
+        self.quiet = 0.0
+        self._count(message)
+
+    def lengthen(self, seconds: float) -> None:
+        """Begin earlier: when the attempt before it had ended."""
+        if self.before == "start":
+            self._spend("start", seconds)
+
+    def stall(self) -> None:
+        """Count its silence as a standstill, from its last heartbeat until the next."""
+        if self.part != "still":
+            self._spend(self.part, -self.quiet)
+            self._spend("still", self.quiet)
+            self.within, self.part = self.part, "still"
+
+    def _spend(self, part: str, seconds: float) -> None:
+        self.spent[part] = max(self.spent.get(part, 0.0) + seconds, 0.0)
+
+    def _part(self, message: Message, elapsed: float) -> str:
+        if self.since is None:
+            return self.before
+        known = message.phase != Phase.TRAINING and elapsed <= SLACK
+        return Phase(message.phase).name.lower() if known else TRAINING
+
+    def _count(self, message: Message) -> None:
+        """Add the steps that a new message tells of."""
+        if self.first is None:
+            self.first, self.step = message.step, message.step
+            self.began = message.step if message.last_seconds is None else None
+        made, self.step = message.step - self.step, message.step
+        before, sums = self.totals, message.totals
+        if sums is not None:
+            if before is None:
+                self._find_begin(sums)
+                made = min(made, self.step - (self.began or 0))
+            elif self.stood and sums != before:
+                work, wait = (sums[place] - before[place] for place in (2, 3))
+                step, steps, worked, waited = self.base
+                if work > wait:
+                    worked += self.stood
+                else:
+                    waited += self.stood
+                self.base, self.stood = Totals(step, steps, worked, waited), 0.0
+            self.totals = sums
+        if message.input_seconds is not None:
+            self.inputs = (self.inputs or 0.0) + message.input_seconds * max(made, 0)
+        self.role = message.pipeline_stage
+        if message.memory is not None:
+            self.peak = max(self.peak or 0, message.memory.peak)
+        if self.since is None and (made > 0 or message.last_seconds is not None):
+            self._begin_training()
+        if made > 0 and message.last_seconds is not None:
+            bucket = str(round(math.log(message.last_seconds, RATIO)))
+            self.steps[bucket] = self.steps.get(bucket, 0) + made
+        if self.repeats and self.step >= self.reached:
+            self._spend("repeated", self.spent.pop(TRAINING, 0.0))
+            self.since, self.base = self.step, self.totals or _NONE
+            self.inputs = None
+
+    def _find_begin(self, sums: Totals) -> None:
+        """Tell from its first sums how many steps were made before it."""
+        # No clock measures a first step, nor those with a marked pause.
+        latest = max(sums.step - sums.steps - 1, 0)
+        if self.began is None:
+            self.began = latest if latest > FEW else 0
+        elif self.step - self.began > 2 * (sums.steps + FEW):
+            self.began = latest  # a checkpoint was loaded after its first heartbeat
+
+    def _begin_training(self) -> None:
+        """Begin at the end of the first step; those that are known by now came before the read."""
+        _, steps, worked, waited = self.totals or _NONE
+        trained = min(worked + waited, self.spent.get(self.before, 0.0))
+        self._spend(self.before, -trained)
+        self._spend(TRAINING, trained)
+        self.since, self.part = self.step - steps, TRAINING
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it makes steps again that an earlier attempt had made. A count that begins at 0
+        does not tell: it may not have been carried on.
+        """
+        return (
+            bool(self.began) and (self.began or 0) < self.reached and "repeated" not in self.spent
+        )
+
+    def _sums(self) -> Totals | None:
+        if self.totals is None:
+            return None
+        step, steps, work, wait = self.totals
+        _, less, worked, waited = self.base
+        return Totals(step, steps - less, max(work - worked, 0.0), max(wait - waited, 0.0))
+
+    def times(self, *, alone: bool) -> dict[str, float]:
+        """Return the seconds of each part, which add up to its life; `alone` is a rank without
+        others.
+        """
+        found = {part: seconds for part, seconds in self.spent.items() if part != TRAINING}
+        training = self.spent.get(TRAINING, 0.0)
+        if self.repeats:
+            more = {"repeated": training}
+        else:
+            made = max(self.step - (self.since or 0), 0)
+            inputs = self.inputs / made if self.inputs is not None and made else None
+            more = divided(training, made, self._sums(), inputs, alone=alone)
+        return {part: found.get(part, 0.0) + more.get(part, 0.0) for part in found.keys() | more}
+
+    @property
+    def per_step(self) -> tuple[float, float] | None:
+        """Own work and wait of a step in seconds; None if unknown."""
+        sums = self._sums()
+        if sums is None or sums.steps <= 0:
+            return None
+        return sums.work_seconds / sums.steps, sums.wait_seconds / sums.steps
+
+    def document(self) -> dict[str, Any]:
+        """Return the account for JSON."""
+        return {
+            each.name: value
+            for each in fields(self)
+            if (value := getattr(self, each.name)) is not None
+        }
+
+    @classmethod
+    def restored(cls, document: object) -> Goodput:
+        """Return the account that `document` returned. Raise SchemaError if it is none."""
+        with schema.reading("an account"):
+            known = dict(document)  # type: ignore[call-overload] # or it raises
+            named = {name: known.pop(name) for name in ("part", "before", "within")}
+            _PARTS.read(dict.fromkeys(named.values(), 0.0), "part")
+            found = _ACCOUNT.read(known, "it")
+            for name in {"base", "totals"} & found.keys():
+                step, steps, *seconds = found[name]
+                found[name] = Totals(int(step), int(steps), *seconds)
+            found["steps"] = {str(int(place)): count for place, count in found["steps"].items()}
+        return cls(**named, **found)
+
+
+def quantiles(accounts: Iterable[Goodput]) -> list[float] | None:
+    """Return the step times, in seconds, that QUANTILES of all steps do not exceed."""
+    counts: Counter[int] = Counter()
+    for account in accounts:
+        counts.update({int(place): count for place, count in account.steps.items()})
+    if not counts:
+        return None
+    total, below = counts.total(), 0
+    found: list[float] = []
+    for place, count in sorted(counts.items()):
+        below += count
+        while len(found) < len(QUANTILES) and below >= QUANTILES[len(found)] * total:
+            found.append(RATIO**place)
+    return found
+
+
+_SECONDS = schema.Number(0, MAX_TOTAL)
+_COUNT = schema.Integer(0, MAX_COUNT)
+_SUMS = schema.Array(schema.Number(0, MAX_COUNT), len(_NONE), len(_NONE))
+_PARTS = schema.Record({}, dict.fromkeys((*PARTS, TRAINING), _SECONDS))
+_ACCOUNT = schema.Record(
+    {
+        **dict.fromkeys(("at", "quiet", "stood"), _SECONDS),
+        "spent": _PARTS,
+        **dict.fromkeys(("reached", "step"), _COUNT),
+        "base": _SUMS,
+        "steps": schema.Record({}, rest=_COUNT),
+    },
+    {
+        **dict.fromkeys(("first", "began", "since", "role"), _COUNT),
+        "totals": _SUMS,
+        "inputs": _SECONDS,
+        "peak": schema.Integer(0, MAX_MEMORY),
+    },
+)
+_RANK_SECONDS = schema.Number(0, 1e15)
+"""Of so many ranks as a job may have."""
+CARD_FIELDS: dict[str, schema.Type] = {
+    "mark": schema.Integer(),
+    "ranks": schema.Integer(1),
+    "again": schema.Flag(),
+    "times": schema.Record({}, rest=_RANK_SECONDS),
+}
+"""What is told of an attempt on one node: what its ranks on all nodes share, their number here,
+whether there was an attempt before it, and the seconds of each part, summed over them."""
+CARD_OPTIONAL: dict[str, schema.Type] = {
+    "user": schema.Integer(),
+    "world_size": schema.Integer(),
+    "first_step": _COUNT,
+    "failed": schema.UNIX_TIME,
+    "memory_peak_bytes": schema.Integer(0, MAX_MEMORY),
+    "step_seconds": schema.Array(_RANK_SECONDS, len(QUANTILES), len(QUANTILES)),
+    "slowest": schema.Record(
+        {
+            "rank": schema.Integer(),
+            **dict.fromkeys(
+                ("work_seconds", "step_seconds", "usual_seconds", "next_seconds"), _RANK_SECONDS
+            ),
+        }
+    ),
+}
+"""The same, where it is known: when its first rank failed, QUANTILES of step times, and the rank
+with the most own work in a step, beside the usual one and the next."""

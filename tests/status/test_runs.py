@@ -1,0 +1,164 @@
+"""`dshealthd jobs --history` and `--report`: attempts merged over nodes, and what they print."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.cli import main as cli
+from dshealthd.findings.record import Entry, NodeRecord
+from tests.findings.test_record import fault
+from tests.web.serving import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+START = time.time() - 7200.0
+WORK = {"work": 700.0, "wait": 200.0, "input": 50.0, "start": 50.0}
+
+
+def attempt(number: int = 0, **other: Any) -> Entry:
+    """Return an attempt of half an hour with two ranks on a node."""
+    card = {
+        "mark": number,
+        "ranks": 2,
+        "world_size": 4,
+        "again": number > 0,
+        "first_step": 90 * number,
+        "times": WORK,
+        "user": 1000,
+        **other.pop("card", {}),
+    }
+    begin = START + 2000.0 * number
+    given: dict[str, Any] = {
+        "kind": "run",
+        "what": "slurm-4711",
+        "job": "slurm-4711",
+        "says": "ended by itself",
+        "reason": "ended",
+        "begin": begin,
+        "end": begin + 1800.0,
+        "value": 100.0 + 100.0 * number,
+    }
+    return Entry(**given | other, card=card)
+
+
+def slowest(rank: int, work: float, following: float) -> dict[str, Any]:
+    """Return the slowest rank of a node, with steps of a second."""
+    names = ("work_seconds", "next_seconds", "usual_seconds")
+    return {
+        "rank": rank,
+        "step_seconds": 1.0,
+        **dict(zip(names, (work, following, 0.5), strict=True)),
+    }
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[str, str]]:
+    """Serve the records of two nodes: a rank of the second one failed first in the first attempt,
+    whose GPU was lost, and the second attempt runs.
+    """
+    first, second = NodeRecord(None), NodeRecord(None)
+    first.add(
+        attempt(says="rank 0 failed", reason="failed", part="rank 0", card={"failed": START + 1790})
+    )
+    second.add(
+        attempt(
+            says="rank 3 was killed (SIGKILL)",
+            reason="killed",
+            part="rank 3",
+            card={"failed": START + 1780},
+        )
+    )
+    second.add(fault(START + 1779, job="slurm-4711"))
+    second.add(fault(START + 1779, part="GPU 5", job="slurm-9"))
+    steps = {"step_seconds": [1.0, 1.1, 1.2, 9.0]}
+    running = [
+        attempt(
+            1,
+            end=None,
+            says="runs",
+            reason="",
+            card=steps | {"slowest": slowest(rank, work, 0.6), "memory_peak_bytes": 71 << 30},
+        )
+        for rank, work in ((1, 0.7), (3, 0.8))
+    ]
+    for each in running:
+        assert each.card is not None
+        each.card["times"] = WORK | {"start": 0.0, "restart": 50.0}
+    other = attempt(
+        3, what="llama", job="slurm-5", end=START + 9e3, card={"times": {"unmeasured": 9.0}}
+    )
+    second.add(other)
+    with (
+        serving(history=lambda: first.document("n1", running[:1], time.time())) as one,
+        serving(history=lambda: second.document("n2", running[1:], time.time())) as two,
+    ):
+        yield f"127.0.0.1:{one.port}", f"127.0.0.1:{two.port}"
+
+
+def run(*arguments: str) -> int:
+    """Run the command line."""
+    return cli.main(["jobs", *arguments])
+
+
+def test_history(nodes: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Each attempt once for all its nodes, with the rank that failed first on any of them and what
+    its nodes found of the job; of no other job.
+    """
+    assert run("--history", *nodes) == 0
+    printed = capsys.readouterr().out
+    head, first, found, second, _, llama, last = printed.splitlines()
+    assert (head, llama) == ("slurm-4711  2 attempts", "llama  1 attempt")
+    assert "for 30 min  steps 0-100  4 ranks on 2 nodes  70% own work" in first
+    assert first.endswith("rank 3 was killed (SIGKILL) (on n2)")
+    assert found.strip().startswith("n2: GPU 3: A GPU is lost to the driver (Xid 79)")
+    assert "steps 90-200" in second
+    assert second.endswith("  runs")
+    assert "own work not measured" in last
+    assert "GPU 5" not in printed
+
+
+def test_report(nodes: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Over all attempts and nodes: the shares add up to one, and what is lacking is said."""
+    assert run("--report", "slurm-4711", *nodes) == 0
+    printed = capsys.readouterr().out
+    shares = [float(line[46:].strip(" %")) for line in printed.splitlines()[2:7]]
+    assert shares[0] == 70.0
+    assert sum(shares) == pytest.approx(100.0, abs=0.3)
+    assert "slowest rank: 3 on n2, own work 0.8 s a step, 1.60 times the usual" in printed
+    assert "without it the job would gain 10%" in printed
+    assert "step time: median 1 s, 95 % within 1.1 s" in printed
+    assert "memory at its highest: 71.0 GiB of a GPU" in printed
+    assert "restarts, until the first step has ended" in printed
+    assert "A GPU is lost" in printed
+    assert run("--report", "llama", nodes[1]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"not measured +100\.0%", printed)
+    for lack in ("own work and waits are not told apart", "step time: not measured", "unknown"):
+        assert lack in printed
+
+
+def test_json(nodes: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The same as a document; a node that does not answer has its error, and the status is 3."""
+    assert run("--report", "slurm-4711", "--json", *nodes, "127.0.0.1:1") == 3
+    printed = json.loads(capsys.readouterr().out)
+    ((first, second),) = (each["attempts"] for each in printed["runs"])
+    assert (first["node"], first["part"], first["ranks"]) == ("n2", "rank 3", 4)
+    assert (second["end"], second["slowest"]["gain"]) == (None, pytest.approx(0.1))
+    assert first["times"]["work"] == 1400.0
+    assert list(printed["errors"]) == ["127.0.0.1:1"]
+
+
+def test_nothing_is_known(nodes: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a job without an attempt; of a node whose agent is older."""
+    assert run("--report", "slurm-1", nodes[0]) == 3
+    assert "no attempt of slurm-1 is known" in capsys.readouterr().out
+    body = NodeRecord(None).document("n1", (), 5.0).replace(b',"runs":[]', b"")
+    with serving(history=lambda: body) as served:
+        assert run("--history", f"127.0.0.1:{served.port}") == 0
+    assert "no attempt is known" in capsys.readouterr().out
