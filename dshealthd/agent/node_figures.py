@@ -46,7 +46,8 @@ def samples(snapshot: Snapshot, busy: float) -> Iterator[Sample]:
 
     A GPU computes if its utilization is above `busy`.
     """
-    series = Series(sample for latest in snapshot for sample in snapshot.samples(latest))
+    latest = snapshot.get("gpu")
+    series = Series(() if latest is None else snapshot.samples(latest))
     models = Counter(labels["name"] for labels, _ in series("gpu_info"))
     if models:
         # The first of equally many by name: a node's class must not flap.

@@ -43,8 +43,8 @@ SLACK = 0.01
 A timer may fire slightly early, and collectors that are nearly due join those that are due.
 """
 RESTING = 5.0
-"""Least seconds between two collections of a source that is absent, or has nothing new to read: one
-with an interval below need not wake the agent more often than all others do.
+"""Least seconds between two collections of a source that is absent, has nothing, or nothing new to
+read: one with an interval below need not wake the agent more often than all others do.
 """
 WAKE_SPACING = 5.0
 """Least seconds between two collections of a collector that are caused by news.
@@ -212,8 +212,11 @@ class _Inside(_WorkerGroup):
             if number:
                 await asyncio.sleep(0)  # a scrape may come between two collectors
             self._unwatch(name)  # it may close its descriptor, which others may get
-            self._snapshot.put(name, attempt(self.collectors[name], self._context.monotonic))
+            result = attempt(self.collectors[name], self._context.monotonic)
+            self._snapshot.put(name, result)
             self._watch(name)
+            if not (result.samples or result.faults or result.reason):
+                self._rest(self.members[name])
 
     def _watch(self, name: str) -> None:
         """Let a collector rest until its descriptor is readable, if it has one."""

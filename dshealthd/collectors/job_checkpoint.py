@@ -23,7 +23,7 @@ from dshealthd.core.options import Duration, option
 from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs import shares
 from dshealthd.jobs.checkpoint_watch import CheckpointWatch
-from dshealthd.jobs.heartbeats.sender import find_page
+from dshealthd.jobs.heartbeats.page import find_page
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.process_root import Root
 from dshealthd.training.message import PAGE, Phase, newest

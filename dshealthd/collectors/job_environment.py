@@ -32,7 +32,7 @@ from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs import environment_problems as problems
 from dshealthd.jobs.environment import NCCL_COMMON, launched_by, natural, nccl_variables
 from dshealthd.jobs.environment_problems import Finding
-from dshealthd.jobs.heartbeats.sender import find_page
+from dshealthd.jobs.heartbeats.page import find_page
 from dshealthd.jobs.nccl.names import Misnomer, newer
 from dshealthd.jobs.nccl.release import MappedReleases, UnknownRelease
 from dshealthd.jobs.nccl.settings import parse_configuration

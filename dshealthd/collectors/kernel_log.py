@@ -111,7 +111,7 @@ _SERIES = 500
 """Most series of Xids, SXids and NVLinks; further ones are counted as other."""
 _DEVICES = 32
 """Most devices of an event that are counted apart, so that a storm of one hides no other's."""
-_FORGETFUL_SAVE = 12
+_FORGETFUL_SAVE = 60
 """How many times less often a change of position alone is saved than a changed count."""
 _GPU_REFRESH = 60.0
 _VERSION = 1

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, Fault, Sample, counter, gauge
 from dshealthd.jobs.environment import launched_by
+from dshealthd.jobs.heartbeats.page import RejectReason
 from dshealthd.jobs.heartbeats.receiver import PERIOD
-from dshealthd.jobs.heartbeats.sender import RejectReason
 from dshealthd.jobs.options import HeartbeatOptions
 from dshealthd.jobs.own_work import SCALES, compared, level
 from dshealthd.jobs.service import Jobs

@@ -154,7 +154,6 @@ class Snapshot:
         """Replace a collector's result, and count its failures."""
         latest = self._latest[name]
         before, latest.result = latest.result, result
-        latest.texts.clear()
         latest.sampled = self._monotonic()
         if result.outcome is CollectionOutcome.OK:
             latest.last_success = self._wall()
@@ -162,6 +161,8 @@ class Snapshot:
             latest.errors[result.reason] += 1
         latest.errors.update(fault.reason for fault in result.faults)
         self._body.clear()
+        if before.samples != result.samples:  # most of those read every 15 s stay for days
+            latest.texts.clear()
         if _content(before) != _content(result):
             self.on_change()
 

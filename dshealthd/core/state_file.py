@@ -2,16 +2,17 @@
 
 The directory may belong to the user `dshealthd` while root's commands use it, so a name there may
 be a link or a FIFO: what is written is new, and what is read is a file.
+
+This module is a program, too, which every write starts: what only its parent needs is imported
+there, as subprocess would double its CPU time.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import resource
 import stat
-import subprocess
 import sys
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -28,8 +29,7 @@ def replace(path: str | os.PathLike[str], content: bytes, *, durable: bool) -> N
     """
     temporary = f"{os.fspath(path)}.new"
     try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)  # left by a write that was killed, or put there by somebody else
+        _unlink(temporary)  # left by a write that was killed, or put there by somebody else
         descriptor = os.open(temporary, _NEW, _MODE)
         try:
             while content:
@@ -40,9 +40,15 @@ def replace(path: str | os.PathLike[str], content: bytes, *, durable: bool) -> N
             os.close(descriptor)
         os.replace(temporary, path)
     except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+        _unlink(temporary)
         raise
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:  # it does not exist, or what creates it next fails in the same way
+        return
 
 
 def read(path: str | os.PathLike[str], limit: int) -> bytes:
@@ -88,6 +94,8 @@ def _in_child(operation: str, path: str, content: bytes = b"") -> bytes:
     agent would keep its port and its pid. So the agent's thread waits for a child, and that wait
     ends with the agent. If no child starts, that is a StartError.
     """
+    import subprocess
+
     try:
         child = subprocess.Popen(  # noqa: S603 - this very file
             # Without the environment and site-packages: nothing is imported that others can write,

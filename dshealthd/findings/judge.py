@@ -78,8 +78,10 @@ within them, and are judged at once.
 """
 AT_LEAST_EVERY = 10.0
 """Seconds after which the node is judged without new samples: Xids age."""
-SAVE_EVERY = 60.0
-"""Seconds between two writes of the past; a finding that begins or ends is written at once."""
+SAVE_EVERY = 300.0
+"""Seconds between two writes of the past, each by a process of its own; a finding that begins or
+ends is written at once. A crash loses as much of windows that are hours to days long.
+"""
 MAX_EXPORTED = 100
 """Most findings exported; a node has as many only if something is wrong with the judge."""
 FILE = "findings.json"

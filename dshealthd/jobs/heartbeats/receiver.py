@@ -4,7 +4,7 @@ Every user may connect to its socket, and none can use it to harm others.
 
 A sender hands over a memory page (`dshealthd.training.page`) once. The kernel says which process
 did, which must be the one that connected; its job and rank come from `/proc`. From then on the page
-is read periodically, a few times a second. So being read costs a job nothing, and no sender
+is read periodically, twice a second. So being read costs a job nothing, and no sender
 controls when the agent works; without one, it sleeps until the first connects.
 
 No connection is received from or closed in the agent's loop, because another user's descriptors may
@@ -25,12 +25,14 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dshealthd.core.timing import next_due
 from dshealthd.jobs import ownership
 from dshealthd.jobs.heartbeats.blocking_tasks import BlockingTasks
 from dshealthd.jobs.heartbeats.closer import Closer
 from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender, identify, same
 from dshealthd.jobs.heartbeats.listener import listen, place
-from dshealthd.jobs.heartbeats.sender import CREDENTIALS, RejectReason, Sender, find_page, take_page
+from dshealthd.jobs.heartbeats.page import CREDENTIALS, RejectReason, find_page, take_page
+from dshealthd.jobs.heartbeats.sender import Sender
 from dshealthd.training.message import PAGE, newest
 
 if TYPE_CHECKING:
@@ -59,8 +61,8 @@ IDLE = 900.0
 
 By then its hang has been reported and its evidence taken.
 """
-PERIOD = 0.25
-"""Seconds between two turns."""
+PERIOD = 0.5
+"""Seconds between two turns: a quarter of those between two looks at ranks."""
 CONNECTIONS = 32
 """Most new connections accepted in one turn."""
 TORN = 8
@@ -214,7 +216,7 @@ class Receiver:
         if self._listener is None or self._loop is None or self._blocking_tasks is None:
             return
         # First, so that a defect in one turn does not end the heartbeats of all jobs.
-        self._timer = self._loop.call_later(PERIOD, self._turn)
+        self._timer = self._loop.call_at(next_due(self._loop.time(), PERIOD), self._turn)
         for connection, events in self._poll.poll(0):
             self._attend(self._blocking_tasks, self._senders[connection], events)
         self._end_silent()

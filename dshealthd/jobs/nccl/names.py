@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import enum
 import functools
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import resources
 
 from dshealthd.jobs.nccl.release import release_numbers
 
@@ -55,6 +53,9 @@ class Names:
 @functools.cache
 def names() -> Names:
     """Return the known names, from `names.toml`."""
+    import tomllib  # a worker without jobs needs neither
+    from importlib import resources
+
     data = tomllib.loads(
         resources.files(__package__).joinpath("names.toml").read_text(encoding="utf-8")
     )

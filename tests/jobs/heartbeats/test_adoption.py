@@ -14,9 +14,9 @@ import time
 from typing import TYPE_CHECKING, NoReturn
 
 from dshealthd.core.host import Host
-from dshealthd.jobs.heartbeats import sender
+from dshealthd.jobs.heartbeats import page
+from dshealthd.jobs.heartbeats.page import find_page
 from dshealthd.jobs.heartbeats.receiver import Receiver
-from dshealthd.jobs.heartbeats.sender import find_page
 from dshealthd.training.message import PAGE, Message, encode, newest
 from dshealthd.training.page import Page
 from tests.agents import running
@@ -57,7 +57,7 @@ def test_what_only_looks_like_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         assert find_page(Host(), os.getpid()) is None
         held.callback(os.close, os.open(fifo, os.O_RDWR))
-        monkeypatch.setattr(sender, "_LINK", str(fifo))
+        monkeypatch.setattr(page, "_LINK", str(fifo))
         assert find_page(Host(), os.getpid()) is None
 
 

@@ -23,8 +23,8 @@ from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
 from dshealthd.jobs.heartbeats import receiver as receiver_module
 from dshealthd.jobs.heartbeats.identity import UnidentifiedSender
+from dshealthd.jobs.heartbeats.page import RejectReason
 from dshealthd.jobs.heartbeats.receiver import Receiver
-from dshealthd.jobs.heartbeats.sender import RejectReason
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.training.message import HELLO, PAGE, SLOT, Message, StepStage, encode
 from tests.jobs.heartbeats.senders import STRANGER, sending
