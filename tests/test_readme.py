@@ -91,7 +91,11 @@ def test_there_is_something_to_check() -> None:
 
 def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
     """A command exists, with its flags and choices; placeholders stand for values."""
-    checks = {"make": made, "./dev": chore, "dshealthd": lambda words: accepted(words, capsys)}
+    checks: dict[str, Callable[[list[str]], bool]] = {
+        "make": made,
+        "./dev": chore,
+        "dshealthd": lambda words: accepted(words, capsys),
+    }
     wrong = [(page, words) for page, words in TYPED if not checks[words[0]](words[1:])]
     assert wrong == []
 
