@@ -300,7 +300,7 @@ def test_frozen_mount(tmp_path: Path) -> None:
                 assert value(result, filesystem.SIZE, "/") is not None
                 assert value(result, filesystem.SIZE, path) is not None
                 await asyncio.sleep(0.2)
-            assert time.monotonic() - started < 10
+            assert time.monotonic() - started < 60
             starts = {sample.metric.name: sample.value for sample in supervisor.samples()}[
                 "dshealthd_worker_starts_total"
             ]

@@ -9,7 +9,6 @@ import pytest
 
 from dshealthd.explain import command, patterns
 from dshealthd.explain.group_verdicts import KINDS
-from dshealthd.explain.patterns import Pattern  # noqa: TC001 - pytest reads annotations
 from tests.explain.explaining import explained
 
 if TYPE_CHECKING:
@@ -23,15 +22,15 @@ WITHOUT: set[str] = set()
 """Causes for which no step is known that is right whatever happened."""
 
 
-@pytest.mark.parametrize("pattern", EVERY, ids=lambda pattern: f"{pattern.slug}/{pattern.name}")
-def test_texts_name_values_that_exist(pattern: Pattern) -> None:
+def test_texts_name_values_that_exist() -> None:
     """A text in braces is a group of the expression, or in a step a value of the finding."""
-    groups = {re.sub(r"_\d$", "", name) for name in pattern.regex.groupindex}
-    for text in pattern.says:
-        assert set(VALUE.findall(text)) <= groups, text
-    for step in pattern.step:
-        assert set(VALUE.findall(step)) <= groups | OF_A_FINDING, step
-        assert step.count("`") % 2 == 0, step
+    for pattern in EVERY:
+        groups = {re.sub(r"_\d$", "", name) for name in pattern.regex.groupindex}
+        for text in pattern.says:
+            assert set(VALUE.findall(text)) <= groups, text
+        for step in pattern.step:
+            assert set(VALUE.findall(step)) <= groups | OF_A_FINDING, step
+            assert step.count("`") % 2 == 0, step
 
 
 def test_every_cause_has_a_step_or_is_known_to_have_none() -> None:

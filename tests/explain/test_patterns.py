@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 import time
 from typing import Any
@@ -24,26 +25,20 @@ EVERY = LOADED.every
 IDS = [f"{pattern.slug}/{pattern.name}" for pattern in EVERY]
 
 
-@pytest.mark.parametrize("pattern", EVERY, ids=IDS)
-def test_examples_match_and_others_do_not(pattern: Pattern) -> None:
-    """Every pattern matches its own examples and none of the look-alikes beside them."""
-    assert pattern.match
-    for example in pattern.match:
-        assert pattern.regex.search(example), example
-    for example in pattern.no_match:
-        assert not pattern.regex.search(example), example
-    assert pattern.no_match
-
-
-@pytest.mark.parametrize("pattern", EVERY, ids=IDS)
-def test_each_match_has_what_the_pattern_needs(pattern: Pattern) -> None:
-    """A line without it is not examined, so it is in the examples, and some line needs nothing
-    else.
+def test_examples_match_and_others_do_not() -> None:
+    """Every pattern matches its own examples, which have what it needs, or their lines would not be
+    examined; and it matches none of the look-alikes beside them.
     """
-    assert pattern.need.anchors
-    for example in pattern.match:
-        assert pattern.need.fits(bare(example)), example
-        assert pattern in LOADED.candidates(bare(example))
+    for pattern in EVERY:
+        assert pattern.match, pattern.id
+        assert pattern.no_match, pattern.id
+        assert pattern.need.anchors, pattern.id
+        for example in pattern.match:
+            assert pattern.regex.search(example), (pattern.id, example)
+            assert pattern.need.fits(bare(example)), (pattern.id, example)
+            assert pattern in LOADED.candidates(bare(example)), example
+        for example in pattern.no_match:
+            assert not pattern.regex.search(example), (pattern.id, example)
 
 
 @pytest.mark.parametrize("pattern", EVERY, ids=IDS)
@@ -98,12 +93,10 @@ WORDS_OF = {
 """Components, and what shows them in a text."""
 
 
-@pytest.mark.parametrize("pattern", EVERY, ids=IDS)
-def test_no_component_is_blamed_that_the_text_does_not_show(pattern: Pattern) -> None:
+def test_no_component_is_blamed_that_the_text_does_not_show() -> None:
     """An extension that does not build is not DeepSpeed's, nor is a plug-in for libfabric EFA's."""
-    said = f"{pattern.title} {pattern.says[-1]}"
-    for component, words in WORDS_OF.items():
-        if component in said:
+    for pattern, (component, words) in itertools.product(EVERY, WORDS_OF.items()):
+        if component in f"{pattern.title} {pattern.says[-1]}":
             for example in pattern.match:
                 assert any(word in example.lower() for word in words), (component, example)
 

@@ -11,10 +11,11 @@ A scene is what the agents of some nodes read, in promtool's notation, and what 
         20s: []
         1m15s: [HostLimitNear job run-1]
 
-A scene with `clock` has nodes whose clock is that far from the right one, in seconds: `0x20
-3600x20`. Samples without a label `node` are those of the only one; where there are several, what is
-found begins with the node: `a: GpuLost GPU 3`. All findings of a moment are listed; a critical one
-ends with the job that it struck: `GpuLost GPU 3, job llama`.
+A scene of hours is judged as seldom as its `judged` says, not at each sample. A scene with `clock`
+has nodes whose clock is that far from the right one, in seconds: `0x20 3600x20`. Samples without a
+label `node` are those of the only one; where there are several, what is found begins with the node:
+`a: GpuLost GPU 3`. All findings of a moment are listed; a critical one ends with the job that it
+struck: `GpuLost GPU 3, job llama`.
 """
 
 from __future__ import annotations
@@ -66,11 +67,18 @@ _RUN = re.compile(
 class Scene:
     """What the agents of some nodes read over time."""
 
-    def __init__(self, interval: float, rows: list[tuple[str, str]], clock: str = "0") -> None:
-        """`interval` is the time between two samples in seconds; a row is a series and its values,
-        and `clock` is what the nodes' clocks differ by.
+    def __init__(
+        self,
+        interval: float,
+        rows: list[tuple[str, str]],
+        clock: str = "0",
+        pace: float | None = None,
+    ) -> None:
+        """`interval` is the time between two samples in seconds, and `pace` between two judgements;
+        a row is a series and its values, and `clock` is what the nodes' clocks differ by.
         """
         self.interval = interval
+        self.pace = pace or interval
         self.clock = list(values(clock))
         self.derived: tuple[Sample, ...] = ()
         """What the last judgement that was played derived for rules that compare nodes."""
@@ -106,8 +114,8 @@ class Scene:
         """
         past, episodes, gpus, idle = Past(), Episodes(), GpuHistory(), Idleness()
         self.derived = ()
-        for step in range(int(until // self.interval) + 1):
-            at = step * self.interval
+        for step in range(int(until // self.pace) + 1):
+            at = step * self.pace
             own = list(self.samples(node, at))
             if own:
                 wall = at + float(self._value(self.clock, at) or 0)
@@ -132,7 +140,8 @@ def scene(document: Mapping[str, Any]) -> Scene:
         match = _ROW.fullmatch(row)
         assert match is not None, row
         rows.append((match[1], match[2]))
-    return Scene(seconds(document["every"]), rows, document.get("clock", "0"))
+    pace = seconds(document["judged"]) if "judged" in document else None
+    return Scene(seconds(document["every"]), rows, document.get("clock", "0"), pace)
 
 
 def found(played: Scene, times: list[float]) -> dict[float, list[str]]:
@@ -143,7 +152,7 @@ def found(played: Scene, times: list[float]) -> dict[float, list[str]]:
         prefix = f"{node}: " if len(nodes) > 1 else ""
         for at, findings in played.play(node, max(times)):
             for time in times:
-                if at <= time < at + played.interval:
+                if at <= time < at + played.pace:
                     lists[time] = [
                         *lists[time],
                         *(prefix + _written(finding) for finding in findings),
