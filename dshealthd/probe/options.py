@@ -28,9 +28,8 @@ class MembershipOptions:
     dns: str = option(
         "",
         "DNS name, such as a headless service: each of its addresses is a node, named by that "
-        "address. IPv6 addresses count only if there is no IPv4 one.",
+        "address; looked up every minute. IPv6 addresses count only if there is no IPv4 one.",
     )
-    dns_interval: Duration = option("1m", "Interval between lookups of the DNS name.", minimum="1s")
     slurm: str = option("", 'Slurm node list expression, such as "gpu[001-128,130],login1".')
     topology: Path | None = option(
         None,
@@ -118,13 +117,6 @@ class PolicyOptions:
         minimum=0.0,
         maximum=1.0,
     )
-    on_demand_ratio: float = option(
-        0.1,
-        "Share of time for which rounds outside the schedule may occupy the GPUs; when it is used "
-        "up, this node refuses requests for such rounds.",
-        minimum=0.0,
-        maximum=1.0,
-    )
     gloo_bytes_per_minute: Bytes = option(
         Bytes(64 * 10**6),
         "Bytes that the scheduled collectives of a node without GPUs may send per minute; it "
@@ -187,23 +179,12 @@ class BaselineOptions:
         "The same for echoes between agents, which depend on the load of both hosts.",
         minimum=0.01,
     )
-    deviations: float = option(
-        3.5,
-        "Minimum excess over the baseline, in standard deviations of its class, for a timing to be "
-        "flagged.",
-        minimum=2,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictOptions:
     """Suspect thresholds."""
 
-    confirmations: int = option(
-        4,
-        "Extra rounds to be flagged, with at most one that is not, to make a part a suspect.",
-        minimum=2,
-    )
     hold_epochs: int = option(
         4, "Epochs for which another node stays a suspect without new evidence.", minimum=2
     )

@@ -25,6 +25,10 @@ RELEASED = "draining"
 DUTY = "duty"
 SAVED = 120.0
 """Seconds over which unused GPU time accumulates: at most their share can be spent at once."""
+ON_DEMAND_RATIO = 0.1
+"""Share of time for which rounds outside the schedule may occupy the GPUs; once it is used up, this
+node refuses requests for such rounds.
+"""
 FRUITLESS_RATIO = 0.1
 """Share of time that other nodes' rounds without a result may take: those that hang or fail."""
 FRUITLESS_SAVED = 600.0
@@ -168,7 +172,7 @@ class Policy:
         self._gpus = gpus
         # Separate budgets, so that rounds requested by members never use up the schedule's share.
         self._scheduled = Account(options.duty_ratio, monotonic)
-        self._on_demand = Account(options.on_demand_ratio, monotonic)
+        self._on_demand = Account(ON_DEMAND_RATIO, monotonic)
         self._fruitless = Account(FRUITLESS_RATIO, monotonic, FRUITLESS_SAVED)
 
     @property

@@ -436,9 +436,9 @@ class SlotRunner:
 
     def _observe(self, observation: Observation, *, requested: bool = False) -> None:
         """Have the detector evaluate a round, and queue the extra round that it needs, if any."""
-        needed = self.detector.observe(observation, requested=requested)
-        for dropped in self.confirmations.add(needed):
-            self.detector.withdraw(dropped)
+        for needed in self.detector.observe(observation, requested=requested):
+            if not self.confirmations.add(needed):
+                self.detector.withdraw(needed)
 
 
 def jitter(epoch: int, pair: Iterable[str], period: float) -> float:

@@ -14,7 +14,7 @@ from dshealthd.probe.node import LIMITED
 from dshealthd.probe.observation import Kind, Outcome
 from dshealthd.probe.options import PolicyOptions, ProbeOptions
 from dshealthd.probe.peers.messages import Backend
-from dshealthd.probe.policy import DUTY, SAVED
+from dshealthd.probe.policy import DUTY, ON_DEMAND_RATIO, SAVED
 from dshealthd.probe.rounds.active_round import Decline
 from dshealthd.probe.rounds.plan import ON_DEMAND, WARM_UP, RoundPlan
 from tests.probe.peering import PATIENT, until
@@ -114,7 +114,7 @@ async def test_receiver_keeps_to_its_share_of_gpu_time(tmp_path: Path) -> None:
         used = receiver.value("probe_gpu_seconds_total")
         elapsed = time.monotonic() - begin
         assert used == pytest.approx(sum(map(gpu_seconds, ran)), rel=0.01)
-        assert used <= policy.on_demand_ratio * (SAVED + elapsed) + one
+        assert used <= ON_DEMAND_RATIO * (SAVED + elapsed) + one
         assert victim.node.obstacle(scheduled=True) == ""
         assert victim.node.obstacle(scheduled=False) == ""
 

@@ -17,6 +17,7 @@ from dshealthd.probe.policy import (
     BUSY,
     DUTY,
     NEVER,
+    ON_DEMAND_RATIO,
     RELEASED,
     SAVED,
     TRAINING,
@@ -137,7 +138,7 @@ def test_what_others_ask_for() -> None:
     schedule or to this node's own confirmations.
     """
     clock = Time()
-    ratio = PolicyOptions().on_demand_ratio
+    ratio = ON_DEMAND_RATIO
     asked = policy(snapshot(), clock)
     refused = 0
     for _ in range(5000):

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _MAX_BYTES = 1 << 23
 _MAX_SLOTS_DIGITS = 6
+DNS_INTERVAL = 60.0
+"""Seconds between look-ups of a DNS name."""
 
 # DeepSpeed's own pattern (launcher/runner.py, _parse_hostfile): it ignores whatever follows the
 # digits.
@@ -229,7 +231,7 @@ class Watcher:
         self._files = tuple(
             file for file in (options.hostfile, options.topology) if file is not None
         )
-        self._interval = float(options.dns_interval) if options.dns else None
+        self._interval = DNS_INTERVAL if options.dns else None
         self._monotonic = monotonic
         self._looked = monotonic()
         self._seen = signatures(self._files)

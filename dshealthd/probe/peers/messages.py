@@ -287,13 +287,8 @@ METHODS: Mapping[str, Method] = {
         Record({"end": CLOCK}), Record({})
     ),  # the sender is in maintenance until `end`
     "echo": Method(
-        Record(
-            {"clock": CLOCK, "payload": Data(MAX_PAYLOAD)}, {"digest": Text(12), "scores": SCORES}
-        ),
-        Record(
-            {"clock": CLOCK, "payload": Data(MAX_PAYLOAD)},
-            {"digest": Text(12), "scores": SCORES, "waited": WAITED},
-        ),
+        Record({"clock": CLOCK, "payload": Data(MAX_PAYLOAD)}),
+        Record({"clock": CLOCK, "payload": Data(MAX_PAYLOAD)}, {"waited": WAITED}),
     ),
     "summary": Method(  # a node's state, for the fleet page
         Record({}),

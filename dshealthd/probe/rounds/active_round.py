@@ -129,8 +129,7 @@ class RoundContext:
 
     async def absent(self, name: str, deadline: float) -> PeerError | None:
         """Return why a member's agent does not answer an echo, None if it does."""
-        body = {"clock": self.wall(), "payload": b""}
-        answer = await self.ask(name, "echo", body, deadline)
+        answer = await self.ask(name, "echo", {"clock": self.wall(), "payload": b""}, deadline)
         return answer if isinstance(answer, PeerError) else None
 
     async def work(self, active: ActiveRound, store: StoreHandler) -> tuple[RankResult, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dshealthd.probe.observation import Bounds, Outcome, Timing
 from dshealthd.probe.peers.protocol import PeerError
@@ -79,7 +79,9 @@ async def measure(
 
     async def exchange(payload: bytes) -> _Echo:
         before, sent_at, sent = waited(), wall(), monotonic()
-        answer = await echo(peers, peer, payload, sent_at, DEADLINE)
+        answer = await peers.call(peer, OP, {"clock": sent_at, "payload": payload}, DEADLINE)
+        if answer["payload"] != payload:
+            raise PeerError(Outcome.CORRUPTED, "wrong_data")
         seconds = monotonic() - sent
         after = waited()
         return _Echo(
@@ -127,15 +129,3 @@ def _times(echoes: Sequence[_Echo], payload: bytes) -> Iterator[tuple[float, flo
         # Only the next answer includes how long the peer waited while it sent this one.
         if result.payload == payload:
             yield result.seconds, result.here + max(0.0, after.there - before.there)
-
-
-async def echo(
-    peers: PeerClient, peer: str, payload: bytes, sent_at: float, deadline: float
-) -> dict[str, Any]:
-    """Exchange one echo of a light round and return the answer. Raises PeerError. `sent_at` is the
-    Unix time of this node; the answer may take `deadline` seconds.
-    """
-    answer = await peers.call(peer, OP, {"clock": sent_at, "payload": payload}, deadline)
-    if answer["payload"] != payload:
-        raise PeerError(Outcome.CORRUPTED, "wrong_data")
-    return answer

@@ -202,18 +202,10 @@ class Rounds:
         active.told.set_result(body)
         return {}
 
-    async def _echo(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        answer = {
-            "clock": self._context.wall(),
-            "payload": body["payload"],
-            "digest": self._node.membership().digest,
-        }
-        # Other releases may call too, to compare clocks, and would refuse an unknown field. A peer
-        # that leads a round here is of this release.
-        if any(active.plan.root == sender for active in self._parts.values()):
-            waited = self._context.waited()
-            answer |= {} if waited is None else {"waited": waited}
-        return answer
+    async def _echo(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = {"clock": self._context.wall(), "payload": body["payload"]}
+        waited = self._context.waited()
+        return answer if waited is None else answer | {"waited": waited}
 
     def _led(self, sender: str, body: Mapping[str, Any]) -> ActiveRound:
         """Return the round that this node leads and a member's message belongs to."""

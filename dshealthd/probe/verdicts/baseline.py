@@ -51,6 +51,10 @@ that was slow from the beginning.
 """
 _LEAST_SIBLINGS = 3
 """Minimum other parts of the node whose median can judge one part: of two, one may be slow."""
+DEVIATIONS = 3.5
+"""Standard deviations of its class from which on a timing is flagged: 1 in 4,000 of normal ones. It
+takes three in a row, and more of other peers, to accuse anybody.
+"""
 _SMALL = 6.0
 """A deviation of n values is multiplied by 1 + 6/n, as it and the median are uncertain."""
 _FASTER = 0.03
@@ -217,7 +221,7 @@ class Baselines:
 
     def _limit(self, series: TimingClass, sigma: float) -> float:
         floor = self._options.light_ratio if series.kind == "light" else self._options.slow_ratio
-        return 1 + max(floor, self._options.deviations * sigma)
+        return 1 + max(floor, DEVIATIONS * sigma)
 
     def _prior(self, series: TimingClass, seconds: float) -> Reading | None:
         """Judge a part without a baseline by the other parts of its node. The tolerance allows for

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import counter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
     from typing import Any
 
     from dshealthd.core.collector import Sample
@@ -32,7 +32,7 @@ MINUTE = 60.0
 
 
 class Confirmations:
-    """A queue of extra rounds, without duplicates."""
+    """A queue of extra rounds, and how many more may be added in a minute."""
 
     def __init__(
         self,
@@ -44,43 +44,29 @@ class Confirmations:
         self._per_minute = per_minute
         self._run = run
         self._monotonic = monotonic
-        self._pending: deque[Confirmation] = deque()
+        self._pending: asyncio.Queue[Confirmation] = asyncio.Queue(MAX_PENDING)
         self._begun: deque[float] = deque()
-        self._added = asyncio.Event()
         self._results: Counter[str] = Counter()
 
-    def add(self, confirmations: Iterable[Confirmation]) -> tuple[Confirmation, ...]:
-        """Queue confirmations; return those that were dropped."""
-        dropped = []
-        for confirmation in confirmations:
-            if confirmation in self._pending:
-                continue
-            if not self._allowed() or len(self._pending) >= MAX_PENDING:
-                self._results["dropped"] += 1
-                dropped.append(confirmation)
-                continue
-            self._begun.append(self._monotonic())
-            self._pending.append(confirmation)
-            self._added.set()
-        return tuple(dropped)
+    def add(self, confirmation: Confirmation) -> bool:
+        """Queue a confirmation; return False if it is dropped."""
+        now = self._monotonic()
+        while self._begun and now - self._begun[0] > MINUTE:
+            self._begun.popleft()
+        if len(self._begun) >= self._per_minute or self._pending.full():
+            self._results["dropped"] += 1
+            return False
+        self._begun.append(now)
+        self._pending.put_nowait(confirmation)
+        return True
 
     async def work(self) -> None:
         """Run the queued confirmations one after another, until cancelled."""
         while True:
-            await self._added.wait()
-            self._added.clear()
-            while self._pending:
-                # Removed first: its own result may ask for it again.
-                confirmation = self._pending.popleft()
-                self._results["run" if await self._run(confirmation) else "not_possible"] += 1
+            confirmation = await self._pending.get()
+            self._results["run" if await self._run(confirmation) else "not_possible"] += 1
 
     def samples(self) -> Iterator[Sample]:
         """Yield the number of confirmations run, dropped, or not possible."""
         for result, count in self._results.items():
             yield CONFIRMATIONS(float(count), result)
-
-    def _allowed(self) -> bool:
-        now = self._monotonic()
-        while self._begun and now - self._begun[0] > MINUTE:
-            self._begun.popleft()
-        return len(self._begun) < self._per_minute

@@ -116,7 +116,6 @@ class Detector:
             company.intra_leaf,
             company.inter_leaf,
             self._high,
-            self._options.confirmations,
         )
         for gone in {*self._pairs, *self._ended, *self._gone} - company.leaves.keys():
             self._pairs.pop(gone, None)
@@ -421,9 +420,7 @@ class Detector:
             pair.accused not in {"", AMBIGUOUS}
         ):
             return
-        found = pair.find(
-            self._company, self._unreached(), self._epoch, self._options.confirmations, self._high
-        )
+        found = pair.find(self._company, self._unreached(), self._epoch, self._high)
         if found is Finding.LINK:
             pair.accused = pair.reason
         elif found is Finding.AMBIGUOUS:

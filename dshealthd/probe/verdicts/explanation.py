@@ -26,6 +26,8 @@ _ALIKE = 1.15
 """Maximum ratio between the largest and the smallest bad ratio that counts as equally slow. Jitter
 of 3 % at both ends of 4 rounds stays below it; random spikes, by 1.2 to 3, do not.
 """
+CONFIRMATIONS = 4
+"""Extra rounds to be flagged, with at most one that is not, to make a part a suspect."""
 PEERS = 2
 """Well peers with which rounds must be bad, or good, to tell whose fault it is: a single peer's
 accuses nobody. Fewer if there are fewer.
@@ -42,7 +44,6 @@ class Surroundings:
     inter_leaf: int
     """Members elsewhere."""
     high: float
-    confirmations: int
 
 
 def reason_of(measurements: Iterable[Measurement]) -> str:
@@ -57,13 +58,13 @@ def explain(investigation: Investigation, signal: Signal, around: Surroundings) 
     if signal.timed:
         # Rounds that are slow by the same ratio are not random spikes: one fewer will do.
         ratios = [entry.ratio for entry in investigation.bads]
-        needed = around.confirmations - (max(ratios) <= _ALIKE * min(ratios))
+        needed = CONFIRMATIONS - (max(ratios) <= _ALIKE * min(ratios))
     elif any(entry.reason in _CUT_OFF for entry in investigation.bads):
         # Several peers may be gone at once, and cannot say that it is their fault.
-        needed = around.confirmations
+        needed = CONFIRMATIONS
     else:
         # Chance slows a round but does not break it, so half as many failures are proof.
-        needed = (around.confirmations + 1) // 2
+        needed = (CONFIRMATIONS + 1) // 2
     bads = [entry for entry in rounds if entry.bad and not entry.explained]
     spent = len(rounds) >= _MOST or investigation.asked >= 2 * _MOST
     if (
@@ -76,7 +77,7 @@ def explain(investigation: Investigation, signal: Signal, around: Surroundings) 
     else:
         # An intermittent fault lets a round through now and then. A node that is cut off gets no
         # answer at all.
-        cut_off = not signal.timed and needed == around.confirmations
+        cut_off = not signal.timed and needed == CONFIRMATIONS
         if sum(entry.good for entry in rounds) > (not cut_off):
             return Cause.NOTHING
         cause = (

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.probe.observation import Kind
-from dshealthd.probe.verdicts.explanation import PEERS
+from dshealthd.probe.verdicts.explanation import CONFIRMATIONS, PEERS
 from dshealthd.probe.verdicts.signals import FAR_BELOW, HARD, REACH, RUN, ObservedRound, Signal
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _CUT_RATIO = 4
 may be losing packets itself.
 """
 _SLOW_MORE = 2
-"""Flagged rounds that a slow link needs on top of `confirmations`. It needs more because a
+"""Flagged rounds that a slow link needs on top of `CONFIRMATIONS`. It needs more because a
 suspicion of a link starts with a single flagged round.
 """
 _MOST, _PATIENCE = 12, 12
@@ -169,22 +169,22 @@ class PairSuspicion:
         """Return whether the suspicion has had no rounds for too long."""
         return not self.accused and not 0 <= epoch - self.touched <= _STALE
 
-    def missing(self, confirmations: int) -> int:
-        """Return how many more bad rounds are needed before the link can be accused."""
+    @property
+    def missing(self) -> int:
+        """How many more bad rounds are needed before the link can be accused."""
         if REACH in self.signals:
             return (
                 (_FLAPPING_BADS if self.earlier or self.goods else _CUT_BADS)
                 - self.bads
                 - self.earlier
             )
-        return (HARD_BADS if self.hard else confirmations + _SLOW_MORE) - self.bads
+        return (HARD_BADS if self.hard else CONFIRMATIONS + _SLOW_MORE) - self.bads
 
     def find(
         self,
         company: Company,
         unreached: Collection[str],
         epoch: int,
-        confirmations: int,
         high: float,
     ) -> Finding:
         """Return what the rounds of the pair, of its ends with others, and others' calls show."""
@@ -197,7 +197,7 @@ class PairSuspicion:
         alone = len(company.leaves) <= PEERS  # nobody else can tell
         waits = not alone and (epoch <= self.first.epoch + _PATIENCE or self.bads < _MOST)
         if REACH not in self.signals:
-            if self.missing(confirmations) > 0:
+            if self.missing > 0:
                 return Finding.NOTHING
             if mine.fine and self.theirs(company, high).fine:
                 return Finding.LINK
@@ -212,7 +212,7 @@ class PairSuspicion:
                 and not self.is_good
                 and self.theirs(company, high).fine
                 and not company.fails_with_others(self.peer, epoch)
-                and self.missing(confirmations) <= 0
+                and self.missing <= 0
                 and mine.well >= max(PEERS, _CUT_RATIO * mine.ill)
             ):
                 return Finding.LINK

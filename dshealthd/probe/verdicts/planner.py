@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dshealthd.probe.observation import Kind
 from dshealthd.probe.verdicts.accusation import AMBIGUOUS, Verdicts, waits_for_home
 from dshealthd.probe.verdicts.company import Company
-from dshealthd.probe.verdicts.explanation import PEERS, Surroundings, explain
+from dshealthd.probe.verdicts.explanation import CONFIRMATIONS, PEERS, Surroundings, explain
 from dshealthd.probe.verdicts.pairs import HARD_BADS, PairSuspicion
 from dshealthd.probe.verdicts.signals import REACH, RUN, Cause, Signal, SignalHistory
 
@@ -129,14 +129,14 @@ def _for_case(
         )
         # More rounds with the same peer prove nothing, as it may be at fault itself. They would use
         # up the minute's extra rounds while the other peers are only busy for a moment.
-        if name and met[name] < state.around.confirmations:
+        if name and met[name] < CONFIRMATIONS:
             kind = Kind.LIGHT if signal == REACH else investigation.first[-1].round.kind
             yield ExtraRound(Confirmation((me, name), kind), signal)
             return
 
 
 def _for_pair(pair: PairSuspicion, state: PlanningInput) -> Iterator[ExtraRound]:
-    company, epoch, confirmations = state.company, state.epoch, state.around.confirmations
+    company, epoch = state.company, state.epoch
     me, rests = company.me, company.rests(pair.peer, state.now)
     again = ExtraRound(Confirmation((me, pair.peer), pair.kind), peer=pair.peer)
     others = pair.others(company)
@@ -166,7 +166,7 @@ def _for_pair(pair: PairSuspicion, state: PlanningInput) -> Iterator[ExtraRound]
         if is_due:
             yield again
         agreed = words and all(well for _, well in words.values())
-        if agreed and not rests and pair.missing(confirmations) > 0:
+        if agreed and not rests and pair.missing > 0:
             yield again
     elif RUN in pair.signals and len(pair.echoes(company)) < PEERS:
         # While it waited in vain, and others for it, both ends have met nobody else. Echoes with
@@ -187,5 +187,5 @@ def _for_pair(pair: PairSuspicion, state: PlanningInput) -> Iterator[ExtraRound]
             return
     # More than enough rounds of the pair add nothing. What is still missing then is that both ends
     # are well with others, which later epochs show.
-    if pair.missing(confirmations) > 0 or pair.checked != epoch:
+    if pair.missing > 0 or pair.checked != epoch:
         yield again

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.core.options import Duration, Errors, decode
+from dshealthd.core.options import Errors, decode
 from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.membership import (
     Member,
@@ -249,7 +249,7 @@ def test_watcher_of_files(tmp_path: Path) -> None:
 def test_watcher_of_dns() -> None:
     """A DNS name is due again after its interval, and not before."""
     now = [0.0]
-    watcher = Watcher(MembershipOptions(dns="a", dns_interval=Duration(60)), lambda: now[0])
+    watcher = Watcher(MembershipOptions(dns="a"), lambda: now[0])
     told = []
     for now[0] in (0.0, 59.0, 60.0, 61.0, 119.0, 120.5):
         told.append(watcher.changed())

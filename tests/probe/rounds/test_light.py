@@ -11,7 +11,7 @@ import pytest
 from dshealthd.probe.metrics import UNTIMED_ROUNDS, RoundMetrics
 from dshealthd.probe.observation import Kind, Outcome
 from dshealthd.probe.rounds import light
-from tests.probe.company import EPOCH, NAMES, all_have, company, same
+from tests.probe.company import NAMES, all_have, company, same
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -205,15 +205,3 @@ async def test_round_without_a_cpu(tmp_path: Path, starved: int | None) -> None:
             metrics.add(companion.reports[0], companion.name)
             untimed = [s.value for s in metrics.samples(()) if s.metric is UNTIMED_ROUNDS]
             assert untimed == [float(starved is not None and companion is root)]
-
-
-async def test_only_the_root_is_told(tmp_path: Path) -> None:
-    """An agent tells its waits to the root of a round that it is in: one of another release, which
-    asks for the clock alone, would refuse the field.
-    """
-    async with company(tmp_path, 2, workers=lambda _: None, waited=lambda _: 7.0) as (one, two):
-        ping = {"clock": 1.0, "payload": b""}
-        assert "waited" not in await one.client.call(two.name, "echo", ping, 60.0)
-        plan = one.plan(two.name, epoch=EPOCH).light()
-        await one.client.call(two.name, "invite", {**plan.invitation(), "scores": ()}, 60.0)
-        assert (await one.client.call(two.name, "echo", ping, 60.0))["waited"] == 7.0

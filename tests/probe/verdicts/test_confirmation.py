@@ -9,7 +9,6 @@ from dshealthd.probe.verdicts.confirmation import Confirmations
 from dshealthd.probe.verdicts.detector import Confirmation
 
 WANTED = Confirmation(("a", "b"), Kind.PAIR)
-OTHER = Confirmation(("a", "c"), Kind.PAIR)
 
 
 def test_what_a_round_asks_for_is_run_after_it() -> None:
@@ -20,11 +19,11 @@ def test_what_a_round_asks_for_is_run_after_it() -> None:
         async def one(confirmation: Confirmation) -> bool:
             ran.append(confirmation)
             if len(ran) < 3:
-                assert confirmations.add([WANTED]) == ()
+                assert confirmations.add(WANTED)
             return True
 
         confirmations = Confirmations(6, one, lambda: 0.0)
-        confirmations.add([WANTED, WANTED])
+        confirmations.add(WANTED)
         working = asyncio.create_task(confirmations.work())
         async with asyncio.timeout(60):
             while len(ran) < 3:
@@ -36,11 +35,17 @@ def test_what_a_round_asks_for_is_run_after_it() -> None:
     assert ran == [WANTED] * 3
 
 
-def test_what_is_dropped_is_returned() -> None:
-    """Rounds over the limit per minute are returned, so that the detector is notified."""
+def test_what_is_dropped_is_told() -> None:
+    """Rounds over the limit per minute are dropped, and the detector is notified; a minute later
+    they are not.
+    """
 
     async def never(_confirmation: Confirmation) -> bool:
         raise AssertionError
 
-    confirmations = Confirmations(1, never, lambda: 0.0)
-    assert confirmations.add([WANTED, OTHER]) == (OTHER,)
+    now = [0.0]
+    confirmations = Confirmations(1, never, lambda: now[0])
+    added = []
+    for now[0] in (0.0, 60.0, 60.1):
+        added.append(confirmations.add(WANTED))
+    assert added == [True, False, True]

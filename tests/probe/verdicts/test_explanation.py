@@ -47,7 +47,7 @@ def cause(*rounds: Measurement, near: int = 3, far: int = 3, asked: int = 0) -> 
     """
     investigation = Investigation((), 0.0, asked=asked)
     investigation.measurements.extend(rounds)
-    return explain(investigation, TIMED, Surroundings("me", near, far, 1.07, 4))
+    return explain(investigation, TIMED, Surroundings("me", near, far, 1.07))
 
 
 LEAVES = (bad("f1"), bad("f2"), bad("f1"))

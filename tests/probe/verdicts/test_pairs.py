@@ -22,7 +22,7 @@ from dshealthd.probe.verdicts.signals import (
 ECHO = Signal("light", "agent", "echo", 0, "")
 TIMED = Signal("fabric", "nccl", "all_reduce", 1, "0")
 NAMES = ("me", "peer", "a", "b", "c", "d", "e")
-CONFIRMATIONS, HIGH = 4, 1.07
+HIGH = 1.07
 WELL = PeerReport(node=1.0, pairs={"a": 1.0, "b": 1.0})
 
 
@@ -65,7 +65,7 @@ def test_bad_rounds_that_a_link_takes(signal: Signal, goods: int, needed: int) -
     for bads, enough in ((needed - 1, False), (needed, True)):
         pair = suspicion(signal, bads)
         pair.goods = goods
-        assert (pair.missing(CONFIRMATIONS) <= 0) is enough
+        assert (pair.missing <= 0) is enough
 
 
 @pytest.mark.parametrize(("bads", "needed"), [(1, 1), (2, 2)])
@@ -138,7 +138,7 @@ def test_a_pair_is_ambiguous_in_the_end(bads: int, epoch: int, *, ambiguous: int
     """If the peer does not say how it is with others, the pair is ambiguous after twelve epochs and
     as many bad rounds.
     """
-    found = suspicion(ECHO, bads, 10.0).find(company(), set(), epoch, CONFIRMATIONS, HIGH)
+    found = suspicion(ECHO, bads, 10.0).find(company(), set(), epoch, HIGH)
     assert found is (Finding.AMBIGUOUS if ambiguous else Finding.NOTHING)
 
 
@@ -160,7 +160,7 @@ def test_a_link_has_two_ends_that_are_well(
     for name, ratio in mine.items():
         met(known, name, ratio)
     known.record_report(a_round(20, told=PeerReport(node=1.0, pairs=theirs)))
-    found = suspicion(ECHO, 6, 10.0).find(known, set(), 1, CONFIRMATIONS, HIGH)
+    found = suspicion(ECHO, 6, 10.0).find(known, set(), 1, HIGH)
     assert found is (Finding.LINK if link else Finding.NOTHING)
 
 
@@ -181,8 +181,8 @@ def test_whom_nobody_reaches(words: list[bool], found: Finding) -> None:
         met(known, name, 1.0)
     known.record_report(a_round(20, told=WELL))
     pair.words = {name: (1, well) for name, well in zip(("a", "b"), words, strict=False)}
-    assert pair.find(known, {"peer"}, 1, CONFIRMATIONS, HIGH) is found
-    first = pair.find(known, {"peer"}, 0, CONFIRMATIONS, HIGH)
+    assert pair.find(known, {"peer"}, 1, HIGH) is found
+    first = pair.find(known, {"peer"}, 0, HIGH)
     assert first is Finding.NOTHING, "in its first epoch others may know what was before the fault"
 
 
@@ -195,7 +195,7 @@ def test_who_loses_packets_blames_no_link(well: int, *, link: bool) -> None:
         met(known, "ab"[number % 2], 1.0, 11 + number)
     known.record_report(a_round(20, told=WELL))
     pair.words = {"a": (1, True), "b": (1, True)}
-    found = pair.find(known, {"peer"}, 1, CONFIRMATIONS, HIGH)
+    found = pair.find(known, {"peer"}, 1, HIGH)
     assert found is (Finding.LINK if link else Finding.NOTHING)
 
 
