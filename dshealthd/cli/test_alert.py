@@ -23,7 +23,7 @@ from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange, ve
 from dshealthd.symptoms.entry import RULESET
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 TIMEOUT = 5.0
 """Seconds for one request and its answer."""
@@ -157,11 +157,10 @@ def _follow(url: str, mark: str, before: Mapping[tuple[str, bool], float], wait:
         return {key: now[key] for key in now if now[key] > before.get(key, 0.0)}
 
     after = _until(changed, end)
-    # A failure is counted after its attempt.
-    failed = sorted(integration for integration, is_failure in after if is_failure)
-    if after and not failed:
+    failed = _failed(after)
+    if after and not failed:  # a failure is counted after its attempt
         time.sleep(PAUSE)
-        failed = sorted(integration for integration, is_failure in changed() if is_failure)
+        failed = _failed(changed())
     if failed:
         message = (
             f"receiver {', '.join(receivers)}: {', '.join(failed)} failed to deliver; "
@@ -174,8 +173,13 @@ def _follow(url: str, mark: str, before: Mapping[tuple[str, bool], float], wait:
             "integration, or group_wait is longer (--wait)"
         )
         raise Stopped(message)
-    sent = ", ".join(sorted({integration for integration, _ in after}))
+    sent = ", ".join(integration for integration, _ in after)
     _passed(f"delivered by {sent}: check your phone")
+
+
+def _failed(deliveries: Iterable[tuple[str, bool]]) -> list[str]:
+    """Return the integrations that failed to deliver."""
+    return [integration for integration, is_failure in deliveries if is_failure]
 
 
 def _check_texts(url: str, receivers: Collection[str]) -> None:

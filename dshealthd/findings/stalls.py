@@ -160,7 +160,7 @@ def _waiting(series: Series) -> Counter[str]:
     users: dict[tuple[str, str], str] = {}
     for labels, _ in series("job_gpu_info"):
         gpu = labels["gpu"], labels["uuid"]
-        users[gpu] = min(labels["training_job"], users.get(gpu, labels["training_job"]))
+        users.setdefault(gpu, labels["training_job"])
     here = {
         point.labels["training_job"] for name in ("job_ranks", "job_step") for point in series(name)
     } - set(users.values())

@@ -206,3 +206,17 @@ def test_what_py_spy_never_prints_is_an_error(output: bytes) -> None:
     """Another version's output, or garbage, is one kind of error."""
     with pytest.raises(ValueError):  # noqa: PT011 - of json itself, or ours
         stacks.parse(output)
+
+
+@pytest.mark.parametrize(
+    ("size", "problem"), [(8 << 20, ""), ((8 << 20) + 1, "py-spy printed more than 8 MiB")]
+)
+def test_what_py_spy_prints_is_bounded(tmp_path: Path, size: int, problem: str) -> None:
+    """Eight MiB hold the stacks of thousands of threads."""
+    program = tmp_path / "py-spy"
+    program.write_text(f"#!/bin/sh\nhead -c {size} /dev/zero\n")
+    program.chmod(0o755)
+    descriptor = os.open(program, os.O_RDONLY)
+    output, said = stacks._run(descriptor, 1)
+    os.close(descriptor)
+    assert (len(output), said) == (0 if problem else size, problem)
