@@ -214,6 +214,7 @@ DOCUMENTS_ELSEWHERE = {
     "doctor/job/sources/inspect_deepspeed.py": "our own request; its text is parsed under a guard",
     "doctor/status_document.py": "what this process has just rendered",
     "explain/patterns.py": "files of this repository",
+    "doctor/job/sources/deepspeed_config.py": "a file of this repository",
     "jobs/nccl/names.py": "a file of this repository",
     "probe/workers/session.py": "its caller takes documents.MISSHAPEN",
     "probe/workers/worker.py": "the agent's own messages, in a worker",
@@ -245,6 +246,7 @@ NAMED_ELSEWHERE = {
     "core/exposition.py": "a file of this repository",
     "evidence/command.py": "the summary that the agent has just written",
     "explain/patterns.py": "files of this repository",
+    "doctor/job/sources/deepspeed_config.py": "a file of this repository",
     "jobs/nccl/names.py": "a file of this repository",
     "symptoms/__init__.py": "files of this repository",
 }

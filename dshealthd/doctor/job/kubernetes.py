@@ -59,8 +59,14 @@ def _pod(pod: PodTemplate, manifest: Manifest) -> Iterator[Result]:
         yield from disagreements(start)
         yield from _address(pod, where, manifest)
     yield from occupancy(layout, pod.gpus, where)
-    is_training = pod.command is not None and layout.ranks_per_node is not None
-    if is_training and pod.gpus and pod.patience is not None and pod.patience < TIMEOUT:
+    ends = pod.kind.endswith(("Job", "JobSet", "Pod"))  # servers are another matter
+    if (
+        ends
+        and pod.is_training
+        and pod.gpus
+        and pod.patience is not None
+        and pod.patience < TIMEOUT
+    ):
         yield warning(
             f"{where}: the liveness probe kills a container that does not answer for"
             f" {pod.patience} s, also while it loads or saves a checkpoint; collectives wait"
@@ -129,7 +135,11 @@ def _address(pod: PodTemplate, where: str, manifest: Manifest) -> Iterator[Resul
 def _together(pods: tuple[PodTemplate, ...]) -> Iterator[Result]:
     """Yield where the pods of a job do not fit each other."""
     few = 64 * MIB
-    if without := [one for one in pods if one.gpus > 1 and (one.shared_memory or few + 1) <= few]:
+    if without := [
+        one
+        for one in pods
+        if one.is_training and one.gpus > 1 and (one.shared_memory or few + 1) <= few
+    ]:
         yield warning(
             f"{pods[0].kind} {pods[0].job}, {', '.join(one.name for one in without)}: /dev/shm has"
             f" {(without[0].shared_memory or 0) // MIB} MB, the default where nothing larger is"

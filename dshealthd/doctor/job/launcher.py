@@ -110,9 +110,10 @@ def _script(context: JobContext) -> Iterator[Result]:
     name, script = context.script.name if context.script else "", context.batch_script
     if script is None:
         return
-    for line in script.ignored:
+    for line in script.ignored[:1]:
+        more = f", and {plural(len(script.ignored) - 1, 'more line')}" if script.ignored[1:] else ""
         yield warning(
-            f"{name}:{line}: Slurm ignores #SBATCH after the first command",
+            f"{name}:{line}{more}: Slurm ignores #SBATCH after the first command",
             remedy=paste("sed", "-n", f"{line}p", "--", name),
             source="sbatch(1)",
             component=f"{name}:{line}",
@@ -134,7 +135,8 @@ def _script(context: JobContext) -> Iterator[Result]:
             component="--signal",
         )
     if context.command is None and (lost := _not_passed_on(context, script)):
-        yield critical(
+        make = critical if {*lost} & {*RENDEZVOUS} else warning
+        yield make(
             f"{name} sets {', '.join(lost[:8])}, but does not pass"
             f" {'it' if len(lost) == 1 else 'them'} on to the ranks: `export` or --export=ALL is"
             " missing",
@@ -168,7 +170,8 @@ def _seconds(limit: str) -> int | None:
     if None in parts or (dash and natural(days) is None):
         return None
     numbers = [part or 0 for part in parts]
-    hours = numbers if dash or len(numbers) > 2 else [0, *numbers]  # noqa: PLR2004 - as in sbatch(1)
+    has_hours = dash or len(numbers) == len(("hours", "minutes", "seconds"))
+    hours = numbers if has_hours else [0, *numbers]
     hours = [*hours, 0, 0][:3]
     return (natural(days) or 0) * 86_400 + hours[0] * 3_600 + hours[1] * 60 + hours[2]
 

@@ -40,7 +40,7 @@ def _address(context: JobContext, address: str) -> Iterator[Result]:
     resolved = rendezvous.resolve([address])[address]
     if not resolved.addresses:
         yield Result(
-            State.UNKNOWN if resolved.is_unknown else State.CRITICAL,
+            State.UNKNOWN if resolved.is_unknown or context.runs_elsewhere else State.CRITICAL,
             f"{where} does not resolve: {resolved.problem}",
             remedy=paste("getent", "hosts", address),
             component="MASTER_ADDR",

@@ -20,6 +20,7 @@ spec:
   - name: sidecar
   - name: train
     command: [bash, -c]
+    image: train
     args:
     - torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=$(MASTER_ADDR):1 x
     env: [{name: MASTER_ADDR, value: llm-workers-0-0.llm}, {name: POD, valueFrom: {}}]
@@ -144,7 +145,9 @@ def test_kinds(tmp_path: Path) -> None:
     """PyTorchJob is read like a JobSet; without a launcher its operator starts one process."""
     (found,) = results("manifest", manifest(tmp_path, pytorchjob(POD)))
     assert (found.outcome, "2 pods with 16 GPUs" in found.text) == (OK, True)
-    alone = POD.replace("    command: [bash, -c]\n", "").replace("- torchrun", "- --lr 1; torchrun")
+    alone = POD.replace("    command: [bash, -c]\n    image: train\n", "").replace(
+        "- torchrun", "- --lr 1; torchrun"
+    )
     found, other = results("manifest", manifest(tmp_path, pytorchjob(alone)))
     assert "PyTorchJob llm, Master: 1 process (PyTorchJob) for 8 GPUs" in found.text
     assert "Worker" in other.text

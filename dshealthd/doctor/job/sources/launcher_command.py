@@ -145,12 +145,15 @@ def find_launch(
     return best
 
 
-def parse(words: Sequence[str], environment: Mapping[str, str]) -> LauncherCommand | None:
+def parse(
+    words: Sequence[str], environment: Mapping[str, str], *, is_task: bool = False
+) -> LauncherCommand | None:
     """Return the launcher in a command's words, which a shell has expanded; None if there is none.
 
     What a shell of each task expands has the variables of this one, except those of the task.
     """
-    return find_launch([shell.ShellCommand(tuple(words))], dict(environment)).command
+    command = shell.ShellCommand(tuple(words))
+    return find_launch([command], dict(environment), is_task=is_task).command
 
 
 def with_defaults(

@@ -79,11 +79,16 @@ class PodTemplate:
 
         Other controllers set variables that torchrun reads: options that are absent are unknown.
         """
-        found = launcher_command.parse(self.words, self.variables)
+        found = launcher_command.parse(self.words, self.variables, is_task=True)
         is_partial = self.kind not in _WITHOUT_OPERATOR
         return found and launcher_command.with_defaults(
             found, self.variables, is_partial=is_partial
         )
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it is known to train, by its command or its kind."""
+        return self.command is not None or self.kind.removesuffix("Job") not in {"", self.kind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,12 +230,15 @@ def _refused(
     whole: Mapping[str, Any], spec: Mapping[str, Any], main: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield what the API server refuses (its validation.go)."""
+    if "image" not in main:
+        return  # a patch, or a template that its operator completes
     requests, limits = (_of(main, "resources", key) for key in ("requests", "limits"))
     for key in filter(_is_gpu, requests):
         if str(limits.get(key)) != str(requests[key]):
             yield f"{requests[key]} {key} in requests, but {limits.get(key, 'none')} in limits"
     policy = spec.get("restartPolicy", "Always")
-    if whole.get("kind") in {"Job", "CronJob"} and policy == "Always":
+    is_batch = str(whole.get("apiVersion", "batch/")).startswith("batch/")
+    if is_batch and whole.get("kind") in {"Job", "CronJob"} and policy == "Always":
         yield "restartPolicy of a Job must be Never or OnFailure"
     volumes = {one.get("name") for one in spec.get("volumes") or ()}
     for mount in main.get("volumeMounts") or ():

@@ -31,6 +31,9 @@ _TOKEN = re.compile(
     rf"|(?:[^\s'\"\\;&|()<>]++|{_QUOTED})++)",
     re.DOTALL,
 )
+_DOCUMENT = re.compile(
+    r"(<<-?[ \t]*['\"\\]?(\w+)['\"]?[^\n]*)(\n.*?^\t*\2$)", re.DOTALL | re.MULTILINE
+)
 _PIECE = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)|([^'\"\\]+)", re.DOTALL)
 _SUBSTITUTION = re.compile(r"[$<>]\(")
 _OWN_NAME = re.compile(r"\s*(?:hostname|uname\s+-n)\b(?!.*\b(?:srun|ssh|scontrol)\b)", re.DOTALL)
@@ -42,8 +45,10 @@ _ELEMENTS = re.compile(r"\"\$\{(\w+\[@\])\}\"")
 _IN_QUOTES = re.compile(rf"\\(?:\n|(?P<escaped>[$`\"\\]))|{_VARIABLE.pattern}")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 PER_NODE = frozenset(
-    # easier to read
-    "SLURM_NODEID SLURM_PROCID SLURM_LOCALID SLURMD_NODENAME HOSTNAME RANDOM BASHPID".split()  # noqa: SIM905
+    {
+        *("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURMD_NODENAME"),
+        *("HOSTNAME", "RANDOM", "BASHPID"),
+    }
 )
 """Variables that have another value in the shell of each node or task."""
 MAX_ARRAY = 1 << 16
@@ -93,6 +98,11 @@ def commands(text: str, variables: Variables) -> Iterator[ShellCommand]:
             yield found._replace(is_conditional=depth > 0)
         words.clear()
         is_chained = word in {"&&", "||"}
+
+
+def without_documents(text: str) -> str:
+    """Return a script with an empty line for each line of its here-documents."""
+    return _DOCUMENT.sub(lambda match: match[1] + "\n" * match[3].count("\n"), text)
 
 
 def _without_substitutions(text: str) -> str:

@@ -114,7 +114,7 @@ def parse(text: str) -> SlurmScript:
     directives: dict[str, str] = {}
     ignored: list[int] = []
     in_head = True
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(shell.without_documents(text).splitlines(), 1):
         if line.startswith("#SBATCH"):
             if in_head:
                 directives |= _directives(line)
