@@ -1,7 +1,7 @@
 """Real trainings to which things happen, and what the shipped rules say: `python -m bench.jobs`.
 
     python -m bench.jobs [--modes zero3,fsdp2,…] [--courses middle,…] [--times 5] [--at-once 4]
-                         [--keep FOLDER]
+                         [--keep FOLDER] [--site]
     python -m bench.jobs --table FOLDER
 
 Four ranks over gloo, two on each of two nodes, train small models on this machine; each node has an
@@ -12,6 +12,8 @@ desynchronized; all ranks write a checkpoint or evaluate; or the training is jus
 minutes. A result is right if the alert that belongs to it names that rank, its node and the class
 in time, and nothing else names another rank; of healthy trainings and pauses, if nothing fires at
 all.
+
+With `--site` no training has a line of ours: a site's switch follows them (docs/whole-site.md).
 
 `--times` is how often the slow ranks of ZeRO 3, FSDP 2 and the 2 x 2 pipeline are made; all else is
 made once. `--at-once` is the number of trainings at a time. Ranks mostly sleep; the share of the
@@ -36,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 from bench.jobs.courses import COURSES, FAULTS, applies, run
 from bench.jobs.servers import watch
 from bench.processes import table
+from deploy.training import directory as switch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -84,6 +87,7 @@ def line(result: dict[str, Any]) -> str:
     return (
         f"{result['mode']}, {result['fault']}: {'right' if result['right'] else 'WRONG'}, "
         f"{seconds}, "
+        f"steps not followed: {result.get('behind')}; "
         f"wrongly said: {wrong or 'nothing'}; no CPU {result['starved']:.1%}"
     )
 
@@ -137,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--courses", default=",".join(COURSES))
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--site", action="store_true", help="follow them by a site's switch")
     parser.add_argument("--keep", type=Path, help="add the results to those in this folder")
     parser.add_argument("--table", type=Path, help="only print the table of this folder")
     options = parser.parse_args(arguments)
@@ -155,6 +160,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         keep: Path = options.keep or directory / "results"
         keep.mkdir(exist_ok=True)
         before = len(list(keep.glob("*.json")))
+        site = ""
+        if options.site:
+            switch.make(directory / "site")
+            site = str(directory / "site" / switch.ARCHIVE)
 
         def train(number: int, mode: str, course: str) -> None:
             missing = [name for name in MODES[mode] if importlib.util.find_spec(name) is None]
@@ -164,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             place = directory / str(number)
             place.mkdir()
             name = f"{number}{threading.get_native_id()}"
-            found = run(mode, course, place, nodes, server, name, starts)
+            found = run(mode, course, place, nodes, server, name, starts, site)
             with lock:
                 results.extend(found)
                 file = keep / f"{before + number:04}-{mode}-{course}.json"

@@ -91,6 +91,7 @@ COURSES = {
     "stopped": ("stopped", "killed"),
     "again": ("starved of data", "starved on the other node"),
     "desynchronized": ("desynchronized",),
+    "each": ("2 x", "stopped", "desynchronized"),
     "pauses": ("checkpoint of 60 s", "evaluation of 90 s", "starved of data"),
 }
 """The faults of one training, in their order."""
@@ -193,6 +194,8 @@ class Training:
                 break
             time.sleep(1.0)
         starved = self._share()
+        # Those that stand still are where their last heartbeat says.
+        behind = self._behind() if fault.alert == HANG else None
         cleared = None if last else self._relieve(fault, judge)
         right = (
             not judge.innocent
@@ -211,6 +214,7 @@ class Training:
             "innocent": sorted(judge.innocent),
             "others": sorted(judge.others),
             "starved": starved,
+            "behind": behind,
             "past": self._server.past(self._job.name, self._at - 30.0, time.time()),
             "began": self._at,
         }
@@ -249,6 +253,14 @@ class Training:
             time.sleep(1.0)
         return cleared
 
+    def _behind(self) -> int | None:
+        """Return by how many steps a rank's heartbeat is behind the steps that it has made: those
+        before it was followed. None if a rank has no heartbeat.
+        """
+        told = self._server.steps(self._job.name)
+        made = dict(enumerate(self._job.steps()))
+        return max(made[rank] - told[rank] for rank in made) if made.keys() == told.keys() else None
+
     def _share(self) -> float:
         """Return the greatest share of the time in which a rank has waited for a CPU."""
         now = self._job.starved()
@@ -265,8 +277,12 @@ def run(
     server: Prometheus,
     number: str,
     starts: Semaphore,
+    site: str = "",
 ) -> list[dict[str, Any]]:
-    """Run one training, and return a result for each thing that happened to it."""
+    """Run one training, and return a result for each thing that happened to it.
+
+    With the archive of a site's switch, `site`, no training has a line of ours.
+    """
     faults = [FAULTS[name] for name in COURSES[course]]
     first = faults[0]
     start = {"ranks": first.ranks, "factor": first.factor} if first.from_start else None
@@ -278,9 +294,10 @@ def run(
             mode,
             nodes,
             number,
+            site=site,
             unchanged=mode in UNCHANGED,
             burn=SLOW if first.quota else None,
-            side=course == "desynchronized",
+            side=any(fault.do == "skip" for fault in faults),
             start=start,
         )
         end = time.monotonic() + AWAKE

@@ -39,13 +39,14 @@ class Job:
         nodes: Sequence[Node],
         name: str,
         *,
+        site: str = "",
         unchanged: bool,
         burn: int | None = None,
         side: bool = False,
         start: dict[str, Any] | None = None,
     ) -> None:
         """Start it; the rank `burn` computes instead of sleeping, and `start` is there from its
-        first step on (`training.py`).
+        first step on (`training.py`). `site` is the archive that a site's switch adds to the path.
         """
         self.name = f"slurm-{name}"
         self._number = name
@@ -57,7 +58,7 @@ class Job:
         if start is not None:
             self.strike(**start)
         script = [str(Path(__file__).with_name("training.py")), mode]
-        if unchanged:
+        if unchanged and not site:
             script = ["-m", "dshealthd.training", *script]
         each = RANKS // len(nodes)
         launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={each}"]
@@ -69,7 +70,9 @@ class Job:
             environment = {
                 **os.environ,
                 "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))),
+                "PYTHONPATH": os.pathsep.join(
+                    (site or str(ROOT), os.environ.get("PYTHONPATH", ""))
+                ),
                 "PYTHONWARNINGS": "ignore",
                 "DS_ACCELERATOR": "cpu",
                 "FAULT": str(self._fault),
@@ -77,8 +80,8 @@ class Job:
                 "UNIT": str(PIPELINE_UNIT if mode.startswith("pipeline") else UNIT),
                 "BURN": "" if burn is None else str(burn),
                 "SIDE": "1" if side else "",
+                "SITE": "1" if site else "",
                 "SLURM_JOB_ID": name,
-                "DSHEALTHD_HEARTBEAT_SOCKET": str(node.socket),
             }
             command = ["nice", "-n", str(STARTING), *node.inside, *launcher]
             self._launchers.append(

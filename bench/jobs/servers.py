@@ -41,9 +41,8 @@ WATCHED = (
 class Node:
     """A pid namespace with an agent."""
 
-    def __init__(self, name: str, directory: Path, holder: int) -> None:
+    def __init__(self, name: str, holder: int) -> None:
         self.name = name
-        self.socket = directory / f"{name}.sock"
         self.inside = ("nsenter", "-t", str(holder), "-p", "-m", "--")
         """What a command on the node begins with."""
 
@@ -51,23 +50,22 @@ class Node:
 @contextlib.contextmanager
 def node(name: str, directory: Path) -> Iterator[tuple[Node, int]]:
     """Run a node, and return it with the port of its agent."""
-    # A shell reaps what is left to it.
-    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c"]
-    command += ["while :; do sleep 1; done"]
+    # A shell reaps what is left to it; the agent's socket is where trainings seek it.
+    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-ec"]
+    command += ["mount -t tmpfs run /run; mkdir /run/dshealthd; while :; do sleep 1; done"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as holder:
         try:
             children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children")
             while not children.read_text():
                 time.sleep(0.01)
-            made = Node(name, directory, int(children.read_text()))
-            config = directory / f"{name}.toml"
-            config.write_text(
-                f'[collectors.training]\nsocket = "{made.socket}"\n', encoding="utf-8"
-            )
+            made = Node(name, int(children.read_text()))
+            while subprocess.run(
+                [*made.inside, "test", "-d", "/run/dshealthd"], check=False
+            ).returncode:
+                time.sleep(0.01)
             state, port = directory / name, free_port()
             state.mkdir()
-            flags = ["--config.file", config, "--web.listen-address", f"127.0.0.1:{port}"]
-            flags += ["--path.state", state]
+            flags = ["--web.listen-address", f"127.0.0.1:{port}", "--path.state", state]
             command = [*made.inside, sys.executable, "-P", "-m", "dshealthd", "run"]
             with serving(name, [*command, *map(str, flags)], port):
                 yield made, port
@@ -104,6 +102,11 @@ class Prometheus:
         text = f'max(dshealthd:job:work_ratio{{training_job="{job}", node="{node}"}})'
         samples = self._answer("query", query=text)
         return float(samples[0]["value"][1]) if samples else None
+
+    def steps(self, job: str) -> dict[int, int]:
+        """Return the step of each rank of a job."""
+        samples = self._answer("query", query=f'dshealthd_job_step{{training_job="{job}"}}')
+        return {int(sample["metric"]["rank"]): int(sample["value"][1]) for sample in samples}
 
     def telling(self, job: str) -> set[int]:
         """Return the ranks of a job that tell of their own work."""

@@ -9,11 +9,12 @@ rank reads at every step:
   step of a training with `SIDE`;
 - `pause`: `checkpoint` or `evaluation`, for `seconds`, on all ranks after step `at`.
 
-Each rank writes its steps to `LOG`.RANK.
+Each rank writes its steps to `LOG`.RANK. With `SITE`, not a line is ours in any mode.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -35,6 +36,7 @@ UNIT = float(os.environ["UNIT"])
 RANK = int(os.environ["RANK"])
 BURN = os.environ["BURN"] == str(RANK)
 SIDE = os.environ["SIDE"] == "1"
+SITE = os.environ["SITE"] == "1"
 WIDTH, LAYERS, ROWS = 64, 4, 8
 EVERY_STEP = 10**9
 STARVED_LOOK = 0.2
@@ -208,11 +210,18 @@ def save_engine(engine: Any, seconds: float) -> None:
     writer.save = write
 
 
+def attach(engine: Any = None, **named: Any) -> Any:
+    """Attach a heartbeat, and return it; None where the script has none."""
+    if SITE:
+        return None
+    from dshealthd.training import attach as attach_heartbeat
+
+    return attach_heartbeat(engine, **named)
+
+
 def with_engine(stage: int, *, prefetch: bool = True, offload: bool = False) -> None:
     """Train with DeepSpeed's ZeRO."""
     import deepspeed  # type: ignore[import-untyped]
-
-    from dshealthd.training import attach
 
     deepspeed.ops.__compatible_ops__ = {}
     deepspeed.init_distributed("gloo")
@@ -229,8 +238,6 @@ def with_pipeline(stages: int) -> None:
     """Train with DeepSpeed's pipelines; the ranks that are left are replicas."""
     import deepspeed
     from deepspeed.pipe import PipelineModule  # type: ignore[import-untyped]
-
-    from dshealthd.training import attach
 
     deepspeed.ops.__compatible_ops__ = {}
     deepspeed.init_distributed("gloo")
@@ -258,8 +265,6 @@ def with_pipeline(stages: int) -> None:
 
 def with_torch(*, sharded: bool) -> None:
     """Train with FSDP 2, or with DistributedDataParallel."""
-    from dshealthd.training import attach
-
     dist.init_process_group("gloo")
     model: torch.nn.Module = network()
     if sharded:
@@ -275,19 +280,23 @@ def with_torch(*, sharded: bool) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     heartbeat = attach(optimizer=optimizer, model=model)
 
+    def phase(name: str) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if heartbeat is None else heartbeat.phase(name)
+
     def checkpoint(seconds: float) -> None:
-        with heartbeat.phase("checkpoint"):
+        with phase("checkpoint"):
             save(seconds)
 
     def evaluation(passes: int) -> None:
-        with heartbeat.phase("evaluation"):
+        with phase("evaluation"):
             evaluate(model, passes)
 
     for step, batch in enumerate(batches(), 1):
         loss = loss_of(model(batch), batch.sum(1, keepdim=True))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        heartbeat.loss(loss)
+        if heartbeat is not None:
+            heartbeat.loss(loss)
         optimizer.step()
         stepped(step, checkpoint, evaluation)
 

@@ -277,7 +277,7 @@ def work(senders: Mapping[int, Sender], job: str, role: str) -> Iterator[Sample]
         return
     step, now = statistics.median(steps), max(sender.looked for sender in senders.values())
     courses = {rank: sender.course for rank, sender in senders.items()}
-    whole, slowest = None, None
+    whole, standing = None, []
     for over in SCALES:
         size = level(over, step)
         # A rank that makes no steps has no speed: in a hung job nobody is slow.
@@ -289,10 +289,10 @@ def work(senders: Mapping[int, Sender], job: str, role: str) -> Iterator[Sample]
         yield NODE_VARIANCE(found.between, job, role, over, "between")
         yield NODE_VARIANCE(found.within, job, role, over, "within")
         whole = courses[found.rank].shares(size)
-        slowest = max(slowest or (0.0, 0), (found.distance, found.rank))
-    if whole is not None and slowest is not None:
+        standing.append((found.distance, found.rank))
+    if whole is not None:
         yield NODE_STEP_SECONDS(sum(whole), job, role)
-        yield SLOWEST(slowest[1], job, role)
+        yield SLOWEST(max(standing)[1], job, role)
     yield NODE_RANKS(len(senders), job, role)
 
 

@@ -133,6 +133,17 @@ def test_a_node_compares_its_ranks() -> None:
     )
 
 
+def test_the_slowest_of_equal_ranks_is_one_of_theirs() -> None:
+    """Of ranks that are slow in turns none stands out, and no rank of another node is told."""
+    works = [[1.0 + (number // 2 + rank) % 2 for number in range(40)] for rank in range(2)]
+    found = told(work(reporting(works), "slurm-1", ""))
+    assert (
+        found["node_work_seconds", "", "30s", "slow"]
+        < found["node_work_seconds", "", "30s", "usual"]
+    )
+    assert found["node_slowest_rank", ""] in {8, 9}
+
+
 def test_a_hung_job_has_no_slow_rank() -> None:
     """Without new steps there are no figures: an innocent rank would be accused on frozen ones."""
     ranks = reporting([[1.0] * 40, [1.5] * 40], looked=100.0)
