@@ -165,7 +165,7 @@ function jobs(found, leftOut) {
       "tr",
       {},
       h("th", { scope: "row" }, mark(bad ? "bad" : MILD.includes(job.state) ? "warn" : CALM.includes(job.state) ? "good" : "quiet"), job.job),
-      h("td", { class: bad ? "bad" : null }, job.pause ? words(job.pause) : job.state, job.loss === "not finite" ? ", loss not finite" : ""),
+      h("td", { class: bad ? "bad" : null }, job.pause ? words(job.pause) : job.state, job.loss === "not finite" ? ", loss not finite" : "", job.attempts > 1 ? `, attempt ${job.attempts}` : ""),
       h("td", {}, culprits.join(", ") || slow || "\u2013"),
       h("td", { class: "num" }, seconds(job.slowest && job.slowest.work_seconds)),
       h("td", { class: "num" }, seconds(job.slowest && job.slowest.wait_seconds)),
