@@ -70,8 +70,10 @@ def test_ddp_that_torchrun_restarts(tmp_path: Path) -> None:
         agent.wait(lambda _: len(attempts(agent, "ddp-of-the-test")) == 2, 60)
         first, second = attempts(agent, "ddp-of-the-test")
         text = trained.text()
-    assert (first["part"], first["reason"], first["value"]) == ("rank 1", "failed", 80.0)
-    assert (second["reason"], second["value"], second["card"]["again"]) == ("ended", 160.0, True)
+    assert (first["part"], first["reason"]) == ("rank 1", "failed")
+    assert (second["reason"], second["card"]["again"]) == ("ended", True)
+    # Its page may go with the last step unread.
+    assert [first["value"], second["value"]] == pytest.approx([80, 160], abs=1)
     assert (first["card"]["first_step"], second["card"]["first_step"]) == (0, 40)
     own = shares(clocks(text, 0))
     for part, share in shares(first["card"]["times"]).items():
