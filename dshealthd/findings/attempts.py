@@ -212,6 +212,7 @@ class Attempts:
         if found is not None and (found.shown or found.reason in _PAUSES):
             for member in living:
                 member.goodput.stall()
+        if found is not None and found.shown:
             ranks = [str(rank) for rank, _ in found.culprits]
             part = f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}" if ranks else ""
             attempt.hang = part, found.explanation

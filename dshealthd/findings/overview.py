@@ -69,6 +69,8 @@ class JobPart(NamedTuple):
     step_highest: int | None = None
     steps_per_minute: float | None = None
     loss: str = "unknown"
+    attempts: int | None = None
+    """Of its run, with this one."""
 
 
 def merged(parts: Sequence[JobPart]) -> JobPart:
@@ -86,6 +88,7 @@ def merged(parts: Sequence[JobPart]) -> JobPart:
         ),
         steps_per_minute=min(paces, default=None) if state == "training" else None,
         loss="not finite" if "not finite" in losses else min(losses, default="unknown"),
+        attempts=max((part.attempts for part in parts if part.attempts), default=None),
     )
 
 
@@ -213,6 +216,9 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut, wall: float)
         else "paused"
         if steps
         else "no heartbeats",
+        "attempts": None
+        if (count := series.value("job_attempts", training_job=job)) is None
+        else int(count),
         "hang": hang,
         "stall": stall,
         "failures": failures,

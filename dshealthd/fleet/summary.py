@@ -28,7 +28,7 @@ KEPT = 2.0
 """Seconds for which a summary is cached: members may query it often, and making it takes 2 ms."""
 MAX_CULPRITS = 8
 MAX_CAUSE = 16
-NUMBERS = ("world_size", "step", "step_highest", "steps_per_minute")
+NUMBERS = ("world_size", "step", "step_highest", "steps_per_minute", "attempts")
 
 
 class SummaryCache:

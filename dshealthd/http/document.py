@@ -199,6 +199,7 @@ _JOB = _record(
         "ranks": Array(_RANK, MANY),
     },
     step_highest=OrNull(WHOLE),
+    attempts=OrNull(WHOLE),
     followed=_record({}, **dict.fromkeys((HEARTBEAT, *WORDS), WHOLE)),
     stall=OrNull(_STALL),
     own_work=Array(_OWN_WORK, MANY),

@@ -136,7 +136,8 @@ class Goodput:
                 self.base, self.stood = Totals(step, steps, worked, waited), 0.0
             self.totals = sums
         if message.input_seconds is not None:
-            self.inputs = (self.inputs or 0.0) + message.input_seconds * max(made, 0)
+            inputs = (self.inputs or 0.0) + message.input_seconds * max(made, 0)
+            self.inputs = min(inputs, MAX_TOTAL)  # whatever a process claims
         self.role = message.pipeline_stage
         if message.memory is not None:
             self.peak = max(self.peak or 0, message.memory.peak)
@@ -144,7 +145,7 @@ class Goodput:
             self._begin_training()
         if made > 0 and message.last_seconds is not None:
             bucket = str(round(math.log(message.last_seconds, RATIO)))
-            self.steps[bucket] = self.steps.get(bucket, 0) + made
+            self.steps[bucket] = min(self.steps.get(bucket, 0) + made, MAX_COUNT)
         if self.repeats and self.step >= self.reached:
             self._spend("repeated", self.spent.pop(TRAINING, 0.0))
             self.since, self.base = self.step, self.totals or _NONE
@@ -165,7 +166,7 @@ class Goodput:
         trained = min(worked + waited, self.spent.get(self.before, 0.0))
         self._spend(self.before, -trained)
         self._spend(TRAINING, trained)
-        self.since, self.part = self.step - steps, TRAINING
+        self.since, self.part = max(self.step - steps, 0), TRAINING
 
     @property
     def repeats(self) -> bool:

@@ -53,6 +53,7 @@ def whole(parts: Sequence[Part]) -> JobPart:
                 job.get("step_highest", job["step"]),
                 job["steps_per_minute"],
                 job["loss"],
+                job.get("attempts"),
             )
             for _, job in parts
         ]
@@ -129,6 +130,8 @@ def _facts(job: JobPart, nodes: int) -> Iterator[str]:
     world = job.world_size
     number = f"{job.ranks} of {plural(world, 'rank')}" if world else plural(job.ranks, "rank")
     yield f"{number} here" if nodes == 1 else f"{number} on {plural(nodes, 'node')}"
+    if (job.attempts or 1) > 1:
+        yield f"attempt {job.attempts}"
     if job.step is None:
         return
     apart = job.step_highest not in {None, job.step}

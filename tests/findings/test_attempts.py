@@ -198,6 +198,27 @@ def test_a_hang_that_ends_it() -> None:
     assert run["says"] == "stood still: work between steps"
 
 
+def test_a_suspended_job_is_not_hung() -> None:
+    """It stands still meanwhile, and what ends it is what ended it."""
+    node = Node()
+    job = both(node)
+    node.check()
+    node.train(job, 1, 10)
+    node.standstills = {
+        job: SimpleNamespace(shown=False, reason=HangClass.SUSPENDED, culprits=(), explanation="")
+    }
+    node.check()
+    for [(_, sender)] in node.senders.values():
+        sender.goodput.add(sender.message, node.now + 60.0, changed=False)
+    (run,) = node.runs()
+    assert run["says"] == "runs"
+    assert run["card"]["times"]["still"] == pytest.approx(2 * 62.0, abs=5.0)
+    node.end(job, 0, ExitKind.TERMINATED)
+    node.end(job, 1, ExitKind.TERMINATED)
+    node.check()
+    assert node.runs()[0]["reason"] == "terminated"
+
+
 def names(node: Node) -> list[tuple[str, bool]]:
     """Return the runs, and whether each attempt is one after another."""
     return [(run["what"], run["card"]["again"]) for run in node.runs()]

@@ -35,6 +35,7 @@ def job(**given: Any) -> dict[str, Any]:
         "step": 10,
         "step_highest": 12,
         "steps_per_minute": None,
+        "attempts": 3,
         "hang": {"cause": "process", "culprits": [{"rank": 9, "reason": "stopped"}]},
         "own_work": [work(11)],
     }
@@ -49,6 +50,7 @@ def test_a_few_hundred_bytes() -> None:
     assert (told["verdict"], told["problems"], told["unreadable"]) == ("critical", 1, 0)
     assert told["findings"][0]["part"] == "GPU 3"
     assert told["jobs"][0]["culprits"] == (9,)
+    assert told["jobs"][0]["attempts"] == 3
 
 
 def test_a_sign_that_is_watched_is_told() -> None:

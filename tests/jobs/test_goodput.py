@@ -10,7 +10,15 @@ import pytest
 
 from dshealthd.core.schema import SchemaError
 from dshealthd.jobs.goodput import RATIO, Goodput, quantiles
-from dshealthd.training.message import DeviceMemory, Message, Phase, Totals
+from dshealthd.training.message import (
+    MAX_COUNT,
+    MAX_MEMORY,
+    MAX_TOTAL,
+    DeviceMemory,
+    Message,
+    Phase,
+    Totals,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -209,3 +217,23 @@ def test_it_outlives_the_agent() -> None:
     for name, value in (("steps", {"x": 1}), ("totals", [1]), ("at", "1"), ("more", 1)):
         with pytest.raises(SchemaError):
             Goodput.restored(made | {name: value})
+
+
+def test_whatever_a_process_claims_can_be_kept() -> None:
+    """What no training has, again and again: the account is read again, and can be shown."""
+    made, now = Goodput(), 1000.0
+    made.begin(5.0, now, seen=True)
+    for step in (0, MAX_COUNT, 0, MAX_COUNT, 5):
+        for steps in (MAX_COUNT, 0):
+            now += READ
+            totals = Totals(step, steps, MAX_TOTAL, MAX_TOTAL)
+            memory = DeviceMemory(0, 0, MAX_MEMORY)
+            known = Message(step, now, totals=totals, memory=memory, input_seconds=1e7)
+            made.add(known._replace(last_seconds=1e7, mean_seconds=1e-6), now, changed=True)
+            made.stall()
+            now += 1e4
+            made.add(known, now, changed=False)
+    again = Goodput.restored(json.loads(json.dumps(made.document())))
+    assert again == made
+    assert sum(again.times(alone=False).values()) == pytest.approx(now - 1000.0 + 5.0)
+    assert quantiles([again, made]) is not None

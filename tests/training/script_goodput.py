@@ -68,5 +68,6 @@ for step in range(first + 1, steps + 1):
             now = time.monotonic()
 print(f"rank {rank} attempt {attempt} spent {json.dumps(spent)}", flush=True)
 dist.barrier()
+time.sleep(2.0)  # until rank 1 has seen the barrier, too
 heartbeat.close()  # which prints the report: what torch does at its exit is no training
 os._exit(0)

@@ -299,7 +299,10 @@ class Receiver:
     def _attend(self, blocking_tasks: BlockingTasks, sender: Sender, events: int) -> None:
         """Handle events of a sender's connection: it has ended, or its page has arrived."""
         if events & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
-            self._drop(sender)
+            if sender.page is not None:  # what it has told since the last read, and how far it came
+                self._read(sender, sender.page)
+            if self._senders.get(sender.connection.fileno()) is sender:
+                self._drop(sender)
         elif sender.who is None:
             sender.who = UnidentifiedSender.PENDING
             self._poll.unregister(sender.connection)  # until the page has been taken

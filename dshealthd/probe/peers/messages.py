@@ -189,6 +189,7 @@ JOB = Record(
         "step": Integer(0, MAX_COUNT),
         "step_highest": Integer(0, MAX_COUNT),
         "steps_per_minute": Number(0, 60 / SHORTEST_STEP),
+        "attempts": Integer(1, 100_000),
         "cause": Text(16),
         "culprits": Array(RANK_NUMBER, 8),
         "own_work": Array(OWN_WORK, MAX_OWN_WORK),

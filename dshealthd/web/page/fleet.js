@@ -165,7 +165,7 @@ function jobs(found, leftOut) {
       "tr",
       {},
       h("th", { scope: "row" }, mark(bad ? "bad" : MILD.includes(job.state) ? "warn" : CALM.includes(job.state) ? "good" : "quiet"), job.job),
-      h("td", { class: bad ? "bad" : null }, job.pause ? words(job.pause) : job.state, job.loss === "not finite" ? ", loss not finite" : ""),
+      h("td", { class: bad ? "bad" : null }, job.pause ? words(job.pause) : job.state, job.loss === "not finite" ? ", loss not finite" : "", job.attempts > 1 ? `, attempt ${job.attempts}` : ""),
       h("td", {}, [...culprits, ...slow].join(", ") || "\u2013"),
       h("td", { class: "num" }, `${job.ranks}${known(job.world_size) ? ` of ${job.world_size}` : ""}`),
       h("td", { class: "num" }, String(job.nodes.length)),
