@@ -2,7 +2,7 @@
 
 Its page is read a few times a second, and the time between two reads belongs to the phase that the
 second one shows: right on average, also for phases that are shorter. Own work, waits and input are
-what the rank has summed up itself; standing still is what the agent judged.
+what the rank has summed up itself; what is hung is the agent's verdict.
 """
 
 from __future__ import annotations
