@@ -41,6 +41,7 @@ watchdog in torch (`default_pg_nccl_timeout`) and of DeepSpeed since 0.19.6.
 """
 _OTHER_VARIABLES = (
     "SLURM_STEP_ID", "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE", "NCCL_INSPECTOR_DUMP_DIR",
+    "DSHEALTHD_HEARTBEAT",
 )  # fmt: skip
 _FLIGHT_RECORDER = (
     "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",

@@ -11,10 +11,11 @@ A scene is what the agents of some nodes read, in promtool's notation, and what 
         20s: []
         1m15s: [HostLimitNear job run-1]
 
-A scene with `clock` has nodes whose clock is that far from the right one, in seconds: `0x20
-3600x20`. Samples without a label `node` are those of the only one; where there are several, what is
-found begins with the node: `a: GpuLost GPU 3`. All findings of a moment are listed; a critical one
-ends with the job that it struck: `GpuLost GPU 3, job llama`.
+A scene with `limits` has those of the configuration; one with `clock` has nodes whose clock is that
+far from the right one, in seconds: `0x20 3600x20`. Samples without a label `node` are those of the
+only one; where there are several, what is found begins with the node: `a: GpuLost GPU 3`. All
+findings of a moment are listed; a critical one ends with the job that it struck: `GpuLost GPU 3,
+job llama`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.findings import idleness, stalls
+from dshealthd.findings import coverage, idleness, stalls
 from dshealthd.findings.agent import CRASHED
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State
@@ -33,7 +34,7 @@ from dshealthd.findings.idleness import Idleness
 from dshealthd.findings.judgement import seen
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.past import Past
-from dshealthd.findings.series import Series
+from dshealthd.findings.series import DEFAULTS, Series
 from generate import reference
 from tests import yaml_files
 from tests.jobs.standstills import standstills
@@ -66,11 +67,17 @@ _RUN = re.compile(
 class Scene:
     """What the agents of some nodes read over time."""
 
-    def __init__(self, interval: float, rows: list[tuple[str, str]], clock: str = "0") -> None:
+    def __init__(
+        self,
+        interval: float,
+        rows: list[tuple[str, str]],
+        clock: str = "0",
+        limits: Limits = DEFAULTS,
+    ) -> None:
         """`interval` is the time between two samples in seconds; a row is a series and its values,
         and `clock` is what the nodes' clocks differ by.
         """
-        self.interval = interval
+        self.interval, self.limits = interval, limits
         self.clock = list(values(clock))
         self.derived: tuple[Sample, ...] = ()
         """What the last judgement that was played derived for rules that compare nodes."""
@@ -111,9 +118,10 @@ class Scene:
             own = list(self.samples(node, at))
             if own:
                 wall = at + float(self._value(self.clock, at) or 0)
-                series = Series(own, Limits(), past, at, standstills(own, wall))
+                series = Series(own, self.limits, past, at, standstills(own, wall))
                 gpus.settle(series, wall)
                 idle.settle(series, at)
+                coverage.settle(series)
                 episodes.update(_judged(series, node, wall), at, wall)
                 self.derived = tuple(series.samples(stalls.EXPORTED + idleness.EXPORTED))
             yield at, episodes.firing(at) if own else []
@@ -132,7 +140,8 @@ def scene(document: Mapping[str, Any]) -> Scene:
         match = _ROW.fullmatch(row)
         assert match is not None, row
         rows.append((match[1], match[2]))
-    return Scene(seconds(document["every"]), rows, document.get("clock", "0"))
+    limits = Limits(**document.get("limits", {}))
+    return Scene(seconds(document["every"]), rows, document.get("clock", "0"), limits)
 
 
 def found(played: Scene, times: list[float]) -> dict[float, list[str]]:
