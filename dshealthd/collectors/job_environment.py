@@ -111,6 +111,11 @@ FINGERPRINT = gauge(
     "must be the same on all ranks; absent if no rank sets it.",
     *("training_job", "run", "variable"),
 )
+DECLINED = gauge(
+    "dshealthd_job_declined_ranks",
+    "Ranks of the run on this node whose user declines heartbeats: DSHEALTHD_HEARTBEAT=0.",
+    *("training_job", "run"),
+)
 PAGE = gauge(
     "dshealthd_job_heartbeat_page_info",
     "1 for a process of a rank here that has a page with heartbeats, which the agent reads whether "
@@ -267,6 +272,12 @@ class JobEnvironment(Collector):
             yield PORT(port, *labels)
         yield RANKS(len(run.ranks), *labels)
         yield LOWEST(min(run.ranks), *labels)
+        declined = [
+            rank
+            for rank, (process, *_) in run.ranks.items()
+            if process.environment.get("DSHEALTHD_HEARTBEAT") == "0"
+        ]
+        yield DECLINED(len(declined), *labels)
         counts = {rank: self._alike(members) for rank, members in run.ranks.items()}
         for rank, count in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[
             : self.options.max_ranks

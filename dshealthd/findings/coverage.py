@@ -8,24 +8,30 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
+from dshealthd.findings.finding import Sign
+from dshealthd.findings.series import short_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dshealthd.findings.series import Series
 
 FOLLOWED = gauge(
     "dshealthd_job_followed_ranks",
     "Ranks of a job on this node by what follows them: heartbeat; of the others ras (NCCL's RAS "
-    "answers), elsewhere (it is queried on the node of rank 0), inspector (NCCL's Inspector), or "
-    "nothing but their processes. Of a job with processes on GPUs, the ranks that have one.",
+    "answers), elsewhere (it is queried on the node of rank 0), inspector (NCCL's Inspector), "
+    "nothing but their processes, or declined (by their user). Of a job with processes on GPUs, "
+    "the ranks that have one.",
     *("training_job", "by"),
 )
 EXPORTED = (FOLLOWED,)
-HEARTBEAT = "heartbeat"
+HEARTBEAT, DECLINED = "heartbeat", "declined"
 WORDS = {
     "ras": "NCCL's RAS",
     "elsewhere": "NCCL's RAS, if the node of rank 0 can query it",
     "inspector": "NCCL's Inspector",
     "nothing": "nothing",
+    DECLINED: "nothing, as their user declines heartbeats",
 }
 """What follows ranks without heartbeats, in words."""
 
@@ -33,16 +39,20 @@ WORDS = {
 def settle(series: Series) -> None:
     """Add to `series` what follows the ranks of each job."""
     counts: Counter[str] = Counter()
-    for labels, ranks in series("job_ranks"):
-        counts[labels["training_job"]] += int(ranks)
+    declined: Counter[str] = Counter()
+    for each, name in ((counts, "job_ranks"), (declined, "job_declined_ranks")):
+        for labels, ranks in series(name):
+            each[labels["training_job"]] += int(ranks)
     for job, launched in counts.items():
         heard = {point.labels["rank"] for point in series("job_step", training_job=job)}
         placed = {point.labels["rank"] for point in series("job_gpu_info", training_job=job)}
         ranks = len(placed) or launched
         followed = min(len(heard & placed if placed else heard), ranks)
         series.add([FOLLOWED(followed, job, HEARTBEAT)])
-        if followed < ranks:
-            series.add([FOLLOWED(ranks - followed, job, _otherwise(series, job))])
+        if without := min(declined[job], ranks - followed):
+            series.add([FOLLOWED(without, job, DECLINED)])
+        if followed + without < ranks:
+            series.add([FOLLOWED(ranks - followed - without, job, _otherwise(series, job))])
 
 
 def _otherwise(series: Series, job: str) -> str:
@@ -53,3 +63,24 @@ def _otherwise(series: Series, job: str) -> str:
     if any(series("job_nccl_operation_seconds", training_job=job)):
         return "inspector"
     return "elsewhere" if "elsewhere" in states else "nothing"
+
+
+def unfollowed(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about jobs whose ranks a site means to follow, and too few of which are."""
+    limit, name = "followed_ratio", short_name(FOLLOWED)
+    jobs: dict[str, Counter[str]] = {}
+    for labels, ranks in series(name):
+        jobs.setdefault(labels["training_job"], Counter())[labels["by"]] += int(ranks)
+    for job, by in jobs.items():
+        wanted = by.total() - by[DECLINED]
+        if wanted and by[HEARTBEAT] / wanted < series.limit(limit):
+            yield Sign(
+                "DshealthdJobNotFollowed",
+                job=job,
+                value=by[HEARTBEAT] / wanted,
+                limit=limit,
+                source=name,
+            )
+
+
+RULES = (unfollowed,)

@@ -14,6 +14,7 @@ from dshealthd.core.result import CollectionOutcome
 from dshealthd.findings import (
     agent,
     catalogue,
+    coverage,
     fabric,
     gpu_links,
     gpus,
@@ -55,6 +56,7 @@ RULES = (
     *jobs.RULES,
     *slowness.RULES,
     *settings.RULES,
+    *coverage.RULES,
     *agent.RULES,
 )
 _OF_NVML = frozenset(("DshealthdNvmlBroken", "DshealthdGpusUnwatched"))

@@ -102,6 +102,11 @@ class Limits:
         "a dead or failed rank is stalled.",
         minimum=2,
     )
+    followed_ratio: float = _ratio(
+        0.0,
+        "Share of the ranks of each job here that must send heartbeats, but for those whose user "
+        "declines: 1 at a site whose trainings are all to be followed; 0: there is no such rule.",
+    )
     gpu_utilization_training_ratio: float = _ratio(
         0.5, "Utilization of its GPUs below which a training job is slow: a common guideline."
     )

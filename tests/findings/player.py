@@ -11,11 +11,11 @@ A scene is what the agents of some nodes read, in promtool's notation, and what 
         20s: []
         1m15s: [HostLimitNear job run-1]
 
-A scene of hours is judged as seldom as its `judged` says, not at each sample. A scene with `clock`
-has nodes whose clock is that far from the right one, in seconds: `0x20 3600x20`. Samples without a
-label `node` are those of the only one; where there are several, what is found begins with the node:
-`a: GpuLost GPU 3`. All findings of a moment are listed; a critical one ends with the job that it
-struck: `GpuLost GPU 3, job llama`.
+A scene of hours is judged as seldom as its `judged` says, not at each sample. A scene with `limits`
+has those of the configuration; one with `clock` has nodes whose clock is that far from the right
+one, in seconds: `0x20 3600x20`. Samples without a label `node` are those of the only one; where
+there are several, what is found begins with the node: `a: GpuLost GPU 3`. All findings of a moment
+are listed; a critical one ends with the job that it struck: `GpuLost GPU 3, job llama`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.findings import idleness, stalls
+from dshealthd.findings import coverage, idleness, stalls
 from dshealthd.findings.agent import CRASHED
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State
@@ -34,7 +34,7 @@ from dshealthd.findings.idleness import Idleness
 from dshealthd.findings.judgement import seen
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.past import Past
-from dshealthd.findings.series import Series
+from dshealthd.findings.series import DEFAULTS, Series
 from generate import reference
 from tests import yaml_files
 from tests.jobs.standstills import standstills
@@ -73,11 +73,12 @@ class Scene:
         rows: list[tuple[str, str]],
         clock: str = "0",
         pace: float | None = None,
+        limits: Limits = DEFAULTS,
     ) -> None:
         """`interval` is the time between two samples in seconds, and `pace` between two judgements;
         a row is a series and its values, and `clock` is what the nodes' clocks differ by.
         """
-        self.interval = interval
+        self.interval, self.limits = interval, limits
         self.pace = pace or interval
         self.clock = list(values(clock))
         self.derived: tuple[Sample, ...] = ()
@@ -119,9 +120,10 @@ class Scene:
             own = list(self.samples(node, at))
             if own:
                 wall = at + float(self._value(self.clock, at) or 0)
-                series = Series(own, Limits(), past, at, standstills(own, wall))
+                series = Series(own, self.limits, past, at, standstills(own, wall))
                 gpus.settle(series, wall)
                 idle.settle(series, at)
+                coverage.settle(series)
                 episodes.update(_judged(series, node, wall), at, wall)
                 self.derived = tuple(series.samples(stalls.EXPORTED + idleness.EXPORTED))
             yield at, episodes.firing(at) if own else []
@@ -141,7 +143,8 @@ def scene(document: Mapping[str, Any]) -> Scene:
         assert match is not None, row
         rows.append((match[1], match[2]))
     pace = seconds(document["judged"]) if "judged" in document else None
-    return Scene(seconds(document["every"]), rows, document.get("clock", "0"), pace)
+    limits = Limits(**document.get("limits", {}))
+    return Scene(seconds(document["every"]), rows, document.get("clock", "0"), pace, limits)
 
 
 def found(played: Scene, times: list[float]) -> dict[float, list[str]]:

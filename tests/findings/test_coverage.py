@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.collectors.gpu_processes import RANK
-from dshealthd.collectors.job_environment import RANKS
+from dshealthd.collectors.job_environment import DECLINED, RANKS
 from dshealthd.collectors.nccl_inspector import SECONDS
 from dshealthd.collectors.nccl_ras import STATE
 from dshealthd.collectors.training import STEP
@@ -61,6 +61,12 @@ INSPECTOR = SECONDS(0.1, *(JOB if name == "training_job" else "-" for name in SE
             {"heartbeat": 0, "inspector": 2},
         ),
         ([RANKS(2, "another", "run")], {}),
+        ([RANKS(2, JOB, "run"), DECLINED(2, JOB, "run")], {"heartbeat": 0, "declined": 2}),
+        (
+            [RANKS(4, JOB, "a"), DECLINED(1, JOB, "a"), *heard(0, 1)],
+            {"heartbeat": 2, "declined": 1, "nothing": 1},
+        ),
+        ([RANKS(2, JOB, "run"), DECLINED(1, JOB, "run"), *heard(0, 1)], {"heartbeat": 2}),
     ],
 )
 def test_followed(samples: list[Sample], expected: dict[str, float]) -> None:

@@ -469,6 +469,7 @@ ELSEWHERE = {
     "disk_busy_bytes_per_second": "disks.yml",
     "failover_bytes_per_second": "slow-communication.yml",
     "filesystem_used_critical_ratio": "disk-full.yml",
+    "followed_ratio": "job-not-followed.yml",
     "gpu_busy_ratio": "cpu-offload-slow.yml",
     "gpu_temperature_critical_celsius": "gpu-throttled.yml",
     "gpus": "gpu-lost.yml",
