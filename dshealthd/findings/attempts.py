@@ -78,7 +78,7 @@ _PAUSES = {HangClass.SUSPENDED, HangClass.DEBUGGER}
 
 
 @dataclass(slots=True)
-class Member:
+class AttemptRank:
     """One rank's process of an attempt."""
 
     rank: int
@@ -110,7 +110,7 @@ class Attempt:
     """Whether it is not the first."""
     hang: tuple[str, str] | None = None
     """Ranks that were waited for, and why it stood still, while it does."""
-    members: dict[Key, Member] = field(default_factory=dict)
+    members: dict[Key, AttemptRank] = field(default_factory=dict)
 
 
 def _restarts(process: TrainingProcess) -> list[int]:
@@ -142,9 +142,12 @@ class Attempts:
         ended = {
             (rank.pid, rank.start) for ranks in states.values() for rank in ranks if rank.ended
         }
+        connected = set()
         for found in senders.values():
             who, sender = found[-1]
-            if sender.message is not None and (who.process.pid, who.process.start) not in ended:
+            key = who.process.pid, who.process.start
+            connected.add(key)
+            if sender.message is not None and key not in ended:
                 attempt = self._join(who.process, sender, now, wall)
                 attempt.alive, attempt.last = now, wall
         for attempt in self._open:
@@ -153,7 +156,9 @@ class Attempts:
                 if member is not None and rank.ended is not None:
                     member.how, member.at = rank.ended, rank.ended_at or wall
             self._stand(attempt, standstills.get(attempt.job))
-            if now - attempt.alive > GONE or all(m.how for m in attempt.members.values()):
+            # Its pages are read once more before they are dropped.
+            over = all(m.how for m in attempt.members.values())
+            if now - attempt.alive > GONE or (over and connected.isdisjoint(attempt.members)):
                 self._end(attempt)
         self._open = [attempt for attempt in self._open if attempt.members]
 
@@ -200,7 +205,7 @@ class Attempts:
                 self._launchers[launcher] = run, ended
                 while len(self._launchers) > MAX_LAUNCHERS:
                     del self._launchers[next(iter(self._launchers))]
-        attempt.members[key] = Member(rank, sender.goodput)
+        attempt.members[key] = AttemptRank(rank, sender.goodput)
         sender.goodput.reached = attempt.reached
         if attempt.again and 0 < ended < attempt.begin:
             sender.goodput.lengthen(attempt.begin - ended)
@@ -293,7 +298,7 @@ class Attempts:
         made = []
         for row in document["open"]:
             members = {
-                (int(pid), int(start)): Member(int(rank), Goodput.restored(account))
+                (int(pid), int(start)): AttemptRank(int(rank), Goodput.restored(account))
                 for pid, start, rank, account in row["members"]
             }
             known = {name: row[name] for name in _KEPT} | {

@@ -18,8 +18,12 @@ from dshealthd.training.report import age
 
 steps, fails = map(int, sys.argv[1:])
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-dist.init_process_group("gloo")
-rank = dist.get_rank()
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+# torchrun's own, which still has the addresses of the attempt before
+place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+served = dist.TCPStore(*place, is_master=False)  # type: ignore[attr-defined] # it is public
+store = dist.PrefixStore(f"attempt-{attempt}", served)  # type: ignore[attr-defined]
+dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 torch.set_num_threads(1)
 
 

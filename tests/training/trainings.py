@@ -85,12 +85,8 @@ def training(
     """
     log = directory / "stdlauncher.log"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--redirects=3"]
-    command += [f"--max-restarts={restarts}"]
-    if restarts:  # whose ranks meet at another port
-        place = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
-        command += ["--rdzv-backend=c10d", place, "--local-addr=127.0.0.1"]
-    else:
-        command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    command += [f"--max-restarts={restarts}", "--master-addr=127.0.0.1"]
+    command += [f"--master-port={free_port()}"]
     command += [f"--log-dir={directory / 'ranks'}", str(HERE / script), *arguments]
     environment = {
         **os.environ,

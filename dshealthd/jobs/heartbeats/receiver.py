@@ -152,7 +152,7 @@ class Receiver:
         """Drop senders that have ended or run another program."""
         for sender in list(self._senders.values()):
             if isinstance(sender.who, Identity) and not same(self._host, sender.who):
-                self._drop(sender)
+                self._finish(sender)
 
     def adopt(self, pid: int, start: int, user: int) -> None:
         """Take the heartbeat page of a process that reported to an earlier agent, or cannot reach
@@ -299,10 +299,7 @@ class Receiver:
     def _attend(self, blocking_tasks: BlockingTasks, sender: Sender, events: int) -> None:
         """Handle events of a sender's connection: it has ended, or its page has arrived."""
         if events & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
-            if sender.page is not None:  # what it has told since the last read, and how far it came
-                self._read(sender, sender.page)
-            if self._senders.get(sender.connection.fileno()) is sender:
-                self._drop(sender)
+            self._finish(sender)
         elif sender.who is None:
             sender.who = UnidentifiedSender.PENDING
             self._poll.unregister(sender.connection)  # until the page has been taken
@@ -379,6 +376,13 @@ class Receiver:
     def _reject(self, sender: Sender, why: RejectReason) -> None:
         self.rejected[why] += 1
         self._drop(sender)
+
+    def _finish(self, sender: Sender) -> None:
+        """Drop a sender that has ended, after reading what it has told since the last read."""
+        if sender.page is not None:
+            self._read(sender, sender.page)
+        if self._senders.get(sender.connection.fileno()) is sender:  # it was not rejected
+            self._drop(sender)
 
     def _drop(self, sender: Sender) -> None:
         """Drop a sender; if it is still alive, it may connect again."""
