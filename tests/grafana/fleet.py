@@ -221,8 +221,15 @@ class Fleet:
         sick = self._sick(node)
         large = {"kind": "pair", "backend": "gloo", "op": "all_reduce", "size": "67108864"}
         bandwidth = Series("dshealthd_probe_bus_bandwidth_bytes_per_second", large, 1e9, 1e9)
+        trips = {"median": 2e-4, "max": 4e-4}
         return [
             bandwidth,
+            bandwidth._replace(labels=large | {"kind": "light", "size": "1048576"}),
+            Series("dshealthd_probe_operation_seconds", large, 0.1, 0.1),
+            *(
+                Series("dshealthd_probe_round_trip_seconds", {"statistic": name}, value, value)
+                for name, value in trips.items()
+            ),
             *jobs.series(node, sick=sick),
             *(faults(node, self.nodes) if sick else ()),
         ]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from grafana.queries import NODES, ROWS, SERIES
-from tests.grafana.cluster import cluster, shipped
+from tests.grafana.cluster import scraped, shipped
 from tests.grafana.cost import samples
 from tests.grafana.documents import Query, documents, panels, queries, substituted, variables
 from tests.grafana.fleet import DENSE, SICK, Fleet
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.agents import Scrape
-    from tests.grafana.cluster import Cluster
     from tests.grafana.server import Prometheus
 
 pytestmark = pytest.mark.timeout(1800)
@@ -38,10 +37,7 @@ LARGEST = 800
 """Nodes for which the samples of a query are reckoned."""
 MOST_SAMPLES = 50e6
 """For an hour of a fleet; also what Prometheus by default holds at most of one query at a time."""
-QUERIES = [pytest.param(query, id=query.place) for query in queries()]
-LARGE = [
-    pytest.param(query, id=query.place) for query in queries() if query.board != "dshealthd-node"
-]
+BOARDS = sorted(documents())
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +48,9 @@ def running() -> Iterator[contextlib.ExitStack]:
 
 
 @pytest.fixture(scope="module")
-def two(running: contextlib.ExitStack, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
-    """Two healthy nodes with eight H100 each that probe each other with gloo, scraped for some
-    seconds.
-    """
-    return running.enter_context(cluster(tmp_path_factory.mktemp("two")))
-
-
-@pytest.fixture(scope="module")
-def template(two: Cluster) -> Scrape:
-    """Return what one of them exports."""
-    return two.lab.nodes[0].scrape()
+def template(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
+    """Return what a healthy node exports that probes another one with gloo."""
+    return scraped(tmp_path_factory.mktemp("two"))
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +58,9 @@ def eight(
     template: Scrape, running: contextlib.ExitStack, tmp_path_factory: pytest.TempPathFactory
 ) -> Prometheus:
     """Eight nodes, the second with all faults, and the shipped rules at work on them."""
-    running.close()
     directory = tmp_path_factory.mktemp("eight")
     Fleet(template, 8).write(directory)
-    server = running.enter_context(prometheus(directory, shipped(directory, "[]")))
+    server = running.enter_context(prometheus(directory, shipped(directory)))
     end = time.monotonic() + 600
     while not all(server.instant(expr, time.time()).series for expr in SETTLED):
         assert time.monotonic() < end, (directory / "log").read_text(encoding="utf-8")
@@ -120,39 +107,46 @@ def many(
     return server
 
 
-def test_without_rules_nothing_is_well(two: Cluster) -> None:
+def test_without_rules_nothing_is_well(eight: Prometheus) -> None:
     """Where the rules are not loaded, the numbers of alerts and suspects are unknown, and not 0.
 
-    Their queries return nothing. Where they are, the number is that of the nodes with an alert:
-    none, unless this machine, which both nodes share, is ill or other tests make it so.
+    Their queries return nothing. Where they are, the number is that of the nodes with an alert,
+    which may be 0.
     """
-    server = two.prometheus
     severities = {"Nodes with a page": "critical", "Nodes with a ticket": "warning"}
     asked = [query for query in queries() if query.panel in severities]
     assert len(asked) >= len(severities)
     for query in asked:
         end = time.time() - 2.0  # of which nothing changes from one question to the next
         expr = substituted(query.expr, variables())
-        matchers = f'alertstate="firing", severity="{severities[query.panel]}", node!=""'
-        firing = server.instant(f"count by (node) (ALERTS{{{matchers}}})", end).series
-        assert server.ask(query, expr, end).values == [[float(len(firing))]], firing
-        assert server.ask(query, expr.replace("ALERTS{", "NO_ALERTS{"), end).series == []
+        severity = f'severity="{severities[query.panel]}"'
+        alerts = f'ALERTS{{alertstate="firing", {severity}, node!=""}}'
+        firing = eight.instant(f"count by (node) ({alerts})", end).series
+        assert firing
+        assert eight.ask(query, expr, end).values == [[float(len(firing))]], firing
+        assert eight.ask(query, expr.replace(severity, 'severity="other"'), end).values == [[0.0]]
+        assert eight.ask(query, expr.replace("ALERTS{", "NO_ALERTS{"), end).series == []
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_eight_nodes_with_faults(eight: Prometheus, query: Query) -> None:
+@pytest.mark.parametrize("board", BOARDS)
+def test_eight_nodes_with_faults(eight: Prometheus, board: str) -> None:
     """Every query returns series where there are faults."""
-    expr = substituted(query.expr, _chosen(query, node=SICK))
-    assert eight.ask(query, expr, _end(eight)).series, f"nothing: {expr}"
+    asked = {query: substituted(query.expr, _chosen(query, node=SICK)) for query in _of(board)}
+    assert [
+        f"{query.place}: {expr}"
+        for query, expr in asked.items()
+        if not eight.ask(query, expr, _end(eight)).series
+    ] == []
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_series_are_few(many: Prometheus, query: Query) -> None:
+@pytest.mark.parametrize("board", BOARDS)
+def test_series_are_few(many: Prometheus, board: str) -> None:
     """Of many nodes a panel shows no more than it says; and still something."""
-    expr = substituted(query.expr, _chosen(query, node=SICK))
-    answer = many.ask(query, expr, _end(many))
-    assert len(answer.series) <= _limit(query), expr
-    assert answer.series or query.board == "dshealthd-node", f"nothing: {expr}"
+    for query in _of(board):
+        expr = substituted(query.expr, _chosen(query, node=SICK))
+        answer = many.ask(query, expr, _end(many))
+        assert len(answer.series) <= _limit(query), f"{query.place}: {expr}"
+        assert answer.series or board == "dshealthd-node", f"nothing: {query.place}: {expr}"
 
 
 @pytest.fixture(scope="module")
@@ -169,14 +163,16 @@ def count(many: Prometheus) -> Callable[[str], int]:
     return counted
 
 
-@pytest.mark.parametrize("query", LARGE)
-def test_samples_are_few(count: Callable[[str], int], query: Query) -> None:
+@pytest.mark.parametrize("board", [board for board in BOARDS if board != "dshealthd-node"])
+def test_samples_are_few(count: Callable[[str], int], board: str) -> None:
     """An hour of 800 nodes, scraped every five seconds, has Prometheus read no more samples for a
     panel than it reads in seconds. Dense metrics are counted short; the next test is about them.
     """
-    expr = substituted(query.expr, _chosen(query, node=SICK, __range="1h", __rate_interval="20s"))
-    cost = samples(expr, count, **({"steps": 1} if query.instant else {}))
-    assert cost <= MOST_SAMPLES, f"{cost:.3g} samples: {expr}"
+    for query in _of(board):
+        values = _chosen(query, node=SICK, __range="1h", __rate_interval="20s")
+        expr = substituted(query.expr, values)
+        cost = samples(expr, count, **({"steps": 1} if query.instant else {}))
+        assert cost <= MOST_SAMPLES, f"{query.place}: {cost:.3g} samples: {expr}"
 
 
 def test_the_reckoning() -> None:
@@ -221,6 +217,11 @@ def test_the_worst_come_first(many: Prometheus) -> None:
     assert values == sorted(values, reverse=True)
     assert len(values) == MANY <= NODES
     assert sum(value > 0 for value in values) == MANY // SICK_EVERY
+
+
+def _of(board: str) -> list[Query]:
+    """Return the queries of a dashboard."""
+    return [query for query in queries() if query.board == board]
 
 
 def _chosen(query: Query, *, node: str, **macros: str) -> dict[str, str]:

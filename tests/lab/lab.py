@@ -132,15 +132,15 @@ class Lab:
         Nodes that do not answer are left out of them.
         """
         finish = time.monotonic() + seconds
-        while True:
-            found = self.scrapes()
-            if predicate(found):
-                return found
+        pause = 0.1  # grows: scrapes take CPU time, which the agents and others wait for
+        while not predicate(found := self.scrapes()):
             if time.monotonic() > finish:
                 logs = [f"{node.name}: {line}" for node in self.nodes for line in node.log_tail()]
                 answer = f"{len(found)} of {len(self.nodes)} nodes answer"
                 raise AssertionError("\n".join([f"not within {seconds:g} s; {answer}", *logs]))
-            time.sleep(0.1)
+            time.sleep(pause)
+            pause = min(1.5 * pause, 0.5)
+        return found
 
     @contextlib.contextmanager
     def injected(self, what: str) -> Iterator[None]:
