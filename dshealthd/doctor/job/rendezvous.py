@@ -107,7 +107,7 @@ ADDRESS = check_of(
 def _port(context: JobContext, written: str) -> Iterator[Result]:
     meeting = context.rendezvous
     port = meeting.port
-    if port == 0 and (context.layout.nodes == 1 or context.launcher is None):
+    if port == 0 and meeting.source == "--rdzv-endpoint" and context.layout.nodes == 1:
         yield ok("0 lets the kernel choose a free port")
         return
     if port is None or not 0 < port <= rendezvous.MAX_PORT:

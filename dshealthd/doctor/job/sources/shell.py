@@ -31,9 +31,7 @@ _TOKEN = re.compile(
     rf"|(?:[^\s'\"\\;&|()<>]++|{_QUOTED})++)",
     re.DOTALL,
 )
-_DOCUMENT = re.compile(
-    r"(<<-?[ \t]*['\"\\]?(\w+)['\"]?[^\n]*)(\n.*?^\t*\2$)", re.DOTALL | re.MULTILINE
-)
+_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*['\"\\]?(\w+)")
 _PIECE = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)|([^'\"\\]+)", re.DOTALL)
 _SUBSTITUTION = re.compile(r"[$<>]\(")
 _OWN_NAME = re.compile(r"\s*(?:hostname|uname\s+-n)\b(?!.*\b(?:srun|ssh|scontrol)\b)", re.DOTALL)
@@ -102,7 +100,14 @@ def commands(text: str, variables: Variables) -> Iterator[ShellCommand]:
 
 def without_documents(text: str) -> str:
     """Return a script with an empty line for each line of its here-documents."""
-    return _DOCUMENT.sub(lambda match: match[1] + "\n" * match[3].count("\n"), text)
+    lines, end = [], ""
+    for line in text.split("\n"):
+        lines.append("" if end else line)
+        if end:
+            end = "" if line.lstrip("\t") == end else end
+        elif match := _DOCUMENT.search(line):
+            end = match[1]
+    return "\n".join(lines)
 
 
 def _without_substitutions(text: str) -> str:
