@@ -82,7 +82,8 @@ class Recognizer:
         if items is None:
             items = logs.read(name, self.find, self.found.statistics)
         for item in items:
-            if isinstance(item, logs.Raw) and (head := _HEAD.fullmatch(item.text)):
+            text = item.text if isinstance(item, logs.Raw) else ""
+            if text.startswith("==> ") and (head := _HEAD.fullmatch(text)):
                 part = head[1] if len(readers) < MAX_PARTS else part
                 continue
             if part not in readers:

@@ -20,7 +20,7 @@ MAX_PREFIXES = 8
 HEAD = "Traceback (most recent call last)"
 MAX_LEAD = 160
 """Maximum characters before a traceback that are taken for a prefix, with those of its head."""
-MAX_SHAPES = 1 << 21
+MAX_SHAPES = 1 << 19
 """Maximum bytes of the shapes that are remembered for a file; beyond it, all are forgotten."""
 _SHAPE = 1 << 10
 """Bytes that a shape needs beside its line."""
