@@ -110,7 +110,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
         graph(
             "Where the time of ranks went",
             """Shares of the time of all ranks since their start: own work, waiting for others,
-            input, marked pauses, hung, starts and restarts, steps made again, and what
+            input, marked pauses, hangs, starts and restarts, steps made again, and what
             was not measured.""",
             (f"sum by (spent) ({spent}) / on () group_left () sum({spent})", "{{spent}}"),
             unit="percentunit",

@@ -40,8 +40,8 @@ SPENT = gauge(
     "dshealthd_job_time_seconds",
     "Seconds that this node's ranks of a job have spent since they were started, summed over "
     "ranks, by what they were spent on: work, wait (for other ranks), input, checkpoint, "
-    "evaluation, compile, other (marked pauses), still, start, restart, repeated (steps that an "
-    "earlier attempt had made) and unmeasured. Ranks with heartbeats only.",
+    "evaluation, compile, other (marked pauses), hung (or suspended), start, restart, repeated "
+    "(steps that an earlier attempt had made) and unmeasured. Ranks with heartbeats only.",
     *("training_job", "spent"),
 )
 ATTEMPTS = gauge(
@@ -109,7 +109,7 @@ class Attempt:
     again: bool = False
     """Whether it is not the first."""
     hang: tuple[str, str] | None = None
-    """Ranks that were waited for, and why it stood still, while it does."""
+    """Ranks that were waited for, and why it is hung, while it is."""
     members: dict[Key, AttemptRank] = field(default_factory=dict)
 
 
@@ -221,7 +221,7 @@ class Attempts:
             ranks = [str(rank) for rank, _ in found.culprits]
             part = f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}" if ranks else ""
             attempt.hang = part, found.explanation
-        elif attempt.hang and any(member.goodput.part != "still" for member in living):
+        elif attempt.hang and any(member.goodput.part != "hung" for member in living):
             attempt.hang = None
 
     def _end(self, attempt: Attempt, reason: str = "", says: str = "") -> None:
@@ -339,7 +339,7 @@ def _why(attempt: Attempt) -> tuple[str, str, str]:
     ends = [member for member in members if member.how is not None]
     if attempt.hang is not None:
         part, says = attempt.hang
-        return "hung", part, f"stood still: {says}"
+        return "hung", part, f"hung: {says}"
     failed = [member for member in ends if member.how in _ENDS]
     if failed:
         first = min(failed, key=lambda member: member.at)

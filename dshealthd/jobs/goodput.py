@@ -81,7 +81,7 @@ class Goodput:
     def add(self, message: Message, now: float, *, changed: bool) -> None:
         """Add what a read of its page shows, and whether that has changed."""
         elapsed, self.at = max(now - self.at, 0.0) if self.at else 0.0, now
-        stands = self.part == "still"
+        stands = self.part == "hung"
         if changed and not stands:
             self.part = self._part(message, elapsed)
         self._spend(self.part, elapsed)
@@ -101,10 +101,10 @@ class Goodput:
 
     def stall(self) -> None:
         """Count its silence as a standstill, from its last heartbeat until the next."""
-        if self.part != "still":
+        if self.part != "hung":
             self._spend(self.part, -self.quiet)
-            self._spend("still", self.quiet)
-            self.within, self.part = self.part, "still"
+            self._spend("hung", self.quiet)
+            self.within, self.part = self.part, "hung"
 
     def _spend(self, part: str, seconds: float) -> None:
         self.spent[part] = max(self.spent.get(part, 0.0) + seconds, 0.0)

@@ -23,7 +23,7 @@ PARTS = {
     "evaluation": "evaluation",
     "compile": "compiling",
     "other": "other marked pauses",
-    "still": "hung or suspended",
+    "hung": "hung or suspended",
     "start": "start, until the first step has ended",
     "restart": "restarts, until the first step has ended",
     "repeated": "steps that an earlier attempt had made",

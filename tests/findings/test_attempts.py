@@ -195,7 +195,7 @@ def test_a_hang_that_ends_it() -> None:
     node.check()
     (run,) = node.runs()
     assert (run["reason"], run["part"]) == ("hung", "rank 1")
-    assert run["says"] == "stood still: work between steps"
+    assert run["says"] == "hung: work between steps"
 
 
 def test_a_suspended_job_is_not_hung() -> None:
@@ -212,7 +212,7 @@ def test_a_suspended_job_is_not_hung() -> None:
         sender.goodput.add(sender.message, node.now + 60.0, changed=False)
     (run,) = node.runs()
     assert run["says"] == "runs"
-    assert run["card"]["times"]["still"] == pytest.approx(2 * 62.0, abs=5.0)
+    assert run["card"]["times"]["hung"] == pytest.approx(2 * 62.0, abs=5.0)
     node.end(job, 0, ExitKind.TERMINATED)
     node.end(job, 1, ExitKind.TERMINATED)
     node.check()

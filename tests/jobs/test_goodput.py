@@ -92,7 +92,7 @@ def check(rank: Rank, parts: Iterable[str], within: float = 0.03) -> None:
         assert shares.get(part, 0.0) == pytest.approx(rank.clock[part] / whole, abs=within), part
 
 
-PARTS = ("start", "work", "wait", "input", "checkpoint", "evaluation", "still", "unmeasured")
+PARTS = ("start", "work", "wait", "input", "checkpoint", "evaluation", "hung", "unmeasured")
 
 
 @pytest.mark.parametrize("scale", [0.01, 0.1, 1.0, 7.0])
@@ -127,17 +127,17 @@ def test_a_standstill_is_no_wait() -> None:
     """
     rank = Rank()
     rank.steps(100, 0.6, 0.4)
-    rank.spend("still", 50.0)
+    rank.spend("hung", 50.0)
     rank.goodput.stall()
-    rank.spend("still", 50.0)
+    rank.spend("hung", 50.0)
     assert rank.totals is not None
     rank.totals = rank.totals._replace(wait_seconds=rank.totals.wait_seconds + 100.0)
     rank.steps(100, 0.6, 0.4)
     check(rank, PARTS)
     rank.message = rank.message._replace(phase=Phase.CHECKPOINT, sent=rank.now)
-    rank.spend("still", 60.0)
+    rank.spend("hung", 60.0)
     rank.goodput.stall()
-    rank.spend("still", 10.0)
+    rank.spend("hung", 10.0)
     rank.steps(50, 0.6, 0.4)
     check(rank, PARTS)
 
