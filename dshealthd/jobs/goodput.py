@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from dshealthd.training.message import Message
 
 SLACK = 3.0
-"""Seconds between two reads beyond which nobody knows the phase in between: pages are read four
-times a second."""
+"""Seconds between two reads beyond which nobody knows the phase in between: pages are read twice a
+second."""
 RATIO = 1.05
 """Between two step times that are told apart: quantiles are right to 3 %, in 600 steps at most."""
 QUANTILES = (0.5, 0.95, 0.99, 1.0)
