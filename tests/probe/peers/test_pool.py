@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
-from dshealthd.probe.peers.pool import ConnectionPool
+from dshealthd.probe.peers.pool import ConnectionPool, meaning
 from dshealthd.probe.peers.protocol import Hello, PeerSession, TimeoutMeaning
 from dshealthd.probe.peers.resolver import Resolver
 
@@ -114,3 +116,20 @@ async def test_what_cannot_be_used_again_is_closed(*, keep: bool, broken: bool) 
     pool.release(link, "a", keep=keep)
     assert link.broken
     assert len(pool) == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome", "reason"),
+    [
+        (errno.ECONNREFUSED, Outcome.REFUSED, "refused"),
+        (errno.ECONNABORTED, Outcome.REFUSED, "closed"),
+        (errno.ECONNRESET, Outcome.REFUSED, "reset"),
+        (errno.ETIMEDOUT, Outcome.UNREACHABLE, "connect_timeout"),
+        (errno.EHOSTUNREACH, Outcome.UNREACHABLE, "no_route"),
+        (errno.EPERM, Outcome.UNREACHABLE, "not_permitted"),
+        (errno.EMFILE, Outcome.FAILED, "system_error"),
+    ],
+)
+def test_what_an_error_means(number: int, outcome: Outcome, reason: str) -> None:
+    """What the way or the other side does is not called a failure of this agent."""
+    assert meaning(OSError(number, "why")) == (outcome, reason)
