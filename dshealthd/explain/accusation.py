@@ -44,7 +44,7 @@ def accused(
         if root.ranks:
             is_all = len(root.ranks) >= (case.world or len(case.seen) + 1)
             return () if is_all else root.ranks, (root.place,), root.says
-        ranks = [root.rank] if root.rank is not None else _summary(case)
+        ranks = [root.rank] if root.rank is not None else _summary(case, root)
         if root.pattern == "child-failed/signal":
             return tuple(ranks), (root.place,), root.says
         if root.layer == "program" and len(same) > 1 and _tied(alike):
@@ -101,9 +101,14 @@ def _without_culprit(case: Case, verdict: GroupVerdict) -> tuple[tuple[()], tupl
     return (), verdict.proof[:3], verdict.says
 
 
-def _summary(case: Case) -> list[int]:
-    """Return the rank that failed first by torchrun's summaries."""
-    found = [failure for failure in case.found.failures if failure.root]
+def _summary(case: Case, root: Event) -> list[int]:
+    """Return the rank that failed first by torchrun's summaries, unless the cause is known to be of
+    another process.
+    """
+    pid = root.origin.pid
+    found = [
+        failure for failure in case.found.failures if failure.root and pid in {None, failure.pid}
+    ]
     first = min(found, key=lambda failure: failure.time, default=None)
     return [] if first is None or first.rank is None else [first.rank]
 

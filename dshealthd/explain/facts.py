@@ -23,6 +23,8 @@ _STATED = re.compile(
     r"\b(?:rank|RANK)\W{1,3}(\d{1,6})\b.{0,60}\b(?:world[_ ]?size|WORLD_SIZE)\W{1,3}(\d{1,6})\b"
 )
 """A rank that states the size of its job."""
+_OWN_RANK = re.compile(r"\[(?:rank|Rank|RANK)[ :]?(\d{1,6})\]")
+"""A rank that a process puts before its lines."""
 _NCCL_RANK = re.compile(r"NCCL INFO .*\brank (\d{1,6}) nranks (\d{1,6})\b")
 
 MAX_KNOWN = 100_000
@@ -137,6 +139,11 @@ class Recognized:
     ledger: Ledger = field(default_factory=Ledger)
     ranks_by_pid: dict[tuple[int, int], int] = field(default_factory=lambda: Bounded(MAX_KNOWN))
     """Rank by source and pid."""
+    ranks_by_prefix: dict[tuple[int, int], set[int]] = field(
+        default_factory=lambda: Bounded(MAX_KNOWN)
+    )
+    """Ranks by source and pid, as processes put them before their lines; several if one writes for
+    others."""
     ranks_by_local: dict[tuple[int, int | None, int], set[int]] = field(
         default_factory=lambda: Bounded(MAX_KNOWN)
     )
@@ -182,6 +189,10 @@ class Recognized:
                     self.worlds.setdefault(int(match[2]), (int(match[1]), place))
             if "nranks" in text and origin.pid is not None and (match := _NCCL_RANK.search(text)):
                 self.ranks_by_pid.setdefault((source, origin.pid), int(match[1]))
+            if origin.pid is not None and (match := _OWN_RANK.match(text)):
+                own = self.ranks_by_prefix.setdefault((source, origin.pid), set())
+                if len(own) < SEVERAL:
+                    own.add(int(match[1]))
         elif launches:
             facts.is_launcher = True
 

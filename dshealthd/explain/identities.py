@@ -173,6 +173,9 @@ class Identities:
             known = found.ranks_by_pid.get((origin.source, origin.pid))
             if known is not None:
                 return known
+            own = found.ranks_by_prefix.get((origin.source, origin.pid), set())
+            if len(own) == 1:
+                return next(iter(own))
         if origin.task is not None and not self.is_node(origin.source, origin.task):
             return origin.task
         return None

@@ -99,7 +99,8 @@ def _is_aftermath(event: Event, case: Case) -> bool:
     """Return whether a rank's failure came after the communication broke, so it is not the
     cause.
     """
-    if event.is_hollow:  # what a lost peer left to say, whichever process says it
+    if event.is_hollow and event.own_frame is None:
+        # What a lost peer left to say, whichever process says it.
         broken = (
             first for origin, first in case.broken.items() if origin.source == event.origin.source
         )
