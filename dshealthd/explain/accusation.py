@@ -105,6 +105,8 @@ def _summary(case: Case, root: Event) -> list[int]:
     """Return the rank that failed first by torchrun's summaries, unless the cause is known to be of
     another process.
     """
+    if root.layer == "scheduler":
+        return []
     pid = root.origin.pid
     found = [
         failure for failure in case.found.failures if failure.root and pid in {None, failure.pid}

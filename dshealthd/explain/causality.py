@@ -115,7 +115,10 @@ def decide(found: Recognized, *, year: int) -> Finding:
         confirmed = any(_is_telling(event, case) for event in (*ordered, *case.consequences))
         hollow = ordered[0] if ordered and ordered[0].is_hollow else None
         confirmed = confirmed or bool(hollow or case.found.failures)
-        stated = cause(case, standing(case, near=hollow), confirmed=confirmed)
+        said = standing(case, near=hollow)
+        if ordered and ordered[0].layer == "scheduler":
+            said = [kept for kept in said if _precedes(kept.event, ordered[0])]
+        stated = cause(case, said, confirmed=confirmed)
         is_end = stated is not None and (stated.is_crash or "how" in stated.fields)
         if stated is not None and not (is_end and ordered and ordered[0].is_crash):
             ordered.insert(0, stated)
@@ -181,10 +184,15 @@ def _wraps(event: Event) -> bool:
     """Return whether an event says that something ended or failed, but not why."""
     if event.layer == "launcher":
         return not event.first and "worker" not in event.fields  # which Ray names
-    if event.is_hollow:
+    if event.is_hollow or (event.layer == "scheduler" and event.signal):
         return True
     # NCCL's own words of an error say why.
     return event.layer == "communication" and event.weak and "error" not in event.fields
+
+
+def _precedes(event: Event, other: Event) -> bool:
+    """Return whether a line stands before another in the same file."""
+    return event.origin.source == other.origin.source and event.order < other.order
 
 
 def _adopt(root: Event, case: Case) -> None:
@@ -200,6 +208,8 @@ def _adopt(root: Event, case: Case) -> None:
         and event.origin.source == root.origin.source
         and (event.host is not None or event.rank is not None)
     ]
+    if root.layer == "scheduler":  # which no rank's host explains
+        return
     is_own = root.pattern == STATED  # an exception may be that of all ranks
     if is_own and root.rank is None and len({(event.rank, event.ranks) for event in ends}) == 1:
         root.rank, root.ranks = ends[0].rank, ends[0].ranks

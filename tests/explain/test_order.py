@@ -140,3 +140,30 @@ def test_what_fails_after_the_job_was_told_to_end_follows_from_that() -> None:
     closed = "OSError: [Errno 9] Bad file descriptor"
     assert explained("step 1 | loss 2.1", told, closed).slug == "job-ended"
     assert explained("step 1 | loss 2.1", closed, told).slug == "child-failed"
+
+
+UNKNOWN = "srun: error: Launch for StepId=7.0 failed on node gpu-3: Credential expired"
+TOLD = "W1118 10:00:05.1 99 torch/distributed/elastic/agent/server/api.py:7] Received {} death"
+ENDS = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 99 got signal: 15"
+
+
+@pytest.mark.parametrize("signal", ["Signals.SIGTERM", "15"])
+def test_a_signal_does_not_explain_what_stands_before_it(signal: str) -> None:
+    """Who sends it has a reason: a line of failure before it, but none after it."""
+    told = f"{TOLD.format(signal)} signal, shutting down workers"
+    finding = explained("step 1 | loss 2.1", UNKNOWN, told, ENDS)
+    assert finding.statement == "Launch for StepId=7.0 failed on node gpu-3: Credential expired"
+    assert finding.host == "gpu-3"
+    assert explained("step 1 | loss 2.1", told, UNKNOWN, ENDS).slug == "job-ended"
+
+
+EVENT = "4m  Warning  SpotInterrupted  node/ip-77.internal  Spot interruption warning for i-0b92"
+
+
+def test_a_row_of_events_is_not_later_than_the_lines_before_it() -> None:
+    """Kubernetes' events are printed after the job: one that took a node explains its peers'
+    errors, whose reporters are not to blame.
+    """
+    timed = "2026-02-21T13:21:51.2Z " + LOST
+    finding = explained("2026-02-21T13:20:51.2Z step 1 | loss 2.1", timed, EVENT)
+    assert (finding.slug, finding.host, finding.ranks) == ("job-ended", "ip-77.internal", ())
