@@ -20,6 +20,7 @@ from dshealthd.explain.identities import named
 from dshealthd.explain.patterns import advised, load
 from dshealthd.explain.reading import PATTERN as STATED
 from dshealthd.explain.reading import WORTH_READING, cause, standing, worth_reading
+from dshealthd.explain.remarks import STATES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,6 +77,8 @@ class Finding:
     """Information that would decide or confirm it."""
     chain: tuple[Event, ...] = ()
     verdicts: tuple[GroupVerdict, ...] = ()
+    is_first: bool = True
+    """Whether no line of failure stands before it that no pattern knows."""
 
     @property
     def excluded(self) -> tuple[str, ...]:
@@ -91,13 +94,18 @@ class Finding:
         """How sure the cause is, in words that tests calibrate; empty if there is none.
 
         A message that is known says why, one that is only quoted may be of anything. What is
-        missing, and a launcher that only sees a process end, leave room for another cause.
+        missing, a line of failure before it that no pattern knows, and one who only sees a process
+        end or a peer fall silent leave room for another cause.
         """
         if self.outcome != "found":
             return ""
         if self.root is not None and self.root.pattern in {STATED, "child-failed/python"}:
             return "possible"
-        return "likely" if self.missing or self.slug == "child-failed" else "certain"
+        is_seen_by_others = self.slug == "child-failed" or (
+            self.root is not None and self.root.layer == "communication"
+        )
+        is_open = self.missing or is_seen_by_others or not self.is_first
+        return "likely" if is_open else "certain"
 
     @property
     def is_known(self) -> bool:
@@ -177,6 +185,10 @@ def decide(found: Recognized, *, year: int) -> Finding:
         missing=tuple(dict.fromkeys(case.missing)),
         chain=tuple(chain[:MAX_CHAIN]),
         verdicts=tuple(verdicts),
+        is_first=not any(
+            kept.remark.weight >= STATES and not kept.remark.wraps and _precedes(kept.event, root)
+            for kept in standing(case)
+        ),
     )
 
 
