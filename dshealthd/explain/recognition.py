@@ -376,15 +376,10 @@ class Reader:
         facts.statements.add(kind.template, remark, event, facts.calm)
 
     def _stamp(self, line: Line) -> Stamp | None:
-        if line.stamp is not None:
-            return line.stamp
-        stamps, origin = self._facts.last_stamp, line.origin
-        if (own := stamps.get(origin)) is not None:
-            return own
-        for other, stamp in reversed(stamps.items()):
-            if (other.host, other.task) == (origin.host, origin.task):
-                return stamp
-        return None
+        """Return the stamp of a line, or else the last one before it, whoever wrote that: the
+        last of its own process may be hours old.
+        """
+        return line.stamp or self._facts.final
 
     def _date(self, traceback: Traceback) -> None:
         """Give an exception its place among the lines, as its end may show only much later."""

@@ -167,3 +167,15 @@ def test_a_row_of_events_is_not_later_than_the_lines_before_it() -> None:
     timed = "2026-02-21T13:21:51.2Z " + LOST
     finding = explained("2026-02-21T13:20:51.2Z step 1 | loss 2.1", timed, EVENT)
     assert (finding.slug, finding.host, finding.ranks) == ("job-ended", "ip-77.internal", ())
+
+
+def test_a_line_without_a_stamp_is_no_older_than_the_lines_before_it() -> None:
+    """Not as old as the last stamp of its own process, which may have been silent for hours."""
+    finding = explained(
+        "(A pid=11, ip=10.0.0.1) [2026-01-05 10:00:00] step 1 done",
+        "(B pid=12, ip=10.0.0.2) [2026-01-05 10:05:00] step 2 done",
+        "(B pid=12, ip=10.0.0.2) [rank 2] OSError: [Errno 28] No space left on device: '/ckpt/a'",
+        "(A pid=11, ip=10.0.0.1) [rank 1] torch.OutOfMemoryError: CUDA out of memory. Tried to "
+        "allocate 2.00 GiB. GPU 1 has a total capacity of 79.00 GiB",
+    )
+    assert (finding.slug, finding.ranks) == ("disk-full", (2,))
