@@ -16,7 +16,7 @@ from dshealthd.explain.case import prepare
 from dshealthd.explain.coverage import ABORTED, TERMINATED
 from dshealthd.explain.events import Event, Place, listed
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
-from dshealthd.explain.identities import named
+from dshealthd.explain.identities import blamed, named
 from dshealthd.explain.patterns import advised, load
 from dshealthd.explain.reading import PATTERN as STATED
 from dshealthd.explain.reading import WORTH_READING, cause, standing, worth_reading
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dshealthd.explain.case import Case
-    from dshealthd.explain.facts import Recognized
+    from dshealthd.explain.facts import Failure, Recognized
 
 MAX_CHAIN = 40
 ENDED_BY_WATCHDOG = "and a rank that waits for another one ends the same way"
@@ -213,11 +213,16 @@ def _adopt(root: Event, case: Case) -> None:
     Not by what else the logs say of hosts: ranks need not follow one another on a host (Slurm
     distributes them cyclically, too), and a host whose lines are here need not be the cause's.
     """
+    for kept in standing(case):
+        if _precedes(root, kept.event) and (found := blamed(kept.event.place.quote)):
+            root.fields, root.host = {**root.fields, **found}, found["host"]
+            return
     ends = [
         event
         for event in (*case.causes, *case.consequences)
         if event.layer == "launcher"
         and event.origin.source == root.origin.source
+        and event.attempt == root.attempt
         and (event.host is not None or event.rank is not None)
     ]
     if root.layer == "scheduler":  # which no rank's host explains
@@ -226,7 +231,7 @@ def _adopt(root: Event, case: Case) -> None:
     if is_own and root.rank is None and len({(event.rank, event.ranks) for event in ends}) == 1:
         root.rank, root.ranks = ends[0].rank, ends[0].ranks
     told = [(event.rank, event.host) for event in ends]
-    told += [(failure.rank, failure.host) for failure in case.found.failures]
+    told += [(failure.rank, failure.host) for failure in _of_attempt(root, case.found.failures)]
     for hosts in (
         {host for rank, host in told if rank is not None and rank == root.rank},
         {event.host for event in ends if root.rank is None or event.rank is None},
@@ -234,6 +239,32 @@ def _adopt(root: Event, case: Case) -> None:
         short = {host.partition(".")[0]: host for host in hosts if host}
         if root.host is None and len(short) == 1 and "localhost" not in short:
             (root.host,) = short.values()
+
+
+def _of_attempt(root: Event, failures: Sequence[Failure]) -> list[Failure]:
+    """Return the entries of summaries but for those of another attempt in the root's file, where a
+    rank has other processes and may have another host.
+    """
+    others = [failure for failure in failures if failure.source != root.origin.source]
+    pids: dict[int | None, int | None] = {}
+    attempt: list[Failure] = []
+    summary: list[Failure] = []
+    for failure in failures:
+        if failure.source != root.origin.source:
+            continue
+        summary.append(failure)
+        if not failure.root:  # which ends a summary
+            continue
+        if any(pids.get(one.rank, one.pid) != one.pid for one in summary):
+            if attempt[-1].place.line > root.place.line:
+                break
+            pids, attempt = {}, []
+        pids |= {one.rank: one.pid for one in summary}
+        attempt += summary
+        summary = []
+    else:
+        attempt += summary
+    return others + attempt
 
 
 def _step(
