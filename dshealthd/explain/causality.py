@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.text import plural
 from dshealthd.explain import order
 from dshealthd.explain.accusation import ON_ALL, accused, left_silently
-from dshealthd.explain.case import prepare
+from dshealthd.explain.case import MISMATCH, prepare
 from dshealthd.explain.coverage import ABORTED, TERMINATED
 from dshealthd.explain.events import Event, Place, listed
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
@@ -289,7 +289,8 @@ def _step(
 
 def _beside(root: Event, ranks: Sequence[int]) -> dict[str, str]:
     """Return what the root's line and the lines beside it name, unless others are to blame."""
-    if ranks and root.rank is not None and root.rank not in ranks:
+    is_others = ranks and root.rank is not None and root.rank not in ranks
+    if is_others or (root.pattern == MISMATCH and not ranks):
         return {}
     found = named(root.place.quote)
     if root.origin.pid is not None:
@@ -315,6 +316,8 @@ def _judged(case: Case) -> list[GroupVerdict]:
 
 def _whereabouts(root: Event, ranks: Sequence[int], case: Case) -> tuple[str | None, int | None]:
     """Return host and GPU of the culprits, not those of a rank that reports them."""
+    if root.pattern == MISMATCH and not ranks:
+        return None, None
     own = root
     if ranks and root.rank is not None and root.rank not in ranks:
         events = (event for event in case.found.events if event.rank in ranks)
