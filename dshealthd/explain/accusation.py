@@ -156,8 +156,9 @@ def absent_ranks(case: Case) -> list[int]:
     if size > MAX_SIZE:
         return []
     absent = sorted(set(range(size)) - told)
-    # without a known world size there may be ranks without a log
-    alone = len(absent) == 1 and case.world is not None
+    # Without a known world size there may be ranks without a log, and of two, one that no log has
+    # may be the other's victim.
+    alone = len(absent) == 1 and case.world is not None and case.seen.issuperset(absent)
     is_clear = bool(absent) and (2 * len(absent) < size or alone)
     return absent if is_clear and not case.coverage.gaps(absent) else []
 

@@ -179,3 +179,9 @@ def test_a_line_without_a_stamp_is_no_older_than_the_lines_before_it() -> None:
         "allocate 2.00 GiB. GPU 1 has a total capacity of 79.00 GiB",
     )
     assert (finding.slug, finding.ranks) == ("disk-full", (2,))
+
+
+def test_a_rank_that_no_log_has_is_not_blamed_for_its_silence() -> None:
+    """Of two ranks, the one without a line may be the victim of the one that reports."""
+    world = "[rank1]: world_size=2"
+    assert explained(world, LOST.replace("ank 2", "ank 1").replace("rank2", "rank1")).ranks == ()
