@@ -44,7 +44,7 @@ def accused(
         if root.ranks:
             is_all = len(root.ranks) >= (case.world or len(case.seen) + 1)
             return () if is_all else root.ranks, (root.place,), root.says
-        ranks = [root.rank] if root.rank is not None else _summary(case)
+        ranks = [root.rank] if root.rank is not None else _summary(case, root)
         if root.pattern == "child-failed/signal":
             return tuple(ranks), (root.place,), root.says
         if root.layer == "program" and len(same) > 1 and _tied(alike):
@@ -101,9 +101,16 @@ def _without_culprit(case: Case, verdict: GroupVerdict) -> tuple[tuple[()], tupl
     return (), verdict.proof[:3], verdict.says
 
 
-def _summary(case: Case) -> list[int]:
-    """Return the rank that failed first by torchrun's summaries."""
-    found = [failure for failure in case.found.failures if failure.root]
+def _summary(case: Case, root: Event) -> list[int]:
+    """Return the rank that failed first by torchrun's summaries, unless the cause is known to be of
+    another process.
+    """
+    if root.layer == "scheduler":
+        return []
+    pid = root.origin.pid
+    found = [
+        failure for failure in case.found.failures if failure.root and pid in {None, failure.pid}
+    ]
     first = min(found, key=lambda failure: failure.time, default=None)
     return [] if first is None or first.rank is None else [first.rank]
 
@@ -149,8 +156,9 @@ def absent_ranks(case: Case) -> list[int]:
     if size > MAX_SIZE:
         return []
     absent = sorted(set(range(size)) - told)
-    # without a known world size there may be ranks without a log
-    alone = len(absent) == 1 and case.world is not None
+    # Without a known world size there may be ranks without a log, and of two, one that no log has
+    # may be the other's victim.
+    alone = len(absent) == 1 and case.world is not None and case.seen.issuperset(absent)
     is_clear = bool(absent) and (2 * len(absent) < size or alone)
     return absent if is_clear and not case.coverage.gaps(absent) else []
 

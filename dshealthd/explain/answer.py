@@ -190,7 +190,8 @@ def _where(finding: Finding) -> str:
     elif finding.is_symmetric:
         parts.append("all ranks alike")
     elif root is not None and root.layer == "scheduler":
-        parts.append(f"job {fields['job']}" if "job" in fields else "the whole job")
+        if "job" in fields or finding.host is None:
+            parts.append(f"job {fields['job']}" if "job" in fields else "the whole job")
     elif root is not None and root.rank is not None:
         parts.append(f"reported by rank {root.rank}")
     parts += [

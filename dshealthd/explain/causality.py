@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING
 from dshealthd.core.text import plural
 from dshealthd.explain import order
 from dshealthd.explain.accusation import ON_ALL, accused, left_silently
-from dshealthd.explain.case import prepare
+from dshealthd.explain.case import MISMATCH, prepare
 from dshealthd.explain.coverage import ABORTED, TERMINATED
 from dshealthd.explain.events import Event, Place, listed
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
-from dshealthd.explain.identities import named
+from dshealthd.explain.identities import blamed, named
 from dshealthd.explain.patterns import advised, load
 from dshealthd.explain.reading import PATTERN as STATED
 from dshealthd.explain.reading import WORTH_READING, cause, standing, worth_reading
+from dshealthd.explain.remarks import STATES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dshealthd.explain.case import Case
-    from dshealthd.explain.facts import Recognized
+    from dshealthd.explain.facts import Failure, Recognized
 
 MAX_CHAIN = 40
 ENDED_BY_WATCHDOG = "and a rank that waits for another one ends the same way"
@@ -76,6 +77,8 @@ class Finding:
     """Information that would decide or confirm it."""
     chain: tuple[Event, ...] = ()
     verdicts: tuple[GroupVerdict, ...] = ()
+    is_first: bool = True
+    """Whether no line of failure stands before it that no pattern knows."""
 
     @property
     def excluded(self) -> tuple[str, ...]:
@@ -91,13 +94,18 @@ class Finding:
         """How sure the cause is, in words that tests calibrate; empty if there is none.
 
         A message that is known says why, one that is only quoted may be of anything. What is
-        missing, and a launcher that only sees a process end, leave room for another cause.
+        missing, a line of failure before it that no pattern knows, and one who only sees a process
+        end or a peer fall silent leave room for another cause.
         """
         if self.outcome != "found":
             return ""
         if self.root is not None and self.root.pattern in {STATED, "child-failed/python"}:
             return "possible"
-        return "likely" if self.missing or self.slug == "child-failed" else "certain"
+        is_seen_by_others = self.slug == "child-failed" or (
+            self.root is not None and self.root.layer == "communication"
+        )
+        is_open = self.missing or is_seen_by_others or not self.is_first
+        return "likely" if is_open else "certain"
 
     @property
     def is_known(self) -> bool:
@@ -115,7 +123,10 @@ def decide(found: Recognized, *, year: int) -> Finding:
         confirmed = any(_is_telling(event, case) for event in (*ordered, *case.consequences))
         hollow = ordered[0] if ordered and ordered[0].is_hollow else None
         confirmed = confirmed or bool(hollow or case.found.failures)
-        stated = cause(case, standing(case, near=hollow), confirmed=confirmed)
+        said = standing(case, near=hollow)
+        if ordered and ordered[0].layer == "scheduler":
+            said = [kept for kept in said if _precedes(kept.event, ordered[0])]
+        stated = cause(case, said, confirmed=confirmed)
         is_end = stated is not None and (stated.is_crash or "how" in stated.fields)
         if stated is not None and not (is_end and ordered and ordered[0].is_crash):
             ordered.insert(0, stated)
@@ -174,6 +185,10 @@ def decide(found: Recognized, *, year: int) -> Finding:
         missing=tuple(dict.fromkeys(case.missing)),
         chain=tuple(chain[:MAX_CHAIN]),
         verdicts=tuple(verdicts),
+        is_first=not any(
+            kept.remark.weight >= STATES and not kept.remark.wraps and _precedes(kept.event, root)
+            for kept in standing(case)
+        ),
     )
 
 
@@ -181,10 +196,15 @@ def _wraps(event: Event) -> bool:
     """Return whether an event says that something ended or failed, but not why."""
     if event.layer == "launcher":
         return not event.first and "worker" not in event.fields  # which Ray names
-    if event.is_hollow:
+    if event.is_hollow or (event.layer == "scheduler" and event.signal):
         return True
     # NCCL's own words of an error say why.
     return event.layer == "communication" and event.weak and "error" not in event.fields
+
+
+def _precedes(event: Event, other: Event) -> bool:
+    """Return whether a line stands before another in the same file."""
+    return event.origin.source == other.origin.source and event.order < other.order
 
 
 def _adopt(root: Event, case: Case) -> None:
@@ -193,18 +213,25 @@ def _adopt(root: Event, case: Case) -> None:
     Not by what else the logs say of hosts: ranks need not follow one another on a host (Slurm
     distributes them cyclically, too), and a host whose lines are here need not be the cause's.
     """
+    for kept in standing(case):
+        if _precedes(root, kept.event) and (found := blamed(kept.event.place.quote)):
+            root.fields, root.host = {**root.fields, **found}, found["host"]
+            return
     ends = [
         event
         for event in (*case.causes, *case.consequences)
         if event.layer == "launcher"
         and event.origin.source == root.origin.source
+        and event.attempt == root.attempt
         and (event.host is not None or event.rank is not None)
     ]
+    if root.layer == "scheduler":  # which no rank's host explains
+        return
     is_own = root.pattern == STATED  # an exception may be that of all ranks
     if is_own and root.rank is None and len({(event.rank, event.ranks) for event in ends}) == 1:
         root.rank, root.ranks = ends[0].rank, ends[0].ranks
     told = [(event.rank, event.host) for event in ends]
-    told += [(failure.rank, failure.host) for failure in case.found.failures]
+    told += [(failure.rank, failure.host) for failure in _of_attempt(root, case.found.failures)]
     for hosts in (
         {host for rank, host in told if rank is not None and rank == root.rank},
         {event.host for event in ends if root.rank is None or event.rank is None},
@@ -212,6 +239,32 @@ def _adopt(root: Event, case: Case) -> None:
         short = {host.partition(".")[0]: host for host in hosts if host}
         if root.host is None and len(short) == 1 and "localhost" not in short:
             (root.host,) = short.values()
+
+
+def _of_attempt(root: Event, failures: Sequence[Failure]) -> list[Failure]:
+    """Return the entries of summaries but for those of another attempt in the root's file, where a
+    rank has other processes and may have another host.
+    """
+    others = [failure for failure in failures if failure.source != root.origin.source]
+    pids: dict[int | None, int | None] = {}
+    attempt: list[Failure] = []
+    summary: list[Failure] = []
+    for failure in failures:
+        if failure.source != root.origin.source:
+            continue
+        summary.append(failure)
+        if not failure.root:  # which ends a summary
+            continue
+        if any(pids.get(one.rank, one.pid) != one.pid for one in summary):
+            if attempt[-1].place.line > root.place.line:
+                break
+            pids, attempt = {}, []
+        pids |= {one.rank: one.pid for one in summary}
+        attempt += summary
+        summary = []
+    else:
+        attempt += summary
+    return others + attempt
 
 
 def _step(
@@ -236,7 +289,8 @@ def _step(
 
 def _beside(root: Event, ranks: Sequence[int]) -> dict[str, str]:
     """Return what the root's line and the lines beside it name, unless others are to blame."""
-    if ranks and root.rank is not None and root.rank not in ranks:
+    is_others = ranks and root.rank is not None and root.rank not in ranks
+    if is_others or (root.pattern == MISMATCH and not ranks):
         return {}
     found = named(root.place.quote)
     if root.origin.pid is not None:
@@ -262,6 +316,8 @@ def _judged(case: Case) -> list[GroupVerdict]:
 
 def _whereabouts(root: Event, ranks: Sequence[int], case: Case) -> tuple[str | None, int | None]:
     """Return host and GPU of the culprits, not those of a rank that reports them."""
+    if root.pattern == MISMATCH and not ranks:
+        return None, None
     own = root
     if ranks and root.rank is not None and root.rank not in ranks:
         events = (event for event in case.found.events if event.rank in ranks)

@@ -41,6 +41,12 @@ _NAMES = re.compile(
     r"|\bpods?[ /](?P<pod>[a-z\d][a-z\d.-]{1,62}+)(?![\w'])"
     r"|\b(?P<position>(?:DP|TP|PP|EP)\d{1,3}(?:[ _](?:DP|TP|PP|EP)\d{1,3}){0,3})(?=[\] )])"
 )
+_BLAMED = re.compile(
+    r"\b(?:suspicious|suspected|suspect|faulty|culprit|offending|bad)[ _]"
+    r"(?:(?:node|host)(?: ?[:=] ?| )['\"]?(?P<host>[A-Za-z\d][\w.-]{1,62}[A-Za-z\d])"
+    r"|(?:device|GPU|gpu)(?: ?[:=] ?| )(?P<gpu>\d{1,2})\b)"
+)
+"""The node and the GPU that a program itself blames."""
 _DETAIL = re.compile(
     r"\s{0,40}(?P<key>[A-Za-z_][\w .-]{0,30}?)\s{0,4}:\s{1,30}['\"]?(?P<value>[^\s'\"]{1,100})"
 )
@@ -74,6 +80,17 @@ def named(text: str) -> dict[str, str]:
             continue
         found["host" if name == "address" else name].add(value)
     return {name: values.pop() for name, values in found.items() if len(values) == 1}
+
+
+def blamed(text: str) -> dict[str, str]:
+    """Return the host and the GPU that a text blames for a failure."""
+    found = {
+        name: value
+        for one in _BLAMED.finditer(text)
+        for name, value in one.groupdict().items()
+        if value
+    }
+    return found if is_name_of_host(found.get("host", "")) else {}
 
 
 def is_detail(text: str) -> bool:
@@ -173,6 +190,9 @@ class Identities:
             known = found.ranks_by_pid.get((origin.source, origin.pid))
             if known is not None:
                 return known
+            own = found.ranks_by_prefix.get((origin.source, origin.pid), set())
+            if len(own) == 1:
+                return next(iter(own))
         if origin.task is not None and not self.is_node(origin.source, origin.task):
             return origin.task
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.explain import clocks
+from dshealthd.explain import clocks, remarks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +99,8 @@ def _is_aftermath(event: Event, case: Case) -> bool:
     """Return whether a rank's failure came after the communication broke, so it is not the
     cause.
     """
-    if event.is_hollow:  # what a lost peer left to say, whichever process says it
+    if event.is_hollow and event.own_frame is None:
+        # What a lost peer left to say, whichever process says it.
         broken = (
             first for origin, first in case.broken.items() if origin.source == event.origin.source
         )
@@ -124,6 +125,8 @@ def _is_death(event: Event, case: Case) -> bool:
 
 def _comes_after(event: Event, case: Case) -> bool:
     """Return whether the scheduler ended a job that had already failed, so it is not the cause."""
+    if remarks.is_row(event.place.quote):  # of a table whose order and ages say nothing of the time
+        return False
     for other in case.causes:
         if other.layer in {"scheduler", "launcher"} or other.role == "loss" or other is event:
             continue

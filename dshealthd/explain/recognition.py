@@ -151,7 +151,7 @@ class Reader:
         self._attempt = self._splitter.attempt
         if self._splitter.base.rank is not None:
             self._found.see(self._splitter.base.rank)
-        self._assembler = Assembler()
+        self._assembler = Assembler(self._date)
         self._sample: list[logs.Raw] | None = []
         self._held: tuple[Line, str, Place] | None = None
         """A line that the next one may continue, its last part, and its place in the file."""
@@ -376,15 +376,15 @@ class Reader:
         facts.statements.add(kind.template, remark, event, facts.calm)
 
     def _stamp(self, line: Line) -> Stamp | None:
-        if line.stamp is not None:
-            return line.stamp
-        stamps, origin = self._facts.last_stamp, line.origin
-        if (own := stamps.get(origin)) is not None:
-            return own
-        for other, stamp in reversed(stamps.items()):
-            if (other.host, other.task) == (origin.host, origin.task):
-                return stamp
-        return None
+        """Return the stamp of a line, or else the last one before it, whoever wrote that: the
+        last of its own process may be hours old.
+        """
+        return line.stamp or self._facts.final
+
+    def _date(self, traceback: Traceback) -> None:
+        """Give an exception its place among the lines, as its end may show only much later."""
+        traceback.order, traceback.progress = self._order, self._facts.progress
+        traceback.stamp = self._stamp(traceback.line)
 
     def _keep(
         self, pattern: Pattern, fields: dict[str, str | None], line: Line, place: Place,
@@ -425,6 +425,9 @@ class Reader:
             attempt=self._attempt,
         )
         if traceback is not None:
+            event.stamp = traceback.stamp
+            event.order = event.last_order = traceback.order
+            event.progress = traceback.progress
             event.frames, event.bare = tuple(traceback.frames), traceback.bare
             event.is_hollow = pattern.weak and remarks.is_hollow(traceback.text)
         if pattern.role == "loss":

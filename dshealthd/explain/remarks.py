@@ -278,6 +278,11 @@ def is_of_shell(text: str) -> bool:
     return match is not None and len(match["how"].encode()) + len(match["padding"]) == _PADDED
 
 
+def is_row(quote: str) -> bool:
+    """Return whether a line is a row of Kubernetes' events, which are printed after the job."""
+    return _EVENT.search(quote) is not None
+
+
 def ended(text: str) -> re.Match[str] | None:
     """Return the match of how a line says that a process ended; None if it does not.
 

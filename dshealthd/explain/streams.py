@@ -28,7 +28,8 @@ MAX_ORIGINS = 4096
 """Maximum number of origins remembered for a shape."""
 _ALIKE = bytes.maketrans(b"123456789", b"000000000")
 _SAMPLE = 0.6
-"""Share of a file's first lines that must begin with `77: ` for it to be a prefix."""
+"""Share of a file's first lines that must begin with `77: `, or with a host, for it to be a prefix:
+launchers add lines of their own."""
 
 _CLASS = r"[\w.]{1,120}(?:Error|Exception|Interrupt):"
 """How an exception begins: no program has such a name."""
@@ -234,7 +235,7 @@ class Splitter:
             if (match := _NODE.match(line)) and is_name_of_host(match["host"])
         )
         # A single name before every line may be that of the program.
-        if len(nodes) > 1 and sum(nodes.values()) >= max(_ENOUGH, 0.9 * len(sample)):
+        if len(nodes) > 1 and sum(nodes.values()) >= max(_ENOUGH, _SAMPLE * len(sample)):
             self.nodes = frozenset(map(same_digits, nodes))
 
     def follow(self, lead: str) -> None:

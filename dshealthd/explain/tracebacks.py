@@ -95,6 +95,10 @@ class Traceback:
     ignored: bool = False
     """Python says that it ignored it."""
     stamp: Stamp | None = None
+    order: int = 0
+    """Position of its last line among all lines; more may have been read since."""
+    progress: int = 0
+    """Lines of progress before it."""
 
     @property
     def text(self) -> str:
@@ -110,7 +114,9 @@ class Traceback:
 class Assembler:
     """Assembler of the tracebacks in one file."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Callable[[Traceback], object]) -> None:
+        """Make an assembler that calls `place` where an exception stands."""
+        self._place = place
         self._open: dict[object, list[Traceback]] = Bounded(MAX_STREAMS)
         self._closing: dict[object, Traceback] = {}
         self._chained: dict[object, bool] = Bounded(MAX_STREAMS)
@@ -197,6 +203,7 @@ class Assembler:
 
     def _close(self, key: object, traceback: Traceback) -> list[Traceback]:
         """Keep a traceback to which more lines may belong; return those that must make room."""
+        self._place(traceback)
         self._closing[key] = traceback
         if len(self._closing) <= MAX_STREAMS:
             return []

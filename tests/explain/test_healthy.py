@@ -14,7 +14,7 @@ from dshealthd.explain.patterns import load
 from dshealthd.explain.prefilter import bare
 from dshealthd.explain.recognition import Recognizer
 from dshealthd.explain.templates import Templates
-from tests.explain.explaining import explained_paths, explained_text
+from tests.explain.explaining import explained, explained_paths, explained_text
 from tests.explain.test_genuine import runs
 from tests.explain.variants import variants
 
@@ -250,3 +250,15 @@ def test_no_claim_on_a_genuine_run_that_went_well(key: str, tmp_path: Path) -> N
     for number, variant in enumerate(variants(runs()[key], 3)):
         finding = explained_paths(variant.write(tmp_path / str(number)))
         assert finding.outcome == "nothing", (variant.name, finding.slug, finding.proof)
+
+
+def test_an_exception_stands_where_its_line_is() -> None:
+    """A process that falls silent after an exception has not failed at the end of the log."""
+    finding = explained(
+        "(reward pid=612) Traceback (most recent call last):",
+        '(reward pid=612)   File "/app/reward.py", line 40, in grade',
+        "(reward pid=612) TokenError: unexpected end of a statement",
+        *(f"(main pid=111) step {number}/16 reward 0.3" for number in range(3)),
+        "(main pid=111) Training done!",
+    )
+    assert finding.outcome == "nothing"

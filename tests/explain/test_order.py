@@ -140,3 +140,48 @@ def test_what_fails_after_the_job_was_told_to_end_follows_from_that() -> None:
     closed = "OSError: [Errno 9] Bad file descriptor"
     assert explained("step 1 | loss 2.1", told, closed).slug == "job-ended"
     assert explained("step 1 | loss 2.1", closed, told).slug == "child-failed"
+
+
+UNKNOWN = "srun: error: Launch for StepId=7.0 failed on node gpu-3: Credential expired"
+TOLD = "W1118 10:00:05.1 99 torch/distributed/elastic/agent/server/api.py:7] Received {} death"
+ENDS = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 99 got signal: 15"
+
+
+@pytest.mark.parametrize("signal", ["Signals.SIGTERM", "15"])
+def test_a_signal_does_not_explain_what_stands_before_it(signal: str) -> None:
+    """Who sends it has a reason: a line of failure before it, but none after it."""
+    told = f"{TOLD.format(signal)} signal, shutting down workers"
+    finding = explained("step 1 | loss 2.1", UNKNOWN, told, ENDS)
+    assert finding.statement == "Launch for StepId=7.0 failed on node gpu-3: Credential expired"
+    assert finding.host == "gpu-3"
+    assert explained("step 1 | loss 2.1", told, UNKNOWN, ENDS).slug == "job-ended"
+
+
+EVENT = "4m  Warning  SpotInterrupted  node/ip-77.internal  Spot interruption warning for i-0b92"
+
+
+def test_a_row_of_events_is_not_later_than_the_lines_before_it() -> None:
+    """Kubernetes' events are printed after the job: one that took a node explains its peers'
+    errors, whose reporters are not to blame.
+    """
+    timed = "2026-02-21T13:21:51.2Z " + LOST
+    finding = explained("2026-02-21T13:20:51.2Z step 1 | loss 2.1", timed, EVENT)
+    assert (finding.slug, finding.host, finding.ranks) == ("job-ended", "ip-77.internal", ())
+
+
+def test_a_line_without_a_stamp_is_no_older_than_the_lines_before_it() -> None:
+    """Not as old as the last stamp of its own process, which may have been silent for hours."""
+    finding = explained(
+        "(A pid=11, ip=10.0.0.1) [2026-01-05 10:00:00] step 1 done",
+        "(B pid=12, ip=10.0.0.2) [2026-01-05 10:05:00] step 2 done",
+        "(B pid=12, ip=10.0.0.2) [rank 2] OSError: [Errno 28] No space left on device: '/ckpt/a'",
+        "(A pid=11, ip=10.0.0.1) [rank 1] torch.OutOfMemoryError: CUDA out of memory. Tried to "
+        "allocate 2.00 GiB. GPU 1 has a total capacity of 79.00 GiB",
+    )
+    assert (finding.slug, finding.ranks) == ("disk-full", (2,))
+
+
+def test_a_rank_that_no_log_has_is_not_blamed_for_its_silence() -> None:
+    """Of two ranks, the one without a line may be the victim of the one that reports."""
+    world = "[rank1]: world_size=2"
+    assert explained(world, LOST.replace("ank 2", "ank 1").replace("rank2", "rank1")).ranks == ()

@@ -149,3 +149,54 @@ def test_a_traceback_is_read_after_any_prefix(prefix: str) -> None:
         *[f"starting {number}" for number in range(8)], *[prefix + x for x in lines]
     )
     assert finding.statement == "ValueError: bad shard at /home/u/train.py:12 in main"
+
+
+UPLOAD = (
+    "(Policy pid=20122, ip=10.44.2.13) Traceback (most recent call last):",
+    '(Policy pid=20122, ip=10.44.2.13)   File "/app/save.py", line 4, in save',
+    "(Policy pid=20122, ip=10.44.2.13) ShardError: the store is closed",
+)
+"""An exception of a process whose prefix names no rank."""
+
+
+def test_a_process_says_its_rank_before_its_lines() -> None:
+    """A process that puts its rank before one line has it in all its lines."""
+    said = "(Policy pid=20122, ip=10.44.2.13) [rank 22] upload failed: the store is closed"
+    assert explained(said, *UPLOAD).ranks == (22,)
+
+
+def test_a_process_that_writes_for_several_ranks_has_none() -> None:
+    """What a driver says of its workers is not its own rank."""
+    said = [f"(Policy pid=20122, ip=10.44.2.13) [rank {rank}] ready" for rank in (21, 22)]
+    assert explained(*said, *UPLOAD).ranks == ()
+
+
+@pytest.mark.parametrize(("pid", "ranks"), [(655, ()), (2212, (2,))])
+def test_a_summary_names_the_rank_of_no_other_process(pid: int, ranks: tuple[int, ...]) -> None:
+    """Torchrun's summary names the rank of an exception only if it is of the same process."""
+    finding = explained(
+        f"(EngineCore pid={pid}) Traceback (most recent call last):",
+        f'(EngineCore pid={pid})   File "/app/load.py", line 4, in load',
+        f"(EngineCore pid={pid}) ShardError: no shard 7",
+        "Root Cause (first observed failure):",
+        "[0]:",
+        "  time      : 2026-03-11_08:34:27",
+        "  host      : tr-4",
+        "  rank      : 2 (local_rank: 2)",
+        "  exitcode  : 1 (pid: 2212)",
+        "  error_file: <N/A>",
+        "============================================================",
+    )
+    assert finding.ranks == ranks
+
+
+@pytest.mark.parametrize(("own", "host"), [(2, "c17"), (4, None)])
+def test_a_launcher_of_many_hosts_adds_lines_of_its_own(own: int, host: str | None) -> None:
+    """Hosts before most lines are a prefix, as those of pdsh, although its own lines have none."""
+    finding = explained(
+        *["+ pdsh -w 'c[17,91]' ./train.sh"] * own,
+        *(f"{name}: loading the extension" for name in ("c91", "c17")),
+        "c17: panic: the shard is of another size",
+        "c91: the others are gone",
+    )
+    assert finding.host == host

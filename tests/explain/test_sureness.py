@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from dshealthd.explain import answer, command
+from tests.explain.explaining import explained
 
 STORE = Path(__file__).with_name("labeled.json.xz")
 PAGE = Path(__file__).parents[2] / "docs" / "explain.md"
@@ -87,3 +88,26 @@ def test_a_surer_word_is_right_more_often() -> None:
 def test_no_failure_is_passed_over() -> None:
     """*No failure found* is said of no log of a failure."""
     assert counted()[2] == []
+
+
+CANNOT = "OSError: [Errno 28] No space left on device: '/ckpt/a'"
+UNKNOWN = "ERROR: cannot get the cache: it is held by a lock of host n-2"
+LOST = (
+    "[rank2]:[E1122 10:00:05.1 ProcessGroupNCCL.cpp:1] [Rank 2] NCCL error: remote process exited "
+    "or there was a network error, NCCL version 2.21.5"
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "sureness"),
+    [
+        ((CANNOT,), "certain"),
+        ((UNKNOWN, CANNOT), "likely"),
+        ((CANNOT, UNKNOWN), "certain"),
+        ((LOST,), "likely"),
+    ],
+)
+def test_a_cause_has_no_unknown_failure_before_it(lines: tuple[str, ...], sureness: str) -> None:
+    """What stands before a message may be its cause, and a peer sees only that another is gone."""
+    finding = explained("step 1 | loss 2.1", *lines)
+    assert (finding.sureness, finding.is_known) == (sureness, True)
