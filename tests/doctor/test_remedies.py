@@ -45,6 +45,7 @@ CHECKS = {
     "job-devices": (STATE, "test_running_jobs::test_ranks_devices_and_variables"),
     "job-hangs": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "job-cpus": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
+    "job-heartbeats": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "job-losses": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "job-nccl-settings": (STATE, "test_running_jobs::test_ranks_devices_and_variables"),
     "kernel-log": (STATE, "test_host_checks::test_kernel_log"),

@@ -92,6 +92,7 @@ WELL: dict[SnapshotCheck, Scene] = {
     named("job-cpus"): (("gpu_compute_processes", 1, "0", "GPU-0"),),
     named("job-ends"): (),
     named("job-hangs"): (("job_ranks", 1, JOB, "run"),),
+    named("job-heartbeats"): (),
     named("job-losses"): (("job_loss_finite", 1, JOB, "0"),),
     named("job-ports"): (),
     named("job-steps"): (("job_loss_scale", 65536, JOB, "0"),),

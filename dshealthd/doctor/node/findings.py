@@ -294,6 +294,12 @@ CHECKS = (
         "child-failed", "job-ends", "No rank of a training job has failed lately", "job_hang"
     ),
     snapshot_check(
+        "job-not-followed",
+        "job-heartbeats",
+        "Training jobs are followed, where the site asks for it",
+        "job_environment",
+    ),
+    snapshot_check(
         "slow-communication",
         "job-ports",
         "Training jobs use all ports of the fabric",
