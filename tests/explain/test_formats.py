@@ -177,6 +177,7 @@ def test_an_abort_follows_from_the_exception_that_nobody_caught(tmp_path: Path) 
         (
             "gpu1:1:2 [0] misc/ibvwrap.cc:212 NCCL WARN Call to ibv_open_device failed\n"
             "gpu1:1:2 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.4<0>\n"
+            + "".join(f"step {number} | loss 2.{number}\n" for number in range(20))
         ),
         (
             "gpu1:1:2 [0] NCCL INFO Call to ibv_modify_qp failed with 110 Connection timed out, on "
