@@ -373,6 +373,16 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
             "bash -c 'MASTER_ADDR=$(hostname) python",
             "MASTER_ADDR ${HOSTNAME} is another on each node",
         ),
+        (
+            "bash -c 'python",
+            "bash -c 'MASTER_PORT=$((20000 + RANDOM % 10000)) python",
+            "MASTER_PORT ${RANDOM} is another on each node",
+        ),
+        (
+            "bash -c 'python",
+            "bash -c 'MASTER_PORT=$((20000 + $$ % 10000)) python",
+            "MASTER_PORT ${BASHPID} is another on each node",
+        ),
     ],
 )
 def test_quantities_that_disagree(tmp_path: Path, right: str, wrong: str, words: str) -> None:
@@ -521,3 +531,18 @@ def test_ranks_and_gpus(
         assert found[0].remedy in mended
     job = asked("--gpus-per-node", gpus or "8", launch=mended or command, environment=have)
     assert outcomes("ranks-and-gpus", job) == [OK]
+
+
+@pytest.mark.parametrize(
+    "port",
+    ["$((20000 + RANDOM % 10000))", "$((20000 + $$ % 10000))", "$RANDOM", "$(hostname | cksum)"],
+)
+@pytest.mark.parametrize("head", ["#SBATCH --nodes=2", ""])
+def test_port_that_the_batch_shell_computes(tmp_path: Path, port: str, head: str) -> None:
+    """What the shell of the script computes is one value for all nodes."""
+    file = tmp_path / "job.sh"
+    file.write_text(
+        f"#!/bin/bash\n{head}\nPORT={port}\n"
+        f"srun -N2 torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=n1:$PORT x.py\n"
+    )
+    assert outcomes("launcher", asked(str(file))) == [UNKNOWN]

@@ -179,11 +179,13 @@ def _slurm_variables(directives: Mapping[str, str]) -> shell.Variables:
 
     The batch shell runs once, as task 0 of the first node, whose name is not known.
     """
-    if not directives:
-        return {}
     found: shell.Variables = {
-        name: "0" if name.startswith("SLURM_") else "$_" for name in shell.PER_NODE
+        name: "0" if name.startswith("SLURM_") else "$_"
+        for name in shell.PER_NODE
+        if directives or not name.startswith("SLURM")
     }
+    if not directives:
+        return found
     found |= {
         name: directives[option] for name, option in ALLOCATION.items() if option in directives
     }
