@@ -4,7 +4,9 @@ gets more of them than it has visible GPUs.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,7 @@ from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warn
 from dshealthd.doctor.job import config_conflicts
 from dshealthd.doctor.job.agreement import disagreements
 from dshealthd.doctor.job.sources.launcher_command import READ
-from dshealthd.doctor.job.sources.slurm_script import gpus_per_node, tasks_per_node
+from dshealthd.doctor.job.sources.slurm_script import EXCLUSIVE, gpus_per_node, tasks_per_node
 from dshealthd.doctor.remedies import paste
 from dshealthd.jobs.environment import RENDEZVOUS, natural, visible
 
@@ -128,6 +130,16 @@ def _script(context: JobContext) -> Iterator[Result]:
                 source="sbatch(1)",
                 component=f"--{option}",
             )
+    of_srun = context.launcher.options if context.launcher else {}
+    for program, options in (("sbatch", script.directives), ("srun", of_srun)):
+        for both in (sorted(group & options.keys()) for group in EXCLUSIVE):
+            if both[1:]:
+                yield critical(
+                    f"{name}: {' and '.join(f'--{option}' for option in both)} exclude each other:"
+                    f" {program} refuses them",
+                    source=f"{program}(1), --{both[0]}",
+                    component=f"--{both[0]}",
+                )
     if problem := _signal(script):
         yield warning(
             f"{name}: --signal={script.directives['signal']}: {problem}",
@@ -151,16 +163,26 @@ def _signal(script: SlurmScript) -> str:
     match = _SIGNAL.fullmatch(script.directives.get("signal", ""))
     if match is None:
         return ""
-    of_shell, signal, seconds = match[1] or "", match[2].removeprefix("SIG"), match[3] or "60"
+    of_shell, sent, seconds = match[1] or "", _name(match[2]), match[3] or "60"
     limit = _seconds(script.directives.get("time", ""))
     if limit is not None and int(seconds) >= limit:
         return f"it comes {seconds} s before the end of a job that has {limit} s"
+    traps = {_name(one) for one in script.traps} - {"ERR", "DEBUG", "RETURN"}
     if "B" not in of_shell:
-        is_lost = signal in script.traps
+        is_lost = sent in traps
         return "only srun's tasks get it, not the shell that traps it: B: is missing" * is_lost
-    if signal in script.traps and not script.waits:
+    if traps and not traps & {sent, "EXIT"} and not any("$" in one for one in traps):
+        return f"nothing traps {sent}, which ends the shell: the trap is for {min(traps)}"
+    if sent in traps and not script.waits:
         return "the trap runs only when srun ends, because the shell does not `wait` for it"
     return ""
+
+
+def _name(text: str) -> str:
+    """Return the name of a signal, without `SIG`, from its name or number (bash(1), trap)."""
+    with contextlib.suppress(ValueError):
+        text = signal.Signals(int(text)).name
+    return text.upper().removeprefix("SIG")
 
 
 def _seconds(limit: str) -> int | None:
@@ -188,6 +210,7 @@ def _not_passed_on(context: JobContext, script: SlurmScript) -> list[str]:
         for name, is_exported in script.carried.items()
         if not (is_exported and passes_all)
         and name not in asked
+        and not any(name in one.variables for one in context.launcher.chain())
         and (is_python or name not in RENDEZVOUS)  # other launchers set these themselves
     ]
 

@@ -365,6 +365,24 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
         ("=ALL", "=WORLD_SIZE", "sets MASTER_ADDR, MASTER_PORT, but does not pass them on"),
         ("B:USR1", "USR1", "only srun's tasks get it, not the shell that traps it: B: is missing"),
         ("wait", "true", "the trap runs only when srun ends"),
+        ("B:USR1", "B:USR2", "nothing traps USR2, which ends the shell: the trap is for USR1"),
+        ("B:USR1", "B:12", "nothing traps USR2, which ends the shell: the trap is for USR1"),
+        (
+            "--time",
+            "--mem=8G --mem-per-cpu=1G --time",
+            "--mem and --mem-per-cpu exclude each other",
+        ),
+        ("--time", "-c 4 --cpus-per-gpu=4 --time", "--cpus-per-gpu and --cpus-per-task exclude"),
+        (
+            "srun",
+            "srun --mem=0 --mem-per-gpu=9G",
+            "--mem and --mem-per-gpu exclude each other: srun",
+        ),
+        (
+            "=ALL bash",
+            "=WORLD_SIZE container --module=gpu bash",
+            "sets MASTER_ADDR, MASTER_PORT, but does not pass them on",
+        ),
         ("1-0", "5", "it comes 300 s before the end of a job that has 300 s"),
         ("1-0", "00:04:59", "it comes 300 s before the end of a job that has 299 s"),
         ("--nodes=2 --n", "--nodes=$N --n", "#SBATCH --nodes=$N is read as it stands"),
@@ -409,6 +427,28 @@ def test_signal_in_time(tmp_path: Path, limit: str, seconds: int) -> None:
     file.write_text(WHOLE.replace("1-0", limit))
     assert seconds > 300
     assert outcomes("launcher", asked(str(file))) == [UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("B:USR1", "B:10"),
+        ("USR1\n", "usr1\n"),
+        ("USR1\n", "EXIT\n"),
+        ("USR1\n", "$SENT\n"),
+        ("USR1\n", "ERR\n"),
+        ("--time", "--mem-per-gpu=9G --cpus-per-gpu=4 --time"),
+        ("srun", "srun --mem=0"),
+        ("=ALL bash -c '", "=WORLD_SIZE x bash -c 'export MASTER_ADDR=n1 MASTER_PORT=29500; "),
+    ],
+)
+def test_script_without_faults(tmp_path: Path, right: str, wrong: str) -> None:
+    """What a script says in another way is right too."""
+    file = tmp_path / "job.sh"
+    text = WHOLE.replace("--time", "--mem-per-cpu=1G --time") if right == "srun" else WHOLE
+    assert right in text
+    file.write_text(text.replace(right, wrong))
+    assert {*outcomes("launcher", asked(str(file)))} <= {OK, UNKNOWN}
 
 
 ACCELERATE_FILE = """
