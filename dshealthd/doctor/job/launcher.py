@@ -15,6 +15,7 @@ from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warn
 from dshealthd.doctor.job import config_conflicts
 from dshealthd.doctor.job.agreement import disagreements
 from dshealthd.doctor.job.sources.launcher_command import READ
+from dshealthd.doctor.job.sources.layout import refusal
 from dshealthd.doctor.job.sources.slurm_script import EXCLUSIVE, gpus_per_node, tasks_per_node
 from dshealthd.doctor.remedies import paste
 from dshealthd.jobs.environment import RENDEZVOUS, natural, visible
@@ -249,12 +250,15 @@ def _options(context: JobContext) -> Iterator[Result]:
                 source="--ntasks-per-node, --ntasks or --nodes",
                 component="srun",
             )
+        pool = {one.name: set(range(one.slots or 0)) for one in context.members}
+        problem = refusal(pool, inner.options) if pool else ""
         if inner.options.keys() & {"include", "exclude"} and inner.options.keys() & _COUNTS:
+            problem = "--include and --exclude exclude --num_gpus and --num_nodes"
+        if problem not in {"", "$"}:
             yield critical(
-                "deepspeed refuses --include or --exclude together with --num_gpus or"
-                " --num_nodes, and ends at once",
+                f"deepspeed refuses --include or --exclude, and ends at once: {problem}",
                 remedy="deepspeed --include HOST:SLOT,... SCRIPT",
-                source="deepspeed/launcher/runner.py, main",
+                source="deepspeed/launcher/runner.py, parse_resource_filter",
                 component="--include",
             )
         if outer is None and nodes > 1 and program == "torchrun":

@@ -586,3 +586,23 @@ def test_port_that_the_batch_shell_computes(tmp_path: Path, port: str, head: str
         f"srun -N2 torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=n1:$PORT x.py\n"
     )
     assert outcomes("launcher", asked(str(file))) == [UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--include=a:3@c:0,8", "c has no slot 8: the hostfile gives it 8"),
+        ("--exclude a:4", "a has no slot 4: the hostfile gives it 4"),
+        ("--include d", "d is not in the hostfile"),
+        ("--include a --exclude b", "--include and --exclude exclude each other"),
+        ("--include=a:3@c:0,7", ""),
+        ("--exclude '$BAD'", ""),
+    ],
+)
+def test_filter_that_the_hostfile_does_not_fit(tmp_path: Path, options: str, words: str) -> None:
+    """Hosts and slots that are chosen must be in the hostfile."""
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("".join(f"{name} slots={slots}\n" for name, slots in POOL.items()))
+    found = results("launcher", asked(launch=f"deepspeed --hostfile {hostfile} {options} x.py"))
+    assert [one.outcome for one in found] == [CRITICAL if words else OK]
+    assert words in found[0].text
