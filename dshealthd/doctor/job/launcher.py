@@ -8,16 +8,18 @@ import contextlib
 import re
 import signal
 import textwrap
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job import config_conflicts
-from dshealthd.doctor.job.agreement import disagreements
+from dshealthd.doctor.job.agreement import disagreements, occupancy
 from dshealthd.doctor.job.sources.launcher_command import READ
 from dshealthd.doctor.job.sources.layout import refusal
 from dshealthd.doctor.job.sources.slurm_script import EXCLUSIVE, gpus_per_node, tasks_per_node
 from dshealthd.doctor.remedies import paste
+from dshealthd.findings.finding import State
 from dshealthd.jobs.environment import RENDEZVOUS, natural, visible
 
 if TYPE_CHECKING:
@@ -358,28 +360,14 @@ def _ranks(context: JobContext) -> Iterator[Result]:
             f"{plural(per_node, 'rank')} per node ({context.layout.source}); the number of GPUs"
             f" per node is unknown: {problem or 'NVML was not queried'} (--gpus-per-node)"
         )
-    elif per_node > limit:
-        yield critical(
-            f"{plural(per_node, 'rank')} per node ({context.layout.source}) but"
-            f" {plural(limit, 'visible GPU')}: local rank {limit} fails with"
-            " `invalid device ordinal`",
-            remedy=f"sbatch --gpus-per-node={per_node} ..."
-            if _is_of_slurm(context)
-            else "nvidia-smi -L",
-            value=str(per_node),
-            limit=str(limit),
-            source="CUDA_VISIBLE_DEVICES" if limit != gpus else _source(context),
-            component="LOCAL_RANK",
-        )
-    elif per_node < limit == gpus and _is_of_slurm(context) and context.layout.source == "torchrun":
-        yield warning(
-            f"{plural(per_node, 'rank')} per node (torchrun), but the job requests"
-            f" {plural(limit, 'GPU')} per node: {limit - per_node} of them idle",
-            value=str(per_node),
-            limit=str(limit),
-            source=_source(context),
-            component="LOCAL_RANK",
-        )
+        return
+    of_slurm = _is_of_slurm(context)
+    says_idle = of_slurm and limit == gpus and context.layout.source == "torchrun"
+    for found in occupancy(context.layout, limit, "each node"):
+        if found.outcome is State.CRITICAL or says_idle:
+            remedy = f"sbatch --gpus-per-node={per_node} ..." if of_slurm else "nvidia-smi -L"
+            source = "CUDA_VISIBLE_DEVICES" if limit != gpus else _source(context)
+            yield replace(found, remedy=remedy, source=source)
 
 
 def _ignores_visible(context: JobContext) -> str:

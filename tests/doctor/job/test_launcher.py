@@ -471,7 +471,7 @@ gpu_ids: all
         ("stage: 3", "stage: 2", "launcher", "offload_param needs ZeRO stage 3"),
         ("192.0.2.1", "localhost", "master-address", "each node's own loopback"),
         ("port: 29500", "port: 70000", "master-port", "is not a port"),
-        ("ids: all", "ids: 0,1", "ranks-and-gpus", "8 ranks per node (torchrun) but 2 visible"),
+        ("ids: all", "ids: 0,1", "ranks-and-gpus", "each node: 8 processes (torchrun) for 2 GPUs"),
     ],
 )
 def test_configuration_of_accelerate(
@@ -531,7 +531,7 @@ def test_gpus_of_the_script(tmp_path: Path, head: str, gpus: int | None) -> None
             "",
             "8",
             CRITICAL,
-            "9 ranks per node",
+            "each node: 9 processes",
         ),
         (
             "torchrun --nproc-per-node=4 x.py",
@@ -539,7 +539,7 @@ def test_gpus_of_the_script(tmp_path: Path, head: str, gpus: int | None) -> None
             "CUDA_VISIBLE_DEVICES=0,1",
             "8",
             CRITICAL,
-            "4 ranks per node (torchrun) but 2 visible GPUs",
+            "each node: 4 processes (torchrun) for 2 GPUs",
         ),
         ("torchrun x.py", "", "CUDA_VISIBLE_DEVICES=0,0", "8", CRITICAL, "lists a GPU twice"),
         ("torchrun x.py", "", "CUDA_VISIBLE_DEVICES=8", "8", CRITICAL, "the node has 8"),
