@@ -235,23 +235,27 @@ def _options(context: JobContext) -> Iterator[Result]:
         asked = {**({"nodes": str(given)} if given else {}), **context.slurm_options}
         tasks, nodes = tasks_per_node(asked), start.nodes or 1
         by_ssh = program == "deepspeed" and context.by_ssh
+        problem = remedy = ""
         if not inner.arguments and not any(one.is_partial for one in launcher.chain()):
-            yield critical(f"{program} is given no script to run", component=program)
-        if outer is not None and ((tasks or 1) > 1 or (by_ssh and nodes > 1)):
-            starts = f"on each of {nodes} nodes"
-            if tasks is not None and tasks > 1:
-                starts = f"{tasks} times on each node"
-            yield critical(
-                f"srun starts {program} {starts}, and each one starts all ranks"
-                f" {'of the job' if by_ssh else 'of the node'}: every rank exists more than once",
-                remedy=f"{program} ...  # without srun"
-                if by_ssh
-                else f"srun --ntasks-per-node=1 {program} ...",
-                value=str(tasks),
-                limit="1",
-                source="--ntasks-per-node, --ntasks or --nodes",
-                component="srun",
+            problem = f"{program} is given no script to run"
+        elif outer is not None and ((tasks or 1) > 1 or (by_ssh and nodes > 1)):
+            starts = f"{tasks} times on each node"
+            if tasks is None or tasks == 1:
+                starts = f"on each of {nodes} nodes"
+            problem = (
+                f"srun starts {program} {starts}, and each one starts all ranks of the"
+                f" {'job' if by_ssh else 'node'}: every rank exists more than once"
             )
+            remedy = f"srun --ntasks-per-node=1 {program} ..."
+            if by_ssh:
+                remedy = f"{program} ...  # without srun"
+        elif outer is None and nodes > 1 and program == "torchrun":
+            remedy = "srun --ntasks-per-node=1 torchrun ..."
+            problem = (
+                f"the job has {nodes} nodes but torchrun starts only on the first: srun is missing"
+            )
+        if problem:
+            yield critical(problem, remedy=remedy, component="srun" if outer else program)
         pool = {one.name: set(range(one.slots or 0)) for one in context.members}
         problem = refusal(pool, inner.options) if pool else ""
         if inner.options.keys() & {"include", "exclude"} and inner.options.keys() & _COUNTS:
@@ -262,13 +266,6 @@ def _options(context: JobContext) -> Iterator[Result]:
                 remedy="deepspeed --include HOST:SLOT,... SCRIPT",
                 source="deepspeed/launcher/runner.py, parse_resource_filter",
                 component="--include",
-            )
-        if outer is None and nodes > 1 and program == "torchrun":
-            yield critical(
-                f"the job has {nodes} nodes but torchrun starts only on the first: srun is missing",
-                remedy="srun --ntasks-per-node=1 torchrun ...",
-                source="sbatch(1): the script runs on the first node",
-                component="torchrun",
             )
 
 
