@@ -4,7 +4,6 @@ gets more of them than it has visible GPUs.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
 import textwrap
@@ -183,9 +182,9 @@ def _signal(script: SlurmScript) -> str:
 
 def _name(text: str) -> str:
     """Return the name of a signal, without `SIG`, from its name or number (bash(1), trap)."""
-    with contextlib.suppress(ValueError):
-        text = signal.Signals(int(text)).name
-    return text.upper().removeprefix("SIG")
+    number = natural(text)
+    named = [one.name for one in signal.Signals if one.value == number]
+    return (named or [text])[0].upper().removeprefix("SIG")
 
 
 def _seconds(limit: str) -> int | None:
