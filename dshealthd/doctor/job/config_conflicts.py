@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
-from dshealthd.doctor.job.batch import UNREADABLE
+from dshealthd.doctor.job.batch import ACCUMULATION, MICRO, TRAIN, UNREADABLE
 from dshealthd.doctor.remedies import find_key, paste
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from dshealthd.doctor.job.context import JobContext
     from dshealthd.doctor.job.sources.deepspeed_config import Parsed
@@ -68,30 +68,47 @@ def _refused(name: str, error: Mapping[str, str], source: str) -> Result:
 
 def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
     """Yield conflicts that can be found without DeepSpeed."""
+
+    def at(
+        path: str,
+        text: str,
+        *,
+        make: Callable[..., Result] = critical,
+        lines: str = "",
+        **more: str,
+    ) -> Result:
+        """Return a result at a key of the configuration."""
+        remedy = find_key(name, path.rpartition(".")[2], *filter(None, [lines]))
+        return make(f"{name}: {text}", remedy=remedy, component=f"{name}: {path}", **more)
+
     half = {kind: _block(document, kind) for kind in ("fp16", "bf16", "bfloat16")}
     bf16 = half["bf16"] or half["bfloat16"]
     if half["fp16"].get("enabled") is True and bf16.get("enabled") is True:
-        yield critical(
-            f"{name}: fp16 and bf16 are both enabled; DeepSpeed aborts at startup",
-            remedy=find_key(name, "bf16", "-A2"),
-            source="deepspeed/runtime/config.py, _initialize_params",
-            component=f"{name}: bf16",
+        source = "deepspeed/runtime/config.py, _initialize_params"
+        text = "fp16 and bf16 are both enabled; DeepSpeed aborts at startup"
+        yield at("bf16", text, lines="-A2", source=source)
+    elastic = _block(document, "elasticity")
+    fixed = [key for key in (TRAIN, MICRO, ACCUMULATION) if document.get(key) is not None]
+    is_ignored = elastic.get("ignore_non_elastic_batch_info")
+    if elastic.get("enabled") is True and fixed and not is_ignored:
+        yield at(
+            "elasticity",
+            f"elasticity chooses the batch sizes, so DeepSpeed refuses {', '.join(fixed)} beside it"
+            " unless ignore_non_elastic_batch_info is true; 0.19.8 refuses elasticity"
+            " itself",
+            lines="-A9",
+            source="deepspeed/runtime/config.py, DeepSpeedConfig.__init__",
         )
     if "max_grad_norm" in _block(_block(document, "optimizer"), "params"):
-        yield critical(
-            f"{name}: DeepSpeed aborts at startup because max_grad_norm is not an optimizer"
+        yield at(
+            "optimizer.params.max_grad_norm",
+            "DeepSpeed aborts at startup because max_grad_norm is not an optimizer"
             " parameter; use gradient_clipping at top level",
-            remedy=find_key(name, "max_grad_norm"),
             source="deepspeed/runtime/engine.py, _configure_basic_optimizer",
-            component=f"{name}: optimizer.params.max_grad_norm",
         )
     for path, value in _strings(document):
-        yield warning(
-            f"{name}: {path} is the string {value!r}, which Python takes for true; write"
-            f" {value.lower()} without quotes",
-            remedy=find_key(name, path.rpartition(".")[2]),
-            component=f"{name}: {path}",
-        )
+        text = f"{path} is the string {value!r}, which Python takes for true; write"
+        yield at(path, f"{text} {value.lower()} without quotes", make=warning)
     params = _block(_block(document, "scheduler"), "params")
     for least, most in (
         ("warmup_num_steps", "total_num_steps"),
@@ -99,24 +116,19 @@ def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
     ):
         low, high = params.get(least), params.get(most)
         if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
-            yield warning(
-                f"{name}: {least} {low} is above {most} {high}",
-                remedy=find_key(name, least),
+            yield at(
+                f"scheduler.params.{least}",
+                f"{least} {low} is above {most} {high}",
+                make=warning,
                 value=str(low),
                 limit=str(high),
                 source="deepspeed/runtime/lr_schedules.py",
-                component=f"{name}: scheduler.params.{least}",
             )
     zero = _block(document, "zero_optimization")
     stage = zero.get("stage", 0)
     if isinstance(stage, int) and stage not in _STAGES:
-        yield critical(
-            f"{name}: ZeRO has no stage {stage}",
-            remedy=find_key(name, "stage"),
-            value=str(stage),
-            limit=f"0 to {max(_STAGES)}",
-            component=f"{name}: zero_optimization.stage",
-        )
+        text, limit = f"ZeRO has no stage {stage}", f"0 to {max(_STAGES)}"
+        yield at("zero_optimization.stage", text, value=str(stage), limit=limit)
     for key in _OFFLOADS:
         offload = _block(zero, key)
         if offload.get("device") == "nvme" and not offload.get("nvme_path"):

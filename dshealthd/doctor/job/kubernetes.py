@@ -81,7 +81,7 @@ def _pod(pod: PodTemplate, manifest: Manifest) -> Iterator[Result]:
 def _layout(pod: PodTemplate) -> Layout:
     """Return what starts in a pod."""
     command = pod.command
-    stated = natural(pod.processes)
+    stated = natural(pod.processes) if pod.is_worker or pod.kind != "MPIJob" else None
     if command is not None and (inner := command.find("torchrun")) is not None:
         found = torchrun(inner, pod.gpus)
         return found if found.ranks_per_node else replace(found, ranks_per_node=stated)
@@ -156,7 +156,7 @@ def _together(pods: tuple[PodTemplate, ...]) -> Iterator[Result]:
             limit=str(count),
             component="minAvailable",
         )
-    workers = sum(pod.count for pod in pods if pod.name == "Worker")
+    workers = sum(pod.count for pod in pods if pod.is_worker)
     for pod in pods:
         slots = (natural(pod.processes) or 1) * workers
         wanted = _after(pod, "-np", "-n", "--np")

@@ -5,16 +5,20 @@ gets more of them than it has visible GPUs.
 from __future__ import annotations
 
 import re
+import signal
 import textwrap
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job import config_conflicts
-from dshealthd.doctor.job.agreement import disagreements
+from dshealthd.doctor.job.agreement import disagreements, occupancy
 from dshealthd.doctor.job.sources.launcher_command import READ
-from dshealthd.doctor.job.sources.slurm_script import gpus_per_node, tasks_per_node
+from dshealthd.doctor.job.sources.layout import refusal
+from dshealthd.doctor.job.sources.slurm_script import EXCLUSIVE, gpus_per_node, tasks_per_node
 from dshealthd.doctor.remedies import paste
+from dshealthd.findings.finding import State
 from dshealthd.jobs.environment import RENDEZVOUS, natural, visible
 
 if TYPE_CHECKING:
@@ -128,6 +132,16 @@ def _script(context: JobContext) -> Iterator[Result]:
                 source="sbatch(1)",
                 component=f"--{option}",
             )
+    of_srun = context.launcher.options if context.launcher else {}
+    for program, options in (("sbatch", script.directives), ("srun", of_srun)):
+        for both in (sorted(group & options.keys()) for group in EXCLUSIVE):
+            if both[1:]:
+                yield critical(
+                    f"{name}: {' and '.join(f'--{option}' for option in both)} exclude each other:"
+                    f" {program} refuses them",
+                    source=f"{program}(1), --{both[0]}",
+                    component=f"--{both[0]}",
+                )
     if problem := _signal(script):
         yield warning(
             f"{name}: --signal={script.directives['signal']}: {problem}",
@@ -151,16 +165,26 @@ def _signal(script: SlurmScript) -> str:
     match = _SIGNAL.fullmatch(script.directives.get("signal", ""))
     if match is None:
         return ""
-    of_shell, signal, seconds = match[1] or "", match[2].removeprefix("SIG"), match[3] or "60"
+    of_shell, sent, seconds = match[1] or "", _name(match[2]), match[3] or "60"
     limit = _seconds(script.directives.get("time", ""))
     if limit is not None and int(seconds) >= limit:
         return f"it comes {seconds} s before the end of a job that has {limit} s"
+    traps = {_name(one) for one in script.traps} - {"ERR", "DEBUG", "RETURN"}
     if "B" not in of_shell:
-        is_lost = signal in script.traps
+        is_lost = sent in traps
         return "only srun's tasks get it, not the shell that traps it: B: is missing" * is_lost
-    if signal in script.traps and not script.waits:
+    if traps and not traps & {sent, "EXIT"} and not any("$" in one for one in traps):
+        return f"nothing traps {sent}, which ends the shell: the trap is for {min(traps)}"
+    if sent in traps and not script.waits:
         return "the trap runs only when srun ends, because the shell does not `wait` for it"
     return ""
+
+
+def _name(text: str) -> str:
+    """Return the name of a signal, without `SIG`, from its name or number (bash(1), trap)."""
+    number = natural(text)
+    named = [one.name for one in signal.Signals if one.value == number]
+    return (named or [text])[0].upper().removeprefix("SIG")
 
 
 def _seconds(limit: str) -> int | None:
@@ -188,6 +212,7 @@ def _not_passed_on(context: JobContext, script: SlurmScript) -> list[str]:
         for name, is_exported in script.carried.items()
         if not (is_exported and passes_all)
         and name not in asked
+        and not any(name in one.variables for one in context.launcher.chain())
         and (is_python or name not in RENDEZVOUS)  # other launchers set these themselves
     ]
 
@@ -209,37 +234,37 @@ def _options(context: JobContext) -> Iterator[Result]:
         asked = {**({"nodes": str(given)} if given else {}), **context.slurm_options}
         tasks, nodes = tasks_per_node(asked), start.nodes or 1
         by_ssh = program == "deepspeed" and context.by_ssh
+        problem = remedy = ""
         if not inner.arguments and not any(one.is_partial for one in launcher.chain()):
-            yield critical(f"{program} is given no script to run", component=program)
-        if outer is not None and ((tasks or 1) > 1 or (by_ssh and nodes > 1)):
-            starts = f"on each of {nodes} nodes"
-            if tasks is not None and tasks > 1:
-                starts = f"{tasks} times on each node"
-            yield critical(
-                f"srun starts {program} {starts}, and each one starts all ranks"
-                f" {'of the job' if by_ssh else 'of the node'}: every rank exists more than once",
-                remedy=f"{program} ...  # without srun"
-                if by_ssh
-                else f"srun --ntasks-per-node=1 {program} ...",
-                value=str(tasks),
-                limit="1",
-                source="--ntasks-per-node, --ntasks or --nodes",
-                component="srun",
+            problem = f"{program} is given no script to run"
+        elif outer is not None and ((tasks or 1) > 1 or (by_ssh and nodes > 1)):
+            starts = f"{tasks} times on each node"
+            if tasks is None or tasks == 1:
+                starts = f"on each of {nodes} nodes"
+            problem = (
+                f"srun starts {program} {starts}, and each one starts all ranks of the"
+                f" {'job' if by_ssh else 'node'}: every rank exists more than once"
             )
+            remedy = f"srun --ntasks-per-node=1 {program} ..."
+            if by_ssh:
+                remedy = f"{program} ...  # without srun"
+        elif outer is None and nodes > 1 and program == "torchrun":
+            remedy = "srun --ntasks-per-node=1 torchrun ..."
+            problem = (
+                f"the job has {nodes} nodes but torchrun starts only on the first: srun is missing"
+            )
+        if problem:
+            yield critical(problem, remedy=remedy, component="srun" if outer else program)
+        pool = {one.name: set(range(one.slots or 0)) for one in context.members}
+        problem = refusal(pool, inner.options) if pool else ""
         if inner.options.keys() & {"include", "exclude"} and inner.options.keys() & _COUNTS:
+            problem = "--include and --exclude exclude --num_gpus and --num_nodes"
+        if problem not in {"", "$"}:
             yield critical(
-                "deepspeed refuses --include or --exclude together with --num_gpus or"
-                " --num_nodes, and ends at once",
+                f"deepspeed refuses --include or --exclude, and ends at once: {problem}",
                 remedy="deepspeed --include HOST:SLOT,... SCRIPT",
-                source="deepspeed/launcher/runner.py, main",
+                source="deepspeed/launcher/runner.py, parse_resource_filter",
                 component="--include",
-            )
-        if outer is None and nodes > 1 and program == "torchrun":
-            yield critical(
-                f"the job has {nodes} nodes but torchrun starts only on the first: srun is missing",
-                remedy="srun --ntasks-per-node=1 torchrun ...",
-                source="sbatch(1): the script runs on the first node",
-                component="torchrun",
             )
 
 
@@ -331,28 +356,14 @@ def _ranks(context: JobContext) -> Iterator[Result]:
             f"{plural(per_node, 'rank')} per node ({context.layout.source}); the number of GPUs"
             f" per node is unknown: {problem or 'NVML was not queried'} (--gpus-per-node)"
         )
-    elif per_node > limit:
-        yield critical(
-            f"{plural(per_node, 'rank')} per node ({context.layout.source}) but"
-            f" {plural(limit, 'visible GPU')}: local rank {limit} fails with"
-            " `invalid device ordinal`",
-            remedy=f"sbatch --gpus-per-node={per_node} ..."
-            if _is_of_slurm(context)
-            else "nvidia-smi -L",
-            value=str(per_node),
-            limit=str(limit),
-            source="CUDA_VISIBLE_DEVICES" if limit != gpus else _source(context),
-            component="LOCAL_RANK",
-        )
-    elif per_node < limit == gpus and _is_of_slurm(context) and context.layout.source == "torchrun":
-        yield warning(
-            f"{plural(per_node, 'rank')} per node (torchrun), but the job requests"
-            f" {plural(limit, 'GPU')} per node: {limit - per_node} of them idle",
-            value=str(per_node),
-            limit=str(limit),
-            source=_source(context),
-            component="LOCAL_RANK",
-        )
+        return
+    of_slurm = _is_of_slurm(context)
+    says_idle = of_slurm and limit == gpus and context.layout.source == "torchrun"
+    for found in occupancy(context.layout, limit, "each node"):
+        if found.outcome is State.CRITICAL or says_idle:
+            remedy = f"sbatch --gpus-per-node={per_node} ..." if of_slurm else "nvidia-smi -L"
+            source = "CUDA_VISIBLE_DEVICES" if limit != gpus else _source(context)
+            yield replace(found, remedy=remedy, source=source)
 
 
 def _ignores_visible(context: JobContext) -> str:

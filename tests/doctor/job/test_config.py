@@ -537,6 +537,11 @@ STAGE_2 = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
             "config-conflicts",
             "warmup_num_steps 11 is above total_num_steps 10",
         ),
+        (
+            {"elasticity": {"enabled": True, "max_train_batch_size": 64}},
+            "config-conflicts",
+            "so DeepSpeed refuses train_batch_size beside it",
+        ),
     ],
 )
 def test_rules_without_an_interpreter(change: dict[str, Any], check: str, words: str) -> None:
@@ -549,6 +554,8 @@ def test_rules_without_an_interpreter(change: dict[str, Any], check: str, words:
         "scheduler": {"params": {"warmup_num_steps": 10, "total_num_steps": 10}},
     }
     assert outcomes(check, with_config(right)) == [UNKNOWN]
+    ignoring = {"enabled": True, "ignore_non_elastic_batch_info": True}
+    assert outcomes(check, with_config({**right, "elasticity": ignoring})) == [UNKNOWN]
     found, rest = results(check, with_config({**right, **change}))
     assert rest.outcome is UNKNOWN
     assert found.outcome in {WARNING, CRITICAL}

@@ -365,6 +365,24 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
         ("=ALL", "=WORLD_SIZE", "sets MASTER_ADDR, MASTER_PORT, but does not pass them on"),
         ("B:USR1", "USR1", "only srun's tasks get it, not the shell that traps it: B: is missing"),
         ("wait", "true", "the trap runs only when srun ends"),
+        ("B:USR1", "B:USR2", "nothing traps USR2, which ends the shell: the trap is for USR1"),
+        ("B:USR1", "B:12", "nothing traps USR2, which ends the shell: the trap is for USR1"),
+        (
+            "--time",
+            "--mem=8G --mem-per-cpu=1G --time",
+            "--mem and --mem-per-cpu exclude each other",
+        ),
+        ("--time", "-c 4 --cpus-per-gpu=4 --time", "--cpus-per-gpu and --cpus-per-task exclude"),
+        (
+            "srun",
+            "srun --mem=0 --mem-per-gpu=9G",
+            "--mem and --mem-per-gpu exclude each other: srun",
+        ),
+        (
+            "=ALL bash",
+            "=WORLD_SIZE container --module=gpu bash",
+            "sets MASTER_ADDR, MASTER_PORT, but does not pass them on",
+        ),
         ("1-0", "5", "it comes 300 s before the end of a job that has 300 s"),
         ("1-0", "00:04:59", "it comes 300 s before the end of a job that has 299 s"),
         ("--nodes=2 --n", "--nodes=$N --n", "#SBATCH --nodes=$N is read as it stands"),
@@ -372,6 +390,16 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
             "bash -c 'python",
             "bash -c 'MASTER_ADDR=$(hostname) python",
             "MASTER_ADDR ${HOSTNAME} is another on each node",
+        ),
+        (
+            "bash -c 'python",
+            "bash -c 'MASTER_PORT=$((20000 + RANDOM % 10000)) python",
+            "MASTER_PORT ${RANDOM} is another on each node",
+        ),
+        (
+            "bash -c 'python",
+            "bash -c 'MASTER_PORT=$((20000 + $$ % 10000)) python",
+            "MASTER_PORT ${BASHPID} is another on each node",
         ),
     ],
 )
@@ -401,6 +429,28 @@ def test_signal_in_time(tmp_path: Path, limit: str, seconds: int) -> None:
     assert outcomes("launcher", asked(str(file))) == [UNKNOWN]
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("B:USR1", "B:10"),
+        ("USR1\n", "usr1\n"),
+        ("USR1\n", "EXIT\n"),
+        ("USR1\n", "$SENT\n"),
+        ("USR1\n", "ERR\n"),
+        ("--time", "--mem-per-gpu=9G --cpus-per-gpu=4 --time"),
+        ("srun", "srun --mem=0"),
+        ("=ALL bash -c '", "=WORLD_SIZE x bash -c 'export MASTER_ADDR=n1 MASTER_PORT=29500; "),
+    ],
+)
+def test_script_without_faults(tmp_path: Path, right: str, wrong: str) -> None:
+    """What a script says in another way is right too."""
+    file = tmp_path / "job.sh"
+    text = WHOLE.replace("--time", "--mem-per-cpu=1G --time") if right == "srun" else WHOLE
+    assert right in text
+    file.write_text(text.replace(right, wrong))
+    assert {*outcomes("launcher", asked(str(file)))} <= {OK, UNKNOWN}
+
+
 ACCELERATE_FILE = """
 distributed_type: DEEPSPEED
 deepspeed_config: {zero_stage: 3, offload_param_device: cpu}
@@ -421,7 +471,7 @@ gpu_ids: all
         ("stage: 3", "stage: 2", "launcher", "offload_param needs ZeRO stage 3"),
         ("192.0.2.1", "localhost", "master-address", "each node's own loopback"),
         ("port: 29500", "port: 70000", "master-port", "is not a port"),
-        ("ids: all", "ids: 0,1", "ranks-and-gpus", "8 ranks per node (torchrun) but 2 visible"),
+        ("ids: all", "ids: 0,1", "ranks-and-gpus", "each node: 8 processes (torchrun) for 2 GPUs"),
     ],
 )
 def test_configuration_of_accelerate(
@@ -481,7 +531,7 @@ def test_gpus_of_the_script(tmp_path: Path, head: str, gpus: int | None) -> None
             "",
             "8",
             CRITICAL,
-            "9 ranks per node",
+            "each node: 9 processes",
         ),
         (
             "torchrun --nproc-per-node=4 x.py",
@@ -489,7 +539,7 @@ def test_gpus_of_the_script(tmp_path: Path, head: str, gpus: int | None) -> None
             "CUDA_VISIBLE_DEVICES=0,1",
             "8",
             CRITICAL,
-            "4 ranks per node (torchrun) but 2 visible GPUs",
+            "each node: 4 processes (torchrun) for 2 GPUs",
         ),
         ("torchrun x.py", "", "CUDA_VISIBLE_DEVICES=0,0", "8", CRITICAL, "lists a GPU twice"),
         ("torchrun x.py", "", "CUDA_VISIBLE_DEVICES=8", "8", CRITICAL, "the node has 8"),
@@ -521,3 +571,38 @@ def test_ranks_and_gpus(
         assert found[0].remedy in mended
     job = asked("--gpus-per-node", gpus or "8", launch=mended or command, environment=have)
     assert outcomes("ranks-and-gpus", job) == [OK]
+
+
+@pytest.mark.parametrize(
+    "port",
+    ["$((20000 + RANDOM % 10000))", "$((20000 + $$ % 10000))", "$RANDOM", "$(hostname | cksum)"],
+)
+@pytest.mark.parametrize("head", ["#SBATCH --nodes=2", ""])
+def test_port_that_the_batch_shell_computes(tmp_path: Path, port: str, head: str) -> None:
+    """What the shell of the script computes is one value for all nodes."""
+    file = tmp_path / "job.sh"
+    file.write_text(
+        f"#!/bin/bash\n{head}\nPORT={port}\n"
+        f"srun -N2 torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=n1:$PORT x.py\n"
+    )
+    assert outcomes("launcher", asked(str(file))) == [UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--include=a:3@c:0,8", "c has no slot 8: the hostfile gives it 8"),
+        ("--exclude a:4", "a has no slot 4: the hostfile gives it 4"),
+        ("--include d", "d is not in the hostfile"),
+        ("--include a --exclude b", "--include and --exclude exclude each other"),
+        ("--include=a:3@c:0,7", ""),
+        ("--exclude '$BAD'", ""),
+    ],
+)
+def test_filter_that_the_hostfile_does_not_fit(tmp_path: Path, options: str, words: str) -> None:
+    """Hosts and slots that are chosen must be in the hostfile."""
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("".join(f"{name} slots={slots}\n" for name, slots in POOL.items()))
+    found = results("launcher", asked(launch=f"deepspeed --hostfile {hostfile} {options} x.py"))
+    assert [one.outcome for one in found] == [CRITICAL if words else OK]
+    assert words in found[0].text

@@ -225,6 +225,11 @@ def test_slots_of_an_mpijob(tmp_path: Path, ranks: int, outcome: State) -> None:
     """Mpirun starts no more processes than its workers have slots."""
     (found,) = results("manifest", manifest(tmp_path, mpijob(ranks)))
     assert found.outcome is outcome, found
+    launcher = "spec:\n  runLauncherAsWorker: true\n"
+    text = mpijob(ranks).replace("spec:\n", launcher, 1)
+    assert launcher in text
+    (found,) = results("manifest", manifest(tmp_path, text))
+    assert found.outcome is OK, found
 
 
 @pytest.mark.parametrize(

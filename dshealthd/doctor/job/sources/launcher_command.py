@@ -48,12 +48,22 @@ FLAGS = {
     }.items()
 }
 """Options without a value, by launcher."""
-_SHORT = {
+SHORT = {
     "deepspeed": {"H": "hostfile", "i": "include", "e": "exclude"},
     "torchrun": {},
     "accelerate": {},
-    "srun": {"N": "nodes", "n": "ntasks", "G": "gpus", "w": "nodelist"},
+    "srun": {
+        "N": "nodes",
+        "n": "ntasks",
+        "G": "gpus",
+        "w": "nodelist",
+        "t": "time",
+        "c": "cpus-per-task",
+        "B": "extra-node-info",
+        "s": "oversubscribe",
+    },
 }
+"""Short options of launchers, also of sbatch, by launcher."""
 _ACCELERATE = {
     "num-machines": "nnodes",
     "machine-rank": "node-rank",
@@ -194,7 +204,7 @@ def _launcher(
 ) -> LauncherCommand | None:
     """Return the launcher that a simple command starts; None if it starts something else."""
     own = dict(command.own)
-    program, rest = _unwrapped(list(command.words), own)
+    program, rest = _unwrapped(list(command.words), own, is_task=is_task)
     if nesting > shell.MAX_NESTING:
         return None
     if _PYTHON.fullmatch(program):
@@ -227,7 +237,13 @@ def _launcher(
     inner = None
     if program == "srun" and arguments:
         started = shell.ShellCommand(tuple(arguments))
-        known = {name: value for name, value in variables.items() if name not in shell.PER_NODE}
+        passed = options.get("export", "ALL")
+        passes_all = "ALL" in passed or "$" in passed
+        known = {
+            name: value
+            for name, value in variables.items()
+            if name not in shell.PER_NODE and (passes_all or name in passed.split(","))
+        }
         inner = _launcher(started, {**known, **own}, nesting + 1, is_task=True)
     return LauncherCommand(program, options, tuple(arguments), own, inner, is_partial)
 
@@ -252,16 +268,17 @@ def of_accelerate(settings: Mapping[str, str]) -> LauncherCommand:
     return replace(found, arguments=words)
 
 
-def _unwrapped(words: list[str], own: dict[str, str]) -> tuple[str, list[str]]:
+def _unwrapped(words: list[str], own: dict[str, str], *, is_task: bool) -> tuple[str, list[str]]:
     """Return the program that a command runs, without wrappers such as `env`, and its arguments.
 
-    Variables that wrappers set are added to `own`.
+    Variables that wrappers set are added to `own`. In a task, any program may be a wrapper: of a
+    container, or one that binds the task to its cores.
     """
     while words and (match := _ASSIGNMENT.fullmatch(words[0])):
         own[match[1]] = match[2]
         words.pop(0)
     program = os.path.basename(words.pop(0)) if words else ""
-    if program not in _WRAPPERS:
+    if program not in _WRAPPERS and (not is_task or _runs_programs(program)):
         return program, words
     for at, word in enumerate(words):
         if program == "env" and (match := _ASSIGNMENT.fullmatch(word)):
@@ -269,7 +286,9 @@ def _unwrapped(words: list[str], own: dict[str, str]) -> tuple[str, list[str]]:
         name = os.path.basename(word)
         # a path of another kind is a folder, for example one that a container binds
         is_program = name == word or "/bin/" in word
-        if is_program and _runs_programs(name):
+        before = words[at - 1] if at and program not in _WRAPPERS else "--"
+        is_value = before.startswith("-") and "=" not in before and before != "--"
+        if is_program and not is_value and _runs_programs(name):
             return name, words[at + 1 :]
     return program, words
 
@@ -296,7 +315,7 @@ def _options(rest: Sequence[str], program: str) -> tuple[dict[str, str], list[st
             name, equals, value = word[2:].partition("=")
             name = _long(name.replace("_", "-"))
         else:
-            name, value = _SHORT[program].get(word[1], word[1]), word[2:].removeprefix("=")
+            name, value = SHORT[program].get(word[1], word[1]), word[2:].removeprefix("=")
             equals = value
         if name in FLAGS[program]:
             value = ""

@@ -11,7 +11,7 @@ from dshealthd.doctor.job.sources.slurm_script import tasks_per_node
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
     from dshealthd.probe.members.membership import Member
@@ -118,18 +118,40 @@ def _deepspeed(
     )
 
 
+def refusal(pool: Mapping[str, set[int]], options: Mapping[str, str]) -> str:
+    """Return why DeepSpeed refuses `--include` or `--exclude`; "$" if only a shell knows."""
+    if options.get("include") and options.get("exclude"):
+        return "--include and --exclude exclude each other"
+    for name, slots in _specified(pool, options):
+        if "$" in name or None in slots:
+            return "$"
+        if name not in pool:
+            return f"{name} is not in the hostfile"
+        if missing := {slot for slot in slots if slot is not None} - pool[name]:
+            return f"{name} has no slot {min(missing)}: the hostfile gives it {len(pool[name])}"
+    return ""
+
+
+def _specified(
+    pool: Mapping[str, set[int]], options: Mapping[str, str]
+) -> Iterator[tuple[str, set[int | None]]]:
+    """Yield the hosts of `--include` or `--exclude` with their slots."""
+    for spec in filter(None, (options.get("include") or options.get("exclude", "")).split("@")):
+        name, colon, text = spec.partition(":")
+        slots = map(natural, text.split(",")) if colon else pool.get(name, ())
+        yield name, {*slots}
+
+
 def _filtered(pool: dict[str, set[int]], options: Mapping[str, str]) -> dict[str, set[int]]:
     """Apply `--include` or `--exclude` to the hosts as DeepSpeed does (launcher/runner.py).
 
     Return none where it names what is not there, which DeepSpeed itself refuses.
     """
-    include, exclude = options.get("include", ""), options.get("exclude", "")
+    include = options.get("include", "")
+    if refusal(pool, options):
+        return {}
     chosen: dict[str, set[int]] = {}
-    for spec in filter(None, (include or exclude).split("@")):
-        name, colon, text = spec.partition(":")
-        slots = {natural(slot) for slot in text.split(",")} if colon else pool.get(name, {None})
-        if None in slots or not slots <= pool.get(name, set()) or (include and exclude):
-            return {}
+    for name, slots in _specified(pool, options):
         chosen.setdefault(name, set()).update(slot for slot in slots if slot is not None)
     if include:
         return {name: chosen[name] for name in pool if name in chosen}

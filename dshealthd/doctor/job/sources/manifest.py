@@ -62,6 +62,8 @@ class PodTemplate:
     """Bytes at /dev/shm: 64 MiB by default, None without a limit."""
     processes: str
     """`nprocPerNode` or `slotsPerWorker` of the object, as written; else empty."""
+    is_worker: bool
+    """Whether ranks of an MPIJob run in it."""
     patience: int | None
     """Seconds for which the liveness probe waits for an answer before the container is killed."""
     domain: str
@@ -211,6 +213,7 @@ def _pod(
             or _of(above, "trainer").get("numProcPerNode")
             or ""
         ),
+        "is_worker": name == "Worker" or above.get("runLauncherAsWorker") is True,
         "patience": _number(probe, "periodSeconds", 10) * _number(probe, "failureThreshold", 3)
         if probe
         else None,

@@ -35,6 +35,8 @@ _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*['\"\\]?(\w+)")
 _PIECE = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)|([^'\"\\]+)", re.DOTALL)
 _SUBSTITUTION = re.compile(r"[$<>]\(")
 _OWN_NAME = re.compile(r"\s*(?:hostname|uname\s+-n)\b(?!.*\b(?:srun|ssh|scontrol)\b)", re.DOTALL)
+_PROCESS = re.compile(r"(?<!\$)\$\$(?![\w${(])")
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _PARENTHESIS = re.compile(
     r"\\.|'[^']*+'|\"(?:[^\"\\$]++|\\.|\$(?!\())*+\"|(?P<open>\()|(?P<close>\))", re.DOTALL
 )
@@ -114,6 +116,7 @@ def _without_substitutions(text: str) -> str:
     """Return a script with a variable for each `$(...)` and pair of backquotes: no command in them
     starts the job.
     """
+    text = _PROCESS.sub("${BASHPID}", text)
     text = re.sub(r"`([^`\n]*)`", lambda match: _substituted(match[1]), text)
     pieces, at = [], 0
     while begin := _SUBSTITUTION.search(text, at):
@@ -130,7 +133,12 @@ def _without_substitutions(text: str) -> str:
 
 
 def _substituted(command: str) -> str:
-    return "${HOSTNAME}" if _OWN_NAME.match(command) else _UNKNOWN
+    """Return what stands for the output of a command: a variable of the node where it is one's."""
+    if _OWN_NAME.match(command):
+        return "${HOSTNAME}"
+    is_arithmetic = command.startswith("(") and "/" not in command  # a quotient may be common
+    names = PER_NODE.intersection(_NAME.findall(command)) if is_arithmetic else ()
+    return f"${{{min(names)}}}" if names else _UNKNOWN
 
 
 def _words(text: str) -> Iterator[tuple[str, bool]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.job.sources import launcher_command, shell
-from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
+from dshealthd.doctor.job.sources.launcher_command import SHORT, LauncherCommand
 from dshealthd.doctor.job.sources.source import training_variables
 from dshealthd.jobs.environment import natural
 
@@ -21,7 +21,22 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1 << 18
 """Maximum bytes; Slurm accepts 4 MiB (max_script_size), but scripts by people have a few KiB."""
-_NAMES = {"N": "nodes", "n": "ntasks", "G": "gpus", "w": "nodelist"}
+EXCLUSIVE = tuple(
+    frozenset(group.split())
+    for group in (
+        "mem mem-per-cpu mem-per-gpu",
+        "cpus-per-task cpus-per-gpu",
+        "ntasks-per-gpu gpus-per-task",
+        "ntasks-per-gpu gpus-per-socket",
+        "ntasks-per-gpu ntasks-per-node",
+        "hint ntasks-per-core",
+        "hint threads-per-core",
+        "hint extra-node-info",
+        "exclusive oversubscribe",
+    )
+)
+"""Options that exclude each other, so that sbatch and srun refuse them (sbatch(1) says so at each:
+"mutually exclusive", "not compatible with")."""
 ALLOCATION = {
     "SLURM_JOB_NUM_NODES": "nodes",
     "SLURM_NTASKS": "ntasks",
@@ -53,7 +68,7 @@ class SlurmScript:
     whether it exports them.
     """
     traps: Sequence[str] = ()
-    """Signals for which its shell has a trap, without `SIG`."""
+    """Signals for which its shell has a trap, as written."""
     waits: bool = False
     """Whether its shell calls `wait`, so that traps run while the job does."""
 
@@ -131,7 +146,7 @@ def parse(text: str) -> SlurmScript:
         for command in shell.commands(text, variables):
             calls.add(command.words[0])
             if command.words[0] == "trap":
-                traps.extend(word.removeprefix("SIG") for word in command.words[2:])
+                traps.extend(command.words[2:])
             yield command
 
     launch = launcher_command.find_launch(watched(), variables)
@@ -164,7 +179,7 @@ def _directives(line: str) -> dict[str, str]:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
         elif word.startswith("-") and len(word) > 1:
-            name, value = _NAMES.get(word[1], word[1]), word[2:].removeprefix("=")
+            name, value = SHORT["srun"].get(word[1], word[1]), word[2:].removeprefix("=")
             equals = value
         else:
             continue
@@ -179,11 +194,13 @@ def _slurm_variables(directives: Mapping[str, str]) -> shell.Variables:
 
     The batch shell runs once, as task 0 of the first node, whose name is not known.
     """
-    if not directives:
-        return {}
     found: shell.Variables = {
-        name: "0" if name.startswith("SLURM_") else "$_" for name in shell.PER_NODE
+        name: "0" if name.startswith("SLURM_") else "$_"
+        for name in shell.PER_NODE
+        if directives or not name.startswith("SLURM")
     }
+    if not directives:
+        return found
     found |= {
         name: directives[option] for name, option in ALLOCATION.items() if option in directives
     }
