@@ -29,14 +29,11 @@ EXCLUSIVE = tuple(
         "ntasks-per-gpu gpus-per-task",
         "ntasks-per-gpu gpus-per-socket",
         "ntasks-per-gpu ntasks-per-node",
-        "hint ntasks-per-core",
-        "hint threads-per-core",
-        "hint extra-node-info",
-        "exclusive oversubscribe",
     )
 )
-"""Options that exclude each other, so that sbatch and srun refuse them (sbatch(1) says so at each:
-"mutually exclusive", "not compatible with")."""
+"""Options that exclude each other: sbatch and srun of 22.05.8 refuse each of these pairs. What
+sbatch(1) says of --hint they do not refuse.
+"""
 ALLOCATION = {
     "SLURM_JOB_NUM_NODES": "nodes",
     "SLURM_NTASKS": "ntasks",
