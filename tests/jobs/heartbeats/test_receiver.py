@@ -42,7 +42,7 @@ IDLE = 900.0
 MAX_CLOSING = 512
 MAX_SENDERS = 256
 MAX_SENDERS_PER_USER = 64
-PERIOD = 0.25
+PERIOD = 0.5
 TORN = 8
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="processes of other users take root")
@@ -284,9 +284,7 @@ async def test_garbage_in_a_page(path: Path) -> None:
     with receiving(path) as receiver, contextlib.ExitStack() as stack:
         for data in garbage:
             stack.enter_context(sending(path, TORCH)).tell(data)
-        await until(
-            lambda: receiver.rejected[RejectReason.MALFORMED] == len(garbage), (TORN + 8) * PERIOD
-        )
+        await until(lambda: receiver.rejected[RejectReason.MALFORMED] == len(garbage), 60)
         assert receiver.received == receiver.connections == 0
 
 
@@ -416,7 +414,7 @@ while True:
             watch = Stopwatch(os.getpid(), sender.pid)
             sender.tell(beat(step))
             # bound now
-            await until(lambda step=step: max(shown(receiver).values()) == step, 4 * PERIOD)  # type: ignore[misc]
+            await until(lambda step=step: max(shown(receiver).values()) == step, 16 * PERIOD)  # type: ignore[misc]
             lags.append(watch.seconds())
         assert statistics.median(lags) < 2 * PERIOD
         assert receiver.received <= 7
@@ -477,7 +475,7 @@ async def test_connections_that_come_and_go(path: Path) -> None:
             for step in range(2, 6):
                 sender.tell(beat(step))
                 # bound now
-                await until(lambda step=step: step in shown(receiver).values(), 4 * PERIOD)  # type: ignore[misc]
+                await until(lambda step=step: step in shown(receiver).values(), 16 * PERIOD)  # type: ignore[misc]
                 assert len(list(receiver.senders())) == 1
                 assert receiver.connections <= CONNECTIONS + 1
 
