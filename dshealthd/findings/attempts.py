@@ -128,6 +128,8 @@ class Attempts:
         """By launcher that starts its ranks anew: the run's name, and when its last attempt
         ended."""
         self._restored: dict[str, Any] | None = None
+        self.changed = False
+        """Whether one has begun or ended since `document` was called."""
 
     def settle(
         self,
@@ -201,6 +203,7 @@ class Attempts:
                 again=bool(earlier) or any(_restarts(process)),
             )
             self._open.append(attempt)
+            self.changed = True
             if launcher:
                 self._launchers[launcher] = run, ended
                 while len(self._launchers) > MAX_LAUNCHERS:
@@ -236,6 +239,7 @@ class Attempts:
             self._launchers[attempt.launcher] = attempt.run, entry.end
         self._record.add(entry)
         attempt.members = {}
+        self.changed = True
 
     def lasting(self) -> list[Entry]:
         """Return those that have not ended, as the record has others."""
@@ -274,6 +278,7 @@ class Attempts:
 
     def document(self) -> dict[str, Any]:
         """Return them for the agent's state."""
+        self.changed = False
         return {
             "boot": boot()[0],
             "launchers": self._launchers,

@@ -79,8 +79,9 @@ within them, and are judged at once.
 AT_LEAST_EVERY = 10.0
 """Seconds after which the node is judged without new samples: Xids age."""
 SAVE_EVERY = 300.0
-"""Seconds between two writes of the past, each by a process of its own; a finding that begins or
-ends is written at once. A crash loses as much of windows that are hours to days long.
+"""Seconds between two writes of the past, each by a process of its own; a finding or a training's
+attempt that begins or ends is written at once. A crash loses as much of windows that are hours to
+days long, and of where an attempt's time went.
 """
 MAX_EXPORTED = 100
 """Most findings exported; a node has as many only if something is wrong with the judge."""
@@ -214,7 +215,8 @@ class Judge:
             series.samples(stalls.EXPORTED + idleness.EXPORTED + coverage.EXPORTED)
         ) + tuple(self.attempts.samples())
         self._judged, self._failed, self._whole = now, False, whole
-        if self._running and (self._episodes.changed or now - self._saved >= SAVE_EVERY):
+        changed = self._episodes.changed or self.attempts.changed
+        if self._running and (changed or now - self._saved >= SAVE_EVERY):
             self._save(now, wall)
         if self._running:
             self._record.save(now, wall)

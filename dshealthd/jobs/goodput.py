@@ -32,6 +32,53 @@ FEW = 2
 TRAINING = "training"
 """The part of the time in which it trains, which its own sums divide."""
 _NONE = Totals(0, 0, 0.0, 0.0)
+_SECONDS = schema.Number(0, MAX_TOTAL)
+_COUNT = schema.Integer(0, MAX_COUNT)
+_SUMS = schema.Array(schema.Number(0, MAX_COUNT), len(_NONE), len(_NONE))
+_PARTS = schema.Record({}, dict.fromkeys((*PARTS, TRAINING), _SECONDS))
+_ACCOUNT = schema.Record(
+    {
+        **dict.fromkeys(("at", "quiet", "stood"), _SECONDS),
+        "spent": _PARTS,
+        **dict.fromkeys(("reached", "step"), _COUNT),
+        "base": _SUMS,
+        "steps": schema.Record({}, rest=_COUNT),
+    },
+    {
+        **dict.fromkeys(("first", "began", "since", "role"), _COUNT),
+        "totals": _SUMS,
+        "inputs": _SECONDS,
+        "peak": schema.Integer(0, MAX_MEMORY),
+    },
+)
+_RANK_SECONDS = schema.Number(0, 1e15)
+"""Of so many ranks as a job may have."""
+CARD_FIELDS: dict[str, schema.Type] = {
+    "mark": schema.Integer(),
+    "ranks": schema.Integer(1),
+    "again": schema.Flag(),
+    "times": schema.Record({}, rest=_RANK_SECONDS),
+}
+"""What is told of an attempt on one node: what its ranks on all nodes share, their number here,
+whether there was an attempt before it, and the seconds of each part, summed over them."""
+CARD_OPTIONAL: dict[str, schema.Type] = {
+    "user": schema.Integer(),
+    "world_size": schema.Integer(),
+    "first_step": _COUNT,
+    "failed": schema.UNIX_TIME,
+    "memory_peak_bytes": schema.Integer(0, MAX_MEMORY),
+    "step_seconds": schema.Array(_RANK_SECONDS, len(QUANTILES), len(QUANTILES)),
+    "slowest": schema.Record(
+        {
+            "rank": schema.Integer(),
+            **dict.fromkeys(
+                ("work_seconds", "step_seconds", "usual_seconds", "next_seconds"), _RANK_SECONDS
+            ),
+        }
+    ),
+}
+"""The same, where it is known: when its first rank failed, QUANTILES of step times, and the rank
+with the most own work in a step, beside the usual one and the next."""
 
 
 @dataclass(slots=True)
@@ -243,52 +290,3 @@ def quantiles(accounts: Iterable[Goodput]) -> list[float] | None:
         while len(found) < len(QUANTILES) and below >= QUANTILES[len(found)] * total:
             found.append(RATIO**place)
     return found
-
-
-_SECONDS = schema.Number(0, MAX_TOTAL)
-_COUNT = schema.Integer(0, MAX_COUNT)
-_SUMS = schema.Array(schema.Number(0, MAX_COUNT), len(_NONE), len(_NONE))
-_PARTS = schema.Record({}, dict.fromkeys((*PARTS, TRAINING), _SECONDS))
-_ACCOUNT = schema.Record(
-    {
-        **dict.fromkeys(("at", "quiet", "stood"), _SECONDS),
-        "spent": _PARTS,
-        **dict.fromkeys(("reached", "step"), _COUNT),
-        "base": _SUMS,
-        "steps": schema.Record({}, rest=_COUNT),
-    },
-    {
-        **dict.fromkeys(("first", "began", "since", "role"), _COUNT),
-        "totals": _SUMS,
-        "inputs": _SECONDS,
-        "peak": schema.Integer(0, MAX_MEMORY),
-    },
-)
-_RANK_SECONDS = schema.Number(0, 1e15)
-"""Of so many ranks as a job may have."""
-CARD_FIELDS: dict[str, schema.Type] = {
-    "mark": schema.Integer(),
-    "ranks": schema.Integer(1),
-    "again": schema.Flag(),
-    "times": schema.Record({}, rest=_RANK_SECONDS),
-}
-"""What is told of an attempt on one node: what its ranks on all nodes share, their number here,
-whether there was an attempt before it, and the seconds of each part, summed over them."""
-CARD_OPTIONAL: dict[str, schema.Type] = {
-    "user": schema.Integer(),
-    "world_size": schema.Integer(),
-    "first_step": _COUNT,
-    "failed": schema.UNIX_TIME,
-    "memory_peak_bytes": schema.Integer(0, MAX_MEMORY),
-    "step_seconds": schema.Array(_RANK_SECONDS, len(QUANTILES), len(QUANTILES)),
-    "slowest": schema.Record(
-        {
-            "rank": schema.Integer(),
-            **dict.fromkeys(
-                ("work_seconds", "step_seconds", "usual_seconds", "next_seconds"), _RANK_SECONDS
-            ),
-        }
-    ),
-}
-"""The same, where it is known: when its first rank failed, QUANTILES of step times, and the rank
-with the most own work in a step, beside the usual one and the next."""

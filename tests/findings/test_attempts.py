@@ -20,6 +20,8 @@ from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.training.message import Message, Totals
+from tests.findings.test_judge import Node as Judged
+from tests.findings.test_judge import loaded
 from tests.findings.test_record import fault, kept
 
 if TYPE_CHECKING:
@@ -414,3 +416,29 @@ def test_many_attempts() -> None:
     jobs = {each.labels[0] for each in node.attempts.samples() if each.metric is SPENT}
     assert len(jobs) == MAX_EXPORTED
     assert "slurm-1" in jobs
+
+
+async def test_an_attempt_is_written_as_it_begins(tmp_path: Path) -> None:
+    """A node that goes down with the job soon afterwards has not forgotten that it ran."""
+    node, trained = Judged(tmp_path), Node()
+    await node.judge.apply(loaded("", tmp_path))
+    node.over(0.5)
+    file = tmp_path / "findings.json"
+    before = await until_told(file, '"runs"')
+    job = both(trained)
+    assert job not in before
+    trained.check()
+    node.judge.attempts.settle(trained.senders, {}, {}, node.now, node.now + 1e9)
+    node.over(0.5, 0.0)
+    await until_told(file, job)
+    await node.judge.close()
+
+
+async def until_told(file: Path, words: str) -> str:
+    """Return the content of a file, once it has these words."""
+    for _ in range(600):
+        if file.exists() and words in (text := file.read_text(encoding="utf-8")):
+            return text
+        await asyncio.sleep(0.1)
+    message = f"{file} never told of {words}"
+    raise AssertionError(message)

@@ -144,7 +144,7 @@ def _misspelt(name: str, block: Mapping[str, Any], place: str = TOP) -> Iterator
             yield critical(
                 f"{name}: {place} has no key {key!r} that DeepSpeed reads{advice}",
                 remedy=find_key(name, key),
-                source="DeepSpeed 0.19.8",
+                source=deepspeed_config.RELEASE,
                 component=f"{name}: {key}",
             )
 

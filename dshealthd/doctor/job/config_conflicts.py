@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.batch import ACCUMULATION, MICRO, TRAIN, UNREADABLE
+from dshealthd.doctor.job.sources.deepspeed_config import RELEASE
 from dshealthd.doctor.remedies import find_key, paste
 from dshealthd.jobs.environment import natural
 
@@ -34,7 +35,7 @@ def _conflicts(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
     found = list(_written(name, context.document))
     inspection = context.inspection
     if inspection is None or inspection.problem:
-        yield from (*found, *_engine(name, _stated(context.document), "DeepSpeed 0.19.8"))
+        yield from (*found, *_engine(name, _stated(context.document), RELEASE))
         yield unknown(f"{name} was not checked by DeepSpeed: {context.why_not_inspected}")
         return
     source = context.inspector
@@ -94,8 +95,7 @@ def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
         yield at(
             "elasticity",
             f"elasticity chooses the batch sizes, so DeepSpeed refuses {', '.join(fixed)} beside it"
-            " unless ignore_non_elastic_batch_info is true; 0.19.8 refuses elasticity"
-            " itself",
+            f" unless ignore_non_elastic_batch_info is true; {RELEASE} refuses elasticity itself",
             lines="-A9",
             source="deepspeed/runtime/config.py, DeepSpeedConfig.__init__",
         )
@@ -165,7 +165,7 @@ def of_accelerate(name: str, settings: Mapping[str, str]) -> Iterator[Result]:
     """Yield what a configuration of Accelerate offloads in vain."""
     if (stage := natural(settings.get("zero_stage"))) is not None:
         devices = {key: settings.get(f"{key}_device", "none") for key in _OFFLOADS}
-        yield from _engine(name, {"stage": stage, "optimizer": "", **devices}, "DeepSpeed 0.19.8")
+        yield from _engine(name, {"stage": stage, "optimizer": "", **devices}, RELEASE)
 
 
 def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Result]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 MIN_KEY = 32
 """Characters of a key: hexadecimal digits of 128 bits."""
 MAX_KEY_FILE = 4096
+"""Bytes: two keys of `openssl rand -hex 32` and their comments have some 200."""
 MAX_KEYS = 2
 """The current key and, during a rotation, the previous or the next one."""
 

@@ -16,6 +16,7 @@ is encrypted.
 from __future__ import annotations
 
 import enum
+import hashlib
 import hmac
 import re
 import secrets
@@ -33,9 +34,8 @@ OK = "ok"
 TIMED_OUT = "timed_out"
 DEFECT = "peer_error"
 _LENGTH = struct.Struct(">I")
-_MAC = 32
+_MAC = hashlib.sha256().digest_size
 _CHALLENGE = re.compile(r"[0-9a-f]{32}")
-_FIELDS = 4
 
 
 class Rejection(enum.StrEnum):
@@ -131,7 +131,7 @@ class Hello(NamedTuple):
     def parse(cls, frame: bytes) -> Hello | None:
         """Return the caller's claim; None if it is malformed."""
         fields = frame.decode("ascii", "replace").split(" ")
-        if len(fields) != _FIELDS or fields[0] != SCHEME:
+        if len(fields) != 1 + len(cls._fields) or fields[0] != SCHEME:
             return None
         if not all(map(is_name, fields[1:3])) or _CHALLENGE.fullmatch(fields[3]) is None:
             return None
