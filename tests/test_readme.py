@@ -22,7 +22,7 @@ from dshealthd.config import config
 from dshealthd.core.options import Errors
 from dshealthd.symptoms import all_symptoms
 from generate import reference
-from tests import yaml_files
+from tests import tested_with, yaml_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -297,34 +297,62 @@ def test_other_scrapers(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def neighbors() -> dict[str, tuple[str, str, str]]:
-    """Return the rows of the README's table of neighbors: oldest, newest, by what."""
-    text = (
-        (ROOT / "README.md").read_text("utf-8").partition("## Tested with")[2].partition("\n## ")[0]
-    )
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    return {name: (oldest, newest, by) for name, oldest, newest, by in rows[1:]}
+TESTED = """\
+## Tested with
+
+| software | oldest | newest | tested by |
+|---|---|---|---|
+| Slurm | 22.05 | 22.05 | `tests/slurm/` |
+| Kubernetes, by its schemas | 1.29 | 1.9 | `tests/nvml/` |
+
+## More
+"""
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "found", "row"),
+    [
+        ({"tests/slurm/test_a.py": {"passed"}}, "slurm-wlm 26.05.5", "22.05 | 26.05"),
+        ({"tests/slurm/test_a.py": {"passed"}}, "slurm-wlm 9.11.2", "9.11 | 22.05"),
+        ({"tests/slurm/test_a.py": {"passed"}}, "", "22.05 | 22.05"),  # it is not here
+        ({"tests/slurm/test_a.py": {"skipped"}}, "slurm-wlm 26.05.5", "22.05 | 22.05"),
+        ({"tests/nvml/test_a.py": {"passed"}}, "slurm-wlm 26.05.5", "22.05 | 22.05"),
+        (
+            {"tests/slurm/test_a.py": {"passed"}, "tests/slurm/test_b.py": {"passed", "failed"}},
+            "slurm-wlm 26.05.5",
+            "22.05 | 22.05",
+        ),
+    ],
+)
+def test_a_row_changes_where_its_tests_passed(
+    monkeypatch: pytest.MonkeyPatch, outcomes: dict[str, set[str]], found: str, row: str
+) -> None:
+    """What did not run, skipped itself or failed says nothing of a release."""
+    monkeypatch.setitem(tested_with.MET, "Slurm", lambda: found)
+    after = tested_with.extended(TESTED, outcomes)
+    assert after == TESTED.replace("22.05 | 22.05", row)
 
 
 def test_neighbors_are_those_that_are_tested() -> None:
     """Interpreters are those of CI's matrix, Kubernetes' releases those of the test, and each test
     exists.
     """
-    table = neighbors()
+    table = tested_with.rows((ROOT / "README.md").read_text("utf-8"))
     jobs = yaml_files.load(ROOT / ".github/workflows/ci.yml")["jobs"]
     agent = jobs["test"]["strategy"]["matrix"]["python"]
     trainings = jobs["heartbeat"]["env"]["PYTHONS"].split()
     kubernetes = (ROOT / "tests/kubernetes/test_manifests.py").read_text("utf-8")
     (versions,) = re.findall(r"^VERSIONS = (\(.*\))$", kubernetes, re.MULTILINE)
-    schemas = ast.literal_eval(versions)
-    for name, releases in {
+    declared = {
         "Python of the agent (the package brings 3.13)": agent,
         "Python of trainings": trainings,
-        "Kubernetes, by its schemas": schemas,
-    }.items():
+        "Kubernetes, by its schemas": ast.literal_eval(versions),
+    }
+    assert table.keys() == {*declared, *tested_with.MET}
+    for name, releases in declared.items():
         assert table[name][:2] == (releases[0], releases[-1])
-    named = [path for _, _, by in table.values() for path in re.findall(r"`(tests/[^`]*)`", by)]
-    assert len(named) == len(table) - 1  # and `make test`
-    assert all((ROOT / path).exists() for path in named)
+    named = {name: tested_with.paths(by) for name, (_, _, by) in table.items()}
+    assert [name for name, paths in named.items() if not paths] == [next(iter(table))]  # make test
+    assert all((ROOT / path).exists() for paths in named.values() for path in paths)
     for package in ("prometheus", "prometheus-alertmanager", "victoria-metrics"):
         assert f" {package}" in (ROOT / "dev").read_text("utf-8").partition("\n    newest ")[2]
