@@ -33,7 +33,7 @@ def program(*command: str) -> str:
 
 
 def package(name: str) -> str:
-    """Return the version of a package that `./dev neighbors` has unpacked; its programs say none."""
+    """Return the version of a package that `./dev neighbors` has unpacked: programs say none."""
     found = sorted((ROOT / "build/next/packages").glob(f"{name}_*.deb"))
     return found[-1].name.partition("_")[2] if found else ""
 
