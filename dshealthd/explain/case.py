@@ -293,12 +293,11 @@ def _sort(case: Case) -> None:
         if event.role in {"cause", "loss"}:
             run = found.sources[event.origin.source].name.partition("/attempt_")[0]
             latest[run] = max(latest[run], event.attempt)
-    ended = joined.ended(found.events)
     for event in found.events:
         facts = found.sources[event.origin.source]
         run = facts.name.partition("/attempt_")[0]
         later = facts.progress - event.progress
-        if event.attempt < latest[run] or event.last_order < ended.get(joined.condition(event), 0):
+        if event.attempt < latest[run]:
             case.recovered.append(event)
         elif event.role == "loss":
             case.causes.append(event)

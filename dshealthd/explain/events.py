@@ -90,8 +90,6 @@ class Event:
     """What its pattern says, to be filled again when values from other lines join it."""
     steps: tuple[str, ...] = ()
     """First steps, as in its pattern."""
-    ends: str = ""
-    """The pattern whose condition it says to be over."""
     place: Place
     origin: Origin
     order: int

@@ -1,4 +1,4 @@
-"""What several lines together say about one fault, and which conditions a later line ends."""
+"""What several lines together say about one fault."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ def merge(events: Sequence[Event]) -> None:
     """
     groups: dict[tuple[int, str], list[Event]] = defaultdict(list)
     for event in events:
-        is_about = event.role == "cause" or (event.role == "confirmation" and not event.ends)
-        if is_about and event.layer in {"hardware", "program"}:
+        if event.role in {"cause", "confirmation"} and event.layer in {"hardware", "program"}:
             groups[event.origin.source, event.slug].append(event)
     for about in groups.values():
         first = about[0]
@@ -66,16 +65,3 @@ def _agree(one: Event, other: Event) -> bool:
         and (one.rank is None or other.rank is None or one.rank == other.rank)
         and (one.host is None or other.host is None or one.host == other.host)
     )
-
-
-def condition(event: Event) -> tuple[str, int, str | None]:
-    """Return what identifies a lasting condition: its pattern, its file, and the device or
-    server.
-    """
-    what = event.fields.get("pci", event.fields.get("server"))
-    return event.ends or event.pattern, event.origin.source, what
-
-
-def ended(events: Sequence[Event]) -> dict[tuple[str, int, str | None], int]:
-    """Return where a line last says that a condition is over: a link up, a server that answers."""
-    return {condition(event): event.last_order for event in events if event.ends}

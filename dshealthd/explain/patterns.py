@@ -82,8 +82,6 @@ class Pattern:
     """Number of times that make a value a loss: a single one may be harmless."""
     weak: bool
     first: bool
-    ends: str
-    """The pattern, `SLUG/NAME`, whose condition this line says to be over; empty for others."""
     match: tuple[str, ...]
     no_match: tuple[str, ...]
 
@@ -264,7 +262,6 @@ def _pattern(slug: str, row: dict[str, Any]) -> Pattern:
         least=row.pop("least", 1),
         weak=row.pop("weak", False),
         first=row.pop("first", False),
-        ends=row.pop("ends", ""),
         match=tuple(row.pop("match")),
         no_match=tuple(row.pop("no_match")),
     )

@@ -412,7 +412,6 @@ class Reader:
             texts=pattern.says,
             steps=pattern.step,
             title=known.said((pattern.title,), known_fields),
-            ends=pattern.ends,
             place=place,
             origin=line.origin,
             order=self._order,
@@ -500,7 +499,7 @@ _PYTHON = known.Pattern(
     names={"exception": "exception", "message": "message"}, need=Need(), source="CPython",
     layer="program", role="cause", title="{exception} in the program",
     says=("{exception}: {message}", "{exception}"), step=(), where="exception", least=1, weak=True,
-    first=False, ends="", match=(), no_match=(),
+    first=False, match=(), no_match=(),
 )  # fmt: skip
 _PYTHON_EXIT = replace(
     _PYTHON, name="exit", id="child-failed/exit", role="consequence", layer="launcher"

@@ -75,8 +75,8 @@ def test_what_a_user_wrote_does_not_become_a_command(path: str) -> None:
     """A path with characters that a shell interprets is left out of a step, which root may
     paste.
     """
-    finding = explained(f'OSError: [Errno 30] Read-only file system: "{path}"')
-    quoted = explained(f"OSError: [Errno 30] Read-only file system: '{path}'")
+    finding = explained(f'OSError: [Errno 116] Stale file handle: "{path}"')
+    quoted = explained(f"OSError: [Errno 116] Stale file handle: '{path}'")
     for one in (finding, quoted):
         assert one.slug == "checkpoint-path"
         assert "reboot" not in one.step

@@ -71,7 +71,7 @@ def test_a_line_of_the_kernel_counts_after_any_prefix(line: str) -> None:
 
 def test_the_lines_of_the_kernel_are_of_many_kinds() -> None:
     """The examples of patterns have Xids of several kinds, and events of most drivers."""
-    assert len(LINES) > 20
+    assert len(LINES) > 12
     assert len(PREFIXES) > 28
 
 
