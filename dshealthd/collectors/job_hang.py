@@ -61,7 +61,8 @@ BOUND = gauge(
     "dshealthd_job_step_bound_seconds",
     "Longest usual silence in the rank's current phase: twice the longest of the last hours, "
     "at least 30 s; 100 s in the first steps. In a marked pause: half an hour the first time, "
-    "later four times the longest, at least 5 min; less while no rank works in it.",
+    "later four times the longest, at least 5 min; less while no rank works in it, or where the "
+    "rank waits in a collective that times out before.",
     *_RANK,
 )
 POSITION = gauge(

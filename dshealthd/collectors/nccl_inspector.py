@@ -3,8 +3,8 @@ Inspector plugin.
 
 A job writes them if it runs with NCCL_PROFILER_PLUGIN, NCCL_INSPECTOR_ENABLE=1,
 NCCL_INSPECTOR_PROM_DUMP=1 and a dump interval. They are found through NCCL_INSPECTOR_DUMP_DIR of
-training processes. The format follows the source of NCCL 2.29.3 to 2.30.7; it has not been tested
-with files of a real NCCL.
+training processes, or where the site's switch has them written. The format follows the source of
+NCCL 2.29.3 to 2.30.7; it has not been tested with files of a real NCCL.
 """
 
 from __future__ import annotations
@@ -69,6 +69,11 @@ LEFT_OUT = gauge(
 )
 
 VARIABLE = "NCCL_INSPECTOR_DUMP_DIR"
+SITE_PLUGIN = "/usr/lib/dshealthd/training/libnccl-profiler-inspector.so"
+SITE_DIRECTORY = "/tmp/nccl-inspector-%d"  # noqa: S108 - files of other users are refused
+"""Of a user's jobs that name none themselves, where the site has the plugin; its switch sets the
+variable within a process, which `/proc` does not show (`deploy/training/site/dshealthd_site.py`).
+"""
 MAX_AGE = 120.0
 """Seconds after which a file is dropped; the plugin writes every 30 s at most."""
 MAX_FILES, MAX_BYTES = 64, 1 << 18
@@ -166,16 +171,18 @@ class NcclInspector(Collector):
         and note the jobs of each user.
         """
         seen: set[tuple[object, str]] = set()
+        of_site = os.path.exists(self.host.root(SITE_PLUGIN))
         for process in self.context.shared(ProcessTable).refresh():
-            path = process.environment.get(VARIABLE, "")
-            part = f"inspector {path}"
+            named = process.environment.get(VARIABLE, "")
+            part = f"inspector {named}" if named else f"inspector of user {process.user}"
             if process.user is not None:
                 jobs[process.user].add(process.job)
-            if not path or len(directories) >= MAX_DIRECTORIES:
+            if not (named or of_site) or len(directories) >= MAX_DIRECTORIES:
                 continue
             try:
                 with Root.of_process(self.host, process.pid) as root:
                     owner = root.owner.uid
+                    path = named or SITE_DIRECTORY % owner
                     jobs[owner].add(process.job)
                     if (root.place, path) in seen:  # the ranks of a job, and the children of each
                         continue

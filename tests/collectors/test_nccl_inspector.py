@@ -83,6 +83,23 @@ def bandwidths(result: Result) -> Values:
     return {labels: speed / 1e9 for labels, speed in found.items()}
 
 
+@pytest.mark.parametrize("has_plugin", [True, False])
+def test_where_the_switch_of_a_site_has_files_written(tmp_path: Path, *, has_plugin: bool) -> None:
+    """A rank that names no directory has the one of its user, if the site has the plugin."""
+    node = Node(tmp_path)
+    plugin = Path(node.context.host.root(nccl_inspector.SITE_PLUGIN))
+    assert plugin.is_relative_to(tmp_path)
+    plugin.parent.mkdir(parents=True)
+    if has_plugin:
+        plugin.touch()
+    place = node.inside / (nccl_inspector.SITE_DIRECTORY % os.getuid()).lstrip("/")
+    place.mkdir(parents=True, mode=0o700)
+    node.dump = place
+    node.rank(path="")
+    node.write(line(400, 1000))
+    assert files(node.collect()) == ({"taken": 1} if has_plugin else {})
+
+
 def test_exposition(node: Node) -> None:
     """A rank's file becomes series in base units, under the name of its job and the UUID that NVML
     has.

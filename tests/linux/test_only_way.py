@@ -89,6 +89,7 @@ SINGLE = {
     ("linux/process.py", "place"): "procfs",
     ("linux/socket_waits.py", "f'{place}/net/{table}'"): "procfs",
     ("collectors/job_activity.py", "place"): "procfs",
+    ("collectors/nccl_inspector.py", "self.host.root(SITE_PLUGIN)"): "a fixed file of the node",
     ("linux/activity.py", "f'{task}/stat'"): "procfs",
     ("linux/activity.py", "f'{task}/schedstat'"): "procfs",
     ("linux/activity.py", "f'{place}/{thread}/status'"): "procfs",

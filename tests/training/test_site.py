@@ -7,6 +7,8 @@ import hashlib
 import importlib.util
 import os
 import re
+import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 
 from bench.processes import free_port
 from deploy.training import directory
+from dshealthd.collectors import nccl_inspector
 from dshealthd.jobs import environment
 from dshealthd.training import report
 
@@ -28,7 +31,7 @@ if torch is None or torch.origin is None:
 GATE = directory.HERE / "site/dshealthd_site.py"
 SCRIPT = Path(__file__).with_name("script_site.py")
 RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-DIGEST = "1f453124c50ec560f6670db3462b0c4e8e4a741b6abd73966ad585c57b6c3293"
+DIGEST = "e340f7ccd35113387276a52d0b89b62f4d80891c93f1e885c015d4fcbd960425"
 """Of the archive; see `directory.ARCHIVE` before changing it."""
 
 
@@ -287,6 +290,132 @@ def test_script_that_attaches(switch: Switch, agents_end: AgentsEnd, tmp_path: P
     ended = run([str(switch.python), "-c", code], environ, tmp_path)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     assert agents_end.message().step == 43
+
+
+VARIABLES = {
+    "NCCL_INSPECTOR_ENABLE": "1",
+    "NCCL_INSPECTOR_PROM_DUMP": "1",
+    "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "30000000",
+}
+
+
+class Gate:
+    """The switch of a site that has put NCCL's Inspector beside it, in a rank of this process."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        archive = folder / "site.whl"
+        archive.mkdir()
+        copied = shutil.copy2(GATE, archive)
+        spec = importlib.util.spec_from_file_location("gate", copied)
+        assert spec is not None
+        assert spec.loader is not None
+        self.module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.module)
+        self.plugin = folder / self.module.PLUGIN
+        self.plugin.touch()
+        self.dumps = folder / f"dumps-{os.getuid()}"
+        self.home = folder
+        # It has no torch, so it waits for no step.
+        monkeypatch.delitem(sys.modules, "torch.optim.optimizer", raising=False)
+        monkeypatch.setattr(self.module, "DIRECTORY", str(folder / "dumps-%d"))
+        monkeypatch.setattr(self.module, "CONFIGURATIONS", (f"{folder}/.nccl.conf",))
+        environ = {name: value for name, value in os.environ.items() if "NCCL" not in name}
+        monkeypatch.setattr(os, "environ", environ | RANK)
+
+    def load(self, **environ: str) -> dict[str, str]:
+        """Load it with these variables; return NCCL's."""
+        os.environ.update(environ)
+        self.module.load()
+        return {name: value for name, value in os.environ.items() if "NCCL" in name}
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """Return the switch of a site that has the plugin."""
+    return Gate(tmp_path, monkeypatch)
+
+
+def test_inspector_of_a_site(gate: Gate) -> None:
+    """A rank's NCCL loads the plugin and writes its numbers where the agent looks for them, in a
+    directory that is the user's alone; the next job uses it again.
+    """
+    expected = VARIABLES | {
+        "NCCL_PROFILER_PLUGIN": str(gate.plugin),
+        "NCCL_INSPECTOR_DUMP_DIR": str(gate.dumps),
+    }
+    for _ in range(2):
+        assert gate.load() == expected
+        assert stat.S_IMODE(gate.dumps.stat().st_mode) == 0o700
+        for name in expected:
+            del os.environ[name]
+    assert GATE.read_text().count(f'DIRECTORY = "{nccl_inspector.SITE_DIRECTORY}"') == 1
+    assert nccl_inspector.SITE_PLUGIN.endswith(f"/{gate.module.PLUGIN}")
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"NCCL_PROFILER_PLUGIN": "mine"},
+        {"NCCL_INSPECTOR_ENABLE": "0"},
+        {"NCCL_INSPECTOR_DUMP_DIR": "/mine"},
+    ],
+)
+def test_inspector_of_the_user(gate: Gate, own: dict[str, str]) -> None:
+    """What a job sets is left as it is, and nothing is added."""
+    assert gate.load(**own) == own
+    assert not gate.dumps.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"), [("NCCL_PROFILER_PLUGIN=mine\n", False), ("NCCL_DEBUG=WARN\n", True)]
+)
+def test_configuration_of_the_user(gate: Gate, text: str, *, taken: bool) -> None:
+    """So is what NCCL's configuration file says, which variables would hide."""
+    (gate.home / ".nccl.conf").write_text(text)
+    assert bool(gate.load()) is taken
+    for name in [name for name in os.environ if "NCCL" in name]:
+        del os.environ[name]
+    (gate.home / ".nccl.conf").unlink()
+    (gate.home / "mine").write_text(text)
+    conf = {"NCCL_CONF_FILE": str(gate.home / "mine")}
+    assert (gate.load(**conf) != conf) is taken
+
+
+@pytest.mark.parametrize("how", ["link", "open", "file", "conf", "declined", "no rank", "absent"])
+def test_no_inspector(gate: Gate, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Nothing is set where another user could plant a link, where the configuration cannot be
+    read, where the user declines, in a process that is no rank, and without the plugin.
+    """
+    environ = {}
+    if how == "link":
+        (gate.home / "theirs").mkdir()
+        gate.dumps.symlink_to(gate.home / "theirs")
+    elif how == "open":
+        gate.dumps.mkdir()
+        gate.dumps.chmod(0o777)
+    elif how == "file":
+        gate.dumps.touch()
+    elif how == "conf":
+        (gate.home / ".nccl.conf").mkdir()
+    elif how == "declined":
+        environ["DSHEALTHD_HEARTBEAT"] = "0"
+    elif how == "no rank":
+        for name in RANK:
+            monkeypatch.delitem(os.environ, name)
+    else:
+        gate.plugin.unlink()
+    assert gate.load(**environ) == {}
+
+
+def test_inspector_in_a_directory_of_another_user(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that somebody else has made is not used."""
+    gate.dumps.mkdir(mode=0o700)
+    user = os.getuid()
+    monkeypatch.setattr(gate.module, "DIRECTORY", f"{gate.dumps}%.0s")
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    assert gate.load() == {}
 
 
 def test_variables_are_those_of_the_agent() -> None:

@@ -4,6 +4,8 @@ It stands in an archive of its own on PYTHONPATH, is the entry point `torch.back
 finds `dshealthd.training` beside the archive. Nothing is done in a process that no launcher has
 started, and in others nothing but to wait for a step of an optimizer: data loaders, compilers and
 other children of a rank make none. Python 3.9 or newer, and no module that torch has not imported.
+
+If the site has put NCCL's Inspector beside the archive, NCCL is told to load it.
 """
 
 from __future__ import annotations
@@ -17,16 +19,65 @@ if TYPE_CHECKING:
 
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 """A variable of each launcher."""
+PLUGIN = "libnccl-profiler-inspector.so"
+OURS = ("NCCL_PROFILER", "NCCL_INSPECTOR")
+"""How the variables begin that are set only where a job has none of them."""
+CONFIGURATIONS = ("~/.nccl.conf", "/etc/nccl.conf")
+"""NCCL sets what these say, unless it is set (src/misc/param.cc)."""
+DIRECTORY = "/tmp/nccl-inspector-%d"  # noqa: S108 - not used if it is somebody else's
+"""Of one user. The agent looks for it there: a process's own changes do not show in `/proc`."""
+OPEN_TO_OTHERS = 0o022
+FOLDER, KIND = 0o040000, 0o170000  # as in `stat`, which torch need not have imported
 
 
 def load() -> None:
     """Wait for the first step; torch calls this at the end of its import."""
     environ = os.environ
     if environ.get("DSHEALTHD_HEARTBEAT") != "0" and any(map(environ.__contains__, RANKS)):
+        inspect(os.path.join(os.path.dirname(os.path.dirname(__file__)), PLUGIN))
         optimizers = sys.modules.get("torch.optim.optimizer")
         register = getattr(optimizers, "register_optimizer_step_post_hook", None)
         if register is not None:
             register(FirstStep(getattr(sys.modules["torch"], "compiler", None)))
+
+
+def inspect(plugin: str) -> None:
+    """Have NCCL load its Inspector, if the site has it and this job has no profiler of its own."""
+    if not os.access(plugin, os.R_OK) or any(name.startswith(OURS) for name in os.environ):
+        return
+    place = DIRECTORY % os.getuid()
+    try:
+        if any(map(_has_own, (os.environ.get("NCCL_CONF_FILE") or "", *CONFIGURATIONS))):
+            return
+        try:
+            os.mkdir(place, 0o700)
+        except FileExistsError:  # of an earlier job
+            if not os.path.isdir(place):
+                return
+        # Here and now, and not in the shell of another node: in a directory of another user's, a
+        # link would have the plugin overwrite any file of this one's.
+        found = os.lstat(place)
+    except (OSError, ValueError):
+        return
+    mode = found.st_mode & (KIND | OPEN_TO_OTHERS)
+    if mode == FOLDER and found.st_uid == os.getuid():
+        os.environ["NCCL_INSPECTOR_ENABLE"] = os.environ["NCCL_INSPECTOR_PROM_DUMP"] = "1"
+        os.environ["NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS"] = "30000000"  # its least
+        os.environ["NCCL_INSPECTOR_DUMP_DIR"] = place
+        os.environ["NCCL_PROFILER_PLUGIN"] = plugin
+
+
+def _has_own(configuration: str) -> bool:
+    """Return whether a configuration of NCCL names a profiler."""
+    try:  # without waiting, should it be no file
+        descriptor = os.open(os.path.expanduser(configuration), os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    try:
+        text = os.read(descriptor, 1 << 16)
+    finally:
+        os.close(descriptor)
+    return any(name.encode() in text for name in OURS)
 
 
 class FirstStep:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 IDLE_FOR = 45.0
 """Seconds for which a rank must have been idle before it counts as the one that others, which wait
-in a collective, wait for. It is to be paged within 90 s: of these, 20 s are the rule's own, 15 s a
+in a collective, wait for. It is to be paged within 90 s: of these, 15 s are the rule's own, 15 s a
 scrape, and some 10 s two checks and the evaluation of rules.
 """
 UNEXPLAINED = 90.0

@@ -26,7 +26,7 @@ hide the next one.
 """
 FIRST = 100.0
 """Seconds of silence that are usual in the first steps, and in phases of `SHOWN` while nobody
-works. A hang there is to be paged within 150 s, of which the rule and a scrape take 35; what else
+works. A hang there is to be paged within 150 s, of which the rule and a scrape take 30; what else
 takes longer is known by its CPU time, or by the bytes that it moves.
 """
 UNKNOWN = 1800.0

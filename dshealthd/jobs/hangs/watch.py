@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.schema import SchemaError
 from dshealthd.jobs.environment import watchdog_seconds
 from dshealthd.jobs.hangs.exits import End
+from dshealthd.jobs.hangs.judge import NOTICE, UNEXPLAINED
 from dshealthd.jobs.hangs.silence import FLOOR, SHOWN, SUSPECTED, SilenceBaseline
 from dshealthd.jobs.hangs.states import STOPPED, RankState, operation
 from dshealthd.jobs.heartbeats.identity import Identity
@@ -127,6 +128,13 @@ class Watched:
     def at(self, clock: float) -> RankState:
         """Return the rank's state at this time of the watch."""
         pid, start = self.key
+        silence, bound = self.baseline.silence(clock), self.baseline.bound
+        timeout = watchdog_seconds(self.who.process.environment, self.message.timeout)
+        collective, since = operation(self.message.collective[0]), clock - self.collective_at
+        if collective and self.message.phase != Phase.TRAINING:
+            # However long the phase is, the watchdog ends the job once this collective times out.
+            left = max(FLOOR, timeout - NOTICE - UNEXPLAINED)
+            bound = min(bound, silence - since + left)
         return RankState(
             rank=self.who.process.launch.rank,
             pid=pid,
@@ -136,8 +144,8 @@ class Watched:
             stage=StepStage(self.message.stage),
             forward_pass=self.message.forward_pass,
             forward_passes=self.message.forward_passes,
-            silence=self.baseline.silence(clock),
-            bound=self.baseline.bound,
+            silence=silence,
+            bound=bound,
             idle_bound=self.baseline.idle_bound,
             stores=self.stored_at is not None and clock - self.stored_at <= WINDOW,
             state=self.state,
@@ -149,11 +157,11 @@ class Watched:
             cpu=self.cpu,
             thread_cpu=self.share(lambda activity: activity.thread_seconds),
             on_gpu=self.message.memory is not None,
-            timeout=watchdog_seconds(self.who.process.environment, self.message.timeout),
+            timeout=timeout,
             stopped_for=0.0 if self.stopped_at is None else clock - self.stopped_at,
             phase_seconds=clock - self.phase_began,
-            collective=operation(self.message.collective[0]),
-            collective_for=clock - self.collective_at,
+            collective=collective,
+            collective_for=since,
         )
 
 

@@ -12,6 +12,7 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
+from dshealthd.jobs.hangs.judge import judge
 from dshealthd.jobs.hangs.states import NO_WORK
 from dshealthd.jobs.hangs.watch import RankWatch
 from dshealthd.jobs.heartbeats.identity import Identity
@@ -331,6 +332,41 @@ def test_for_how_long_a_rank_waits_in_a_collective(scene: Scene) -> None:
     operation, waited, silent = wait((1, 5), 3)
     assert (operation, waited) == ("broadcast", 2.0)
     assert silent == pytest.approx(3.0, abs=1.0)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "shown"), [(600, 540), (0, 540), (100, 120), (1800, 1800 + 90 - 701)]
+)
+def test_a_first_evaluation_that_its_watchdog_would_end(
+    scene: Scene, timeout: int, shown: int
+) -> None:
+    """Half an hour is usual of an evaluation of which nothing is known, unless all ranks wait in a
+    collective of it: that is shown a minute before it times out, if the half hour is not over yet.
+    """
+    for rank in (0, 1):
+        scene.step(rank, phase=Phase.EVALUATION, timeout=timeout)
+    for _ in range(700):  # they compute, each for itself
+        scene.look()
+    assert judge(JOB, scene.watch.jobs()[JOB], scene.now) is None
+    for rank in (0, 1):
+        identity, message = scene.present[JOB, rank]
+        scene.present[JOB, rank] = identity, message._replace(collective=(16, 1))
+    scene.look()
+    seen = []
+    for _ in range(shown + 1):
+        still = judge(JOB, scene.watch.jobs()[JOB], scene.now)
+        seen.append(still is not None and still.shown)
+        scene.look()
+    assert seen == [False] * shown + [True]
+
+
+def test_a_rank_that_evaluates_while_others_wait(scene: Scene) -> None:
+    """It has its half hour."""
+    scene.step(0, phase=Phase.EVALUATION)
+    scene.step(1, phase=Phase.EVALUATION, collective=(16, 1))
+    for _ in range(1000):
+        scene.look()
+    assert judge(JOB, scene.watch.jobs()[JOB], scene.now) is None
 
 
 def test_a_stage_that_was_read_after_its_time(scene: Scene) -> None:
