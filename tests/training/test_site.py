@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -18,9 +18,7 @@ from bench.processes import free_port
 from deploy.training import directory
 from dshealthd.jobs import environment
 from dshealthd.training import report
-
-if TYPE_CHECKING:
-    from tests.training.agents_end import AgentsEnd
+from tests.training.agents_end import AgentsEnd
 
 torch = importlib.util.find_spec("torch")
 if torch is None or torch.origin is None:
