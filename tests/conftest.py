@@ -7,8 +7,8 @@ import gc
 import inspect
 import logging
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,9 +24,6 @@ from tests.schedule import (
     pytest_xdist_auto_num_workers,
     pytest_xdist_make_scheduler,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = [
     "pytest_addoption",

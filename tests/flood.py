@@ -8,10 +8,7 @@ import os
 import resource
 import socket
 import threading
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator
 
 PATIENT = 60.0
 """Seconds for what is to succeed, as this machine may have other work; it ends when it is done."""

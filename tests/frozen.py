@@ -8,12 +8,8 @@ import contextlib
 import os
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 THAW_SECONDS = 240
 """Longer than any test needs it frozen, also on a slow machine, and shorter than a test may

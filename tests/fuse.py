@@ -12,11 +12,8 @@ import os
 import struct
 import subprocess
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path
 
 _REQUEST = struct.Struct("=IIQQIIII")
 """fuse_in_header (`linux/fuse.h`): length, operation, request, node, uid, gid, pid, padding."""

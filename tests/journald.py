@@ -11,13 +11,10 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.kernel_log import KernelLog
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 PROGRAM = Path("/lib/systemd/systemd-journald")
 SECONDS = 60.0

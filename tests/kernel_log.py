@@ -6,10 +6,7 @@ import fcntl
 import itertools
 import os
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 
 class KernelLog:

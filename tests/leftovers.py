@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from dshealthd.training.model import instances
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager

@@ -18,14 +18,12 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dshealthd.symptoms import all_symptoms
 from tests.schedule import TABLE, recorded
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
 
 ROOT = Path(__file__).parents[1]
 SLOW = {"alertmanager", "deploy", "faults", "hardware", "lab", "nccl", "neighbors", "soak"}

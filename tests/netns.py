@@ -12,10 +12,7 @@ import struct
 import subprocess
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
 
 _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+
+import pytest
 
 from dshealthd.core import timing
-
-if TYPE_CHECKING:
-    import pytest
 
 
 class Suspension:

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from dshealthd.agent.agent import Agent
 from dshealthd.collectors.job_activity import FILES
@@ -16,9 +17,6 @@ from dshealthd.config import config
 from dshealthd.core.result import CollectionOutcome, Result
 from tests.agents import running, seconds_to_end
 from tests.findings.test_judge import Node, loaded
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FAST = "[collectors.memory]\ninterval = '100ms'\n"
 

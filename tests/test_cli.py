@@ -8,21 +8,17 @@ import shlex
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dshealthd import __version__
 from dshealthd.cli import commands
 from dshealthd.cli import main as cli
+from dshealthd.cli.arguments import Command
 from dshealthd.config import config, registry
 from dshealthd.config.flags import tables
 from tests.command_line import dshealthd
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.cli.arguments import Command
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

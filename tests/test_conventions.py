@@ -9,8 +9,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +19,6 @@ from dshealthd.config import registry
 from dshealthd.core.collector import Worker
 from tests.house import seams
 from tests.web.certificates import authority
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 SOURCE = Path(dshealthd.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 def test_same_examples_whatever_was_imported(

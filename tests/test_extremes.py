@@ -10,9 +10,9 @@ import math
 import pickle
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -32,6 +32,7 @@ from dshealthd.evidence import summary as evidence
 from dshealthd.evidence.findings import CollectedEvidence, HangCase, RankEvidence
 from dshealthd.explain.flight_recorder import MalformedDump, digest
 from dshealthd.explain.group_verdicts import judge_dumps
+from dshealthd.findings.finding import Verdict
 from dshealthd.findings.judge import Judge
 from dshealthd.findings.judgement import series_of
 from dshealthd.findings.overview import overview
@@ -57,11 +58,6 @@ from tests.collectors.test_training import entry
 from tests.evidence.test_dump import entry as recorded
 from tests.jobs.nccl import inspector_plugin
 from tests.jobs.ras import server
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.findings.finding import Verdict
 
 FIGURES = (
     *(0.0, -0.0, 5e-324, 1e-300, 1e-9, 1e-6, 1.0, 1e7, 1e9, 2.0**53, 2.0**63, 1e300, 1.7e308),

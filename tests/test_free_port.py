@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +15,6 @@ from dshealthd.cli import main as cli
 from dshealthd.cli.free_port import NoPort, candidates, hold
 from dshealthd.core.host import Host
 from tests.netns import connection, listener, network_namespace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "dshealthd", "free-port"]
 

@@ -8,21 +8,18 @@ from __future__ import annotations
 import json
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import grpc
 
 from tests import agents
+from tests.agents import RunningAgent
 from tests.command_line import dshealthd
 from tests.kubernetes.test_node_problem_detector import plugin
 from tests.nvml.simulator import Simulator
 from tests.nvrx.client import ask
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.agents import RunningAgent
 
 NVML_ERROR_GPU_IS_LOST = 15
 SECONDS = 120.0

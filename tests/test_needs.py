@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests import needs, schedule
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def wanted(capsys: pytest.CaptureFixture[str], *arguments: str) -> set[str]:

@@ -10,8 +10,9 @@ import ast
 import contextlib
 import importlib
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,9 +20,6 @@ from hypothesis import strategies as st
 
 from dshealthd.core import documents
 from dshealthd.core.options import Errors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).parent.parent
 WORDS = [

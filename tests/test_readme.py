@@ -10,8 +10,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -23,9 +23,6 @@ from dshealthd.core.options import Errors
 from dshealthd.symptoms import all_symptoms
 from generate import reference
 from tests import tested_with, yaml_files
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 ROOT = Path(__file__).parents[1]
 GENERATED = {"metrics.md", "runbooks.md"}

@@ -6,16 +6,13 @@ import http.server
 import json
 import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import yaml
 
 from bench.processes import free_port
 from deploy import tier
 from tests.grafana.server import prometheus
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECONDS = 120.0
 EXPORTED = """\

@@ -7,23 +7,18 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from dshealthd.agent.systemd import ServiceManager, status_line
-from dshealthd.core.collector import Reason
+from dshealthd.core.collector import Reason, Sample
 from dshealthd.core.result import Result, failed, not_available
 from dshealthd.core.text import first_of
 from tests.agents import launch, running
 from tests.snapshots import snapshot
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dshealthd.core.collector import Sample
 
 FAST = "[collectors.memory]\ninterval = '100ms'\n"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +14,6 @@ from dshealthd.cli.main import main
 from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.probe.members.targets import document
 from tests.agents import running
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 HOSTS = "node-1 slots=8\nnode-2 slots=8\n"
 BOTH = [

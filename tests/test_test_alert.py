@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dshealthd.cli import main as cli
 from tests.http import impostors
 from tests.lab.receiver import FIRING, RESOLVED, Alert, Receiver
-from tests.lab.servers import alertmanager, routes
+from tests.lab.servers import Server, alertmanager, routes
 from tests.lab.station import Loopback
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.lab.servers import Server
 
 
 @pytest.fixture

@@ -5,19 +5,16 @@ Alerts are posted to it, and its webhooks seen.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from dshealthd.findings.catalogue import catalogue
 from dshealthd.symptoms.entry import RULESET
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.lab.receiver import Receiver
-    from tests.lab.servers import Server
+from tests.lab.receiver import Receiver
+from tests.lab.servers import Server
 
 Labels = dict[str, str]
 

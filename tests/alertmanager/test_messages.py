@@ -9,20 +9,17 @@ import email.policy
 import socketserver
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from email.message import EmailMessage
+from typing import Any
 
 import pytest
 
 from dshealthd.symptoms.entry import RULESET
 from tests.alertmanager.conftest import page_by_examples
+from tests.lab.receiver import Receiver
 from tests.lab.servers import Server, alertmanager, routes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from email.message import EmailMessage
-
-    from tests.lab.receiver import Receiver
-    from tests.lab.station import Loopback
+from tests.lab.station import Loopback
 
 ADDRESS = "127.0.0.62"
 LABELS = {

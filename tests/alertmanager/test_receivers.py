@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from tests import yaml_files
 from tests.alertmanager.test_messages import LOST, TEXT
+from tests.lab.receiver import Notification, Receiver
 from tests.lab.servers import ALERTMANAGER, PART, alertmanager, routes
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.lab.receiver import Notification, Receiver
-    from tests.lab.station import Loopback
+from tests.lab.station import Loopback
 
 ADDRESS = "127.0.0.63"
 ALERTS, TOPIC = "v2/alerts", "gpu-oncall?template=alertmanager"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import yaml
@@ -19,9 +19,6 @@ from tests import yaml_files
 from tests.findings.player import seconds
 from tests.lab.servers import ALERTMANAGER, PART, routes
 from tests.symptoms.promtool import RULES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FILE = ALERTMANAGER / PART
 MATCHER = re.compile(r'^(\w+)(=~|!~|!=|=)"([^"]*)"$')

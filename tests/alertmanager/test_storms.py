@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from dshealthd.symptoms.entry import RULESET
 from tests.alertmanager.conftest import page_by_examples
+from tests.lab.receiver import Notification, Receiver
 from tests.lab.servers import Server, alertmanager
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tests.lab.receiver import Notification, Receiver
-    from tests.lab.station import Loopback
+from tests.lab.station import Loopback
 
 ADDRESS = "127.0.0.64"
 SECONDS = 15.0

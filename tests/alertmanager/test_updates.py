@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from tests.alertmanager.test_inhibition import alert, hang
-from tests.lab.receiver import FIRING, RESOLVED
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.lab.receiver import Notification, Receiver
-    from tests.lab.servers import Server
+from tests.lab.receiver import FIRING, RESOLVED, Notification, Receiver
+from tests.lab.servers import Server
 
 LONG_AGO = "2026-01-01T00:00:00Z"
 SECONDS = 60.0

@@ -6,16 +6,13 @@ import asyncio
 import contextlib
 import json
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 
 from dshealthd.collection import worker_process as module
 from dshealthd.collection.worker_process import Channel
 from dshealthd.core import wire
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 LIMIT = 60.0
 

@@ -6,24 +6,29 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from dshealthd.collection.scheduler import Scheduler, _Inside, _Member
 from dshealthd.config import config, registry
-from dshealthd.core.collector import Collector, CollectorOptions, Context, News, NotAvailable, gauge
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Context,
+    Fault,
+    News,
+    NotAvailable,
+    Sample,
+    gauge,
+)
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration, Errors
 from dshealthd.core.result import CollectionOutcome, attempt
 from dshealthd.core.snapshot import Snapshot
 from tests.jobs.machines import Clock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from dshealthd.core.collector import Fault, Sample
 
 WAKE_SPACING = 5.0
 RESTING = 5.0

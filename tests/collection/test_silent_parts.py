@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import signal
 import time
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 from dshealthd.collection.supervisor import REPLACED, STARTS
 from dshealthd.core.collector import Reason
@@ -18,10 +19,6 @@ from tests.collection.test_supervisor import (
     values,
 )
 from tests.collectors.bench import reasons
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
 PATIENCE = 0.4
 """Seconds; more where the machine takes longer to start a worker."""

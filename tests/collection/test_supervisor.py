@@ -8,8 +8,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -26,9 +27,6 @@ from tests import frozen, workers
 from tests.collectors.bench import reasons
 from tests.stopwatch import Stopwatch
 from tests.workers import obstinate
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
 
 WORKERS = str(Path(workers.__file__).parent)
 DEADLINE = 0.4

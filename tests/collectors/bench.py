@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.config import registry
 from dshealthd.core.collector import Context, Fault, Metric, Reason
 from dshealthd.core.host import Host
 from dshealthd.core.result import Result, attempt
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 FIXTURES = Path(__file__).parent / "fixtures"
 Values = dict[tuple[str, ...], float]

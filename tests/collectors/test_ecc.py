@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from dshealthd.core.collector import Reason
 from tests.nvml.node import Node
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_ecc_off(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import os
 import shutil
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,10 +26,6 @@ from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.timing import Backoff
 from tests import frozen
 from tests.collectors.bench import Bench, reasons, value, values, write
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 def failing(result: Result) -> set[tuple[str, ...]]:

@@ -9,8 +9,8 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +18,6 @@ from dshealthd.collectors.gpu import THROTTLE_REASONS
 from dshealthd.core.collector import Reason
 from dshealthd.core.exposition import render
 from tests.nvml.node import GPU_COLLECTORS, Node
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SERIES = {"h100": 787, "a100": 683, "v100": 675, "b200": 795}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from dshealthd.collectors.gpu_bus import AMD, EXPECTED
 from dshealthd.core.result import CollectionOutcome
 from tests.collectors.bench import Bench, value
 from tests.linux.test_pci import add
 from tests.nvml.simulator import Simulator
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_gpus_and_their_loss(tmp_path: Path) -> None:

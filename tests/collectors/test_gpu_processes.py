@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from dshealthd.core.collector import Reason
 from tests.jobs.machines import TORCH
 from tests.nvml.node import Node
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_older_drivers(tmp_path: Path) -> None:

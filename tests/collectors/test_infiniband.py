@@ -10,7 +10,9 @@ import os
 import shutil
 import subprocess
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,10 +33,6 @@ from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.linux.infiniband import PortHistory, parse_rate, read_attribute
 from tests.collectors.bench import Bench, Reader, copied, host, reasons, values, write
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 DEVICES = {"irdma0", "mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"}
 PORT_1 = "class/infiniband/mlx5_1/ports/1"

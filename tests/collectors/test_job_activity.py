@@ -6,7 +6,8 @@ import os
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,10 +27,6 @@ from dshealthd.collectors.job_activity import (
 from dshealthd.core.collector import Reason
 from tests.collectors.bench import Bench, Values, reasons, values
 from tests.jobs.machines import TORCH, Machine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 IO = "rchar: 5\nwchar: 7\nread_bytes: 0\nwrite_bytes: {}\ncancelled_write_bytes: 4\n"
 

@@ -6,24 +6,20 @@ import contextlib
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import dshealthd
 from dshealthd.collectors import job_checkpoint
 from dshealthd.core.collector import Reason
+from dshealthd.core.result import Result
 from dshealthd.jobs import checkpoint_watch
 from tests.collectors.bench import Bench, named
 from tests.collectors.bench import values as values_of
 from tests.jobs.heartbeats.senders import interpreter
 from tests.jobs.machines import TORCH, Machine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.result import Result
 
 USER = 4321
 SOURCE = Path(dshealthd.__file__).parent

@@ -7,21 +7,18 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dshealthd.core.collector import Reason
+from dshealthd.core.result import Result
 from tests.collectors.bench import Bench, Values, named, reasons, write
 from tests.jobs.elf import library
 from tests.jobs.machines import Machine, environ
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
-    from dshealthd.core.result import Result
 
 MAX_PROBLEMS = 64
 MAX_NAMES = 256

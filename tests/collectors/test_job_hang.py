@@ -12,9 +12,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -27,18 +27,14 @@ from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.exits import ExitKind
+from dshealthd.jobs.hangs.judge import Standstill
 from dshealthd.jobs.hangs.states import RankState
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
+from dshealthd.jobs.service import Jobs
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
 from tests.jobs import rank
 from tests.jobs.service import configured, jobs
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-
-    from dshealthd.jobs.hangs.judge import Standstill
-    from dshealthd.jobs.service import Jobs
 
 MAX_RANKS = 64
 TIMEOUT = 600

@@ -8,8 +8,10 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,16 +20,11 @@ from dshealthd.collectors.job_logs import JobLogs
 from dshealthd.core.collector import Reason
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
+from dshealthd.core.result import Result
 from dshealthd.jobs.logs import watch
 from tests.agents import running
 from tests.collectors.bench import Bench, reasons, value, values
 from tests.jobs.machines import TORCH, Machine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from dshealthd.core.result import Result
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a\n"
 LOST = (

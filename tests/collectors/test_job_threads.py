@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.linux.pids_cgroup import OutsideNamespace, Tasks, parse_pids_path, tasks
 from tests.collectors.bench import Bench, Values, named
 from tests.jobs.machines import TORCH, Machine
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GROUP = "system.slice/slurmstepd.scope/job_7/step_0"
 

@@ -13,8 +13,8 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,9 +28,6 @@ from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.linux.kmsg import KernelLogReader
 from tests.collectors.bench import reasons, values, write
 from tests.journald import journald, reason_against
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 FIXTURE = Path(__file__).parent / "fixtures" / "kernel_log"
 GPUS = ("0000:1b:00.0", "0000:4b:00.0", "0000:66:00.0", "0000:cb:00.0")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 import pytest
 
 from dshealthd.collectors import memory
 from tests.collectors.bench import Bench, value, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_this_machine() -> None:

@@ -8,7 +8,9 @@ import json
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,10 +30,6 @@ from dshealthd.core.collector import Metric, Reason
 from dshealthd.core.host import Host, read
 from dshealthd.core.result import CollectionOutcome, Result
 from tests.collectors.bench import Bench, Reader, copied, reasons, values, write
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 WITH_HARDWARE = {"eno1", "eno2", "ens3f0np0", "ibp24s0", "eth0", "usb0"}
 ASKED = {"eno1", "bond0", "ens3f0np0", "ibp24s0", "eth0"}

@@ -8,9 +8,9 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +19,6 @@ from dshealthd.core.collector import Reason
 from dshealthd.linux import imex
 from dshealthd.linux.nvswitch import ENABLED, FABRIC_MANAGER, SUBNET_MANAGER
 from tests.nvml.node import Node
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DOMAIN = "6f1c2d9a-5b3e-4870-a1b2-c3d4e5f60718"
 

@@ -6,22 +6,17 @@ import ast
 import functools
 import itertools
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import dshealthd
-from dshealthd.core.collector import Fault, NotAvailable, Reason, SourceError
+from dshealthd.core.collector import Fault, NotAvailable, Reason, Sample, SourceError
 from dshealthd.core.result import Result, one_of_many
 from dshealthd.jobs import environment
 from tests.collectors.bench import Bench, write
 from tests.jobs.machines import Machine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dshealthd.core.collector import Sample
 
 COLLECTORS = Path(dshealthd.__file__).parent / "collectors"
 READERS = sorted(

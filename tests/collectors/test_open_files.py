@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +16,6 @@ from dshealthd.core.host import read
 from dshealthd.core.options import Duration
 from tests.collectors.bench import Bench, named, reasons, values
 from tests.jobs.machines import TORCH, Machine
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,9 +26,6 @@ from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.tcp_sockets import FEW
 from tests.collectors.bench import FIXTURES, Bench, Values, named
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
-
-if TYPE_CHECKING:
-    import socket
 
 LISTENER = (
     "import socket, sys, time; s = socket.create_server(('127.0.0.1', {port})); "

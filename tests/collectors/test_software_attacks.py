@@ -8,21 +8,16 @@ import resource
 import struct
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from dshealthd.core.result import CollectionOutcome, Result
-from tests.agents import running
+from tests.agents import Scrape, running
 from tests.collectors.bench import Bench
 from tests.jobs.machines import TORCH
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.agents import Scrape
 
 MAX_VERSIONS = 4
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +18,6 @@ from dshealthd.linux.process import sleeping
 from tests import frozen
 from tests.collectors.bench import Bench
 from tests.doctor.looks import look, outcomes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 KERNEL_THREAD = 0x0020_8040
 STUCK, STUCK_ON_GPU = stuck_processes.STUCK.name, stuck_processes.STUCK_ON_GPU.name

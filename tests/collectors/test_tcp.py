@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,9 +12,6 @@ from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.tcp_sockets import FEW
 from tests.collectors.bench import Bench
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

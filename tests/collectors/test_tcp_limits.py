@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,9 +14,6 @@ from dshealthd.linux.local_network import parse_range, parse_reserved
 from dshealthd.linux.tcp_sockets import FEW
 from tests.collectors.bench import Bench, copied, named, write
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace
-
-if TYPE_CHECKING:
-    import socket
 
 
 def ports_of_ss() -> set[int]:

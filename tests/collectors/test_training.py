@@ -8,19 +8,22 @@ import asyncio
 import re
 import socket
 import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
 from dshealthd.collectors.training import Training, samples, shares, work
-from dshealthd.core.collector import Context, Reason
+from dshealthd.core.collector import Context, Reason, Sample
 from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.heartbeats.reception import by_rank
+from dshealthd.jobs.heartbeats.sender import Sender
 from dshealthd.jobs.options import HeartbeatOptions
 from dshealthd.jobs.own_work import Course
 from dshealthd.jobs.processes import TrainingProcess
@@ -28,13 +31,6 @@ from dshealthd.training.message import DeviceMemory, Message, Phase, StepStage, 
 from tests.jobs.heartbeats.senders import sending
 from tests.jobs.machines import TORCH
 from tests.jobs.service import configured, jobs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from dshealthd.core.collector import Sample
-    from dshealthd.jobs.heartbeats.sender import Sender
 
 
 def options(path: Path, **others: Any) -> HeartbeatOptions:

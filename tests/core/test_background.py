@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +18,6 @@ from dshealthd.probe.peers.resolver import LookupFailed, Resolver
 from dshealthd.web.auth import Authenticator
 from dshealthd.web.config_file import WebConfigFile
 from tests.threads import running_threads
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

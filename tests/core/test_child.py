@@ -12,16 +12,13 @@ import resource
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from dshealthd.core import child
 from dshealthd.core.child import StartError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 NOBODY = 65534
 SLEEP = (sys.executable, "-S", "-c", "import time; time.sleep(100)")

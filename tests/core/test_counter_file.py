@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 
 from dshealthd.core.collector import counter
 from dshealthd.core.counter_file import CounterFile, PersistentCounters
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FAULTS = counter("test_faults_total", "For the test.", "device", "code")
 EVENTS = counter("test_events_total", "For the test.", "event")

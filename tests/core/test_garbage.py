@@ -8,8 +8,8 @@ import os
 import socket
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +19,6 @@ from dshealthd.core import garbage
 from dshealthd.core.garbage import Cycles
 from dshealthd.probe.peers.link import Link
 from tests.jobs.machines import Clock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 EVERY = 60.0
 

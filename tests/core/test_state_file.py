@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dshealthd.core import state_file
 from dshealthd.core.child import StartError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_no_child_is_not_a_missing_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

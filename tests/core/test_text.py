@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import math
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,9 +15,6 @@ from hypothesis import strategies as st
 from dshealthd.cli import main as cli
 from dshealthd.collection.worker import WorkerFormatter
 from dshealthd.core.text import duration, plural, printable, printable_lines
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOSTILE = "a\x1b]0;owned\x07\x1b[2J\nINFO all is well\u202egpj\u200b\x9b31m\udc80"
 

@@ -10,17 +10,15 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import pytest
 
 import dshealthd
 from dshealthd.core import background, child
 from dshealthd.core.timing import Backoff, happens, next_due, time_limit
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
 
 T = TypeVar("T")
 SECONDS = 0.05

@@ -16,15 +16,13 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.agents import Scrape
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "python3", "iproute2", "procps", "passwd")
 CACHE = Path("/var/tmp/dshealthd-test-trees")

@@ -9,17 +9,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from tests.deploy.machine import LONGEST, booted, lan
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.deploy.machine import Machine
+from tests.deploy.machine import LONGEST, Machine, booted, lan
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 

@@ -15,15 +15,12 @@ import tarfile
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.deploy.machine import CACHE, LONGEST, require_tools, tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 

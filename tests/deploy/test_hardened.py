@@ -7,21 +7,16 @@ import shutil
 import subprocess
 import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from dshealthd.jobs.hangs.silence import FIRST_STEPS
 from tests import cgroups
-from tests.deploy.machine import LONGEST, booted
+from tests.deploy.machine import LONGEST, Machine, booted
 from tests.deploy.test_package import CONFIG, install, main_pid
 from tests.nvml.simulator import Simulator
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.deploy.machine import Machine
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 

@@ -6,21 +6,16 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.deploy.machine import LONGEST, booted
+from tests.deploy.machine import LONGEST, Machine, booted
 from tests.deploy.test_hardened import LIBRARY
 from tests.deploy.test_package import SUITES, install
 from tests.nvml.simulator import Simulator
 from tests.web import certificates
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.deploy.machine import Machine
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 

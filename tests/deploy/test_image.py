@@ -9,16 +9,13 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import yaml_files
 from tests.deploy.machine import LONGEST, tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 

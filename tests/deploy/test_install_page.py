@@ -11,17 +11,12 @@ import os
 import re
 import shlex
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.deploy.machine import FETCH, LONGEST, booted, lan
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.deploy.machine import Machine
+from tests.deploy.machine import FETCH, LONGEST, Machine, booted, lan
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 

@@ -10,20 +10,15 @@ import os
 import re
 import shutil
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from deploy.package import runtime
 from dshealthd import __version__
 from tests.deploy.conftest import build
-from tests.deploy.machine import LONGEST, booted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.deploy.machine import Machine
+from tests.deploy.machine import LONGEST, Machine, booted
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 

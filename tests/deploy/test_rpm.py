@@ -6,19 +6,14 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dshealthd import __version__
 from tests.deploy.conftest import BEFORE, build
-from tests.deploy.machine import LONGEST, booted, require_tools
+from tests.deploy.machine import LONGEST, Machine, booted, require_tools
 from tests.deploy.test_package import CONFIG, FAST, MOST, failed, main_pid
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.deploy.machine import Machine
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 

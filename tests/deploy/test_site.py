@@ -7,9 +7,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urldefrag
 
 import pytest
@@ -17,9 +17,6 @@ import pytest
 from generate import alert_rules
 from tests import yaml_files
 from tests.deploy.machine import LONGEST
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 LOADED = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src")}

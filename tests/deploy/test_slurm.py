@@ -9,16 +9,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.deploy.machine import LONGEST
 from tests.deploy.slurm_nodes import REASON, cluster, job_node, job_state, program
 from tests.lab.hardware import gpu_lost
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +13,6 @@ from tests.deploy.conftest import build
 from tests.deploy.machine import LONGEST, booted
 from tests.deploy.test_install_page import commands
 from tests.deploy.test_package import CONFIG, FAST, doctor
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 

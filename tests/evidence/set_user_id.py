@@ -7,11 +7,8 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MIXED_RIGHTS = "the process has the rights of more than one user"
 """Why nothing is read for such a process."""

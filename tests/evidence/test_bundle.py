@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dshealthd.evidence.bundle import Bundle, BundleRefused, Kept, kept, make, parse_name, size
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOW = 1_795_271_340.0  # 2026-11-21 14:29:00 UTC
 

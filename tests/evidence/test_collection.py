@@ -13,8 +13,9 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import pytest
 
@@ -27,9 +28,6 @@ from dshealthd.jobs.ras.protocol import MAY_BE_SENT
 from tests.environments import wait_for_environment
 from tests.evidence.test_dump import dump, entry
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAX_RANKS = 64
 MAX_DUMP = 32 << 20

@@ -11,7 +11,9 @@ import pickle
 import struct
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,13 +21,8 @@ from hypothesis import strategies as st
 
 from dshealthd.explain.dumps import digest_as_nobody
 from dshealthd.explain.flight_recorder import MAX_EXACT, MalformedDump, digest, load
+from dshealthd.linux.forked import Ended
 from tests.evidence.steps import take
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from dshealthd.linux.forked import Ended
 
 MAX_DUMP = 32 << 20
 

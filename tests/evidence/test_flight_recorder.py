@@ -11,21 +11,17 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.evidence import flight_recorder
+from dshealthd.linux.forked import Ended
 from tests.evidence.set_user_id import MIXED_RIGHTS, set_user_id_program
 from tests.evidence.steps import take
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dshealthd.linux.forked import Ended
 
 MAX_DUMP = 32 << 20
 

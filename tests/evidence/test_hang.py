@@ -9,14 +9,11 @@ import os
 import re
 import signal
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.agents import running
 from tests.command_line import dshealthd
 from tests.training.trainings import training
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HERE = os.path.dirname(__file__)
 CONFIG = """

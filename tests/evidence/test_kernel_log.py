@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from dshealthd.core.host import Host
 from dshealthd.evidence import kernel_log
 from tests.kernel_log import KernelLog
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_the_lines_of_a_quarter_of_an_hour(tmp_path: Path) -> None:

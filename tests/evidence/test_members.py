@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from dshealthd.evidence import members
 from dshealthd.jobs.environment import ALLOWED
 from tests.jobs.machines import TORCH, Machine, environ
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MAX_VALUE = 4096
 ENVIRON_LIMIT = 2 << 20

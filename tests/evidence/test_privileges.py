@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import mmap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.evidence import nccl_ras
 from dshealthd.linux import privileges
+from dshealthd.linux.forked import Emit
 from tests.evidence.steps import take
-
-if TYPE_CHECKING:
-    from dshealthd.linux.forked import Emit
 
 
 def parse(_emit: Emit, text: str, limit: int) -> Any:

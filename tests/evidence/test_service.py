@@ -12,10 +12,14 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from dshealthd.config.config import Config
+from dshealthd.core.collector import Metric
 from dshealthd.core.host import Host
 from dshealthd.core.options import Bytes, Duration
 from dshealthd.evidence.bundle import kept
@@ -26,13 +30,6 @@ from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.judge import Standstill
 from tests.environments import wait_for_environment
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pytest
-
-    from dshealthd.core.collector import Metric
 
 UNEXPLAINED = 90.0
 

@@ -11,22 +11,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.evidence import process as process_evidence
 from dshealthd.evidence import stacks
+from dshealthd.linux.forked import Ended
 from dshealthd.linux.privileges import CAP_SYS_PTRACE
 from tests.evidence.set_user_id import MIXED_RIGHTS, set_user_id_program
 from tests.evidence.steps import take
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from dshealthd.linux.forked import Ended
 
 SCRIPT = """
 import threading, time

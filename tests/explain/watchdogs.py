@@ -6,7 +6,7 @@ Written from the format strings of torch's own sources: 2.0.1, 2.2.2, 2.4.1, 2.5
 
 from __future__ import annotations
 
-import random  # noqa: TC003 - pytest reads annotations
+import random
 from dataclasses import dataclass, field
 
 RELEASES = ("2.0", "2.2", "2.4", "2.5", "2.7", "2.9")

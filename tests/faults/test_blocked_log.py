@@ -11,16 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dshealthd.agent.logs import LineWriter
 from dshealthd.core import child
 from tests.agents import RunningAgent
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_what_a_full_pipe_does_not_take_is_dropped_and_counted() -> None:

@@ -8,13 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests import cgroups
 from tests.agents import Scrape, running
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CONFIG = """
 [collectors.memory]

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +18,6 @@ from tests.agents import Scrape, running
 from tests.environments import wait_for_environment
 from tests.fuse import hung_mount
 from tests.jobs.machines import TORCH
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 USER = 4321
 CONFIG = "\n".join(

@@ -7,8 +7,8 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +18,6 @@ from tests import frozen
 from tests.agents import RunningAgent, Scrape, running
 from tests.kernel_log import KernelLog
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CONFIG = """
 [path]

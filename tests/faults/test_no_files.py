@@ -8,15 +8,12 @@ import shutil
 import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.agents import RunningAgent, Scrape, running
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 CONFIG = """
 [collectors.memory]

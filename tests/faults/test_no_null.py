@@ -8,16 +8,14 @@ import contextlib
 import os
 import signal
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.agents import RunningAgent, running
 from tests.kernel_log import KernelLog
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 CONFIG = """
 [path]

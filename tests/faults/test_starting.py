@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,6 @@ from tests.agents import RunningAgent, running
 from tests.jobs.heartbeats.senders import STRANGER as SENDER
 from tests.jobs.heartbeats.senders import sending
 from tests.jobs.machines import TORCH
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STRANGER = 61_234
 """A user that runs nothing else here."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from dshealthd.findings.judge import exported
 from dshealthd.findings.stalls import EXPORTED
 from tests.findings.player import METRICS, MISSING, STALE, Row, Scene, identity, seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 JUDGED = ("dshealthd_finding", *(metric.name for metric in EXPORTED))
 """What names of series that nodes judge begin with."""

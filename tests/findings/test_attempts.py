@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,6 @@ from dshealthd.training.message import Message, Totals
 from tests.findings.test_judge import Node as Judged
 from tests.findings.test_judge import loaded
 from tests.findings.test_record import fault, kept
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOW = 1_800_000_000.0
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"}

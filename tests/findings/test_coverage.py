@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from dshealthd.collectors.gpu_processes import RANK
@@ -11,11 +9,9 @@ from dshealthd.collectors.job_environment import DECLINED, RANKS
 from dshealthd.collectors.nccl_inspector import SECONDS
 from dshealthd.collectors.nccl_ras import STATE
 from dshealthd.collectors.training import STEP
+from dshealthd.core.collector import Sample
 from dshealthd.findings import coverage
 from dshealthd.findings.series import Series
-
-if TYPE_CHECKING:
-    from dshealthd.core.collector import Sample
 
 JOB = "slurm-1"
 

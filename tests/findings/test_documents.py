@@ -7,7 +7,6 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +17,10 @@ from dshealthd.collectors.kernel import UPTIME
 from dshealthd.collectors.kernel_log import LAST_XID
 from dshealthd.collectors.training import STEP, WORK_SECONDS
 from dshealthd.core import documents
-from dshealthd.core.collector import Fault, Reason
+from dshealthd.core.collector import Fault, Reason, Sample
 from dshealthd.core.documents import LeftOut
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
+from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import Verdict
 from dshealthd.findings.gpu_history import GpuHistory
@@ -31,10 +31,6 @@ from dshealthd.findings.series import Series
 from tests.jobs.standstills import standstills
 from tests.snapshots import snapshot
 from tests.status_documents import NOT_JSON
-
-if TYPE_CHECKING:
-    from dshealthd.core.collector import Sample
-    from dshealthd.core.snapshot import Snapshot
 
 DOCUMENT = Path(__file__).parents[2] / "docs/status-api.md"
 NOW, WALL = 100.0, 1_800_000_000.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,13 +17,11 @@ from dshealthd.collectors.job_activity import (
     WATCHDOG,
 )
 from dshealthd.collectors.job_environment import RANKS, WORLD_SIZE
+from dshealthd.core.collector import Sample
 from dshealthd.core.schema import SchemaError
 from dshealthd.findings.idleness import Idleness, idle
 from dshealthd.findings.series import Series
 from dshealthd.findings.stalls import stalls
-
-if TYPE_CHECKING:
-    from dshealthd.core.collector import Sample
 
 JOB = "run-1"
 

@@ -6,8 +6,9 @@ import asyncio
 import dataclasses
 import json
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,23 +16,17 @@ from dshealthd.collectors.infiniband import UP
 from dshealthd.collectors.open_files import LIMIT, OPEN
 from dshealthd.config import config as configuration
 from dshealthd.core import state_writer
-from dshealthd.core.collector import Fault, Reason
+from dshealthd.core.collector import Fault, Reason, Sample
 from dshealthd.core.options import ConfigError
 from dshealthd.core.result import CollectionOutcome, Result, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings import catalogue, judgement, limits
-from dshealthd.findings.finding import Sign, State
+from dshealthd.findings.finding import Finding, Sign, State
 from dshealthd.findings.judge import FINDING, JUDGED, Judge, exported
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.judge import Standstill
 from dshealthd.nvrx.fitness import fitness
 from tests.findings.test_episodes import sign
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dshealthd.core.collector import Sample
-    from dshealthd.findings.finding import Finding
 
 DELAY = 0.3
 MAX_EXPORTED = 100

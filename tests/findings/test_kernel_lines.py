@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from dshealthd.collectors.gpu import INFO
 from dshealthd.collectors.job_environment import RANKS
 from dshealthd.collectors.kernel_log import EVENTS, KernelLog, KernelLogOptions
-from dshealthd.core.collector import Context, Fault
+from dshealthd.core.collector import Context, Fault, Sample
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.findings.judgement import seen
@@ -19,11 +20,6 @@ from dshealthd.findings.limits import Limits
 from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
 from tests import kernel_log
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Sample
 
 TABLE = Path(__file__).with_name("kernel_lines.txt")
 NODE = (

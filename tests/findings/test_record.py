@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,16 +14,11 @@ from dshealthd.collectors.gpu import DRIVER
 from dshealthd.collectors.gpu import UTILIZATION as BUSY_RATIO
 from dshealthd.collectors.maintenance import INFO
 from dshealthd.core import state_writer
+from dshealthd.core.collector import Sample
 from dshealthd.findings import record
 from dshealthd.findings.record import DAY, FILE, Entry, NodeRecord
 from dshealthd.findings.series import Series
 from tests.findings.test_judge import Node, loaded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from dshealthd.core.collector import Sample
 
 AGAIN = 3600.0
 MAX_BYTES = 1 << 20

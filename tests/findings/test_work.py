@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from dshealthd.collectors.gpu import ACTIVITY, UTILIZATION
 from dshealthd.collectors.gpu_processes import RANK as GPU
 from dshealthd.collectors.job_activity import AWAITS, CHILDREN, FILES, SOCKETS
+from dshealthd.core.collector import Sample
 from dshealthd.findings.series import Series
 from dshealthd.findings.work import work
-
-if TYPE_CHECKING:
-    from dshealthd.core.collector import Sample
 
 
 def series(*samples: Sample) -> Series:

@@ -6,7 +6,8 @@ import asyncio
 import json
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,6 @@ from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.protocol import PeerError
 from tests.job_states import TOGETHER, Part
 from tests.status_documents import NOT_JSON
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 WELL: dict[str, Any] = {
     "version": "1",

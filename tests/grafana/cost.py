@@ -6,12 +6,9 @@ A property of it, unlike the time that a busy machine takes for it.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import promql_parser
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SCRAPE_SECONDS = 5.0
 STEPS = 240

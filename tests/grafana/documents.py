@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from grafana.__main__ import DIRECTORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 FILES = sorted(DIRECTORY.glob("*.json"))
 

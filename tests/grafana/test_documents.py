@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -27,9 +28,6 @@ from tests import yaml_files
 from tests.grafana.documents import FILES, documents, panels, queries, substituted, variables
 from tests.grafana.vocabulary import TARGET_LABELS, labels_of, records
 from tests.symptoms.expression import selectors
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RULE_LABELS = {
     *("alertname", "alertstate", "severity", "symptom", "kind", "part", "peer", "reason"),

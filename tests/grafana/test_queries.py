@@ -11,22 +11,17 @@ import contextlib
 import functools
 import math
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from grafana.queries import NODES, ROWS, SERIES
+from tests.agents import Scrape
 from tests.grafana.cluster import scraped, shipped
 from tests.grafana.cost import samples
 from tests.grafana.documents import Query, documents, panels, queries, substituted, variables
 from tests.grafana.fleet import DENSE, SICK, Fleet
-from tests.grafana.server import prometheus
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.agents import Scrape
-    from tests.grafana.server import Prometheus
+from tests.grafana.server import Prometheus, prometheus
 
 pytestmark = pytest.mark.timeout(1800)
 

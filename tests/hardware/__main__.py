@@ -13,8 +13,8 @@ import platform
 import re
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dshealthd import __version__
 from dshealthd.core.options import ConfigError
@@ -23,9 +23,6 @@ from dshealthd.probe.members.local_membership import hostname
 from tests.hardware import checks, collectives
 from tests.hardware.item import Item, State, not_run
 from tests.hardware.node import Node, look, objection
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 OK, UNEXPECTED, USAGE, NO_GPU = 0, 1, 2, 3
 NONE = (

@@ -6,17 +6,15 @@ import json
 import shlex
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.probe.cli.report import EXIT
 from dshealthd.probe.observation import Outcome
 from tests.hardware import programs
 from tests.hardware.checks import configured
 from tests.hardware.item import Item, not_run, ran
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 WITHIN, BETWEEN = "a collective within the node", "a collective between the nodes"
 LOCAL = 480.0

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import functools
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dshealthd.doctor import ssh
 from dshealthd.linux.forked import run as run_forked
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SECONDS = 30.0
 """For a program that only reads; nvidia-smi takes some seconds where no one keeps the driver

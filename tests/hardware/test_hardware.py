@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +19,6 @@ from tests.hardware.collectives import judge
 from tests.hardware.item import State, ran
 from tests.hardware.programs import Ran
 from tests.nvml.simulator import Simulator
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ROOT = Path(__file__).parents[2]
 READ = {"gpu", "gpu_bus", "gpu_processes", "ecc", "nvlink", "nvlink_domain"}

@@ -10,11 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 NOBODY = 65534
 _SERVER = """

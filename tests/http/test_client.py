@@ -12,12 +12,13 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dshealthd.cli import main as cli
 from dshealthd.config import config
+from dshealthd.config.config import Config
 from dshealthd.evidence.command import _from_agent
 from dshealthd.http.client import Access, Impostor, identify, local
 from dshealthd.http.exchange import Unreachable
@@ -26,11 +27,6 @@ from tests.http.impostors import impostor, saying, serving
 from tests.status_documents import document, job
 from tests.stopwatch import Stopwatch
 from tests.web.certificates import authority
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.config.config import Config
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to be another user")
 

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +18,6 @@ from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange, ve
 from tests.http.impostors import answer, saying, serving
 from tests.stopwatch import Stopwatch
 from tests.web import certificates
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 SECONDS = 1.0
 

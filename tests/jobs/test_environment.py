@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -17,9 +17,6 @@ from dshealthd.jobs.environment import (
     watchdog_seconds,
 )
 from tests.jobs import machines
-
-if TYPE_CHECKING:
-    from random import Random
 
 MAX_VALUE = 4096
 TIMEOUT = 600

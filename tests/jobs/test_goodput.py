@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,6 @@ from dshealthd.training.message import (
     Phase,
     Totals,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 READ = 0.25
 """Seconds between two reads of a page."""

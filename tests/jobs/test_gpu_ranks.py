@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dshealthd.jobs.gpu_ranks import GpuRanks
 from tests.jobs.machines import TORCH, Machine
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 JOB = {**TORCH, "SLURM_JOB_ID": "9"}
 

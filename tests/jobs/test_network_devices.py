@@ -9,17 +9,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from dshealthd.core.collector import Context, Fault, Reason
 from dshealthd.core.host import Host
 from dshealthd.jobs.network_devices import NetworkDevices, parse_names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HEADER = "Inter-|   Receive\n face |bytes\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +18,6 @@ from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ranks import Ranks
 from tests.environments import wait_for_environment
 from tests.jobs.machines import TORCH, Machine
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 JOB = {**TORCH, "SLURM_JOB_ID": "5000"}
 V2 = "0::/system.slice/slurmstepd.scope/job_5000/step_0/user/task_0\n"

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,14 +15,9 @@ from hypothesis import strategies as st
 
 from dshealthd.core.collector import Context, Fault, Reason
 from dshealthd.core.host import Host
-from dshealthd.jobs.processes import ProcessTable, Unseen
+from dshealthd.jobs.processes import ProcessTable, TrainingProcess, Unseen
 from dshealthd.linux.process import parse_stat
 from tests.jobs.machines import TORCH, Machine, environ, stat_line
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.jobs.processes import TrainingProcess
 
 ENVIRON_LIMIT = 2 << 20
 SWEEP_LIMIT = 32 << 20

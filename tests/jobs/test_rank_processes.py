@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,9 +17,6 @@ from dshealthd.jobs.environment import launch
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.jobs.rank_processes import RankProcesses
 from tests.jobs.machines import TORCH
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 KEPT = 600.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 import pytest
 
@@ -17,9 +17,6 @@ from dshealthd.jobs.processes import ProcessTable, TrainingProcess
 from dshealthd.jobs.ranks import Ranks, Run
 from tests.environments import wait_for_environment
 from tests.netns import network_namespace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 BASE = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}
 

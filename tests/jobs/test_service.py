@@ -8,7 +8,8 @@ import dataclasses
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from dshealthd.core.collector import NotAvailable, Reason, SourceError
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.jobs.hangs.detector import HangDetector
+from dshealthd.jobs.hangs.judge import Standstill
 from dshealthd.jobs.heartbeats.receiver import Receiver
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
 from dshealthd.jobs.service import Jobs
@@ -23,12 +25,6 @@ from dshealthd.training.message import Message
 from tests.jobs.heartbeats.senders import STRANGER, sending
 from tests.jobs.machines import TORCH
 from tests.jobs.service import configured, jobs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
-    from dshealthd.jobs.hangs.judge import Standstill
 
 OFTEN = Duration(0.1)
 

@@ -6,23 +6,20 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from bench import slow_ranks
 from dshealthd.collectors.training import work
+from dshealthd.jobs.heartbeats.sender import Sender
 from dshealthd.jobs.own_work import SCALES, Course
 from dshealthd.training.message import Message, Totals
 from tests import yaml_files
 from tests.symptoms.promtool import RULES, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.jobs.heartbeats.sender import Sender
 
 _OF_RANKS = re.compile("dshealthd-(ranks|work|work-.*|slow-ranks|slowest-ranks)")
 """The groups that compare ranks."""

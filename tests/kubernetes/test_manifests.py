@@ -7,8 +7,9 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -21,9 +22,6 @@ from dshealthd.config import config
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.probe.options import ProbeOptions
 from tests import yaml_files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import ssl
@@ -9,15 +10,11 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.http.impostors import nobody, serving
 from tests.web import certificates
-
-if TYPE_CHECKING:
-    import contextlib
 
 DIRECTORY = Path(__file__).parents[2] / "deploy" / "kubernetes" / "node-problem-detector"
 

@@ -9,15 +9,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.lab import demo
 from tests.lab.forward import forwarded
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECONDS = 700
 """All that the demonstration waits for itself, before it says what did not come."""

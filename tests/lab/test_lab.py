@@ -11,17 +11,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.lab import Lab, NotPermitted, faults
 from tests.lab.station import start_time
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 LIMITED = 20
 TEMPERATURE = "dshealthd_gpu_temperature_celsius"

@@ -9,23 +9,20 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.lab import jobs
 from tests.lab.forward import forwarded
 from tests.lab.job_trials import LEARNS, LEARNT, deepspeed
+from tests.lab.node import Node
 from tests.lab.paging import Paging
 from tests.lab.receiver import FIRING, Alert
 from tests.web.browser import CHROMIUM, Visit, chromium
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.lab.node import Node
 
 CULPRIT = 2
 """The rank that skips a collective: on the second node, whose other rank waits in it."""

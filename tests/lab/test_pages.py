@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,10 +18,6 @@ from tests.lab.catalogue import FAULTS, WITHOUT_PROBES
 from tests.lab.node import Node
 from tests.lab.paging import QUIET_COLLECTORS, Paging
 from tests.lab.receiver import Alert, judged
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 WAVES = (
     ("gpu-lost", "ecc", "xid-79", "row-remap", "path-hang"),

@@ -11,22 +11,19 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from tests.lab import job_trials
 from tests.lab.job_faults import FAULTS
 from tests.lab.job_trials import TRIALS, Story
+from tests.lab.jobs import Job
 from tests.lab.paging import Paging
 from tests.lab.receiver import WATCHDOG_MISSED, judged
 from tests.training.step_clock import average
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.lab.jobs import Job
 
 PERIOD = 1.0
 """Seconds from one probe between nodes to the next."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +11,6 @@ from tests.lab import faults
 from tests.lab.catalogue import FAULTS
 from tests.lab.paging import Paging
 from tests.lab.probing import KNOWN, echoes_are_known
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.lab  # see test_probes.py
 

@@ -4,7 +4,8 @@ and take it back when it is over.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +13,6 @@ from tests.lab import faults
 from tests.lab.probe_faults import killed, other_key, other_members
 from tests.lab.probing import CLEAR, DISAGREES, PORT, Probing, begun, named, rounds, suspects
 from tests.symptoms.chain import played
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 # Not part of the ordinary run yet: some faults are not named in time on two busy cores. `make
 # test-lab` runs them.

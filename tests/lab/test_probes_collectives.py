@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
+from tests.agents import Scrape
 from tests.lab.probe_faults import sabotage
 from tests.lab.probing import Probing, begun, named, rounds, suspects
 from tests.symptoms.chain import played
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from tests.agents import Scrape
 
 pytestmark = pytest.mark.lab  # see test_probes.py
 

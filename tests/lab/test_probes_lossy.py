@@ -5,20 +5,16 @@ echoes beside them: these tell which of the two ends it is.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 
+from tests.agents import Scrape
 from tests.lab import faults
+from tests.lab.node import Node
 from tests.lab.probing import KNOWN, Probing, begun, suspects
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from tests.agents import Scrape
-    from tests.lab.node import Node
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]  # see test_probes.py
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dshealthd.probe.members.schedule import Timetable
 from tests.lab.probing import Probing, begun, history, suspects
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.lab  # see test_probes.py
 

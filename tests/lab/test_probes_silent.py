@@ -5,18 +5,14 @@ And what two members do that begin at once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
+from tests.agents import Scrape
 from tests.lab import faults
 from tests.lab.probing import ROUNDS, SKIPS, Probing, begun, history, named
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from tests.agents import Scrape
 
 pytestmark = pytest.mark.lab  # see test_probes.py
 

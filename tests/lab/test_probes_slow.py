@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
 from dshealthd.probe.verdicts.signals import HARD
+from tests.agents import Scrape
 from tests.lab import faults
 from tests.lab.probing import CLEAR, KNOWN, Probing, begun, named, suspects
 from tests.symptoms.chain import played
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from tests.agents import Scrape
 
 SCORE = "dshealthd_probe_score_ratio"
 RATE = 10

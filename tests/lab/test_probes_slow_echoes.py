@@ -7,15 +7,12 @@ second, until one counts, and such rounds must end within an epoch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests.lab import faults
 from tests.lab.probing import KNOWN, Probing, begun, echoes_are_known, named, until_both_lead
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 UNTIL_KNOWN = 900
 """Seconds that a test may last which waits until echoes are known: few are timed beside other

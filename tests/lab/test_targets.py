@@ -5,21 +5,15 @@ from __future__ import annotations
 import contextlib
 import time
 import urllib.error
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from tests.lab.node import toml
+from tests.lab.node import Node, toml
 from tests.lab.probing import Probing, settings
-from tests.lab.servers import prometheus
+from tests.lab.servers import Server, prometheus
 from tests.lab.station import Loopback, listen
 from tests.symptoms.chain import played
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.lab.node import Node
-    from tests.lab.servers import Server
 
 TOPOLOGY = "SwitchName=leaf-a Nodes=node-1\nSwitchName=leaf-b Nodes=node-2\n"
 

@@ -9,19 +9,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dshealthd.config import registry
 from tests.agents import Scrape
-from tests.lab import Lab, jobs
+from tests.lab import Lab, Node, jobs
 from tests.lab.node import merged, toml
 from tests.lab.probing import rounds, settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.lab import Node
 
 MOST = 120
 GPUS = ADAPTERS = RANKS = 8

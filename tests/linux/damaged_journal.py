@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 DATA, FIELD, ENTRY, TABLE, ARRAY = 1, 2, 3, 4, 6
 BOOT = bytes(range(16))

@@ -6,8 +6,8 @@ import contextlib
 import os
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,9 +15,6 @@ from dshealthd.core.host import Host
 from dshealthd.linux.activity import ThreadState, activity
 from dshealthd.linux.process import parse_stat
 from tests.jobs.machines import Machine, stat_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FREEZERS = {
     "v1": (Path("/sys/fs/cgroup/freezer"), "freezer.state", "FROZEN", "THAWED"),

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import struct
 import tracemalloc
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dshealthd.linux.elf import constants
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MAGIC = b"\x7fELF\x02\x01\x01"
 

@@ -8,20 +8,16 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from dshealthd.linux.forked import Ended, Missing, Pool
+from dshealthd.linux.forked import Emit, Ended, Missing, Pool
 from tests import frozen
 from tests.evidence.steps import take
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dshealthd.linux.forked import Emit
 
 
 def run(deadline: float = 60.0, **functions: Callable[[Emit], object]) -> dict[str, Ended]:

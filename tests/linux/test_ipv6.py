@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.linux.ipv6 import may_use_ipv6, parse_bound
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HEAD = (
     "  sl  local_address                         remote_address  st tx rx tr tm retr uid to inode\n"

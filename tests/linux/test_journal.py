@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -17,14 +17,9 @@ from hypothesis import strategies as st
 from dshealthd.core.collector import NotAvailable, Reason, SourceError
 from dshealthd.core.host import Host
 from dshealthd.linux.journal import JournalReader
-from dshealthd.linux.kmsg import KERNEL
+from dshealthd.linux.kmsg import KERNEL, KernelLogRecord
 from tests.journald import journald, reason_against
 from tests.linux.damaged_journal import Journal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dshealthd.linux.kmsg import KernelLogRecord
 
 genuine = pytest.mark.skipif(bool(reason_against()), reason=reason_against())
 XID = "NVRM: Xid (PCI:0000:66:00): 79, pid=1, GPU has fallen off the bus."

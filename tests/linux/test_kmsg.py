@@ -7,17 +7,14 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from dshealthd.core.collector import Reason, SourceError
 from dshealthd.linux.kmsg import KERNEL, KernelLogReader, KernelLogRecord, parse
 from tests.jobs.machines import Clock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class Script:

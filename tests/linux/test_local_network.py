@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from ipaddress import IPv4Network
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.linux.local_network import container_networks, local_ports, parse_reserved
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_reserved_ports_are_not_assigned(tmp_path: Path) -> None:

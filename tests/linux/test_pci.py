@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +13,6 @@ from dshealthd.config import registry
 from dshealthd.core.host import Host
 from dshealthd.linux.pci import Bus, gpus_absent
 from dshealthd.nvml.collector import GpuCollectorOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 RELEASE = Path("/run/dshealthd/release-gpus")
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.linux.pci import describe
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GPU = ("0x10de", "0x030200", "0x2330")
 ADAPTER = ("0x15b3", "0x020700", "0x1021")

@@ -6,15 +6,13 @@ import errno
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable
+from typing import NoReturn
 
 import pytest
 
 from dshealthd.linux import sock_diag, socket_owners
 from dshealthd.linux.peer_user import peer_uid
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def wait(condition: Callable[[], bool]) -> None:

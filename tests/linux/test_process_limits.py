@@ -7,7 +7,7 @@ import os
 import resource
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -20,9 +20,6 @@ from dshealthd.linux.process_limits import (
     parse_locked,
 )
 from tests.jobs.machines import Machine
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HELD = 37
 

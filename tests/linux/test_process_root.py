@@ -14,8 +14,8 @@ import socket
 import struct
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,9 +24,6 @@ from dshealthd.linux import process_root
 from dshealthd.linux.credentials import User, assumed, is_secure, parse_user
 from dshealthd.linux.process_root import Root, user_of
 from dshealthd.linux.regular_files import Irregular
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 USER = 4321
 HOST = Host()

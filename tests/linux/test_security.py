@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.linux.security import firewall_configuration
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RULES = "tcp dport 22 accept\ntcp dport 29500-29600 accept\n"
 

@@ -10,7 +10,8 @@ import itertools
 import os
 import socket
 import struct
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -28,9 +29,6 @@ from dshealthd.linux.sock_diag import (
     request,
     whole,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SEQUENCE = 7
 DONE, ERROR, OVERRUN, NOOP = 3, 2, 4, 1

@@ -8,17 +8,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.linux.socket_waits import TERMINAL, awaited, served
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 START = """
 import os, select, socket, sys, threading, time

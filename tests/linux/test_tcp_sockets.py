@@ -8,8 +8,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +18,6 @@ from dshealthd.core.host import Host
 from dshealthd.linux.sock_diag import TcpSocket, TcpState
 from dshealthd.linux.tcp_sockets import FEW, SocketCounts, Sockets, parse_sockstat, parse_tcp
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace, ss
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BUDGET = 0.1
 HOLD = 15.0

@@ -6,7 +6,6 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,12 +19,9 @@ from dshealthd.collectors.maintenance import (
     MaintenanceCollector,
     parse,
 )
-from dshealthd.core.collector import Context, Fault, Reason
+from dshealthd.core.collector import Context, Fault, Metric, Reason
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, Result, attempt
-
-if TYPE_CHECKING:
-    from dshealthd.core.collector import Metric
 
 
 def command(state: Path, *arguments: str) -> int:

@@ -10,16 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.agents import RunningAgent, running
 from tests.nccl.job import Job
 from tests.nccl.node import show
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.nccl, pytest.mark.timeout(1200)]
 

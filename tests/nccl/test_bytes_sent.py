@@ -8,19 +8,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
 from tests.agents import Scrape
+from tests.nccl.job import Job
 from tests.nccl.node import show
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.nccl.job import Job
 
 pytestmark = [pytest.mark.nccl, pytest.mark.timeout(1200)]
 

@@ -6,19 +6,14 @@ import re
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.nccl.job import RAS_PORT
+from tests.nccl.job import RAS_PORT, Job
 from tests.nccl.node import Node
 from tests.netns import network_namespace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.nccl.job import Job
 
 pytestmark = [pytest.mark.nccl, pytest.mark.timeout(600)]
 ADDRESS = "fd00::abcd:1234:5678:1"

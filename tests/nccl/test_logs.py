@@ -5,19 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 
 from dshealthd.explain import command
+from dshealthd.explain.causality import Finding
 from tests.nccl import build
 from tests.nccl.job import Job
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from dshealthd.explain.causality import Finding
 
 pytestmark = [pytest.mark.nccl, pytest.mark.timeout(600)]
 

@@ -12,9 +12,9 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -22,12 +22,8 @@ import yaml
 from tests import yaml_files
 from tests.agents import RunningAgent, running
 from tests.grafana.server import Prometheus, prometheus
+from tests.nccl.job import Job
 from tests.nccl.node import add, show
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.nccl.job import Job
 
 MINUTES = float(os.environ.get("DSHEALTHD_NCCL_MINUTES", "30"))
 pytestmark = [pytest.mark.nccl, pytest.mark.timeout(int(MINUTES * 60) + 1800)]

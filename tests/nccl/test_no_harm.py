@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.nccl.job import Job
 from tests.nccl.node import Node
 from tests.nccl.truth import DEAD_BY, differences
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = [pytest.mark.nccl, pytest.mark.timeout(1200)]
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from tests.agents import Scrape
 from tests.lab.lab import Lab
 from tests.lab.node import INTERFACE, toml
 from tests.nccl import build
 from tests.nccl.job import Job
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.agents import Scrape
 
 pytestmark = [pytest.mark.nccl, pytest.mark.timeout(900)]
 

@@ -9,16 +9,12 @@ import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.nccl.pytorch.launch import PUBLIC_PYTHON, Training
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.nccl.pytorch.wheel import Wheel
+from tests.nccl.pytorch.wheel import Wheel
 
 pytestmark = [pytest.mark.nccl, pytest.mark.timeout(1800)]
 

@@ -10,8 +10,8 @@ import sys
 import sysconfig
 import time
 import venv
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,11 +22,7 @@ from dshealthd.probe.workers.store import LocalStore
 from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests.nccl.job import LOOPBACK
 from tests.nccl.pytorch import training
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.nccl.pytorch.wheel import Wheel
+from tests.nccl.pytorch.wheel import Wheel
 
 pytestmark = [pytest.mark.nccl, pytest.mark.timeout(1800)]
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.nccl.sources import FOLDER, NoSource, Release, unpack
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.nccl.job import Job
 from tests.nccl.node import Node
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.nccl.job import Job
 
 pytestmark = [pytest.mark.nccl, pytest.mark.timeout(600)]
 STOP = 75.0

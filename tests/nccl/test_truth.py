@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dshealthd.jobs.ras.status import Communicator, Lag, RasRankState, Status, Trouble
+from tests.nccl.job import Job
 from tests.nccl.node import Node
 from tests.nccl.truth import differences, place
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.nccl.job import Job
 
 pytestmark = [pytest.mark.nccl, pytest.mark.timeout(600)]
 VERSION = "2.30.7"

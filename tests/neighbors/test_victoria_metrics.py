@@ -11,8 +11,9 @@ import shlex
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -29,9 +30,6 @@ from tests.lab.servers import (
     running_server,
 )
 from tests.lab.station import Loopback, listen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.neighbors
 ROOT = Path(__file__).parents[2]

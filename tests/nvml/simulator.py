@@ -14,11 +14,8 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 Value = str | int | float
 

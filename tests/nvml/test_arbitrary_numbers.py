@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pynvml
 import pytest
@@ -21,10 +22,6 @@ from dshealthd.nvml import values
 from tests.agents import RunningAgent, Scrape, running
 from tests.nvml.node import GPU_COLLECTORS, Node
 from tests.nvml.simulator import Simulator
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 GPUS = 8
 LASTS = float(os.environ.get("DSHEALTHD_ARBITRARY_SECONDS", "6"))

@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,10 +21,6 @@ from dshealthd.config import registry
 from tests import frozen
 from tests.agents import RunningAgent, Scrape, running, seconds_to_end
 from tests.nvml.simulator import Simulator
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 TEMPERATURE = "dshealthd_gpu_temperature_celsius"
 DEADLINE = 1.5

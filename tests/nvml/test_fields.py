@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pynvml
 import pytest
@@ -13,9 +14,6 @@ from hypothesis import strategies as st
 
 from dshealthd.nvml.fields import Batch, decoded
 from dshealthd.nvml.values import SENTINELS
-
-if TYPE_CHECKING:
-    import ctypes
 
 DOUBLE, UINT, ULONG, ULL, SLL, SINT = range(6)
 

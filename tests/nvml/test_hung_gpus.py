@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -23,10 +24,6 @@ from tests import frozen
 from tests.agents import RunningAgent, Scrape, running
 from tests.nvml.simulator import Simulator
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 WAKE_SPACING = 5.0
 SECOND_DEADLINE = 12.0

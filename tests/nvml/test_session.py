@@ -4,7 +4,8 @@ again and what is not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pynvml
 import pytest
@@ -13,10 +14,6 @@ from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.nvml import codes
 from tests.nvml.node import GPU_COLLECTORS, Node
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 REFRESH = 60.0
 

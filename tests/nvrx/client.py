@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FIELD = descriptor_pb2.FieldDescriptorProto
 ARGUMENTS = ("--no-slurm", "--group", "prolog", "epilog", "logs", "gpu")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,20 +13,16 @@ from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.kernel_log import LAST_XID
 from dshealthd.core.collector import Fault, Reason, Sample
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
+from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings import judgement
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.gpu_history import BEFORE
 from dshealthd.findings.judgement import judge as findings
 from dshealthd.findings.judgement import series_of
+from dshealthd.findings.series import Series
 from dshealthd.nvrx.fitness import Fitness, FitnessCheck, fitness
 from dshealthd.probe.metrics import SUSPECT
 from tests.snapshots import snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.snapshot import Snapshot
-    from dshealthd.findings.series import Series
 
 WALL = 1_800_000_000.0
 HEALTHY = {

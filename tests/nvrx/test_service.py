@@ -14,24 +14,20 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 
 from dshealthd.config.config import Config
+from dshealthd.core.collector import Metric
 from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
 from dshealthd.nvrx.options import NvrxOptions
 from dshealthd.nvrx.service import UP, VERDICTS, HealthCheckService
 from tests import agents
 from tests.nvrx.client import ask, call
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Metric
 
 FIT = Fitness((), ())
 UNFIT = Fitness((FailedCheck(FitnessCheck.GPU_LOST, "gpu 3", "GPU-abc is lost to NVML"),), ())

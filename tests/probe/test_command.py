@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -21,9 +21,6 @@ from dshealthd.probe.observation import Kind, Outcome, Timing
 from dshealthd.probe.options import MembershipOptions
 from tests.probe.peering import may_block, until
 from tests.probe.services import NAMES, Agent, agents
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def dshealthd(*arguments: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:

@@ -6,9 +6,10 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -26,17 +27,12 @@ from dshealthd.probe.hung_jobs import (
     Neighborhood,
 )
 from dshealthd.probe.observation import Outcome
+from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.protocol import PeerError
 from tests.jobs import rank
 from tests.jobs.service import configured, jobs
 from tests.probe.peering import PATIENT, Time, until
-from tests.probe.services import NAMES, agents, snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dshealthd.probe.options import ProbeOptions
-    from tests.probe.services import Agent
+from tests.probe.services import NAMES, Agent, agents, snapshot
 
 ROOT = Path(__file__).parents[2]
 

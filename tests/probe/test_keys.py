@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from dshealthd.cli import main as cli
 from dshealthd.probe.peers.key_file import parse_keys
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 def keys(action: str, file: Path) -> int:

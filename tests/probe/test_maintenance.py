@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.probe.peering import until
-from tests.probe.services import BEGIN, NAMES, PERIOD, agents, set_maintenance, snapshot
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.probe.services import Agent
+from tests.probe.services import BEGIN, NAMES, PERIOD, Agent, agents, set_maintenance, snapshot
 
 
 def met(agent: Agent, name: str, since: float) -> bool:

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dshealthd.core.options import Duration
 from dshealthd.probe import policy as policy_module
 from dshealthd.probe.node import LIMITED
-from dshealthd.probe.observation import Kind, Outcome
+from dshealthd.probe.observation import Kind, Observation, Outcome
 from dshealthd.probe.options import PolicyOptions, ProbeOptions
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.policy import DUTY, ON_DEMAND_RATIO, SAVED
 from dshealthd.probe.rounds.active_round import Decline
 from dshealthd.probe.rounds.plan import ON_DEMAND, WARM_UP, RoundPlan
+from dshealthd.probe.slots import SlotRunner
 from tests.probe.peering import PATIENT, until
 from tests.probe.played import PlayedWorkers
-from tests.probe.services import NAMES, agents, snapshot
-
-if TYPE_CHECKING:
-    import contextlib
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from dshealthd.probe.observation import Observation
-    from dshealthd.probe.slots import SlotRunner
-    from tests.probe.services import Agent
+from tests.probe.services import NAMES, Agent, agents, snapshot
 
 PERIOD = 3600.0
 """No scheduled round is due meanwhile."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
 from dshealthd.collectors.job_environment import RANKS
 from dshealthd.collectors.training import STEP
-from dshealthd.core.collector import Reason
+from dshealthd.core.collector import Reason, Sample
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.probe.options import PolicyOptions
@@ -27,9 +26,6 @@ from dshealthd.probe.policy import (
 )
 from tests.probe.peering import Time
 from tests.probe.services import snapshot
-
-if TYPE_CHECKING:
-    from dshealthd.core.collector import Sample
 
 
 def found(*samples: Sample) -> Result:

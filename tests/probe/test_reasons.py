@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,9 +28,6 @@ from dshealthd.probe.rounds import conclusion, remote_store
 from dshealthd.probe.rounds.active_round import Decline, RoundReport
 from dshealthd.probe.rounds.plan import RoundPlan
 from dshealthd.probe.workers import fork_server, job, worker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PROBE = Path(node.__file__).parent
 

@@ -5,17 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 from dshealthd.cli import main as cli
 from tests.probe.peering import until
-from tests.probe.services import NAMES, agents
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from tests.probe.services import Agent
+from tests.probe.services import NAMES, Agent, agents
 
 PAIR = 2
 

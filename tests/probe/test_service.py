@@ -9,15 +9,15 @@ import asyncio
 import json
 import sys
 import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from bench.processes import free_port
 from dshealthd.core.exposition import render
-from dshealthd.core.host import signatures
+from dshealthd.core.host import Signature, signatures
 from dshealthd.core.options import Duration
 from dshealthd.probe import service
 from dshealthd.probe.members import local_membership, membership
@@ -26,14 +26,8 @@ from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.slots import JITTER, jitter
 from tests.agents import running
 from tests.probe.peering import KEY, OTHER_KEY, PATIENT, may_block, secret, until
-from tests.probe.services import NAMES, PERIOD, agents, snapshot
+from tests.probe.services import NAMES, PERIOD, Agent, agents, snapshot
 from tests.threads import running_threads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from dshealthd.core.host import Signature
-    from tests.probe.services import Agent
 
 
 def partners(agent: Agent, epoch: int) -> list[str]:

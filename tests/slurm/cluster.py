@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from dshealthd.slurm.controller import Controller, ControllerError, SlurmNode, SlurmNodeState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NOW = 1_800_000_000.0
 

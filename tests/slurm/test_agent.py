@@ -6,15 +6,18 @@ import contextlib
 import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import bcrypt
 import pytest
 
 from dshealthd.config import config
+from dshealthd.config.config import Config
 from dshealthd.slurm import agent
-from dshealthd.slurm.agent import AgentSilent, CriticalFinding
+from dshealthd.slurm.agent import AgentSilent, AgentVerdict, CriticalFinding
 from dshealthd.slurm.options import DRAIN_FOR, SlurmOptions
 from tests import status_documents
 from tests.agents import end, first_line, launch
@@ -22,13 +25,6 @@ from tests.http.impostors import impostor, nobody, saying, serving
 from tests.status_documents import finding
 from tests.stopwatch import Stopwatch
 from tests.web import certificates
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from dshealthd.config.config import Config
-    from dshealthd.slurm.agent import AgentVerdict
 
 SHIPPED = agent.TIMEOUT
 

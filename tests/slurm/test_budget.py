@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +13,6 @@ from hypothesis import strategies as st
 from dshealthd.slurm import budget
 from dshealthd.slurm.controller import ControllerError
 from tests.slurm.cluster import NOW, Cluster, node, silent
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 REASON = "dshealthd: gpu-lost gpu=3"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +14,6 @@ from dshealthd.slurm.check import Busy, NodeCheck, NodeCheckResult, Streaks, kep
 from dshealthd.slurm.options import DRAIN_FOR, SlurmOptions
 from dshealthd.symptoms import all_symptoms
 from tests.slurm.cluster import NOW, Cluster, node, silent
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 GONE = CriticalFinding("gpu-lost", "gpu=3", "79")
 BAD = AgentVerdict((GONE,), clean=False)

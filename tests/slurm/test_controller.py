@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +12,6 @@ from dshealthd.slurm import controller
 from dshealthd.slurm.controller import Controller, ControllerError, SlurmNodeState, parse_nodes
 from tests.slurm.cluster import node
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SHIPPED = controller.TIMEOUT
 MARK = "\x1f0123456789abcdef"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,18 +11,13 @@ from dshealthd.cli import main as cli
 from dshealthd.collectors.maintenance import FILES, parse
 from dshealthd.findings.finding import Verdict
 from dshealthd.slurm.agent import judge
-from dshealthd.slurm.controller import Controller, ControllerError
+from dshealthd.slurm.controller import Controller, ControllerError, SlurmNode
 from dshealthd.slurm.maintenance import keep
 from dshealthd.slurm.options import DRAIN_FOR
 from tests.findings.player import scene
 from tests.slurm.cluster import NOW, node
 from tests.slurm.test_check import Node, times
 from tests.slurm.test_controller import LINES, sinfo, tool
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.slurm.controller import SlurmNode
 
 MAX_REASON = 80
 

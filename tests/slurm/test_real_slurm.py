@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +13,6 @@ from dshealthd.slurm.controller import Controller
 from dshealthd.slurm.maintenance import keep
 from tests.deploy.slurm import SlurmCluster, require
 from tests.lab.lab import Lab
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

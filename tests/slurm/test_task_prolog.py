@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from deploy.training import directory
+from tests.agents import Scrape
 from tests.deploy.slurm import SlurmCluster, require
 from tests.lab.lab import Lab
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Iterator, Mapping
-
-    from tests.agents import Scrape
 
 SCRIPT = Path(__file__).with_name("script_train.py")
 INSTALLED = "/usr/lib/dshealthd/training"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import random
 import signal
 import socket
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from dshealthd.training.message import Message
 from tests.agents import RunningAgent, running
@@ -17,11 +20,6 @@ from tests.jobs.heartbeats.senders import sending
 from tests.jobs.machines import TORCH
 from tests.kernel_log import KernelLog
 from tests.nvml.simulator import Simulator
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Iterator
-    from pathlib import Path
 
 GPUS = 8
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.soak.__main__ import until_well
 from tests.soak.invariants import MAX_SERIES_GROWTH, Quiet, Record
 from tests.soak.node import node
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LIMIT = round(1200 * (1 + MAX_SERIES_GROWTH))
 """Series that may be shown at the end of a soak whose reference moment has 1,200."""

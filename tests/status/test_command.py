@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import bcrypt
 import pytest
@@ -24,6 +27,7 @@ from dshealthd.collectors.memory import AVAILABLE, TOTAL
 from dshealthd.collectors.nvlink import UP as LINK_UP
 from dshealthd.collectors.pressure import STALLED_RATIO
 from dshealthd.collectors.training import HEARD, LOSS_FINITE, PHASE, STEP, STEP_SECONDS
+from dshealthd.core.collector import Sample
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.idleness import IDLE
@@ -35,13 +39,6 @@ from tests.singular import ONE_OF_MANY
 from tests.status_documents import document, finding, job, rank
 from tests.web.certificates import authority, certificate
 from tests.web.serving import serving
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from dshealthd.core.collector import Sample
 
 HEALTHY = (UP(1, "0", "GPU-a"), VISIBLE(1), EXPECTED(1), UPTIME(1e6))
 JOB = (

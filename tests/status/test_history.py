@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,6 @@ from dshealthd.cli import main as cli
 from dshealthd.findings.record import DAY, NodeRecord
 from tests.findings.test_record import fault
 from tests.web.serving import serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def recorded() -> NodeRecord:

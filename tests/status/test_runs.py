@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ from dshealthd.cli import main as cli
 from dshealthd.findings.record import Entry, NodeRecord
 from tests.findings.test_record import fault
 from tests.web.serving import serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 START = time.time() - 7200.0
 WORK = {"work": 700.0, "wait": 200.0, "input": 50.0, "start": 50.0}

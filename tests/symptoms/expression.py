@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import promql_parser
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Selector(NamedTuple):

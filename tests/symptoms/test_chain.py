@@ -9,8 +9,9 @@ import contextlib
 import os
 import shutil
 import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,6 @@ from tests.collectors.test_job_checkpoint import save
 from tests.collectors.test_nvlink_domain import daemon
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
 from tests.symptoms.chain import Machine, fires, rank
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(200)]
 JOB = f"{os.getpid()}"

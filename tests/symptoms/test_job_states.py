@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 from tests.job_states import TOGETHER, WORLD, Part
 from tests.symptoms.promtool import RULES, promtool, pruned
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 AT = 600
 """Seconds after the start, when the rules are asked; heartbeats ended at the start."""

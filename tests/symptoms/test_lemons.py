@@ -6,17 +6,15 @@ import json
 import math
 import random
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from dshealthd.findings.record import BUSY, DAY, INCIDENTS, NodeRecord
 from tests.findings.test_record import fault
 from tests.symptoms.promtool import ROOT, pruned, rule_groups, run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 BEGIN = 1_800_000_000.0
 DAYS = 30

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.sentence import LABELS, text
 from tests.singular import ONE_OF_MANY
 from tests.symptoms.promtool import rendered
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DESCRIPTIONS = [
     (entry.name, entry.description)

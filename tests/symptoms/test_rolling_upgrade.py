@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from tests.symptoms.fleet.series import Series
+from tests.symptoms.fleet.series import Series, Value
 from tests.symptoms.promtool import run, whole
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.symptoms.fleet.series import Value
 
 NODES = 100
 PEERS = 5

@@ -8,27 +8,21 @@ import math
 import re
 import shutil
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from dshealthd.core.collector import MetricKind
+from dshealthd.core.collector import Metric, MetricKind
 from dshealthd.findings import gpus
 from dshealthd.jobs.hangs.classes import Culprit
 from dshealthd.symptoms import all_symptoms
-from dshealthd.symptoms.entry import PARTS, RULESET
+from dshealthd.symptoms.entry import PARTS, RULESET, Alert, FleetRule
 from generate import alert_rules, reference
 from tests import yaml_files
 from tests.symptoms.expression import selectors
-from tests.symptoms.promtool import ROOT, RULES, promtool, rule_groups, scenes
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.core.collector import Metric
-    from dshealthd.symptoms.entry import Alert, FleetRule
-    from tests.symptoms.promtool import Expectation
+from tests.symptoms.promtool import ROOT, RULES, Expectation, promtool, rule_groups, scenes
 
 METRICS = reference.all_metrics()
 PART = ROOT / "deploy/prometheus/dshealthd.yml"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import yaml
@@ -13,9 +13,6 @@ from dshealthd.core.collector import MetricKind
 from dshealthd.core.exposition import parsed
 from generate.reference import all_metrics
 from tests.symptoms import expression
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_up_to_date(

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from dshealthd.training.message import HELLO, PAGE, Message, newest
 from dshealthd.training.saved import Saved
 from dshealthd.training.saved import decode as decode_saved
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class AgentsEnd:

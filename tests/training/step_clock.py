@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from dshealthd.training.step_timer import AVERAGED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 def average(seconds: Sequence[float]) -> float:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,11 +16,7 @@ from dshealthd.training import attach
 from dshealthd.training.engine import Communication
 from dshealthd.training.message import Phase, StepStage
 from dshealthd.training.saved import SIZE, Saved
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.training.agents_end import AgentsEnd
+from tests.training.agents_end import AgentsEnd
 
 
 class Engine:

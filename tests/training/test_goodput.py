@@ -6,18 +6,14 @@ import importlib.util
 import json
 import re
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.agents import running
+from tests.agents import RunningAgent, running
 from tests.training.test_trainings import CONFIG
 from tests.training.trainings import training
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.agents import RunningAgent
 
 # Its import here would take seconds, and in each worker of the tests.
 if importlib.util.find_spec("torch") is None:

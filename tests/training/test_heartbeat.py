@@ -10,7 +10,7 @@ import mmap
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -20,9 +20,6 @@ from dshealthd.training.message import PAGE, Phase
 from tests.stopwatch import Stopwatch
 from tests.training.agents_end import AgentsEnd
 from tests.training.step_clock import average
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 AVERAGED = 10
 

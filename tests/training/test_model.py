@@ -6,16 +6,14 @@ import copy
 import io
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from dshealthd.training import attach, watch
 from dshealthd.training.message import StepStage
+from tests.training.agents_end import AgentsEnd
 from tests.training.step_clock import average
-
-if TYPE_CHECKING:
-    from tests.training.agents_end import AgentsEnd
 
 ALIKE = 10
 

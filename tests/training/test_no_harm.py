@@ -9,8 +9,9 @@ import sys
 import threading
 import warnings
 import weakref
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,12 +19,8 @@ from dshealthd.training import attach, watch
 from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.model import find
 from dshealthd.training.readback import Readback
+from tests.training.agents_end import AgentsEnd
 from tests.training.test_engine import Engine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.training.agents_end import AgentsEnd
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that NumPy is not installed

@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 import sys
 import warnings
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from dshealthd.training import attach, watch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.training.heartbeat import Heartbeat
-    from tests.training.agents_end import AgentsEnd
+from dshealthd.training.heartbeat import Heartbeat
+from tests.training.agents_end import AgentsEnd
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that NumPy is not installed

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -30,11 +31,7 @@ from dshealthd.training.message import (
     newest,
 )
 from dshealthd.training.step_timer import StepTimer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.training.agents_end import AgentsEnd
+from tests.training.agents_end import AgentsEnd
 
 ALIKE = 10
 MAX_COUNT = 10**12

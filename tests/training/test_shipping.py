@@ -14,15 +14,12 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import dshealthd
 import dshealthd.training
-
-if TYPE_CHECKING:
-    from tests.training.agents_end import AgentsEnd
+from tests.training.agents_end import AgentsEnd
 
 PACKAGE = Path(dshealthd.training.__file__).parent
 PROJECT = PACKAGE.parents[1] / "deploy" / "training"

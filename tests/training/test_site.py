@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -21,9 +21,7 @@ from deploy.training import directory
 from dshealthd.collectors import nccl_inspector
 from dshealthd.jobs import environment
 from dshealthd.training import report
-
-if TYPE_CHECKING:
-    from tests.training.agents_end import AgentsEnd
+from tests.training.agents_end import AgentsEnd
 
 torch = importlib.util.find_spec("torch")
 if torch is None or torch.origin is None:

@@ -10,18 +10,12 @@ import json
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from tests.agents import running
-from tests.training.trainings import training
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.agents import RunningAgent, Scrape
-    from tests.training.trainings import Step, TrainingRun
+from tests.agents import RunningAgent, Scrape, running
+from tests.training.trainings import Step, TrainingRun, training
 
 # Its import here would take seconds, and in each worker of the tests.
 if importlib.util.find_spec("torch") is None:

@@ -7,8 +7,9 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,12 +17,8 @@ from dshealthd.jobs.hangs import states
 from dshealthd.training import attach, waits
 from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.message import Message, WaitSource
+from tests.training.agents_end import AgentsEnd
 from tests.training.test_step_timer import Device, Event
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.training.agents_end import AgentsEnd
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that NumPy is not installed

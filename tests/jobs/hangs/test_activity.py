@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,9 +17,6 @@ from dshealthd.core.host import Host
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
 from dshealthd.linux.activity import ThreadState, activity, busiest, demands
 from dshealthd.linux.process import exit_status
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 HOST = Host()
 

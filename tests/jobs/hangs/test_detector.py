@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
@@ -11,15 +12,11 @@ from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.detector import HangDetector
 from dshealthd.jobs.hangs.states import Work
 from dshealthd.jobs.heartbeats.identity import Identity
+from dshealthd.jobs.heartbeats.sender import Sender
 from dshealthd.jobs.options import HangOptions
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.training.message import Message, StepStage
 from tests.jobs.machines import TORCH
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.jobs.heartbeats.sender import Sender
 
 FLOOR = 30.0
 

@@ -5,7 +5,8 @@ end is told.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -13,18 +14,13 @@ from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
 from dshealthd.jobs.hangs.judge import judge
-from dshealthd.jobs.hangs.states import NO_WORK
+from dshealthd.jobs.hangs.states import NO_WORK, RankState
 from dshealthd.jobs.hangs.watch import RankWatch
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import DeviceMemory, Message, Phase, StepStage
 from tests.jobs.machines import TORCH
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.jobs.hangs.states import RankState
 
 FLOOR = 30.0
 KEPT = 600.0

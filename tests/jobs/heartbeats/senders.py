@@ -7,11 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from dshealthd.training.message import HELLO, PAGE, Message, encode
 

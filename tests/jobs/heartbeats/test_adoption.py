@@ -11,7 +11,10 @@ import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.jobs.heartbeats import page
@@ -20,11 +23,6 @@ from dshealthd.jobs.heartbeats.receiver import Receiver
 from dshealthd.training.message import PAGE, Message, encode, newest
 from dshealthd.training.page import Page
 from tests.agents import running
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 def test_the_page_of_a_process(tmp_path: Path) -> None:

@@ -14,28 +14,23 @@ import socket
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
 from dshealthd.jobs.heartbeats import receiver as receiver_module
-from dshealthd.jobs.heartbeats.identity import UnidentifiedSender
+from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender
 from dshealthd.jobs.heartbeats.page import RejectReason
 from dshealthd.jobs.heartbeats.receiver import Receiver
+from dshealthd.jobs.heartbeats.sender import Sender
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.training.message import HELLO, PAGE, SLOT, Message, StepStage, encode
 from tests.jobs.heartbeats.senders import STRANGER, sending
 from tests.jobs.machines import TORCH
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dshealthd.jobs.heartbeats.identity import Identity
-    from dshealthd.jobs.heartbeats.sender import Sender
 
 CONNECTIONS = 32
 IDLE = 900.0

@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.jobs.nccl.release import MappedReleases, Mapping, UnknownRelease, parse_maps
 from tests.jobs.elf import library
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 CHUNK = 1 << 20
 

@@ -18,12 +18,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.jobs.elf import library as write_library
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BEHAVIORS = (
     "json",  # NCCL 2.28.7 and later

@@ -9,7 +9,8 @@ import os
 import signal
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -31,10 +32,6 @@ from dshealthd.jobs.ras.protocol import (
 )
 from tests.jobs.ras.server import BEHAVIORS, Communicator, Process, Rank, document
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 ATTEMPTS = 6
 

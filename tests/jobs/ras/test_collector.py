@@ -10,8 +10,9 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -29,9 +30,6 @@ from tests.environments import wait_for_environment
 from tests.jobs.machines import Clock, Machine
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PAUSE = 4.0
 AGAIN_AFTER = 5.0

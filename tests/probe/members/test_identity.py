@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +16,6 @@ from dshealthd.probe.members.own_name import (
     parse_fib_trie,
     parse_if_inet6,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NONE = "by name or address; set name to the right one"
 TWO = "name: this node matches more than one member"

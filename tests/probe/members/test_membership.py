@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,6 @@ from dshealthd.probe.members.membership import (
     parse_nodes,
 )
 from dshealthd.probe.options import MembershipOptions
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOSTFILE = """\
 # the training pool

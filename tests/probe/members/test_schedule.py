@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import random
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import given, settings
@@ -22,10 +23,6 @@ from dshealthd.probe.members.schedule import (
     root_order,
     rounds,
 )
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Iterable
 
 LAYOUTS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 """How many members each leaf has."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.resolver import Resolver
 from tests.probe.peering import KEY, PATIENT, echo, listening, run, secret
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PLACES = {"a": ["127.0.0.21"], "b": ["127.0.0.22"], "c": ["127.0.0.23", "127.0.0.24"]}
 MESSAGE = {"clock": 1.5, "payload": b""}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,11 +38,6 @@ from tests.probe.peering import (
     talking,
     until,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-    from typing import Any
 
 BODY = json.dumps({"clock": 1.5, "payload": "cGluZw=="}).encode()
 BUSY, DEFECT = "busy_gpu", "where it went wrong"

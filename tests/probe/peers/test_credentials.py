@@ -7,7 +7,8 @@ import logging
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -34,9 +35,6 @@ from tests.probe.peering import (
     until,
 )
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -36,9 +36,6 @@ from tests.probe.peering import (
 )
 from tests.probe.peers.test_calls import REQUEST
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HELLO = framed(bytes(Hello("a", "b", CHALLENGE)))
 

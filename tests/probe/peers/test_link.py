@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,11 +21,6 @@ from dshealthd.probe.peers.protocol import (
     parse_challenge,
 )
 from tests.probe.peering import CHALLENGE, KEY, calling, fails, impersonating, keyed, ping, secret
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 HELLO = Hello("a", "b", CHALLENGE)
 

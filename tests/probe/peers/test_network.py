@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -36,10 +36,6 @@ from tests.probe.peering import (
     until,
 )
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 NO_ANSWER = {"not_acknowledged", "connect_timeout"}
 """What is known at a call's deadline alone."""

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
+from dshealthd.probe.peers.link import Link
 from dshealthd.probe.peers.pool import ConnectionPool, meaning
 from dshealthd.probe.peers.protocol import Hello, PeerSession, TimeoutMeaning
 from dshealthd.probe.peers.resolver import Resolver
-
-if TYPE_CHECKING:
-    from dshealthd.probe.peers.link import Link
-
 
 KEY = b"k" * 32
 SESSION = PeerSession(KEY, Hello("a", "b", "c" * 32), "d" * 32)

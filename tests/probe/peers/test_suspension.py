@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from dshealthd.probe.peers.guard import PeerLimits
 from dshealthd.probe.peers.protocol import Hello, framed
@@ -20,11 +23,6 @@ from tests.probe.peering import (
     until,
 )
 from tests.suspension import Suspension, turns
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 HEADER_TIMEOUT = 600.0
 LIMITS = PeerLimits(patience=HEADER_TIMEOUT)

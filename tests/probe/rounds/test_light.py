@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -12,10 +14,6 @@ from dshealthd.probe.metrics import UNTIMED_ROUNDS, RoundMetrics
 from dshealthd.probe.observation import Kind, Outcome
 from dshealthd.probe.rounds import light
 from tests.probe.company import NAMES, all_have, company, same
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
 
 USUAL = 0.0005
 """Seconds of an echo, whatever its payload."""

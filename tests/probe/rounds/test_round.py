@@ -9,9 +9,10 @@ import asyncio
 import socket
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,18 +23,14 @@ from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.rounds import leader
+from dshealthd.probe.rounds.active_round import RoundReport
 from dshealthd.probe.rounds.plan import ON_DEMAND
+from dshealthd.probe.workers.job import RankResult, WorkerJob
+from dshealthd.probe.workers.store import StoreHandler
 from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests.probe.company import EPOCH, NAMES, Companion, all_have, company, ended, same
 from tests.probe.peering import PATIENT, may_block, until
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from dshealthd.probe.rounds.active_round import RoundReport
-    from dshealthd.probe.workers.job import RankResult, WorkerJob
-    from dshealthd.probe.workers.store import StoreHandler
 
 PRESENCE = leader.PRESENCE
 """As it ships."""

@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -29,10 +30,6 @@ from dshealthd.probe.verdicts.baseline import (
     Baselines,
     TimingClass,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 OPTIONS = BaselineOptions()
 

@@ -4,17 +4,13 @@ slow link among them, and a node whose network has a tenth of the usual rate.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
+from dshealthd.probe.verdicts.detector import Confirmation
 from tests.probe.verdicts.test_light_rounds import KNOWN, PAIR, SLOW, Company
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.probe.verdicts.detector import Confirmation
 
 TIMES = {8: 0.0004, 1024: 0.0006, 65536: 0.0007}
 """Usual seconds of an all-reduce by bytes, as measured with four agents on two cores."""

@@ -6,8 +6,9 @@ One detector, and a simulated world that answers the rounds that it asks for.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage,
 from dshealthd.probe.options import BaselineOptions, VerdictOptions
 from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
 from dshealthd.probe.verdicts.detector import Confirmation, Detector
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 ME = "a0"
 FOUR_LEAVES = {f"{leaf}{number}": f"leaf-{leaf}" for leaf in "abcd" for number in range(4)}

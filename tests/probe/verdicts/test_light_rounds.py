@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,12 +21,7 @@ from dshealthd.probe.observation import (
 )
 from dshealthd.probe.options import BaselineOptions, VerdictOptions
 from dshealthd.probe.verdicts.baseline import Baselines
-from dshealthd.probe.verdicts.detector import Detector
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.probe.verdicts.detector import Confirmation
+from dshealthd.probe.verdicts.detector import Confirmation, Detector
 
 NAMES = ("n0", "n1", "n2", "n3")
 NO_LEAVES = dict.fromkeys(NAMES, "")

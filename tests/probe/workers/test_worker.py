@@ -11,16 +11,14 @@ import os
 import socket
 import threading
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from dshealthd.probe.workers import launch, worker
 from dshealthd.probe.workers.store import MAX_KEY, MAX_VALUE, LocalStore, StoreError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ import subprocess
 import sys
 import time
 import venv
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -37,9 +37,6 @@ from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests import frozen
 from tests.probe.peering import until
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
 
 SABOTEUR = str(Path(__file__).parents[1] / "saboteur.py")
 ADDRESS = "127.0.0.2"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
-from typing import TYPE_CHECKING
 
 from tests.symptoms.fleet.nodes import Node, chance, export
 from tests.symptoms.fleet.series import Series
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MISSED = 0.001
 """Share of scrapes that fail in a healthy fleet."""

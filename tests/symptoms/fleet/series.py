@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 Value = float | None
 """None is a scrape without this sample."""

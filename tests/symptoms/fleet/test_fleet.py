@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
 from tests.findings.promtool_scenes import finding_series
 from tests.symptoms.fleet.faults import catalogue, inject
 from tests.symptoms.fleet.fleet import healthy
+from tests.symptoms.fleet.series import Series
 from tests.symptoms.promtool import run, whole
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from tests.symptoms.fleet.series import Series
 
 Told = Counter[tuple[str, str, str, str]]
 """Alerts by severity, symptom, component, and CLUSTER/NODE."""
