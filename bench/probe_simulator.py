@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.probe.members.schedule import Timetable, root_order
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
-from dshealthd.probe.options import BaselineOptions, VerdictOptions
+from dshealthd.probe.options import BaselineOptions
 from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
 from dshealthd.probe.verdicts.detector import INTERMITTENT, Confirmation, Detector
 
@@ -115,7 +115,6 @@ class Cluster:
         conditions: Conditions,
         seed: int,
         *,
-        verdict: VerdictOptions | None = None,
         baseline: BaselineOptions | None = None,
     ) -> None:
         self.conditions = conditions
@@ -147,11 +146,7 @@ class Cluster:
         for name in self.names:
             baselines = Baselines(options)
             baselines.restore(usual)
-            self.judges.append(
-                Detector(
-                    name, self.leaves, baselines, verdict or VerdictOptions(), lambda: self.time
-                )
-            )
+            self.judges.append(Detector(name, self.leaves, baselines, lambda: self.time))
 
     def _usual(self, options: BaselineOptions) -> Baselines:
         """Return what a node knows after a while."""

@@ -92,9 +92,7 @@ class SlotRunner:
         self.confirmations = Confirmations(
             options.policy.confirmations_per_minute, self._confirm, state.monotonic
         )
-        self.detector = Detector(
-            self._me, membership.leaves, baselines, options.verdict, state.wall
-        )
+        self.detector = Detector(self._me, membership.leaves, baselines, state.wall)
         self.node = ThisNode(state, self.detector, address)
         _, port = listen_address(options.peer.listen_address)
         resolver = Resolver(monotonic=state.monotonic)

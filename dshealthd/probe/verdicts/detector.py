@@ -46,7 +46,6 @@ from dshealthd.probe.verdicts.signals import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from dshealthd.probe.options import VerdictOptions
     from dshealthd.probe.verdicts.baseline import Baselines
 
 __all__ = ["Confirmation", "Detector"]
@@ -67,6 +66,8 @@ _STEADY = 8
 """The same for an intermittent fault, where good rounds and bad ones alternate."""
 _PENDING = 30.0
 """Seconds after which an extra round that has not taken place is given up."""
+_HELD = 4
+"""Epochs for which another node stays a suspect without new evidence: others meet it meanwhile."""
 _LEAF_GONE = 3
 """Members of a leaf that must be gone, with none of it well, to accuse the leaf."""
 
@@ -79,7 +80,6 @@ class Detector:
         me: str,
         leaves: Mapping[str, str],
         baselines: Baselines,
-        options: VerdictOptions,
         wall: Callable[[], float],
     ) -> None:
         """`leaves` has every member, with "" if its leaf is not known. `wall` returns Unix time in
@@ -87,7 +87,6 @@ class Detector:
         """
         self._me = me
         self._baselines = baselines
-        self._options = options
         self._wall = wall
         self._high = 1 + baselines.slow_ratio
         self._company = Company(me, leaves)
@@ -383,7 +382,7 @@ class Detector:
         self._gone = {
             name: (suspect, since)
             for name, (suspect, since) in self._gone.items()
-            if 0 <= self._epoch - since <= self._options.hold_epochs
+            if 0 <= self._epoch - since <= _HELD
         }
 
     def _review(self, history: SignalHistory, investigation: Investigation) -> None:

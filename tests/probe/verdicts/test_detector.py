@@ -13,7 +13,7 @@ import pytest
 
 from dshealthd.probe.members.schedule import Timetable
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
-from dshealthd.probe.options import BaselineOptions, VerdictOptions
+from dshealthd.probe.options import BaselineOptions
 from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
 from dshealthd.probe.verdicts.detector import Confirmation, Detector
 
@@ -67,9 +67,7 @@ class Scene:
                     value,
                     number,
                 )
-        self.detector = Detector(
-            me, self.leaves, self.baselines, VerdictOptions(), lambda: self.now
-        )
+        self.detector = Detector(me, self.leaves, self.baselines, lambda: self.now)
         self.asked: list[Confirmation] = []
 
     def round(
@@ -790,9 +788,7 @@ def test_whole_node_timings_name_the_node() -> None:
 def test_without_baseline_nobody_is_accused() -> None:
     """Without baselines slow rounds are no evidence, but lost members are."""
     scene = Scene()
-    scene.detector = Detector(
-        ME, scene.leaves, Baselines(BaselineOptions()), VerdictOptions(), lambda: scene.now
-    )
+    scene.detector = Detector(ME, scene.leaves, Baselines(BaselineOptions()), lambda: scene.now)
     assert scene.run(always(Answer(3.0)), 6) == ()
     assert scene.run(always(GONE), 3) == (Suspect(Part.NODE, ME, "unreachable"),)
 

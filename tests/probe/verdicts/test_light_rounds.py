@@ -19,7 +19,7 @@ from dshealthd.probe.observation import (
     Suspect,
     Timing,
 )
-from dshealthd.probe.options import BaselineOptions, VerdictOptions
+from dshealthd.probe.options import BaselineOptions
 from dshealthd.probe.verdicts.baseline import Baselines
 from dshealthd.probe.verdicts.detector import Detector
 
@@ -69,7 +69,6 @@ class Company:
                 name,
                 NO_LEAVES,
                 Baselines(BaselineOptions()),
-                VerdictOptions(),
                 lambda: self.now,
             )
             for name in NAMES
