@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.probe.verdicts.signals import HARD
+from dshealthd.probe.observation import HARD
 from tests.lab import faults
 from tests.lab.probing import CLEAR, KNOWN, Probing, begun, named, suspects
 from tests.symptoms.chain import played
