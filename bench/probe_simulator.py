@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.probe.members.schedule import Timetable, root_order
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
-from dshealthd.probe.options import BaselineOptions, VerdictOptions
+from dshealthd.probe.options import BaselineOptions
 from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
 from dshealthd.probe.verdicts.detector import INTERMITTENT, Confirmation, Detector
 
@@ -115,7 +115,6 @@ class Cluster:
         conditions: Conditions,
         seed: int,
         *,
-        verdict: VerdictOptions | None = None,
         baseline: BaselineOptions | None = None,
     ) -> None:
         self.conditions = conditions
@@ -147,11 +146,7 @@ class Cluster:
         for name in self.names:
             baselines = Baselines(options)
             baselines.restore(usual)
-            self.judges.append(
-                Detector(
-                    name, self.leaves, baselines, verdict or VerdictOptions(), lambda: self.time
-                )
-            )
+            self.judges.append(Detector(name, self.leaves, baselines, lambda: self.time))
 
     def _usual(self, options: BaselineOptions) -> Baselines:
         """Return what a node knows after a while."""
@@ -220,7 +215,6 @@ class Cluster:
     def _run(self, members: tuple[int, ...], epoch: int, kind: Kind) -> tuple[Observation, float]:
         """Return what a round told, and how long it took; `self.time` is its start."""
         names = tuple(self.names[member] for member in members)
-        scores = tuple(score for member in members for score in self.judges[member].scores())
         fault = self.fault
         if fault and self._ends_badly(fault, members, kind):
             unreached = fault.outcome is Outcome.UNREACHABLE
@@ -229,11 +223,8 @@ class Cluster:
                 (ECHO_DEADLINE if light else DEADLINE) if unreached else (ECHO if light else ROUND)
             )
             stage = Stage.INVITE if unreached else Stage.VERIFY
-            # What could not be reached has told nothing; a round between two that live is seen from
-            # both ends.
-            told = () if unreached else scores
             return Observation(
-                epoch, kind, "nccl", names, fault.outcome, stage, scores=told, at=end
+                epoch, kind, "nccl", names, fault.outcome, stage, at=end
             ), end - self.time
         if kind is Kind.LOCAL:
             slow = (
@@ -271,8 +262,7 @@ class Cluster:
             tuple(timings),
             (),
             "",
-            scores,
-            self.time + seconds,
+            at=self.time + seconds,
         ), seconds
 
     def _ends_badly(self, fault: Fault, members: tuple[int, ...], kind: Kind) -> bool:
@@ -366,6 +356,9 @@ class Cluster:
     ) -> Iterable[tuple[float, Confirmation, int]]:
         """Let all members of a round see it, and the node that asked one of them for it, if any."""
         asked = []
+        # What could not be reached has reported nothing.
+        met = () if observation.outcome is Outcome.UNREACHABLE else observation.members
+        reports = {name: self.judges[self.numbers[name]].report() for name in met}
         for name in (*observation.members, *([self.names[asker]] if asker >= 0 else [])):
             node = self.numbers[name]
             if self._dead(node):
@@ -376,6 +369,8 @@ class Cluster:
             if observation.outcome is Outcome.UNREACHABLE and name in observation.members:
                 others = tuple(other for other in observation.members if other != name)
                 seen = replace(observation, members=(name, *others), late=others)
+            other = next((one for one in reversed(met) if one != name), "")
+            seen = replace(seen, told=reports.get(other))
             extra = detector.observe(seen, requested=asker >= 0)
             asked += [(self.time, confirmation, node) for confirmation in extra]
             suspects = frozenset(detector.suspects())

@@ -21,7 +21,7 @@ from dshealthd.collection import supervisor
 from dshealthd.config import registry
 from dshealthd.config.config import SECTIONS
 from dshealthd.core import self_metrics, snapshot, state_writer
-from dshealthd.core.options import Bytes, Duration
+from dshealthd.core.options import Bytes, Duration, settable
 from dshealthd.doctor import node
 from dshealthd.doctor.job import checks as job
 from dshealthd.doctor.snapshot_check import SnapshotCheck
@@ -203,7 +203,7 @@ def _section(name: str, schema: type[Any]) -> Iterator[str]:
 
 def _options(schema: type[Any]) -> Iterator[str]:
     hints = typing.get_type_hints(schema)
-    for field in dataclasses.fields(schema):
+    for field in settable(schema):
         hint = hints[field.name]
         if dataclasses.is_dataclass(hint):
             continue

@@ -147,8 +147,9 @@ class _WorkerGroup:
             # After a pause (a stopped process, a suspended machine) do not catch up.
             if member.due <= now + SLACK:
                 member.due = next_due(now, member.options.interval)
+            self._expect(name, member.options.interval)
             if (absence := self._absence(member)) is not None:
-                self._rest(member)
+                self._rest(name)
                 self._snapshot.put(name, not_available(absence))
             else:
                 present.append(name)
@@ -157,10 +158,20 @@ class _WorkerGroup:
         elif due:
             await self.rest()
 
-    def _rest(self, member: _Member) -> None:
+    def _rest(self, name: str) -> None:
         """Do not collect before RESTING is over, unless something wakes the member."""
+        member = self.members[name]
         interval = max(member.options.interval, RESTING)
         member.due = next_due(self._context.monotonic(), interval)
+        self._expect(name, interval)
+
+    def _expect(self, name: str, interval: float) -> None:
+        """Have a collector's samples expire if they do not come at this interval.
+
+        No sooner than RESTING: a busy machine delays a fast collector by more than its interval.
+        """
+        deadline = self.members[name].options.deadline
+        self._snapshot.expect(name, max(STALE_INTERVALS * interval, RESTING) + deadline)
 
     def _absence(self, member: _Member) -> str | None:
         """Return why a collector has no source on this machine.
@@ -216,7 +227,7 @@ class _Inside(_WorkerGroup):
             self._snapshot.put(name, result)
             self._watch(name)
             if not (result.samples or result.faults or result.reason):
-                self._rest(self.members[name])
+                self._rest(name)
 
     def _watch(self, name: str) -> None:
         """Let a collector rest until its descriptor is readable, if it has one."""
@@ -228,7 +239,7 @@ class _Inside(_WorkerGroup):
         except PermissionError:  # a regular file, which is always readable
             return
         self._watched[name] = descriptor
-        self._rest(self.members[name])
+        self._rest(name)
 
     def _unwatch(self, name: str) -> None:
         if (descriptor := self._watched.pop(name, None)) is not None:
@@ -307,8 +318,7 @@ class Scheduler:
         wanted: dict[str | None, dict[str, CollectorOptions]] = {}
         for name, options in config.collectors.items():
             if options.enabled:
-                interval = max(options.interval, RESTING)
-                self._snapshot.expect(name, STALE_INTERVALS * interval + options.deadline)
+                self._snapshot.expect(name, STALE_INTERVALS * RESTING + options.deadline)
                 where = registry.all_collectors()[name].runs_in(options)
                 wanted.setdefault(where, {})[name] = options
             else:

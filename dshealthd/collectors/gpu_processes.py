@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import gauge
 from dshealthd.jobs.gpu_ranks import GpuRanks
+from dshealthd.jobs.shares import MAX_RANKS
 from dshealthd.nvml.collector import GpuCollector
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ UNKNOWN = gauge(
     "Compute processes on this node's GPUs whose environment cannot be read, so that they may or "
     "may not belong to a training job.",
 )
-
-MAX_RANKS = 64
 
 
 class GpuProcesses(GpuCollector):

@@ -102,15 +102,12 @@ PROCESS = gauge(
     *("training_job", "script", "user", "pid"),
 )
 
-MAX_JOBS = 16
-"""Most jobs followed: a GPU each on the largest nodes, which have 16."""
 MAX_DESCRIPTORS = 32_768
 """Most descriptors looked at in a sample, about 0.1 s; a user can have millions."""
 BUDGET = 0.1
 """Seconds of CPU time that the dump of sockets may take."""
 MAX_PORTS = 64
 """Most ports told: a rank each of the largest nodes, and some of its children."""
-_THREADS = "threads"
 _TAKE_ONE = {"-W", "-X"}
 """Options of Python's interpreter that are followed by a value."""
 MAX_NAME = 64
@@ -178,7 +175,7 @@ class JobActivity(Collector):
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield each job's rates; a process that cannot be read is a fault, never 0."""
         processes = self.context.shared(ProcessTable).refresh()
-        jobs, _ = shares.jobs(processes, MAX_JOBS)
+        jobs = shares.jobs(processes)
         now = self.context.monotonic()
         elapsed = None if self._at is None else now - self._at
         for trouble in self._ranks.troubles(processes, now):

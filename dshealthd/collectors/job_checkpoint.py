@@ -19,7 +19,7 @@ from dshealthd.core.collector import (
     Worker,
     gauge,
 )
-from dshealthd.core.options import Duration, option
+from dshealthd.core.options import Duration, constant, option
 from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs import shares
 from dshealthd.jobs.checkpoint_watch import CheckpointWatch
@@ -62,9 +62,6 @@ PROBLEMS = gauge(
     "Checked once after each save. Missing is absent if each node saves to its own disk.",
     *("training_job", "problem"),
 )
-LEFT_OUT = shares.jobs_left_out(
-    "dshealthd_job_checkpoint_jobs_left_out", "whose checkpoints are not checked"
-)
 
 BUDGET = 0.5
 """Seconds per collection for the files of all jobs, as other collectors wait for the worker."""
@@ -77,10 +74,8 @@ class JobCheckpointOptions(CollectorOptions):
     """Options of job checkpoints."""
 
     interval: Duration = option("30s", "Scan interval.", minimum="100ms")
-    deadline: Duration = option(
-        "5s", "How long checking one job's checkpoints may take.", minimum="10ms"
-    )
-    max_jobs: int = shares.max_jobs(8, "have their checkpoints checked", least=0)
+    deadline: Duration = constant("5s")
+    """As long as a path of `filesystem` may take: its files may be on a network."""
 
 
 class _Followed:
@@ -107,10 +102,7 @@ class JobCheckpoint(Collector):
         """Yield what is known of each job's checkpoints; nothing for a job that reports none."""
         until = self.context.monotonic() + BUDGET
         processes = self.context.shared(ProcessTable).refresh()
-        jobs, left_out = shares.jobs(
-            (process for process in processes if process.launch.rank == 0), self.options.max_jobs
-        )
-        yield LEFT_OUT(left_out)
+        jobs = shares.jobs(process for process in processes if process.launch.rank == 0)
         gone = dict(self._followed)
         for job, members in jobs.items():
             part = f"checkpoints of {job}"

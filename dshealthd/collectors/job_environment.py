@@ -24,10 +24,10 @@ from dshealthd.core.collector import (
     Fault,
     Sample,
     Worker,
+    every,
     gauge,
 )
 from dshealthd.core.host import read_bytes
-from dshealthd.core.options import Duration, option
 from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs import environment_problems as problems
 from dshealthd.jobs.environment import NCCL_COMMON, launched_by, natural, nccl_variables
@@ -39,7 +39,7 @@ from dshealthd.jobs.nccl.settings import parse_configuration
 from dshealthd.jobs.network_devices import NetworkDevices
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ranks import Ranks, digest
-from dshealthd.jobs.shares import shared
+from dshealthd.jobs.shares import MAX_JOBS, MAX_RANKS, shared
 from dshealthd.linux.pci import bus
 from dshealthd.linux.process import parse_stat
 from dshealthd.linux.process_root import Root
@@ -80,7 +80,7 @@ LOWEST = gauge(
 PROCESSES = gauge(
     "dshealthd_job_processes",
     "Processes on this node that were started as this rank, without their children: more than 1, "
-    "or the same rank on two nodes, is a duplicate rank. At most max_ranks per run.",
+    "or the same rank on two nodes, is a duplicate rank. At most 64 per run.",
     *("training_job", "run", "rank"),
 )
 ORPHANED = gauge(
@@ -134,8 +134,6 @@ _DOUBTFUL = frozenset({Misnomer.MISSPELT, Misnomer.UNKNOWN})
 _LISTED = 100
 """Least number of variable names in a library that names all of its own; NCCL 2.24 has 148."""
 _CONFIGURATION_LIMIT = 1 << 16
-MAX_RUNS = 16
-"""Runs that get their own series: users take turns, oldest run first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,16 +152,6 @@ class _Told:
     """Why part of it could not be read."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobEnvironmentOptions(CollectorOptions):
-    """Options of job environments."""
-
-    interval: Duration = option("15s", "Scan interval for training processes.", minimum="100ms")
-    max_ranks: int = option(
-        64, "Ranks of a run that get their own series; duplicate ranks come first.", minimum=1
-    )
-
-
 class JobEnvironment(Collector):
     """Examines the training processes in the process table.
 
@@ -172,9 +160,9 @@ class JobEnvironment(Collector):
 
     worker = Worker.STORAGE
 
-    Options = JobEnvironmentOptions
+    Options = every("15s")
 
-    def __init__(self, options: JobEnvironmentOptions, context: Context) -> None:
+    def __init__(self, options: CollectorOptions, context: Context) -> None:
         super().__init__(options, context)
         self._ranks = Ranks()
         self._releases = MappedReleases()
@@ -186,13 +174,13 @@ class JobEnvironment(Collector):
         """Yield the runs, and the problems of the settings in their environments."""
         table = self.context.shared(ProcessTable)
         runs = self._ranks.runs(table.refresh(), table.machine)
-        yield LEFT_OUT(max(0, len(runs) - MAX_RUNS))
+        yield LEFT_OUT(max(0, len(runs) - MAX_JOBS))
         before, self._told = self._told, {}
         network = NetworkDevices(self.context)
         gpus, self._mixed = self._gpus() if runs else (None, False)
         for run in shared(
             runs,
-            MAX_RUNS,
+            MAX_JOBS,
             lambda run: run.processes[0].user,
             lambda run: (run.job, run.name),
             lambda run: min(process.start for process in run.processes),
@@ -280,7 +268,7 @@ class JobEnvironment(Collector):
         yield DECLINED(len(declined), *labels)
         counts = {rank: self._alike(members) for rank, members in run.ranks.items()}
         for rank, count in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[
-            : self.options.max_ranks
+            :MAX_RANKS
         ]:
             yield PROCESSES(count, *labels, str(rank))
         orphaned = [self._orphaned(process) for process in run.processes]
@@ -290,7 +278,7 @@ class JobEnvironment(Collector):
             yield KIN(1, *labels, variable, f"{kin:012x}")
 
     def _pages(self, run: Run) -> Iterator[Sample]:
-        for process in run.processes[: self.options.max_ranks]:
+        for process in run.processes[:MAX_RANKS]:
             if self.context.entering(f"process {process.pid}") is not None:
                 continue
             try:

@@ -12,7 +12,7 @@ from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.states import position
 from dshealthd.jobs.options import HangOptions
 from dshealthd.jobs.service import Jobs
-from dshealthd.jobs.shares import shared
+from dshealthd.jobs.shares import MAX_RANKS, shared
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
 
@@ -123,9 +123,6 @@ ENDED = gauge(
     "how",
 )
 
-MAX_RANKS = 64
-"""Ranks of a node that get series, users and jobs in turn; the rest are still watched and count."""
-
 
 class JobHang(Collector):
     """Exports the state of the agent's hang detector."""
@@ -159,8 +156,9 @@ class JobHang(Collector):
 def shown(jobs: Mapping[str, Sequence[RankState]]) -> list[tuple[str, RankState]]:
     """Return the ranks of hung and running jobs that get series, each with its job.
 
-    Ended ranks get only the places that running ones leave: if some ranks of a hung job had no
-    series, the rest would be compared without them, and the wrong ranks would appear behind.
+    The rest are still watched and count. Ended ranks get only the places that running ones leave:
+    if some ranks of a hung job had no series, the rest would be compared without them, and the
+    wrong ranks would appear behind.
     """
     found: list[tuple[str, RankState]] = []
     for ended in (False, True):

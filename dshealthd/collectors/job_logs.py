@@ -13,7 +13,6 @@ import re
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, Fault, Sample, Worker, counter, gauge
-from dshealthd.jobs import shares
 from dshealthd.jobs.logs.files import JobLogsOptions, LogFileState
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.process import uptime
@@ -36,16 +35,13 @@ FILES = gauge(
     "dshealthd_job_log_files",
     "Log files of jobs by state: followed; or not followed: ambiguous (two jobs of one user "
     "could have written it), foreign (another user's, older than the job, or not a regular "
-    "file), unreadable, left_out (more than max_files).",
+    "file), unreadable, left_out (more than 64).",
     "state",
 )
 SKIPPED = counter(
     "dshealthd_job_log_skipped_bytes_total",
     "Bytes of job logs skipped because they grew faster than the read limit: causes in them are "
     "missed.",
-)
-JOBS_LEFT_OUT = shares.jobs_left_out(
-    "dshealthd_job_log_jobs_left_out", "whose logs are not followed"
 )
 
 PROCESSES_EVERY = 5.0
@@ -106,7 +102,6 @@ class JobLogs(Collector):
         for state in LogFileState:
             yield FILES(states[state], state)
         yield SKIPPED(self._watch.skipped)
-        yield JOBS_LEFT_OUT(self._watch.jobs_left_out)
 
 
 @functools.cache

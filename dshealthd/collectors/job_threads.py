@@ -7,17 +7,9 @@ fail.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import (
-    Collector,
-    CollectorOptions,
-    NotAvailable,
-    Worker,
-    gauge,
-)
-from dshealthd.core.options import Duration, option
+from dshealthd.core.collector import Collector, NotAvailable, Worker, every, gauge
 from dshealthd.core.result import one_of_many
 from dshealthd.jobs import shares
 from dshealthd.jobs.processes import ProcessTable
@@ -41,15 +33,6 @@ LIMIT = gauge(
     "Thread limit of this cgroup; +Inf if unlimited. pids.max.",
     "training_job",
 )
-LEFT_OUT = shares.jobs_left_out("dshealthd_job_threads_jobs_left_out", "without thread series")
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobThreadsOptions(CollectorOptions):
-    """How many jobs get series."""
-
-    interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
-    max_jobs: int = shares.max_jobs(16)
 
 
 class JobThreads(Collector):
@@ -57,14 +40,11 @@ class JobThreads(Collector):
 
     worker = Worker.STORAGE
 
-    Options = JobThreadsOptions
+    Options = every("15s")
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield each job's threads and limits; a cgroup that cannot be read is a fault, never 0."""
-        jobs, left_out = shares.jobs(
-            self.context.shared(ProcessTable).refresh(), self.options.max_jobs
-        )
-        yield LEFT_OUT(left_out)
+        jobs = shares.jobs(self.context.shared(ProcessTable).refresh())
         for job, members in jobs.items():
             yield from one_of_many(f"job {job}", functools.partial(self._job, job, members))
 

@@ -29,7 +29,7 @@ from dshealthd.core.collector import (
 )
 from dshealthd.core.counter_file import OTHER, CounterFile, PersistentCounters
 from dshealthd.core.host import read
-from dshealthd.core.options import Duration, option
+from dshealthd.core.options import Duration, constant, option
 from dshealthd.core.result import os_reason
 from dshealthd.linux import kernel_lines as lines
 from dshealthd.linux.journal import JournalReader
@@ -124,18 +124,12 @@ class KernelLogOptions(CollectorOptions):
     interval: Duration = option(
         "1s", "Least time from one read of new lines to the next.", minimum="100ms"
     )
-    read_time: Duration = option(
-        "20ms",
-        "How long one collection may read; the next one reads the rest.",
-        minimum="1ms",
-        maximum=0.5,
-    )
-    read_records: int = option(
-        10_000, "How many records one collection may read.", minimum=1, maximum=1_000_000
-    )
-    save_interval: Duration = option(
-        "5s", "Minimum time between writes of the state file.", minimum="100ms"
-    )
+    read_time: Duration = constant("20ms")
+    """How long one collection may read, in the agent's loop; the next one reads the rest."""
+    read_records: int = constant(10_000)
+    """How many records one collection may read."""
+    save_interval: Duration = constant("5s")
+    """Minimum time between writes of the state file: what a crash counts twice."""
     journal: bool = option(
         False,
         "Read the kernel's records from systemd's journal below path.rootfs, not from /dev/kmsg, "

@@ -22,7 +22,7 @@ from dshealthd.core.collector import (
     counter,
     gauge,
 )
-from dshealthd.core.options import Duration, option
+from dshealthd.core.options import Duration, constant
 from dshealthd.core.sockets import reset_on_close
 
 if TYPE_CHECKING:
@@ -70,12 +70,8 @@ _OWN_LIMITS = (errno.EMFILE, errno.ENFILE)
 class LoopbackOptions(CollectorOptions):
     """Options of this collector."""
 
-    deadline: Duration = option(
-        "100ms",
-        "How long the connection may take; usually 50 µs. The agent blocks on it.",
-        minimum="10ms",
-        maximum=1.0,
-    )
+    deadline: Duration = constant("100ms")
+    """How long the connection may take; usually 50 µs. The agent blocks on it."""
 
 
 class Loopback(Collector):

@@ -25,7 +25,7 @@ from dshealthd.core.collector import (
     gauge,
 )
 from dshealthd.core.host import read
-from dshealthd.core.options import Duration, option
+from dshealthd.core.options import Duration, constant, option
 from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs.nccl import inspector
 from dshealthd.jobs.nccl.inspector import Directories, FileRefused, InspectorFileState, parse
@@ -92,9 +92,8 @@ class NcclInspectorOptions(CollectorOptions):
     interval: Duration = option(
         "15s", "Scan interval; the plugin writes at most every 30 s.", minimum="1s"
     )
-    deadline: Duration = option(
-        "5s", "How long one directory or file may take before it times out.", minimum="10ms"
-    )
+    deadline: Duration = constant("5s")
+    """As long as a path of `filesystem` may take: its files may be on a network."""
 
 
 class NcclInspector(Collector):

@@ -96,7 +96,6 @@ TROUBLE = gauge(
     "Labels as for dshealthd_job_nccl_rank_operations_behind.",
     *("training_job", "rank", "host", "gpu", "trouble"),
 )
-LEFT_OUT = shares.jobs_left_out("dshealthd_job_nccl_jobs_left_out", "that are not queried")
 
 
 class NcclRas(Collector):
@@ -125,10 +124,7 @@ class NcclRas(Collector):
 
         A job that does not answer is a fault, and its numbers are absent.
         """
-        jobs, left_out = shares.jobs(
-            self.context.shared(ProcessTable).refresh(), self.options.max_jobs
-        )
-        yield LEFT_OUT(left_out)
+        jobs = shares.jobs(self.context.shared(ProcessTable).refresh())
         self._jobs = {job: known for job, known in self._jobs.items() if job in jobs}
         asked: dict[str, Query] = {}
         for job, members in jobs.items():
@@ -221,9 +217,7 @@ class NcclRas(Collector):
             known.samples = [STATE(1, job, decision.reason), IMPLAUSIBLE(known.implausible, job)]
             return decision.reason, None
         try:
-            return question.prepare(
-                process.environment, loaded, self.host, self.options.max_bytes, known.responder
-            )
+            return question.prepare(process.environment, loaded, self.host, known.responder)
         except (ValueError, ArithmeticError) as error:
             return "failed", Fault(f"job {job}", Reason.NOT_FOUND, str(error))
 

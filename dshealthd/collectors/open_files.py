@@ -20,7 +20,7 @@ from dshealthd.core.collector import (
     gauge,
 )
 from dshealthd.core.host import read_bytes
-from dshealthd.core.options import Duration, option
+from dshealthd.core.options import Duration, constant, option
 from dshealthd.core.result import fault_of, one_of_many, parsed
 from dshealthd.jobs import shares
 from dshealthd.jobs.processes import ProcessTable
@@ -63,7 +63,6 @@ UNSEEN = gauge(
     "training job.",
     "reason",
 )
-LEFT_OUT = shares.jobs_left_out("dshealthd_open_files_jobs_left_out", "without series")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +88,8 @@ class OpenFilesOptions(CollectorOptions):
     """Options of open files."""
 
     interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
-    max_jobs: int = shares.max_jobs(16)
-    full_interval: Duration = option(
-        "1m", "Scan interval for all processes and their limits.", minimum="1s"
-    )
+    full_interval: Duration = constant("1m")
+    """Time between scans of all processes for their limits: a read of each."""
 
 
 class OpenFiles(Collector):
@@ -148,8 +145,7 @@ class OpenFiles(Collector):
         if now >= self._slow_until:
             remembered, self._slow_until = {}, now + self.options.full_interval
         self._slow = {}
-        jobs, left_out = shares.jobs(processes, self.options.max_jobs)
-        yield LEFT_OUT(left_out)
+        jobs = shares.jobs(processes)
         for job, members in jobs.items():
             yield from one_of_many(
                 f"job {job}",

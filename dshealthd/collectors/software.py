@@ -25,7 +25,7 @@ from dshealthd.core.collector import (
     gauge,
 )
 from dshealthd.core.host import read, read_existing
-from dshealthd.core.options import Duration, option
+from dshealthd.core.options import Duration, constant, option
 from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs import shares
 from dshealthd.jobs.installation import Installations
@@ -140,10 +140,11 @@ class SoftwareOptions(CollectorOptions):
     """Options of software versions."""
 
     interval: Duration = option("1m", "Time from one sample to the next.", minimum="100ms")
+    deadline: Duration = constant("5s")
+    """As long as a path of `filesystem` may take: its files may be on a network."""
     environments: tuple[Path, ...] = option(
         [], "Prefixes of Python environments to check, such as /opt/venv."
     )
-    max_jobs: int = shares.max_jobs(8, "have their environments checked", least=0)
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield each invalid option of software versions, and why."""
@@ -236,7 +237,7 @@ class Software(Collector):
             return self._installations.environment(root, path)
 
     def _jobs(self) -> Iterator[Sample | Fault]:
-        jobs, _ = shares.jobs(self.context.shared(ProcessTable).refresh(), self.options.max_jobs)
+        jobs = shares.jobs(self.context.shared(ProcessTable).refresh())
         before, self._loaded = self._loaded, {}
         for job, members in jobs.items():
             yield from one_of_many(

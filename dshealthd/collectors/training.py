@@ -15,7 +15,7 @@ from dshealthd.jobs.heartbeats.receiver import PERIOD
 from dshealthd.jobs.options import HeartbeatOptions
 from dshealthd.jobs.own_work import SCALES, compared, level
 from dshealthd.jobs.service import Jobs
-from dshealthd.jobs.shares import shared
+from dshealthd.jobs.shares import MAX_RANKS, shared
 from dshealthd.training.message import Phase, StepStage, WaitSource
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ UNIDENTIFIED = gauge(
 )
 LEFT_OUT = gauge(
     "dshealthd_heartbeat_ranks_left_out",
-    "Ranks without series because there are more than max_ranks.",
+    "Ranks without series because there are more than 64.",
 )
 
 
@@ -192,13 +192,13 @@ class Training(Collector):
         for reason, count in receiver.unidentified.items():
             yield UNIDENTIFIED(count, reason)
         ranks = reception.ranks()
-        yield LEFT_OUT(max(0, len(ranks) - self.options.max_ranks))
+        yield LEFT_OUT(max(0, len(ranks) - MAX_RANKS))
         infos = set()
         heard: dict[str, float] = {}
         roles: dict[tuple[str, str], dict[int, Sender]] = {}
         for (job, rank), senders in shared(
             ranks.items(),
-            self.options.max_ranks,
+            MAX_RANKS,
             lambda entry: entry[1][0][0].process.user,
             lambda entry: entry[0][0],
             lambda entry: entry[1][0][0].process.start,

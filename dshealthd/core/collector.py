@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from dshealthd.core.host import Host, read
-from dshealthd.core.options import Duration, option
+from dshealthd.core.options import Duration, constant, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -280,7 +280,8 @@ class CollectorOptions:
 
     enabled: bool = option(True, "Whether this collector runs.")
     interval: Duration = option("5s", "Time from one sample to the next.", minimum="100ms")
-    deadline: Duration = option("2s", "Timeout for one source or device.", minimum="10ms")
+    deadline: Duration = constant("2s")
+    """Timeout for one source or device: what the kernel answers from memory takes milliseconds."""
 
 
 def every(period: str) -> type[CollectorOptions]:

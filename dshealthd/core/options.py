@@ -99,6 +99,18 @@ def option(
     return dataclasses.field(default=default, metadata={**metadata, "default": default})
 
 
+def constant(value: Any) -> Any:
+    """Declare a field that only code sets, such as a test; a duration is given as text."""
+    if isinstance(value, str):
+        value = Duration.parse(value)
+    return dataclasses.field(default=value, metadata={"constant": True})
+
+
+def settable(schema: Any) -> list[dataclasses.Field[Any]]:
+    """Return the fields of options that a configuration can set."""
+    return [one for one in dataclasses.fields(schema) if not one.metadata.get("constant")]
+
+
 class Section:
     """Base of a package's section of the configuration, a dataclass in its module `options`.
 
@@ -134,8 +146,7 @@ def decode(schema: type[T], table: object, key: str, errors: Errors) -> T:
         errors.add(key, f"must be a table, not {_toml_type(table)}")
         return schema()
     hints = typing.get_type_hints(schema)
-    # always a dataclass
-    fields = {field.name: field for field in dataclasses.fields(schema)}  # type: ignore[arg-type]
+    fields = {field.name: field for field in settable(schema)}
     for name in table:
         if name not in fields:
             errors.add(join(key, name), unknown(name, fields))
@@ -274,7 +285,7 @@ def _toml_type(value: object) -> str:
 
 def encode(options: Any) -> dict[str, Any]:
     """Return the TOML table from which `decode` makes these options."""
-    table = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    table = {field.name: getattr(options, field.name) for field in settable(options)}
     return {name: _plain(value) for name, value in table.items() if value is not None}
 
 

@@ -141,8 +141,12 @@ class Snapshot:
 
     def expect(self, name: str, expires_after: float) -> None:
         """Add a collector; one that is already known keeps its history."""
-        self._latest.setdefault(name, Latest(name, expires_after)).expires_after = expires_after
-        self._latest = dict(sorted(self._latest.items()))
+        if name not in self._latest:
+            added = {name: Latest(name, expires_after)}
+            self._latest = dict(sorted({**self._latest, **added}.items()))
+        elif self._latest[name].expires_after == expires_after:
+            return
+        self._latest[name].expires_after = expires_after
         self._body.clear()
 
     def forget(self, name: str) -> None:

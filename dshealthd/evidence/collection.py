@@ -25,6 +25,7 @@ from dshealthd.evidence import (
 from dshealthd.evidence.findings import CollectedEvidence, HangCase, RankEvidence
 from dshealthd.explain import dumps
 from dshealthd.explain.group_verdicts import judge_dumps
+from dshealthd.jobs.ras.protocol import MAX_ANSWER
 from dshealthd.jobs.ras.question import JobProcess
 from dshealthd.linux import forked
 from dshealthd.linux.forked import Pool
@@ -122,7 +123,7 @@ class Collection:
         steps = [Step("kernel log", functools.partial(kernel_log.take, host=self._host), 8.0)]
         asking = self._ask_ras()
         if asking is not None:
-            steps.append(Step("NCCL RAS", asking, 32.0, 2 * nccl_ras.MAX_ANSWER + _SMALL))
+            steps.append(Step("NCCL RAS", asking, 32.0, 2 * MAX_ANSWER + _SMALL))
         explained = functools.partial(
             job_logs.take,
             host=self._host,
@@ -150,7 +151,7 @@ class Collection:
             findings.missing.append("metrics at the end: no data from the agent")
         if self._bundle.full:
             findings.missing.append(
-                "the bundle is full (max_bundle_bytes); further data was left out"
+                "the bundle is full (an eighth of max_bytes); further data was left out"
             )
         findings.seconds = time.monotonic() - self._started
         findings.finished = True

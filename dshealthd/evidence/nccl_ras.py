@@ -16,6 +16,7 @@ from dshealthd.jobs.ras import evaluation, question
 from dshealthd.jobs.ras.address import enabled
 from dshealthd.jobs.ras.evaluation import JobProgress, lags, troubles
 from dshealthd.jobs.ras.from_json import parse_json
+from dshealthd.jobs.ras.options import NcclRasOptions
 from dshealthd.jobs.ras.protocol import RasAnswer
 from dshealthd.jobs.ras.status import MalformedAnswer
 from dshealthd.linux import privileges
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 
 PAUSE = 4.0
 """Seconds from one answer to the next query; what is the same in both answers is stalled."""
-TIMEOUT = 12.0
-"""Timeout of an answer in seconds; NCCL needs up to 10 s if processes are stopped."""
-MAX_ANSWER = 16 << 20
 MAX_MEMORY = 256 << 20
 """Memory limit in bytes for parsing two answers.
 
@@ -91,10 +89,10 @@ def _answer(environment: Mapping[str, str], host: Host, loaded: Loaded) -> RasAn
         message = f"not queried, {decision.reason}: loaded NCCL is {releases} {loaded.detail}"
         raise Missing(message.strip())
     try:
-        query = question.prepare(environment, loaded, host, MAX_ANSWER)
+        query = question.prepare(environment, loaded, host)
     except (ValueError, ArithmeticError) as error:
         raise Missing(str(error)) from error
-    ras_client.ask([query], TIMEOUT, time.monotonic)
+    ras_client.ask([query], NcclRasOptions.timeout, time.monotonic)
     if not isinstance(query.outcome, RasAnswer):
         raise Missing(str(query.outcome)) from query.outcome
     return query.outcome

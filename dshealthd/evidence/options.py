@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from dshealthd.core.options import Bytes, Duration, Section, option
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+from dshealthd.core.options import Bytes, Duration, Section, constant, option
 
 MIB = 1 << 20
 
@@ -26,23 +21,17 @@ class EvidenceOptions(Section):
     after: Duration = option(
         "10s", "How long a job must have been hung before evidence is taken.", minimum="0s"
     )
-    again_after: Duration = option(
-        "30m",
-        "Least time between two bundles of one job. A second one is taken only of another "
-        "hang, not of one that continues.",
-        minimum="1m",
-    )
-    deadline: Duration = option(
-        "90s", "Time limit of a collection; partial evidence is kept.", minimum="30s"
-    )
+    again_after: Duration = constant("30m")
+    """Least time between two bundles of one job. A second one is taken only of another hang, not of
+    one that continues.
+    """
+    deadline: Duration = constant("90s")
+    """Time limit of a collection; partial evidence is kept."""
     max_bundles: int = option(
         16, "Most bundles kept; the oldest is removed first.", minimum=1, maximum=1000
     )
     max_bytes: Bytes = option(
         Bytes(1024 * MIB), "Most bytes of all bundles together.", minimum=Bytes(MIB)
-    )
-    max_bundle_bytes: Bytes = option(
-        Bytes(128 * MIB), "Most bytes of one bundle; further data is left out.", minimum=Bytes(MIB)
     )
     min_free_bytes: Bytes = option(
         Bytes(1024 * MIB),
@@ -50,7 +39,7 @@ class EvidenceOptions(Section):
         minimum=0,
     )
 
-    def check(self) -> Iterator[tuple[str, str]]:
-        """Yield the options with invalid values, and why."""
-        if self.max_bytes < self.max_bundle_bytes:
-            yield "max_bytes", f"must be at least max_bundle_bytes ({self.max_bundle_bytes})"
+    @property
+    def max_bundle_bytes(self) -> int:
+        """Most bytes of one bundle; further data is left out. Eight fit beside each other."""
+        return self.max_bytes // 8

@@ -18,12 +18,6 @@ class HeartbeatOptions(CollectorOptions):
         "Unix socket that training jobs report to. The agent creates it; its directory must "
         "exist and be open to their users.",
     )
-    max_ranks: int = option(
-        64,
-        "Most ranks with series of their own: users take turns, then their jobs, the oldest first.",
-        minimum=1,
-        maximum=256,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,18 +6,19 @@ By age alone, one user's idle processes would keep everybody's new jobs out as l
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from dshealthd.core.collector import gauge
-from dshealthd.core.options import option
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
-    from dshealthd.core.collector import Metric
     from dshealthd.jobs.processes import TrainingProcess
 
 T = TypeVar("T")
+
+MAX_JOBS = 16
+"""Most jobs of a node that get series: a GPU each on the largest nodes, which have 16."""
+MAX_RANKS = 64
+"""Most ranks that do: four processes on each of 16 GPUs."""
 
 
 def shared(
@@ -39,32 +40,19 @@ def shared(
     return by_user[:places]
 
 
-def jobs(
-    processes: Iterable[TrainingProcess], places: int
-) -> tuple[dict[str, list[TrainingProcess]], int]:
-    """Return the processes of the jobs that get one of `places`, and how many jobs get none."""
+def jobs(processes: Iterable[TrainingProcess]) -> dict[str, list[TrainingProcess]]:
+    """Return the processes of the jobs that get one of `MAX_JOBS` places."""
     found: dict[str, list[TrainingProcess]] = {}
     for process in processes:
         found.setdefault(process.job, []).append(process)
     chosen = shared(
         found.items(),
-        places,
+        MAX_JOBS,
         lambda entry: entry[1][0].user,
         lambda entry: entry[0],
         lambda entry: min(process.start for process in entry[1]),
     )
-    return dict(chosen), len(found) - len(chosen)
-
-
-def max_jobs(places: int, gain: str = "get their own series", *, least: int = 1) -> Any:
-    """Declare the option of how many jobs `jobs` lets in; `gain` says what they get."""
-    description = f"Training jobs that {gain}: users take turns, oldest job first."
-    return option(places, description, minimum=least, maximum=1000)
-
-
-def jobs_left_out(name: str, loss: str) -> Metric:
-    """Declare the number of jobs that `jobs` leaves out; `loss` says what is not known of them."""
-    return gauge(name, f"Training jobs on this node {loss} because there are more than max_jobs.")
+    return dict(chosen)
 
 
 def _turns(entries: Iterable[T], group: Callable[[T], Hashable]) -> list[int]:

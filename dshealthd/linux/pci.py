@@ -12,8 +12,9 @@ from dshealthd.core.host import Host, read, read_existing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
+RELEASE = "/run/dshealthd/release-gpus"
+"""While this file exists all GPU collectors are off, so that the driver can be unloaded."""
 NVIDIA = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")
 """VGA controllers and 3D controllers; data-center GPUs are the latter."""
@@ -121,16 +122,16 @@ def driver_absent(host: Host) -> str | None:
     return None if any(map(os.path.exists, places)) else "no NVIDIA driver, and so no NCCL"
 
 
-def gpus_absent(release_file: Path, host: Host) -> str | None:
+def gpus_absent(host: Host) -> str | None:
     """Return why NVML has nothing to do on this machine, or None.
 
     Cheap, touches no device; for `Collector.absent`.
 
-    An operator frees the driver with the release file: while it exists, the worker that holds NVML
-    open ends.
+    An operator frees the driver with RELEASE: while it exists, the worker that holds NVML open
+    ends.
     """
-    if os.path.lexists(host.root(str(release_file))):
-        return f"released by {release_file}"
+    if os.path.lexists(host.root(RELEASE)):
+        return f"released by {RELEASE}"
     if os.path.exists(host.device("nvidiactl")) or os.path.exists(host.device("dxg")):
         return None
     try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dshealthd.core.collector import Collector, CollectorOptions, SourceError, Worker
@@ -33,11 +32,6 @@ class GpuCollectorOptions(CollectorOptions):
         "call has to wake the GPU, which takes seconds.",
         minimum="10ms",
     )
-    release_file: Path = option(
-        Path("/run/dshealthd/release-gpus"),
-        "While this file exists the collector is off; once all GPU collectors are off, the driver "
-        "can be unloaded.",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +55,9 @@ class GpuCollector(Collector):
     """
 
     @classmethod
-    def absent(cls, options: Any, host: Host) -> str | None:
+    def absent(cls, options: Any, host: Host) -> str | None:  # noqa: ARG003
         """Return why the NVML collectors are absent: no GPU, or an operator released the GPUs."""
-        return gpus_absent(options.release_file, host)
+        return gpus_absent(host)
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield an NVML collector's samples of each GPU, and a fault for each failure.

@@ -1,4 +1,4 @@
-"""This node as rounds see it: name, members, clock, GPUs, workers, and its own scores."""
+"""This node as rounds see it: name, members, clock, GPUs, workers, and its own report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dshealthd.probe.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from dshealthd.probe.members.membership import Membership
-    from dshealthd.probe.rounds.conclusion import Scores
+    from dshealthd.probe.observation import PeerReport
     from dshealthd.probe.verdicts.detector import Detector
 
 NO_PYTHON = "no_python"
@@ -68,9 +68,9 @@ class ThisNode:
         """Return the current epoch number by this node's clock."""
         return epoch_at(self._state.wall(), self._state.options.period)
 
-    def scores(self) -> Scores:
-        """Return the scores that this node's detector reports to peers."""
-        return self._detector.scores()
+    def report(self) -> PeerReport:
+        """Return what this node's detector reports to peers."""
+        return self._detector.report()
 
     def objection(self, plan: RoundPlan) -> str:
         """Return why this node's workers may not run another node's plan now, as a slug, or empty.

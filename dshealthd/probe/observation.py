@@ -5,11 +5,23 @@ every known reason for which rounds and calls fail, so that labels stay bounded.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dshealthd.probe.verdicts.signals import Signal
 
 FLOOR = 1e-6
 """Lower bound in seconds of every timing, about the cost of ten system calls: even the smallest
 collective or echo takes longer."""
+HARD = 1000.0
+"""The ratio of a failed round, which gave no time at all."""
+FAR_BELOW = 4
+"""Factor by which one bad ratio lies below another, so as not to explain it. Busy CPUs make the
+collectives of all pairs take several times as long; meanwhile a node or link that is slower by far
+is accused of that.
+"""
 OTHER = "other"
 """A reason from a peer that this release does not know."""
 REASONS = frozenset({
@@ -122,6 +134,46 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerReport:
+    """A peer's report in a round: on itself, and on the peers that it has just met."""
+
+    node: float | None = None
+    """Its own score."""
+    parts: frozenset[str] = frozenset()
+    """Parts of its own that it finds slow."""
+    uplink: bool = False
+    """Whether its rounds are slow if they leave its leaf, and not if they stay inside."""
+    pairs: Mapping[str, float] = field(default_factory=dict)
+    """The ratios of its last rounds, by peer."""
+
+    def message(self) -> dict[str, Any]:
+        """Return the report as peers get it."""
+        pairs = [{"peer": peer, "ratio": ratio} for peer, ratio in self.pairs.items()]
+        node = {} if self.node is None else {"node": self.node}
+        return {"parts": sorted(self.parts), "uplink": self.uplink, "pairs": pairs, **node}
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> PeerReport:
+        """Return the report in a peer's message."""
+        pairs = {pair["peer"]: pair["ratio"] for pair in message["pairs"]}
+        return cls(message.get("node"), frozenset(message["parts"]), message["uplink"], pairs)
+
+    def accuses_itself(self, signal: Signal, high: float, ratio: float = 1.0) -> bool:
+        """Return whether the peer takes the blame for a bad round of a signal, with this ratio."""
+        least = max(high, ratio / FAR_BELOW) if signal.timed else HARD
+        return (self.node is not None and self.node >= least) or (
+            signal.timed and signal.word in self.parts
+        )
+
+    def is_well(self, but: str, high: float) -> bool:
+        """Return whether most rounds in the report, except those with `but`, were good. True if
+        there are none.
+        """
+        rounds = [value < high for peer, value in self.pairs.items() if peer != but]
+        return not rounds or 2 * sum(rounds) > len(rounds)
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """One round as one member saw it."""
 
@@ -141,10 +193,8 @@ class Observation:
     """
     reason: str = ""
     """Slug of a decline or error, from a bounded set; never free text."""
-    scores: tuple[tuple[str, float], ...] = ()
-    """Scores that the members reported in this round; `verdicts.signals` decodes them. A node's own
-    score is the median ratio to its baselines over its recent peers; 1 is usual.
-    """
+    told: PeerReport | None = None
+    """What the other member reported, or the second one if this node is none of them."""
     at: float = 0.0
     """Unix time in seconds of the round's end."""
     bounds: tuple[Bounds, ...] = ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dshealthd.core.options import Bytes, Duration, Section, option
+from dshealthd.core.options import Bytes, Duration, Section, constant, option
 from dshealthd.core.sockets import listen_address
 from dshealthd.probe.members.hostlist import is_name, quote
 
@@ -127,12 +127,10 @@ class PolicyOptions:
     confirmations_per_minute: int = option(
         6, "Extra rounds per minute to confirm or clear a suspicion.", minimum=0, maximum=60
     )
-    on_demand_per_minute: int = option(
-        60,
-        "GPU rounds per minute that other nodes may request outside the schedule: confirmations "
-        "and `dshealthd probe`.",
-        minimum=0,
-    )
+    on_demand_per_minute: int = constant(60)
+    """GPU rounds per minute that other nodes may request outside the schedule: confirmations, or
+    one a second of `dshealthd probe`.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,27 +164,13 @@ class WorkerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineOptions:
-    """Thresholds beyond which a timing is flagged."""
+    """The threshold beyond which a timing is flagged."""
 
     slow_ratio: float = option(
         0.07,
         "Minimum excess over the baseline, as a ratio, for a timing to be flagged; a node whose "
         "own score is that much above 1 takes the blame for bad rounds.",
         minimum=0.01,
-    )
-    light_ratio: float = option(
-        2.0,
-        "The same for echoes between agents, which depend on the load of both hosts.",
-        minimum=0.01,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerdictOptions:
-    """Suspect thresholds."""
-
-    hold_epochs: int = option(
-        4, "Epochs for which another node stays a suspect without new evidence.", minimum=2
     )
 
 
@@ -220,7 +204,6 @@ class ProbeOptions(Section):
     policy: PolicyOptions = field(default_factory=PolicyOptions)
     worker: WorkerOptions = field(default_factory=WorkerOptions)
     baseline: BaselineOptions = field(default_factory=BaselineOptions)
-    verdict: VerdictOptions = field(default_factory=VerdictOptions)
 
     @property
     def wanted(self) -> bool:

@@ -21,7 +21,7 @@ TRAINING = "busy_cpu"
 """Ranks of a training job run on a node without GPUs."""
 UNKNOWN = "gpu_unknown"
 RELEASED = "draining"
-"""An operator has released the driver: the `release_file` has turned the GPU collectors off."""
+"""An operator has released the driver: `linux.pci.RELEASE` has turned the GPU collectors off."""
 DUTY = "duty"
 SAVED = 120.0
 """Seconds over which unused GPU time accumulates: at most their share can be spent at once."""

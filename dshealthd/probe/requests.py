@@ -9,7 +9,7 @@ from dshealthd.probe.observation import Kind
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.protocol import Refusal
 from dshealthd.probe.rounds.active_round import Decline
-from dshealthd.probe.rounds.conclusion import score_fields, timing_fields
+from dshealthd.probe.rounds.conclusion import timing_fields
 from dshealthd.probe.rounds.plan import ON_DEMAND
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class PeerRequests:
             },
             "backend": Backend(found.backend),
             "timings": timing_fields(found.timings),
-            "scores": score_fields(found.scores),
+            **({} if found.told is None else {"report": found.told.message()}),
         }
 
     async def _summarize(self, _sender: str, _body: dict[str, Any]) -> dict[str, Any]:

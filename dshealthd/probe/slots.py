@@ -20,7 +20,7 @@ from dshealthd.probe.hung_jobs import ANSWER, Neighborhood
 from dshealthd.probe.members.absences import MAINTENANCE
 from dshealthd.probe.members.schedule import epoch_at, root_order
 from dshealthd.probe.node import ThisNode
-from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage
+from dshealthd.probe.observation import Kind, Observation, Outcome, Part, PeerReport, Stage
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.protocol import PeerError
@@ -28,7 +28,7 @@ from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.requests import PeerRequests
 from dshealthd.probe.rounds.active_round import Decline, RoundContext, RoundReport
-from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine, scores_of
+from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
 from dshealthd.probe.rounds.plan import (
     DEADLINES,
     ON_DEMAND,
@@ -92,9 +92,7 @@ class SlotRunner:
         self.confirmations = Confirmations(
             options.policy.confirmations_per_minute, self._confirm, state.monotonic
         )
-        self.detector = Detector(
-            self._me, membership.leaves, baselines, options.verdict, state.wall
-        )
+        self.detector = Detector(self._me, membership.leaves, baselines, state.wall)
         self.node = ThisNode(state, self.detector, address)
         _, port = listen_address(options.peer.listen_address)
         resolver = Resolver(monotonic=state.monotonic)
@@ -377,7 +375,7 @@ class SlotRunner:
             answer["stage"],
             late=tuple(answer["late"]),
             reason=answer["reason"],
-            scores=scores_of(answer, other),
+            told=PeerReport.of(answer["report"]) if "report" in answer else None,
             at=self._state.wall(),
         )
         self._observe(observation)
@@ -397,7 +395,7 @@ class SlotRunner:
             )
             self._state.metrics.take_checksums(results)
             findings = combine(plan, self._me, {self._me: MemberResult(tuple(results))})
-        observation = findings.observation(plan, self.node.scores(), self._state.wall())
+        observation = findings.observation(plan, None, self._state.wall())
         self._ended(RoundReport(observation, plan, self._state.monotonic() - begin, led=True))
 
     def _ended(self, report: RoundReport) -> None:

@@ -115,6 +115,21 @@ def test_groups_that_start_apart_are_due_together() -> None:
     assert first.members["Counting"].due == second.members["Counting"].due == 1005.0
 
 
+@pytest.mark.parametrize(("interval", "age"), [(5, 17), (2, 8), (1, 7)])
+def test_samples_expire_by_their_interval(interval: int, age: int) -> None:
+    """After three intervals without a result and its deadline, or as long as a source may rest."""
+    inside, snapshot, clock = group(Counting, Missing)
+    for member in inside.members.values():
+        member.options = CollectorOptions(interval=Duration(interval))
+    asyncio.run(inside.once())
+    assert snapshot["Missing"].expires_after == 17
+    assert snapshot["Counting"].expires_after == age
+    clock.now += age
+    assert snapshot.samples(snapshot["Counting"])
+    clock.now += 0.1
+    assert not snapshot.samples(snapshot["Counting"])
+
+
 class Announced(Counting):
     """Has a descriptor that says when there is something new."""
 

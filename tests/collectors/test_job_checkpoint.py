@@ -19,7 +19,7 @@ from dshealthd.jobs import checkpoint_watch
 from tests.collectors.bench import Bench, named
 from tests.collectors.bench import values as values_of
 from tests.jobs.heartbeats.senders import interpreter
-from tests.jobs.machines import TORCH, Machine
+from tests.jobs.machines import TORCH
 
 USER = 4321
 SOURCE = Path(dshealthd.__file__).parent
@@ -45,8 +45,7 @@ class Rank(Bench):
     """A rank that does as it is told, and a collector that looks at it."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
-        # Other tests on the machine have jobs too, and older ones have their turn first.
-        super().__init__("job_checkpoint", max_jobs=100)
+        super().__init__("job_checkpoint")
         self._process = process
 
     def do(self, line: str = "pass") -> None:
@@ -253,15 +252,6 @@ def test_only_the_node_of_rank_0_looks(tmp_path: Path) -> None:
         rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=2)")
         result = rank.look()
         assert (values(result), problems(result)) == ({}, {})
-
-
-def test_more_jobs_than_places(tmp_path: Path) -> None:
-    """A job beyond `max_jobs` is counted, so that its absence is seen."""
-    machine = Machine(tmp_path / "proc")
-    for number in range(3):
-        machine.process(10 + number, {**TORCH, "RANK": "0", "SLURM_JOB_ID": str(number)})
-    result = Bench("job_checkpoint", tmp_path, max_jobs=1).collect()
-    assert named(result, "job_checkpoint_") == {("jobs_left_out",): 2}
 
 
 @root_only

@@ -22,6 +22,7 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import Result
 from dshealthd.jobs.logs import watch
+from dshealthd.jobs.shares import MAX_JOBS
 from tests.agents import running
 from tests.collectors.bench import Bench, reasons, value, values
 from tests.jobs.machines import TORCH, Machine
@@ -133,7 +134,7 @@ def test_a_path_that_does_not_name_the_job_is_of_nobody_who_has_two(tmp_path: Pa
 
 def test_the_last_words_are_read_when_the_rank_has_gone(tmp_path: Path) -> None:
     """On a node's own file system; the cause is told for a while, and then no more."""
-    node = Node(tmp_path, standard_streams=True, keep=60.0)
+    node = Node(tmp_path, standard_streams=True)
     node.rootfs.rmdir()
     node.rootfs.symlink_to(node.inside)
     node.rank(50, 1, "/logs/a.out")
@@ -143,8 +144,8 @@ def test_the_last_words_are_read_when_the_rank_has_gone(tmp_path: Path) -> None:
     node.machine.end(50)
     wanted = {("slurm-12", "cuda-oom", "1", os.uname().nodename)}
     assert causes(node.sweep(6.0)) == wanted
-    assert causes(node.sweep(40.0)) == wanted
-    assert causes(node.sweep(40.0)) == set()
+    assert causes(node.sweep(watch.SHOWN_AFTER - 10.0)) == wanted
+    assert causes(node.sweep(10.0)) == set()
 
 
 @root_only
@@ -169,9 +170,12 @@ def test_nothing_is_opened_that_the_user_may_not_read(tmp_path: Path) -> None:
     assert {labels[1] for labels in causes(node.sweep())} == {"cuda-oom"}
 
 
-def test_what_grows_too_fast_is_read_at_its_end(tmp_path: Path) -> None:
+def test_what_grows_too_fast_is_read_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is left out is counted, and the rate is kept."""
-    node = Node(tmp_path, standard_streams=True, max_bytes_per_second=1 << 20)
+    monkeypatch.setattr(watch, "BYTES_PER_SECOND", 1 << 20)
+    node = Node(tmp_path, standard_streams=True)
     node.rank(50, 1, "/logs/a.out")
     node.write("a.out", "step 1 | loss 2.0\n")
     node.sweep()
@@ -196,12 +200,12 @@ def test_a_job_whose_files_hang_is_left_out(tmp_path: Path) -> None:
 
 
 def test_many_jobs_of_one_user_take_nobody_s_place(tmp_path: Path) -> None:
-    """Beyond `max_jobs` those of the user with most go, and are counted."""
-    node = Node(tmp_path, standard_streams=True, max_jobs=2)
-    for number in range(5):
+    """Beyond sixteen those of the user with most go."""
+    node = Node(tmp_path, standard_streams=True)
+    for number in range(MAX_JOBS + 3):
         node.rank(50 + number, 0, f"/logs/{number}.out", SLURM_JOB_ID=str(number))
-    result = node.sweep()
-    assert value(result, job_logs.JOBS_LEFT_OUT) == 3
+        node.write(f"{number}.out", OOM)
+    assert len(causes(node.sweep())) == MAX_JOBS
 
 
 def test_a_log_takes_no_more_time_than_its_share(tmp_path: Path) -> None:

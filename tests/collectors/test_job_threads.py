@@ -35,9 +35,9 @@ def group(machine: Machine, path: str, current: object, limit: object) -> None:
     (place / "pids.max").write_text(f"{limit}\n")
 
 
-def look(machine: Machine, max_jobs: int = 16) -> Result:
+def look(machine: Machine) -> Result:
     """Collect once."""
-    return Bench("job_threads", machine.root.parent, max_jobs=max_jobs).collect()
+    return Bench("job_threads", machine.root.parent).collect()
 
 
 def threads(result: Result) -> Values:
@@ -51,7 +51,6 @@ def test_nearest_limit(machine: Machine) -> None:
     group(machine, "system.slice/slurmstepd.scope/job_7", 900, 1000)
     group(machine, "system.slice", 2000, 30000)
     assert threads(look(machine)) == {
-        ("_jobs_left_out",): 0,
         ("", "slurm-7"): 900,
         ("_limit", "slurm-7"): 1000,
     }
@@ -74,13 +73,13 @@ def test_version_1(machine: Machine) -> None:
 
 def test_what_cannot_be_known(machine: Machine) -> None:
     """No count of tasks is no sample; a file of nonsense is a fault that names it."""
-    assert threads(look(machine)) == {("_jobs_left_out",): 0}
+    assert threads(look(machine)) == {}
     group(machine, GROUP, "many", "max")
     result = look(machine)
     (fault,) = result.faults
     assert (fault.part, fault.reason) == ("job slurm-7", Reason.MALFORMED)
     assert "pids.current" in fault.detail
-    assert threads(result) == {("_jobs_left_out",): 0}
+    assert threads(result) == {}
 
 
 def test_rank_that_has_ended(machine: Machine) -> None:
@@ -96,16 +95,6 @@ def test_agent_in_a_container(machine: Machine) -> None:
     result = look(machine)
     assert result.outcome is CollectionOutcome.NOT_AVAILABLE
     assert "--cgroupns=host" in result.detail
-
-
-def test_more_jobs_than_places(machine: Machine) -> None:
-    """The number of series is bounded, and what is left out is counted."""
-    group(machine, GROUP, 5, 10)
-    other = machine.process(20, {**TORCH, "SLURM_JOB_ID": "8"}, start=200)
-    (other / "cgroup").write_text(f"0::/{GROUP}\n")
-    found = threads(look(machine, max_jobs=1))
-    assert found["_jobs_left_out",] == 1
-    assert {key[1] for key in found if len(key) > 1} == {"slurm-7"}
 
 
 def test_parse() -> None:

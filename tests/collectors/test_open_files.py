@@ -14,6 +14,7 @@ from dshealthd.collectors.open_files import LIMIT, OPEN, parse_file_nr
 from dshealthd.core.collector import Reason
 from dshealthd.core.host import read
 from dshealthd.core.options import Duration
+from dshealthd.jobs.shares import MAX_JOBS
 from tests.collectors.bench import Bench, named, reasons, values
 from tests.jobs.machines import TORCH, Machine
 
@@ -133,7 +134,6 @@ def test_no_job(bench: Bench) -> None:
     """Without training processes there are no series of jobs, and none that say 0."""
     found = named(bench.collect())
     assert not [key for key in found if "job" in key]
-    assert found["open_files_jobs_left_out",] == 0
     assert found["processes_unseen", "permission_denied"] == 0
 
 
@@ -163,14 +163,13 @@ def test_ended_between_listing_and_count(machine: Machine, bench: Bench) -> None
 
 
 def test_number_of_jobs_is_bounded(machine: Machine, tmp_path: Path) -> None:
-    """More jobs than the configured number are counted and not shown; the oldest stay."""
-    for number in range(5):
+    """Of more than sixteen jobs the oldest stay."""
+    for number in range(MAX_JOBS + 3):
         variables = {**TORCH, "SLURM_JOB_ID": str(number)}
         machine.process(100 + number, variables, start=500 - number, descriptors=number + 1)
-    result = Bench("open_files", tmp_path, max_jobs=2).collect()
+    result = Bench("open_files", tmp_path).collect()
     jobs = {job for scope, job in values(result, OPEN) if scope == "job"}
-    assert jobs == {"slurm-3", "slurm-4"}
-    assert named(result)["open_files_jobs_left_out",] == 3
+    assert jobs == {f"slurm-{number}" for number in range(3, MAX_JOBS + 3)}
 
 
 def test_limits_are_read_again(machine: Machine, tmp_path: Path) -> None:

@@ -209,10 +209,11 @@ def test_runs_of_one_allocation() -> None:
     }
 
 
-async def test_ranks_on_metrics(tmp_path: Path) -> None:
-    """Ranks that report are shown with their job; those above max_ranks are counted."""
+async def test_ranks_on_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that report are shown with their job; those above the most are counted."""
     torchrun = {**TORCH, "TORCHELASTIC_RUN_ID": "r1"}
-    given = options(tmp_path / "h.sock", max_ranks=2)
+    given = options(tmp_path / "h.sock")
+    monkeypatch.setattr("dshealthd.collectors.training.MAX_RANKS", 2)
     async with jobs(configured(given)) as (service, context):
         training = Training(given, context)
         assert attempt(training).outcome is CollectionOutcome.OK

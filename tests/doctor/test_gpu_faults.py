@@ -109,17 +109,15 @@ def test_a_look_has_its_deadline(
 def test_gpus_that_are_released(make_machine: Callable[..., Machine]) -> None:
     """GPUs that the agent leaves alone, by file or configuration, are found."""
     machine = make_machine()
-    file = machine.directory / "release-gpus"
+    file = machine.directory / "root/run/dshealthd/release-gpus"
+    file.parent.mkdir(parents=True)
     file.touch()
-    released = "".join(
-        f'[collectors.{name}]\nrelease_file = "{file}"\n'
-        for name in ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "mig", "gpu_processes")
-    )
-    machine.config.write_text(released, encoding="utf-8")
+    machine.config.write_text(f'[path]\nrootfs = "{file.parents[2]}"\n', encoding="utf-8")
     answer = machine.examine()
     assert answer.found["gpu-metrics", "released GPUs"] == ("gpu-metrics-gone", "warning")
     assert "remove `/run/dshealthd/release-gpus`" in answer.results("gpu-metrics")[0]["remedy"]
     file.unlink()
+    machine.config.write_text("", encoding="utf-8")
     assert machine.examine().found == {}
     machine.config.write_text("[collectors.gpu]\nenabled = false\n", encoding="utf-8")
     answer = machine.examine()

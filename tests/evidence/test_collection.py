@@ -20,10 +20,10 @@ from typing import IO
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.evidence import nccl_ras
 from dshealthd.evidence.bundle import make
 from dshealthd.evidence.collection import Collection
 from dshealthd.evidence.findings import HangCase
+from dshealthd.jobs.ras import protocol
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
 from tests.environments import wait_for_environment
 from tests.evidence.test_dump import dump, entry
@@ -183,8 +183,8 @@ def test_a_ras_that_stalls_costs_its_own_part(node: Node) -> None:
 
 def test_a_ras_answer_made_to_fill_the_memory_costs_its_own_part(node: Node) -> None:
     """An answer that takes too much to parse ends its step alone; the process is no larger."""
-    hostile = b"[" + b",".join([b"{}"] * (nccl_ras.MAX_ANSWER // 3)) + b"]"
-    assert len(hostile) == nccl_ras.MAX_ANSWER
+    hostile = b"[" + b",".join([b"{}"] * (protocol.MAX_ANSWER // 3)) + b"]"
+    assert len(hostile) == protocol.MAX_ANSWER
     pid = node.ras("json", hostile, job=7)
     before = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
     text, files, whole = node.collect(HangCase(job="slurm-7", reason="waiting"))
@@ -196,7 +196,7 @@ def test_a_ras_answer_made_to_fill_the_memory_costs_its_own_part(node: Node) -> 
     assert "THE COLLECTION HAS NOT ENDED" not in text
     assert whole
     grown = (int(after) - int(before)) * os.sysconf("SC_PAGE_SIZE")
-    assert grown < 4 * nccl_ras.MAX_ANSWER  # the files above are among it
+    assert grown < 4 * protocol.MAX_ANSWER  # the files above are among it
 
 
 def test_another_node_asks_ras(node: Node) -> None:
@@ -356,7 +356,7 @@ def test_large_dumps_of_all_ranks_at_once(node: Node, public_path: Path) -> None
         os.truncate(f"{prefix}{rank}", MAX_DUMP)
         node.rank(7, rank, user=USER, TORCH_FR_DUMP_TEMP_FILE=prefix)
     text, peak = collected(node)
-    assert "the bundle is full (max_bundle_bytes)" in text
+    assert "the bundle is full (an eighth of max_bytes)" in text
     assert peak < slowed_at()
 
 

@@ -37,8 +37,7 @@ NOW = 1_795_271_340.0
 OPTIONS = EvidenceOptions(
     after=Duration(10.0),
     min_free_bytes=Bytes(0),
-    max_bytes=Bytes(1 << 21),
-    max_bundle_bytes=Bytes(1 << 20),
+    max_bytes=Bytes(1 << 23),
 )
 FAILING = (sys.executable, "-c", "pass")
 HANGING = (sys.executable, "-c", "import time; time.sleep(60)")

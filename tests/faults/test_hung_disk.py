@@ -25,7 +25,6 @@ dev = "{dev}"
 
 [collectors.kernel_log]
 interval = "100ms"
-save_interval = "1s"
 """
 
 

@@ -26,7 +26,6 @@ interval = "200ms"
 interval = "200ms"
 [collectors.kernel_log]
 interval = "{interval}"
-save_interval = "100ms"
 """
 XIDS = "dshealthd_xid_errors_total"
 WRITTEN = "dshealthd_state_write_last_success_timestamp_seconds"

@@ -79,7 +79,7 @@ async def test_a_reload_keeps_senders(tmp_path: Path) -> None:
             assert receiver.connections == 1
             assert service.hangs() is not detector
             detector = service.hangs()
-            other = dataclasses.replace(heartbeats, max_ranks=1)
+            other = dataclasses.replace(heartbeats, interval=Duration(1.0))
             await service.apply(configured(other, HangOptions(floor=Duration(9.0))))
             assert service.heartbeats().receiver is not receiver
             assert service.hangs() is detector

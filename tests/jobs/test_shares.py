@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.processes import TrainingProcess
-from dshealthd.jobs.shares import jobs, shared
+from dshealthd.jobs.shares import MAX_JOBS, jobs, shared
 
 
 class Entry(NamedTuple):
@@ -38,12 +38,13 @@ def test_jobs_of_processes() -> None:
     place = launch({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "x", "MASTER_PORT": "1"})
     assert place is not None
     processes = [
-        TrainingProcess(pid, pid, 1, f"sleep-{pid}", place, {}, user=1) for pid in range(2, 18)
+        TrainingProcess(pid, pid, 1, f"sleep-{pid}", place, {}, user=1)
+        for pid in range(2, 2 + MAX_JOBS)
     ]
     processes.append(TrainingProcess(90, 90, 1, "run", place, {}, user=2))
-    found, left_out = jobs(processes, 8)
+    found = jobs(processes)
     assert "run" in found
-    assert (len(found), left_out) == (8, 9)
+    assert len(found) == MAX_JOBS
 
 
 @given(

@@ -72,7 +72,6 @@ def settings(node: Node, *, as_shipped: bool = False) -> dict[str, Any]:
                 name: {"deadline": HANGS} for name, kind in kinds.items() if kind.worker == "device"
             },
             "filesystem": {"write_interval": "1s", "deadline": HANGS},
-            "open_files": {"full_interval": "1s"},
         }
     return merged({"collectors": pace}, places)
 

@@ -93,8 +93,7 @@ def settings(
             "confirmations_per_minute": confirmations,
             **({"gloo_bytes_per_minute": "450MB"} if large else {}),
         },
-        "verdict": {"hold_epochs": 8},
-        "baseline": {"slow_ratio": slow_ratio, "light_ratio": slow_ratio},
+        "baseline": {"slow_ratio": slow_ratio},
     }
     if leaves:
         probe["members"]["topology"] = str(node.directory / "topology.conf")

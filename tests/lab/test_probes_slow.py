@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.probe.verdicts.signals import HARD
+from dshealthd.probe.observation import HARD
 from tests.agents import Scrape
 from tests.lab import faults
 from tests.lab.probing import CLEAR, KNOWN, Probing, begun, named, suspects

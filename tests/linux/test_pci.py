@@ -11,10 +11,8 @@ import pytest
 
 from dshealthd.config import registry
 from dshealthd.core.host import Host
-from dshealthd.linux.pci import Bus, gpus_absent
+from dshealthd.linux.pci import RELEASE, Bus, gpus_absent
 from dshealthd.nvml.collector import GpuCollectorOptions
-
-RELEASE = Path("/run/dshealthd/release-gpus")
 
 
 def add(root: Path, address: str, vendor: str, kind: str, driver: str = "") -> None:
@@ -75,12 +73,12 @@ def test_no_bus(tmp_path: Path) -> None:
     host = Host(sysfs=tmp_path, dev=tmp_path, rootfs=tmp_path)
     with pytest.raises(FileNotFoundError):
         Bus(host).gpus()
-    assert gpus_absent(RELEASE, host) is not None
+    assert gpus_absent(host) is not None
 
 
 def test_absent_without_gpu(host: Host) -> None:
     """Without GPU and driver there is nothing to do, and no worker is needed."""
-    assert gpus_absent(RELEASE, host) == f"no NVIDIA GPU on the PCI bus and no {host.dev}/nvidiactl"
+    assert gpus_absent(host) == f"no NVIDIA GPU on the PCI bus and no {host.dev}/nvidiactl"
 
 
 @pytest.mark.parametrize("name", ["nvidiactl", "dxg"])
@@ -88,13 +86,13 @@ def test_present_with_a_driver(host: Host, name: str) -> None:
     """A driver's device file is enough, also without a GPU on the bus: so it is under WSL."""
     host.dev.mkdir()
     (host.dev / name).touch()
-    assert gpus_absent(RELEASE, host) is None
+    assert gpus_absent(host) is None
 
 
 def test_present_with_a_gpu_and_no_driver(host: Host) -> None:
     """A GPU on the bus without a driver is not absence: it is an error to report."""
     add(host.sysfs, "0000:18:00.0", "0x10de", "0x030200")
-    assert gpus_absent(RELEASE, host) is None
+    assert gpus_absent(host) is None
 
 
 def test_released(host: Host, tmp_path: Path) -> None:

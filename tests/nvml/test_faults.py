@@ -308,12 +308,9 @@ def test_13_driver_unloads(healthy: Node, tmp_path: Path) -> None:
 
 def test_13_operator_releases_the_gpus(tmp_path: Path) -> None:
     """While the release file exists the worker is gone, so that the driver can be unloaded."""
-    release = tmp_path / "release-gpus"
-    global_config = "".join(
-        f"release_file = '{release}'\n" if line.startswith("deadline") else line + "\n"
-        for line in CONFIG.splitlines()
-    )
-    with node(tmp_path, global_config) as made:
+    release = tmp_path / "root/run/dshealthd/release-gpus"
+    release.parent.mkdir(parents=True)
+    with node(tmp_path, f"[path]\nrootfs = '{tmp_path}/root'\n{CONFIG}") as made:
         agent = made.agent
         made.until_gpus(*range(8))
         release.touch()

@@ -17,7 +17,7 @@ import pytest
 
 from dshealthd.linux import starvation
 from dshealthd.probe.members.membership import Member, Membership
-from dshealthd.probe.observation import Kind, Observation, Outcome, Stage, Timing
+from dshealthd.probe.observation import Kind, Observation, Outcome, PeerReport, Stage, Timing
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers import credentials
 from dshealthd.probe.peers.client import PeerClient
@@ -134,9 +134,9 @@ class FakeNode:
         """Return why the GPUs are not to be used."""
         return self.reason
 
-    def scores(self) -> tuple[tuple[str, float], ...]:
+    def report(self) -> PeerReport:
         """Return what it tells of itself."""
-        return ((self.name, 1.0),)
+        return PeerReport(1.0, pairs={self.name: 1.0})
 
 
 class Companion:
@@ -255,12 +255,10 @@ def ended(observation: Observation, outcome: Outcome, **fields: object) -> None:
 
 
 def same(companions: list[Companion]) -> Observation:
-    """Return the observation that both nodes share. All but the time at which each ended
-    its round, and, of a round without workers, the scores.
+    """Return the observation that both nodes share: all but the time at which each ended its round,
+    and what the other reported.
     """
     pair = sorted(companions, key=lambda one: one.reports[0].led, reverse=True)
-    scores = [set(companion.observation.scores) for companion in pair]
-    root, member = (replace(one.observation, at=0.0, scores=()) for one in pair)
-    assert root.kind is Kind.LIGHT or scores[0] == scores[1]
+    root, member = (replace(one.observation, at=0.0, told=None) for one in pair)
     assert root == member
     return root

@@ -242,7 +242,7 @@ def test_nccl_known_bad(tmp_path: Path) -> None:
 
 def test_checkpoint(tmp_path: Path) -> None:
     """Rows 38 and 39: a checkpoint loses a file, and another takes more than is free."""
-    machine = Machine(tmp_path, ["job_checkpoint"], {"job_checkpoint": {"max_jobs": 100}})
+    machine = Machine(tmp_path, ["job_checkpoint"])
     saved = tmp_path / "checkpoints"
     folder = save(saved, "global_step10")
     say = (
@@ -268,7 +268,7 @@ def test_checkpoint(tmp_path: Path) -> None:
 
 def test_job_of_two_versions(tmp_path: Path) -> None:
     """Row 37: of a job's two nodes one has loaded another NCCL."""
-    machine = Machine(tmp_path, ["software"], {"software": {"max_jobs": 100}})
+    machine = Machine(tmp_path, ["software"])
     texts = []
     for version in ("2.27.7", "2.29.3"):
         site = tmp_path / version / "site-packages"

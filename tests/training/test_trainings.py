@@ -195,7 +195,7 @@ def test_deepspeed(tmp_path: Path, stage: int) -> None:
         zero_optimization={"stage": stage},
         comms_logger={"enabled": True, "prof_all": True},
     )
-    quick = '\n[collectors.job_checkpoint]\ninterval = "1s"\nmax_jobs = 100\n'
+    quick = '\n[collectors.job_checkpoint]\ninterval = "1s"\n'
     with running(tmp_path, CONFIG.format(socket=socket) + quick) as agent:
         agent.wait(lambda _: socket.is_socket())
         with training(tmp_path, "script_deepspeed.py", "40", config, variables=variables) as run:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import CollectorOptions
-from dshealthd.core.options import Duration, option
+from dshealthd.core.options import Duration, constant, option
 from dshealthd.linux.regular_files import Irregular
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MAX_DIRECTORIES = 256
 """Most directories that are listed for one wildcard of a pattern."""
 MAX_MATCHES = 1024
+MAX_FILES = 64
+"""Most files that are followed, of all jobs."""
 JOB = "{job}"
 """Stands for the number of a Slurm job in a pattern."""
 _WILD = frozenset("*?[")
@@ -43,7 +45,7 @@ class LogFileState(enum.StrEnum):
     """It belongs to another user than the job, is older than the job, or is not a regular file."""
     UNREADABLE = "unreadable"
     LEFT_OUT = "left_out"
-    """It exceeds max_files."""
+    """It exceeds MAX_FILES."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +53,8 @@ class JobLogsOptions(CollectorOptions):
     """Options of job logs."""
 
     interval: Duration = option("1s", "Read interval.", minimum="100ms")
-    deadline: Duration = option(
-        "5s", "How long the files of one job may take before they time out.", minimum="10ms"
-    )
+    deadline: Duration = constant("5s")
+    """As long as a path of `filesystem` may take: its files may be on a network."""
     paths: tuple[str, ...] = option(
         [],
         "Logs of jobs, as the jobs see them: absolute paths, with * ? and [] within a name; {job} "
@@ -62,14 +63,6 @@ class JobLogsOptions(CollectorOptions):
     )
     standard_streams: bool = option(
         False, "Whether to follow the files that are the ranks' standard output and error too."
-    )
-    max_jobs: int = option(16, "Most jobs whose logs are followed.", minimum=1, maximum=1000)
-    max_files: int = option(64, "Most files that are followed.", minimum=1, maximum=10_000)
-    max_bytes_per_second: int = option(
-        4 << 20, "Most bytes read per second, over all files.", minimum=4096
-    )
-    keep: Duration = option(
-        "15m", "How long the cause is shown after the job has ended.", minimum="30s"
     )
 
     def check(self) -> Iterator[tuple[str, str]]:

@@ -21,9 +21,9 @@ from dshealthd.explain.causality import Finding, decide
 from dshealthd.explain.recognition import Recognizer
 from dshealthd.explain.tail import Tail
 from dshealthd.jobs.logs import files
-from dshealthd.jobs.logs.files import LogFileState
+from dshealthd.jobs.logs.files import MAX_FILES, LogFileState
 from dshealthd.jobs.processes import TrainingProcess
-from dshealthd.jobs.shares import shared
+from dshealthd.jobs.shares import MAX_JOBS, shared
 from dshealthd.linux.credentials import User
 from dshealthd.linux.process_root import Root
 
@@ -38,6 +38,10 @@ FIND_EVERY = 10.0
 """Seconds between two searches for the files of a job."""
 FOLLOWED_AFTER = 30.0
 """Seconds for which logs are read after the last rank has exited: launchers write a summary."""
+SHOWN_AFTER = 900.0
+"""Seconds for which the cause of a failure is shown after that, for people who look then."""
+BYTES_PER_SECOND = 4 << 20
+"""Most bytes read per second, over all files."""
 CPU_SHARE = 0.05
 """Largest share of a core's time spent on reading."""
 CATCH_UP = 2.0
@@ -109,7 +113,6 @@ class LogWatch:
         """Bytes skipped because logs grew faster than they may be read."""
         self.read = 0
         """Bytes read."""
-        self.jobs_left_out = 0
 
     def update(self, processes: Iterable[TrainingProcess], boot: float) -> None:
         """Note the jobs whose logs to watch; process starts count from `boot`, in Unix time."""
@@ -127,17 +130,16 @@ class LogWatch:
         for name, job in list(self._jobs.items()):
             if name not in found:
                 job.processes = []
-                kept = FOLLOWED_AFTER if job.finding is None else self._options.keep
-                if now - job.seen > max(kept, FOLLOWED_AFTER):
+                kept = FOLLOWED_AFTER if job.finding is None else SHOWN_AFTER
+                if now - job.seen > kept:
                     del self._jobs[name]
         placed = shared(
             enumerate(self._jobs.values()),
-            self._options.max_jobs,
+            MAX_JOBS,
             lambda entry: entry[1].user,
             lambda entry: entry[1].name,
             lambda entry: entry[0],
         )
-        self.jobs_left_out = len(self._jobs) - len(placed)
         self._jobs = {job.name: job for _, job in sorted(placed, key=itemgetter(0))}
 
     def look(self) -> Iterator[Fault]:
@@ -149,7 +151,7 @@ class LogWatch:
         if not jobs:
             return
         self._turn = (self._turn + 1) % len(jobs)
-        bytes_left = self._options.max_bytes_per_second * elapsed
+        bytes_left = BYTES_PER_SECOND * elapsed
         until = spent + CPU_SHARE * elapsed
         for number, job in enumerate(jobs[self._turn :] + jobs[: self._turn]):
             share = 1 / (len(jobs) - number)
@@ -192,7 +194,7 @@ class LogWatch:
         with root:
             if self._monotonic() >= job.find_at:
                 job.find_at = self._monotonic() + FIND_EVERY
-                self._find(job, root, max(1, self._options.max_files // jobs))
+                self._find(job, root, max(1, MAX_FILES // jobs))
             worked = False
             order = sorted(job.paths, key=lambda path: path in job.tails)
             for number, path in enumerate(order):

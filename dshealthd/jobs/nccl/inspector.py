@@ -229,7 +229,7 @@ class InspectorFileState(enum.StrEnum):
     TOO_LARGE = "too_large"
     UNREADABLE = "unreadable"
     LEFT_OUT = "left_out"
-    """It exceeds max_files."""
+    """It exceeds MAX_FILES."""
 
 
 class FileRefused(Exception):

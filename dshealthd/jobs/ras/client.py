@@ -63,12 +63,10 @@ class Query:
         self,
         endpoints: Sequence[Endpoint],
         verify_peer: Callable[[socket.socket], bool],
-        limit: int,
     ) -> None:
         """Prepare to query.
 
-        `verify_peer` returns whether the other end of a connection may answer, or raises OSError;
-        `limit` is in bytes.
+        `verify_peer` returns whether the other end of a connection may answer, or raises OSError.
         """
         self.outcome: RasAnswer | Unanswered | NoListener | Stranger | None = None
         self.connections = 0
@@ -76,7 +74,6 @@ class Query:
         """Pid of the process that answers, if `verify_peer` sets it."""
         self._endpoints = list(endpoints)
         self._vouch = verify_peer
-        self._limit = limit
         self._end = 0.0
         self._connection: _Connection | None = None
 
@@ -165,9 +162,7 @@ class Query:
             made = socket.socket(
                 family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
             )
-            self._connection = _Connection(
-                made, endpoint, Conversation(self._limit), now + GREETING
-            )
+            self._connection = _Connection(made, endpoint, Conversation(), now + GREETING)
             self._selector.register(made, selectors.EVENT_WRITE, self)
             made.connect((endpoint.host, endpoint.port))
         except BlockingIOError:

@@ -26,6 +26,8 @@ The port has no authentication, and newer releases accept commands there that ch
 """
 GRACE = 6
 """Seconds that RAS may take beyond that: it aborts the whole collection after 5 more."""
+MAX_ANSWER = 16 << 20
+"""Bytes of the largest answer; a rank takes some 600 for each communicator."""
 _LINE = 1024
 
 
@@ -61,8 +63,7 @@ class _Step(enum.Enum):
 class Conversation:
     """The dialogue on one connection: bytes in, bytes out, without I/O."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._step = _Step.GREETING
         self._received = bytearray()
 
@@ -83,8 +84,8 @@ class Conversation:
         """
         self._received += data
         if self.answering:
-            if len(self._received) > self._limit:
-                raise Unanswered(Reason.MALFORMED, f"the answer is longer than {self._limit} bytes")
+            if len(self._received) > MAX_ANSWER:
+                raise Unanswered(Reason.MALFORMED, f"the answer is longer than {MAX_ANSWER} bytes")
             return b""
         end = self._received.find(b"\n")
         if end < 0 and len(self._received) <= _LINE:

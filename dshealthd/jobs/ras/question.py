@@ -95,9 +95,9 @@ def decide(host: Host, loaded: Loaded, *, permit_unknown: bool) -> Decision:
 
 
 def prepare(
-    environment: Mapping[str, str], loaded: Loaded, host: Host, limit: int, first: int | None = None
+    environment: Mapping[str, str], loaded: Loaded, host: Host, first: int | None = None
 ) -> Query:
-    """Return the query for a job's RAS, not yet started; an answer may have `limit` bytes.
+    """Return the query for a job's RAS, not yet started.
 
     `first` is the pid that is likely to answer. The query's `responder` is the one that did.
     ValueError if the job's RAS does not listen on this node.
@@ -111,5 +111,5 @@ def prepare(
             raise Unanswered(Reason.IO_ERROR, f"the responder is unknown: {error}") from error
         return query.responder is not None
 
-    query = Query(endpoints(environment), verify_peer, limit)
+    query = Query(endpoints(environment), verify_peer)
     return query

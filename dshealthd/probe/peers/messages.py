@@ -35,7 +35,7 @@ WAITED = Number(0, 1e10)
 """Seconds that an agent has waited for a CPU since it started."""
 MAX_BANDWIDTH = 1e14
 """Bytes per second: fifty times a B200's NVLink bandwidth."""
-MAX_SCORES = 512
+MAX_PAIRS = 16
 STEP = Record({"size": Integer(1, MAX_SIZE), "repetitions": Integer(1, 1000)})
 BOUNDS = Record(
     {
@@ -142,8 +142,16 @@ class StoreOp(enum.StrEnum):
 
 
 ROUND = Text(64)
-SCORES = Array(Record({"component": Text(520), "score": Number(0, 1e6)}), MAX_SCORES)
-"""A node's scores of itself and of those it met; see `verdicts.signals.encode_scores`."""
+RATIO = Number(0, 1e6)
+REPORT = Record(
+    {
+        "parts": Array(Text(64), 2 * MAX_RANKS_OF_NODE),
+        "uplink": Flag(),
+        "pairs": Array(Record({"peer": NodeName(), "ratio": RATIO}), MAX_PAIRS),
+    },
+    {"node": RATIO},
+)
+"""What a node reports of itself and of those that it has just met: `observation.PeerReport`."""
 VERSION = Text(64)
 RANK = Record(
     {
@@ -219,10 +227,10 @@ METHODS: Mapping[str, Method] = {
                 "steps": Array(STEP, 32),
                 "ranks": Integer(1, MAX_RANKS_OF_NODE),
                 "version": VERSION,
-            },
-            {"scores": SCORES},
+                "report": REPORT,
+            }
         ),
-        Record({}, {"scores": SCORES, "clock": CLOCK}),
+        Record({"report": REPORT, "clock": CLOCK}),
     ),
     "store": Method(
         Record(
@@ -242,22 +250,20 @@ METHODS: Mapping[str, Method] = {
                 "round": ROUND,
                 "ranks": Array(RANK, MAX_RANKS_OF_NODE),
                 "timings": Array(TIMING, 128),
-            },
-            {"scores": SCORES},
+            }
         ),
         Record({}),
     ),
-    "conclusion": Method(  # from the root: the round is over, with the root's own result
+    "conclusion": Method(  # from the root: the round is over
         Record(
             {
                 "round": ROUND,
                 "kind": Choice(Kind),
                 "outcome": Choice(Outcome),
                 "stage": Choice(Stage),
-                "reason": KnownReason(),
-                "ranks": Array(RANK, MAX_RANKS_OF_NODE),
                 "timings": Array(TIMING, 128),
-                "scores": SCORES,
+                "late": LATE,
+                "reason": KnownReason(),
             },
             {"offset": Number(-1e11, 1e11), "bounds": Array(BOUNDS, 8)},
         ),
@@ -280,8 +286,8 @@ METHODS: Mapping[str, Method] = {
                 "timings": Array(TIMING, 128),
                 "late": LATE,
                 "reason": KnownReason(),
-                "scores": SCORES,
-            }
+            },
+            {"report": REPORT},
         ),
     ),
     "absent": Method(

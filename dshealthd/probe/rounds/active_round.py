@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.linux.starvation import LoopLag
 from dshealthd.probe.node import ThisNode
-from dshealthd.probe.observation import Observation, Stage
+from dshealthd.probe.observation import Observation, PeerReport, Stage
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.protocol import PeerError, Rejection
-from dshealthd.probe.rounds.conclusion import MemberResult, Scores
+from dshealthd.probe.rounds.conclusion import MemberResult
 from dshealthd.probe.rounds.plan import RoundPlan, job
 from dshealthd.probe.workers.store import LocalStore
 from dshealthd.probe.workers.worker_pool import WorkerPool
@@ -80,19 +80,21 @@ class ActiveRound:
     told: asyncio.Future[dict[str, Any]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """The root's message that the round is over, with the root's own view of it."""
+    """The root's message that the round is over."""
     ended: asyncio.Future[RoundReport] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    scores: dict[str, Scores] = field(default_factory=dict)
+    report: PeerReport | None = None
+    """What the other member has reported."""
     lag: LoopLag = field(default_factory=LoopLag)
     """Whether this agent got enough CPU for its view of the others to be trusted."""
     stage: Stage = Stage.INVITE
     offset: float | None = None
     """Seconds by which the other member's clock is ahead of this node's, where it is known."""
-    inviting: asyncio.Task[PeerError | None] | None = None
+    inviting: bool = False
+    """Whether this node leads it and awaits the member's answer to its invitation."""
     successor: ActiveRound | None = None
-    """The same round under the other member, which comes first in the order and replaces it."""
+    """The round under the other member that replaces it, as both have begun one."""
 
     @property
     def peer(self) -> str:

@@ -1,7 +1,4 @@
-"""The conclusion of a round: the results of all its workers, combined into one observation.
-
-Each member draws its own conclusion from what the other sent it; both reach the same one.
-"""
+"""The conclusion of a round: the results of all its workers, combined into one observation."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from dshealthd.probe.workers.job import OWN, STAGES, RankResult, late
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from dshealthd.probe.observation import PeerReport
     from dshealthd.probe.peers.protocol import PeerError
     from dshealthd.probe.rounds.plan import RoundPlan
 
@@ -38,15 +36,12 @@ one.
 FASTEST = 1e13
 """Bytes per second that no collective reaches: five times a B200's NVLink bandwidth."""
 
-Scores = tuple[tuple[str, float], ...]
-
 
 @dataclass(frozen=True, slots=True)
 class MemberResult:
     """The result of one member's workers: its share of the round."""
 
     ranks: tuple[RankResult, ...]
-    scores: Scores = ()
 
     @property
     def well(self) -> bool:
@@ -78,16 +73,15 @@ class MemberResult:
                 for rank in self.ranks
             ],
             "timings": timing_fields(merge(self.ranks)),
-            "scores": score_fields(self.scores),
         }
 
     @classmethod
-    def told(cls, body: Mapping[str, Any], sender: str) -> MemberResult:
+    def told(cls, body: Mapping[str, Any]) -> MemberResult:
         """Return a member's result from its message; all timings go to its first rank."""
         ranks = [RankResult(**fields) for fields in body["ranks"]]
         if ranks:
             ranks[0] = replace(ranks[0], timings=timings_of(body["timings"]))
-        return cls(tuple(ranks), scores_of(body, sender))
+        return cls(tuple(ranks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +109,8 @@ class RoundResult:
             return self
         return RoundResult(Outcome.INCONCLUSIVE, self.stage, reason=STARVED)
 
-    def observation(self, plan: RoundPlan, scores: Scores, at: float) -> Observation:
-        """Return the round's result as an observation, its record."""
+    def observation(self, plan: RoundPlan, told: PeerReport | None, at: float) -> Observation:
+        """Return the round's result as an observation, with what the other member reported."""
         return Observation(
             plan.epoch,
             plan.kind,
@@ -127,7 +121,7 @@ class RoundResult:
             self.timings,
             self.late,
             self.reason,
-            scores,
+            told,
             at,
             self.bounds,
         )
@@ -170,7 +164,7 @@ def combine(
         return without(next(name for name in plan.members if name != me), error, stage)
     bad = [rank for rank in ranks if rank.outcome is not Outcome.OK]
     if not bad:
-        return RoundResult(Outcome.OK, Stage.DONE, _measured(me, shares))
+        return RoundResult(Outcome.OK, Stage.DONE, own(merge(ranks), shares.get(me)))
     owners = {rank.rank: member for member, share in shares.items() for rank in share.ranks}
     guilty = {owners[rank] for rank in late(ranks)}
     if len(guilty) > 1 and all(rank.stage is Stage.IMPORT for rank in bad):
@@ -178,14 +172,14 @@ def combine(
         return RoundResult(Outcome.INCONCLUSIVE, stage, reason=bad[0].reason)
     # If both are late, neither is to blame: both see the same wrong sum.
     names = tuple(sorted(guilty)) if len(guilty) < len(plan.members) else ()
-    own = [rank for rank in bad if owners[rank.rank] in names]
+    theirs = [rank for rank in bad if owners[rank.rank] in names]
     # A wrong sum is proof. Otherwise the late member's outcomes count: a stopped rank makes others
     # fail or hang too.
-    telling = [rank for rank in bad if rank.outcome is Outcome.CORRUPTED] or own or bad
+    telling = [rank for rank in bad if rank.outcome is Outcome.CORRUPTED] or theirs or bad
     for outcome in _MOST_CERTAIN:
         if found := [rank for rank in telling if rank.outcome is outcome]:
             first = min(
-                [rank for rank in found if rank in own] or found, key=lambda rank: rank.progress
+                [rank for rank in found if rank in theirs] or found, key=lambda rank: rank.progress
             )
             return RoundResult(outcome, first.stage, (), names, first.reason)
     # Of the first rank, whichever share came first here: both members conclude the same.
@@ -193,14 +187,13 @@ def combine(
     return RoundResult(Outcome.INCONCLUSIVE, stage, reason=reason)
 
 
-def _measured(me: str, shares: Mapping[str, MemberResult]) -> tuple[Timing, ...]:
-    """Return the slowest member's timing of each part that this node has timed too. Parts that this
-    node has not timed itself are left out: another node's parts have other names.
+def own(timings: Iterable[Timing], mine: MemberResult | None) -> tuple[Timing, ...]:
+    """Return the timings of parts that this node has timed too: another node's parts have other
+    names.
     """
-    mine = shares[me].ranks if me in shares else ()
-    own = {(t.op, t.size, t.part) for rank in mine for t in rank.timings}
-    slowest = merge(rank for share in shares.values() for rank in share.ranks)
-    return tuple(t for t in slowest if (t.op, t.size, t.part) in own)
+    ranks = () if mine is None else mine.ranks
+    timed = {(t.op, t.size, t.part) for rank in ranks for t in rank.timings}
+    return tuple(t for t in timings if (t.op, t.size, t.part) in timed)
 
 
 def merge(ranks: Iterable[RankResult]) -> tuple[Timing, ...]:
@@ -222,19 +215,3 @@ def timing_fields(timings: Iterable[Timing]) -> list[dict[str, Any]]:
 def timings_of(fields: Iterable[Mapping[str, Any]]) -> tuple[Timing, ...]:
     """Return the timings in a message, for a round's conclusion."""
     return tuple(Timing(**entry) for entry in fields)
-
-
-def score_fields(scores: Iterable[tuple[str, float]]) -> list[dict[str, Any]]:
-    """Return the scores of a round's members in the peer API's form."""
-    return [{"component": component, "score": score} for component, score in scores]
-
-
-def scores_of(body: Mapping[str, Any], name: str) -> Scores:
-    """Return a message's scores about its sender; a member has no say about any others."""
-    scores = ((entry["component"], entry["score"]) for entry in body.get("scores", ()))
-    own = f"{name}/", f"{name}--"
-    return tuple(
-        (component, score)
-        for component, score in scores
-        if component == name or component.startswith(own)
-    )

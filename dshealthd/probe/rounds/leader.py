@@ -1,6 +1,6 @@
 """The leader (root) of a round: invites the member, runs the round, and says when it is over.
 
-The member draws its own conclusion.
+The member believes it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.timing import happens
-from dshealthd.probe.members.schedule import root_order
-from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.observation import Kind, Outcome, PeerReport, Stage
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.rounds import light
 from dshealthd.probe.rounds.active_round import WHOLE, Decline
@@ -21,12 +20,10 @@ from dshealthd.probe.rounds.conclusion import (
     MemberResult,
     RoundResult,
     combine,
-    score_fields,
-    scores_of,
+    merge,
     timing_fields,
     without,
 )
-from dshealthd.probe.rounds.plan import ON_DEMAND
 
 if TYPE_CHECKING:
     from dshealthd.probe.rounds.active_round import ActiveRound, RoundContext
@@ -37,10 +34,6 @@ INVITATION = 2.0
 """Seconds for the answer to an invitation."""
 SHARE = 4.0
 """Seconds that the root waits for the member's share after its own workers have ended."""
-CROSSING = 0.2
-"""Seconds to wait for the invitation of a member that has refused this node's and may be starting
-the same round itself.
-"""
 FIRST = 1.0
 """Seconds after which the root checks that a silent member is alive, and the interval at which it
 repeats the check.
@@ -51,27 +44,13 @@ CONCLUSION = 2.0
 """Seconds for the member to acknowledge the conclusion."""
 
 
-class Superseded(Exception):
-    """The other member leads the same round."""
-
-    def __init__(self, successor: ActiveRound) -> None:
-        super().__init__()
-        self.successor = successor
-
-
 async def lead(context: RoundContext, active: ActiveRound) -> RoundResult:
-    """Lead a round and return its result. Raises Superseded."""
-    # A task of its own, so that `Rounds` can cancel only this when a member that comes first in the
-    # order has begun the same round.
-    active.inviting = asyncio.create_task(_invite(context, active))
-    try:
-        error = await active.inviting
-    except asyncio.CancelledError:
-        if active.successor is not None:
-            raise Superseded(active.successor) from None
-        active.inviting.cancel()
-        raise
-    active.inviting = None
+    """Lead a round and return its result, which counts for nothing if it has a successor."""
+    active.inviting = True
+    error = await _invite(context, active)
+    active.inviting = False
+    if active.successor is not None:
+        return RoundResult(Outcome.DECLINED, Stage.INVITE, reason=Decline.TESTING)
     if error is not None and error.outcome is not Outcome.DECLINED:
         return without(active.peer, error, Stage.INVITE)
     if active.plan.kind is Kind.LIGHT or error is not None:
@@ -85,28 +64,17 @@ async def lead(context: RoundContext, active: ActiveRound) -> RoundResult:
 
 
 async def _invite(context: RoundContext, active: ActiveRound) -> PeerError | None:
-    """Invite the member; return the error if it is not ready. Measure its clock. If it comes first
-    in the epoch's order and says that it is testing, it may have begun this same round, so wait a
-    moment for its invitation.
-    """
-    plan, me = active.plan, context.node.name
-    invitation = {**plan.invitation(), "scores": score_fields(active.scores[me])}
+    """Invite the member; return the error if it is not ready. Measure its clock."""
+    invitation = {**active.plan.invitation(), "report": context.node.report().message()}
     sent_at, sent = context.wall(), context.monotonic()
     answer = await context.ask(active.peer, "invite", invitation, INVITATION)
-    if not isinstance(answer, PeerError):
-        active.scores[active.peer] = scores_of(answer, active.peer)
-        if "clock" in answer:
-            # As in NTP: assume that the clock was read half-way between call and answer. The
-            # monotonic clock times the trip, as the wall clock may be set meanwhile.
-            active.offset = answer["clock"] - (sent_at + (context.monotonic() - sent) / 2)
-        return None
-    if (
-        answer.reason == Decline.TESTING
-        and plan.epoch != ON_DEMAND
-        and root_order(plan.members, plan.epoch)[0] != me
-    ):
-        await asyncio.sleep(CROSSING)
-    return answer
+    if isinstance(answer, PeerError):
+        return answer
+    active.report = PeerReport.of(answer["report"])
+    # As in NTP: assume that the clock was read half-way between call and answer. The monotonic
+    # clock times the trip, as the wall clock may be set meanwhile.
+    active.offset = answer["clock"] - (sent_at + (context.monotonic() - sent) / 2)
+    return None
 
 
 async def _light(context: RoundContext, active: ActiveRound, declined: str) -> RoundResult:
@@ -142,7 +110,6 @@ async def _full(context: RoundContext, active: ActiveRound) -> RoundResult:
         # from the conclusion.
         if error is None and not active.decided and not await happens(active.arrived, SHARE):
             error = PeerError(Outcome.HUNG, SILENT)
-    active.scores[me] = context.node.scores()
     return combine(active.plan, me, active.shares, error)
 
 
@@ -176,23 +143,20 @@ async def _work_until_decided(context: RoundContext, active: ActiveRound) -> Pee
 
 
 async def _tell(context: RoundContext, active: ActiveRound, result: RoundResult) -> None:
-    me = context.node.name
-    ranks = active.shares[me].ranks if me in active.shares else ()
+    timings = result.timings
+    if result.outcome is Outcome.OK and active.shares:  # also of parts that only the member has
+        timings = merge(rank for share in active.shares.values() for rank in share.ranks)
     body = {
         "round": active.plan.round,
         "kind": active.plan.kind,
         "outcome": result.outcome,
         "stage": result.stage,
+        "timings": timing_fields(timings),
+        "late": result.late,
         "reason": result.reason,
-        **MemberResult(ranks, active.scores.get(me, ())).message(),
+        "bounds": [asdict(bounds) for bounds in result.bounds],
         **({} if active.offset is None else {"offset": active.offset}),
     }
-    if active.plan.kind is Kind.LIGHT:
-        # Only the leader can time an echo, which says as much about both ends.
-        body |= {
-            "timings": timing_fields(result.timings),
-            "bounds": [asdict(bounds) for bounds in result.bounds],
-        }
     answer = await context.ask(active.peer, "conclusion", body, CONCLUSION)
     if isinstance(answer, PeerError) and answer.reason != Decline.ROUND:
         log.debug(

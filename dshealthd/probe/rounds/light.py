@@ -27,8 +27,8 @@ PAYLOAD = bytes(range(256)) * 187
 DEADLINE = 2.0
 """Seconds for one echo."""
 WAITED = 0.25
-"""Largest share of an echo's time that both agents together may have waited for a CPU. By default
-(`light_ratio`) an echo of three times the usual is slow; this much waiting alone cannot make it so.
+"""Largest share of an echo's time that both agents together may have waited for a CPU: an echo of
+three times the usual is slow (`baseline.LIGHT_RATIO`), and this much waiting cannot make it so.
 """
 TRIES = 32
 """Most echoes to send in search of those that count."""

@@ -1,6 +1,6 @@
 """The member's part in a round that another node leads.
 
-Runs its workers, sends their results to the root, and draws its own conclusion.
+Runs its workers, sends their results to the root, and believes its conclusion.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.timing import time_limit
-from dshealthd.linux.starvation import STARVED
 from dshealthd.probe.observation import Bounds, Kind, Outcome, Stage
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.rounds.conclusion import (
@@ -17,6 +16,7 @@ from dshealthd.probe.rounds.conclusion import (
     MemberResult,
     RoundResult,
     combine,
+    own,
     timings_of,
 )
 from dshealthd.probe.rounds.remote_store import RemoteStore
@@ -32,7 +32,6 @@ LIGHT_ROUND = 20.0
 """The same in a light round."""
 REPEAT = 3.0
 """Seconds after which a member that waits for the conclusion sends its share again."""
-_CUT_OFF = frozenset({Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED})
 
 
 async def take_part(context: RoundContext, active: ActiveRound) -> RoundResult:
@@ -46,7 +45,7 @@ async def take_part(context: RoundContext, active: ActiveRound) -> RoundResult:
         both: set[asyncio.Future[Any]] = {working, active.told}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
-            active.shares[me] = MemberResult(working.result(), context.node.scores())
+            active.shares[me] = MemberResult(working.result())
             error = await _hand_in(context, active)
             if error is not None:
                 outcome = Outcome.HUNG if error.outcome is Outcome.DECLINED else error.outcome
@@ -87,27 +86,20 @@ async def _hand_in(context: RoundContext, active: ActiveRound) -> PeerError | No
 
 
 def _conclude(me: str, active: ActiveRound) -> RoundResult:
-    """Return a member's own conclusion, once the root has said that the round is over."""
+    """Return the root's conclusion."""
     told = active.told.result()
-    outcome, stage, reason = told["outcome"], told["stage"], told["reason"]
     active.offset = -told["offset"] if "offset" in told else None
-    is_light = told["kind"] is Kind.LIGHT
-    if is_light:
+    if told["kind"] is Kind.LIGHT:
         active.plan = active.plan.light()
-    if active.decided and outcome is not Outcome.DECLINED:
-        return combine(active.plan, me, active.shares)
-    # A root that was starved may have no share of its own for that; it is not hung.
-    if outcome is Outcome.DECLINED or (
-        outcome is Outcome.INCONCLUSIVE and (is_light or reason == STARVED)
-    ):
-        return RoundResult(outcome, stage, reason=reason)
-    if outcome in _CUT_OFF or (is_light and outcome is not Outcome.OK):
-        # The problem is between the root and this node, so this node is late.
-        return RoundResult(outcome, stage, (), (me,), reason)
-    if is_light:
-        bounds = tuple(Bounds(**entry) for entry in told.get("bounds", ()))
-        return RoundResult(outcome, stage, timings_of(told["timings"]), (), reason, bounds)
-    if me not in active.shares:
-        return RoundResult(Outcome.HUNG, active.stage, (), (me,), SILENT)
-    silent = None if active.plan.root in active.shares else PeerError(Outcome.HUNG, SILENT)
-    return combine(active.plan, me, active.shares, silent)
+    timings = timings_of(told["timings"])
+    if told["kind"] is not Kind.LIGHT:
+        timings = own(timings, active.shares.get(me))
+    bounds = tuple(Bounds(**entry) for entry in told.get("bounds", ()))
+    return RoundResult(
+        told["outcome"],
+        told["stage"],
+        timings,
+        told["late"],
+        told["reason"],
+        bounds,
+    )

@@ -2,9 +2,8 @@
 
 The root invites the member, which answers that it is ready, which starts its workers, or declines
 with a reason. The workers meet in the root's store. The member sends its workers' results to the
-root; the root sends its own when it announces the end of the round. From these each of the two
-draws its own conclusion. If one may not use its GPUs now, the round becomes a light one. One that
-falls silent is late.
+root, which draws the conclusion and announces it with the end of the round. If one may not use its
+GPUs now, the round becomes a light one. One that falls silent is late.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.probe.members.schedule import root_order
-from dshealthd.probe.observation import Kind
+from dshealthd.probe.observation import Kind, PeerReport
 from dshealthd.probe.peers.protocol import Refusal
 from dshealthd.probe.rounds import leader, member, remote_store
 from dshealthd.probe.rounds.active_round import ActiveRound, Decline, RoundContext, RoundReport
-from dshealthd.probe.rounds.conclusion import MemberResult, score_fields, scores_of
+from dshealthd.probe.rounds.conclusion import MemberResult
 from dshealthd.probe.rounds.plan import ON_DEMAND, SPEAKS, RoundPlan
 
 if TYPE_CHECKING:
@@ -86,11 +85,11 @@ class Rounds:
             self._current = active
         try:
             result = await leader.lead(self._context, active)
-        except leader.Superseded as superseded:
-            # Others wait for the successor's end too: canceling this call must not cancel it.
-            return await asyncio.shield(superseded.successor.ended)
         finally:
             self._leave(active)
+        if active.successor is not None:
+            # Others wait for its end too: canceling this call must not cancel it.
+            return await asyncio.shield(active.successor.ended)
         return self._end(active, result)
 
     # Taking part
@@ -108,13 +107,9 @@ class Rounds:
         if len(self._parts) >= MAX_WAITING:
             raise Refusal(Decline.TESTING)
         active = self._begin(plan, led=False, reason=objection)
-        active.scores[sender] = scores_of(body, sender)
-        if current is not None and current.inviting is not None:
-            current.successor = active
-            # Cancel only the invitation: `leader.lead` sees from `successor` that this is why, and
-            # not a cancellation of its own.
-            current.inviting.cancel()
-            self._current = None
+        active.report = PeerReport.of(body["report"])
+        if current is not None:
+            current.successor, self._current = active, None
         if plan.kind is Kind.LIGHT or objection:
             self._spawn(self._follow(active, member.await_light), plan)
             if objection:
@@ -125,7 +120,7 @@ class Rounds:
             self._current = active
             self._spawn(self._follow(active, member.take_part), plan)
         return {
-            "scores": score_fields(active.scores[self._node.name]),
+            "report": self._node.report().message(),
             "clock": self._context.wall(),
         }
 
@@ -146,7 +141,7 @@ class Rounds:
         which take a minute with a node that loses packets; meanwhile the others would not meet
         either end.
         """
-        is_working = current.inviting is None and current.plan.kind is not Kind.LIGHT
+        is_working = not current.inviting and current.plan.kind is not Kind.LIGHT
         return plan.kind is Kind.LIGHT and is_working
 
     def _gives_way(self, current: ActiveRound, plan: RoundPlan) -> bool:
@@ -156,7 +151,7 @@ class Rounds:
         has a later epoch; an extra round has none. Exactly one of two crossing rounds must give
         way, so both ends make the same comparison.
         """
-        if not current.led or current.inviting is None or current.peer != plan.root:
+        if not current.inviting or current.peer != plan.root:
             return False
         if plan.epoch != current.plan.epoch:
             return plan.epoch > current.plan.epoch
@@ -182,11 +177,9 @@ class Rounds:
         active = self._led(sender, body)
         if not active.plan.has_ranks(sender, (entry["rank"] for entry in body["ranks"])):
             raise Refusal(Decline.MALFORMED)
-        share = MemberResult.told(body, sender)
         # A member repeats its share if the answer was lost. The first one counts: both must reach
         # the same conclusion.
-        active.shares.setdefault(sender, share)
-        active.scores[sender] = share.scores or active.scores.get(sender, ())
+        active.shares.setdefault(sender, MemberResult.told(body))
         active.arrived.set()
         return {}
 
@@ -194,11 +187,6 @@ class Rounds:
         active = self._parts.get(body["round"])
         if active is None or active.led or sender != active.plan.root or active.told.done():
             raise Refusal(Decline.ROUND)
-        if active.plan.has_ranks(sender, (entry["rank"] for entry in body["ranks"])):
-            active.shares.setdefault(sender, MemberResult.told(body, sender))
-        elif body["ranks"]:
-            raise Refusal(Decline.MALFORMED)
-        active.scores[sender] = scores_of(body, sender)
         active.told.set_result(body)
         return {}
 
@@ -218,7 +206,6 @@ class Rounds:
 
     def _begin(self, plan: RoundPlan, *, led: bool, reason: str) -> ActiveRound:
         active = self._parts[plan.round] = ActiveRound(plan, self._context.monotonic(), led, reason)
-        active.scores[self._node.name] = self._node.scores()
         return active
 
     def _leave(self, active: ActiveRound) -> None:
@@ -228,9 +215,8 @@ class Rounds:
             self._current = None
 
     def _end(self, active: ActiveRound, result: RoundResult) -> RoundReport:
-        scores = tuple(score for scores in active.scores.values() for score in scores)
         result = result.unless_starved(starved=active.lag.starved)
-        observation = result.observation(active.plan, scores, self._context.wall())
+        observation = result.observation(active.plan, active.report, self._context.wall())
         report = RoundReport(
             observation,
             active.plan,

@@ -51,6 +51,8 @@ that was slow from the beginning.
 """
 _LEAST_SIBLINGS = 3
 """Minimum other parts of the node whose median can judge one part: of two, one may be slow."""
+LIGHT_RATIO = 2.0
+"""Least excess of a flagged echo between agents, which depends on the load of both hosts."""
 DEVIATIONS = 3.5
 """Standard deviations of its class from which on a timing is flagged: 1 in 4,000 of normal ones. It
 takes three in a row, and more of other peers, to accuse anybody.
@@ -164,7 +166,6 @@ class Baselines:
         different software are not comparable.
         """
         self.slow_ratio = options.slow_ratio
-        self._options = options
         self._stamp = stamp
         self._classes: dict[TimingClass, _Class] = {}
         self._families: dict[TimingClass, dict[str, _Class]] = {}
@@ -220,7 +221,7 @@ class Baselines:
         known.limit = self._limit(series, known.sigma)
 
     def _limit(self, series: TimingClass, sigma: float) -> float:
-        floor = self._options.light_ratio if series.kind == "light" else self._options.slow_ratio
+        floor = max(self.slow_ratio, LIGHT_RATIO if series.kind == "light" else 0.0)
         return 1 + max(floor, DEVIATIONS * sigma)
 
     def _prior(self, series: TimingClass, seconds: float) -> Reading | None:

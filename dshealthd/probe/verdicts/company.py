@@ -9,12 +9,13 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.probe.members.schedule import Timetable
-from dshealthd.probe.verdicts.signals import HARD
+from dshealthd.probe.observation import HARD
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from dshealthd.probe.verdicts.signals import ObservedRound, PeerReport
+    from dshealthd.probe.observation import PeerReport
+    from dshealthd.probe.verdicts.signals import ObservedRound
 
 _RESTS = 20.0
 """Seconds for which a member that declined is not asked again."""

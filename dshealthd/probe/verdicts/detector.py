@@ -14,7 +14,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Suspect
+from dshealthd.probe.observation import HARD, Kind, Observation, Outcome, Part, PeerReport, Suspect
 from dshealthd.probe.verdicts.accusation import AMBIGUOUS, Verdicts, accusations
 from dshealthd.probe.verdicts.baseline import TimingClass
 from dshealthd.probe.verdicts.company import Company, Met
@@ -27,7 +27,6 @@ from dshealthd.probe.verdicts.planner import (
     plan,
 )
 from dshealthd.probe.verdicts.signals import (
-    HARD,
     OWN_NODE,
     REACH,
     RUN,
@@ -35,18 +34,14 @@ from dshealthd.probe.verdicts.signals import (
     Investigation,
     Measurement,
     ObservedRound,
-    PeerReport,
     Signal,
     SignalHistory,
-    decode_scores,
-    encode_scores,
     hard_signal,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from dshealthd.probe.options import VerdictOptions
     from dshealthd.probe.verdicts.baseline import Baselines
 
 __all__ = ["Confirmation", "Detector"]
@@ -67,6 +62,8 @@ _STEADY = 8
 """The same for an intermittent fault, where good rounds and bad ones alternate."""
 _PENDING = 30.0
 """Seconds after which an extra round that has not taken place is given up."""
+_HELD = 4
+"""Epochs for which another node stays a suspect without new evidence: others meet it meanwhile."""
 _LEAF_GONE = 3
 """Members of a leaf that must be gone, with none of it well, to accuse the leaf."""
 
@@ -79,7 +76,6 @@ class Detector:
         me: str,
         leaves: Mapping[str, str],
         baselines: Baselines,
-        options: VerdictOptions,
         wall: Callable[[], float],
     ) -> None:
         """`leaves` has every member, with "" if its leaf is not known. `wall` returns Unix time in
@@ -87,7 +83,6 @@ class Detector:
         """
         self._me = me
         self._baselines = baselines
-        self._options = options
         self._wall = wall
         self._high = 1 + baselines.slow_ratio
         self._company = Company(me, leaves)
@@ -101,7 +96,7 @@ class Detector:
         """Members of the requested extra rounds, and the time of each request."""
         self._epoch = -1
         self._number = 0
-        self._told: tuple[tuple[str, float], ...] | None = None
+        self._told: PeerReport | None = None
         self._keep_company()
 
     def apply_members(self, leaves: Mapping[str, str]) -> None:
@@ -164,7 +159,7 @@ class Detector:
             near=self._company.near(peer),
             extra=not scheduled,
             led=led,
-            told=decode_scores(observation, peer),
+            told=observation.told,
         )
         found = list(self._items(observation, round))
         for history, measurement in found:
@@ -198,7 +193,7 @@ class Detector:
         self._pending.pop(tuple(sorted(observation.members)), None)
         pair = self._pairs.get(peer)
         if pair is not None and observation.outcome is not Outcome.INCONCLUSIVE:
-            told = decode_scores(observation, peer)
+            told = observation.told
             self._company.record_report(
                 replace(pair.first, number=self._number, epoch=self._epoch, told=told)
             )
@@ -383,7 +378,7 @@ class Detector:
         self._gone = {
             name: (suspect, since)
             for name, (suspect, since) in self._gone.items()
-            if 0 <= self._epoch - since <= self._options.hold_epochs
+            if 0 <= self._epoch - since <= _HELD
         }
 
     def _review(self, history: SignalHistory, investigation: Investigation) -> None:
@@ -530,21 +525,22 @@ class Detector:
                 parts[signal.part] = max(parts.get(signal.part, 0.0), ratio)
         return median(parts.values()) if parts else (1.0 if REACH in self._history else None)
 
-    def scores(self) -> tuple[tuple[str, float], ...]:
-        """Return the scores to report in a round, for `Observation.scores` of all its members. They
-        are this node's own score, its slow parts and uplink, and the ratios of its last pairs.
+    def report(self) -> PeerReport:
+        """Return what to report to peers: this node's own score, its slow parts and uplink, and the
+        ratios of its last pairs.
         """
         if self._told is None:
-            slow = {
-                entry.signal.word: entry.ratio() or 1.0
-                for entry in self._history.values()
-                if entry.signal.word and (entry.suspicious() or entry.investigation)
-            }
-            uplink = [entry for entry in self._history.values() if entry.leaves_badly()]
-            worst = max((far.ratio for entry in uplink for far in entry.far), default=1.0)
-            pairs = self._company.told(self._epoch)
-            report = PeerReport(self.score(flagged=True), uplink=bool(uplink), pairs=pairs)
-            self._told = encode_scores(self._me, report, slow, worst)
+            histories = self._history.values()
+            self._told = PeerReport(
+                self.score(flagged=True),
+                frozenset(
+                    entry.signal.word
+                    for entry in histories
+                    if entry.signal.word and (entry.suspicious() or entry.investigation)
+                ),
+                any(entry.leaves_badly() for entry in histories),
+                self._company.told(self._epoch),
+            )
         return self._told
 
 

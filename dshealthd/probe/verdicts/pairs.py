@@ -12,9 +12,9 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.probe.observation import Kind
+from dshealthd.probe.observation import FAR_BELOW, HARD, Kind
 from dshealthd.probe.verdicts.explanation import CONFIRMATIONS, PEERS
-from dshealthd.probe.verdicts.signals import FAR_BELOW, HARD, REACH, RUN, ObservedRound, Signal
+from dshealthd.probe.verdicts.signals import REACH, RUN, ObservedRound, Signal
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

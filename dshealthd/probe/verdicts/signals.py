@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dshealthd.probe.observation import Kind, Observation, Outcome, Stage
+from dshealthd.probe.observation import Kind, Observation, Outcome, PeerReport, Stage
 
-HARD = 1000.0
-"""The ratio of a failed round, which gave no time at all."""
-FAR_BELOW = 4
-"""Factor by which one bad ratio lies below another, so as not to explain it. Busy CPUs make the
-collectives of all pairs take several times as long; meanwhile a node or link that is slower by far
-is accused of that.
-"""
 WINDOW = 3
 SUSPECT = 2
 """Flagged rounds among the last WINDOW that make a signal suspicious."""
 KEPT = 16
 """Maximum rounds of an investigation; the newest count."""
-_LEAF = "leaf"
 
 
 class Signal(NamedTuple):
@@ -71,64 +62,6 @@ def hard_signal(observation: Observation) -> Signal:
         or observation.stage is Stage.INVITE
         else RUN
     )
-
-
-@dataclass(frozen=True, slots=True)
-class PeerReport:
-    """A peer's report in a round: on itself, and on the peers that it has just met."""
-
-    node: float | None = None
-    """Its own score."""
-    parts: frozenset[str] = frozenset()
-    """Parts of its own that it finds slow."""
-    uplink: bool = False
-    """Whether its rounds are slow if they leave its leaf, and not if they stay inside."""
-    pairs: Mapping[str, float] = field(default_factory=dict)
-    """The ratios of its last rounds, by peer."""
-
-    def accuses_itself(self, signal: Signal, high: float, ratio: float = 1.0) -> bool:
-        """Return whether the peer takes the blame for a bad round of a signal, with this ratio."""
-        least = max(high, ratio / FAR_BELOW) if signal.timed else HARD
-        return (self.node is not None and self.node >= least) or (
-            signal.timed and signal.word in self.parts
-        )
-
-    def is_well(self, but: str, high: float) -> bool:
-        """Return whether most rounds in the report, except those with `but`, were good. True if
-        there are none.
-        """
-        rounds = [value < high for peer, value in self.pairs.items() if peer != but]
-        return not rounds or 2 * sum(rounds) > len(rounds)
-
-
-def decode_scores(observation: Observation, peer: str) -> PeerReport | None:
-    """Return a peer's report, decoded from a round's scores; None if it has made none."""
-    node: float | None = None
-    parts: set[str] = set()
-    pairs: dict[str, float] = {}
-    for component, value in observation.scores:
-        if component == peer:
-            node = value
-        elif component.startswith(f"{peer}/"):
-            parts.add(component[len(peer) + 1 :])
-        elif component.startswith(f"{peer}--"):
-            pairs[component[len(peer) + 2 :]] = value
-    if node is None and not (parts or pairs):
-        return None
-    return PeerReport(node, frozenset(parts - {_LEAF}), _LEAF in parts, pairs)
-
-
-def encode_scores(
-    me: str, told: PeerReport, parts: Mapping[str, float], uplink: float
-) -> tuple[tuple[str, float], ...]:
-    """Return this node's report to its peers as scores, which `decode_scores` decodes. `parts` has
-    the ratio of each slow part; `uplink` is the ratio of a slow uplink.
-    """
-    scores = [] if told.node is None else [(me, told.node)]
-    scores += [(f"{me}/{part}", value) for part, value in parts.items()]
-    scores += [(f"{me}/{_LEAF}", uplink)] if told.uplink else []
-    scores += [(f"{me}--{peer}", value) for peer, value in told.pairs.items()]
-    return tuple((component, min(round(value, 4), HARD)) for component, value in scores)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ slow link among them, and a node whose network has a tenth of the usual rate.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -31,7 +32,6 @@ class BusyCompany(Company):
         self.now += 0.02
         ends = leader, member
         timings = tuple(self._timings({*ends}, epoch))
-        scores = tuple(score for name in ends for score in self._detectors[name].scores())
         observation = Observation(
             epoch,
             Kind.PAIR,
@@ -40,11 +40,11 @@ class BusyCompany(Company):
             Outcome.OK,
             Stage.DONE,
             timings,
-            scores=scores,
             at=self.now,
         )
-        for name in ends:
-            for extra in self._detectors[name].observe(observation):
+        told = {name: self._detectors[name].report() for name in ends}
+        for name, other in (ends, ends[::-1]):
+            for extra in self._detectors[name].observe(replace(observation, told=told[other])):
                 yield name, extra
 
     def _timings(self, ends: set[str], _epoch: int) -> Iterator[Timing]:

@@ -13,8 +13,17 @@ from typing import Any
 import pytest
 
 from dshealthd.probe.members.schedule import Timetable
-from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
-from dshealthd.probe.options import BaselineOptions, VerdictOptions
+from dshealthd.probe.observation import (
+    Kind,
+    Observation,
+    Outcome,
+    Part,
+    PeerReport,
+    Stage,
+    Suspect,
+    Timing,
+)
+from dshealthd.probe.options import BaselineOptions
 from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
 from dshealthd.probe.verdicts.detector import Confirmation, Detector
 
@@ -41,6 +50,16 @@ class Answer:
     silent: bool = False
 
 
+def reported(peer: str, scores: Mapping[str, float]) -> PeerReport | None:
+    """Return what a peer reports: its own score, `PEER/PART` or `PEER/leaf`, and `PEER--OTHER`."""
+    own = {key.removeprefix(peer): ratio for key, ratio in scores.items() if key.startswith(peer)}
+    parts = {key[1:] for key in own if key.startswith("/")}
+    pairs = {key[2:]: ratio for key, ratio in own.items() if key.startswith("--")}
+    if not own:
+        return None
+    return PeerReport(own.get(""), frozenset(parts - {"leaf"}), "leaf" in parts, pairs)
+
+
 class Scene:
     """One detector, its schedule, and a clock."""
 
@@ -65,9 +84,7 @@ class Scene:
                     value,
                     number,
                 )
-        self.detector = Detector(
-            me, self.leaves, self.baselines, VerdictOptions(), lambda: self.now
-        )
+        self.detector = Detector(me, self.leaves, self.baselines, lambda: self.now)
         self.asked: list[Confirmation] = []
 
     def round(
@@ -105,7 +122,7 @@ class Scene:
                 answer.stage,
                 timings,
                 answer.late,
-                scores=tuple(scores.items()),
+                told=reported(next((one for one in members[::-1] if one != self.me), ""), scores),
                 at=self.now,
             )
         )
@@ -197,7 +214,7 @@ def test_slow_node_is_named_after_two_rounds_and_confirmation() -> None:
     peer_history = [request.members[1] for request in scene.asked if len(request.members) == 2]
     assert 3 <= len(set(peer_history)) <= 4
     assert {scene.leaves[name] == "leaf-a" for name in peer_history} == {True, False}
-    assert dict(scene.detector.scores())[ME] == pytest.approx(SLOW, rel=0.02)
+    assert scene.detector.report().node == pytest.approx(SLOW, rel=0.02)
 
 
 def test_two_bad_rounds_with_one_peer_are_not_this_node() -> None:
@@ -229,7 +246,7 @@ def test_slow_rail_is_the_adapter_when_the_gpu_is_well() -> None:
     scene = settled()
     assert scene.run(always(Answer(SLOW, "2")), 2) == (Suspect(Part.NIC, f"{ME}/nic2", "slow"),)
     assert Confirmation((ME,), Kind.LOCAL) in scene.asked
-    assert dict(scene.detector.scores())[f"{ME}/2"] == pytest.approx(SLOW, rel=0.02)
+    assert scene.detector.report().parts == {"2"}
 
 
 def test_rail_without_local_round_is_ambiguous() -> None:
@@ -294,7 +311,7 @@ def test_way_out_of_a_leaf() -> None:
         return Answer(SLOW)
 
     assert scene.run(world, 5) == (Suspect(Part.LEAF, "leaf-a", "slow"),)
-    assert f"{ME}/leaf" in dict(scene.detector.scores())
+    assert scene.detector.report().uplink
     assert scene.run(well, 8) == ()
 
 
@@ -788,9 +805,7 @@ def test_whole_node_timings_name_the_node() -> None:
 def test_without_baseline_nobody_is_accused() -> None:
     """Without baselines slow rounds are no evidence, but lost members are."""
     scene = Scene()
-    scene.detector = Detector(
-        ME, scene.leaves, Baselines(BaselineOptions()), VerdictOptions(), lambda: scene.now
-    )
+    scene.detector = Detector(ME, scene.leaves, Baselines(BaselineOptions()), lambda: scene.now)
     assert scene.run(always(Answer(3.0)), 6) == ()
     assert scene.run(always(GONE), 3) == (Suspect(Part.NODE, ME, "unreachable"),)
 
@@ -860,12 +875,12 @@ def test_clock_that_jumped_back_stops_nothing() -> None:
 def test_sizes_of_rounds_on_demand_leave_no_trace() -> None:
     """Sizes requested by hand are not learnt and add nothing to reports or state."""
     scene = settled()
-    before, told = len(scene.baselines), scene.detector.scores()
+    before, told = len(scene.baselines), scene.detector.report()
     for size in range(100):
         timing = Timing("all_reduce", size + 10, 1.0, 0.0, "0")
         scene.observe(Kind.RAIL, (ME, "b0"), Answer(), timing, extra=True)
     assert len(scene.baselines) == before
-    assert dict(scene.detector.scores())[ME] == dict(told)[ME]
+    assert scene.detector.report().node == told.node
 
 
 def test_withdrawn_round_is_asked_again() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from dshealthd.probe.observation import Kind
+from dshealthd.probe.observation import Kind, PeerReport
 from dshealthd.probe.verdicts.explanation import Surroundings, explain
 from dshealthd.probe.verdicts.signals import (
     Cause,
     Investigation,
     Measurement,
     ObservedRound,
-    PeerReport,
     Signal,
 )
 

@@ -19,7 +19,7 @@ from dshealthd.probe.observation import (
     Suspect,
     Timing,
 )
-from dshealthd.probe.options import BaselineOptions, VerdictOptions
+from dshealthd.probe.options import BaselineOptions
 from dshealthd.probe.verdicts.baseline import Baselines
 from dshealthd.probe.verdicts.detector import Confirmation, Detector
 
@@ -64,7 +64,6 @@ class Company:
                 name,
                 NO_LEAVES,
                 Baselines(BaselineOptions()),
-                VerdictOptions(),
                 lambda: self.now,
             )
             for name in NAMES
@@ -122,10 +121,13 @@ class Company:
             )
             seen -= {member}
         else:
-            scores = tuple(score for name in ends for score in self._detectors[name].scores())
             echoes, bounds = self._times({*ends})
-            observation = replace(observation, timings=echoes, bounds=bounds, scores=scores)
+            observation = replace(observation, timings=echoes, bounds=bounds)
+        reports = {name: self._detectors[name].report() for name in ends}
         for name in sorted(seen):
+            if member in seen:
+                told = reports[leader if name == member else member]
+                observation = replace(observation, told=told)
             requested = bool(asker) and asker not in ends
             for extra in self._detectors[name].observe(observation, requested=requested):
                 yield name, extra

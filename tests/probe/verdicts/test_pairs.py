@@ -7,17 +7,10 @@ from dataclasses import replace
 import pytest
 
 from dshealthd.probe.members.schedule import ERA, MEMBERS, Timetable
-from dshealthd.probe.observation import Kind
+from dshealthd.probe.observation import HARD, Kind, PeerReport
 from dshealthd.probe.verdicts.company import Company, Met
 from dshealthd.probe.verdicts.pairs import Finding, PairSuspicion
-from dshealthd.probe.verdicts.signals import (
-    HARD,
-    REACH,
-    RUN,
-    ObservedRound,
-    PeerReport,
-    Signal,
-)
+from dshealthd.probe.verdicts.signals import REACH, RUN, ObservedRound, Signal
 
 ECHO = Signal("light", "agent", "echo", 0, "")
 TIMED = Signal("fabric", "nccl", "all_reduce", 1, "0")
