@@ -290,8 +290,8 @@ def test_what_nccl_warns_of_last_is_quoted() -> None:
 
 SRUN = "srun: error: n2: task 1: Exited with exit code 1"
 STORE = (
-    "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d "
-    "store has failed."
+    "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the "
+    "C10d store has failed."
 )
 
 
