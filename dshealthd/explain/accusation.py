@@ -82,8 +82,6 @@ def accused(
         if verdicts:
             return _without_culprit(case, verdicts[0])
     absent = absent_ranks(case)
-    if root.slug == "ranks-stuck-at-init" and "key_rank" in root.fields and not absent:
-        absent = [int(root.fields["key_rank"])]
     if absent:
         text = f"{root.says}; only {listed(absent)} reported no failure"
         failures = [f.place for f in case.found.failures if f.rank in absent]

@@ -30,7 +30,8 @@ def text(finding: Finding, found: Recognized, unread: list[str]) -> str:
     if finding.outcome == "nothing":
         lines.append(f"No failure found in {_read(found)}.")
     elif finding.outcome == "undecided":
-        lines.append(f"UNDECIDED  {_short(finding.statement)}")
+        where = _where(finding)
+        lines.append(f"UNDECIDED  {_short(finding.statement)}" + f" ({where})" * bool(where))
     else:
         headline, says = _headline(finding)
         where = _where(finding)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import bisect
 import signal
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import clocks, joined
 from dshealthd.explain.clocks import Clock
 from dshealthd.explain.coverage import Coverage
-from dshealthd.explain.events import MAX_NAMED, Event, Origin, Stamp
+from dshealthd.explain.events import Event, Origin, Stamp
 from dshealthd.explain.facts import Recognized
 from dshealthd.explain.identities import Identities
 from dshealthd.explain.patterns import load
@@ -26,17 +26,8 @@ AROUND = 2
 CLEARED_AFTER = 10
 """Lines of progress after an error that show it ended nothing; ranks print a few more."""
 _QUOTES_COMMANDS = {"child-failed/deepspeed-launcher", "child-failed/summary"}
-_COMPARE_SIZES = (
-    "compare WORLD_SIZE, `--nnodes` and `--nproc-per-node` on the nodes of these ranks: they must "
-    "be the same everywhere"
-)
-
 MISMATCH = "nccl-environment/mismatch"
 """Ranks that disagree: whoever reports it need not be the one that differs."""
-_COMPARE_VERSIONS = (
-    "compare `python -c 'import torch; print(torch.cuda.nccl.version())'` and LD_LIBRARY_PATH "
-    "between the nodes, inside the job's container: all ranks must load the same NCCL"
-)
 
 
 @dataclass(slots=True)
@@ -94,8 +85,6 @@ def prepare(found: Recognized, *, year: int) -> Case:
     case = Case(found, seen=set(found.ranks_seen), world=found.world)
     _place(case, year)
     joined.merge(case.found.events)
-    _disagree(case)
-    _differ(case)
     _signals(case)
     _sort(case)
     _index(case)
@@ -153,54 +142,6 @@ def _numbers(text: str) -> tuple[int, ...]:
         if first.isdecimal():
             found += range(int(first), min(int(last or first), int(first) + MAX_TASKS) + 1)
     return tuple(found) if len(found) <= MAX_TASKS else ()
-
-
-def _disagree(case: Case) -> None:
-    """Add an event if ranks state different sizes of a job that never came together."""
-    found = case.found
-    if len(found.worlds) < 2 or any(facts.progress for facts in found.sources):  # noqa: PLR2004
-        return
-    (one, (rank, place)), (other, (peer, _)) = list(found.worlds.items())[:2]
-    # Of one rank, it is a new start with another size.
-    if rank == peer or not any(event.layer == "communication" for event in found.events):
-        return
-    found.events.append(
-        Event(
-            slug="rendezvous-env-mismatch", pattern="rendezvous-env-mismatch/stated", role="cause",
-            layer="program", title="Ranks disagree on the size of the job",
-            says=(f"rank {rank} was started for a job of {one} ranks, rank {peer} for one of "
-                  f"{other}"),
-            steps=(_COMPARE_SIZES,),
-            place=place, origin=Origin(), order=0,
-        )
-    )  # fmt: skip
-
-
-def _differ(case: Case) -> None:
-    """Add an event if ranks disagree, and some have another version of NCCL than most."""
-    found = case.found
-    count = Counter(version for version, _ in found.versions.values())
-    if len(count) < 2 or not any(event.pattern == MISMATCH for event in found.events):  # noqa: PLR2004
-        return
-    (usual, most), (_, next_most) = count.most_common(2)
-    differ = {
-        origin: (version, place)
-        for origin, (version, place) in found.versions.items()
-        if version != usual
-    }
-    hosts = sorted({host for origin in differ if (host := found.host(origin)) is not None})
-    is_clear = most > next_most and bool(hosts)
-    version, place = next(iter(differ.values()))
-    whose = ", ".join(hosts[:MAX_NAMED]) if is_clear else "some ranks"
-    found.events.append(
-        Event(
-            slug="nccl-environment", pattern="nccl-environment/versions", role="cause",
-            layer="program", title="Ranks have different versions of NCCL",
-            says=f"NCCL {version} on {whose}, but {usual} on the others",
-            steps=(_COMPARE_VERSIONS,), place=place, origin=Origin(), order=0,
-            host=hosts[0] if is_clear and len(hosts) == 1 else None,
-        )
-    )  # fmt: skip
 
 
 def _signals(case: Case) -> None:
@@ -301,7 +242,9 @@ def _sort(case: Case) -> None:
             case.recovered.append(event)
         elif event.role == "loss":
             case.causes.append(event)
-        elif event.role == "consequence":
+        elif event.role == "consequence" or (
+            event.slug == "rendezvous-unreachable" and event.progress
+        ):
             case.consequences.append(event)
         elif event.role == "cause":
             is_over = (

@@ -16,7 +16,7 @@ from dshealthd.explain.case import MISMATCH, prepare
 from dshealthd.explain.coverage import ABORTED, TERMINATED
 from dshealthd.explain.events import Event, Place, listed
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
-from dshealthd.explain.identities import blamed, named
+from dshealthd.explain.identities import named
 from dshealthd.explain.patterns import advised, load
 from dshealthd.explain.reading import PATTERN as STATED
 from dshealthd.explain.reading import WORTH_READING, cause, standing, worth_reading
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dshealthd.explain.case import Case
-    from dshealthd.explain.facts import Failure, Recognized
+    from dshealthd.explain.facts import Recognized
 
 MAX_CHAIN = 40
 ENDED_BY_WATCHDOG = "and a rank that waits for another one ends the same way"
@@ -159,13 +159,14 @@ def decide(found: Recognized, *, year: int) -> Finding:
     host, gpu = _whereabouts(root, ranks, case)
     beside = _beside(root, ranks)
     host = host or beside.get("host")
-    if host == beside.get("pod"):  # its name, as a collector of pods has it
+    if host == beside.get("pod") or says.endswith(ON_ALL):  # a collector's name of a pod; or of all
         host = None
     if gpu is None and "gpu" in beside:
         gpu = int(beside["gpu"])
     is_symmetric = not ranks and any(verdict.kind == "symmetric" for verdict in verdicts)
+    is_end = root.layer == "launcher" and _wraps(root) and not root.is_crash
     return Finding(
-        outcome="found",
+        outcome="undecided" if is_end else "found",
         slug=slug,
         title=root.title,
         statement=says,
@@ -195,7 +196,7 @@ def decide(found: Recognized, *, year: int) -> Finding:
 def _wraps(event: Event) -> bool:
     """Return whether an event says that something ended or failed, but not why."""
     if event.layer == "launcher":
-        return not event.first and "worker" not in event.fields  # which Ray names
+        return not event.first
     if event.is_hollow or (event.layer == "scheduler" and event.signal):
         return True
     # NCCL's own words of an error say why.
@@ -213,10 +214,6 @@ def _adopt(root: Event, case: Case) -> None:
     Not by what else the logs say of hosts: ranks need not follow one another on a host (Slurm
     distributes them cyclically, too), and a host whose lines are here need not be the cause's.
     """
-    for kept in standing(case):
-        if _precedes(root, kept.event) and (found := blamed(kept.event.place.quote)):
-            root.fields, root.host = {**root.fields, **found}, found["host"]
-            return
     ends = [
         event
         for event in (*case.causes, *case.consequences)
@@ -231,7 +228,11 @@ def _adopt(root: Event, case: Case) -> None:
     if is_own and root.rank is None and len({(event.rank, event.ranks) for event in ends}) == 1:
         root.rank, root.ranks = ends[0].rank, ends[0].ranks
     told = [(event.rank, event.host) for event in ends]
-    told += [(failure.rank, failure.host) for failure in _of_attempt(root, case.found.failures)]
+    # A rank that is two processes was started again, maybe on another host.
+    pids: dict[tuple[int, int | None], int | None] = {}
+    failures = case.found.failures
+    if all(pids.setdefault((one.source, one.rank), one.pid) == one.pid for one in failures):
+        told += [(failure.rank, failure.host) for failure in failures]
     for hosts in (
         {host for rank, host in told if rank is not None and rank == root.rank},
         {event.host for event in ends if root.rank is None or event.rank is None},
@@ -239,32 +240,6 @@ def _adopt(root: Event, case: Case) -> None:
         short = {host.partition(".")[0]: host for host in hosts if host}
         if root.host is None and len(short) == 1 and "localhost" not in short:
             (root.host,) = short.values()
-
-
-def _of_attempt(root: Event, failures: Sequence[Failure]) -> list[Failure]:
-    """Return the entries of summaries but for those of another attempt in the root's file, where a
-    rank has other processes and may have another host.
-    """
-    others = [failure for failure in failures if failure.source != root.origin.source]
-    pids: dict[int | None, int | None] = {}
-    attempt: list[Failure] = []
-    summary: list[Failure] = []
-    for failure in failures:
-        if failure.source != root.origin.source:
-            continue
-        summary.append(failure)
-        if not failure.root:  # which ends a summary
-            continue
-        if any(pids.get(one.rank, one.pid) != one.pid for one in summary):
-            if attempt[-1].place.line > root.place.line:
-                break
-            pids, attempt = {}, []
-        pids |= {one.rank: one.pid for one in summary}
-        attempt += summary
-        summary = []
-    else:
-        attempt += summary
-    return others + attempt
 
 
 def _step(
@@ -383,7 +358,8 @@ def _without_cause(case: Case) -> Finding:
         whose = "logs of the ranks" if ended[0].rank is None else f"log of rank {ended[0].rank}"
         case.missing.append(f"the {whose}: a launcher only reports that one failed")
         return Finding(
-            outcome="found", slug="child-failed", title=ended[0].title, statement=says,
+            outcome="found" if ended[0].signal else "undecided",
+            slug="child-failed", title=ended[0].title, statement=says,
             root=ended[0], step=_step(ended[0], ranks, ended[0].host, []), ranks=ranks,
             host=ended[0].host, time=ended[0].time,
             proof=(ended[0].place,), missing=tuple(case.missing),

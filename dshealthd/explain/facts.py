@@ -19,16 +19,9 @@ V = TypeVar("V")
 _WORLD = re.compile(
     r"(?:\bworld[_ ]?size\W{1,4}|\bdist_world_size=|\bnranks |\bWORLD_SIZE\W{1,3})(\d{1,6})\b"
 )
-_STATED = re.compile(
-    r"\b(?:rank|RANK)\W{1,3}(\d{1,6})\b.{0,60}\b(?:world[_ ]?size|WORLD_SIZE)\W{1,3}(\d{1,6})\b"
-)
-"""A rank that states the size of its job."""
 _OWN_RANK = re.compile(r"\[(?:rank|Rank|RANK)[ :]?(\d{1,6})\]")
 """A rank that a process puts before its lines."""
 _NCCL_RANK = re.compile(r"NCCL INFO .*\brank (\d{1,6}) nranks (\d{1,6})\b")
-
-_VERSION = re.compile(r"NCCL version (\d[\w.+-]*)$")
-"""What NCCL prints as it starts, not the end of an exception."""
 
 MAX_KNOWN = 100_000
 """Maximum number of ranks, processes and tasks that are remembered."""
@@ -160,19 +153,14 @@ class Recognized:
     )
     """Pids of torchrun by source and task; with several nodes, each has its own ranks."""
     world: int | None = None
-    worlds: dict[int, tuple[int, Place]] = field(default_factory=lambda: Bounded(MAX_SKIPS))
-    """By size of the job: a rank that states it, and where."""
-    versions: dict[Origin, tuple[str, Place]] = field(default_factory=lambda: Bounded(MAX_KNOWN))
-    """By process: the version of NCCL that it prints, and where."""
     dropped: int = 0
     """Events beyond MAX_EVENTS."""
     statistics: logs.Statistics = field(default_factory=logs.Statistics)
 
-    def learn(self, line: Line, place: Place, *, ranks: bool, launches: bool) -> None:
+    def learn(self, line: Line, *, ranks: bool, launches: bool) -> None:
         """Learn from a line which rank, task and process belong together, and the world size.
 
-        `ranks` and `launches` are whether it speaks of ranks or versions, and whether torchrun
-        speaks.
+        `ranks` and `launches` are whether it speaks of ranks, and whether torchrun speaks.
         """
         origin, text, source = line.origin, line.text, line.origin.source
         facts = self.sources[source]
@@ -191,10 +179,6 @@ class Recognized:
         if ranks:
             if match := _WORLD.search(text):
                 self.world = max(self.world or 0, int(match[1]))
-                if match := _STATED.search(text):
-                    self.worlds.setdefault(int(match[2]), (int(match[1]), place))
-            if match := _VERSION.match(text):
-                self.versions.setdefault(origin, (match[1], place))
             if "nranks" in text and origin.pid is not None and (match := _NCCL_RANK.search(text)):
                 self.ranks_by_pid.setdefault((source, origin.pid), int(match[1]))
             if origin.pid is not None and (match := _OWN_RANK.match(text)):
@@ -203,17 +187,6 @@ class Recognized:
                     own.add(int(match[1]))
         elif launches:
             facts.is_launcher = True
-
-    def host(self, origin: Origin) -> str | None:
-        """Return the host of a line: its own, or the only one that its task has in other lines."""
-        if origin.host is not None or origin.task is None:
-            return origin.host
-        hosts = {
-            other.host
-            for other in self.sources[origin.source].origins
-            if other.task == origin.task and other.host is not None
-        }
-        return hosts.pop() if len(hosts) == 1 else None
 
     def _meet(self, origin: Origin, source: int) -> None:
         if origin.rank is None:

@@ -26,7 +26,7 @@ _SAID = re.compile(
 )
 _ANY_RANK = re.compile(r"\branks?\b", re.IGNORECASE)
 """A line that speaks of one rank alone speaks of its own, unless it is sent to or from it."""
-NAMES_RANKS = frozenset({"rank", "local", "task", "tasks", "key_rank", "culprit", "culprits"})
+NAMES_RANKS = frozenset({"rank", "local", "task", "tasks", "culprit", "culprits"})
 """Fields of patterns that say which ranks a line is about."""
 _NAMES = re.compile(
     r"\b(?:[Nn]ode|[Hh]ost(?:name)?|instance)(?: ?[:=] ?| |/)['\"]?"
@@ -41,12 +41,6 @@ _NAMES = re.compile(
     r"|\bpods?[ /](?P<pod>[a-z\d][a-z\d.-]{1,62}+)(?![\w'])"
     r"|\b(?P<position>(?:DP|TP|PP|EP)\d{1,3}(?:[ _](?:DP|TP|PP|EP)\d{1,3}){0,3})(?=[\] )])"
 )
-_BLAMED = re.compile(
-    r"\b(?:suspicious|suspected|suspect|faulty|culprit|offending|bad)[ _]"
-    r"(?:(?:node|host)(?: ?[:=] ?| )['\"]?(?P<host>[A-Za-z\d][\w.-]{1,62}[A-Za-z\d])"
-    r"|(?:device|GPU|gpu)(?: ?[:=] ?| )(?P<gpu>\d{1,2})\b)"
-)
-"""The node and the GPU that a program itself blames."""
 _DETAIL = re.compile(
     r"\s{0,40}(?P<key>[A-Za-z_][\w .-]{0,30}?)\s{0,4}:\s{1,30}['\"]?(?P<value>[^\s'\"]{1,100})"
 )
@@ -80,17 +74,6 @@ def named(text: str) -> dict[str, str]:
             continue
         found["host" if name == "address" else name].add(value)
     return {name: values.pop() for name, values in found.items() if len(values) == 1}
-
-
-def blamed(text: str) -> dict[str, str]:
-    """Return the host and the GPU that a text blames for a failure."""
-    found = {
-        name: value
-        for one in _BLAMED.finditer(text)
-        for name, value in one.groupdict().items()
-        if value
-    }
-    return found if is_name_of_host(found.get("host", "")) else {}
 
 
 def is_detail(text: str) -> bool:

@@ -64,7 +64,7 @@ class Kind:
     """Whether it is part of a traceback whose end must follow."""
     troubles: bool
     ranks: bool
-    """Whether it speaks of ranks, the world's size or a version."""
+    """Whether it speaks of ranks or of the world's size."""
     launches: bool
     """Whether torchrun speaks."""
     skips: bool
@@ -121,7 +121,7 @@ class Kinds:
             in_gradients=text.startswith("#") and GRADIENTS.match(text) is not None,
             opens=HEAD in text or text.startswith('  File "'),
             troubles=_TROUBLE.match(text) is not None,
-            ranks="rank" in text or "orld" in text or "WORLD" in text or "version" in text,
+            ranks="rank" in text or "orld" in text or "WORLD" in text,
             launches="torch/distributed/elastic/" in text or "torchrun" in text,
             skips=progress.is_skip(text),
             is_alive=ends or works or shown is not None,

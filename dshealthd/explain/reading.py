@@ -68,7 +68,8 @@ def standing(case: Case, near: Event | None = None) -> list[Statement]:
             times[id(kept)] is None,
             times[id(kept)] or 0.0,
             kept.event.origin.source,
-            kept.event.order,
+            # The last of Kubernetes' events is what the pod ended of: it outlived those before.
+            kept.event.order * (-1 if remarks.is_row(kept.event.place.quote) else 1),
         ),
     )
 

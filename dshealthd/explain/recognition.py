@@ -281,7 +281,7 @@ class Reader:
             self._begins_in_stack = True
         self._order += 1
         self._details.feed(text, is_detail=kind.is_detail)
-        self._found.learn(line, place, ranks=kind.ranks, launches=kind.launches)
+        self._found.learn(line, ranks=kind.ranks, launches=kind.launches)
         if (kind.begins or self._summary.is_open) and self._summary.take(line, place):
             return True
         if kind.in_gradients:

@@ -185,8 +185,9 @@ _GENERIC = frozenset(
     crash crashed unknown internal unexpected unhandled uncaught raised occurred happened
     encountered code codes status return returned returns exit exited non result success ok
     function call called api command process child task job run running worker rank operation
-    runtime value type system base assertion the and for with from that this has have had was
-    were are been but while when during into its your please see not did does""".split()  # noqa: SIM905
+    client server bad request url runtime value type system base assertion the and for with
+    from that this has have had was were are been but while when during into its your please see
+    not did does""".split()  # noqa: SIM905
 )
 """Words that say that something failed, of whatever kind, and those that say nothing."""
 _CONTENT = 2
@@ -308,6 +309,7 @@ def read(text: str, level: str) -> Remark | None:
     if is_of_shell(text):
         return Remark(STATES, " ".join(text.split())[:MAX_CONTENT], wraps=True)
     text = text[:MAX_READ].partition(_NCCL)[2] or text[:MAX_READ]
+    text = text.partition(" [repeated ")[0]  # Ray's count of equal lines
     text = _LOGGER.sub("", text.strip(), count=1).strip()
     if _STACK.match(text) or is_orderly(text):
         return None
@@ -337,6 +339,7 @@ def read(text: str, level: str) -> Remark | None:
         text = text[failed.end() :]
     wraps = (
         is_hollow(text)
+        or text.endswith(":")
         or (event is None and ended(text) is not None)
         or (inner is None and _WRAPS.search(text) is not None)
     )

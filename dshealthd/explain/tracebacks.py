@@ -87,6 +87,8 @@ class Traceback:
     """The exception's own line once known, the `Traceback` line before that."""
     line: Line
     frames: list[Frame] = field(default_factory=list)
+    code: str = ""
+    """The program's line that raised it."""
     message: list[str] = field(default_factory=list)
     chained: bool = False
     """It was raised while handling the previous one in its stream, or because of it."""
@@ -176,6 +178,7 @@ class Assembler:
                         function = (match[3] or "?").strip()
                         current.frames.append(Frame(match[1], int(match[2]), function))
                     return True, []
+                current.code = text.strip(" \t^~") or current.code
                 return len(current.frames) > 0, []
             if text.startswith("│") and (match := _BOXED_FRAME.match(text)):
                 if len(current.frames) < MAX_FRAMES:
@@ -189,7 +192,10 @@ class Assembler:
                 opened.pop()
                 if not opened:
                     del self._open[key]
-                current.place, current.message = place, [text]
+                # Without a message of its own, what was asserted says most.
+                is_bare = current.code.startswith("assert ") and text.rstrip(":").isidentifier()
+                current.place = place
+                current.message = [f"{text}: {current.code}" if is_bare else text]
                 return True, self._close(key, current)
             return False, []
         if text[:3] == "  F" and _FRAME.match(text):

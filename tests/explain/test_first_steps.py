@@ -180,7 +180,7 @@ def test_victims_of_a_dead_master_are_not_the_culprits() -> None:
     many = explained(*(text.format(rank) for rank in range(1, 8)))
     assert (many.slug, many.ranks) == ("rendezvous-unreachable", ())
     assert "ranks 1, 2, 3, 4, 5, 6, 7" in many.statement
-    others = [f"[rank{rank}]: step 1 | loss 2.1" for rank in range(8) if rank != 5]
+    others = [f"[rank{rank}]: joined" for rank in range(8) if rank != 5]
     assert explained(*others, text.format(5)).ranks == (5,)
 
 

@@ -286,3 +286,59 @@ def test_what_nccl_warns_of_last_is_quoted() -> None:
     assert (finding.host, finding.sureness) == ("gpu-1", "possible")
     steps = [f"step {number} | loss 2.{number}" for number in range(20)]
     assert explained(*lines, *steps).outcome == "nothing"
+
+
+SRUN = "srun: error: n2: task 1: Exited with exit code 1"
+STORE = (
+    "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the "
+    "C10d store has failed."
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome"),
+    [
+        ([SRUN], "undecided"),
+        (["srun: error: n2: task 1: Segmentation fault"], "found"),
+        (["ValueError: bad batch", SRUN], "found"),
+        ([STORE], "found"),
+        (["step 1 | loss 2.1", STORE], "undecided"),
+    ],
+)
+def test_who_ended_is_said_although_nothing_says_why(lines: list[str], outcome: str) -> None:
+    """An exit code is no cause, a signal is; a rendezvous that worked before is not unreachable."""
+    finding = explained(*lines)
+    assert finding.outcome == outcome
+    assert finding.proof
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("    assert chunk.norm is not None", "AssertionError: assert chunk.norm is not None"),
+        ("    check(chunk)", "AssertionError"),
+    ],
+)
+def test_an_assertion_without_a_message_is_what_it_asserts(code: str, says: str) -> None:
+    """Its line in the program says more than its name."""
+    frame = '  File "/srv/train.py", line 9, in step'
+    finding = explained("Traceback (most recent call last):", frame, code, "AssertionError")
+    assert finding.statement == f"{says} at /srv/train.py:9 in step"
+
+
+def test_the_answer_of_a_server_is_no_cause_where_the_server_says_why() -> None:
+    """Only that a request was refused stands in the client's exception."""
+    refused = "requests.exceptions.HTTPError: 400 Client Error: Bad Request for url: http://n1:1/a"
+    reason = "Failed to update the weights: slice exceeds dimension size (256)"
+    assert explained(reason, refused).statement == reason
+    assert explained(refused).statement == refused
+
+
+def test_the_last_event_of_a_pod_is_what_it_ended_of() -> None:
+    """It was scheduled since, so that it could not be is over."""
+    row = "  Warning  {}  4m{}s  kubelet  {}".format
+    finding = explained(
+        row("FailedScheduling", 40, "0/42 nodes are available: 3 Insufficient nvidia.com/gpu"),
+        row("UnexpectedAdmissionError", 12, "Allocate failed: requested 8 devices, available 7"),
+    )
+    assert finding.statement.startswith("UnexpectedAdmissionError")

@@ -116,19 +116,3 @@ def test_a_head_far_from_any_failure_is_read(tmp_path: Path) -> None:
     steps = "".join(f"step {number} | loss 2.1\n" for number in range(20_000))
     text = f"==> node-a1.log <==\n{steps}==> node-b2.log <==\n{steps}{OOM}\n"
     assert explained_text(tmp_path, text).host == "node-b2"
-
-
-@pytest.mark.parametrize(
-    ("sizes", "slug"),
-    [((16, 8), "rendezvous-env-mismatch"), ((16, 16), "rendezvous-unreachable")],
-)
-def test_ranks_that_state_different_sizes_never_came_together(
-    sizes: tuple[int, int], slug: str
-) -> None:
-    """The time-out of the rendezvous follows from that; the same size leaves it the cause."""
-    error = (
-        "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while "
-        "trying to connect to (10.0.0.1, 29500)."
-    )
-    lines = [f"init: rank={3 * n}, world_size={size}" for n, size in enumerate(sizes)]
-    assert explained(*lines, error).slug == slug
