@@ -295,6 +295,45 @@ def test_constraints_keep_to_the_ranges() -> None:
     assert "torch" in compared
 
 
+OPENS = "CapabilityBoundingSet=~CAP_SETUID CAP_SETGID CAP_KILL"
+NO_CLOCK = "ProtectClock=yes\nSystemCallFilter=~@clock"
+NO_PROBES = "MemoryDenyWriteExecute=yes\nSystemCallFilter=~@resources"
+USER = "User=dshealthd\nRemoveIPC=yes\nAmbientCapabilities=CAP_SYSLOG CAP_SYS_PTRACE"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+@pytest.mark.parametrize(
+    ("row", "changes"),
+    [
+        ("`CAP_KILL` away", [["CapabilityBoundingSet=~CAP_KILL"]]),
+        ("`ProtectClock=`, without adjtimex(2)", [[NO_CLOCK]]),
+        ("both,", [["CapabilityBoundingSet=~CAP_KILL", NO_CLOCK, NO_PROBES]]),
+        ("`CAP_SETUID`, `CAP_SETGID`", [[OPENS]]),
+        ("the same, and", [[OPENS, USER], [OPENS, NO_CLOCK]]),
+    ],
+)
+def test_exposure_of_other_settings(row: str, changes: list[list[str]], tmp_path: Path) -> None:
+    """What the documentation weighs is what systemd counts."""
+    page = (PROJECT / "docs/install.md").read_text(encoding="utf-8")
+    (line,) = [line for line in page.splitlines() if line.startswith(f"| {row}")]
+    for number, change in enumerate(changes):
+        unit = tmp_path / f"changed-{number}.service"
+        text = UNIT.read_text(encoding="utf-8").partition("[Install]")[0]
+        unit.write_text("\n".join([text, *change, ""]))
+        done = subprocess.run(
+            ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        if "offline" in done.stderr:
+            pytest.skip("this systemd cannot look at a unit that is not installed")
+        found = re.search(r"exposure level for \S+: (\d+\.\d)", done.stdout)
+        assert found is not None, done.stderr
+        assert f"| {found[1]} |" in line
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 @pytest.mark.parametrize(("drop_in", "limit"), [(None, 3.6), ("unprivileged.conf", 2.6)])
 def test_exposure(drop_in: str | None, limit: float, tmp_path: Path) -> None:
