@@ -50,6 +50,7 @@ def board(source: Source) -> Board:
             Row(title="Suspects and probes", panels=_probes(source)),
             Row(title="What the nodes find", panels=trouble.panels(source)),
             Row(title="Over time", panels=trends.panels(source), closed=True),
+            Row(title="Failures, and what costs time", panels=trends.reliability(), closed=True),
             Row(title="Differences between nodes", panels=trends.differences(), closed=True),
         ],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grafana.board import node_link
-from grafana.panels import BLUE, ORANGE, RED, graph
+from grafana.panels import BLUE, ORANGE, RED, graph, number
 from grafana.queries import ROWS
 from grafana.tables import Column, rows
 
@@ -80,6 +80,55 @@ def panels(source: Source) -> list[dashboard.Panel]:
             "Power drawn by all GPU boards together.",
             ("sum(dshealthd_node_gpu_power_watts{@fleet})", "all GPUs"),
             unit="watt",
+        ),
+    ]
+
+
+def reliability() -> list[dashboard.Panel]:
+    """Return the panels that show how often nodes fail, and what costs time."""
+    failures = "dshealthd_record_hardware_incidents{@fleet}"
+    counted = """A failure is a finding that a part of the node itself causes (not a cable, a
+        switch, heat, software or a job), at least a day after its last failure, outside
+        maintenance, since the node's last repair; each node counts its own over
+        30 days. It is too long while the nodes' records are younger. Without any failure: the time
+        that it exceeds."""
+    critical = 'dshealthd_finding{@fleet,severity="critical"}'
+    having = f"count by (finding) (group by (cluster, node, finding) ({critical}))"
+    silent = "label_replace(count(up{@fleet} == 0), 'finding', 'agent not answering', '', '')"
+    return [
+        number(
+            "MTBF of a node",
+            f"""Mean time between failures of a node: the 30 days of all nodes, divided by their
+            failures. {counted}""",
+            f"30 * 86400 * count({failures}) / clamp_min(sum({failures}), 1)",
+            unit="s",
+        ),
+        number(
+            "MTBF of the fleet",
+            f"""Mean time between failures of any node: 30 days, divided by the failures of all. A
+            job that runs on a tenth of the nodes is hit a tenth as often. {counted}""",
+            f"30 * 86400 / clamp_min(sum({failures}), 1)",
+            unit="s",
+        ),
+        rows(
+            "Share of node time by cause",
+            f"""Share of the time shown in which a node had each critical finding, or its agent did
+            not answer, in a sample every five minutes; of all nodes together. A node with two
+            findings counts for both. At most {ROWS}. What the time of trainings went to, and so
+            their goodput, is on the dashboard *Jobs*.""",
+            [
+                Column(title="Cause", label="finding"),
+                Column(
+                    title="Share",
+                    expr=f"""topk({ROWS}, sum_over_time(({having} or {silent})[$__range:5m]) / on ()
+                        group_left () sum_over_time((count(up{{@fleet}}))[$__range:5m]))""",
+                    unit="percentunit",
+                    decimals=2,
+                    width=90,
+                ),
+            ],
+            sort=("Share", True),
+            size=(8, 8),
         ),
     ]
 

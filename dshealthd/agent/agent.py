@@ -86,6 +86,7 @@ class Agent:
             self._snapshot,
             lambda: self._judge.verdict,
             lambda: overview(self._series(), "", wall=time.time()),
+            self._judge.hours,
             time.monotonic,
             time.time,
         )
@@ -133,6 +134,7 @@ class Agent:
             self._fitness,
             self._probes.fleet_document,
             self._judge.history,
+            self._judge.trends,
         )
 
     async def run(

@@ -32,15 +32,17 @@ class Probes:
         snapshot: Snapshot,
         verdict: Callable[[], Verdict],
         jobs: Callable[[], Iterable[Mapping[str, Any]]],
+        hours: Callable[[], str],
         monotonic: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
         """Prepare; `apply` starts.
 
-        `verdict` and `jobs` return this node's current state for requests of other members.
+        `verdict`, `jobs` and `hours` return this node's state and that of its last 24 hours for
+        requests of other members.
         """
         self._snapshot = snapshot
-        self._verdict, self._jobs = verdict, jobs
+        self._verdict, self._jobs, self._hours = verdict, jobs, hours
         self._monotonic = monotonic
         self._wall = wall
         self._running: ProbeService | None = None
@@ -68,7 +70,7 @@ class Probes:
             from dshealthd.fleet.view import fleet_of
             from dshealthd.probe.service import ProbeService
 
-            summary = SummaryCache(self._verdict, self._jobs, self._monotonic)
+            summary = SummaryCache(self._verdict, self._jobs, self._hours, self._monotonic)
             self._running = ProbeService(
                 config.section(ProbeOptions),
                 host=config.path.host,

@@ -128,6 +128,8 @@ class Finding:
     """The training job that the finding is about, or that used the part when it began."""
     variant: str = ""
     """What sets it apart from findings of the same name and part."""
+    trend: str = ""
+    """Whether what it is about rises or falls, in words; empty if unknown."""
 
     @property
     def name(self) -> str:
@@ -148,6 +150,7 @@ class Finding:
             "limit": finite(self.limit),
             "since": None if (since := finite(self.since)) is None else round(since, 3),
             "hold_seconds": finite(self.hold_seconds) or 0.0,
+            "trend": self.trend,
         }
 
     @classmethod

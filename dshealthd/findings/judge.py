@@ -32,6 +32,7 @@ from dshealthd.findings.limits import Limits
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.findings.past import Past
 from dshealthd.findings.record import Entry, NodeRecord, boot
+from dshealthd.findings.trends import Trends
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -125,6 +126,7 @@ class Judge:
         self._idleness = Idleness()
         self._record = NodeRecord(state)
         self.attempts = Attempts(self._record)
+        self._trends = Trends()
         self._judged: float | None = None
         """Monotonic time of the last judgement."""
         self._saved = -math.inf
@@ -162,7 +164,10 @@ class Judge:
         """The findings of the last judgement, until then those of an earlier agent; unknown beside
         them until each source has been judged, and where a defect has ended the judgement.
         """
-        found = list(self._episodes.verdict().findings)
+        found = [
+            dataclasses.replace(finding, trend=self._trends.of(finding))
+            for finding in self._episodes.verdict().findings
+        ]
         if (why := self.unready) and all(finding.alert for finding in found):
             node, _ = self._names()
             found.append(starting(why, pending(self._snapshot), node))
@@ -220,6 +225,7 @@ class Judge:
             self._save(now, wall)
         if self._running:
             self._record.save(now, wall)
+        self._trends.settle(self._snapshot, now)
 
     def samples(self) -> Iterator[Sample]:
         """Yield the findings, and when they were judged; until then, those of an earlier agent."""
@@ -253,6 +259,18 @@ class Judge:
         """Return the node's record with what lasts, as JSON for `/api/v1/history`."""
         node, _ = self._names()
         return self._record.document(node, self._lasting(self._monotonic()), self._wall())
+
+    def hours(self) -> str:
+        """Return the worst of each of the last 24 hours, as `NodeRecord.hours` does."""
+        return self._record.hours(self._lasting(self._monotonic()), self._wall())
+
+    def trends(self) -> bytes:
+        """Return the last hour of the node's figures, as JSON for `/api/v1/trends`."""
+        node, _ = self._names()
+        wall = self._wall()
+        ended = (entry for entry, _ in self._record.shown(wall))
+        begun = [*ended, *self._lasting(self._monotonic())]
+        return self._trends.document(node, wall, begun)
 
     def _lasting(self, now: float) -> list[Entry]:
         wall = self._wall()

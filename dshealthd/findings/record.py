@@ -27,7 +27,7 @@ from dshealthd.findings.finding import FIGURE, ORDER, State, finite
 from dshealthd.jobs.goodput import CARD_FIELDS, CARD_OPTIONAL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from dshealthd.core.collector import Sample
@@ -51,12 +51,16 @@ SCHEMA = 1
 VERSION = 1
 """Version of the file; one of another begins anew."""
 FILE = "history.json"
-DAY = 86400.0
+DAY, HOUR = 86400.0, 3600.0
 KEPT = 90 * DAY
 """Seconds for which the record goes back."""
 WINDOW = 30
 """Days over which nodes are compared, and of the strip on the page: long enough for a third failure
 of a node that has one in ten days, short enough that a repair counts within the month."""
+HOURS = 24
+"""Hours of the strip on the fleet's page."""
+MARKS = {State.OK: ".", State.WARNING: "w", State.UNKNOWN: "?", State.CRITICAL: "C", None: " "}
+"""A cell of a strip as a character, by its worst severity; None while no agent watched."""
 REPAIRED = "repaired"
 """How the reason of a maintenance begins that says that the node's hardware was repaired."""
 MAX_ENTRIES = 2_000
@@ -69,7 +73,7 @@ MAX_RUNS = 200
 a loop push out neither others' nor the findings."""
 MAX_TEXT = 200
 """Most characters of a text in it."""
-AGAIN = 3600.0
+AGAIN = HOUR
 """Seconds within which what comes back is the same entry: a port that flaps is one, with the number
 of times, and must not push out the rest of 90 days."""
 STEP = 60.0
@@ -183,6 +187,8 @@ class NodeRecord:
         self._latest: dict[tuple[str, str, str], Entry] = {}
         self._days: dict[int, list[float]] = {}
         """By day of Unix time: seconds for which the node was judged, and its GPUs computed."""
+        self._hours: dict[int, float] = {}
+        """By hour of Unix time, of the last ones: seconds for which the node was judged."""
         self._began: float | None = None
         """Unix time of the first entry that was ever recorded."""
         self._boot = self._driver = self._repair = ""
@@ -259,8 +265,11 @@ class NodeRecord:
         day[0] = min(DAY, day[0] + elapsed)
         if used := [ratio for _, ratio in series("gpu_utilization_ratio")]:
             day[1] = min(DAY, day[1] + elapsed * statistics.fmean(used))
-        while len(self._days) > KEPT / DAY:
-            del self._days[next(iter(self._days))]
+        hour = int(wall // HOUR)
+        self._hours[hour] = min(HOUR, self._hours.get(hour, 0.0) + elapsed)
+        for kept, most in ((self._days, KEPT / DAY), (self._hours, 2 * HOURS)):
+            while len(kept) > most:
+                del kept[next(iter(kept))]
         repair = next(
             (
                 labels["reason"]
@@ -339,7 +348,7 @@ class NodeRecord:
         if self._latest.get(entry.key) is entry:
             del self._latest[entry.key]
 
-    def _shown(self, wall: float) -> Iterator[tuple[Entry, str]]:
+    def shown(self, wall: float) -> Iterator[tuple[Entry, str]]:
         """Yield what lies within the time that the record goes back, by this clock."""
         for entry, text in self._entries:
             if entry.end is not None and entry.end > wall - KEPT and entry.begin <= wall + STEP:
@@ -347,7 +356,7 @@ class NodeRecord:
 
     def samples(self, open_now: Iterable[Entry], wall: float) -> Iterator[Sample]:
         """Yield the figures of the last 30 days; `open_now` has the findings that last."""
-        known = [*(entry for entry, _ in self._shown(wall)), *open_now]
+        known = [*(entry for entry, _ in self.shown(wall)), *open_now]
         since = max(wall - WINDOW * DAY, *(e.begin for e in known if e.kind == "repair"), 0.0)
         works = [(e.begin, e.end or wall) for e in known if e.kind == "maintenance"]
         begins = sorted(
@@ -369,8 +378,9 @@ class NodeRecord:
 
     def document(self, node: str, open_now: Iterable[Entry], wall: float) -> bytes:
         """Return the record as JSON for `/api/v1/history`, the oldest entry first."""
+        watched = {day: seconds for day, (seconds, _) in self._days.items()}
         shown = sorted(
-            [*self._shown(wall), *((entry, entry.text()) for entry in open_now)],
+            [*self.shown(wall), *((entry, entry.text()) for entry in open_now)],
             key=lambda each: each[0].begin,
         )
         head = {
@@ -380,7 +390,14 @@ class NodeRecord:
             "since": self._began if self._began is None else min(self._began, wall),
             "problem": self.problem,
             "in_the_future": sum(entry.begin > wall + STEP for entry, _ in self._entries),
-            "days": list(self._strip([entry for entry, _ in shown], wall)),
+            "days": [
+                {
+                    "day": time.strftime("%Y-%m-%d", time.gmtime(day * DAY)),
+                    "worst": None if worst is None else str(worst),
+                    "watched_seconds": round(watched.get(day, 0.0)),
+                }
+                for day, worst in _strip((one for one, _ in shown), wall, DAY, WINDOW, watched)
+            ],
         }
         start = documents.dumps(head, separators=COMPACT)[:-1]
         entries, runs = (
@@ -389,25 +406,11 @@ class NodeRecord:
         )
         return f'{start},"entries":[{entries}],"runs":[{runs}]}}'.encode()
 
-    def _strip(self, shown: list[Entry], wall: float) -> Iterator[dict[str, Any]]:
-        """Yield each of the last days, by UTC: its worst severity, and for how long the node was
-        judged; none is known of a day without that.
-        """
-        today = int(wall // DAY)
-        days = range(today - WINDOW + 1, today + 1)
-        ranks = dict.fromkeys(days, -1)
-        for entry in shown:
-            end = wall if entry.end is None else min(entry.end, wall)
-            for day in range(max(days[0], int(entry.begin // DAY)), int(end // DAY) + 1):
-                ranks[day] = max(ranks.get(day, -1), _rank(entry))
-        for day in days:
-            seconds = self._days.get(day, (0.0,))[0]
-            rank = max(ranks[day], 0 if seconds > 0 else -1)
-            yield {
-                "day": time.strftime("%Y-%m-%d", time.gmtime(day * DAY)),
-                "worst": None if rank < 0 else str(ORDER[rank]),
-                "watched_seconds": round(seconds),
-            }
+    def hours(self, open_now: Iterable[Entry], wall: float) -> str:
+        """Return the worst of each of the last 24 hours, one character of MARKS each."""
+        recent = [entry for entry, _ in self.shown(wall) if (entry.end or wall) > wall - DAY]
+        strip = _strip([*recent, *open_now], wall, HOUR, HOURS, self._hours)
+        return "".join(MARKS[worst] for _, worst in strip)
 
     def save(self, now: float, wall: float, *, last: bool = False) -> None:
         """Write the file if anything has happened, or an hour has passed."""
@@ -427,6 +430,7 @@ class NodeRecord:
                 str(day): [round(value, 1) for value in seconds]
                 for day, seconds in self._days.items()
             },
+            "hours": {str(hour): round(seconds, 1) for hour, seconds in self._hours.items()},
         }
         start = documents.dumps(head, separators=COMPACT)[:-1]
         content = f'{start},"entries":[{",".join(text for _, text in self._entries)}]}}'
@@ -443,12 +447,35 @@ class NodeRecord:
             int(day): [_SECONDS.read(value, "days") for value in (watched, busy)]
             for day, (watched, busy) in document["days"].items()
         }
+        hours = {
+            int(hour): _SECONDS.read(seconds, "hours")
+            for hour, seconds in document.get(
+                "hours", {}
+            ).items()  # none in earlier releases' files
+        }
         began = document["began"]
         self._began = None if began is None else schema.UNIX_TIME.read(began, "began")
         self._boot, self._driver = str(document["boot"]), str(document["driver"])[:MAX_TEXT]
-        self._days = days
+        self._days, self._hours = days, hours
         for entry in entries:
             self._append(entry)
+
+
+def _strip(
+    shown: Iterable[Entry], wall: float, unit: float, count: int, watched: Mapping[int, float]
+) -> Iterator[tuple[int, State | None]]:
+    """Yield each of the last hours or days, `unit` seconds long, with its worst severity; None
+    without one of which it is not known that the node was `watched`, in seconds.
+    """
+    now = int(wall // unit)
+    cells = range(now - count + 1, now + 1)
+    ranks = {cell: 0 if watched.get(cell, 0.0) > 0 else -1 for cell in cells}
+    for entry in shown:
+        end = wall if entry.end is None else min(entry.end, wall)
+        for cell in range(max(cells[0], int(entry.begin // unit)), int(end // unit) + 1):
+            ranks[cell] = max(ranks.get(cell, -1), _rank(entry))
+    for cell in cells:
+        yield cell, None if ranks[cell] < 0 else ORDER[ranks[cell]]
 
 
 def _rank(entry: Entry) -> int:

@@ -38,10 +38,14 @@ class SummaryCache:
         self,
         verdict: Callable[[], Verdict],
         jobs: Callable[[], Iterable[Mapping[str, Any]]],
+        hours: Callable[[], str],
         monotonic: Callable[[], float],
     ) -> None:
-        """`verdict` and `jobs` return the current state, as in the status document."""
-        self._verdict, self._jobs, self._monotonic = verdict, jobs, monotonic
+        """`verdict` and `jobs` return the current state, as in the status document, and `hours`
+        what `NodeRecord.hours` does.
+        """
+        self._verdict, self._jobs, self._hours = verdict, jobs, hours
+        self._monotonic = monotonic
         self._made = -KEPT
         self._kept: dict[str, Any] = {}
 
@@ -49,7 +53,8 @@ class SummaryCache:
         """Return the summary as the answer of the peer API's method `summary`."""
         now = self._monotonic()
         if now - self._made >= KEPT:
-            self._kept, self._made = summary(self._verdict(), self._jobs()), now
+            told = summary(self._verdict(), self._jobs())
+            self._kept, self._made = told | {"hours": self._hours()}, now
         return self._kept
 
 

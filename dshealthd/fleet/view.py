@@ -320,6 +320,6 @@ def _node(name: str, leaf: str, answer: MemberAnswer | None, state: str) -> dict
     entry = answer.summary
     return node | {
         name: entry[name]
-        for name in ("version", "problems", "unreadable", "watched", "findings")
+        for name in ("version", "problems", "unreadable", "watched", "hours", "findings")
         if entry.get(name)
     }

@@ -157,7 +157,8 @@ _FINDING = _record(
         "limit": OrNull(FIGURE),
         "since": OrNull(TIME),
         "hold_seconds": FIGURE,
-    }
+    },
+    trend=TEXT,
 )
 _HANG = _record(
     {

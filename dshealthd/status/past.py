@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.text import duration, plural, printable
 from dshealthd.findings.catalogue import catalogue
 from dshealthd.findings.finding import SCHEMA, State
+from dshealthd.findings.record import MARKS
 from dshealthd.symptoms.entry import PART_COMPONENTS
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from dshealthd.status.paint import Paint
     from dshealthd.status.query import AgentAnswer
 
-MARKS = {State.OK: ".", State.WARNING: "w", State.UNKNOWN: "?", State.CRITICAL: "C"}
-NOT_WATCHED = " "
 AFTERWARDS = 120.0
 """Seconds after a job's end within which a finding about it counts as seen during it: logs are read
 later."""
@@ -37,10 +36,7 @@ def node(answer: AgentAnswer, seconds: float, paint: Paint) -> Iterator[str]:
         yield f"  {printable(problem)}"
     if ahead := document["in_the_future"]:
         yield f"  {plural(ahead, 'entry is', 'entries are')} dated in the future and left out"
-    strip = "".join(
-        NOT_WATCHED if day["worst"] is None else _mark(day["worst"], paint)
-        for day in document["days"]
-    )
+    strip = "".join(_mark(day["worst"], paint) for day in document["days"])
     yield f"  last {plural(len(document['days']), 'day')}  |{strip}|  {_LEGEND}"
     entries = _within(document, seconds)
     for entry in entries:
@@ -106,8 +102,8 @@ def _within(document: Mapping[str, Any], seconds: float) -> list[Mapping[str, An
     return [entry for entry in document["entries"] if entry["end"] is None or entry["end"] >= begin]
 
 
-def _mark(state: State, paint: Paint) -> str:
-    return MARKS[state] if state is State.OK else paint(state, MARKS[state])
+def _mark(state: State | None, paint: Paint) -> str:
+    return MARKS[state] if state in {None, State.OK} else paint(state, MARKS[state])
 
 
 def _day(at: float) -> str:

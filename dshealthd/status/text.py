@@ -80,7 +80,9 @@ def _finding(finding: Mapping[str, Any], answer: AgentAnswer, paint: Paint) -> I
     state = State(finding["severity"])
     word = state.upper().ljust(8)
     since = finding["since"]
-    lasts = f" (for {duration(answer.document['time'] - since)})" if since else ""
+    facts = [f"for {duration(answer.document['time'] - since)}"] if since else []
+    facts += filter(None, [printable(finding.get("trend", ""))])  # none of older agents
+    lasts = f" ({', '.join(facts)})" if facts else ""
     part = printable(finding["part"] or "this node")
     yield f"  {paint(state, word)}  {part}: {printable(finding['summary'])}{lasts}"
     yield f"            {printable(finding['detail'])}"

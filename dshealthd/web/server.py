@@ -1,12 +1,13 @@
 """The agent's web server: its paths and their answers.
 
-`/`, `/fleet`, `/metrics`, `/runbooks/SLUG`, `/api/v1/status`, `/api/v1/history`, `/api/v1/fleet`,
-`/api/v1/targets`, `/-/healthy`, `/-/ready`, `/-/fit`.
+`/`, `/fleet`, `/metrics`, `/runbooks/SLUG`, `/api/v1/status`, `/api/v1/history`, `/api/v1/trends`,
+`/api/v1/fleet`, `/api/v1/targets`, `/-/healthy`, `/-/ready`, `/-/fit`.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import gzip
 import os
 import socket
@@ -110,6 +111,7 @@ class Server:
         fitness: Callable[[], Fitness] | None = None,
         fleet: Callable[[], Awaitable[bytes]] | None = None,
         history: Callable[[], bytes] | None = None,
+        trends: Callable[[], bytes] | None = None,
     ) -> None:
         """Prepare to serve `snapshot` and the agent's `own` samples; `start` opens the socket.
 
@@ -120,10 +122,10 @@ class Server:
         it leaves out; `targets` returns, for the
         port of this agent, the targets that Prometheus should scrape, or raises LookupError;
         `fitness` judges whether a job can start on this node; `fleet` returns the states that all
-        members report, or raises LookupError; `history` returns the node's record.
+        members report, or raises LookupError; `history` returns the node's record, `trends` the
+        last hour of its figures.
         """
         self._fleet = fleet
-        self._history = history
         self._fitness = fitness
         self._targets = targets
         self._unready = unready
@@ -152,7 +154,8 @@ class Server:
         self._routes: dict[str, Callable[[BaseRequest], Response | Awaitable[Response]]] = {
             "/metrics": self._metrics,
             "/api/v1/status": self._api_status,
-            "/api/v1/history": self._api_history,
+            "/api/v1/history": functools.partial(self._api_whole, history),
+            "/api/v1/trends": functools.partial(self._api_whole, trends),
             "/api/v1/targets": self._api_targets,
             "/api/v1/fleet": self._api_fleet,
             HEALTHY: self._healthy,
@@ -308,10 +311,11 @@ class Server:
     def _api_status(self, request: BaseRequest) -> Response:
         return _document(request, self.status, self._packed_status)
 
-    def _api_history(self, request: BaseRequest) -> Response:
-        if self._history is None:
+    @staticmethod
+    def _api_whole(make: Callable[[], bytes] | None, request: BaseRequest) -> Response:
+        if make is None:
             return plain(HTTPStatus.NOT_FOUND)
-        body = self._history()
+        body = make()
         return _document(request, lambda: body, lambda: gzip.compress(body, 1))
 
     def _api_targets(self, _request: BaseRequest) -> Response:

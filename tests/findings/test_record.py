@@ -426,3 +426,54 @@ def test_ninety_days_go_only_by_a_clock_that_was_right_for_a_day(tmp_path: Path)
     assert asyncio.run(lives(20)) == 1
     (tmp_path / FILE).unlink()
     assert asyncio.run(lives(30)) == 0
+
+
+def lived_through(made: NodeRecord, *hours: float) -> None:
+    """Judge once in each of these hours before NOW, as far as Unix time goes."""
+    for at, hour in enumerate(hours):
+        for second in (0.0, 10.0):
+            made.settle(Series(()), 100.0 * at + second, NOW - 3600.0 * hour + second)
+
+
+def test_the_last_hours_are_known_only_where_somebody_watched(tmp_path: Path) -> None:
+    """An hour has its worst finding, one without an agent is blank, and a restart loses none."""
+    made = NodeRecord(tmp_path)
+    asyncio.run(made.load())
+    lived_through(made, 30, 23, 5, 4, 3, 0)
+    made.add(fault(NOW - 5 * 3600.0, seconds=3700, severity="warning"))
+    lasting = fault(NOW - 600.0)
+    lasting.end = None
+    strip = made.hours([lasting], NOW)
+    assert strip == "." + " " * 17 + "ww." + " CC"
+    asyncio.run(saved(made))
+    again = NodeRecord(tmp_path)
+    asyncio.run(again.load())
+    assert again.hours([], NOW) == "." + " " * 17 + "ww." + "  ."
+    assert again.hours([], NOW + DAY) == " " * 24
+
+
+@pytest.mark.parametrize("hours", [[], {"x": 1}, {"5": "a"}, {"5": -1}, {"5": 1e9}, None])
+def test_hours_that_no_release_writes(tmp_path: Path, hours: Any) -> None:
+    """The record begins anew and says so; without any, as an earlier release wrote it, the hours
+    are not known, and the rest is kept.
+    """
+    asyncio.run(saved(kept(tmp_path, fault(NOW - DAY / 2))))
+    whole = json.loads((tmp_path / FILE).read_text())
+    assert after(tmp_path, json.dumps(whole)).problem == ""
+    assert "begins anew" in after(tmp_path, json.dumps(whole | {"hours": hours})).problem
+    del whole["hours"]
+    earlier = after(tmp_path, json.dumps(whole))
+    assert earlier.problem == ""
+    assert earlier.hours([], NOW) == " " * 11 + "C" + " " * 12
+
+
+def test_hours_and_a_clock_that_jumps_a_year() -> None:
+    """No hour that a wrong clock made counts as watched once it is right again, and as many are
+    kept as two days have.
+    """
+    made = NodeRecord(None)
+    lived_through(made, 2, 1, -365 * 24, 0)
+    assert made.hours([], NOW) == " " * 21 + "..."
+    assert made.hours([fault(NOW + YEAR)], NOW) == " " * 21 + "..."
+    lived_through(made, *range(1000))
+    assert len(made._hours) <= 48

@@ -8,6 +8,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import socket
 import time
 from typing import TYPE_CHECKING, Any
@@ -220,6 +221,54 @@ def test_a_failed_job_is_as_bad_as_on_its_nodes_page(browser: Browser, alone: Ru
     assert paused.locator("td").first.inner_text() == "checkpoint"
     said = page.locator(".verdict li div").all_inner_texts()
     assert said == ["unreachable: refused", "unreachable: no route"]
+    page.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+def test_the_last_24_hours_of_each_node(browser: Browser, alone: RunningAgent) -> None:
+    """Each node has a strip: a bar for an hour, as high as it was bad, and in words. What is not
+    watched is no bar, and a node that sends none, or nonsense, is not shown as healthy.
+    """
+    hours = {"n1": "." * 24, "n2": " " * 12 + "." * 6 + "wwC?C.", "n3": "x" * 24, "n4": None}
+    nodes = [
+        {"name": name, "leaf": "", "state": "ok", "time": time.time()}
+        | ({"hours": text} if text else {})
+        for name, text in hours.items()
+    ]
+    page = opened(browser, alone, document(states={"ok": 4}, nodes=nodes))
+    strips = page.locator("section[aria-label='Last 24 hours'] .days")
+    strips.first.wait_for()
+    assert strips.count() == 3
+    said = [strips.nth(at).get_attribute("aria-label") or "" for at in range(3)]
+    assert said[0] == "n1, last 24 hours: no findings"
+    assert re.fullmatch(
+        r"n2, last 24 hours: failures on \d\d h, \d\d h; warnings on \d\d h, \d\d h; "
+        r"unreadable on \d\d h; not watched on 12 hours", said[1]
+    )  # fmt: skip
+    assert "no findings" not in said[2]
+    assert "not known of 1 node" in page.inner_text("section[aria-label='Last 24 hours']")
+    heights = page.evaluate(
+        "() => ['bad', 'warn', 'none'].map((level) =>"
+        " document.querySelector(`.hours .${level}`).getBoundingClientRect().height)"
+    )
+    assert heights[0] > heights[1] > heights[2] == 0
+    assert SPECIFICATION is None or violations(page) == []
+    page.close()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+def test_the_last_24_hours_of_many_nodes(browser: Browser, alone: RunningAgent) -> None:
+    """Of more nodes than have names, those with a finding are drawn, once somebody opens them."""
+    nodes = [
+        {"name": f"n{at}", "leaf": "", "state": "ok", "hours": "." * 23 + ("C" if at < 2 else ".")}
+        for at in range(300)
+    ]
+    page = opened(browser, alone, document(states={"ok": 300}, nodes=nodes))
+    page.locator("#hours summary").wait_for()
+    assert page.locator(".hours li").count() == 0
+    page.click("#hours summary")
+    page.locator(".hours li").first.wait_for()
+    assert page.locator(".hours li").count() == 2
     page.close()
 
 

@@ -100,9 +100,11 @@ def test_it_is_kept_for_a_moment() -> None:
         made.append(now[0])
         return Verdict(())
 
-    tell = SummaryCache(verdict, list, lambda: now[0])
+    tell = SummaryCache(verdict, list, lambda: ".wC? " + "." * 19, lambda: now[0])
     for _ in range(50):
         assert tell()["verdict"] == "ok"
+    told = schema.loads(schema.dumps(tell(), ANSWER), ANSWER)
+    assert told["hours"] == ".wC? ..................."
     for now[0] in (101.9, 102.0):
         tell()
     assert made == [100.0, 102.0]

@@ -29,6 +29,7 @@ from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.judgement import judge, series_of, unready
 from dshealthd.findings.overview import overview
 from dshealthd.findings.record import NodeRecord
+from dshealthd.findings.trends import Trends
 from dshealthd.web.server import Server
 from tests.jobs.standstills import standstills
 from tests.stopwatch import Stopwatch
@@ -193,6 +194,7 @@ def serving(
     guarded: bool = True,
     targets: Callable[[int], bytes] | None = None,
     history: Callable[[], bytes] = lambda: NodeRecord(None).document("n1", (), time.time()),
+    trends: Callable[[], bytes] = lambda: Trends().document("n1", time.time(), ()),
     **given: Any,
 ) -> Iterator[Served]:
     """Run a server in a thread; a blocking call in its event loop is an error of that request.
@@ -210,6 +212,7 @@ def serving(
         lambda _left_out: {**sections(held), **more},
         targets,
         history=history,
+        trends=trends,
     )
     loop = asyncio.new_event_loop()
     started, stop, problems = threading.Event(), asyncio.Event(), []

@@ -320,6 +320,7 @@ METHODS: Mapping[str, Method] = {
             },
             {
                 "watched": Integer(0, 100_000),
+                "hours": Text(24),  # the worst of each of the last, as the record marks it
                 "left_out": Array(Text(MAX_SUMMARY_TEXT), MAX_JOBS),  # jobs that do not fit `JOB`
             },
         ),

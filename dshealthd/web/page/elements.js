@@ -1,7 +1,7 @@
 // Elements. Text always becomes text nodes, so data can never become markup.
 
 export function h(name, attributes, ...children) {
-  const svg = name === "svg" || name === "path";
+  const svg = ["svg", "path", "title"].includes(name);
   const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes || {})) {
     if (key === "value" || key === "at") element.style.setProperty(`--${key}`, value);

@@ -2,10 +2,11 @@
 
 import { h, patch } from "./elements.js";
 import { clock, count, duration, known, plural, unknown, words, zone } from "./numbers.js";
-import { LEVELS, MARKS, mark, table } from "./pieces.js";
+import { LEVELS, MARKS, mark, strip, table } from "./pieces.js";
 import { poll } from "./poll.js";
 
 const LISTED = 50; // nodes with problems that are listed by name
+const STRIPS = 200; // nodes with findings of whom the last hours are drawn
 const NAMED = 64; // nodes up to which squares have names
 const STATES = { ...LEVELS, unreachable: "bad", "not asked yet": "quiet", "out of date": "quiet" };
 const MILD = ["silent", "stalled", "suspended"];
@@ -155,6 +156,29 @@ function squares(fleet) {
   );
 }
 
+const HOURS = { ".": "good", w: "warn", "?": "unknown", C: "bad", " ": "none" };
+const BLANK = /^[. ]*$/;
+
+// The last 24 hours of each node, the present one last; of many nodes, those for which something was found. Drawn once it is opened.
+function hours({ nodes, members, time }) {
+  const many = members > NAMED;
+  const known = nodes.filter((node) => node.hours);
+  const shown = known.filter((node) => !many || !BLANK.test(node.hours)).slice(0, STRIPS);
+  const old = document.getElementById("hours");
+  const open = old ? old.open : !many;
+  const name = (at, count) => new Date(1000 * (time - 3600 * (count - 1 - at))).toLocaleTimeString("en-GB", { hour: "2-digit" });
+  const cells = ({ hours: text }) => [...text].map((mark, at) => [`${name(at, text.length)} h`, HOURS[mark] || "unknown"]);
+  const rows = () =>
+    shown.map((node) => h("li", {}, h("span", {}, node.name), strip(`${node.name}, last 24 hours`, "hour", cells(node))));
+  return h(
+    "section",
+    { class: "panel", "aria-label": "Last 24 hours" },
+    h("h2", {}, h("span", {}, "Last 24 hours"), h("span", { class: "about" }, many ? `the worst of each hour, of ${plural(shown.length, "node")} with findings` : "the worst of each hour")),
+    h("details", { id: "hours", open, "data-open": String(!many) }, h("summary", {}, plural(shown.length, "node")), open ? h("ul", { class: "hours" }, rows()) : null),
+    known.length < members ? h("p", { class: "quiet" }, `not known of ${plural(members - known.length, "node")}`) : null,
+  );
+}
+
 function jobs(found, leftOut) {
   const rows = found.map((job) => {
     const bad = job.state === "hung" || job.state === "failed" || job.loss === "not finite";
@@ -196,7 +220,7 @@ function render(fleet, answered) {
       h("span", { class: "live" }, h("span", { class: "beat" }), `${fleet.asking ? "querying, " : ""}updated `, clock(new Date(answered)), h("span", { class: "unit" }, ` ${zone()}`)),
     ),
   );
-  patch(document.getElementById("page"), h("main", { id: "page" }, summary(fleet), squares(fleet), jobs(fleet.jobs, fleet.jobs_left_out)));
+  patch(document.getElementById("page"), h("main", { id: "page" }, summary(fleet), squares(fleet), hours(fleet), jobs(fleet.jobs, fleet.jobs_left_out)));
 }
 
 patch(document.getElementById("page"), h("main", { id: "page" }, h("p", { class: "quiet" }, "asking all nodes")));

@@ -3,6 +3,7 @@
 import { h } from "./elements.js";
 import { bytes, count, known, percent, plural, said, show, sum, unknown, words } from "./numbers.js";
 import { bar, flag, mark, panel } from "./pieces.js";
+import { line } from "./trends.js";
 
 function thermometer(status, gpu, sensor, temperature, limits) {
   const name = `GPU ${gpu} ${sensor}`;
@@ -38,6 +39,7 @@ function thermometer(status, gpu, sensor, temperature, limits) {
       level,
       label: `${name} ${said(temperature)} \u00b0C; ${told.join(", ") || "limits unknown"}`,
     }),
+    line(`GPU ${gpu}`, `${sensor} temperature`),
   ];
 }
 
@@ -134,6 +136,7 @@ function gpuRow(status, gpu) {
         { class: "lost-gpu" },
         h("b", { class: "bad" }, faults.length ? faults.map(words).join(", ") : "cannot be read"),
         h("span", { class: "quiet" }, " \u2013 its values are unknown"),
+        ["core temperature", "memory temperature", "memory", "utilization", "power"].map((what) => line(`GPU ${gpu}`, what)),
       ),
     );
   }
@@ -170,12 +173,14 @@ function gpuRow(status, gpu) {
         h("span", { class: "unit" }, known(total) ? ` of ${(total / 2 ** 30).toFixed(0)}` : ""),
       ),
       bar(used, total, { level: "", label: `GPU ${gpu} memory in use: ${bytes(used).join(" ")} of ${bytes(total).join(" ")}` }),
+      line(`GPU ${gpu}`, "memory"),
     ),
     cell(
       "utilization",
       "",
       h("div", { class: "figures" }, h("span", {}, percent(busy))),
       bar(busy, 1, { label: `GPU ${gpu} utilization ${said(busy * 100)} %` }),
+      line(`GPU ${gpu}`, "utilization"),
     ),
     cell(
       "power",
@@ -187,6 +192,7 @@ function gpuRow(status, gpu) {
         h("span", { class: "unit" }, known(most) ? ` of ${most.toFixed(0)}` : ""),
       ),
       bar(power, most, { label: `GPU ${gpu} power ${said(power)} W of ${said(most)} W` }),
+      line(`GPU ${gpu}`, "power"),
     ),
     cell("clock", "notes", notes.clocks),
     cell("ECC since load", "notes", notes.errors),

@@ -2,7 +2,7 @@
 
 import { h } from "./elements.js";
 import { duration, plural } from "./numbers.js";
-import { LEVELS, MARKS, mark, panel } from "./pieces.js";
+import { LEVELS, MARKS, mark, panel, strip } from "./pieces.js";
 
 const EVERY = 300; // seconds between two requests while the findings stay the same: what has ended is no news
 const AGAIN = 30; // seconds until the next request after one that failed
@@ -25,19 +25,7 @@ async function ask(now, findings) {
 
 const date = (text, style) => new Date(text).toLocaleDateString("en-US", { timeZone: "UTC", ...style });
 
-function strip(days) {
-  const shown = days.map(({ day, worst }) => [date(day, { month: "short", day: "numeric" }), worst === null ? "none" : LEVELS[worst]]);
-  const of = (level) => shown.filter(([, found]) => found === level).map(([day]) => day);
-  const said = Object.entries({ bad: "failures", warn: "warnings", unknown: "unreadable" })
-    .filter(([level]) => of(level).length)
-    .map(([level, word]) => `${word} on ${of(level).join(", ")}`);
-  if (of("none").length) said.push(`not watched on ${plural(of("none").length, "day")}`);
-  return h(
-    "div",
-    { class: "days", role: "img", "aria-label": `Last ${plural(days.length, "day")}: ${said.join("; ") || "no findings"}` },
-    shown.map(([day, level]) => h("i", { class: level, title: `${day}: ${level === "none" ? "not watched" : MARKS[level][1]}` })),
-  );
-}
+const named = ({ day, worst }) => [date(day, { month: "short", day: "numeric" }), worst === null ? "none" : LEVELS[worst]];
 
 function entry(each, now) {
   const level = each.severity === null ? "quiet" : LEVELS[each.severity];
@@ -75,7 +63,7 @@ export function history(status) {
       problem ? h("p", { class: "unknown" }, `not read: ${problem}`) : null,
       record && record.problem ? h("p", { class: "fault" }, record.problem) : null,
       record && record.in_the_future ? h("p", { class: "quiet" }, `${record.in_the_future} dated in the future, left out`) : null,
-      record ? strip(record.days) : null,
+      record ? strip(`Last ${plural(record.days.length, "day")}`, "day", record.days.map(named)) : null,
       last.length ? h("ul", { class: "past" }, last.map((each) => entry(each, now))) : null,
       record && !last.length ? h("p", { class: "quiet" }, "nothing yet") : null,
     ],

@@ -3,7 +3,7 @@
 import { h } from "./elements.js";
 import { age, count, duration, known, plural, sum, unknown, words } from "./numbers.js";
 import { figure, flag, mark, panel, table } from "./pieces.js";
-import { trend } from "./status.js";
+import { line } from "./trends.js";
 
 export function kernelLog(status) {
   if (status.absent("kernel_log")) return null;
@@ -69,7 +69,7 @@ export function host(status) {
             figure(
               "load",
               load.map((each, index) => [index ? " \u00b7 " : "", known(each) ? each.toFixed(2) : unknown()]),
-              trend("load", load[0], "load over the last minutes"),
+              line("", "load over 1 min"),
             ),
             figure("CPUs", count(cpus)),
             figure("threads", [

@@ -3,7 +3,7 @@
 import { h } from "./elements.js";
 import { count, duration, known, plural, seconds, unknown, words } from "./numbers.js";
 import { figure, mark, panel, table } from "./pieces.js";
-import { trend } from "./status.js";
+import { line } from "./trends.js";
 
 const ROOM = 16; // ranks up to which a job's table is open
 
@@ -77,7 +77,7 @@ function one(job, now) {
           figure(
             "steps per minute",
             known(job.steps_per_minute) ? job.steps_per_minute.toFixed(1) : still ? "none" : unknown(),
-            trend(`job ${job.job}`, still ? 0 : job.steps_per_minute, "steps per minute, the last minutes"),
+            line(job.job, "step time"),
           ),
           figure("loss", job.loss === "not finite" ? h("span", { class: "bad" }, "\u2716 NaN or infinite") : job.loss),
         ],

@@ -10,10 +10,12 @@ import { disks, files, infiniband, memory, network, sockets } from "./panels.js"
 import { poll } from "./poll.js";
 import { probes } from "./probes.js";
 import { Status } from "./status.js";
+import { refresh } from "./trends.js";
 import { absences, verdict } from "./verdict.js";
 
 function render(last, answered, lost) {
   const status = new Status(last);
+  refresh(status);
   const { node, version, uptime_seconds: uptime } = last;
   document.title = `${lost ? "\u2716 " : status.findings.length ? `(${status.findings.length}) ` : ""}${node} \u2013 dshealthd`;
   patch(

@@ -3,7 +3,8 @@
 import { h } from "./elements.js";
 import { bits, bytes, count, duration, known, measure, percent, plural, said, sum, unknown, words } from "./numbers.js";
 import { bar, figure, flag, flow, mark, panel, table } from "./pieces.js";
-import { rate, trend } from "./status.js";
+import { rate } from "./status.js";
+import { line } from "./trends.js";
 
 export function infiniband(status) {
   if (status.absent("infiniband")) return null;
@@ -39,12 +40,15 @@ export function infiniband(status) {
           rate(`${key} t`, status.value("infiniband_port_transmit_bytes_total", id), status.document.time),
           rate(`${key} r`, status.value("infiniband_port_receive_bytes_total", id), status.document.time),
         ),
+        line(`${device}/${port}`, "sends"),
+        line(`${device}/${port}`, "receives"),
       ),
       h(
         "td",
         { class: "num" },
         count(errors),
         h("span", { class: "flow quiet" }, known(flaps) ? plural(flaps, "flap") : "flaps unknown"),
+        line(`${device}/${port}`, "errors"),
       ),
     );
   });
@@ -74,8 +78,10 @@ export function network(status) {
           rate(`net ${device} t`, status.value("network_transmit_bytes_total", id), status.document.time),
           rate(`net ${device} r`, status.value("network_receive_bytes_total", id), status.document.time),
         ),
+        line(device, "sends"),
+        line(device, "receives"),
       ),
-      h("td", { class: "num" }, count(errors)),
+      h("td", { class: "num" }, count(errors), line(device, "errors")),
     );
   });
   return panel(
@@ -117,7 +123,7 @@ export function sockets(status) {
           level: status.of(null, "tcp_sockets", "rendezvous_sockets"),
           label: `${said(waiting)} sockets in TIME_WAIT of ${said(buckets)}`,
         }),
-        trend("tw", waiting, "TIME_WAIT over the last minutes"),
+        line("", "sockets in time_wait"),
       ),
       figure("other states", [state("established"), ", ", state("listen")]),
       figure(
@@ -207,9 +213,8 @@ export function memory(status) {
             level: status.of(null, "memory_available_bytes"),
             label: `memory in use: ${bytes(used).join(" ")} of ${bytes(total).join(" ")}`,
           }),
-          trend("memory", used, "memory in use over the last minutes"),
         ),
-        figure("available", measure(bytes(available))),
+        figure("available", measure(bytes(available)), line("", "available memory")),
         figure("shared", measure(bytes(status.value("memory_shared_bytes")))),
         figure("locked", measure(bytes(status.value("memory_locked_bytes")))),
         figure(

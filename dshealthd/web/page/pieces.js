@@ -1,7 +1,7 @@
 // Building blocks of panels.
 
 import { h } from "./elements.js";
-import { age, bits, known, measure, unknown, words } from "./numbers.js";
+import { age, bits, known, measure, plural, unknown, words } from "./numbers.js";
 
 export function bar(value, full, { marks = [], level = "", label }) {
   if (!known(value) || !known(full) || full <= 0)
@@ -30,6 +30,20 @@ const FLAGS = { bad: "\u2716 ", warn: "\u25b2 " };
 // A mark before a figure that has a finding.
 export const flag = (level) => FLAGS[level] || "";
 export const mark = (level) => h("span", { class: `mark ${level}`, "aria-hidden": "true" }, MARKS[level][0]);
+
+// A bar for each hour or day, as high as it was bad: [name, level], where the level is none if no agent watched.
+export function strip(title, unit, cells) {
+  const of = (level) => cells.filter(([, found]) => found === level).map(([name]) => name);
+  const said = Object.entries({ bad: "failures", warn: "warnings", unknown: "unreadable" })
+    .filter(([level]) => of(level).length)
+    .map(([level, word]) => `${word} on ${of(level).join(", ")}`);
+  if (of("none").length) said.push(`not watched on ${plural(of("none").length, unit)}`);
+  return h(
+    "div",
+    { class: "days", role: "img", "aria-label": `${title}: ${said.join("; ") || "no findings"}` },
+    cells.map(([name, level]) => h("i", { class: level, title: `${name}: ${level === "none" ? "not watched" : MARKS[level][1]}` })),
+  );
+}
 
 export function figure(name, value, ...rest) {
   return h("div", { class: "figure" }, h("div", { class: "line" }, h("span", {}, name), h("span", {}, value)), rest);

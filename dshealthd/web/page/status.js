@@ -1,10 +1,7 @@
 // The status document, by metric and labels
 
-import { h } from "./elements.js";
 import { known } from "./numbers.js";
 import { LEVELS } from "./pieces.js";
-
-const HISTORY = 150; // points of a trend: five minutes
 
 export class Status {
   constructor(document) {
@@ -55,10 +52,9 @@ export class Status {
   }
 }
 
-// A rate needs two answers; a trend uses all answers since the page was opened.
+// A rate needs two answers.
 
 const previous = new Map();
-const trends = new Map();
 
 export function rate(key, value, time) {
   if (!known(value)) return undefined;
@@ -72,21 +68,4 @@ export function rate(key, value, time) {
   }
   previous.set(key, entry);
   return entry.rate;
-}
-
-export function trend(key, value, label) {
-  const points = trends.get(key) || [];
-  if (known(value)) points.push(value);
-  if (points.length > HISTORY) points.shift();
-  trends.set(key, points);
-  if (points.length < 5) return null;
-  const top = Math.max(...points, 1);
-  const path = points.map(
-    (point, index) => `${((index + HISTORY - points.length) / (HISTORY - 1)) * 300} ${(23 - (point / top) * 20).toFixed(1)}`,
-  );
-  return h(
-    "svg",
-    { class: "trend", viewBox: "0 0 300 26", preserveAspectRatio: "none", role: "img", "aria-label": label },
-    h("path", { d: `M${path.join("L")}` }),
-  );
 }

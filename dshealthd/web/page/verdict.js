@@ -26,7 +26,8 @@ function about(status) {
 
 function item(finding, now) {
   const level = LEVELS[finding.severity];
-  const since = finding.since === null ? "" : ` for ${duration(Math.max(0, now - finding.since))}`;
+  const lasts = finding.since === null ? "" : ` for ${duration(Math.max(0, now - finding.since))}`;
+  const since = `${lasts}${finding.trend ? `, ${finding.trend}` : ""}`;
   return h(
     "li",
     {},
