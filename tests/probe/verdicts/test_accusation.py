@@ -37,7 +37,7 @@ def history(*local: tuple[float, bool]) -> dict[Signal, SignalHistory]:
     [(OPENED + 1, False, True), (OPENED + 1, True, None), (OPENED, False, None)],
     ids=["good", "bad", "before"],
 )
-def test_local_rounds(at: float, expected: bool | None, *, bad: bool) -> None:
+def test_local_rounds(*, at: float, bad: bool, expected: bool | None) -> None:
     """Only a good one since then clears the GPU; a bad one is the GPU's own."""
     assert _gpu_is_well("0", history((at, bad)), DECIDED) is expected
 
