@@ -248,7 +248,7 @@ class Agent:
                 ConfigError,
             )
         except (ConfigError, OSError) as error:  # TimeoutError is one
-            self._telemetry.reload(time.time(), ok=False)
+            self._telemetry.reload_ok = False
             why = str(error) or f"the disk does not answer within {RELOAD_DEADLINE:g} s"
             self._problems["config"] = f"configuration not reloaded: {first_of(why)}"
             log.error("configuration not reloaded, keeping the previous one:\n%s", why)
@@ -258,7 +258,7 @@ class Agent:
             log.warning("%s has changed and takes effect after a restart", key)
         self._config = config
         await self._apply()
-        self._telemetry.reload(time.time(), ok=True)
+        self._telemetry.reload_ok = True
         log.info("configuration reloaded")
 
     def _see(self, hangs: Iterable[Standstill]) -> None:

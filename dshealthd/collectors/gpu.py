@@ -33,7 +33,7 @@ DRIVER = gauge(
 UP = gauge(
     "dshealthd_gpu_up",
     "1 if the GPU could be read, 0 if not: lost, hung, frozen, denied, or gone from NVML's list "
-    "since the agent started. Failures of single calls are in dshealthd_gpu_collector_fault.",
+    "since the agent started.",
     *_ID,
 )
 FAULT = gauge(
@@ -41,13 +41,6 @@ FAULT = gauge(
     "1 while the GPU, or a call that reads it, fails for this reason.",
     *_ID,
     "reason",
-)
-COLLECTOR_FAULT = gauge(
-    "dshealthd_gpu_collector_fault",
-    "1 while a GPU collector cannot read all of this GPU's values, for this reason; the values it "
-    "could not read are absent. NVML's return code, as of that collector's last sweep.",
-    *_ID,
-    *("collector", "reason"),
 )
 INFO = gauge(
     "dshealthd_gpu_info",
@@ -218,8 +211,6 @@ class GpuTelemetry(GpuCollector):
             yield UP(float(gpu.fault is None), *gpu.labels)
         for reason in {fault.reason for fault in faults}:
             yield FAULT(1, *gpu.labels, reason)
-        for collector, why in self.session().troubles(gpu):
-            yield COLLECTOR_FAULT(1, *gpu.labels, collector, why)
 
     def read(self, gpu: Position, device: Device) -> Iterator[Sample]:
         """Yield the vital signs of one GPU: temperature, power, clocks, memory."""

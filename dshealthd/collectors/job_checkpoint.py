@@ -49,11 +49,6 @@ NEXT = gauge(
     "into less free space.",
     "training_job",
 )
-SAVED = gauge(
-    "dshealthd_job_checkpoint_timestamp_seconds",
-    "Completion time (Unix) of the checkpoint that DeepSpeed's latest names.",
-    "training_job",
-)
 PROBLEMS = gauge(
     "dshealthd_job_checkpoint_problems",
     "Files with this problem in the checkpoint that DeepSpeed's latest names: missing (a rank's "
@@ -198,7 +193,7 @@ def _last_save(page: int) -> Saved | None:
 
 
 def _show(job: str, watch: CheckpointWatch) -> Iterator[Sample]:
-    for metric, value in ((FREE, watch.free), (NEXT, watch.next_size), (SAVED, watch.saved_at)):
+    for metric, value in ((FREE, watch.free), (NEXT, watch.next_size)):
         if value is not None:
             yield metric(value, job)
     for problem, count in (watch.problems or {}).items():

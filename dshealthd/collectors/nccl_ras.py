@@ -17,7 +17,7 @@ import functools
 import os
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, Fault, News, Reason, Sample, Worker, counter, gauge
+from dshealthd.core.collector import Collector, Fault, News, Reason, Sample, Worker, gauge
 from dshealthd.core.result import one_of_many
 from dshealthd.jobs import shares
 from dshealthd.jobs.nccl.release import MappedReleases
@@ -56,12 +56,6 @@ STATE = gauge(
     "the job); unsafe_on_ipv6 (2.28.7 to 2.28.9 with an IPv6 bootstrap network); unknown_release "
     "(see ask_unknown_releases); implausible (an answer was impossible; until the job restarts).",
     *("training_job", "state"),
-)
-IMPLAUSIBLE = counter(
-    "dshealthd_job_nccl_ras_implausible_answers_total",
-    "Impossible answers of the job's RAS, such as a communicator of size 0 or with more ranks than "
-    "the job. After the first one the job is not queried until it restarts.",
-    "training_job",
 )
 COMMUNICATORS = gauge(
     "dshealthd_job_nccl_communicators",
@@ -151,8 +145,6 @@ class NcclRas(Collector):
         else:
             state, fault = prepared
             yield STATE(1, job, state)
-            if job in self._jobs:
-                yield IMPLAUSIBLE(self._jobs[job].implausible, job)
             if fault is not None:
                 yield fault
 
@@ -214,7 +206,7 @@ class NcclRas(Collector):
         )
         if not decision.is_asked:
             known.refused()
-            known.samples = [STATE(1, job, decision.reason), IMPLAUSIBLE(known.implausible, job)]
+            known.samples = [STATE(1, job, decision.reason)]
             return decision.reason, None
         try:
             return question.prepare(process.environment, loaded, self.host, known.responder)
@@ -255,7 +247,6 @@ class NcclRas(Collector):
                 yield STATE(1, job, "split" if known.split else "answered")
                 if not known.split:
                     yield from _samples(job, status, known.progress, world_size)
-        yield IMPLAUSIBLE(known.implausible, job)
         if known.progress.idle is not None:
             yield IDLE(known.progress.idle, job)
 

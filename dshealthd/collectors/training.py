@@ -150,12 +150,6 @@ COMMUNICATION = counter(
     "Time in collectives, if DeepSpeed's comms logger measures it.",
     *_RANK,
 )
-PROCESSES = gauge(
-    "dshealthd_job_rank_processes",
-    "Processes that report as this rank; more than 1 is a duplicate rank, left over from an "
-    "earlier run, or of another run of the job.",
-    *_RANK,
-)
 REJECTED = counter(
     "dshealthd_heartbeats_rejected_total",
     "Connections of senders that were refused or closed, by reason.",
@@ -212,7 +206,6 @@ class Training(Collector):
                     "" if place.world_size is None else str(place.world_size),
                 )
             )
-            yield PROCESSES(len(senders), job, str(rank))
             if sender.message is not None:
                 message = sender.message
                 yield from samples(message, sender.heard, job, str(rank))

@@ -27,10 +27,6 @@ RELOAD_OK = gauge(
         "kept."
     ),
 )
-RELOAD_TIME = gauge(
-    "dshealthd_config_last_reload_success_timestamp_seconds",
-    "Unix time of the last successful load of the configuration.",
-)
 CPU = counter(
     "process_cpu_seconds_total",
     "User and system CPU time of the agent itself, without its workers.",
@@ -58,21 +54,14 @@ class SelfMetrics:
     def __init__(self, started: float) -> None:
         """Start with a configuration loaded at `started`, Unix time in seconds."""
         self.started = started
-        self._reload_ok = True
-        self._reloaded = started
-
-    def reload(self, now: float, *, ok: bool) -> None:
-        """Record a reload of the configuration, or its failure."""
-        self._reload_ok = ok
-        if ok:
-            self._reloaded = now
+        self.reload_ok = True
+        """Whether the last load of the configuration succeeded."""
 
     def samples(self) -> Iterator[Sample]:
         """Yield the agent's own metrics, from the real `/proc` whatever `--path.procfs` says."""
         times = os.times()
         yield BUILD(1.0, __version__, platform.python_version())
-        yield RELOAD_OK(float(self._reload_ok))
-        yield RELOAD_TIME(self._reloaded)
+        yield RELOAD_OK(float(self.reload_ok))
         yield CPU(times.user + times.system)
         with contextlib.suppress(OSError):  # no descriptor left to read it: absent, not wrong
             yield RESIDENT(int(read("/proc/self/statm").split()[1]) * _PAGE)

@@ -298,8 +298,6 @@ class Attempts:
         """Restore what `document` returned, once `resume` is called. Raise one of
         `documents.MISSHAPEN` if it is not that.
         """
-        if not document:  # of an earlier release
-            return
         made = []
         for row in document["open"]:
             members = {

@@ -198,11 +198,11 @@ class Episodes:
         with schema.reading("a finding"):
             for row in document:
                 finding = dataclasses.replace(
-                    Finding.parse(row["finding"], float(row["keep"]), str(row.get("variant", ""))),
-                    page_seconds=float(row.get("page", 0.0)),  # none in files of earlier releases
-                    rule=str(row.get("rule", "")),
+                    Finding.parse(row["finding"], float(row["keep"]), str(row["variant"])),
+                    page_seconds=float(row["page"]),
+                    rule=str(row["rule"]),
                 )
-                worst = row.get("worst")  # none in files of earlier releases
+                worst = row["worst"]
                 worst = None if worst is None else FIGURE.read(worst, "worst")
                 ages = float(row["age"]), float(row["unseen"])
                 if not all(map(math.isfinite, (*ages, finding.keep_seconds, finding.page_seconds))):

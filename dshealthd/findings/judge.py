@@ -357,12 +357,12 @@ class Judge:
         past, gpus, jobs = Past(), GpuHistory(), Idleness()
         past.restore(document["past"], then)
         gpus.restore(document["gpus"])
-        jobs.restore(document.get("jobs", {}))  # none in files of earlier releases
-        self.attempts.restore(document.get("runs"))  # none in files of earlier releases
+        jobs.restore(document["jobs"])
+        self.attempts.restore(document["runs"])
         # The last, as it adds to what was judged meanwhile: all of the file counts, or nothing.
         self._episodes.restore(document["findings"], then, catalogue().__contains__)
         self._past, self._gpus, self._idleness = past, gpus, jobs
-        self._crashed = not document.get("stopped", True)  # none in files of earlier releases
+        self._crashed = not document["stopped"]
 
     def _save(self, now: float, wall: float) -> None:
         self._saved = now

@@ -44,8 +44,6 @@ class CheckpointWatch:
     def __init__(self) -> None:
         self.free: int | None = None
         """Bytes free where the job saves."""
-        self.saved_at: float | None = None
-        """Unix time at which the newest checkpoint was completed."""
         self.problems: Mapping[str, int] | None = None
         """Number of files of the newest checkpoint with each problem."""
         self._sizes: deque[int] = deque(maxlen=REMEMBERED)
@@ -81,7 +79,7 @@ class CheckpointWatch:
         if newest != self._seen:
             self._makes_room = self._has_made_room(newest, before)
             self._forget()
-            self._seen, self.saved_at = newest, status.st_mtime
+            self._seen = newest
             self._begin(root, newest)
         elif self._finished is not None and now - self._finished >= AGAIN and self._is_broken:
             self._begin(root, newest)
@@ -112,7 +110,7 @@ class CheckpointWatch:
         return max(before, self.free) < max(self._sizes)
 
     def _forget(self) -> None:
-        self.saved_at = self.problems = self._seen = None
+        self.problems = self._seen = None
 
     def _begin(self, root: Root, newest: _Pointed) -> None:
         """List a checkpoint's files to check; OSError, ValueError if it has too many."""

@@ -71,7 +71,6 @@ class GpuCollector(Collector):
             samples, faults = session.visit(gpu, self.read, "" if self.vital else self.name)
             yield from samples
             yield from faults
-            session.note(self.name, gpu, faults)
             yield from self.up(gpu, faults)
         faulty = [gpu.fault for gpu in gpus if gpu.fault is not None]
         if len(faulty) == len(gpus):

@@ -78,7 +78,6 @@ class Session:
         self._gpus: list[Gpu] = []
         self._known: dict[str, int] = dict(context.memory.get("gpus", {}))
         """Index by UUID, including what earlier workers saw, so that a hung GPU keeps its UUID."""
-        self._troubles: dict[tuple[str, str], dict[str, set[Reason]]] = {}
         self._meters: dict[str, _Meter] = {}
         self._open = False
         self._opened_at = self._listed_at = 0.0
@@ -132,16 +131,6 @@ class Session:
             gpu.fault = Fault(gpu.part, error.reason, error.detail)
             return [], [gpu.fault]
         return samples, device.take_notes()
-
-    def note(self, collector: str, gpu: Gpu, faults: Iterable[Fault]) -> None:
-        """Remember a collector's faults on a GPU of the session until its next reading."""
-        self._troubles.setdefault(gpu.labels, {})[collector] = {fault.reason for fault in faults}
-
-    def troubles(self, gpu: Gpu) -> Iterator[tuple[str, Reason]]:
-        """Yield the collectors whose last reading of a GPU in this session failed, and why."""
-        for collector, reasons in self._troubles.get(gpu.labels, {}).items():
-            for reason in reasons:
-                yield collector, reason
 
     def close(self) -> None:
         """Release NVML and all handles, so that the driver can be unloaded."""
@@ -197,7 +186,7 @@ class Session:
         if not known:
             raise SourceError(Reason.MALFORMED, detail)
         self.fault = Fault("nvml", Reason.MALFORMED, detail)
-        return min(known, MAX_GPUS)
+        return known
 
     def _start(self, now: float) -> None:
         pynvml.nvmlInit()

@@ -15,10 +15,18 @@ from typing import Any
 import pytest
 
 from dshealthd.collection import worker, worker_process
-from dshealthd.collection.supervisor import REPLACED, STARTS, STUCK, UP, Supervisor
+from dshealthd.collection.supervisor import (
+    REPLACED,
+    STARTS,
+    STUCK,
+    UP,
+    Supervisor,
+    _Quarantine,
+)
+from dshealthd.collection.worker_process import Broken
 from dshealthd.config import registry
 from dshealthd.core import child
-from dshealthd.core.collector import Collector, Metric, News, Reason, read_by, shared_part
+from dshealthd.core.collector import Collector, Fault, Metric, News, Reason, read_by, shared_part
 from dshealthd.core.host import Host
 from dshealthd.core.options import encode
 from dshealthd.core.result import CollectionOutcome, Result
@@ -448,3 +456,13 @@ async def test_close_ends_the_worker_and_leaves_no_zombie(tmp_path: Path) -> Non
         await asyncio.sleep(0.05)
         assert not Path(f"/proc/{pid}").exists()
         assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_back_off_ends(*, early: bool) -> None:
+    """A worker that could not be started is tried again once its back-off is over, not before."""
+    supervisor = Supervisor("test", {}, {}, {}, lambda: 10.0)
+    fault = Fault("test", Reason.CANNOT_START, "no process")
+    supervisor._trouble = _Quarantine(fault, 1, 10.0 + early)
+    with pytest.raises(Broken) if early else contextlib.nullcontext():
+        supervisor._check_usable()

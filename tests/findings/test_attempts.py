@@ -346,7 +346,7 @@ def test_a_node_that_goes_down(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_state_that_is_none(broken: Any) -> None:
     """Nothing of it is restored."""
     node = Node()
-    with pytest.raises(documents.MISSHAPEN) if broken else pytest.MonkeyPatch.context():
+    with pytest.raises(documents.MISSHAPEN):
         node.attempts.restore(broken)
     node.attempts.resume(5.0)
     assert node.runs() == []

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.collectors.gpu import COLLECTOR_FAULT, FAULT, UP
+from dshealthd.collectors.gpu import FAULT, UP
 from dshealthd.config import registry
 from dshealthd.core.timing import Backoff
 from dshealthd.findings.gpus import HUNG, NVML
@@ -39,7 +39,6 @@ CONFIG = "\n".join(
 READINGS = {metric.name for metric in registry.metrics(registry.load("gpu")).values()} - {
     UP.name,
     FAULT.name,
-    COLLECTOR_FAULT.name,
 }
 """Metrics that the collector `gpu` reads from a GPU, not those that say that it cannot be read."""
 FOR = SECOND_DEADLINE

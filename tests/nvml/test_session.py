@@ -10,9 +10,12 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from dshealthd.core.collector import Reason
+from dshealthd.core.collector import Context, Reason, SourceError
+from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.nvml import codes
+from dshealthd.nvml.session import Session
+from dshealthd.nvml.values import MAX_GPUS
 from tests.nvml.node import GPU_COLLECTORS, Node
 
 REFRESH = 60.0
@@ -270,13 +273,11 @@ def test_failure_names_its_gpu(node: Node) -> None:
         node.simulator.fault("fail", 999, gpu=3, function=function)
         node.collect(*GPU_COLLECTORS, advance=61.0)  # nothing is kept from the turn before
         seen = node.collect(*GPU_COLLECTORS)
-        labels = {"gpu": "3", "uuid": node.uuid(3), "collector": name}
-        assert seen.value("gpu_collector_fault", **labels, reason="unknown_error") == 1
-        assert {gpu for gpu, *_ in seen.values("gpu_collector_fault")} == {"3"}
+        assert [fault.part for fault in seen.results[name].faults] == ["gpu 3"]
         assert seen.value("gpu_up", gpu="3") == 1
         node.simulator.clear_faults()
         node.collect(*GPU_COLLECTORS)
-        assert not node.collect(*GPU_COLLECTORS).values("gpu_collector_fault")
+        assert not node.collect(*GPU_COLLECTORS).results[name].faults
 
 
 def test_energy_call_that_fails(node: Node) -> None:
@@ -458,3 +459,11 @@ def test_why_a_library_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.Monk
     broken.write_bytes(b"no library")
     monkeypatch.setattr(codes, "LIBRARY", str(broken))
     assert codes.describe(absent) == f"{text}: {broken}: file too short"
+
+
+def test_count_that_no_driver_has(tmp_path: Path) -> None:
+    """As many GPUs as a driver can have are believed, one more are not."""
+    session = Session(Context(host=Host(sysfs=tmp_path)))
+    assert (session._counted(MAX_GPUS), session.fault) == (MAX_GPUS, None)
+    with pytest.raises(SourceError, match="is no count"):
+        session._counted(MAX_GPUS + 1)

@@ -85,8 +85,6 @@ class WatchedJob:
     """Why the job is not queried until its processes or libraries change; empty if it is."""
     split: bool = False
     """Whether RAS is in parts that take each other for dead: see `dshealthd.jobs.ras.watched`."""
-    implausible: int = 0
-    """Number of answers that cannot be true."""
     samples: Sequence[Sample] = ()
     """Samples of the last answer, exported again until the next."""
     _dead: set[int] = field(default_factory=set)
@@ -180,7 +178,6 @@ class WatchedJob:
 
     def disbelieve(self, why: str) -> None:
         """Record an answer that cannot be true: the job is not queried again."""
-        self.implausible += 1
         self.ended, self.status, self._rarely = why, None, True
 
 

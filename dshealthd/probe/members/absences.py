@@ -12,7 +12,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.collectors import maintenance
-from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
@@ -113,8 +112,7 @@ class Absences:
                 await peers.call(name, "absent", {"end": end}, ANNOUNCEMENT)
             except PeerError as error:
                 log.debug("probe: cannot announce this node's maintenance to %s: %s", name, error)
-                if error.outcome is not Outcome.FAILED:  # FAILED: its agent lacks this method
-                    return False
+                return False
             if end:
                 self._acknowledged[name] = end
             else:

@@ -20,11 +20,6 @@ ON_DEMAND = -1
 """The epoch of an unscheduled round: a confirmation, or one that a person requested."""
 PAIR = 2
 """Members of a round between nodes."""
-PROTOCOL = 5
-"""Version of the meaning of a round's messages. Members with different numbers decline each other's
-rounds.
-"""
-SPEAKS = f"{__version__}/{PROTOCOL}"
 WARM_UP = 2
 SMALLEST_LARGE = 1 << 20
 """Bytes below which an all-reduce tells latency, not bandwidth."""
@@ -59,7 +54,8 @@ class RoundPlan:
     steps: Steps = ()
     ranks: int = 1
     """Ranks of each node; with NCCL they use the GPUs from the first on."""
-    version: str = SPEAKS
+    version: str = __version__
+    """Members of different versions decline each other's rounds."""
 
     @property
     def root(self) -> str:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from dshealthd import __version__
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import Kind, PeerReport
 from dshealthd.probe.peers.protocol import Refusal
 from dshealthd.probe.rounds import leader, member, remote_store
 from dshealthd.probe.rounds.active_round import ActiveRound, Decline, RoundContext, RoundReport
 from dshealthd.probe.rounds.conclusion import MemberResult
-from dshealthd.probe.rounds.plan import ON_DEMAND, SPEAKS, RoundPlan
+from dshealthd.probe.rounds.plan import ON_DEMAND, RoundPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -127,7 +128,7 @@ class Rounds:
     def _check(self, sender: str, plan: RoundPlan) -> None:
         me = self._node.name
         membership = self._node.membership()
-        if plan.version != SPEAKS:
+        if plan.version != __version__:
             raise Refusal(Decline.VERSION)
         if plan.members != (sender, me) or plan.kind is Kind.LOCAL or plan.round in self._parts:
             raise Refusal(Decline.MALFORMED)

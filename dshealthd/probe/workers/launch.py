@@ -31,6 +31,7 @@ FLAGS = ("-I", "-B", "-W", "ignore")
 suppress warnings, which are for the training's own users.
 """
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 1, 38, 47, 4
+"""Of linux/prctl.h."""
 
 
 def objection(path: str, status: os.stat_result, *, on_the_way: bool = False) -> str:

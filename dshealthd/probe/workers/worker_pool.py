@@ -17,7 +17,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.child import StartError, cause, channel
-from dshealthd.core.collector import counter, gauge
+from dshealthd.core.collector import gauge
 from dshealthd.core.text import plural
 from dshealthd.core.timing import Backoff
 from dshealthd.linux.starvation import STARVED, LoopLag, run_queue
@@ -45,10 +45,6 @@ log = logging.getLogger(__name__)
 PARENT_UP = gauge(
     "dshealthd_probe_parent_up",
     "1 while the probe workers' fork server, a process that has imported torch, is running.",
-)
-PARENT_STARTS = counter(
-    "dshealthd_probe_parent_starts_total",
-    "Starts of the probe workers' fork server; each imports torch.",
 )
 STUCK = gauge(
     "dshealthd_probe_workers_stuck",
@@ -89,7 +85,6 @@ class WorkerPool:
         self._running = 0
         self._idle: asyncio.TimerHandle | None = None
         self._stuck: dict[str, ForkedWorker] = {}
-        self._starts = 0
         self._trouble: tuple[ForkServerError, int, float] | None = None
         self._own_failure = ""
 
@@ -196,7 +191,6 @@ class WorkerPool:
     def samples(self) -> Iterator[Sample]:
         """Yield the worker pool's own metrics."""
         yield PARENT_UP(float(self._parent is not None and self._parent.usable))
-        yield PARENT_STARTS(float(self._starts))
         for device, worker in self._stuck.items():
             yield STUCK(float(not worker.ended.is_set()), device)
 
@@ -211,7 +205,6 @@ class WorkerPool:
                 return self._parent
             if self._trouble is not None and self._monotonic() < self._trouble[2]:
                 raise self._trouble[0]
-            self._starts += 1
             parent = None
             try:
                 parent = self._parent = self._new_parent()

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.probe.observation import Kind, Observation, Outcome
-from dshealthd.probe.rounds.plan import RoundPlan
-from tests.probe.company import NAMES, Companion, all_have, company, ended
+from tests.probe.company import Companion, all_have, company, ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -79,18 +78,10 @@ async def test_both_ends_know_the_time_of_an_echo(tmp_path: Path) -> None:
         assert observation.bounds == root.observation.bounds
 
 
-async def test_earlier_protocol_is_declined(tmp_path: Path) -> None:
-    """An agent of an earlier protocol is another version, and not to blame for anything."""
+async def test_earlier_version_is_declined(tmp_path: Path) -> None:
+    """An agent of an earlier version is not to blame for anything."""
     async with company(tmp_path, 2) as (root, member):
-        version = RoundPlan(
-            round="x",
-            epoch=0,
-            kind=Kind.PAIR,
-            backend=root.plan(member.name).backend,
-            members=NAMES[:2],
-            digest="",
-        ).version
-        alter(root, "invite", saying(version=version.partition("/")[0]))
+        alter(root, "invite", saying(version="0.0.9"))
         report = await root.rounds.lead(root.plan(member.name))
         assert report is not None
         assert report.observation.outcome is Outcome.DECLINED
