@@ -116,20 +116,17 @@ def test_help(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
         assert parser.parse_args(words[1:]).command is command.function
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["stauts"], "dshealthd: argument COMMAND: invalid choice: 'stauts'"),
-        (
-            ["run", "--web.listen-adress", ":1"],
-            "dshealthd run: unknown arguments: --web.listen-adress :1",
-        ),
-        (["status", "--members", "--jsn=2"], "dshealthd status: unknown arguments: --jsn=2"),
-        (["run", "--web"], "dshealthd run: unknown arguments: --web"),
-        (["run", "x"], "dshealthd run: unknown arguments: x"),
-        (["probe", "--kind", "pairs"], "dshealthd probe: argument --kind: invalid choice: 'pairs'"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["stauts"], "dshealthd: argument COMMAND: invalid choice: 'stauts'"),
+    (
+        ["run", "--web.listen-adress", ":1"],
+        "dshealthd run: unknown arguments: --web.listen-adress :1",
+    ),
+    (["status", "--members", "--jsn=2"], "dshealthd status: unknown arguments: --jsn=2"),
+    (["run", "--web"], "dshealthd run: unknown arguments: --web"),
+    (["run", "x"], "dshealthd run: unknown arguments: x"),
+    (["probe", "--kind", "pairs"], "dshealthd probe: argument --kind: invalid choice: 'pairs'"),
+])  # fmt: skip
 def test_unknown_words_are_errors_of_their_command(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,18 +167,15 @@ def test_bad_usage_is_no_verdict(command: str, code: int, tmp_path: Path) -> Non
         assert "bad usage" in (described.function.__doc__ or "")
 
 
-@pytest.mark.parametrize(
-    ("flags", "table"),
-    [
-        (["--web.config.file", "/w.yml"], {"web": {"config_file": "/w.yml"}}),
-        (["--web.config-file", "/w.yml"], {"web": {"config_file": "/w.yml"}}),
-        (["--web.hostnames", "a.example, b"], {"web": {"hostnames": ["a.example", "b"]}}),
-        (["--slurm.budget-ratio", "0.1"], {"slurm": {"budget_ratio": 0.1}}),
-        (["--slurm.bad-checks", "3"], {"slurm": {"bad_checks": 3}}),
-        (["--evidence.enabled", "false"], {"evidence": {"enabled": False}}),
-        (["--evidence.max-bytes", "2GiB"], {"evidence": {"max_bytes": "2GiB"}}),
-    ],
-)
+@pytest.mark.parametrize(("flags", "table"), [
+    (["--web.config.file", "/w.yml"], {"web": {"config_file": "/w.yml"}}),
+    (["--web.config-file", "/w.yml"], {"web": {"config_file": "/w.yml"}}),
+    (["--web.hostnames", "a.example, b"], {"web": {"hostnames": ["a.example", "b"]}}),
+    (["--slurm.budget-ratio", "0.1"], {"slurm": {"budget_ratio": 0.1}}),
+    (["--slurm.bad-checks", "3"], {"slurm": {"bad_checks": 3}}),
+    (["--evidence.enabled", "false"], {"evidence": {"enabled": False}}),
+    (["--evidence.max-bytes", "2GiB"], {"evidence": {"max_bytes": "2GiB"}}),
+])  # fmt: skip
 def test_flags_have_the_type_of_their_option(
     flags: list[str], table: dict[str, dict[str, object]]
 ) -> None:

@@ -115,16 +115,13 @@ def test_broad_handlers_are_few() -> None:
     assert all(found[name] == {"Exception"} for name in BROAD)
 
 
-@pytest.mark.parametrize(
-    ("text", "kinds"),
-    [
-        ("except Exception: pass", {"Exception"}),
-        ("except (ValueError, Exception): pass", {"Exception"}),
-        ("except: pass", {"BaseException"}),
-        ("except BaseException: raise", set()),
-        ("except OSError: pass", set()),
-    ],
-)
+@pytest.mark.parametrize(("text", "kinds"), [
+    ("except Exception: pass", {"Exception"}),
+    ("except (ValueError, Exception): pass", {"Exception"}),
+    ("except: pass", {"BaseException"}),
+    ("except BaseException: raise", set()),
+    ("except OSError: pass", set()),
+])  # fmt: skip
 def test_a_broad_handler_would_be_seen(text: str, kinds: set[str]) -> None:
     """The check sees each way to write one."""
     assert caught(ast.parse(f"try:\n  x\n{text}")) == kinds
@@ -163,17 +160,14 @@ def test_no_number_of_others_escapes() -> None:
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "seen"),
-    [
-        ("except ValueError: pass", True),
-        ("except (OSError, ValueError): pass", True),
-        ("except (ValueError, OverflowError): pass", True),
-        ("except OverflowError: pass", True),
-        ("except (ValueError, ArithmeticError): pass", False),
-        ("except (OSError, KeyError): pass", False),
-    ],
-)
+@pytest.mark.parametrize(("text", "seen"), [
+    ("except ValueError: pass", True),
+    ("except (OSError, ValueError): pass", True),
+    ("except (ValueError, OverflowError): pass", True),
+    ("except OverflowError: pass", True),
+    ("except (ValueError, ArithmeticError): pass", False),
+    ("except (OSError, KeyError): pass", False),
+])  # fmt: skip
 # a parameter
 def test_a_one_sided_handler_would_be_seen(text: str, seen: bool) -> None:  # noqa: FBT001
     """The check sees each way to write one."""
@@ -423,18 +417,15 @@ def test_json_is_written_in_one_place() -> None:
     assert all(all(calls) for calls in found.values())
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("json.dumps(x)", [False]),
-        ("json.dump(x, file, allow_nan=True)", [False]),
-        ("json.dumps(x, allow_nan=False)", [True]),
-        ("map(json.dumps, xs)", [False]),
-        ("from json import dumps", [False]),
-        ("import json as j", [False]),
-        ("json.loads(x)", []),
-    ],
-)
+@pytest.mark.parametrize(("text", "found"), [
+    ("json.dumps(x)", [False]),
+    ("json.dump(x, file, allow_nan=True)", [False]),
+    ("json.dumps(x, allow_nan=False)", [True]),
+    ("map(json.dumps, xs)", [False]),
+    ("from json import dumps", [False]),
+    ("import json as j", [False]),
+    ("json.loads(x)", []),
+])  # fmt: skip
 def test_another_writer_of_json_would_be_seen(text: str, found: list[bool]) -> None:
     """The check sees each way to write JSON."""
     assert writers(ast.parse(text)) == found
@@ -511,14 +502,11 @@ def tours() -> dict[str, list[str]]:
     return {part.partition("\n")[0]: re.findall(r"(?m)^\d+\. `(.+?)`", part) for part in parts}
 
 
-@pytest.mark.parametrize(
-    ("headline", "most"),
-    [
-        ("Temperature → `/metrics`", 14),
-        ("Heartbeat → `dshealthd_job_hang`", 12),
-        ("Invitation → `dshealthd_suspect`", 30),
-    ],
-)
+@pytest.mark.parametrize(("headline", "most"), [
+    ("Temperature → `/metrics`", 14),
+    ("Heartbeat → `dshealthd_job_hang`", 12),
+    ("Invitation → `dshealthd_suspect`", 30),
+])  # fmt: skip
 def test_tours_lead_through_the_code(headline: str, most: int) -> None:
     """A tour is short, its files exist, and each has to do with another: one imports the other."""
     files = tours()[headline]
@@ -541,16 +529,13 @@ def test_constants_stand_at_the_head_of_their_module() -> None:
     assert found.keys() <= SEAMS, found
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("A = 1\ndef f(): ...\ndef g(): ...", []),
-        ("def f(): ...\nA = 1\ndef g(): ...", ["A"]),
-        ("def f(): ...\ndef g(): ...\nA = 1", []),
-        ("def f(): ...\nA = f()\nB = A\ndef g(): ...", []),
-        ("class F: ...\nA, B = 1, 2\nclass G: ...", ["A", "B"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "found"), [
+    ("A = 1\ndef f(): ...\ndef g(): ...", []),
+    ("def f(): ...\nA = 1\ndef g(): ...", ["A"]),
+    ("def f(): ...\ndef g(): ...\nA = 1", []),
+    ("def f(): ...\nA = f()\nB = A\ndef g(): ...", []),
+    ("class F: ...\nA, B = 1, 2\nclass G: ...", ["A", "B"]),
+])  # fmt: skip
 def test_a_seam_would_be_seen(text: str, found: list[str]) -> None:
     """Constants are seen that could stand before the first definition, and no others."""
     assert seams(ast.parse(text)) == found

@@ -360,23 +360,20 @@ def test_summary_of_a_member_costs_only_its_own_job() -> None:
         assert len(fleet(schema.loads(json.dumps(odd).encode(), answer))["jobs"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("record", "field", "least", "most"),
-    [
-        (messages.OWN_WORK, "slow", 1e-9, 1e7),
-        (messages.OWN_WORK, "usual", 1e-9, 1e7),
-        (messages.OWN_WORK, "step_seconds", 1e-9, 1e7),
-        (messages.OWN_WORK, "between", 0.0, 1e3),
-        (messages.OWN_WORK, "within", 0.0, 1e3),
-        (messages.OWN_WORK, "ranks", 1, 10**5),
-        (messages.OWN_WORK, "rank", 0, 10**7),
-        (messages.JOB, "world_size", 0, 10**7),
-        (messages.JOB, "step", 0, 10**12),
-        (messages.JOB, "step_highest", 0, 10**12),
-        (messages.JOB, "steps_per_minute", 0.0, 6e7),
-        (messages.TIMING, "bus_bandwidth", 0.0, 1e14),
-    ],
-)
+@pytest.mark.parametrize(("record", "field", "least", "most"), [
+    (messages.OWN_WORK, "slow", 1e-9, 1e7),
+    (messages.OWN_WORK, "usual", 1e-9, 1e7),
+    (messages.OWN_WORK, "step_seconds", 1e-9, 1e7),
+    (messages.OWN_WORK, "between", 0.0, 1e3),
+    (messages.OWN_WORK, "within", 0.0, 1e3),
+    (messages.OWN_WORK, "ranks", 1, 10**5),
+    (messages.OWN_WORK, "rank", 0, 10**7),
+    (messages.JOB, "world_size", 0, 10**7),
+    (messages.JOB, "step", 0, 10**12),
+    (messages.JOB, "step_highest", 0, 10**12),
+    (messages.JOB, "steps_per_minute", 0.0, 6e7),
+    (messages.TIMING, "bus_bandwidth", 0.0, 1e14),
+])  # fmt: skip
 def test_bounds_of_what_members_say(
     record: schema.Record, field: str, least: float, most: float
 ) -> None:

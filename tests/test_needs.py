@@ -23,17 +23,14 @@ def test_a_package_of_parsers_needs_nothing(capsys: pytest.CaptureFixture[str]) 
     assert wanted(capsys, "tests/core", "-k", "wire") == set()
 
 
-@pytest.mark.parametrize(
-    ("argument", "need"),
-    [
-        ("tests/test_prometheus.py", "prometheus:prometheus"),
-        ("tests/symptoms/test_scenes.py", "promtool:prometheus"),  # which a module it imports runs
-        ("tests/web/test_page.py::test_page_shows_this_machine", BROWSER),
-        ("tests/faults/test_blocked_log.py", "faketime:faketime"),  # a library
-        ("tests/training/test_trainings.py", "torch"),
-        ("tests/jobs/test_visible_devices.py", "torch"),  # where it is imported by name
-    ],
-)
+@pytest.mark.parametrize(("argument", "need"), [
+    ("tests/test_prometheus.py", "prometheus:prometheus"),
+    ("tests/symptoms/test_scenes.py", "promtool:prometheus"),  # which a module it imports runs
+    ("tests/web/test_page.py::test_page_shows_this_machine", BROWSER),
+    ("tests/faults/test_blocked_log.py", "faketime:faketime"),  # a library
+    ("tests/training/test_trainings.py", "torch"),
+    ("tests/jobs/test_visible_devices.py", "torch"),  # where it is imported by name
+])  # fmt: skip
 def test_what_is_used_is_needed(
     capsys: pytest.CaptureFixture[str], argument: str, need: str
 ) -> None:

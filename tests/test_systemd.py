@@ -111,14 +111,11 @@ def test_a_stopped_agent_feeds_no_watchdog(tmp_path: Path) -> None:
             listener.wait(lambda _: len(listener.messages) > before)
 
 
-@pytest.mark.parametrize(
-    ("config", "flags", "status"),
-    [
-        ("[web]\nprot = 1\nhost = 2\n", (), "(and 1 more)"),
-        ("[web]\nconfig_file = '/nowhere/web.yml'\n", (), "/nowhere/web.yml: cannot be read"),
-        ("", ("--web.listen-address", "192.0.2.1:10061"), "cannot serve on 192.0.2.1:10061"),
-    ],
-)
+@pytest.mark.parametrize(("config", "flags", "status"), [
+    ("[web]\nprot = 1\nhost = 2\n", (), "(and 1 more)"),
+    ("[web]\nconfig_file = '/nowhere/web.yml'\n", (), "/nowhere/web.yml: cannot be read"),
+    ("", ("--web.listen-address", "192.0.2.1:10061"), "cannot serve on 192.0.2.1:10061"),
+])  # fmt: skip
 def test_why_it_does_not_start(
     config: str, flags: tuple[str, ...], status: str, tmp_path: Path
 ) -> None:

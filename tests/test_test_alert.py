@@ -125,33 +125,22 @@ def test_answers_of_something_else(capsys: pytest.CaptureFixture[str]) -> None:
         assert said.strip().isprintable()
 
 
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("http://127.0.0.1:1", "Alertmanager http://127.0.0.1:1 does not answer: "),
-        ("127.0.0.1:9093", "not a URL"),
-    ],
-)
+@pytest.mark.parametrize(("url", "expected"), [
+    ("http://127.0.0.1:1", "Alertmanager http://127.0.0.1:1 does not answer: "),
+    ("127.0.0.1:9093", "not a URL"),
+])  # fmt: skip
 def test_no_alertmanager(url: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Where nothing answers, that is what is said."""
     assert cli.main(["test-alert", "--alertmanager", url]) == 1
     assert expected in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("files", "text", "status", "said"),
-    [
-        (
-            [],
-            '{{ template "site.text" . }}',
-            1,
-            "STOPPED  receiver dshealthd-page takes texts from",
-        ),
-        ([], '{{ template "slack.default.text" . }}', 1, "its messages have no text"),
-        (["nowhere/*.tmpl"], '{{ template "site.text" . }}', 1, "UNKNOWN  receiver dshealthd-page"),
-        ([], '{{ define "a" }}b{{ end }}{{ template "a" . }}', 0, "delivered by slack"),
-    ],
-)
+@pytest.mark.parametrize(("files", "text", "status", "said"), [
+    ([], '{{ template "site.text" . }}', 1, "STOPPED  receiver dshealthd-page takes texts from"),
+    ([], '{{ template "slack.default.text" . }}', 1, "its messages have no text"),
+    (["nowhere/*.tmpl"], '{{ template "site.text" . }}', 1, "UNKNOWN  receiver dshealthd-page"),
+    ([], '{{ define "a" }}b{{ end }}{{ template "a" . }}', 0, "delivered by slack"),
+])  # fmt: skip
 def test_a_message_without_a_text(
     files: list[str],
     text: str,

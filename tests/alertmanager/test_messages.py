@@ -198,27 +198,24 @@ def test_ticket_by_mail(server: Server, mailbox: Mailbox) -> None:
     assert text.count("first step: drain the node") == 5
 
 
-@pytest.mark.parametrize(
-    ("labels", "where"),
-    [
-        ("component=node node=node-1 instance=node-1:10061", "node-1"),
-        ("component=gpu node=node-1 part=GPU_3", "node-1 GPU 3"),
-        ("component=gpu node=node-1 part=GPU_3 gpu=3", "node-1 GPU 3"),
-        ("component=node node=node-1 part=", "node-1"),
-        ("component=node node=node-1 part=node-1", "node-1"),
-        ("component=node node=node-1 part=node-1/1", "node-1/1"),
-        ("component=nic node=node-1 part=mlx5_0/1", "node-1 mlx5_0/1"),
-        ("component=path node=node-1 part=/data", "node-1 /data"),
-        ("component=path node=node part=node-1.img", "node node-1.img"),
-        ("component=link node=node-1 peer=node-2 part=node-1--node-2", "node-1--node-2"),
-        ("component=leaf leaf=leaf-3", "leaf leaf-3"),
-        ("component=job job=dshealthd training_job=slurm-7", "job slurm-7"),
-        ("component=gpu node=node-1 gpu=2 training_job=slurm-7", "node-1 GPU 2 job slurm-7"),
-        ("component=fleet cluster=a", "cluster a"),
-        ("component=fleet", "cluster without a name"),
-        ("component=node instance=node-1:10061", "node-1:10061"),
-    ],
-)
+@pytest.mark.parametrize(("labels", "where"), [
+    ("component=node node=node-1 instance=node-1:10061", "node-1"),
+    ("component=gpu node=node-1 part=GPU_3", "node-1 GPU 3"),
+    ("component=gpu node=node-1 part=GPU_3 gpu=3", "node-1 GPU 3"),
+    ("component=node node=node-1 part=", "node-1"),
+    ("component=node node=node-1 part=node-1", "node-1"),
+    ("component=node node=node-1 part=node-1/1", "node-1/1"),
+    ("component=nic node=node-1 part=mlx5_0/1", "node-1 mlx5_0/1"),
+    ("component=path node=node-1 part=/data", "node-1 /data"),
+    ("component=path node=node part=node-1.img", "node node-1.img"),
+    ("component=link node=node-1 peer=node-2 part=node-1--node-2", "node-1--node-2"),
+    ("component=leaf leaf=leaf-3", "leaf leaf-3"),
+    ("component=job job=dshealthd training_job=slurm-7", "job slurm-7"),
+    ("component=gpu node=node-1 gpu=2 training_job=slurm-7", "node-1 GPU 2 job slurm-7"),
+    ("component=fleet cluster=a", "cluster a"),
+    ("component=fleet", "cluster without a name"),
+    ("component=node instance=node-1:10061", "node-1:10061"),
+])  # fmt: skip
 def test_where(labels: str, where: str, server: Server, receiver: Receiver) -> None:
     """The part that an alert is about is told from its labels."""
     symptom = f"where {where}"

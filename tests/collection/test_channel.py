@@ -61,16 +61,13 @@ async def test_what_is_sent_arrives() -> None:
         assert json.loads(data[wire.LENGTH.size :]) == {"collect": ["gpu"]}
 
 
-@pytest.mark.parametrize(
-    ("frame", "what"),
-    [
-        (wire.LENGTH.pack(4) + b"null", "JSON that is not an object"),
-        (wire.LENGTH.pack(2) + b"[]", "JSON that is not an object"),
-        (wire.LENGTH.pack(3) + b"{a}", "invalid JSON: Expecting"),
-        (wire.LENGTH.pack(2) + b"\xff\xfe", "invalid JSON: "),
-        (wire.LENGTH.pack(wire.MAX_FRAME + 1), f"a frame of {wire.MAX_FRAME + 1} bytes"),
-    ],
-)
+@pytest.mark.parametrize(("frame", "what"), [
+    (wire.LENGTH.pack(4) + b"null", "JSON that is not an object"),
+    (wire.LENGTH.pack(2) + b"[]", "JSON that is not an object"),
+    (wire.LENGTH.pack(3) + b"{a}", "invalid JSON: Expecting"),
+    (wire.LENGTH.pack(2) + b"\xff\xfe", "invalid JSON: "),
+    (wire.LENGTH.pack(wire.MAX_FRAME + 1), f"a frame of {wire.MAX_FRAME + 1} bytes"),
+])  # fmt: skip
 async def test_what_is_no_frame(frame: bytes, what: str) -> None:
     """It is refused with what it is, and is not waited for."""
     async with opened() as (channel, worker):

@@ -236,17 +236,14 @@ async def test_no_respawn_storm(tmp_path: Path) -> None:
         assert bench.metric(STARTS) == 4
 
 
-@pytest.mark.parametrize(
-    ("action", "reason", "starts", "said"),
-    [
-        ("hang", Reason.TIMEOUT, 2, "no answer within"),
-        ("crash", Reason.CRASHED, 2, "SIGSEGV"),
-        ("exit", Reason.CRASHED, 2, "status 3"),
-        (f"hog {2 * child.MEMORY}", Reason.OUT_OF_MEMORY, 2, "memory"),
-        # The kernel's OOM killer: the second time it is called a crash at the part.
-        ("kill", Reason.CRASHED, 3, "SIGKILL"),
-    ],
-)
+@pytest.mark.parametrize(("action", "reason", "starts", "said"), [
+    ("hang", Reason.TIMEOUT, 2, "no answer within"),
+    ("crash", Reason.CRASHED, 2, "SIGSEGV"),
+    ("exit", Reason.CRASHED, 2, "status 3"),
+    (f"hog {2 * child.MEMORY}", Reason.OUT_OF_MEMORY, 2, "memory"),
+    # The kernel's OOM killer: the second time it is called a crash at the part.
+    ("kill", Reason.CRASHED, 3, "SIGKILL"),
+])  # fmt: skip
 async def test_27_a_part_that_ends_a_worker_is_left_out(
     tmp_path: Path, action: str, reason: Reason, starts: int, said: str
 ) -> None:
@@ -345,15 +342,12 @@ async def test_27_worker_killed_between_two_sweeps(tmp_path: Path) -> None:
             assert values(result)["a"] != worker
 
 
-@pytest.mark.parametrize(
-    ("action", "reason"),
-    [
-        ("hang", Reason.TIMEOUT),
-        (f"hog {2 * child.MEMORY}", Reason.OUT_OF_MEMORY),
-        # Its library must be loaded afresh.
-        ("replace", Reason.VERSION_MISMATCH),
-    ],
-)
+@pytest.mark.parametrize(("action", "reason"), [
+    ("hang", Reason.TIMEOUT),
+    (f"hog {2 * child.MEMORY}", Reason.OUT_OF_MEMORY),
+    # Its library must be loaded afresh.
+    ("replace", Reason.VERSION_MISMATCH),
+])  # fmt: skip
 async def test_27_failure_without_a_part(tmp_path: Path, action: str, reason: Reason) -> None:
     """A collector that ends its worker before it has named a part is down until the back-off is
     over, without being run, and then returns with a new worker.
@@ -372,14 +366,11 @@ async def test_27_failure_without_a_part(tmp_path: Path, action: str, reason: Re
         assert bench.metric(STARTS) == 2
 
 
-@pytest.mark.parametrize(
-    ("line", "outcome", "reason"),
-    [
-        ("- absent nothing", CollectionOutcome.NOT_AVAILABLE, None),
-        ("- raise", CollectionOutcome.ERROR, Reason.INTERNAL),
-        ("- denied /dev/x", CollectionOutcome.ERROR, Reason.PERMISSION_DENIED),
-    ],
-)
+@pytest.mark.parametrize(("line", "outcome", "reason"), [
+    ("- absent nothing", CollectionOutcome.NOT_AVAILABLE, None),
+    ("- raise", CollectionOutcome.ERROR, Reason.INTERNAL),
+    ("- denied /dev/x", CollectionOutcome.ERROR, Reason.PERMISSION_DENIED),
+])  # fmt: skip
 async def test_outcomes_cross_the_pipe(
     tmp_path: Path, line: str, outcome: CollectionOutcome, reason: Reason | None
 ) -> None:

@@ -79,21 +79,18 @@ def test_machine_without_the_source(name: str, outcome: CollectionOutcome, tmp_p
         assert str(tmp_path) in result.detail
 
 
-@pytest.mark.parametrize(
-    ("name", "path", "texts"),
-    [
-        ("disk", "diskstats", ("8 0 sda 1", "8 0 sda 1 2 3 4 5 6 7 8 x", "")),
-        ("kernel", "loadavg", ("", "x", "1 2 x y z")),
-        ("kernel", "uptime", ("", "x")),
-        ("kernel", "sys/vm/swappiness", ("", "x", "1 2 x y z")),
-        ("memory", "meminfo", ("MemTotal: lots kB", "MemTotal:", "MemTotal")),
-        ("memory", "vmstat", ("oom_kill", "nr_free_pages 7\noom_kill many")),
-        ("open_files", "sys/fs/file-nr", ("many", "1 2")),
-        ("pressure", "pressure/cpu", ("some", "some avg10=x total=0", "some total=0")),
-        ("tcp_limits", "sys/net/ipv4/tcp_max_tw_buckets", ("many", "")),
-        ("tcp_limits", "sys/net/ipv4/ip_local_port_range", ("2 1", "1", "a b")),
-    ],
-)
+@pytest.mark.parametrize(("name", "path", "texts"), [
+    ("disk", "diskstats", ("8 0 sda 1", "8 0 sda 1 2 3 4 5 6 7 8 x", "")),
+    ("kernel", "loadavg", ("", "x", "1 2 x y z")),
+    ("kernel", "uptime", ("", "x")),
+    ("kernel", "sys/vm/swappiness", ("", "x", "1 2 x y z")),
+    ("memory", "meminfo", ("MemTotal: lots kB", "MemTotal:", "MemTotal")),
+    ("memory", "vmstat", ("oom_kill", "nr_free_pages 7\noom_kill many")),
+    ("open_files", "sys/fs/file-nr", ("many", "1 2")),
+    ("pressure", "pressure/cpu", ("some", "some avg10=x total=0", "some total=0")),
+    ("tcp_limits", "sys/net/ipv4/tcp_max_tw_buckets", ("many", "")),
+    ("tcp_limits", "sys/net/ipv4/ip_local_port_range", ("2 1", "1", "a b")),
+])  # fmt: skip
 def test_file_that_makes_no_sense(
     name: str, path: str, texts: tuple[str, ...], tmp_path: Path
 ) -> None:

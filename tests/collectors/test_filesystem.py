@@ -237,14 +237,11 @@ def test_quarantined(tmp_path: Path) -> None:
     assert value(result, filesystem.WRITABLE, path) == 0
 
 
-@pytest.mark.parametrize(
-    ("table", "error"),
-    [
-        ({"paths": ["data"]}, "x.paths: must be absolute paths"),
-        ({"paths": ["/a", "/a"]}, "x.paths: must not name a path twice"),
-        ({"write_test": ["~/data"]}, "x.write_test: must be absolute paths"),
-    ],
-)
+@pytest.mark.parametrize(("table", "error"), [
+    ({"paths": ["data"]}, "x.paths: must be absolute paths"),
+    ({"paths": ["/a", "/a"]}, "x.paths: must not name a path twice"),
+    ({"write_test": ["~/data"]}, "x.write_test: must be absolute paths"),
+])  # fmt: skip
 def test_bad_options(table: dict[str, object], error: str) -> None:
     """Paths that mean nothing to a service are refused."""
     errors = Errors()

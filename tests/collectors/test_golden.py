@@ -15,22 +15,19 @@ FILES = {"tcp_limits": "tcp"}
 """Fixtures of which another collector's files are read."""
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("disk", {}),
-        ("infiniband", {}),
-        ("job_environment", {}),
-        ("kernel", {}),
-        ("memory", {}),
-        ("network", {}),
-        ("open_files", {}),
-        ("pressure", {}),
-        ("software", {"environments": (Path("/opt/venv"),)}),
-        ("tcp", {}),
-        ("tcp_limits", {}),
-    ],
-)
+@pytest.mark.parametrize(("name", "options"), [
+    ("disk", {}),
+    ("infiniband", {}),
+    ("job_environment", {}),
+    ("kernel", {}),
+    ("memory", {}),
+    ("network", {}),
+    ("open_files", {}),
+    ("pressure", {}),
+    ("software", {"environments": (Path("/opt/venv"),)}),
+    ("tcp", {}),
+    ("tcp_limits", {}),
+])  # fmt: skip
 def test_golden(name: str, options: dict[str, Any]) -> None:
     """The fixture gives exactly the expected exposition, without a fault."""
     result = Bench(name, FIXTURES / FILES.get(name, name), **options).collect()

@@ -390,15 +390,12 @@ def test_holds_no_file_open(bench: Adapters) -> None:
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize(
-    ("text", "gigabits"),
-    [
-        (b"400 Gb/sec (4X NDR)\n", 400),
-        (b"2.5 Gb/sec (1X SDR)\n", 2.5),
-        (b"800 Gb/sec (4X XDR)", 800),
-        (b"25 Gb/sec", 25),
-    ],
-)
+@pytest.mark.parametrize(("text", "gigabits"), [
+    (b"400 Gb/sec (4X NDR)\n", 400),
+    (b"2.5 Gb/sec (1X SDR)\n", 2.5),
+    (b"800 Gb/sec (4X XDR)", 800),
+    (b"25 Gb/sec", 25),
+])  # fmt: skip
 def test_rate(text: bytes, gigabits: float) -> None:
     """A rate is in bytes per second, whatever the width and the generation in brackets."""
     assert parse_rate(text) == gigabits * 1.25e8

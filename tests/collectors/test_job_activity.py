@@ -343,16 +343,13 @@ def test_ports_for_clients(tmp_path: Path) -> None:
     assert values(scene.collect(10.0), SERVES) == {("slurm-7", "3", "8000"): 1.0}
 
 
-@pytest.mark.parametrize(
-    ("line", "name"),
-    [
-        (b"/usr/bin/python3\0-u\0/home/u/train.py\0--key\0secret\0", "train.py"),
-        (b"python\0-X\0dev\0-m\0pkg.train\0--x\0", "pkg.train"),
-        (b"/opt/bin/trainer\0config.yml\0", "trainer"),
-        (b"python3\0", "python3"),
-        (b"", ""),
-    ],
-)
+@pytest.mark.parametrize(("line", "name"), [
+    (b"/usr/bin/python3\0-u\0/home/u/train.py\0--key\0secret\0", "train.py"),
+    (b"python\0-X\0dev\0-m\0pkg.train\0--x\0", "pkg.train"),
+    (b"/opt/bin/trainer\0config.yml\0", "trainer"),
+    (b"python3\0", "python3"),
+    (b"", ""),
+])  # fmt: skip
 def test_what_a_process_runs(line: bytes, name: str) -> None:
     """Its script or module is named, and no argument of it."""
     assert script(line.split(b"\0")) == name

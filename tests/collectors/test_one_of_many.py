@@ -133,17 +133,14 @@ def test_files_of_a_process(name: str, node: Path) -> None:
         shutil.rmtree(place)
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (ValueError("no"), Reason.MALFORMED),
-        (OverflowError("no"), Reason.MALFORMED),
-        (PermissionError(13, "no"), Reason.PERMISSION_DENIED),
-        (SourceError(Reason.TIMEOUT, "no"), Reason.TIMEOUT),
-        (IndexError("no"), Reason.INTERNAL),
-        (RecursionError("no"), Reason.INTERNAL),
-    ],
-)
+@pytest.mark.parametrize(("error", "reason"), [
+    (ValueError("no"), Reason.MALFORMED),
+    (OverflowError("no"), Reason.MALFORMED),
+    (PermissionError(13, "no"), Reason.PERMISSION_DENIED),
+    (SourceError(Reason.TIMEOUT, "no"), Reason.TIMEOUT),
+    (IndexError("no"), Reason.INTERNAL),
+    (RecursionError("no"), Reason.INTERNAL),
+])  # fmt: skip
 def test_a_failure_costs_one(error: Exception, reason: Reason) -> None:
     """What was read before it is kept, and the failure has the part's name."""
     read = failing(error)

@@ -85,21 +85,17 @@ def test_same_software_has_the_same_fingerprint(base: Path) -> None:
     assert fingerprints(sweep(base, "/opt/venv")) == fingerprints(sweep(whole, "/opt/venv"))
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "component"),
-    [
-        ("proc/sys/kernel/osrelease", "6.8.0-31-generic\n", "kernel"),
-        (
-            "proc/driver/nvidia/version",
-            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19\n",
-            "driver",
-        ),
-        ("proc/driver/nvidia/params", "EnableMSI: 0\n", "driver_parameters"),
-        ("proc/cmdline", "iommu=off\n", "kernel_command_line"),
-        ("proc/sys/kernel/numa_balancing", "1\n", "sysctl"),
-        ("root/etc/nccl.conf", "NCCL_IB_DISABLE=1\n", "nccl_configuration"),
-    ],
-)
+@pytest.mark.parametrize(("file", "text", "component"), [
+    ("proc/sys/kernel/osrelease", "6.8.0-31-generic\n", "kernel"),
+    (
+        "proc/driver/nvidia/version",
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19\n", "driver",
+    ),
+    ("proc/driver/nvidia/params", "EnableMSI: 0\n", "driver_parameters"),
+    ("proc/cmdline", "iommu=off\n", "kernel_command_line"),
+    ("proc/sys/kernel/numa_balancing", "1\n", "sysctl"),
+    ("root/etc/nccl.conf", "NCCL_IB_DISABLE=1\n", "nccl_configuration"),
+])  # fmt: skip
 def test_drift(base: Path, file: str, text: str, component: str) -> None:
     """What differs between nodes changes the fingerprint of its component, and no other."""
     (base / file).write_text(text)

@@ -141,16 +141,13 @@ async def test_a_child_that_cannot_be_watched_is_killed(monkeypatch: pytest.Monk
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (errno.EAGAIN, "pids.max"),
-        (errno.EMFILE, "RLIMIT_NOFILE"),
-        (errno.ENFILE, "fs.file-max"),
-        (errno.ENOMEM, "out of memory"),
-        (errno.ENOEXEC, "Exec format error"),
-    ],
-)
+@pytest.mark.parametrize(("number", "text"), [
+    (errno.EAGAIN, "pids.max"),
+    (errno.EMFILE, "RLIMIT_NOFILE"),
+    (errno.ENFILE, "fs.file-max"),
+    (errno.ENOMEM, "out of memory"),
+    (errno.ENOEXEC, "Exec format error"),
+])  # fmt: skip
 def test_causes_are_in_an_operators_words(number: int, text: str) -> None:
     """The text names the limit to look at."""
     assert text in child.cause(OSError(number, os.strerror(number)))

@@ -27,18 +27,15 @@ def test_what_json_lacks_is_refused(value: float) -> None:
 NOTHING: Any = None
 
 
-@pytest.mark.parametrize(
-    ("odd", "reason"),
-    [
-        (lambda: 1 / len(()), "ZeroDivisionError: division by zero"),
-        (lambda: int(math.inf), "OverflowError: cannot convert float infinity to integer"),
-        (lambda: int("x"), "ValueError: invalid literal for int() with base 10: 'x'"),
-        (lambda: dict[str, int]()["x"], "KeyError: 'x'"),
-        (lambda: NOTHING + 1, "TypeError: unsupported operand type(s) for +: 'NoneType' and 'int'"),
-        (lambda: math.inf, "ValueError: Out of range float values are not JSON compliant"),
-        (object, "TypeError: Object of type object is not JSON serializable"),
-    ],
-)
+@pytest.mark.parametrize(("odd", "reason"), [
+    (lambda: 1 / len(()), "ZeroDivisionError: division by zero"),
+    (lambda: int(math.inf), "OverflowError: cannot convert float infinity to integer"),
+    (lambda: int("x"), "ValueError: invalid literal for int() with base 10: 'x'"),
+    (lambda: dict[str, int]()["x"], "KeyError: 'x'"),
+    (lambda: NOTHING + 1, "TypeError: unsupported operand type(s) for +: 'NoneType' and 'int'"),
+    (lambda: math.inf, "ValueError: Out of range float values are not JSON compliant"),
+    (object, "TypeError: Object of type object is not JSON serializable"),
+])  # fmt: skip
 def test_part_that_cannot_be_built_costs_itself(odd: Any, reason: str) -> None:
     """The parts before and after it are there, and the document names it, with the reason."""
     left_out = LeftOut()

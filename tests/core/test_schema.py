@@ -60,17 +60,14 @@ def test_a_disk_that_fails_is_no_shape() -> None:
         raise OSError("disk")  # noqa: EM101 - as above
 
 
-@pytest.mark.parametrize(
-    ("kind", "within", "beyond"),
-    [
-        (schema.UNIX_TIME, 253402300799, 253402300800),  # 9999-12-31 23:59:59
-        (schema.UNIX_TIME, 0, -1),
-        (schema.Integer(), 1 << 53, (1 << 53) + 1),  # what a float has, too
-        (schema.Integer(), 0, -1),
-        (schema.Integer(3, 5), 5, 6),
-        (schema.Number(1.0, 2.5), 2.5, 2.6),
-    ],
-)
+@pytest.mark.parametrize(("kind", "within", "beyond"), [
+    (schema.UNIX_TIME, 253402300799, 253402300800),  # 9999-12-31 23:59:59
+    (schema.UNIX_TIME, 0, -1),
+    (schema.Integer(), 1 << 53, (1 << 53) + 1),  # what a float has, too
+    (schema.Integer(), 0, -1),
+    (schema.Integer(3, 5), 5, 6),
+    (schema.Number(1.0, 2.5), 2.5, 2.6),
+])  # fmt: skip
 def test_bounds(kind: schema.Integer | schema.Number, within: float, beyond: float) -> None:
     """A number may be as large or small as its bound, and no further."""
     assert kind.read(within, "it") == within

@@ -52,36 +52,32 @@ NAMED = "a\x1b]0;owned\x07\x1b[2J\u202egpj.log"
 """A name that a file may have."""
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("explain", "DIR"),
-        ("explain", "--json", "DIR"),
-        ("explain", "DIR/none"),
-        ("explain", "x" * 6000),
-        ("explain", NAMED),
-        ("explain", f"--{NAMED}"),
-        ("check-config", "--config.file", NAMED),
-        ("check-config", f"--{NAMED}"),
-        ("check-config", f"--probe.period={NAMED}"),
-        (NAMED,),
-        ("free-port", "--range", NAMED),
-        ("doctor", "--config.file", NAMED),
-        ("doctor", "--runbook", NAMED),
-        ("doctor", "--only", NAMED),
-        ("doctor", f"--{NAMED}"),
-        ("keys", "show", NAMED),
-        ("keys", "new", f"/proc/{NAMED}"),
-        ("maintenance", "on", "--for", NAMED),
-        ("maintenance", "show", "--path.state", NAMED),
-        ("probe", "--config.file", NAMED),
-        ("probe", NAMED),
-        ("status", "--config.file", NAMED),
-        ("status", NAMED),
-        ("jobs", NAMED),
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize("words", [
+    ("explain", "DIR"),
+    ("explain", "--json", "DIR"),
+    ("explain", "DIR/none"),
+    ("explain", "x" * 6000),
+    ("explain", NAMED),
+    ("explain", f"--{NAMED}"),
+    ("check-config", "--config.file", NAMED),
+    ("check-config", f"--{NAMED}"),
+    ("check-config", f"--probe.period={NAMED}"),
+    (NAMED,),
+    ("free-port", "--range", NAMED),
+    ("doctor", "--config.file", NAMED),
+    ("doctor", "--runbook", NAMED),
+    ("doctor", "--only", NAMED),
+    ("doctor", f"--{NAMED}"),
+    ("keys", "show", NAMED),
+    ("keys", "new", f"/proc/{NAMED}"),
+    ("maintenance", "on", "--for", NAMED),
+    ("maintenance", "show", "--path.state", NAMED),
+    ("probe", "--config.file", NAMED),
+    ("probe", NAMED),
+    ("status", "--config.file", NAMED),
+    ("status", NAMED),
+    ("jobs", NAMED),
+], ids=repr)  # fmt: skip
 def test_commands_print_no_name_as_it_is(
     words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,36 +95,30 @@ def test_commands_print_no_name_as_it_is(
     assert "Traceback (most" not in text
 
 
-@pytest.mark.parametrize(
-    ("number", "one", "several", "text"),
-    [
-        (0, "GPU", "", "0 GPUs"),
-        (1, "GPU", "", "1 GPU"),
-        (1.0, "GPU", "", "1 GPU"),
-        (2.0, "GPU", "", "2 GPUs"),
-        (1, "process hangs", "processes hang", "1 process hangs"),
-        (3, "process hangs", "processes hang", "3 processes hang"),
-        (1_048_576.0, "file", "", "1,048,576 files"),
-        (math.inf, "file", "", "inf files"),
-    ],
-)
+@pytest.mark.parametrize(("number", "one", "several", "text"), [
+    (0, "GPU", "", "0 GPUs"),
+    (1, "GPU", "", "1 GPU"),
+    (1.0, "GPU", "", "1 GPU"),
+    (2.0, "GPU", "", "2 GPUs"),
+    (1, "process hangs", "processes hang", "1 process hangs"),
+    (3, "process hangs", "processes hang", "3 processes hang"),
+    (1_048_576.0, "file", "", "1,048,576 files"),
+    (math.inf, "file", "", "inf files"),
+])  # fmt: skip
 def test_plural(number: float, one: str, several: str, text: str) -> None:
     """One is in the singular; a large count is in full, with commas, and not as a power of ten."""
     assert plural(number, one, several) == text
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.1234, "0.123 s"),
-        (119.4, "119 s"),
-        (120, "2 min"),
-        (7199, "120 min"),
-        (7200, "2 h"),
-        (172_799, "48 h"),
-        (172_800, "2 d"),
-    ],
-)
+@pytest.mark.parametrize(("seconds", "text"), [
+    (0.1234, "0.123 s"),
+    (119.4, "119 s"),
+    (120, "2 min"),
+    (7199, "120 min"),
+    (7200, "2 h"),
+    (172_799, "48 h"),
+    (172_800, "2 d"),
+])  # fmt: skip
 def test_duration(seconds: float, text: str) -> None:
     """A unit is used from two of it on, as a rounded one would say too little."""
     assert duration(seconds) == text

@@ -14,19 +14,16 @@ CLOCK = gauge("dshealthd_x_clock_hertz", "Clock.", "gpu", "domain")
 OTHER = gauge("dshealthd_x_other", "Other.")
 
 
-@pytest.mark.parametrize(
-    ("selector", "chosen"),
-    [
-        ("dshealthd_x_clock_hertz", {"sm", "memory", ""}),
-        ('dshealthd_x_clock_hertz{domain="sm"}', {"sm"}),
-        ('dshealthd_x_clock_hertz{domain!="sm"}', {"memory", ""}),
-        ('dshealthd_x_clock_hertz{domain=~"s|mem.+"}', {"memory"}),
-        ('dshealthd_x_clock_hertz{domain!~"s.",gpu="0"}', {"memory", ""}),
-        ('dshealthd_x_clock_hertz{gpu="1"}', set()),
-        ('dshealthd_x_clock_hertz{leaf!="",domain="sm"}', {"sm"}),
-        ('dshealthd_x_clock_hertz{domain="sm"}\ndshealthd_x_clock_hertz{domain=""}', {"sm", ""}),
-    ],
-)
+@pytest.mark.parametrize(("selector", "chosen"), [
+    ("dshealthd_x_clock_hertz", {"sm", "memory", ""}),
+    ('dshealthd_x_clock_hertz{domain="sm"}', {"sm"}),
+    ('dshealthd_x_clock_hertz{domain!="sm"}', {"memory", ""}),
+    ('dshealthd_x_clock_hertz{domain=~"s|mem.+"}', {"memory"}),
+    ('dshealthd_x_clock_hertz{domain!~"s.",gpu="0"}', {"memory", ""}),
+    ('dshealthd_x_clock_hertz{gpu="1"}', set()),
+    ('dshealthd_x_clock_hertz{leaf!="",domain="sm"}', {"sm"}),
+    ('dshealthd_x_clock_hertz{domain="sm"}\ndshealthd_x_clock_hertz{domain=""}', {"sm", ""}),
+])  # fmt: skip
 def test_selectors_choose_as_prometheus_does(selector: str, chosen: set[str]) -> None:
     """Patterns match the whole value, several selectors of a family are alternatives, and a label
     that only targets have leaves nothing out.

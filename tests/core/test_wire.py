@@ -77,26 +77,23 @@ def test_series_of_ended_jobs_are_forgotten() -> None:
     assert len(kept) == len(read) == 8
 
 
-@pytest.mark.parametrize(
-    "nonsense",
-    [
-        {"series": []},
-        {"series": None},
-        {"series": [7]},
-        {"series": [["x_b", 7]]},
-        {"series": [["x_b", []], ["x_b", []]]},
-        {"values": []},
-        {"values": [1.0, 2.0]},
-        {"values": ["a"]},
-        {"values": None},
-        {"series": [["x_z", []]]},
-        {"series": 5},
-        {"outcome": "fine"},
-        {"reason": "because"},
-        {"duration": "long"},
-        {"result": "d"},
-    ],
-)
+@pytest.mark.parametrize("nonsense", [
+    {"series": []},
+    {"series": None},
+    {"series": [7]},
+    {"series": [["x_b", 7]]},
+    {"series": [["x_b", []], ["x_b", []]]},
+    {"values": []},
+    {"values": [1.0, 2.0]},
+    {"values": ["a"]},
+    {"values": None},
+    {"series": [["x_z", []]]},
+    {"series": 5},
+    {"outcome": "fine"},
+    {"reason": "because"},
+    {"duration": "long"},
+    {"result": "d"},
+])  # fmt: skip
 def test_nonsense_is_refused(nonsense: dict[str, Any]) -> None:
     """A frame of the wrong shape raises one of the errors that the supervisor turns into
     `malformed`.

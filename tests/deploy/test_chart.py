@@ -198,17 +198,14 @@ def test_runbooks_have_the_scheme_of_the_agents(packed: Path) -> None:
         assert links == {scheme}
 
 
-@pytest.mark.parametrize(
-    ("values", "error"),
-    [
-        ({"probes": {"enabled": "true"}}, "/probes/enabled"),
-        ({"probe": {"enabled": True}}, "probe"),
-        ({"config": {"probes.toml": ""}}, "probes.toml"),
-        ({"config": {"site.yaml": ""}}, "site.yaml"),
-        ({"mountPropagation": "Bidirectional"}, "mountPropagation"),
-        ({"nodeSelector": {"kubernetes.io/os": "windows"}}, "kubernetes.io/os"),
-    ],
-)
+@pytest.mark.parametrize(("values", "error"), [
+    ({"probes": {"enabled": "true"}}, "/probes/enabled"),
+    ({"probe": {"enabled": True}}, "probe"),
+    ({"config": {"probes.toml": ""}}, "probes.toml"),
+    ({"config": {"site.yaml": ""}}, "site.yaml"),
+    ({"mountPropagation": "Bidirectional"}, "mountPropagation"),
+    ({"nodeSelector": {"kubernetes.io/os": "windows"}}, "kubernetes.io/os"),
+])  # fmt: skip
 def test_refuses_wrong_values(packed: Path, values: dict[str, Any], error: str) -> None:
     """The schema names the value that is wrong."""
     (answer,) = rendered(packed, values)

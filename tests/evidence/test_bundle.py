@@ -30,16 +30,13 @@ def test_a_bundle_is_named_by_time_and_job(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "lost+found",
-        "20261121T142900Z-",
-        "20269921T142900Z-a",
-        "20261121T142900Z-../x",
-        ".20261121T142900Z-a",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "lost+found",
+    "20261121T142900Z-",
+    "20269921T142900Z-a",
+    "20261121T142900Z-../x",
+    ".20261121T142900Z-a",
+])  # fmt: skip
 def test_other_names_are_no_bundles(name: str) -> None:
     """What somebody else put there is neither listed nor removed."""
     assert parse_name(name) is None

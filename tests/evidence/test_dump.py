@@ -151,23 +151,20 @@ def test_a_dump_that_names_a_function_is_refused(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        pytest.param(b"cbuiltins\neval\n(S'1'\ntR.", id="protocol 0"),
-        pytest.param(b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93.", id="stack global"),
-        pytest.param(b"\x80\x02\x82\x01.", id="extension"),
-        pytest.param(b"Psomething\n.", id="persistent"),
-        pytest.param(b"(ios\nsystem\n.", id="instance"),
-        pytest.param(b"\x80\x02N}b.", id="build"),
-        pytest.param(b"\x80\x02]\x81.", id="new object"),
-        pytest.param(b"\x80\x05\x97.", id="buffer"),
-        pytest.param(b"", id="empty"),
-        pytest.param(b"\x80\x63.", id="protocol 99"),
-        pytest.param(pickle.dumps([1, 2]), id="list"),
-        pytest.param(pickle.dumps({"entries": 3}), id="no entries"),
-    ],
-)
+@pytest.mark.parametrize("data", [
+    pytest.param(b"cbuiltins\neval\n(S'1'\ntR.", id="protocol 0"),
+    pytest.param(b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93.", id="stack global"),
+    pytest.param(b"\x80\x02\x82\x01.", id="extension"),
+    pytest.param(b"Psomething\n.", id="persistent"),
+    pytest.param(b"(ios\nsystem\n.", id="instance"),
+    pytest.param(b"\x80\x02N}b.", id="build"),
+    pytest.param(b"\x80\x02]\x81.", id="new object"),
+    pytest.param(b"\x80\x05\x97.", id="buffer"),
+    pytest.param(b"", id="empty"),
+    pytest.param(b"\x80\x63.", id="protocol 99"),
+    pytest.param(pickle.dumps([1, 2]), id="list"),
+    pytest.param(pickle.dumps({"entries": 3}), id="no entries"),
+])  # fmt: skip
 def test_what_is_no_dump_is_refused(data: bytes) -> None:
     """Every opcode that could reach outside, and every other shape, ends in one kind of error."""
     with pytest.raises(MalformedDump):

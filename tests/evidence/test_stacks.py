@@ -186,18 +186,15 @@ def test_what_is_no_python_is_said_to_be_none() -> None:
     assert files == {}
 
 
-@pytest.mark.parametrize(
-    "output",
-    [
-        b"",
-        b"[]",
-        b"{}",
-        b"[1]",
-        b'[{"frames": 1}]',
-        b"[" * 100_000,
-        json.dumps([{"frames": [{}]}]).encode(),
-    ],
-)
+@pytest.mark.parametrize("output", [
+    b"",
+    b"[]",
+    b"{}",
+    b"[1]",
+    b'[{"frames": 1}]',
+    b"[" * 100_000,
+    json.dumps([{"frames": [{}]}]).encode(),
+])  # fmt: skip
 def test_what_py_spy_never_prints_is_an_error(output: bytes) -> None:
     """Another version's output, or garbage, is one kind of error."""
     with pytest.raises(ValueError):  # noqa: PT011 - of json itself, or ours

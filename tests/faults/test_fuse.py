@@ -39,24 +39,15 @@ except PermissionError as error:
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts, and runs processes of another user")
 
 
-@pytest.mark.parametrize(
-    ("line", "served"),
-    [
-        (
-            "36 35 0:50 / /home/u/m rw,nosuid - fuse.sshfs u@h:/ rw,user_id=1000,group_id=5",
-            {36: 1000},
-        ),
-        (
-            "36 35 0:50 / /m rw shared:7 - fuse /dev/fuse rw,user_id=7,group_id=7,allow_other",
-            {36: 7},
-        ),
-        ("36 35 0:50 / /m rw - fuse.juicefs fs rw,user_id=0,group_id=0,allow_other", {}),
-        ("36 35 0:50 / / rw - fuse.fuse-overlayfs fuse-overlayfs rw,user_id=0,group_id=0", {}),
-        ("36 35 0:50 / /m\\040-\\040fuse rw - nfs4 h:/ rw,user_id=1000", {}),
-        ("36 35 0:50 / /sys/fs/fuse/connections rw - fusectl none rw", {}),
-        ("36 35 8:1 / /m rw - fuseblk /dev/sda1 rw,user_id=0,group_id=0,allow_other", {}),
-    ],
-)
+@pytest.mark.parametrize(("line", "served"), [
+    ("36 35 0:50 / /home/u/m rw,nosuid - fuse.sshfs u@h:/ rw,user_id=1000,group_id=5", {36: 1000}),
+    ("36 35 0:50 / /m rw shared:7 - fuse /dev/fuse rw,user_id=7,group_id=7,allow_other", {36: 7}),
+    ("36 35 0:50 / /m rw - fuse.juicefs fs rw,user_id=0,group_id=0,allow_other", {}),
+    ("36 35 0:50 / / rw - fuse.fuse-overlayfs fuse-overlayfs rw,user_id=0,group_id=0", {}),
+    ("36 35 0:50 / /m\\040-\\040fuse rw - nfs4 h:/ rw,user_id=1000", {}),
+    ("36 35 0:50 / /sys/fs/fuse/connections rw - fusectl none rw", {}),
+    ("36 35 8:1 / /m rw - fuseblk /dev/sda1 rw,user_id=0,group_id=0,allow_other", {}),
+])  # fmt: skip
 def test_mounts_that_users_serve(line: str, served: dict[int, int]) -> None:
     """Those of root, and the root of a container that root runs, are read as any other."""
     text = f"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n{line}\n24 22 0:5 / /proc rw - proc proc rw\n"

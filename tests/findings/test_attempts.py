@@ -139,17 +139,14 @@ def test_an_attempt_while_it_runs_and_afterwards() -> None:
     assert {sample.metric for sample in node.attempts.samples()} == set()
 
 
-@pytest.mark.parametrize(
-    ("ends", "reason", "says"),
-    [
-        ((ExitKind.ENDED, ExitKind.ENDED), "ended", "ended by itself"),
-        ((ExitKind.TERMINATED, ExitKind.ENDED), "terminated", "stopped by a signal"),
-        ((ExitKind.FAILED, ExitKind.TERMINATED), "failed", "rank 0 failed"),
-        ((ExitKind.CRASHED, ExitKind.KILLED), "crashed", "rank 0 was ended by a signal of"),
-        ((ExitKind.UNKNOWN, ExitKind.ENDED), "unknown", "nobody saw how"),
-        ((None, ExitKind.ENDED), "unknown", "its heartbeats ended"),
-    ],
-)
+@pytest.mark.parametrize(("ends", "reason", "says"), [
+    ((ExitKind.ENDED, ExitKind.ENDED), "ended", "ended by itself"),
+    ((ExitKind.TERMINATED, ExitKind.ENDED), "terminated", "stopped by a signal"),
+    ((ExitKind.FAILED, ExitKind.TERMINATED), "failed", "rank 0 failed"),
+    ((ExitKind.CRASHED, ExitKind.KILLED), "crashed", "rank 0 was ended by a signal of"),
+    ((ExitKind.UNKNOWN, ExitKind.ENDED), "unknown", "nobody saw how"),
+    ((None, ExitKind.ENDED), "unknown", "its heartbeats ended"),
+])  # fmt: skip
 def test_why_it_ended(ends: tuple[ExitKind | None, ExitKind], reason: str, says: str) -> None:
     """By how its processes ended, the first that failed; what nobody saw is unknown."""
     node = Node()

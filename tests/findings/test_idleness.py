@@ -140,13 +140,10 @@ def test_a_damaged_file(document: object) -> None:
         Idleness().restore(document)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("what", "says"),
-    [
-        ("stopped", "rank 2 (pid 4711) is stopped (SIGSTOP)"),
-        ("killed", "rank 2 was killed (SIGKILL)"),
-    ],
-)
+@pytest.mark.parametrize(("what", "says"), [
+    ("stopped", "rank 2 (pid 4711) is stopped (SIGSTOP)"),
+    ("killed", "rank 2 was killed (SIGKILL)"),
+])  # fmt: skip
 def test_a_rank_in_trouble_has_a_pid_while_it_lives(what: str, says: str) -> None:
     """Whoever is paged finds the process that is stopped; one that has ended has no pid any
     more.

@@ -90,16 +90,13 @@ def test_a_pause_that_waits_for_somebody_outside() -> None:
         }
 
 
-@pytest.mark.parametrize(
-    ("machine", "release", "hangs_so"),
-    [
-        ("aarch64", "2.28.7", False),
-        ("aarch64", "2.28.9+cuda13.0", True),
-        ("aarch64", "2.29.2", True),
-        ("aarch64", "2.29.3", False),
-        ("x86_64", "2.28.9", False),
-    ],
-)
+@pytest.mark.parametrize(("machine", "release", "hangs_so"), [
+    ("aarch64", "2.28.7", False),
+    ("aarch64", "2.28.9+cuda13.0", True),
+    ("aarch64", "2.29.2", True),
+    ("aarch64", "2.29.3", False),
+    ("x86_64", "2.28.9", False),
+])  # fmt: skip
 def test_a_release_of_nccl_that_hangs_so(
     machine: str, release: str, *, hangs_so: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

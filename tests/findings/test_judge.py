@@ -367,16 +367,13 @@ async def test_reload_changes_limits(tmp_path: Path) -> None:
     await node.judge.close()
 
 
-@pytest.mark.parametrize(
-    ("line", "error"),
-    [
-        ("limit_used_ratoi = 0.5", "limit_used_ratoi: unknown key; did you mean limit_used_ratio?"),
-        ("limit_used_ratio = 1.5", "limit_used_ratio: must be at most 1, not 1.5"),
-        ('limit_used_ratio = "80%"', "limit_used_ratio: must be a number, not a string (80%)"),
-        ("clock_offset_seconds = 2", "clock_offset_seconds: must be a duration"),
-        ('filesystem_free_bytes = "1s"', 'filesystem_free_bytes: "1s" is not a size'),
-    ],
-)
+@pytest.mark.parametrize(("line", "error"), [
+    ("limit_used_ratoi = 0.5", "limit_used_ratoi: unknown key; did you mean limit_used_ratio?"),
+    ("limit_used_ratio = 1.5", "limit_used_ratio: must be at most 1, not 1.5"),
+    ('limit_used_ratio = "80%"', "limit_used_ratio: must be a number, not a string (80%)"),
+    ("clock_offset_seconds = 2", "clock_offset_seconds: must be a duration"),
+    ('filesystem_free_bytes = "1s"', 'filesystem_free_bytes: "1s" is not a size'),
+])  # fmt: skip
 def test_wrong_limit_is_refused(line: str, error: str, tmp_path: Path) -> None:
     """A limit that is unknown, of another unit or out of bounds is named, with what would fit."""
     with pytest.raises(ConfigError) as refusal:

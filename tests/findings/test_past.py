@@ -71,16 +71,13 @@ def test_rise_is_that_of_all_values_within_a_step(steps: list[int]) -> None:
     assert total - within <= rise <= total - beyond
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        (Measure.HIGHEST, 9.0),
-        (Measure.LOWEST, 1.0),
-        (Measure.MEAN, 4.0),
-        (Measure.MEDIAN, 3.0),
-        (Measure.USUAL, 3.0),
-    ],
-)
+@pytest.mark.parametrize(("kind", "value"), [
+    (Measure.HIGHEST, 9.0),
+    (Measure.LOWEST, 1.0),
+    (Measure.MEAN, 4.0),
+    (Measure.MEDIAN, 3.0),
+    (Measure.USUAL, 3.0),
+])  # fmt: skip
 def test_figures_of_a_window(kind: Measure, value: float) -> None:
     """A window has the highest, lowest, mean or median value, also of a series that is gone."""
     window = Window(kind, 60.0)
@@ -151,19 +148,16 @@ def rows(*series: object) -> dict[str, object]:
     return {"dimensions": ["type"], "series": list(series)}
 
 
-@pytest.mark.parametrize(
-    "window",
-    [
-        rows(["a"]),
-        rows([["a"], "x", []]),
-        rows([["a"], 1.0, [1.0]]),
-        rows([["a"], 1.0, [float("nan"), 1.0]]),
-        rows([["a", "b"], 1.0, [1.0, 1.0]]),
-        {"series": []},
-        [[["a"], 1.0, [1.0, 1.0]]],
-        5,
-    ],
-)
+@pytest.mark.parametrize("window", [
+    rows(["a"]),
+    rows([["a"], "x", []]),
+    rows([["a"], 1.0, [1.0]]),
+    rows([["a"], 1.0, [float("nan"), 1.0]]),
+    rows([["a", "b"], 1.0, [1.0, 1.0]]),
+    {"series": []},
+    [[["a"], 1.0, [1.0, 1.0]]],
+    5,
+])  # fmt: skip
 def test_invalid_past_is_refused(window: object) -> None:
     """A state file with other content restores nothing of the past."""
     past = Past()

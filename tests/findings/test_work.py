@@ -35,15 +35,12 @@ def test_what_gpus_show_of_each_rank() -> None:
     assert work(series(*gpus, *readings, *busy), "run-1").says == "its GPUs compute"
 
 
-@pytest.mark.parametrize(
-    ("sample", "says"),
-    [
-        (FILES(2e5, "run-1"), "it reads or writes files"),
-        (SOCKETS(2e5, "run-1"), "it sends or receives over the network"),
-        (FILES(5e4, "run-1"), ""),
-        (SOCKETS(5e4, "run-1"), ""),
-    ],
-)
+@pytest.mark.parametrize(("sample", "says"), [
+    (FILES(2e5, "run-1"), "it reads or writes files"),
+    (SOCKETS(2e5, "run-1"), "it sends or receives over the network"),
+    (FILES(5e4, "run-1"), ""),
+    (SOCKETS(5e4, "run-1"), ""),
+])  # fmt: skip
 def test_bytes_that_move(sample: Sample, says: str) -> None:
     """A job is at work as long as its bytes move; what loggers and stores move does not count."""
     assert work(series(sample), "run-1").says == says

@@ -404,16 +404,13 @@ async def test_jobs_across_nodes() -> None:
     assert (second["job"], second["loss"]) == ("other", "not finite")
 
 
-@pytest.mark.parametrize(
-    "states",
-    [
-        ("no heartbeats", "training"),
-        ("training", "stalled"),
-        ("stalled", "failed"),
-        ("failed", "hung"),
-        ("no heartbeats", "of a later release"),
-    ],
-)
+@pytest.mark.parametrize("states", [
+    ("no heartbeats", "training"),
+    ("training", "stalled"),
+    ("stalled", "failed"),
+    ("failed", "hung"),
+    ("no heartbeats", "of a later release"),
+])  # fmt: skip
 def test_a_job_is_as_bad_as_on_its_worst_node(states: tuple[str, str]) -> None:
     """Which node answers first decides nothing."""
     for order in (states, states[::-1]):

@@ -234,27 +234,23 @@ def _probed(outcome: str, backend: str = "nccl", reason: str = "", status: int =
     return Ran(status, json.dumps(document), "no message")
 
 
-@pytest.mark.parametrize(
-    ("answer", "state", "text"),
-    [
-        (
-            _probed("ok"),
-            State.EXPECTED,
-            "all-reduce of 67108864 bytes at 300.00 GB/s bus bandwidth, of 8 bytes in 20 µs",
-        ),
-        (_probed("corrupted", status=8), State.UNEXPECTED, "corrupted; all-reduce"),
-        (_probed("hung", reason="no_answer", status=7), State.UNEXPECTED, "hung; all-reduce"),
-        (_probed("declined", reason="busy_gpu", status=3), State.NOT_RUN, "declined: busy_gpu"),
-        (_probed("unreachable", status=4), State.NOT_RUN, "unreachable: no reason given"),
-        (_probed("ok", "gloo"), State.NOT_RUN, "no GPU was used, but gloo"),
-        (_probed("ok", ""), State.NOT_RUN, "no GPU was used, but an echo"),
-        (_probed("failed", reason="no_torch", status=1), State.NOT_RUN, "no_torch: --python"),
-        (Ran(2, "", "probe.peer: no key"), State.NOT_RUN, "exit status 2: probe.peer: no key"),
-        (Ran(1, "", "a traceback"), State.UNEXPECTED, "it printed no result"),
-        (Ran(1, "[]", "a traceback"), State.UNEXPECTED, "it printed no result"),
-        (Ran(problem="hung: no answer", hung=True), State.UNEXPECTED, "hung: no answer"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "state", "text"), [
+    (
+        _probed("ok"), State.EXPECTED,
+        "all-reduce of 67108864 bytes at 300.00 GB/s bus bandwidth, of 8 bytes in 20 µs",
+    ),
+    (_probed("corrupted", status=8), State.UNEXPECTED, "corrupted; all-reduce"),
+    (_probed("hung", reason="no_answer", status=7), State.UNEXPECTED, "hung; all-reduce"),
+    (_probed("declined", reason="busy_gpu", status=3), State.NOT_RUN, "declined: busy_gpu"),
+    (_probed("unreachable", status=4), State.NOT_RUN, "unreachable: no reason given"),
+    (_probed("ok", "gloo"), State.NOT_RUN, "no GPU was used, but gloo"),
+    (_probed("ok", ""), State.NOT_RUN, "no GPU was used, but an echo"),
+    (_probed("failed", reason="no_torch", status=1), State.NOT_RUN, "no_torch: --python"),
+    (Ran(2, "", "probe.peer: no key"), State.NOT_RUN, "exit status 2: probe.peer: no key"),
+    (Ran(1, "", "a traceback"), State.UNEXPECTED, "it printed no result"),
+    (Ran(1, "[]", "a traceback"), State.UNEXPECTED, "it printed no result"),
+    (Ran(problem="hung: no answer", hung=True), State.UNEXPECTED, "hung: no answer"),
+])  # fmt: skip
 def test_outcome_of_a_probe(answer: Ran, state: State, text: str) -> None:
     """Only a collective over NCCL counts as run; one that was declined shows nothing, good or
     bad.

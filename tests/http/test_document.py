@@ -151,20 +151,16 @@ def test_60_a_missing_part_is_not_healthy(key: str) -> None:
         read(found)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b"\xff",
-        b'{"schema":1,"x":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
-        json.dumps(document(time=float("nan"))).encode(),
-        json.dumps({**document(), "x": "\x1b]0;OWNED" * 100, "time": {}}).encode(),
-    ],
-    ids=["nothing", "cut", "list", "null", "not UTF-8", "deep", "NaN", "terminal"],
-)
+@pytest.mark.parametrize("body", [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b"\xff",
+    b'{"schema":1,"x":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+    json.dumps(document(time=float("nan"))).encode(),
+    json.dumps({**document(), "x": "\x1b]0;OWNED" * 100, "time": {}}).encode(),
+], ids=["nothing", "cut", "list", "null", "not UTF-8", "deep", "NaN", "terminal"])  # fmt: skip
 def test_60_what_is_no_document_is_refused(body: bytes) -> None:
     """No JSON, another JSON value, and nesting that ends the parser's stack are refused."""
     with pytest.raises(DocumentError):

@@ -123,18 +123,14 @@ def test_an_address_that_is_dead_leaves_time_to_the_next(monkeypatch: pytest.Mon
         assert exchange(request(port, "n1"), 30, 1 << 20) == b"ok"
 
 
-@pytest.mark.parametrize(
-    ("sent", "word"),
-    [
-        (answer("x" * 1001), "more than"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort", "ended 94 bytes early"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "does not answer"),
-        (b"\x1b]0;OWNED\x07\r\n\r\n", r"does not answer: \\u001b\]0;OWNED"),
-        (b"", "does not answer"),
-        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n", "more than 100 headers"),
-    ],
-    ids=["large", "short", "bad chunk", "terminal", "nothing", "headers"],
-)
+@pytest.mark.parametrize(("sent", "word"), [
+    (answer("x" * 1001), "more than"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort", "ended 94 bytes early"),
+    (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "does not answer"),
+    (b"\x1b]0;OWNED\x07\r\n\r\n", r"does not answer: \\u001b\]0;OWNED"),
+    (b"", "does not answer"),
+    (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n", "more than 100 headers"),
+], ids=["large", "short", "bad chunk", "terminal", "nothing", "headers"])  # fmt: skip
 def test_60_answers_that_are_none(sent: bytes, word: str) -> None:
     """An answer that is too large, cut off or no HTTP is a reason, safe for a terminal."""
     with (

@@ -169,26 +169,23 @@ def test_of_a_pair_the_faster_is_usual() -> None:
     assert found.between == pytest.approx(math.log(2) ** 2)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "between", "within", "slow", "healthy"),
-    [
-        (1024, 0.005, 0.0, 1.04, 1.03),
-        (1024, 0.05, 0.0, 1.37, 1.34),
-        (1024, 0.0, 0.04, 1.3, 1.29),
-        # What few ranks show may be small by chance: what is known before counts as ten others.
-        (2, 0.2, 0.0, 1.24, 1.22),
-        (3, 0.0, 0.0, 1.18, 1.16),
-        (4, 0.01, 0.0, 1.18, 1.16),
-        (4, 0.04, 0.0, 1.28, 1.25),
-        (4, 0.08, 0.0, 1.48, 1.44),
-        (8, 0.01, 0.0, 1.14, 1.11),
-        (8, 0.05, 0.0, 1.35, 1.32),
-        (64, 0.01, 0.0, 1.08, 1.06),
-        # As much as random differences show between ranks is not counted twice.
-        (64, 0.049, 0.04, 1.31, 1.29),
-        (64, 0.06, 0.04, 1.42, 1.37),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "between", "within", "slow", "healthy"), [
+    (1024, 0.005, 0.0, 1.04, 1.03),
+    (1024, 0.05, 0.0, 1.37, 1.34),
+    (1024, 0.0, 0.04, 1.3, 1.29),
+    # What few ranks show may be small by chance: what is known before counts as ten others.
+    (2, 0.2, 0.0, 1.24, 1.22),
+    (3, 0.0, 0.0, 1.18, 1.16),
+    (4, 0.01, 0.0, 1.18, 1.16),
+    (4, 0.04, 0.0, 1.28, 1.25),
+    (4, 0.08, 0.0, 1.48, 1.44),
+    (8, 0.01, 0.0, 1.14, 1.11),
+    (8, 0.05, 0.0, 1.35, 1.32),
+    (64, 0.01, 0.0, 1.08, 1.06),
+    # As much as random differences show between ranks is not counted twice.
+    (64, 0.049, 0.04, 1.31, 1.29),
+    (64, 0.06, 0.04, 1.42, 1.37),
+])  # fmt: skip
 def test_limit(ranks: int, between: float, within: float, slow: float, healthy: float) -> None:
     """A few per cent show where many ranks are alike; what few ranks show must be more."""
     assert healthy < limit(ranks, between**2, within**2) < slow

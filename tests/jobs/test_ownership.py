@@ -41,15 +41,12 @@ def jobs(machine: Machine) -> dict[int, str]:
     return {process.pid: process.job for process in ProcessTable(machine.context()).refresh()}
 
 
-@pytest.mark.parametrize(
-    "cgroup",
-    [
-        V2,
-        "0::/system.slice/gpu-17_slurmstepd.scope/job_5000/step_batch/user/task_0\n",
-        "12:memory:/slurm/uid_1000/job_5000/step_0/task_0\n4:cpuset:/\n0::/\n",
-        "7:freezer:/slurm_gpu17/uid_1000/job_5000\n",
-    ],
-)
+@pytest.mark.parametrize("cgroup", [
+    V2,
+    "0::/system.slice/gpu-17_slurmstepd.scope/job_5000/step_batch/user/task_0\n",
+    "12:memory:/slurm/uid_1000/job_5000/step_0/task_0\n4:cpuset:/\n0::/\n",
+    "7:freezer:/slurm_gpu17/uid_1000/job_5000\n",
+])  # fmt: skip
 def test_slurm_says_which_job(cgroup: str) -> None:
     """Slurm's cgroups of both versions are known."""
     assert scheduled_in(cgroup.encode()) == "slurm-5000"

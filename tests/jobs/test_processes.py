@@ -219,22 +219,19 @@ def test_known_process_stays_known_while_it_hangs(machine: Machine) -> None:
     assert table.sweep() == [50]
 
 
-@pytest.mark.parametrize(
-    ("content", "stat", "unseen"),
-    [
-        # A kernel thread and a zombie have no environment.
-        ({}, {"flags": 0x00208040}, None),
-        ({}, {"state": "Z"}, None),
-        # To read that of a process that hangs in a driver may hang as well.
-        ({}, {"state": "D"}, Unseen.BLOCKED),
-        # Read in part only, without a launcher in it.
-        ({"environ": b"X=" + b"x" * ENVIRON_LIMIT + b"\0" + environ(TORCH)}, {}, Unseen.UNREADABLE),
-        ({"stat": b"50 (python) S 1\n"}, {}, Unseen.UNREADABLE),
-        # It ends between the listing and any of the reads (fault 22).
-        ({"environ": None}, {}, None),
-        ({"environ": None, "stat": None}, {}, None),
-    ],
-)
+@pytest.mark.parametrize(("content", "stat", "unseen"), [
+    # A kernel thread and a zombie have no environment.
+    ({}, {"flags": 0x00208040}, None),
+    ({}, {"state": "Z"}, None),
+    # To read that of a process that hangs in a driver may hang as well.
+    ({}, {"state": "D"}, Unseen.BLOCKED),
+    # Read in part only, without a launcher in it.
+    ({"environ": b"X=" + b"x" * ENVIRON_LIMIT + b"\0" + environ(TORCH)}, {}, Unseen.UNREADABLE),
+    ({"stat": b"50 (python) S 1\n"}, {}, Unseen.UNREADABLE),
+    # It ends between the listing and any of the reads (fault 22).
+    ({"environ": None}, {}, None),
+    ({"environ": None, "stat": None}, {}, None),
+])  # fmt: skip
 def test_process_without_a_readable_environment(
     machine: Machine,
     content: dict[str, bytes | None],

@@ -116,15 +116,12 @@ def test_two_runs_in_one_allocation() -> None:
     assert first.name != second.name
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        ("MASTER_PORT", "29501"),
-        ("WORLD_SIZE", "3"),
-        ("MASTER_ADDR", "node2"),
-        ("MASTER_ADDR", "127.0.0.1"),
-    ],
-)
+@pytest.mark.parametrize(("variable", "value"), [
+    ("MASTER_PORT", "29501"),
+    ("WORLD_SIZE", "3"),
+    ("MASTER_ADDR", "node2"),
+    ("MASTER_ADDR", "127.0.0.1"),
+])  # fmt: skip
 @pytest.mark.parametrize("scheduler", [{}, {"SLURM_JOB_ID": "7"}])
 def test_ranks_that_disagree(variable: str, value: str, scheduler: dict[str, str]) -> None:
     """A rank with another address, port or size is in a run of its own, and it is seen which of
@@ -154,18 +151,15 @@ def test_no_address() -> None:
     assert run.without("m") == {}
 
 
-@pytest.mark.parametrize(
-    ("environment", "launcher"),
-    [
-        ({**BASE, "RANK": "0"}, "torch"),
-        ({**BASE, "RANK": "0", "TORCHELASTIC_RUN_ID": "none"}, "torchrun"),
-        ({**BASE, "RANK": "0", "CROSS_SIZE": "1", "LOCAL_SIZE": "4"}, "deepspeed"),
-        ({**BASE, "RANK": "0", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}, "slurm"),
-        ({**BASE, "RANK": "0", "SLURM_JOB_ID": "7"}, "torch"),
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "openmpi"),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "pmi"),
-    ],
-)
+@pytest.mark.parametrize(("environment", "launcher"), [
+    ({**BASE, "RANK": "0"}, "torch"),
+    ({**BASE, "RANK": "0", "TORCHELASTIC_RUN_ID": "none"}, "torchrun"),
+    ({**BASE, "RANK": "0", "CROSS_SIZE": "1", "LOCAL_SIZE": "4"}, "deepspeed"),
+    ({**BASE, "RANK": "0", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}, "slurm"),
+    ({**BASE, "RANK": "0", "SLURM_JOB_ID": "7"}, "torch"),
+    ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "openmpi"),
+    ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "pmi"),
+])  # fmt: skip
 def test_what_started_it(environment: dict[str, str], launcher: str) -> None:
     """Each launcher is known by what it alone sets."""
     place = launch(environment)

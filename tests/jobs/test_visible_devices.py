@@ -51,18 +51,15 @@ def test_as_torch_reads_them() -> None:
     assert answer.stdout.splitlines() == [",".join(visible(text, None).devices) for text in LISTS]
 
 
-@pytest.mark.parametrize(
-    ("text", "seen"),
-    [
-        ("0,1", Visible(("0", "1"))),
-        ("0,4,1", Visible(("0",), missing=True)),
-        ("4", Visible((), missing=True)),
-        ("1,1", Visible((), repeated=True)),
-        ("", Visible(())),
-        ("-1", Visible(())),
-        ("GPU-9", Visible(("GPU-9",))),
-    ],
-)
+@pytest.mark.parametrize(("text", "seen"), [
+    ("0,1", Visible(("0", "1"))),
+    ("0,4,1", Visible(("0",), missing=True)),
+    ("4", Visible((), missing=True)),
+    ("1,1", Visible((), repeated=True)),
+    ("", Visible(())),
+    ("-1", Visible(())),
+    ("GPU-9", Visible(("GPU-9",))),
+])  # fmt: skip
 def test_on_a_node_with_four(text: str, seen: Visible) -> None:
     """An index that the node does not have hides itself and what follows."""
     assert visible(text, 4) == seen

@@ -42,24 +42,20 @@ def answering(text: bytes | None) -> contextlib.AbstractContextManager[int]:
     )
 
 
-@pytest.mark.parametrize(
-    ("answer", "status", "line"),
-    [
-        (b"HTTP/1.1 200 OK\r\nServer: x\r\n\r\nfit\n", 0, "fit"),
-        (
-            b"HTTP/1.1 503 Service Unavailable\r\n\r\nunfit: gpu_lost (GPU 3)\n",
-            1,
-            "unfit: gpu_lost (GPU 3)",
-        ),
-        (b"HTTP/1.1 503 x\r\n\r\nunknown: gpu: timeout\n", 2, "unknown: gpu: timeout"),
-        (b"HTTP/1.1 200 OK\r\n\r\n<html>\n", 2, "unknown: the agent answers 200 <html>"),
-        (b"HTTP/1.1 401 x\r\n\r\nUnauthorized\n", 2, "unknown: the agent answers 401 Unauthorized"),
-        (b"HTTP/1.1 503 x\r\n\r\nunfit: " + b"x" * 200 + b"\n", 1, "unfit: " + "x" * 73),
-        (b"nonsense", 2, None),
-        (b"", 2, None),
-        (None, 2, None),
-    ],
-)
+@pytest.mark.parametrize(("answer", "status", "line"), [
+    (b"HTTP/1.1 200 OK\r\nServer: x\r\n\r\nfit\n", 0, "fit"),
+    (
+        b"HTTP/1.1 503 Service Unavailable\r\n\r\nunfit: gpu_lost (GPU 3)\n", 1,
+        "unfit: gpu_lost (GPU 3)",
+    ),
+    (b"HTTP/1.1 503 x\r\n\r\nunknown: gpu: timeout\n", 2, "unknown: gpu: timeout"),
+    (b"HTTP/1.1 200 OK\r\n\r\n<html>\n", 2, "unknown: the agent answers 200 <html>"),
+    (b"HTTP/1.1 401 x\r\n\r\nUnauthorized\n", 2, "unknown: the agent answers 401 Unauthorized"),
+    (b"HTTP/1.1 503 x\r\n\r\nunfit: " + b"x" * 200 + b"\n", 1, "unfit: " + "x" * 73),
+    (b"nonsense", 2, None),
+    (b"", 2, None),
+    (None, 2, None),
+])  # fmt: skip
 def test_answers(answer: bytes | None, status: int, line: str | None) -> None:
     """Only `fit` is 0 and only `unfit` is 1; all else, nobody too, is unknown within seconds."""
     started = time.monotonic()

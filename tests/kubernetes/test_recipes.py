@@ -38,17 +38,14 @@ def test_nvsentinel_looks_for_the_condition_that_the_plugin_sets() -> None:
     assert compared == {"type": rule["condition"], "status": "True", "reason": rule["reason"]}
 
 
-@pytest.mark.parametrize(
-    ("answer", "status"),
-    [
-        (b"HTTP/1.1 200 OK\r\nServer: x\r\n\r\nfit\n", 0),
-        (b"HTTP/1.1 503 x\r\nServer: x\r\n\r\nunfit: gpu_lost (GPU 3)\n", 1),
-        (b"HTTP/1.1 503 x\r\n\r\nunknown: gpu: timeout\n", 0),
-        (b"HTTP/1.1 401 x\r\n\r\nUnauthorized\n", 0),
-        (b"", 0),
-        (None, 0),
-    ],
-)
+@pytest.mark.parametrize(("answer", "status"), [
+    (b"HTTP/1.1 200 OK\r\nServer: x\r\n\r\nfit\n", 0),
+    (b"HTTP/1.1 503 x\r\nServer: x\r\n\r\nunfit: gpu_lost (GPU 3)\n", 1),
+    (b"HTTP/1.1 503 x\r\n\r\nunknown: gpu: timeout\n", 0),
+    (b"HTTP/1.1 401 x\r\n\r\nUnauthorized\n", 0),
+    (b"", 0),
+    (None, 0),
+])  # fmt: skip
 def test_the_prolog_for_slinky(answer: bytes | None, status: int) -> None:
     """Only a node that is unfit fails the prolog, which drains it."""
     (script,) = recipe("prologScripts")["prologScripts"].values()

@@ -23,18 +23,15 @@ FREEZERS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("state", "wchan", "frozen", "expected"),
-    [
-        ("S", "do_freezer_trap", "", ThreadState.STOPPED),
-        ("S", "get_signal", "", ThreadState.STOPPED),
-        ("S", "futex_wait_queue", "", ThreadState.SLEEPING),
-        ("S", "request_wait_answer", "FROZEN", ThreadState.BLOCKED),
-        ("D", "folio_wait_bit_common", "THAWED", ThreadState.BLOCKED),
-        ("D", "hrtimer_nanosleep", "FROZEN", ThreadState.STOPPED),
-        ("D", "hrtimer_nanosleep", "", ThreadState.BLOCKED),
-    ],
-)
+@pytest.mark.parametrize(("state", "wchan", "frozen", "expected"), [
+    ("S", "do_freezer_trap", "", ThreadState.STOPPED),
+    ("S", "get_signal", "", ThreadState.STOPPED),
+    ("S", "futex_wait_queue", "", ThreadState.SLEEPING),
+    ("S", "request_wait_answer", "FROZEN", ThreadState.BLOCKED),
+    ("D", "folio_wait_bit_common", "THAWED", ThreadState.BLOCKED),
+    ("D", "hrtimer_nanosleep", "FROZEN", ThreadState.STOPPED),
+    ("D", "hrtimer_nanosleep", "", ThreadState.BLOCKED),
+])  # fmt: skip
 def test_a_frozen_process(
     tmp_path: Path, state: str, wchan: str, frozen: str, expected: ThreadState
 ) -> None:

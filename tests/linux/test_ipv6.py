@@ -16,16 +16,13 @@ HEAD = (
 )
 
 
-@pytest.mark.parametrize(
-    ("local", "counts"),
-    [
-        ("00000000000000000000000000000000", False),  # any address
-        ("00000000000000000000000001000000", False),  # ::1
-        ("0000000000000000FFFF00000100007F", False),  # 127.0.0.1, mapped
-        ("000080FE00000000FF005450B6AD1DFE", True),  # link-local
-        ("B80D01200000000000000000010000FF", True),  # 2001:db8::
-    ],
-)
+@pytest.mark.parametrize(("local", "counts"), [
+    ("00000000000000000000000000000000", False),  # any address
+    ("00000000000000000000000001000000", False),  # ::1
+    ("0000000000000000FFFF00000100007F", False),  # 127.0.0.1, mapped
+    ("000080FE00000000FF005450B6AD1DFE", True),  # link-local
+    ("B80D01200000000000000000010000FF", True),  # 2001:db8::
+])  # fmt: skip
 def test_bound_address(local: str, counts: bool) -> None:  # noqa: FBT001 - a table
     """Addresses of an interface count, and those that any process has do not."""
     line = f"   0: {local}:A1B2 {'0' * 32}:0000 0A 0:0 00:0 0 1000 0 4711 1 0 100 0 0 10 0\n"

@@ -24,15 +24,12 @@ def test_reserved_ports_are_not_assigned(tmp_path: Path) -> None:
     assert str(ports) == "32768-60999"
 
 
-@pytest.mark.parametrize(
-    ("reserved", "after"),
-    [
-        ("", "29500-29600"),
-        ("8080,9000-9010", "8080,9000-9010,29500-29600"),
-        ("29400-29550,29700", "29400-29600,29700"),
-        ("29601", "29500-29601"),
-    ],
-)
+@pytest.mark.parametrize(("reserved", "after"), [
+    ("", "29500-29600"),
+    ("8080,9000-9010", "8080,9000-9010,29500-29600"),
+    ("29400-29550,29700", "29400-29600,29700"),
+    ("29601", "29500-29601"),
+])  # fmt: skip
 def test_reserving_keeps_what_is_reserved(reserved: str, after: str, tmp_path: Path) -> None:
     """The command that reserves ports leaves those in place that the administrator has reserved."""
     settings = tmp_path / "sys/net/ipv4"

@@ -29,17 +29,14 @@ def test_mounts() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/", "ext4"),
-        ("/dev/shm", "tmpfs"),
-        ("/dev/shm/nccl", "tmpfs"),
-        ("/dev/shmem", "ext4"),
-        ("/mnt/my data/checkpoints", "nfs4"),
-        ("/scratch/a", "ext4"),
-    ],
-)
+@pytest.mark.parametrize(("path", "kind"), [
+    ("/", "ext4"),
+    ("/dev/shm", "tmpfs"),
+    ("/dev/shm/nccl", "tmpfs"),
+    ("/dev/shmem", "ext4"),
+    ("/mnt/my data/checkpoints", "nfs4"),
+    ("/scratch/a", "ext4"),
+])  # fmt: skip
 def test_mount_of(path: str, kind: str) -> None:
     """A path lies on the longest mount point above it, and of several at one place on the last."""
     found = mount_of(path, parse_mountinfo(TEXT))

@@ -117,14 +117,11 @@ def test_a_mapped_address() -> None:
             assert peer_uid(client) == os.geteuid()
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        FileNotFoundError(errno.ENOENT, "netlink: No such file or directory"),
-        sock_diag.Interrupted("replies were lost"),
-        sock_diag.MalformedReply("no socket"),
-    ],
-)
+@pytest.mark.parametrize("error", [
+    FileNotFoundError(errno.ENOENT, "netlink: No such file or directory"),
+    sock_diag.Interrupted("replies were lost"),
+    sock_diag.MalformedReply("no socket"),
+])  # fmt: skip
 def test_a_kernel_that_cannot_tell(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files are read where an answer is lost or none, and where the kernel has no `tcp_diag`:
     ENOENT for a socket that exists means that.

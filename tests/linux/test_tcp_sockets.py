@@ -75,14 +75,11 @@ def test_tcp_files_are_read_as_the_same_sockets() -> None:
     assert counts(sockets) == expected
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "0: nonsense\n",
-        "   0: 0100007F:733C 00000000:0000 0A\n",
-        "0: A:Z B:1 01 0:0 00:0 0 0 0 12 1\n",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "0: nonsense\n",
+    "   0: 0100007F:733C 00000000:0000 0A\n",
+    "0: A:Z B:1 01 0:0 00:0 0 0 0 12 1\n",
+])  # fmt: skip
 def test_damaged_tcp_files_are_malformed(line: str) -> None:
     """A line that is no socket is an error that shows the line."""
     with pytest.raises(ValueError, match="not a socket"):

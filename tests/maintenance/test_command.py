@@ -69,17 +69,14 @@ def test_it_ends_by_itself(tmp_path: Path) -> None:
     assert values(over, END) == {}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("on", "--for", "0s"), "--for: 0s is not between 1m and 720h"),
-        (("on", "--for", "1000h"), "--for: 1000h is not between"),
-        (("on", "--for", "soon"), "--for: 'soon' is not a duration"),
-        (("on", "--reason", "x" * 81), "--reason: must be one line of at most 80"),
-        (("on", "--reason", "a\nb"), "--reason: must be one line"),
-        (("off", "--for", "2h"), "--for and --reason are only for on"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "named"), [
+    (("on", "--for", "0s"), "--for: 0s is not between 1m and 720h"),
+    (("on", "--for", "1000h"), "--for: 1000h is not between"),
+    (("on", "--for", "soon"), "--for: 'soon' is not a duration"),
+    (("on", "--reason", "x" * 81), "--reason: must be one line of at most 80"),
+    (("on", "--reason", "a\nb"), "--reason: must be one line"),
+    (("off", "--for", "2h"), "--for and --reason are only for on"),
+])  # fmt: skip
 def test_bad_arguments_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], named: str
 ) -> None:
@@ -105,17 +102,14 @@ def test_other_users_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
         assert list(state.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "[]",
-        "{",
-        '{"begin": 1, "end": "soon", "reason": ""}',
-        '{"begin": 1, "end": Infinity, "reason": ""}',
-        "[" * 100_000,
-    ],
-)
+@pytest.mark.parametrize("content", [
+    "",
+    "[]",
+    "{",
+    '{"begin": 1, "end": "soon", "reason": ""}',
+    '{"begin": 1, "end": Infinity, "reason": ""}',
+    "[" * 100_000,
+])  # fmt: skip
 def test_a_damaged_file_is_unknown(tmp_path: Path, content: str) -> None:
     """A file that is not understood says neither yes nor no, and the error names it."""
     place = tmp_path / FILES["operator"]

@@ -51,14 +51,11 @@ def grown(job: Job) -> int:
     pytest.fail("no rank answered")
 
 
-@pytest.mark.parametrize(
-    ("version", "family", "cost", "state"),
-    [
-        ("2.28.9", "AF_INET6", TAKEN_FOR_A_COUNT * BYTES_EACH, "unsafe_on_ipv6"),
-        ("2.28.9", "AF_INET", 0, "answered"),
-        ("2.30.7", "AF_INET6", 0, "answered"),
-    ],
-)
+@pytest.mark.parametrize(("version", "family", "cost", "state"), [
+    ("2.28.9", "AF_INET6", TAKEN_FOR_A_COUNT * BYTES_EACH, "unsafe_on_ipv6"),
+    ("2.28.9", "AF_INET", 0, "answered"),
+    ("2.30.7", "AF_INET6", 0, "answered"),
+])  # fmt: skip
 def test_memory(
     version: str, family: str, cost: int, state: str, make_job: Callable[..., Job], tmp_path: Path
 ) -> None:

@@ -24,24 +24,21 @@ def bits(value: float) -> int:
     return raw
 
 
-@pytest.mark.parametrize(
-    ("kind", "raw", "value"),
-    [
-        (UINT, 0xDEADBEEF_00000007, 7),
-        (UINT, 0xFFFFFFFF, None),
-        (UINT, 0xDEADBEEF_FFFFFFFF, None),
-        (ULL, 2**40, 2**40),
-        (ULL, 2**64 - 1, None),
-        (ULONG, 2**64 - 1, None),
-        (SINT, 0xFFFFFFFE, -2),
-        (SINT, 0xFFFFFFFF, -1),
-        (SLL, 2**64 - 5, -5),
-        (DOUBLE, bits(1.5), 1.5),
-        (DOUBLE, bits(math.nan), None),
-        (DOUBLE, bits(math.inf), None),
-        (99, 1, None),
-    ],
-)
+@pytest.mark.parametrize(("kind", "raw", "value"), [
+    (UINT, 0xDEADBEEF_00000007, 7),
+    (UINT, 0xFFFFFFFF, None),
+    (UINT, 0xDEADBEEF_FFFFFFFF, None),
+    (ULL, 2**40, 2**40),
+    (ULL, 2**64 - 1, None),
+    (ULONG, 2**64 - 1, None),
+    (SINT, 0xFFFFFFFE, -2),
+    (SINT, 0xFFFFFFFF, -1),
+    (SLL, 2**64 - 5, -5),
+    (DOUBLE, bits(1.5), 1.5),
+    (DOUBLE, bits(math.nan), None),
+    (DOUBLE, bits(math.inf), None),
+    (99, 1, None),
+])  # fmt: skip
 def test_decoded(kind: int, raw: int, value: float | None) -> None:
     """Each type takes its own bits of the union."""
     assert decoded(kind, raw) == value
@@ -76,17 +73,14 @@ def test_no_value_of_before_is_given_for_a_failed_call(codes: tuple[int, ...]) -
     assert batch.read(None) == ([7] * 200, 0)
 
 
-@pytest.mark.parametrize(
-    ("codes", "failure"),
-    [
-        ((0, 0), 0),
-        ((pynvml.NVML_ERROR_NO_DATA, 0), 0),
-        ((999, pynvml.NVML_ERROR_NO_DATA), 999),
-        ((999, pynvml.NVML_ERROR_TIMEOUT), 999),
-        ((999, pynvml.NVML_ERROR_GPU_IS_LOST), pynvml.NVML_ERROR_GPU_IS_LOST),
-        ((999, pynvml.NVML_ERROR_DRIVER_NOT_LOADED), pynvml.NVML_ERROR_DRIVER_NOT_LOADED),
-    ],
-)
+@pytest.mark.parametrize(("codes", "failure"), [
+    ((0, 0), 0),
+    ((pynvml.NVML_ERROR_NO_DATA, 0), 0),
+    ((999, pynvml.NVML_ERROR_NO_DATA), 999),
+    ((999, pynvml.NVML_ERROR_TIMEOUT), 999),
+    ((999, pynvml.NVML_ERROR_GPU_IS_LOST), pynvml.NVML_ERROR_GPU_IS_LOST),
+    ((999, pynvml.NVML_ERROR_DRIVER_NOT_LOADED), pynvml.NVML_ERROR_DRIVER_NOT_LOADED),
+])  # fmt: skip
 def test_which_failure_of_a_field_counts(codes: tuple[int, int], failure: int) -> None:
     """The first, unless a later one concerns the device or the session; no data is none."""
     batch = Batch([(1, 0), (2, 0)])

@@ -19,14 +19,11 @@ def node(tmp_path: Path) -> Iterator[Node]:
         yield made
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "news"),
-    [
-        ("nvlink7_state", 0, News.NVLINK),
-        ("ecc_volatile_uncorrected_dram", 1, News.GPU_MEMORY),
-        ("remapped_failure", 1, News.GPU_MEMORY),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "news"), [
+    ("nvlink7_state", 0, News.NVLINK),
+    ("ecc_volatile_uncorrected_dram", 1, News.GPU_MEMORY),
+    ("remapped_failure", 1, News.GPU_MEMORY),
+])  # fmt: skip
 def test_change_is_told_once(node: Node, key: str, value: int, news: News) -> None:
     """A link that goes down, or a memory error, is news in one sweep."""
     assert node.collect("gpu").news == []

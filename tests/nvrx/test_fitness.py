@@ -71,25 +71,18 @@ def test_fit() -> None:
     assert judge().fit is True
 
 
-@pytest.mark.parametrize(
-    ("sample", "check", "part"),
-    [
-        (FAULT(1, "1", "GPU-b", "gpu_lost"), FitnessCheck.GPU_LOST, "GPU 1"),
-        (LAST_XID(WALL - 60, "1", "0000:02:00", "79"), FitnessCheck.GPU_LOST, "GPU 1"),
-        (LAST_XID(WALL - 60, "", "0000:02:00", "79"), FitnessCheck.GPU_LOST, "GPU 0000:02:00"),
-        (
-            ERRORS(1, "1", "GPU-b", "uncorrected", "volatile"),
-            FitnessCheck.MEMORY_UNCORRECTED,
-            "GPU 1",
-        ),
-        (LAST_XID(WALL - 60, "1", "0000:02:00", "95"), FitnessCheck.MEMORY_UNCORRECTED, "GPU 1"),
-        (ROWS_FAILED(1, "1", "GPU-b"), FitnessCheck.MEMORY_WORN_OUT, "GPU 1"),
-        (THRESHOLD(1, "1", "GPU-b"), FitnessCheck.MEMORY_WORN_OUT, "GPU 1"),
-        (RECOVERY(2, "1", "GPU-b"), FitnessCheck.RESET_NEEDED, "GPU 1"),
-        (LAST_XID(WALL - 60, "1", "0000:02:00", "119"), FitnessCheck.RESET_NEEDED, "GPU 1"),
-        (FAULT(1, "1", "GPU-b", "reset_required"), FitnessCheck.RESET_NEEDED, "GPU 1"),
-    ],
-)
+@pytest.mark.parametrize(("sample", "check", "part"), [
+    (FAULT(1, "1", "GPU-b", "gpu_lost"), FitnessCheck.GPU_LOST, "GPU 1"),
+    (LAST_XID(WALL - 60, "1", "0000:02:00", "79"), FitnessCheck.GPU_LOST, "GPU 1"),
+    (LAST_XID(WALL - 60, "", "0000:02:00", "79"), FitnessCheck.GPU_LOST, "GPU 0000:02:00"),
+    (ERRORS(1, "1", "GPU-b", "uncorrected", "volatile"), FitnessCheck.MEMORY_UNCORRECTED, "GPU 1"),
+    (LAST_XID(WALL - 60, "1", "0000:02:00", "95"), FitnessCheck.MEMORY_UNCORRECTED, "GPU 1"),
+    (ROWS_FAILED(1, "1", "GPU-b"), FitnessCheck.MEMORY_WORN_OUT, "GPU 1"),
+    (THRESHOLD(1, "1", "GPU-b"), FitnessCheck.MEMORY_WORN_OUT, "GPU 1"),
+    (RECOVERY(2, "1", "GPU-b"), FitnessCheck.RESET_NEEDED, "GPU 1"),
+    (LAST_XID(WALL - 60, "1", "0000:02:00", "119"), FitnessCheck.RESET_NEEDED, "GPU 1"),
+    (FAULT(1, "1", "GPU-b", "reset_required"), FitnessCheck.RESET_NEEDED, "GPU 1"),
+])  # fmt: skip
 def test_unfit(sample: Sample, check: FitnessCheck, part: str) -> None:
     """Each of these facts alone makes the node unfit, and is named with its GPU."""
     verdict = judge(sample)
@@ -103,14 +96,10 @@ def test_gpu_missing() -> None:
     assert [failure.check for failure in verdict.failures] == [FitnessCheck.GPU_LOST]
 
 
-@pytest.mark.parametrize(
-    "results",
-    [
-        {"gpu_bus": not_available("no NVIDIA GPU on the PCI bus"), "gpu": not_available("none")},
-        {"gpu_bus": Result(CollectionOutcome.OK, (EXPECTED(2),))},
-    ],
-    ids=["all", "some"],
-)
+@pytest.mark.parametrize("results", [
+    {"gpu_bus": not_available("no NVIDIA GPU on the PCI bus"), "gpu": not_available("none")},
+    {"gpu_bus": Result(CollectionOutcome.OK, (EXPECTED(2),))},
+], ids=["all", "some"])  # fmt: skip
 def test_gpus_gone_from_the_bus(results: dict[str, Result]) -> None:
     """A node that has had GPUs which are gone, all or some, is unfit; one that never had more is
     fit.
@@ -123,15 +112,12 @@ def test_gpus_gone_from_the_bus(results: dict[str, Result]) -> None:
 HANGS = Fault("gpu 1", Reason.TIMEOUT, "nvmlDeviceGetTotalEccErrors")
 
 
-@pytest.mark.parametrize(
-    "results",
-    [
-        {"gpu": failed(Reason.VERSION_MISMATCH, "nvmlInit")},
-        {"gpu": failed(Reason.NOT_LOADED, "nvmlInit")},
-        {"gpu": failed(Reason.STUCK, "nvmlInit")},
-        {"ecc": Result(CollectionOutcome.OK, (), (HANGS,))},
-    ],
-)
+@pytest.mark.parametrize("results", [
+    {"gpu": failed(Reason.VERSION_MISMATCH, "nvmlInit")},
+    {"gpu": failed(Reason.NOT_LOADED, "nvmlInit")},
+    {"gpu": failed(Reason.STUCK, "nvmlInit")},
+    {"ecc": Result(CollectionOutcome.OK, (), (HANGS,))},
+])  # fmt: skip
 def test_nvml_broken(results: dict[str, Result]) -> None:
     """NVML that cannot be loaded, or hangs, also for one GPU, makes the node unfit: CUDA does not
     work either.
@@ -142,16 +128,13 @@ def test_nvml_broken(results: dict[str, Result]) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "results",
-    [
-        {"gpu": failed(Reason.PERMISSION_DENIED, "may not")},
-        {"gpu": failed(Reason.INTERNAL, "defect")},
-        {"gpu": not_available("an operator wants the GPUs free")},
-        {"kernel_log": failed(Reason.PERMISSION_DENIED, "/dev/kmsg")},
-        {"ecc": Result(CollectionOutcome.OK, (), (Fault("gpu 1", Reason.MALFORMED, "odd"),))},
-    ],
-)
+@pytest.mark.parametrize("results", [
+    {"gpu": failed(Reason.PERMISSION_DENIED, "may not")},
+    {"gpu": failed(Reason.INTERNAL, "defect")},
+    {"gpu": not_available("an operator wants the GPUs free")},
+    {"kernel_log": failed(Reason.PERMISSION_DENIED, "/dev/kmsg")},
+    {"ecc": Result(CollectionOutcome.OK, (), (Fault("gpu 1", Reason.MALFORMED, "odd"),))},
+])  # fmt: skip
 def test_unknown(results: dict[str, Result]) -> None:
     """Where the agent could not look, the node is neither fit nor unfit."""
     verdict = judge(results=results)

@@ -75,23 +75,17 @@ def test_no_torch() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--size", "8,x"), '--size: "x" is not a number of bytes up to 1G, such as 8, 32K or 64M'),
-        (("--size", "2G"), '--size: "2G" is not'),
-        (("--repetitions", "0"), "--repetitions: must be from 1 to 1000"),
-        (("--kind", "pair"), "--kind: pair needs a hostfile, or members in the configuration"),
-        (
-            ("--hostfile", "/nonexistent"),
-            "probe.peer: probes between nodes need the agents' key and address",
-        ),
-        (
-            ("--kind", "local", "--hostfile", "/nonexistent"),
-            "--kind: local probes this machine alone",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("flags", "message"), [
+    (("--size", "8,x"), '--size: "x" is not a number of bytes up to 1G, such as 8, 32K or 64M'),
+    (("--size", "2G"), '--size: "2G" is not'),
+    (("--repetitions", "0"), "--repetitions: must be from 1 to 1000"),
+    (("--kind", "pair"), "--kind: pair needs a hostfile, or members in the configuration"),
+    (
+        ("--hostfile", "/nonexistent"),
+        "probe.peer: probes between nodes need the agents' key and address",
+    ),
+    (("--kind", "local", "--hostfile", "/nonexistent"), "--kind: local probes this machine alone"),
+])  # fmt: skip
 def test_bad_usage(
     flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,17 +52,14 @@ def test_no_gpus_is_idle() -> None:
     assert policy(snapshot()).objection(scheduled=True) == ""
 
 
-@pytest.mark.parametrize(
-    ("collector", "result", "objection"),
-    [
-        ("job_environment", found(), ""),
-        ("job_environment", found(RANKS(4, "run-1", "r")), TRAINING),
-        ("training", found(STEP(7, "run-1", "0")), TRAINING),
-        ("job_environment", failed(Reason.TIMEOUT, "hangs"), UNKNOWN),
-        ("job_environment", None, UNKNOWN),
-        ("training", failed(Reason.IO_ERROR, "no socket"), ""),
-    ],
-)
+@pytest.mark.parametrize(("collector", "result", "objection"), [
+    ("job_environment", found(), ""),
+    ("job_environment", found(RANKS(4, "run-1", "r")), TRAINING),
+    ("training", found(STEP(7, "run-1", "0")), TRAINING),
+    ("job_environment", failed(Reason.TIMEOUT, "hangs"), UNKNOWN),
+    ("job_environment", None, UNKNOWN),
+    ("training", failed(Reason.IO_ERROR, "no socket"), ""),
+])  # fmt: skip
 def test_no_round_beside_a_training_on_cpus(
     collector: str, result: Result | None, objection: str
 ) -> None:

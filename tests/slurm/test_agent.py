@@ -76,18 +76,15 @@ def test_an_old_xid_is_of_another_fault(age: float, xid: str) -> None:
     assert verdict.findings[0].xid == xid
 
 
-@pytest.mark.parametrize(
-    ("change", "found", "clean"),
-    [
-        ({"findings": [], "verdict": "ok"}, 0, True),
-        ({"findings": [], "verdict": "warning"}, 0, True),
-        ({"findings": [], "verdict": "unknown"}, 0, False),
-        ({"findings": [], "verdict": "critical"}, 0, False),
-        ({"findings": [], "verdict": "ok", "ready": False}, 0, False),
-        ({"ready": False}, 1, False),
-        ({"time": 9999.0}, 1, False),
-    ],
-)
+@pytest.mark.parametrize(("change", "found", "clean"), [
+    ({"findings": [], "verdict": "ok"}, 0, True),
+    ({"findings": [], "verdict": "warning"}, 0, True),
+    ({"findings": [], "verdict": "unknown"}, 0, False),
+    ({"findings": [], "verdict": "critical"}, 0, False),
+    ({"findings": [], "verdict": "ok", "ready": False}, 0, False),
+    ({"ready": False}, 1, False),
+    ({"time": 9999.0}, 1, False),
+])  # fmt: skip
 def test_verdicts(change: dict[str, Any], found: int, clean: bool) -> None:  # noqa: FBT001 - a case
     """Unknown is not clean, neither is critical for what does not drain, nor an agent that has not
     judged yet, whose remembered findings count.

@@ -115,18 +115,15 @@ def test_size() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "ages", "allowed"),
-    [
-        (40, (3599,), (0, "1 an hour")),
-        (40, (3601,), (1, "1 an hour")),
-        (40, (-900,), (0, "1 an hour")),  # by a clock that is ahead
-        (40, (86_399,) * 4, (0, "4 a day")),
-        (40, (86_401,) * 4, (1, "1 an hour")),
-        (4, (3601,), (1, "1 an hour")),
-        (4, (3601,) * 2, (0, "2 a day")),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "ages", "allowed"), [
+    (40, (3599,), (0, "1 an hour")),
+    (40, (3601,), (1, "1 an hour")),
+    (40, (-900,), (0, "1 an hour")),  # by a clock that is ahead
+    (40, (86_399,) * 4, (0, "4 a day")),
+    (40, (86_401,) * 4, (1, "1 an hour")),
+    (4, (3601,), (1, "1 an hour")),
+    (4, (3601,) * 2, (0, "2 a day")),
+])  # fmt: skip
 def test_allowance(nodes: int, ages: tuple[int, ...], allowed: tuple[int, str]) -> None:
     """What was drained within an hour counts against the hour, and within a day against the day."""
     bad = [node(f"b{number}", "idle+drain", REASON, NOW - age) for number, age in enumerate(ages)]

@@ -50,15 +50,12 @@ def test_nodes(tmp_path: Path) -> None:
     assert (nodes["n3"].comment, nodes["n3"].note) == ("rack 7", "claim ticket=2 time=5")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "slurm_load_node error\n",
-        f"n1{MARK}idle{MARK}\n",
-        f"{MARK}idle{MARK * 4}\n",
-        LINES + "half",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "slurm_load_node error\n",
+    f"n1{MARK}idle{MARK}\n",
+    f"{MARK}idle{MARK * 4}\n",
+    LINES + "half",
+])  # fmt: skip
 def test_lines_that_are_no_nodes(text: str) -> None:
     """A list that is not understood as a whole counts no budget, so that it is not used."""
     with pytest.raises(ControllerError):
@@ -133,32 +130,29 @@ def test_changes(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "drained", "working"),
-    [
-        ("idle", False, True),
-        ("allocated", False, True),
-        ("mixed+planned", False, True),
-        ("idle+not_responding", False, True),
-        ("ALLOCATED+COMPLETING", False, True),
-        ("idle+cloud", False, True),
-        ("idle+dynamic_norm", False, True),
-        ("idle+drain", True, False),
-        ("allocated+drain+reboot_requested", True, False),
-        ("idle+drain+not_responding", True, False),
-        ("down+drain", True, False),
-        ("idle+reboot_issued", False, False),
-        ("mixed+powering_up", False, False),
-        ("idle+powered_down", False, False),
-        ("idle+maintenance+reserved", False, False),
-        ("down+not_responding", False, False),
-        ("idle+fail", False, False),
-        ("unknown", False, False),
-        ("future", False, False),
-        ("idle+something_new", False, False),
-        ("", False, False),
-    ],
-)
+@pytest.mark.parametrize(("text", "drained", "working"), [
+    ("idle", False, True),
+    ("allocated", False, True),
+    ("mixed+planned", False, True),
+    ("idle+not_responding", False, True),
+    ("ALLOCATED+COMPLETING", False, True),
+    ("idle+cloud", False, True),
+    ("idle+dynamic_norm", False, True),
+    ("idle+drain", True, False),
+    ("allocated+drain+reboot_requested", True, False),
+    ("idle+drain+not_responding", True, False),
+    ("down+drain", True, False),
+    ("idle+reboot_issued", False, False),
+    ("mixed+powering_up", False, False),
+    ("idle+powered_down", False, False),
+    ("idle+maintenance+reserved", False, False),
+    ("down+not_responding", False, False),
+    ("idle+fail", False, False),
+    ("unknown", False, False),
+    ("future", False, False),
+    ("idle+something_new", False, False),
+    ("", False, False),
+])  # fmt: skip
 def test_states_of_nodes(text: str, *, drained: bool, working: bool) -> None:
     """A node is touched only where it takes jobs; an unknown flag is somebody's work."""
     state = SlurmNodeState.parse(text)

@@ -35,24 +35,21 @@ class Slurm(Controller):
         return self.known
 
 
-@pytest.mark.parametrize(
-    ("state", "reason", "said"),
-    [
-        ("idle+drain", "PSU exchange", "PSU exchange"),
-        ("allocated+drain", "", "drained"),
-        ("idle+maintenance", "", "MAINT reservation"),
-        ("idle+maint", "", "MAINT reservation"),
-        ("down+drain", "new\tBIOS", "new?BIOS"),
-        ("idle+drain", "x" * 200, "x" * MAX_REASON),
-        ("idle+drain", "dshealthd: gpu-lost gpu=3", None),  # broken, and told
-        ("idle+drain", "Kill task failed", None),
-        ("idle+drain", "gres/gpu count reported lower than configured (7 < 8)", None),
-        ("idle+drain", "NHC: check_hw_ib: no ACTIVE ports", None),
-        ("idle", "", None),
-        ("allocated", "", None),
-        ("down", "not responding", None),
-    ],
-)
+@pytest.mark.parametrize(("state", "reason", "said"), [
+    ("idle+drain", "PSU exchange", "PSU exchange"),
+    ("allocated+drain", "", "drained"),
+    ("idle+maintenance", "", "MAINT reservation"),
+    ("idle+maint", "", "MAINT reservation"),
+    ("down+drain", "new\tBIOS", "new?BIOS"),
+    ("idle+drain", "x" * 200, "x" * MAX_REASON),
+    ("idle+drain", "dshealthd: gpu-lost gpu=3", None),  # broken, and told
+    ("idle+drain", "Kill task failed", None),
+    ("idle+drain", "gres/gpu count reported lower than configured (7 < 8)", None),
+    ("idle+drain", "NHC: check_hw_ib: no ACTIVE ports", None),
+    ("idle", "", None),
+    ("allocated", "", None),
+    ("down", "not responding", None),
+])  # fmt: skip
 def test_states(tmp_path: Path, state: str, reason: str, said: str | None) -> None:
     """Drained by somebody else, or in a MAINT reservation, is maintenance; a fault is none."""
     keep(tmp_path, Slurm(node("n1", state, reason)), "n1", NOW)

@@ -104,17 +104,14 @@ def test_sbatch_with_torchrun_is_followed(site: Site, tmp_path: Path) -> None:
     site.slurm.wait(lambda: (tmp_path / "out").read_text().count("has trained") == 2, 60, "its end")
 
 
-@pytest.mark.parametrize(
-    ("flags", "variables", "path"),
-    [
-        (["--gres=gpu:1"], {}, ARCHIVE),
-        (["--gpus-per-task=1", "-n1"], {}, ARCHIVE),
-        (["--gres=gpu:1"], {"PYTHONPATH": "/mine"}, f"/mine:{ARCHIVE}"),
-        (["--gres=gpu:1"], {"PYTHONPATH": "/mine", "DSHEALTHD_HEARTBEAT": "0"}, "/mine"),
-        ([], {"PYTHONPATH": "/mine"}, "/mine"),
-        ([], {}, ""),
-    ],
-)
+@pytest.mark.parametrize(("flags", "variables", "path"), [
+    (["--gres=gpu:1"], {}, ARCHIVE),
+    (["--gpus-per-task=1", "-n1"], {}, ARCHIVE),
+    (["--gres=gpu:1"], {"PYTHONPATH": "/mine"}, f"/mine:{ARCHIVE}"),
+    (["--gres=gpu:1"], {"PYTHONPATH": "/mine", "DSHEALTHD_HEARTBEAT": "0"}, "/mine"),
+    ([], {"PYTHONPATH": "/mine"}, "/mine"),
+    ([], {}, ""),
+])  # fmt: skip
 def test_whose_path_is_changed(
     site: Site, flags: list[str], variables: dict[str, str], path: str
 ) -> None:

@@ -33,16 +33,13 @@ def test_no_growth() -> None:
         assert record.broken == []
 
 
-@pytest.mark.parametrize(
-    ("name", "last", "said"),
-    [
-        ("series", LIMIT + 1, "series grew from 1200 to 1501"),
-        ("descriptors", 23, "descriptors grew from 22 to 23"),
-        ("threads", 4, "threads grew from 3 to 4"),
-        ("children", 3, "children grew from 2 to 3"),
-        ("memory", 54.5, "memory grew by 8.5 MiB"),
-    ],
-)
+@pytest.mark.parametrize(("name", "last", "said"), [
+    ("series", LIMIT + 1, "series grew from 1200 to 1501"),
+    ("descriptors", 23, "descriptors grew from 22 to 23"),
+    ("threads", 4, "threads grew from 3 to 4"),
+    ("children", 3, "children grew from 2 to 3"),
+    ("memory", 54.5, "memory grew by 8.5 MiB"),
+])  # fmt: skip
 def test_growth(name: str, last: float, said: str) -> None:
     """Growth that is real fails the verdict."""
     record = soaked(**{name: last})
@@ -51,14 +48,10 @@ def test_growth(name: str, last: float, said: str) -> None:
     assert said in record.broken[0]
 
 
-@pytest.mark.parametrize(
-    ("memory", "said"),
-    [
-        ((46.0, 46.3, 46.6, 46.9), "memory grows by 0.30 MiB/h"),
-        ((60.0, 46.0, 56.0, 56.0, 56.0, 56.0, 54.5), "memory grew by 8.5 MiB"),
-    ],
-    ids=["slope", "in all"],
-)
+@pytest.mark.parametrize(("memory", "said"), [
+    ((46.0, 46.3, 46.6, 46.9), "memory grows by 0.30 MiB/h"),
+    ((60.0, 46.0, 56.0, 56.0, 56.0, 56.0, 54.5), "memory grew by 8.5 MiB"),
+], ids=["slope", "in all"])  # fmt: skip
 def test_memory_over_hours(memory: tuple[float, ...], said: str) -> None:
     """From two hours on memory is judged by its slope over the whole soak; too much in all fails a
     soak of any length.

@@ -96,17 +96,14 @@ def test_check_notices_a_stale_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "run ./dev generate" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("where", "expected"),
-    [
-        ("https://wiki/runbooks/", "https://wiki/runbooks/gpu-lost.md#dshealthdgpulost"),
-        ("https://docs/r/SLUG.html", "https://docs/r/gpu-lost.html#dshealthdgpulost"),
-        (
-            "https://AGENT/runbooks/SLUG",
-            "https://{{ $labels.instance }}/runbooks/gpu-lost#dshealthdgpulost",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("where", "expected"), [
+    ("https://wiki/runbooks/", "https://wiki/runbooks/gpu-lost.md#dshealthdgpulost"),
+    ("https://docs/r/SLUG.html", "https://docs/r/gpu-lost.html#dshealthdgpulost"),
+    (
+        "https://AGENT/runbooks/SLUG",
+        "https://{{ $labels.instance }}/runbooks/gpu-lost#dshealthdgpulost",
+    ),
+])  # fmt: skip
 def test_runbooks_elsewhere(tmp_path: Path, where: str, expected: str) -> None:
     """Alerts link to a copy of the files, to pages of any address, or to agents with TLS."""
     shutil.copy(ROOT / "deploy/prometheus/thresholds.yml", tmp_path)
@@ -195,17 +192,14 @@ def test_no_rule_reads_its_own_group() -> None:
     assert [found for group in GROUPS for found in reads_of_own_group(group)] == []
 
 
-@pytest.mark.parametrize(
-    ("expressions", "found"),
-    [
-        ({"a": "up", "b": "sum(a)"}, [("b", "a")]),
-        ({"a": "up", "b": 'count({__name__=~"a|c"})'}, [("b", "a")]),
-        ({"b": "max_over_time(a[5m])", "a": "up"}, [("b", "a")]),
-        ({"a": "a + 1 or up", "b": "up"}, []),
-        ({"a": "timestamp(up)", "b": "timestamp(up) > a offset 5s"}, []),
-        ({"A": 'ALERTS{alertname="B"}', "b": "up"}, [("A", "ALERTS")]),
-    ],
-)
+@pytest.mark.parametrize(("expressions", "found"), [
+    ({"a": "up", "b": "sum(a)"}, [("b", "a")]),
+    ({"a": "up", "b": 'count({__name__=~"a|c"})'}, [("b", "a")]),
+    ({"b": "max_over_time(a[5m])", "a": "up"}, [("b", "a")]),
+    ({"a": "a + 1 or up", "b": "up"}, []),
+    ({"a": "timestamp(up)", "b": "timestamp(up) > a offset 5s"}, []),
+    ({"A": 'ALERTS{alertname="B"}', "b": "up"}, [("A", "ALERTS")]),
+])  # fmt: skip
 def test_reads_of_own_group(expressions: dict[str, str], found: list[tuple[str, str]]) -> None:
     """Selectors, ranges, patterns of names and alerts are seen; a rule may read itself."""
     rules = [
@@ -478,18 +472,15 @@ def test_every_step_of_a_finding_is_for_a_reason_that_it_has() -> None:
                 assert finding.first_step(case) == finding.first_step(f"{case} ...") == text
 
 
-@pytest.mark.parametrize(
-    ("nodes", "severity", "least"),
-    [
-        (6, "critical", 3),
-        (1_000, "critical", 3),
-        (10_000, "critical", 4),
-        (100_000, "critical", 8),
-        (100, "warning", 3),
-        (1_000, "warning", 5),
-        (10_000, "warning", 12),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "severity", "least"), [
+    (6, "critical", 3),
+    (1_000, "critical", 3),
+    (10_000, "critical", 4),
+    (100_000, "critical", 8),
+    (100, "warning", 3),
+    (1_000, "warning", 5),
+    (10_000, "warning", 12),
+])  # fmt: skip
 def test_many_nodes_are_more_than_fail_by_chance_in_a_year(
     nodes: int, severity: str, least: int
 ) -> None:

@@ -165,22 +165,19 @@ def test_cut_messages_are_refused(message: Message, length: int) -> None:
         decode(encode(message)[:length])
 
 
-@pytest.mark.parametrize(
-    ("message", "why"),
-    [
-        (Message(step=MAX_COUNT + 1, sent=1.0), "a count exceeds"),
-        (Message(step=1, sent=math.nan), "sent: nan"),
-        (Message(step=1, sent=-1.0), "sent: -1"),
-        (Message(step=1, sent=1.0, skipped=MAX_COUNT + 1), "a count exceeds"),
-        (Message(step=1, sent=1.0, nonfinite=MAX_COUNT + 1), "a count exceeds"),
-        (Message(step=1, sent=math.nextafter(MAX_TOTAL, math.inf)), "none since a boot"),
-        (Message(step=1, sent=1.0, last_seconds=math.inf, mean_seconds=1.0), "step time: inf"),
-        (Message(step=1, sent=1.0, communication_seconds=-1.0), "communication: -1"),
-        (Message(step=1, sent=1.0, input_seconds=math.nan), "input: nan"),
-        (Message(step=1, sent=1.0, loss_scale=math.nan), "loss scale nan"),
-        (Message(step=1, sent=1.0, totals=Totals(1, 1, math.nan, 0.0)), "work so far: nan"),
-    ],
-)
+@pytest.mark.parametrize(("message", "why"), [
+    (Message(step=MAX_COUNT + 1, sent=1.0), "a count exceeds"),
+    (Message(step=1, sent=math.nan), "sent: nan"),
+    (Message(step=1, sent=-1.0), "sent: -1"),
+    (Message(step=1, sent=1.0, skipped=MAX_COUNT + 1), "a count exceeds"),
+    (Message(step=1, sent=1.0, nonfinite=MAX_COUNT + 1), "a count exceeds"),
+    (Message(step=1, sent=math.nextafter(MAX_TOTAL, math.inf)), "none since a boot"),
+    (Message(step=1, sent=1.0, last_seconds=math.inf, mean_seconds=1.0), "step time: inf"),
+    (Message(step=1, sent=1.0, communication_seconds=-1.0), "communication: -1"),
+    (Message(step=1, sent=1.0, input_seconds=math.nan), "input: nan"),
+    (Message(step=1, sent=1.0, loss_scale=math.nan), "loss scale nan"),
+    (Message(step=1, sent=1.0, totals=Totals(1, 1, math.nan, 0.0)), "work so far: nan"),
+])  # fmt: skip
 def test_impossible_values_are_refused(message: Message, why: str) -> None:
     """Values that no training has are no message; the error names them."""
     with pytest.raises(ValueError, match=why):

@@ -71,19 +71,16 @@ def test_position_says_how_far_the_process_is() -> None:
     assert newest(page(alone, word(8, 2, StepStage.FORWARD), 101.0)).forward_pass == 0
 
 
-@pytest.mark.parametrize(
-    "position",
-    [
-        (),
-        (word(9, 1, 2), 0.0),
-        (0, 0.0),
-        (word(9, 1, 2), math.nextafter(100.0, 0.0)),
-        (word(9, 1, 2), math.nan),
-        (word(9, 1, 2), math.nextafter(MAX_TOTAL, math.inf)),
-        (word(MAX_COUNT + 1, 1, 2), 101.0),
-        (word(9, 1, 2), -1.0),
-    ],
-)
+@pytest.mark.parametrize("position", [
+    (),
+    (word(9, 1, 2), 0.0),
+    (0, 0.0),
+    (word(9, 1, 2), math.nextafter(100.0, 0.0)),
+    (word(9, 1, 2), math.nan),
+    (word(9, 1, 2), math.nextafter(MAX_TOTAL, math.inf)),
+    (word(MAX_COUNT + 1, 1, 2), 101.0),
+    (word(9, 1, 2), -1.0),
+])  # fmt: skip
 def test_what_is_no_position(position: tuple[float, ...]) -> None:
     """A package that writes none, and words older than the message or out of range: it counts."""
     assert newest(page(MESSAGE, *position)) == MESSAGE

@@ -34,17 +34,14 @@ def shares(text: str) -> dict[str, float]:
     return {words.strip(): float(percent[:-1]) for words, percent in rows}
 
 
-@pytest.mark.parametrize(
-    ("variables", "printed"),
-    [
-        ({"DSHEALTHD_REPORT": "1"}, True),
-        ({"DSHEALTHD_REPORT": "1", "RANK": "0", "WORLD_SIZE": "1"}, True),
-        ({"DSHEALTHD_REPORT": "1", "RANK": "1", "WORLD_SIZE": "2"}, False),
-        ({"DSHEALTHD_REPORT": "1", "DSHEALTHD_HEARTBEAT": "0"}, False),
-        ({"DSHEALTHD_REPORT": "0"}, False),
-        ({}, False),
-    ],
-)
+@pytest.mark.parametrize(("variables", "printed"), [
+    ({"DSHEALTHD_REPORT": "1"}, True),
+    ({"DSHEALTHD_REPORT": "1", "RANK": "0", "WORLD_SIZE": "1"}, True),
+    ({"DSHEALTHD_REPORT": "1", "RANK": "1", "WORLD_SIZE": "2"}, False),
+    ({"DSHEALTHD_REPORT": "1", "DSHEALTHD_HEARTBEAT": "0"}, False),
+    ({"DSHEALTHD_REPORT": "0"}, False),
+    ({}, False),
+])  # fmt: skip
 def test_printed_at_the_exit_if_asked(variables: dict[str, str], printed: bool) -> None:  # noqa: FBT001
     """By rank 0 alone, on standard error, and without an agent; the exit is that of the training.
     What it spent in a marked phase is no step's.

@@ -134,23 +134,20 @@ signal.pause()
 """
 
 
-@pytest.mark.parametrize(
-    ("code", "ended"),
-    [
-        ("", ExitKind.ENDED),
-        ("raise MemoryError", ExitKind.FAILED),
-        ("sys.exit(1)", ExitKind.FAILED),
-        ("sys.exit(137)", ExitKind.FAILED),  # some container's SIGKILL: nobody has asked
-        (HANDLES, ExitKind.TERMINATED),
-        ("sys.exit(130)", ExitKind.TERMINATED),
-        ("import os; os.kill(os.getpid(), 9)", ExitKind.KILLED),
-        ("import os; os.kill(os.getpid(), 15)", ExitKind.TERMINATED),
-        (
-            "import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.abort()",
-            ExitKind.CRASHED,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("code", "ended"), [
+    ("", ExitKind.ENDED),
+    ("raise MemoryError", ExitKind.FAILED),
+    ("sys.exit(1)", ExitKind.FAILED),
+    ("sys.exit(137)", ExitKind.FAILED),  # some container's SIGKILL: nobody has asked
+    (HANDLES, ExitKind.TERMINATED),
+    ("sys.exit(130)", ExitKind.TERMINATED),
+    ("import os; os.kill(os.getpid(), 9)", ExitKind.KILLED),
+    ("import os; os.kill(os.getpid(), 15)", ExitKind.TERMINATED),
+    (
+        "import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.abort()",
+        ExitKind.CRASHED,
+    ),
+])  # fmt: skip
 async def test_how_a_process_ends(
     start: Callable[[str], subprocess.Popen[bytes]], code: str, ended: ExitKind
 ) -> None:

@@ -164,14 +164,11 @@ def test_nobody_here_is_at_fault(same: dict[str, object]) -> None:
     assert (hang.reason, hang.culprits) == (HangClass.WAITING, ())
 
 
-@pytest.mark.parametrize(
-    "rank_1",
-    [
-        {"silence": 29.0},
-        {"bound": 1800.0, "phase": Phase.CHECKPOINT},
-        {"ended": ExitKind.ENDED, "state": ThreadState.GONE, "silence": 29.0},
-    ],
-)
+@pytest.mark.parametrize("rank_1", [
+    {"silence": 29.0},
+    {"bound": 1800.0, "phase": Phase.CHECKPOINT},
+    {"ended": ExitKind.ENDED, "state": ThreadState.GONE, "silence": 29.0},
+])  # fmt: skip
 def test_no_hang(rank_1: dict[str, object]) -> None:
     """One rank that is within its bound, and the job does not count as standing still; nor does one
     that ends, whose ranks do so one after another.
@@ -234,25 +231,22 @@ BARRIER = {"stage": INPUT, "collective": "barrier", "collective_for": 31.0}
 LATE = {"silence": IDLE_FOR + 1}
 
 
-@pytest.mark.parametrize(
-    ("rank_1", "reason", "culprits", "hold"),
-    [
-        ({}, HangClass.WAITING, (), UNEXPLAINED),
-        ({"collective": "broadcast"}, HangClass.DESYNC, ((1, Culprit.APART),), 0.0),
-        # It may have written a checkpoint until a moment ago, or does.
-        ({"collective_for": 29.0}, HangClass.BETWEEN_STEPS, (), HOLD),
-        ({"thread_cpu": 0.05}, HangClass.BETWEEN_STEPS, (), HOLD),
-        ({"thread_cpu": None}, HangClass.BETWEEN_STEPS, (), HOLD),
-        ({"collective": "", "silence": IDLE_FOR - 1}, HangClass.BETWEEN_STEPS, (), HOLD),
-        ({"collective": "", "thread_cpu": 0.05}, HangClass.BETWEEN_STEPS, (), HOLD),
-        ({"cpu": 1.0}, HangClass.WORKING, (), HOLD),
-        # It does nothing, and the others wait for it: in an evaluation, a compiler or the like.
-        ({"collective": ""}, HangClass.INPUT, ((1, Culprit.INPUT),), 0.0),
-        # A rank on another node may be at work.
-        ({"world_size": 4}, HangClass.COLLECTIVE, (), HOLD),
-        ({"world_size": 4, "collective": ""}, HangClass.COLLECTIVE, (), HOLD),
-    ],
-)
+@pytest.mark.parametrize(("rank_1", "reason", "culprits", "hold"), [
+    ({}, HangClass.WAITING, (), UNEXPLAINED),
+    ({"collective": "broadcast"}, HangClass.DESYNC, ((1, Culprit.APART),), 0.0),
+    # It may have written a checkpoint until a moment ago, or does.
+    ({"collective_for": 29.0}, HangClass.BETWEEN_STEPS, (), HOLD),
+    ({"thread_cpu": 0.05}, HangClass.BETWEEN_STEPS, (), HOLD),
+    ({"thread_cpu": None}, HangClass.BETWEEN_STEPS, (), HOLD),
+    ({"collective": "", "silence": IDLE_FOR - 1}, HangClass.BETWEEN_STEPS, (), HOLD),
+    ({"collective": "", "thread_cpu": 0.05}, HangClass.BETWEEN_STEPS, (), HOLD),
+    ({"cpu": 1.0}, HangClass.WORKING, (), HOLD),
+    # It does nothing, and the others wait for it: in an evaluation, a compiler or the like.
+    ({"collective": ""}, HangClass.INPUT, ((1, Culprit.INPUT),), 0.0),
+    # A rank on another node may be at work.
+    ({"world_size": 4}, HangClass.COLLECTIVE, (), HOLD),
+    ({"world_size": 4, "collective": ""}, HangClass.COLLECTIVE, (), HOLD),
+])  # fmt: skip
 def test_collectives_between_two_steps(
     rank_1: dict[str, object], reason: HangClass, culprits: object, hold: float
 ) -> None:
@@ -515,19 +509,16 @@ def test_patience_ends_before_the_watchdog(timeout: int, silence: float) -> None
 FIRST_STEP = {"settled": False, "bound": FIRST, "silence": FIRST + 1, "step": 2}
 
 
-@pytest.mark.parametrize(
-    ("of_all", "rank_1", "reason", "hold"),
-    [
-        ({}, {"stage": INPUT}, HangClass.INPUT, 0.0),
-        ({}, {}, HangClass.WAITING, UNEXPLAINED),
-        # It compiles, in its own process or in others, while the others wait or do the same.
-        ({}, {"stage": INPUT, "cpu": 1.0, "thread_cpu": 1.0}, HangClass.WORKING, 540.0 - FIRST),
-        ({"cpu": 1.0, "thread_cpu": 1.0}, {}, HangClass.WORKING, UNKNOWN - FIRST),
-        # On a device that shows nothing it may compile as well.
-        ({"on_gpu": True}, {"stage": INPUT}, HangClass.STARTING, 540.0 - FIRST),
-        ({"thread_cpu": 0.05}, {"stage": INPUT}, HangClass.STARTING, 540.0 - FIRST),
-    ],
-)
+@pytest.mark.parametrize(("of_all", "rank_1", "reason", "hold"), [
+    ({}, {"stage": INPUT}, HangClass.INPUT, 0.0),
+    ({}, {}, HangClass.WAITING, UNEXPLAINED),
+    # It compiles, in its own process or in others, while the others wait or do the same.
+    ({}, {"stage": INPUT, "cpu": 1.0, "thread_cpu": 1.0}, HangClass.WORKING, 540.0 - FIRST),
+    ({"cpu": 1.0, "thread_cpu": 1.0}, {}, HangClass.WORKING, UNKNOWN - FIRST),
+    # On a device that shows nothing it may compile as well.
+    ({"on_gpu": True}, {"stage": INPUT}, HangClass.STARTING, 540.0 - FIRST),
+    ({"thread_cpu": 0.05}, {"stage": INPUT}, HangClass.STARTING, 540.0 - FIRST),
+])  # fmt: skip
 def test_the_first_steps(
     of_all: dict[str, object], rank_1: dict[str, object], reason: HangClass, hold: float
 ) -> None:
@@ -546,14 +537,11 @@ def test_child_processes_that_compile() -> None:
     assert found(states, Work(computes=True)).reason is HangClass.WORKING
 
 
-@pytest.mark.parametrize(
-    ("rank_1", "reason"),
-    [
-        ({"state": ThreadState.STOPPED, "stopped_for": FLOOR + 1}, HangClass.PROCESS),
-        ({"state": ThreadState.TRACED, "stopped_for": FLOOR + 1}, HangClass.DEBUGGER),
-        ({"ended": ExitKind.KILLED, "ended_at": 1000.0 - FLOOR - 1}, HangClass.PROCESS),
-    ],
-)
+@pytest.mark.parametrize(("rank_1", "reason"), [
+    ({"state": ThreadState.STOPPED, "stopped_for": FLOOR + 1}, HangClass.PROCESS),
+    ({"state": ThreadState.TRACED, "stopped_for": FLOOR + 1}, HangClass.DEBUGGER),
+    ({"ended": ExitKind.KILLED, "ended_at": 1000.0 - FLOOR - 1}, HangClass.PROCESS),
+])  # fmt: skip
 def test_no_pause_explains_a_stopped_rank(rank_1: dict[str, object], reason: HangClass) -> None:
     """A rank that is stopped or has failed is named after the floor, although all are in a marked
     pause that may take half an hour; GPUs that still compute do not change that.
@@ -671,30 +659,24 @@ def test_no_rank_is_named_by_an_incomplete_comparison(
     assert ("not seen from this node" in hang.explanation) == (count != world_size)
 
 
-@pytest.mark.parametrize(
-    ("rank_1", "culprit"),
-    [
-        ({"state": ThreadState.STOPPED, "stopped_for": FLOOR + 1}, Culprit.STOPPED),
-        ({"ended": ExitKind.KILLED, "state": ThreadState.GONE}, Culprit.GONE),
-        ({"state": ThreadState.BLOCKED}, Culprit.BLOCKED),
-        ({"phase": Phase.CHECKPOINT}, Culprit.CHECKPOINT),
-    ],
-)
+@pytest.mark.parametrize(("rank_1", "culprit"), [
+    ({"state": ThreadState.STOPPED, "stopped_for": FLOOR + 1}, Culprit.STOPPED),
+    ({"ended": ExitKind.KILLED, "state": ThreadState.GONE}, Culprit.GONE),
+    ({"state": ThreadState.BLOCKED}, Culprit.BLOCKED),
+    ({"phase": Phase.CHECKPOINT}, Culprit.CHECKPOINT),
+])  # fmt: skip
 def test_a_process_is_evidence_by_itself(rank_1: dict[str, object], culprit: Culprit) -> None:
     """What a process does names its rank, wherever the others are."""
     hang = found([replace(rank, world_size=64) for rank in ranks(**rank_1)])
     assert hang.culprits == ((1, culprit),)
 
 
-@pytest.mark.parametrize(
-    ("of_all", "hold"),
-    [
-        ({"stage": INPUT}, HOLD),
-        ({"stage": INPUT, "phase": Phase.EVALUATION}, UNEXPLAINED),
-        ({}, UNEXPLAINED),
-        ({"stage": StepStage.UNKNOWN}, UNEXPLAINED),
-    ],
-)
+@pytest.mark.parametrize(("of_all", "hold"), [
+    ({"stage": INPUT}, HOLD),
+    ({"stage": INPUT, "phase": Phase.EVALUATION}, UNEXPLAINED),
+    ({}, UNEXPLAINED),
+    ({"stage": StepStage.UNKNOWN}, UNEXPLAINED),
+])  # fmt: skip
 def test_what_may_be_a_pause_is_held(of_all: dict[str, object], hold: float) -> None:
     """Ranks that are all between the same two steps may write an unmarked checkpoint."""
     still = found([changed(rank, **of_all) for rank in ranks()])

@@ -27,23 +27,20 @@ HEARD = RankState(
 SILENT = replace(HEARD, silence=15.1)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "expected"),
-    [
-        ([SILENT, SILENT], True),
-        ([replace(SILENT, silence=14.9)] * 2, False),
-        ([SILENT, HEARD], False),  # a rank that waits for nobody: an uneven step
-        ([HEARD, HEARD], False),
-        ([replace(SILENT, bound=40.0)] * 2, False),  # was as silent before
-        ([HEARD, replace(HEARD, state=ThreadState.STOPPED)], True),
-        ([HEARD, replace(HEARD, ended=ExitKind.KILLED)], True),
-        ([HEARD, replace(HEARD, ended=ExitKind.FAILED)], True),
-        ([HEARD, replace(HEARD, ended=ExitKind.ENDED)], False),
-        ([SILENT, replace(HEARD, ended=ExitKind.ENDED)], True),
-        ([replace(SILENT, ended=ExitKind.KILLED)], False),  # nobody is left to wait
-        ([], False),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "expected"), [
+    ([SILENT, SILENT], True),
+    ([replace(SILENT, silence=14.9)] * 2, False),
+    ([SILENT, HEARD], False),  # a rank that waits for nobody: an uneven step
+    ([HEARD, HEARD], False),
+    ([replace(SILENT, bound=40.0)] * 2, False),  # was as silent before
+    ([HEARD, replace(HEARD, state=ThreadState.STOPPED)], True),
+    ([HEARD, replace(HEARD, ended=ExitKind.KILLED)], True),
+    ([HEARD, replace(HEARD, ended=ExitKind.FAILED)], True),
+    ([HEARD, replace(HEARD, ended=ExitKind.ENDED)], False),
+    ([SILENT, replace(HEARD, ended=ExitKind.ENDED)], True),
+    ([replace(SILENT, ended=ExitKind.KILLED)], False),  # nobody is left to wait
+    ([], False),
+])  # fmt: skip
 def test_suspicious(ranks: list[RankState], expected: object) -> None:
     """All who live are silent for longer than is usual, or one is stopped or has failed."""
     assert suspicious(ranks) is expected

@@ -78,25 +78,22 @@ def test_half_written(kept: int) -> None:
     assert content.malformed == 0
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "nccl_bus_bandwidth_gbs 5",
-        line(1, 1).replace("nccl_", "up_"),
-        line(1, 1, operation="Invalid"),
-        line(1, 1, operation="rm -rf"),
-        line(1, 1, message="large"),
-        line(1, 1, message="1e9-2e9B"),
-        line(1, 1, ranks="0"),
-        line(1, 1, ranks="99999999999999999999"),
-        line(1, 1, nodes="²"),
-        line(1, 1, communicator='a"b'),
-        line(float("nan"), float("inf")),
-        line(-1, -5),
-        line(1, 1, communicator="x" * MAX_LINE),
-        "\x00\xff{{{",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "nccl_bus_bandwidth_gbs 5",
+    line(1, 1).replace("nccl_", "up_"),
+    line(1, 1, operation="Invalid"),
+    line(1, 1, operation="rm -rf"),
+    line(1, 1, message="large"),
+    line(1, 1, message="1e9-2e9B"),
+    line(1, 1, ranks="0"),
+    line(1, 1, ranks="99999999999999999999"),
+    line(1, 1, nodes="²"),
+    line(1, 1, communicator='a"b'),
+    line(float("nan"), float("inf")),
+    line(-1, -5),
+    line(1, 1, communicator="x" * MAX_LINE),
+    "\x00\xff{{{",
+])  # fmt: skip
 def test_not_the_plugins(text: str) -> None:
     """What the plugin cannot have written is counted and makes no series."""
     content = parse(line(5, 5) + text.rstrip("\n") + "\n" + line(6, 6, operation="Reduce"))
@@ -112,37 +109,31 @@ def test_garbage_is_given_up() -> None:
     assert time.process_time() - started < 1
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("0B", "0-64KiB"),
-        ("63-64KB", "0-64KiB"),
-        ("64-65KB", "64KiB-1MiB"),
-        ("1023-1024KB", "64KiB-1MiB"),
-        ("1-2MB", "1MiB-16MiB"),
-        ("16.00MB", "16MiB-256MiB"),
-        ("256-257MB", "256MiB-"),
-        ("4-5GB", "256MiB-"),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("0B", "0-64KiB"),
+    ("63-64KB", "0-64KiB"),
+    ("64-65KB", "64KiB-1MiB"),
+    ("1023-1024KB", "64KiB-1MiB"),
+    ("1-2MB", "1MiB-16MiB"),
+    ("16.00MB", "16MiB-256MiB"),
+    ("256-257MB", "256MiB-"),
+    ("4-5GB", "256MiB-"),
+])  # fmt: skip
 def test_message_classes(text: str, expected: str) -> None:
     """Sizes are those of `inspectorPromFormatMessageSizeRange`, in units of 1024."""
     assert message_class(text) == expected
 
 
-@pytest.mark.parametrize(
-    ("metric", "value", "taken"),
-    [
-        ("bus_bandwidth_gbs", 1e-9, True),
-        ("bus_bandwidth_gbs", 9.9e-10, False),
-        ("bus_bandwidth_gbs", 1e5, True),
-        ("bus_bandwidth_gbs", 1.001e5, False),
-        ("collective_exec_time_microseconds", 1e-3, True),
-        ("collective_exec_time_microseconds", 9.9e-4, False),
-        ("collective_exec_time_microseconds", 1e13, True),
-        ("collective_exec_time_microseconds", 1.001e13, False),
-    ],
-)
+@pytest.mark.parametrize(("metric", "value", "taken"), [
+    ("bus_bandwidth_gbs", 1e-9, True),
+    ("bus_bandwidth_gbs", 9.9e-10, False),
+    ("bus_bandwidth_gbs", 1e5, True),
+    ("bus_bandwidth_gbs", 1.001e5, False),
+    ("collective_exec_time_microseconds", 1e-3, True),
+    ("collective_exec_time_microseconds", 9.9e-4, False),
+    ("collective_exec_time_microseconds", 1e13, True),
+    ("collective_exec_time_microseconds", 1.001e13, False),
+])  # fmt: skip
 def test_figures_that_no_nccl_measures(metric: str, value: float, taken: bool) -> None:  # noqa: FBT001 - a case
     """The first and the last plausible figure count, their neighbors are malformed lines."""
     (written,) = (text for text in line(1, 1).splitlines() if f"nccl_{metric}{{" in text)

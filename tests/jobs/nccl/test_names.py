@@ -26,21 +26,18 @@ def test_names_that_are_read(name: str) -> None:
     assert misnomer(name) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "meant", "wrong"),
-    [
-        ("NCCL_TIMEOUT", "NCCL_TIMEOUT", Misnomer.UNREAD),
-        ("DEEPSPEED_DEBUG", "DEEPSPEED_DEBUG", Misnomer.UNREAD),
-        ("NCCL_IB_CUDA_SUPPORT", "NCCL_IB_CUDA_SUPPORT", Misnomer.RETIRED),
-        ("NCCL_MIN_NRINGS", "NCCL_MIN_NRINGS", Misnomer.RENAMED),
-        ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING", Misnomer.RENAMED),
-        ("NCCL_SOCKET_IFNAMES", "NCCL_SOCKET_IFNAME", Misnomer.MISSPELT),
-        ("NCCL_P2P_DISABLED", "NCCL_P2P_DISABLE", Misnomer.MISSPELT),
-        ("NCCL_IB_HCAXY", "NCCL_IB_HCA", Misnomer.MISSPELT),  # 22 of 24 letters
-        ("NCCL_IB_HCAXYZ", "other", Misnomer.UNKNOWN),  # 22 of 25
-        ("NCCL_SOMETHING_OF_OURS", "other", Misnomer.UNKNOWN),
-    ],
-)
+@pytest.mark.parametrize(("name", "meant", "wrong"), [
+    ("NCCL_TIMEOUT", "NCCL_TIMEOUT", Misnomer.UNREAD),
+    ("DEEPSPEED_DEBUG", "DEEPSPEED_DEBUG", Misnomer.UNREAD),
+    ("NCCL_IB_CUDA_SUPPORT", "NCCL_IB_CUDA_SUPPORT", Misnomer.RETIRED),
+    ("NCCL_MIN_NRINGS", "NCCL_MIN_NRINGS", Misnomer.RENAMED),
+    ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING", Misnomer.RENAMED),
+    ("NCCL_SOCKET_IFNAMES", "NCCL_SOCKET_IFNAME", Misnomer.MISSPELT),
+    ("NCCL_P2P_DISABLED", "NCCL_P2P_DISABLE", Misnomer.MISSPELT),
+    ("NCCL_IB_HCAXY", "NCCL_IB_HCA", Misnomer.MISSPELT),  # 22 of 24 letters
+    ("NCCL_IB_HCAXYZ", "other", Misnomer.UNKNOWN),  # 22 of 25
+    ("NCCL_SOMETHING_OF_OURS", "other", Misnomer.UNKNOWN),
+])  # fmt: skip
 def test_names_that_are_wrong(name: str, meant: str, wrong: Misnomer) -> None:
     """Each kind of mistake is told as what it is, by a name of the data file."""
     assert misnomer(name) == (meant, wrong)
@@ -94,15 +91,12 @@ def test_names_of_a_hostile_environment() -> None:
     ) == {"NCCL_B"}
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\0" * (2 << 20),
-        b"\0NCCL_AAAA" * (2 << 17),
-        b"NCCL_A=" * (2 << 18),
-        b"\0TORCH_NCCL_" * (2 << 17),
-    ],
-)
+@pytest.mark.parametrize("data", [
+    b"\0" * (2 << 20),
+    b"\0NCCL_AAAA" * (2 << 17),
+    b"NCCL_A=" * (2 << 18),
+    b"\0TORCH_NCCL_" * (2 << 17),
+])  # fmt: skip
 def test_time_is_bounded(data: bytes) -> None:
     """No environment takes long to search, whatever it is made of."""
     started = time.process_time()

@@ -60,18 +60,15 @@ def test_maps() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "version"),
-    [
-        # What the build wrote into the library counts, not what the file is called.
-        ("libnccl.so.2.30.7", BANNER, "2.27.7"),
-        ("libnccl.so.2", b"NCCL version 2.29.3-own+cuda13.0", "2.29.3-own"),
-        # Across two pieces of reading.
-        ("libtorch_cuda.so", b"\0" * (CHUNK - 20) + BANNER, "2.27.7"),
-        # Where the constants say nothing, the name of the file does.
-        ("libnccl.so.2.26.2", b"nothing", "2.26.2"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "version"), [
+    # What the build wrote into the library counts, not what the file is called.
+    ("libnccl.so.2.30.7", BANNER, "2.27.7"),
+    ("libnccl.so.2", b"NCCL version 2.29.3-own+cuda13.0", "2.29.3-own"),
+    # Across two pieces of reading.
+    ("libtorch_cuda.so", b"\0" * (CHUNK - 20) + BANNER, "2.27.7"),
+    # Where the constants say nothing, the name of the file does.
+    ("libnccl.so.2.26.2", b"nothing", "2.26.2"),
+])  # fmt: skip
 def test_version(
     start: Callable[..., int], tmp_path: Path, name: str, text: bytes, version: str
 ) -> None:

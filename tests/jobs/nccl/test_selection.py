@@ -11,27 +11,24 @@ from dshealthd.jobs.nccl.settings import parse_selection
 INTERFACES = ("lo", "eth0", "eth1", "eth10", "docker0", "ib0")
 
 
-@pytest.mark.parametrize(
-    ("text", "taken"),
-    [
-        ("eth", ["eth0", "eth1", "eth10"]),
-        ("=eth", []),
-        ("eth1", ["eth1", "eth10"]),
-        ("=eth1", ["eth1"]),
-        ("=eth0,ib0", ["eth0", "ib0"]),
-        ("^docker", ["lo", "eth0", "eth1", "eth10", "ib0"]),
-        ("^docker,lo,eth", ["ib0"]),
-        ("^=eth1", ["lo", "eth0", "eth10", "docker0", "ib0"]),
-        ("bond,ib", ["ib0"]),
-        ("eth9", []),
-        (" eth0", []),
-        ("=^eth0", []),
-        (",,ib0,", ["ib0"]),
-        ("", list(INTERFACES)),
-        ("^", []),
-        ("eth0:7", ["eth0"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "taken"), [
+    ("eth", ["eth0", "eth1", "eth10"]),
+    ("=eth", []),
+    ("eth1", ["eth1", "eth10"]),
+    ("=eth1", ["eth1"]),
+    ("=eth0,ib0", ["eth0", "ib0"]),
+    ("^docker", ["lo", "eth0", "eth1", "eth10", "ib0"]),
+    ("^docker,lo,eth", ["ib0"]),
+    ("^=eth1", ["lo", "eth0", "eth10", "docker0", "ib0"]),
+    ("bond,ib", ["ib0"]),
+    ("eth9", []),
+    (" eth0", []),
+    ("=^eth0", []),
+    (",,ib0,", ["ib0"]),
+    ("", list(INTERFACES)),
+    ("^", []),
+    ("eth0:7", ["eth0"]),
+])  # fmt: skip
 def test_interfaces(text: str, taken: list[str]) -> None:
     """Names are prefixes, or exact behind `=`; `^` excludes; blanks are part of a name."""
     selection = parse_selection(text)
@@ -41,21 +38,18 @@ def test_interfaces(text: str, taken: list[str]) -> None:
 PORTS = (("mlx5_0", 1), ("mlx5_0", 2), ("mlx5_1", 1), ("mlx5_10", 1))
 
 
-@pytest.mark.parametrize(
-    ("text", "taken"),
-    [
-        ("mlx5", list(PORTS)),
-        ("mlx5_1", [("mlx5_1", 1), ("mlx5_10", 1)]),
-        ("=mlx5_1", [("mlx5_1", 1)]),
-        ("mlx5_0:2", [("mlx5_0", 2)]),
-        ("=mlx5_0:1,mlx5_1:1", [("mlx5_0", 1), ("mlx5_1", 1)]),
-        ("^mlx5_0:2", [("mlx5_0", 1), ("mlx5_1", 1), ("mlx5_10", 1)]),
-        ("mlx5_0:", [("mlx5_0", 1), ("mlx5_0", 2)]),
-        ("mlx5_0:2:1:0", [("mlx5_0", 2)]),
-        ("mlx5_0:x", []),
-        ("mlx5_0:-1", [("mlx5_0", 1), ("mlx5_0", 2)]),
-    ],
-)
+@pytest.mark.parametrize(("text", "taken"), [
+    ("mlx5", list(PORTS)),
+    ("mlx5_1", [("mlx5_1", 1), ("mlx5_10", 1)]),
+    ("=mlx5_1", [("mlx5_1", 1)]),
+    ("mlx5_0:2", [("mlx5_0", 2)]),
+    ("=mlx5_0:1,mlx5_1:1", [("mlx5_0", 1), ("mlx5_1", 1)]),
+    ("^mlx5_0:2", [("mlx5_0", 1), ("mlx5_1", 1), ("mlx5_10", 1)]),
+    ("mlx5_0:", [("mlx5_0", 1), ("mlx5_0", 2)]),
+    ("mlx5_0:2:1:0", [("mlx5_0", 2)]),
+    ("mlx5_0:x", []),
+    ("mlx5_0:-1", [("mlx5_0", 1), ("mlx5_0", 2)]),
+])  # fmt: skip
 def test_ports(text: str, taken: list[tuple[str, int]]) -> None:
     """A port behind `:` restricts an entry; rail and plane behind it do not."""
     selection = parse_selection(text)

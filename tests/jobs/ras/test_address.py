@@ -16,41 +16,35 @@ def test_default() -> None:
     assert endpoints({}) == (Endpoint("127.0.0.1", 28028), Endpoint("::1", 28028))
 
 
-@pytest.mark.parametrize(
-    ("text", "hosts", "port"),
-    [
-        ("localhost:12345", LOOPBACK, 12345),
-        ("LocalHost:1", LOOPBACK, 1),
-        ("127.0.0.1:28028", ("127.0.0.1",), 28028),
-        ("[::1]:28029", ("::1",), 28029),
-        ("[::ffff:127.0.0.1]:28029", ("127.0.0.1",), 28029),
-        ("0.0.0.0:28028", ("127.0.0.1",), 28028),
-        ("[::]:28028", ("::1",), 28028),
-        ("10.1.2.3:28028:0:1", ("10.1.2.3",), 28028),
-    ],
-)
+@pytest.mark.parametrize(("text", "hosts", "port"), [
+    ("localhost:12345", LOOPBACK, 12345),
+    ("LocalHost:1", LOOPBACK, 1),
+    ("127.0.0.1:28028", ("127.0.0.1",), 28028),
+    ("[::1]:28029", ("::1",), 28029),
+    ("[::ffff:127.0.0.1]:28029", ("127.0.0.1",), 28029),
+    ("0.0.0.0:28028", ("127.0.0.1",), 28028),
+    ("[::]:28028", ("::1",), 28028),
+    ("10.1.2.3:28028:0:1", ("10.1.2.3",), 28028),
+])  # fmt: skip
 def test_addresses(text: str, hosts: tuple[str, ...], port: int) -> None:
     """What NCCL understands is understood; an address that is any is asked over loopback."""
     assert parse_address(text) == (hosts, port)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "has no valid port"),
-        ("localhost", "has no valid port"),
-        ("localhost:0", "has no valid port"),
-        ("localhost:65536", "has no valid port"),
-        ("localhost:٣", "has no valid port"),
-        ("[::1]", "has no valid port"),
-        ("head.example:28028", "has a host name"),
-        ("[fe80::1%eth0]:28028", "is not an address of this node"),
-        ("192.0.2.77:28028", "is not an address of this node"),
-        ("224.0.0.1:28028", "is not an address of this node"),
-        ("255.255.255.255:28028", "is not an address of this node"),
-        ("[2001:db8::77]:28028", "is not an address of this node"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    ("", "has no valid port"),
+    ("localhost", "has no valid port"),
+    ("localhost:0", "has no valid port"),
+    ("localhost:65536", "has no valid port"),
+    ("localhost:٣", "has no valid port"),
+    ("[::1]", "has no valid port"),
+    ("head.example:28028", "has a host name"),
+    ("[fe80::1%eth0]:28028", "is not an address of this node"),
+    ("192.0.2.77:28028", "is not an address of this node"),
+    ("224.0.0.1:28028", "is not an address of this node"),
+    ("255.255.255.255:28028", "is not an address of this node"),
+    ("[2001:db8::77]:28028", "is not an address of this node"),
+])  # fmt: skip
 def test_refused(text: str, said: str) -> None:
     """What is no address, or another machine's, is never connected to, and the error quotes it."""
     with pytest.raises(ValueError, match=said) as caught:
@@ -78,38 +72,32 @@ def test_any_text(text: str) -> None:
     assert all(own(endpoint.host) for endpoint in found)
 
 
-@pytest.mark.parametrize(
-    ("text", "on"),
-    [
-        (None, True),
-        ("", True),
-        ("1", True),
-        ("0x1", True),
-        ("0", False),
-        ("2", False),
-        ("yes", True),
-    ],
-)
+@pytest.mark.parametrize(("text", "on"), [
+    (None, True),
+    ("", True),
+    ("1", True),
+    ("0x1", True),
+    ("0", False),
+    ("2", False),
+    ("yes", True),
+])  # fmt: skip
 def test_enabled(text: str | None, *, on: bool) -> None:
     """RAS is on unless it is set to a number other than 1, as NCCL reads it."""
     assert enabled({} if text is None else {"NCCL_RAS_ENABLE": text}) is on
 
 
-@pytest.mark.parametrize(
-    ("environment", "is_exposed"),
-    [
-        ({}, False),
-        ({"NCCL_RAS_ADDR": "localhost:28028"}, False),
-        ({"NCCL_RAS_ADDR": "127.9.8.7:1"}, False),
-        ({"NCCL_RAS_ADDR": "[::ffff:127.0.0.1]:1"}, False),
-        ({"NCCL_RAS_ADDR": "0.0.0.0:28028"}, True),
-        ({"NCCL_RAS_ADDR": "[::]:28028"}, True),
-        ({"NCCL_RAS_ADDR": "10.1.2.3:28028"}, True),
-        ({"NCCL_RAS_ADDR": "10.1.2.3:28028", "NCCL_RAS_ENABLE": "0"}, False),
-        ({"NCCL_RAS_ADDR": "head.example:28028"}, False),
-        ({"NCCL_RAS_ADDR": "no port"}, False),
-    ],
-)
+@pytest.mark.parametrize(("environment", "is_exposed"), [
+    ({}, False),
+    ({"NCCL_RAS_ADDR": "localhost:28028"}, False),
+    ({"NCCL_RAS_ADDR": "127.9.8.7:1"}, False),
+    ({"NCCL_RAS_ADDR": "[::ffff:127.0.0.1]:1"}, False),
+    ({"NCCL_RAS_ADDR": "0.0.0.0:28028"}, True),
+    ({"NCCL_RAS_ADDR": "[::]:28028"}, True),
+    ({"NCCL_RAS_ADDR": "10.1.2.3:28028"}, True),
+    ({"NCCL_RAS_ADDR": "10.1.2.3:28028", "NCCL_RAS_ENABLE": "0"}, False),
+    ({"NCCL_RAS_ADDR": "head.example:28028"}, False),
+    ({"NCCL_RAS_ADDR": "no port"}, False),
+])  # fmt: skip
 def test_exposed(environment: dict[str, str], *, is_exposed: bool) -> None:
     """Any address but loopback is open to others; what is not understood is not claimed."""
     assert exposed(environment) is is_exposed

@@ -148,20 +148,17 @@ def test_no_communicators() -> None:
     assert parse_json(document().replace(b"[]", b"[\n\n  ]")).communicators == ()
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        (b'"size": 4', b'"size": "4"', r"communicators\[0\]\.size is not an integer of at least 0"),
-        (b'"rank": 2', b'"rank": true', r"communicators\[0\]\.ranks\[2\]\.rank is not an integer"),
-        (b'"pid": 4001', b'"pid": 1e999', r"ranks\[1\]\.pid is not an integer of at least -1"),
-        (b'"AllReduce": 1000', b'"AllReduce": -1', r"collective_counts\.AllReduce is not an int"),
-        (b'"abort_flag": false', b'"abort_flag": 0', "abort_flag is not true or false"),
-        (b'"hash": "0x', b'"hash": "', "hash is not a hexadecimal number"),
-        (b'"missing_ranks": [', b'"others": [', r"communicators\[0\]\.missing_ranks is not an arr"),
-        (b'"communicators_count": 1', b'"communicators_count": NaN', "NaN is not a JSON number"),
-        (b'"nccl_version"', b'"\xff"', "not JSON"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "said"), [
+    (b'"size": 4', b'"size": "4"', r"communicators\[0\]\.size is not an integer of at least 0"),
+    (b'"rank": 2', b'"rank": true', r"communicators\[0\]\.ranks\[2\]\.rank is not an integer"),
+    (b'"pid": 4001', b'"pid": 1e999', r"ranks\[1\]\.pid is not an integer of at least -1"),
+    (b'"AllReduce": 1000', b'"AllReduce": -1', r"collective_counts\.AllReduce is not an int"),
+    (b'"abort_flag": false', b'"abort_flag": 0', "abort_flag is not true or false"),
+    (b'"hash": "0x', b'"hash": "', "hash is not a hexadecimal number"),
+    (b'"missing_ranks": [', b'"others": [', r"communicators\[0\]\.missing_ranks is not an arr"),
+    (b'"communicators_count": 1', b'"communicators_count": NaN', "NaN is not a JSON number"),
+    (b'"nccl_version"', b'"\xff"', "not JSON"),
+])  # fmt: skip
 def test_bad_value_is_named(old: bytes, new: bytes, said: str) -> None:
     """An answer that is JSON and not NCCL's is refused with the place of what is wrong."""
     data = document(Communicator(FOUR))
@@ -248,19 +245,16 @@ def test_any_json(value: Any) -> None:
     assert value == []
 
 
-@pytest.mark.parametrize(
-    ("path", "most"),
-    [
-        (("size",), 1 << 20),
-        (("ranks", 0, "rank"), 1 << 20),
-        (("missing_ranks", 0, "rank"), 1 << 20),
-        (("ranks", 0, "pid"), 1 << 22),
-        (("ranks", 0, "nvml_dev"), 1 << 10),
-        (("ranks", 0, "collective_counts", "AllReduce"), 1 << 53),
-        (("ranks", 0, "status", "init_state"), (1 << 31) - 1),
-        (("ranks", 0, "status", "async_error"), (1 << 31) - 1),
-    ],
-)
+@pytest.mark.parametrize(("path", "most"), [
+    (("size",), 1 << 20),
+    (("ranks", 0, "rank"), 1 << 20),
+    (("missing_ranks", 0, "rank"), 1 << 20),
+    (("ranks", 0, "pid"), 1 << 22),
+    (("ranks", 0, "nvml_dev"), 1 << 10),
+    (("ranks", 0, "collective_counts", "AllReduce"), 1 << 53),
+    (("ranks", 0, "status", "init_state"), (1 << 31) - 1),
+    (("ranks", 0, "status", "async_error"), (1 << 31) - 1),
+])  # fmt: skip
 def test_numbers_that_no_job_has_are_refused(path: tuple[Any, ...], most: int) -> None:
     """The largest plausible number is taken, the next one is named in the error."""
     for value, taken in ((most, True), (most + 1, False)):

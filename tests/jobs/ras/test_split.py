@@ -44,15 +44,12 @@ def test_who_was_called_dead_answers() -> None:
     assert [known.split] == [False]
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        # It was silent for a while, which heals.
-        answer(RasRankState.UNRESPONSIVE, 4001),
-        # Another node has a process of the same number.
-        answer(RasRankState.DEAD, 4001, ELSEWHERE),
-    ],
-)
+@pytest.mark.parametrize("before", [
+    # It was silent for a while, which heals.
+    answer(RasRankState.UNRESPONSIVE, 4001),
+    # Another node has a process of the same number.
+    answer(RasRankState.DEAD, 4001, ELSEWHERE),
+])  # fmt: skip
 def test_no_split(before: Status) -> None:
     """An answer of a process that was not called dead proves nothing."""
     known = job()

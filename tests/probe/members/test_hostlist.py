@@ -11,21 +11,18 @@ from hypothesis import strategies as st
 from dshealthd.probe.members.hostlist import MAX_NAMES, HostlistError, expand, is_name
 
 
-@pytest.mark.parametrize(
-    ("expression", "names"),
-    [
-        ("login1", ("login1",)),
-        ("gpu[001-003,130],login1", ("gpu001", "gpu002", "gpu003", "gpu130", "login1")),
-        ("gpu[8-11]", ("gpu8", "gpu9", "gpu10", "gpu11")),
-        ("gpu[08-10]", ("gpu08", "gpu09", "gpu10")),
-        ("gpu[99-101]", ("gpu99", "gpu100", "gpu101")),
-        ("rack[1-2]node[01-02]", ("rack1node01", "rack1node02", "rack2node01", "rack2node02")),
-        ("a[1-2]-ib0", ("a1-ib0", "a2-ib0")),
-        ("a[1,3].example.org b", ("a1.example.org", "a3.example.org", "b")),
-        (" a,,b, ", ("a", "b")),
-        ("[1-2]", ("1", "2")),
-    ],
-)
+@pytest.mark.parametrize(("expression", "names"), [
+    ("login1", ("login1",)),
+    ("gpu[001-003,130],login1", ("gpu001", "gpu002", "gpu003", "gpu130", "login1")),
+    ("gpu[8-11]", ("gpu8", "gpu9", "gpu10", "gpu11")),
+    ("gpu[08-10]", ("gpu08", "gpu09", "gpu10")),
+    ("gpu[99-101]", ("gpu99", "gpu100", "gpu101")),
+    ("rack[1-2]node[01-02]", ("rack1node01", "rack1node02", "rack2node01", "rack2node02")),
+    ("a[1-2]-ib0", ("a1-ib0", "a2-ib0")),
+    ("a[1,3].example.org b", ("a1.example.org", "a3.example.org", "b")),
+    (" a,,b, ", ("a", "b")),
+    ("[1-2]", ("1", "2")),
+])  # fmt: skip
 def test_expands_as_slurm_does(expression: str, names: tuple[str, ...]) -> None:
     """Ranges keep the width of their first number, the last of several brackets varies fastest, and
     empty items count as nothing.
@@ -33,33 +30,30 @@ def test_expands_as_slurm_does(expression: str, names: tuple[str, ...]) -> None:
     assert expand(expression) == names
 
 
-@pytest.mark.parametrize(
-    ("expression", "reason"),
-    [
-        ("", "names no node"),
-        (" , ", "names no node"),
-        ("gpu[1-3", '"gpu[1-3" has a bracket that is not closed'),
-        ("gpu1-3]", '"gpu1-3]" has nested brackets or an unmatched one'),
-        ("gpu[[1-2]]", '"gpu[[1-2]]" has nested brackets or an unmatched one'),
-        ("gpu[]", '"" in "gpu[]" is neither a number nor a range of numbers'),
-        ("gpu[1-]", '"1-" in "gpu[1-]" is neither a number nor a range of numbers'),
-        ("gpu[a-c]", '"a-c" in "gpu[a-c]" is neither a number nor a range of numbers'),
-        (
-            "gpu[\u0661-\u0662]",
-            r'"\u0661-\u0662" in "gpu[\u0661-\u0662]" is neither a number nor a range of numbers',
-        ),
-        ("gpu[5-1]", '"5-1" in "gpu[5-1]" is a descending range'),
-        ("gpu[1-3,2]", '"gpu2" is a duplicate'),
-        ("a/b", '"a/b" is not a valid node name'),
-        ("-x", '"-x" is not a valid node name'),
-        ("gpu[0-999999999]", '"gpu[0-999999999]" expands to more than 65536 names'),
-        (
-            "a[0-9999]b[0-9999]c[0-9999]",
-            '"a[0-9999]b[0-9999]c[0-9999]" expands to more than 65536 names',
-        ),
-        ("a" + "[1]" * 9, '"a[1][1][1][1][1][1][1][1][1]" has more than 8 brackets'),
-    ],
-)
+@pytest.mark.parametrize(("expression", "reason"), [
+    ("", "names no node"),
+    (" , ", "names no node"),
+    ("gpu[1-3", '"gpu[1-3" has a bracket that is not closed'),
+    ("gpu1-3]", '"gpu1-3]" has nested brackets or an unmatched one'),
+    ("gpu[[1-2]]", '"gpu[[1-2]]" has nested brackets or an unmatched one'),
+    ("gpu[]", '"" in "gpu[]" is neither a number nor a range of numbers'),
+    ("gpu[1-]", '"1-" in "gpu[1-]" is neither a number nor a range of numbers'),
+    ("gpu[a-c]", '"a-c" in "gpu[a-c]" is neither a number nor a range of numbers'),
+    (
+        "gpu[\u0661-\u0662]",
+        r'"\u0661-\u0662" in "gpu[\u0661-\u0662]" is neither a number nor a range of numbers',
+    ),
+    ("gpu[5-1]", '"5-1" in "gpu[5-1]" is a descending range'),
+    ("gpu[1-3,2]", '"gpu2" is a duplicate'),
+    ("a/b", '"a/b" is not a valid node name'),
+    ("-x", '"-x" is not a valid node name'),
+    ("gpu[0-999999999]", '"gpu[0-999999999]" expands to more than 65536 names'),
+    (
+        "a[0-9999]b[0-9999]c[0-9999]",
+        '"a[0-9999]b[0-9999]c[0-9999]" expands to more than 65536 names',
+    ),
+    ("a" + "[1]" * 9, '"a[1][1][1][1][1][1][1][1][1]" has more than 8 brackets'),
+])  # fmt: skip
 def test_says_what_is_wrong(expression: str, reason: str) -> None:
     """Each kind of error in an expression has its message. An expression that is too large is
     rejected before it is expanded.

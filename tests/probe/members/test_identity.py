@@ -22,20 +22,17 @@ TWO = "name: this node matches more than one member"
 WHICH = "set name to the right one"
 
 
-@pytest.mark.parametrize(
-    ("names", "hostname", "addresses", "name", "expected"),
-    [
-        (["gpu1", "gpu2"], "gpu1", [], "", "gpu1"),
-        (["gpu1", "gpu2"], "gpu1", [], "gpu2", "gpu2"),
-        (["gpu1", "gpu2"], "gpu2.example.org", [], "", "gpu2"),
-        (["gpu1.example.org", "gpu2.example.org"], "gpu2", [], "", "gpu2.example.org"),
-        (["gpu1", "gpu2"], "GPU2.example.org.", [], "", "gpu2"),
-        (["gpu1", "gpu1.example.org"], "gpu1.example.org", [], "", "gpu1.example.org"),
-        (["10.0.0.1", "10.0.0.2"], "ip-10-0-0-2", ["10.0.0.2", "fd00::2"], "", "10.0.0.2"),
-        (["fd00:0::1", "fd00:0::2"], "n", ["10.0.0.2", "fd00::2"], "", "fd00:0::2"),
-        (["gpu1", "10.0.0.2"], "gpu1", ["10.0.0.2"], "", "gpu1"),
-    ],
-)
+@pytest.mark.parametrize(("names", "hostname", "addresses", "name", "expected"), [
+    (["gpu1", "gpu2"], "gpu1", [], "", "gpu1"),
+    (["gpu1", "gpu2"], "gpu1", [], "gpu2", "gpu2"),
+    (["gpu1", "gpu2"], "gpu2.example.org", [], "", "gpu2"),
+    (["gpu1.example.org", "gpu2.example.org"], "gpu2", [], "", "gpu2.example.org"),
+    (["gpu1", "gpu2"], "GPU2.example.org.", [], "", "gpu2"),
+    (["gpu1", "gpu1.example.org"], "gpu1.example.org", [], "", "gpu1.example.org"),
+    (["10.0.0.1", "10.0.0.2"], "ip-10-0-0-2", ["10.0.0.2", "fd00::2"], "", "10.0.0.2"),
+    (["fd00:0::1", "fd00:0::2"], "n", ["10.0.0.2", "fd00::2"], "", "fd00:0::2"),
+    (["gpu1", "10.0.0.2"], "gpu1", ["10.0.0.2"], "", "gpu1"),
+])  # fmt: skip
 def test_own_name(
     names: list[str], hostname: str, addresses: list[str], name: str, expected: str
 ) -> None:

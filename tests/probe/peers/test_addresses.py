@@ -55,16 +55,13 @@ def call(tmp_path: Path, name: str, place: str, **given: Any) -> str:
     return result[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "result"),
-    [
-        ("a", "127.0.0.21", "ok"),
-        ("c", "127.0.0.23", "ok"),
-        ("c", "127.0.0.24", "ok"),
-        ("a", "127.0.0.23", "wrong_address"),
-        ("c", "127.0.0.21", "wrong_address"),
-    ],
-)
+@pytest.mark.parametrize(("name", "place", "result"), [
+    ("a", "127.0.0.21", "ok"),
+    ("c", "127.0.0.23", "ok"),
+    ("c", "127.0.0.24", "ok"),
+    ("a", "127.0.0.23", "wrong_address"),
+    ("c", "127.0.0.21", "wrong_address"),
+])  # fmt: skip
 def test_a_member_speaks_from_its_own_address(
     tmp_path: Path, name: str, place: str, result: str
 ) -> None:
@@ -83,15 +80,12 @@ def test_addresses_that_are_translated(tmp_path: Path) -> None:
     assert call(tmp_path, "a", "127.0.0.23", check_addresses=False) == "ok"
 
 
-@pytest.mark.parametrize(
-    ("address", "plain"),
-    [
-        ("10.0.0.1", "10.0.0.1"),
-        ("::ffff:10.0.0.1", "10.0.0.1"),
-        ("fe80::1%eth0", "fe80::1"),
-        ("FD00:0::1", "fd00::1"),
-    ],
-)
+@pytest.mark.parametrize(("address", "plain"), [
+    ("10.0.0.1", "10.0.0.1"),
+    ("::ffff:10.0.0.1", "10.0.0.1"),
+    ("fe80::1%eth0", "fe80::1"),
+    ("FD00:0::1", "fd00::1"),
+])  # fmt: skip
 def test_an_address_has_one_form(address: str, plain: str) -> None:
     """A caller is compared with its name's addresses whichever way its socket writes its own."""
     assert guard.plain(address) == plain

@@ -210,14 +210,11 @@ def test_allowances_are_bounded(senders: int, calls: int) -> None:
     assert len(allowances._left) == (MAX_SENDERS if calls == 1 else 1)
 
 
-@pytest.mark.parametrize(
-    ("sender", "receiver", "outcome", "reason"),
-    [
-        ("a", "c", Outcome.UNAUTHORIZED, "wrong_receiver"),
-        ("stranger", "b", Outcome.DECLINED, "not_a_member"),
-        ("b", "b", Outcome.UNAUTHORIZED, "own_name"),
-    ],
-)
+@pytest.mark.parametrize(("sender", "receiver", "outcome", "reason"), [
+    ("a", "c", Outcome.UNAUTHORIZED, "wrong_receiver"),
+    ("stranger", "b", Outcome.DECLINED, "not_a_member"),
+    ("b", "b", Outcome.UNAUTHORIZED, "own_name"),
+])  # fmt: skip
 async def test_wrong_names(
     key: Path, sender: str, receiver: str, outcome: Outcome, reason: str
 ) -> None:
@@ -328,18 +325,15 @@ async def test_unknown_methods(key: Path, method: str) -> None:
         assert node.refused("unknown_method") == 1
 
 
-@pytest.mark.parametrize(
-    "claim",
-    [
-        b"",
-        b"Basic YTpi",
-        b"dshealthd2 a b",
-        b"dshealthd2 a b " + b"0" * 31,
-        b"dshealthd2 a/b b " + b"0" * 32,
-        b"dshealthd1 a b " + b"0" * 32,
-        b"dshealthd2 a b " + b"\xff" * 32,
-    ],
-)
+@pytest.mark.parametrize("claim", [
+    b"",
+    b"Basic YTpi",
+    b"dshealthd2 a b",
+    b"dshealthd2 a b " + b"0" * 31,
+    b"dshealthd2 a/b b " + b"0" * 32,
+    b"dshealthd1 a b " + b"0" * 32,
+    b"dshealthd2 a b " + b"\xff" * 32,
+])  # fmt: skip
 async def test_no_credentials(key: Path, claim: bytes) -> None:
     """A connection that does not begin as a peer's ends, and learns nothing."""
     async with listening(keyed(key)) as node:

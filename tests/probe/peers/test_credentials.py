@@ -70,16 +70,13 @@ def test_any_bytes_are_keys_or_a_reason(data: bytes) -> None:
     assert all(len(key) >= 32 and key in data for key in keys)
 
 
-@pytest.mark.parametrize(
-    ("lines", "reason"),
-    [
-        ((), "holds 0 keys; it must be one, or 2 during a rotation"),
-        ((KEY, OTHER_KEY, KEY[::-1]), "holds 3 keys; it must be one, or 2 during a rotation"),
-        ((KEY, "secret"), "key 2 has 6 characters; at least 32 are needed (openssl rand -hex 32)"),
-        (("a b " * 20,), "key 1 is not made of visible ASCII characters"),
-        (("x" * 5000,), "is larger than 4096 bytes"),
-    ],
-)
+@pytest.mark.parametrize(("lines", "reason"), [
+    ((), "holds 0 keys; it must be one, or 2 during a rotation"),
+    ((KEY, OTHER_KEY, KEY[::-1]), "holds 3 keys; it must be one, or 2 during a rotation"),
+    ((KEY, "secret"), "key 2 has 6 characters; at least 32 are needed (openssl rand -hex 32)"),
+    (("a b " * 20,), "key 1 is not made of visible ASCII characters"),
+    (("x" * 5000,), "is larger than 4096 bytes"),
+])  # fmt: skip
 def test_key_files_that_cannot_be(tmp_path: Path, lines: tuple[str, ...], reason: str) -> None:
     """A key file that is no good is named with the reason, and with nothing of what it holds."""
     path = secret(tmp_path, "key", *lines)

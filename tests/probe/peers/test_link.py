@@ -36,15 +36,12 @@ def test_frames_arrive_as_they_were_sent(contents: list[bytes], piece: int) -> N
     assert [frame for frame in found if frame is not None] == contents
 
 
-@pytest.mark.parametrize(
-    ("data", "bad"),
-    [
-        ((MAX_MESSAGE + 32).to_bytes(4), False),
-        ((MAX_MESSAGE + 33).to_bytes(4), True),
-        (b"POST / HTTP/1.1", True),
-        (framed(b"a") + b"b", True),
-    ],
-)
+@pytest.mark.parametrize(("data", "bad"), [
+    ((MAX_MESSAGE + 32).to_bytes(4), False),
+    ((MAX_MESSAGE + 33).to_bytes(4), True),
+    (b"POST / HTTP/1.1", True),
+    (framed(b"a") + b"b", True),
+])  # fmt: skip
 def test_data_that_is_no_frame(data: bytes, *, bad: bool) -> None:
     """What is too long for a message, or follows before an answer, ends the connection; nothing is
     kept of it.
@@ -105,17 +102,13 @@ def test_a_signature_counts_once() -> None:
     assert here.verified("answer", answer) is None
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"HTTP/1.1 200 OK\r\n\r\n",
-        framed(b"0" * 31),
-        framed(b"Z" * 32),
-        framed(b"0" * 32) + b"more",
-        b"\xff" * 5000,
-    ],
-    ids=["HTTP", "short", "no challenge", "more", "endless"],
-)
+@pytest.mark.parametrize("answer", [
+    b"HTTP/1.1 200 OK\r\n\r\n",
+    framed(b"0" * 31),
+    framed(b"Z" * 32),
+    framed(b"0" * 32) + b"more",
+    b"\xff" * 5000,
+], ids=["HTTP", "short", "no challenge", "more", "endless"])  # fmt: skip
 async def test_servers_that_are_no_peers(tmp_path: Path, answer: bytes) -> None:
     """Whatever a server sends, the call ends at once as failed, and its connection with it."""
 

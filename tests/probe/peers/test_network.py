@@ -104,32 +104,24 @@ async def test_stopped_listener_hangs(key: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed")
-@pytest.mark.parametrize(
-    ("rule", "kept", "new"),
-    [
-        (
-            "tcp dport {port} drop",
-            (Outcome.UNREACHABLE, "not_acknowledged"),
-            (Outcome.UNREACHABLE, "connect_timeout"),
-        ),
-        (
-            "tcp sport {port} drop",
-            (Outcome.UNREACHABLE, "not_acknowledged"),
-            (Outcome.UNREACHABLE, "connect_timeout"),
-        ),
-        (
-            "tcp dport {port} reject with tcp reset",
-            (Outcome.REFUSED, "reset"),
-            (Outcome.REFUSED, "refused"),
-        ),
-        (
-            "tcp dport {port} reject with icmp type host-unreachable",
-            (Outcome.UNREACHABLE, "not_acknowledged"),
-            (Outcome.UNREACHABLE, "no_route"),
-        ),
-    ],
-    ids=["dropped there", "dropped back", "reset", "no route"],
-)
+@pytest.mark.parametrize(("rule", "kept", "new"), [
+    (
+        "tcp dport {port} drop", (Outcome.UNREACHABLE, "not_acknowledged"),
+        (Outcome.UNREACHABLE, "connect_timeout"),
+    ),
+    (
+        "tcp sport {port} drop", (Outcome.UNREACHABLE, "not_acknowledged"),
+        (Outcome.UNREACHABLE, "connect_timeout"),
+    ),
+    (
+        "tcp dport {port} reject with tcp reset", (Outcome.REFUSED, "reset"),
+        (Outcome.REFUSED, "refused"),
+    ),
+    (
+        "tcp dport {port} reject with icmp type host-unreachable",
+        (Outcome.UNREACHABLE, "not_acknowledged"), (Outcome.UNREACHABLE, "no_route"),
+    ),
+], ids=["dropped there", "dropped back", "reset", "no route"])  # fmt: skip
 async def test_firewalls(
     key: Path, rule: str, kept: tuple[Outcome, str], new: tuple[Outcome, str]
 ) -> None:

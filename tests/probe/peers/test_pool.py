@@ -115,18 +115,15 @@ async def test_what_cannot_be_used_again_is_closed(*, keep: bool, broken: bool) 
     assert len(pool) == 0
 
 
-@pytest.mark.parametrize(
-    ("number", "outcome", "reason"),
-    [
-        (errno.ECONNREFUSED, Outcome.REFUSED, "refused"),
-        (errno.ECONNABORTED, Outcome.REFUSED, "closed"),
-        (errno.ECONNRESET, Outcome.REFUSED, "reset"),
-        (errno.ETIMEDOUT, Outcome.UNREACHABLE, "connect_timeout"),
-        (errno.EHOSTUNREACH, Outcome.UNREACHABLE, "no_route"),
-        (errno.EPERM, Outcome.UNREACHABLE, "not_permitted"),
-        (errno.EMFILE, Outcome.FAILED, "system_error"),
-    ],
-)
+@pytest.mark.parametrize(("number", "outcome", "reason"), [
+    (errno.ECONNREFUSED, Outcome.REFUSED, "refused"),
+    (errno.ECONNABORTED, Outcome.REFUSED, "closed"),
+    (errno.ECONNRESET, Outcome.REFUSED, "reset"),
+    (errno.ETIMEDOUT, Outcome.UNREACHABLE, "connect_timeout"),
+    (errno.EHOSTUNREACH, Outcome.UNREACHABLE, "no_route"),
+    (errno.EPERM, Outcome.UNREACHABLE, "not_permitted"),
+    (errno.EMFILE, Outcome.FAILED, "system_error"),
+])  # fmt: skip
 def test_what_an_error_means(number: int, outcome: Outcome, reason: str) -> None:
     """What the way or the other side does is not called a failure of this agent."""
     assert meaning(OSError(number, "why")) == (outcome, reason)

@@ -43,16 +43,13 @@ def test_defaults() -> None:
     assert large == ((4 << 20, BANDWIDTH[0][1]),)
 
 
-@pytest.mark.parametrize(
-    ("limit", "sizes"),
-    [
-        (10**12, [8, 1 << 10, 64 << 10, 64 << 20]),
-        (30 * 10**6, [8, 1 << 10, 64 << 10, SMALLEST_LARGE]),
-        (18 * 10**6, [8, 1 << 10, 64 << 10]),
-        (10**6, [8, 1 << 10]),
-        (0, []),
-    ],
-)
+@pytest.mark.parametrize(("limit", "sizes"), [
+    (10**12, [8, 1 << 10, 64 << 10, 64 << 20]),
+    (30 * 10**6, [8, 1 << 10, 64 << 10, SMALLEST_LARGE]),
+    (18 * 10**6, [8, 1 << 10, 64 << 10]),
+    (10**6, [8, 1 << 10]),
+    (0, []),
+])  # fmt: skip
 def test_less_is_left_out(limit: int, sizes: list[int]) -> None:
     """The large collective shrinks first, then the largest are left out."""
     small, large = within(limit, 10.0, 6)

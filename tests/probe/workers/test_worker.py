@@ -95,19 +95,16 @@ def test_checksum(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert worker.reproducible(device) == ""
 
 
-@pytest.mark.parametrize(
-    ("error", "slug"),
-    [
-        (RuntimeError("[enforce fail] Connection closed by peer [127.0.0.1]:5"), "connection_lost"),
-        (RuntimeError("Connect: Connection refused"), "refused"),
-        (RuntimeError("Timed out waiting 1000ms for recv operation to complete"), "timeout"),
-        (RuntimeError("CUDA out of memory"), "out_of_memory"),
-        (OSError(113, "No route to host"), "no_route"),
-        (worker.StoreFailure("timeout"), "store"),
-        (worker.VersionsDiffer("x"), "versions_differ"),
-        (ValueError("something else"), "error"),
-    ],
-)
+@pytest.mark.parametrize(("error", "slug"), [
+    (RuntimeError("[enforce fail] Connection closed by peer [127.0.0.1]:5"), "connection_lost"),
+    (RuntimeError("Connect: Connection refused"), "refused"),
+    (RuntimeError("Timed out waiting 1000ms for recv operation to complete"), "timeout"),
+    (RuntimeError("CUDA out of memory"), "out_of_memory"),
+    (OSError(113, "No route to host"), "no_route"),
+    (worker.StoreFailure("timeout"), "store"),
+    (worker.VersionsDiffer("x"), "versions_differ"),
+    (ValueError("something else"), "error"),
+])  # fmt: skip
 def test_reasons(error: Exception, slug: str) -> None:
     """What libraries say in words becomes one of a few slugs."""
     assert worker.reason(error) == slug
@@ -270,21 +267,18 @@ def test_sound_environment(environment: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "env",
-        "env/bin",
-        "env/pyvenv.cfg",
-        "env/lib",
-        "env/lib/python3.11",
-        "base",
-        "base/bin",
-        "base/bin/python3",
-        "base/lib/python3.11/site-packages",
-        "base/lib/python3.11/site-packages/torch/__init__.py",
-    ],
-)
+@pytest.mark.parametrize("path", [
+    "env",
+    "env/bin",
+    "env/pyvenv.cfg",
+    "env/lib",
+    "env/lib/python3.11",
+    "base",
+    "base/bin",
+    "base/bin/python3",
+    "base/lib/python3.11/site-packages",
+    "base/lib/python3.11/site-packages/torch/__init__.py",
+])  # fmt: skip
 def test_writable_by_others(environment: Path, path: str) -> None:
     """Any file or folder that others can write is found, wherever on the way it is, and named."""
     target = environment / path
