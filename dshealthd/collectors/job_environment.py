@@ -30,7 +30,13 @@ from dshealthd.core.collector import (
 from dshealthd.core.host import read_bytes
 from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs import environment_problems as problems
-from dshealthd.jobs.environment import NCCL_COMMON, launched_by, natural, nccl_variables
+from dshealthd.jobs.environment import (
+    NCCL_COMMON,
+    held_gpus,
+    launched_by,
+    natural,
+    nccl_variables,
+)
 from dshealthd.jobs.environment_problems import Finding
 from dshealthd.jobs.heartbeats.page import find_page
 from dshealthd.jobs.nccl.names import Misnomer, newer
@@ -115,6 +121,13 @@ DECLINED = gauge(
     "dshealthd_job_declined_ranks",
     "Ranks of the run on this node whose user declines heartbeats: DSHEALTHD_HEARTBEAT=0.",
     *("training_job", "run"),
+)
+HELD = gauge(
+    "dshealthd_job_held_gpus",
+    "GPUs of this node that the scheduler has given to the run, by the environment of its "
+    "processes (SLURM_STEP_GPUS, SLURM_JOB_GPUS, or NVIDIA_VISIBLE_DEVICES with UUIDs); absent if "
+    "they do not say. terminal is true if one of them has a terminal: an interactive session.",
+    *("training_job", "run", "terminal"),
 )
 PAGE = gauge(
     "dshealthd_job_heartbeat_page_info",
@@ -266,6 +279,9 @@ class JobEnvironment(Collector):
             if process.environment.get("DSHEALTHD_HEARTBEAT") == "0"
         ]
         yield DECLINED(len(declined), *labels)
+        if held := frozenset().union(*(held_gpus(one.environment) for one in run.processes)):
+            terminal = any(process.terminal for process in run.processes)
+            yield HELD(len(held), *labels, str(terminal).lower())
         counts = {rank: self._alike(members) for rank, members in run.ranks.items()}
         for rank, count in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[
             :MAX_RANKS

@@ -26,6 +26,7 @@ from dshealthd.findings import (
     slowness,
     stalls,
     storage,
+    unused,
 )
 from dshealthd.findings.catalogue import starting, unread
 from dshealthd.findings.finding import State, Verdict
@@ -57,6 +58,7 @@ RULES = (
     *slowness.RULES,
     *settings.RULES,
     *coverage.RULES,
+    *unused.RULES,
     *agent.RULES,
 )
 _OF_NVML = frozenset(("DshealthdNvmlBroken", "DshealthdGpusUnwatched"))

@@ -107,6 +107,19 @@ class Limits:
         "Share of the ranks of each job here that must send heartbeats, but for those whose user "
         "declines: 1 at a site whose trainings are all to be followed; 0: there is no such rule.",
     )
+    # Staging a data set, compiling and saving a large model take up to 20 minutes at a site's
+    # slowest; sites that end such jobs wait for one or two hours. [O]
+    unused_seconds: Duration = option(
+        "30m",
+        "Time for which a job may hold GPUs without using any of them; 0: there is no such rule.",
+        minimum="0s",
+    )
+    unused_interactive_seconds: Duration = option(
+        "0s",
+        "The same for interactive sessions: jobs with a terminal, and those that serve clients, "
+        "as notebooks do; 0: there is no such rule.",
+        minimum="0s",
+    )
     gpu_utilization_training_ratio: float = _ratio(
         0.5, "Utilization of its GPUs below which a training job is slow: a common guideline."
     )

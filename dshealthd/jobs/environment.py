@@ -46,6 +46,12 @@ _OTHER_VARIABLES = (
     "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "DSHEALTHD_RUN",
     "DSHEALTHD_HEARTBEAT",
 )  # fmt: skip
+_HELD = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+"""Indices on the node of the GPUs of a step, and of the job: Slurm sets the first for the tasks of
+steps, the second for the batch script, whose steps inherit it (sbatch(1), srun(1))."""
+_HELD_BY_POD = "NVIDIA_VISIBLE_DEVICES"
+"""UUIDs of a container's GPUs, as NVIDIA's device plugin sets it. Images set `all`, which says
+nothing."""
 _FLIGHT_RECORDER = (
     "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
     "TORCH_FR_DUMP_TEMP_FILE",
@@ -111,7 +117,7 @@ _RANKS = {
 
 ALLOWED = frozenset(itertools.chain(
     *_RANKS.values(), (name for _, name in _SCHEDULERS), RENDEZVOUS, MPI_JOBS, _PLACES, _DEEPSPEED,
-    _WATCHDOGS, _OTHER_VARIABLES, _FLIGHT_RECORDER, NCCL_COMMON, _NCCL,
+    _WATCHDOGS, _OTHER_VARIABLES, _HELD, (_HELD_BY_POD,), _FLIGHT_RECORDER, NCCL_COMMON, _NCCL,
 ))  # fmt: skip
 """The variables that are kept. A variable added here must not be able to hold a secret."""
 
@@ -193,6 +199,21 @@ def scheduled(environment: Mapping[str, str]) -> str | None:
         if natural(number) is not None:
             return f"{scheduler}-{number}"
     return None
+
+
+def held_gpus(environment: Mapping[str, str]) -> frozenset[str]:
+    """Return the GPUs that the scheduler has given to a process, as it names them; none if it does
+    not say, or names parts of GPUs.
+    """
+    for name in (*_HELD, _HELD_BY_POD):
+        if text := environment.get(name):
+            found = text.split(",")
+            whole = [
+                entry.startswith("GPU-") if name == _HELD_BY_POD else natural(entry) is not None
+                for entry in found
+            ]
+            return frozenset(found) if all(whole) else frozenset()
+    return frozenset()
 
 
 def is_loopback(address: str) -> bool:

@@ -101,6 +101,8 @@ class TrainingProcess:
     """Whether the scheduler's cgroup names the claimed job too."""
     network: str = ""
     """Its network namespace; empty if that is the agent's own, or unknown."""
+    terminal: bool = False
+    """Whether it had a terminal when it was found, as in an interactive session."""
 
     @property
     def started(self) -> float:
@@ -180,9 +182,11 @@ def training_process(
     network = namespace(host, pid)
     name = job_name(environment, machine + network)
     user, confirmed = standing(host.proc(str(pid)), name)
+    terminal = stat.terminal != 0
     return TrainingProcess(
-        pid, stat.start, stat.parent, name, place, environment, nccl, user, confirmed, network
-    )
+        pid, stat.start, stat.parent, name, place, environment, nccl, user, confirmed, network,
+        terminal,
+    )  # fmt: skip
 
 
 def boot_id(host: Host) -> str:

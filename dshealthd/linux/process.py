@@ -55,6 +55,8 @@ class Stat(NamedTuple):
     """As returned by waitpid(2); valid only once it has ended; 0 if access is denied."""
     children_ticks: int = 0
     """CPU time of its children that have ended, and of theirs."""
+    terminal: int = 0
+    """Its controlling terminal; 0 if it has none."""
 
     @property
     def image(self) -> tuple[int, int]:
@@ -75,6 +77,7 @@ def parse_stat(data: bytes) -> Stat:
             cpu_ticks=int(fields[11]) + int(fields[12]),
             exit_status=int(fields[_EXIT_STATUS]) if len(fields) > _EXIT_STATUS else 0,
             children_ticks=int(fields[13]) + int(fields[14]),
+            terminal=int(fields[4]),
         )
     except (IndexError, ValueError, ArithmeticError) as error:
         message = f"not a process status: {data[:80]!r}"

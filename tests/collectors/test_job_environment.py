@@ -19,6 +19,7 @@ from dshealthd.core.result import Result
 from tests.collectors.bench import Bench, Values, named, reasons, write
 from tests.jobs.elf import library
 from tests.jobs.machines import Machine, environ
+from tests.web.serving import eventually
 
 MAX_PROBLEMS = 64
 MAX_NAMES = 256
@@ -102,6 +103,23 @@ def test_no_job(node: Node) -> None:
     assert [(sample.metric.name, sample.value) for sample in result.samples] == [
         ("dshealthd_job_runs_left_out", 0)
     ]
+
+
+def test_gpus_that_a_run_holds(node: Node) -> None:
+    """Those of all its processes together, and whether one of them has a terminal; none if their
+    environment does not say.
+    """
+    node.rank(0, {"SLURM_STEP_GPUS": "0,1"})
+    node.rank(1, {"SLURM_STEP_GPUS": "2"})
+    assert of_job(node.collect(), "held_gpus") == {("false",): 3}
+    node.machine.process(
+        102, {**RUN, "RANK": "2", "SLURM_STEP_GPUS": "2"}, parent=40, start=102, terminal=34816
+    )
+    assert of_job(node.collect(), "held_gpus") == {("true",): 3}
+    for pid in (100, 101, 102):
+        node.machine.end(pid)
+    node.rank(3, {"NVIDIA_VISIBLE_DEVICES": "all"})
+    assert of_job(node.collect(), "held_gpus") == {}
 
 
 def test_daemon_of_a_rank_is_no_rank(node: Node) -> None:
@@ -528,6 +546,30 @@ def test_real_processes(
     for rank in ranks:
         rank.communicate(timeout=60)
     assert of_job(sweep(), "ranks", JOB) == {}
+
+
+def test_real_terminal(sweep: Callable[[], Result], tmp_path: Path) -> None:
+    """A real process that a session with a terminal starts, as `srun --pty` does."""
+    setsid = shutil.which("setsid")
+    if setsid is None:
+        pytest.skip("takes setsid of util-linux")
+    own, theirs = os.openpty()
+    variables = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_PROCID": "0", "SLURM_JOB_GPUS": "0,1"}
+    program = f"open({str(tmp_path / 'here')!r}, 'w').close(); {HOLD}"
+    with subprocess.Popen(
+        (setsid, "--ctty", sys.executable, "-c", program),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={"PATH": os.environ["PATH"], **variables},
+    ) as process:
+        try:
+            eventually((tmp_path / "here").exists)
+            assert of_job(sweep(), "held_gpus", JOB) == {("true",): 2}
+        finally:
+            process.kill()
+            os.close(own)
+            os.close(theirs)
 
 
 def test_real_orphan(

@@ -482,6 +482,8 @@ ELSEWHERE = {
     "nvlink_settle_seconds": "bad-link.yml",
     "ras_idle_answers": "nccl-timeout.yml",
     "roce_fabric_bytes": "bad-link.yml",
+    "unused_interactive_seconds": "gpus-unused.yml",
+    "unused_seconds": "gpus-unused.yml",
     "xid_recent_seconds": "gpu-lost.yml",
 }
 """Limits whose two sides are in scenes that show more than the limit."""

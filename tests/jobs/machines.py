@@ -48,6 +48,7 @@ def stat_line(
     flags: int = 0,
     start: int = 100,
     image: int = 7,
+    terminal: int = 0,
 ) -> bytes:
     """Return a `/proc/<pid>/stat` of 52 fields."""
     fields = [str(field) for field in range(52)]
@@ -58,6 +59,7 @@ def stat_line(
         str(start),
         str(image),
     )
+    fields[6] = str(terminal)
     return str(pid).encode() + b" (" + comm + b") " + " ".join(fields[2:]).encode() + b"\n"
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dshealthd.jobs.environment import (
     ALLOWED,
     Launcher,
+    held_gpus,
     job_name,
     launch,
     parse_environ,
@@ -165,3 +166,27 @@ def test_job_is_safe_as_a_label(environment: dict[str, str], machine: str) -> No
     assert len(name) <= 20
     assert name.replace("-", "").isalnum()
     assert name.isascii()
+
+
+@pytest.mark.parametrize(
+    ("variables", "held"),
+    [
+        ({"SLURM_JOB_GPUS": "0,1,2,3"}, {"0", "1", "2", "3"}),
+        ({"SLURM_JOB_GPUS": "0,1,2,3", "SLURM_STEP_GPUS": "2"}, {"2"}),
+        ({"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, {"GPU-a", "GPU-b"}),
+        ({"SLURM_JOB_GPUS": "1", "NVIDIA_VISIBLE_DEVICES": "all"}, {"1"}),
+        # What images set, CDI, MIG, and what no scheduler writes: nothing is known.
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, set()),
+        ({"NVIDIA_VISIBLE_DEVICES": "void"}, set()),
+        ({"NVIDIA_VISIBLE_DEVICES": "0,1"}, set()),
+        ({"NVIDIA_VISIBLE_DEVICES": "MIG-a"}, set()),
+        ({"NVIDIA_VISIBLE_DEVICES": "GPU-a,MIG-b"}, set()),
+        ({"SLURM_JOB_GPUS": "0,gpu:1"}, set()),
+        ({"SLURM_JOB_GPUS": "0,"}, set()),
+        ({"SLURM_JOB_GPUS": ""}, set()),
+        ({}, set()),
+    ],
+)
+def test_gpus_that_a_scheduler_has_given(variables: dict[str, str], held: set[str]) -> None:
+    """A step's before its job's; whole GPUs only, and only if each is understood."""
+    assert held_gpus(variables) == held

@@ -156,6 +156,19 @@ def test_a_finding_leads_on(capsys: pytest.CaptureFixture[str]) -> None:
         assert b"## Remedy" in Client(asked).get("/runbooks/gpu-lost")
 
 
+def test_a_finding_with_its_trend(capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside its age stands whether it rises; an agent of an earlier release says nothing of it."""
+    now = time.time()
+    hot = finding(severity="warning", since=now - 720)
+    rising = hot | {"part": "GPU 4", "trend": "core temperature rising 3 K/min"}
+    more = {"time": now, "verdict": "warning", "findings": [hot, rising]}
+    with serving(snapshot(*HEALTHY), more=more) as served:
+        assert run("status", f"127.0.0.1:{served.port}") == 1
+    said = capsys.readouterr().out
+    assert "GPU 3: A GPU fell off the bus (for 12 min)" in said
+    assert "GPU 4: A GPU fell off the bus (for 12 min, core temperature rising 3 K/min)" in said
+
+
 def test_a_sign_that_is_no_finding_yet_is_watched(capsys: pytest.CaptureFixture[str]) -> None:
     """A port that is down for 12 s of 30 is told with both, and leaves the exit status alone."""
     down = {"part": "mlx5_1/1", "summary": "A fabric port is down", "hold_seconds": 30.0}

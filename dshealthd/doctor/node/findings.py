@@ -300,6 +300,12 @@ CHECKS = (
         "job_environment",
     ),
     snapshot_check(
+        "gpus-unused",
+        "job-gpus",
+        "Training jobs use the GPUs that they hold",
+        *("job_environment", "gpu_processes"),
+    ),
+    snapshot_check(
         "slow-communication",
         "job-ports",
         "Training jobs use all ports of the fabric",
