@@ -86,19 +86,19 @@ class MappedNccl:
 
 
 def places(found: Mapping[str, Function]) -> dict[str, int]:
-    """Return the offsets at which the kernel needs no single step. `Refused`.
+    """Return the offsets for breakpoints. `Refused` if an operation would be single-stepped.
 
     Only a `push` is emulated, at under 1 µs a call; another instruction takes 7 to 9 µs, with a
-    trap of its own. After `endbr64`, the next instruction takes the breakpoint.
+    trap of its own: too much for what is called at each launch, not for what makes or ends a
+    communicator (NVIDIA's `ncclCommInitRankConfig` begins with a `mov`). After `endbr64`, the next
+    instruction takes the breakpoint.
     """
-    offsets, others = {}, []
+    offsets = {}
     for name, (offset, code) in found.items():
         skipped = 4 * code.startswith(_ENDBR64)
         first = code[skipped + code[skipped : skipped + 1].startswith(b"\x41") :]
-        if first[:1] and 0x50 <= first[0] <= 0x57:  # noqa: PLR2004 - push rax to push rdi, r8 to r15
-            offsets[name] = offset + skipped
-        else:
-            others.append(name)
-    if others := [name for name in sorted(others) if name in {*ORDERED, *UNORDERED}]:
-        raise Refused(Obstacle.SINGLE_STEPPED, f"{', '.join(others)} does not begin with push")
+        pushes = first[:1] and 0x50 <= first[0] <= 0x57  # noqa: PLR2004 - rax to rdi, r8 to r15
+        if not pushes and name in {*ORDERED, *UNORDERED}:
+            raise Refused(Obstacle.SINGLE_STEPPED, f"{name} does not begin with push")
+        offsets[name] = offset + skipped
     return offsets

@@ -8,6 +8,7 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("nccl.c")
 PUSH = ("-O0", "-fcf-protection=none")
 ENDBR64 = ("-O0", "-fcf-protection=full")
+MOVES = (*PUSH, "-DMOVES")
 OTHER = ("-O2", "-fcf-protection=none")
 """Options of the compiler, by what each function begins with."""
 

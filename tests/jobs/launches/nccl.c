@@ -18,7 +18,15 @@ int ncclGetUniqueId(Id *id) {
     int failed = getentropy(id->bytes, 40);
     return failed ? 2 : 0;
 }
+#ifdef MOVES
+/* Begins with a mov, as NVIDIA's ncclCommInitRankConfig does. */
+__attribute__((naked)) int ncclCommInitRank(void **made, int size, Id id, int rank) {
+    __asm__("mov %rdi, %rax\n jmp initialize");
+}
+int initialize(void **made, int size, Id id, int rank) {
+#else
 int ncclCommInitRank(void **made, int size, Id id, int rank) {
+#endif
     *made = calloc(1, 1024 + (size_t)(size + rank + id.bytes[0] * 0));
     return 0;
 }
