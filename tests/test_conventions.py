@@ -37,6 +37,7 @@ THREADS = {"Thread", "Timer", "ThreadPoolExecutor", "to_thread", "run_in_executo
 }
 """Ways to start a thread."""
 THREADS_ELSEWHERE = {
+    "jobs/launches/breakpoints.py": "in a process of its own, which waits for it",
     "nvrx/server.py": "gRPC's own, in a process of its own",
     "probe/workers/worker.py": "a process of the training environment",
 }

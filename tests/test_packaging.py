@@ -335,24 +335,29 @@ def test_exposure_of_other_settings(row: str, changes: list[list[str]], tmp_path
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-@pytest.mark.parametrize(("drop_in", "limit"), [(None, 3.6), ("unprivileged.conf", 2.6)])
-def test_exposure(drop_in: str | None, limit: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("unit", "drop_in", "limit"),
+    [
+        ("dshealthd.service", None, 3.6),
+        ("dshealthd.service", "unprivileged.conf", 2.6),
+        ("dshealthd-launches.service", None, 2.1),
+    ],
+)
+def test_exposure(unit: str, drop_in: str | None, limit: float, tmp_path: Path) -> None:
     """The unit stays as hardened as it is, and its settings are spelled as systemd has them."""
     root = tmp_path / "etc/systemd/system"
     (root / "dshealthd.service.d").mkdir(parents=True)
-    shutil.copy(UNIT, root)
+    shutil.copy(UNIT.parent / unit, root)
     if drop_in is not None:
         shutil.copy(UNIT.parent / drop_in, root / "dshealthd.service.d")
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", f"--root={tmp_path}"]
-    done = subprocess.run(
-        [*command, "dshealthd.service"], capture_output=True, text=True, check=False, timeout=60
-    )
+    done = subprocess.run([*command, unit], capture_output=True, text=True, check=False, timeout=60)
     if "offline" in done.stderr:
         pytest.skip("this systemd cannot look at a unit that is not installed")
-    found = re.search(r"exposure level for dshealthd.service: (\d+\.\d)", done.stdout)
+    found = re.search(rf"exposure level for {unit}: (\d+\.\d)", done.stdout)
     assert found is not None, done.stderr
     assert float(found[1]) <= limit
-    if drop_in is None:
+    if unit == UNIT.name and drop_in is None:
         # A right that is granted has its reason in the documentation.
         page = (PROJECT / "docs/install.md").read_text(encoding="utf-8").replace("\\|", "|")
         granted = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("✗")]

@@ -362,6 +362,9 @@ def system_files(root: Path, epoch: int) -> None:
     systemd, slurm = PROJECT / "systemd", PROJECT / "deploy/slurm"
     for source, target in {
         systemd / "dshealthd.service": "usr/lib/systemd/system/dshealthd.service",
+        systemd / "dshealthd-launches.service": (
+            "usr/lib/systemd/system/dshealthd-launches.service"
+        ),
         systemd / "dshealthd.sysusers": "usr/lib/sysusers.d/dshealthd.conf",
         systemd / "dshealthd.tmpfiles": "usr/lib/tmpfiles.d/dshealthd.conf",
         systemd / "unprivileged.conf": f"{runtime.LIBRARY}/unprivileged.conf",

@@ -15,6 +15,8 @@ if [ $first = yes ]; then
 fi
 [ -d /run/systemd/system ] || exit 0
 systemctl daemon-reload
+# Off unless an administrator has switched it on.
+systemctl try-restart dshealthd-launches.service || true
 config=/etc/dshealthd/dshealthd.toml
 if [ $first = yes ]; then
     systemctl is-enabled --quiet dshealthd.service || exit 0

@@ -4,8 +4,8 @@ set -e
 case $1 in
 remove | 0)
     if [ -d /run/systemd/system ]; then
-        systemctl stop dshealthd.service || true
+        systemctl stop dshealthd-launches.service dshealthd.service || true
     fi
-    systemctl disable --quiet dshealthd.service || true
+    systemctl disable --quiet dshealthd-launches.service dshealthd.service || true
     ;;
 esac

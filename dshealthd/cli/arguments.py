@@ -6,9 +6,11 @@ import inspect
 from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dshealthd.config.flags import EXIT_USAGE, FlagParser, access, add_flags
+from dshealthd.jobs.launches import OUTPUT
 
 
 def nothing(_parser: ArgumentParser) -> None:
@@ -90,6 +92,17 @@ def jobs(parser: ArgumentParser) -> None:
         metavar="JOB",
         help="print instead the nodes whose own faults have struck this job, as the label "
         "`training_job` names it, to leave them out of its next attempt: for `sbatch --exclude`",
+    )
+
+
+def launches(parser: ArgumentParser) -> None:
+    """Declare the arguments of `launches`: where it writes."""
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        default=Path(OUTPUT),
+        help="file for the counts, as `collectors.job_launches.file` has it",
     )
 
 

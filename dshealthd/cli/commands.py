@@ -372,6 +372,18 @@ def slurm(given: Invocation, hook: str) -> int:
     return command(given.config, hook)
 
 
+@_command("dshealthd launches", declare=arguments.launches)
+def launches(given: Invocation, output: Path) -> int:
+    """Count the collectives that training jobs launch, from outside, until SIGTERM or SIGINT.
+
+    The agent reads the counts. Needs CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH,
+    CAP_SETUID and CAP_SETGID: run by dshealthd-launches.service.
+    """
+    from dshealthd.jobs.launches import command
+
+    return command.launches(given.config.path.host, output)
+
+
 def parser() -> FlagParser:
     """Return the parser of the whole command line; the manual pages are made from it, too."""
     whole = FlagParser(

@@ -1,5 +1,5 @@
 """By what each rank of this node's jobs is followed, best first: its heartbeats, NCCL's RAS, NCCL's
-Inspector, or nothing but its process.
+Inspector, its launches counted from outside, or nothing but its process.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 FOLLOWED = gauge(
     "dshealthd_job_followed_ranks",
     "Ranks of a job on this node by what follows them: heartbeat; of the others ras (NCCL's RAS "
-    "answers), elsewhere (it is queried on the node of rank 0), inspector (NCCL's Inspector), "
-    "nothing but their processes, or declined (by their user). Of a job with processes on GPUs, "
-    "the ranks that have one.",
+    "answers), inspector (NCCL's Inspector), launches (counted from outside), elsewhere (RAS is "
+    "queried on the node of rank 0), nothing but their processes, or declined (by their user). Of "
+    "a job with processes on GPUs, the ranks that have one.",
     *("training_job", "by"),
 )
 EXPORTED = (FOLLOWED,)
 HEARTBEAT, DECLINED = "heartbeat", "declined"
 WORDS = {
     "ras": "NCCL's RAS",
+    "launches": "launches",
     "elsewhere": "NCCL's RAS, if the node of rank 0 can query it",
     "inspector": "NCCL's Inspector",
     "nothing": "nothing",
@@ -62,6 +63,8 @@ def _otherwise(series: Series, job: str) -> str:
         return "ras"
     if any(series("job_nccl_operation_seconds", training_job=job)):
         return "inspector"
+    if any(series("job_launches", training_job=job)):
+        return "launches"
     return "elsewhere" if "elsewhere" in states else "nothing"
 
 

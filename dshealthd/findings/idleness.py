@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import schema
 from dshealthd.core.collector import gauge
+from dshealthd.findings import launches
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.series import by
 from dshealthd.findings.settings import several
@@ -149,7 +150,12 @@ def at_work(series: Series, job: str, ranks: int) -> dict[str, bool] | None:
         series.value(name, training_job=job)
         for name in ("job_file_bytes_per_second", "job_socket_bytes_per_second")
     ]
-    if seen.says or cores >= BUSY or sum(filter(None, moved)) > IDLE_BYTES:
+    if (
+        launches.recent(series, job)
+        or seen.says
+        or cores >= BUSY
+        or sum(filter(None, moved)) > IDLE_BYTES
+    ):
         return dict.fromkeys(shares, True)
     waiting = waiting_gpus(series)
     found = {}
@@ -177,9 +183,10 @@ def idle(series: Series, _wall: float) -> Iterator[Sign]:
         world = max((size for _, size in series("job_world_size", training_job=job)), default=1.0)
         if 1 < world <= ranks:
             named = several(of_processes(series).get(job, {}).values())
+            hint = _odd(series, job) + launches.standing(series, job)
             yield Sign(
                 "DshealthdJobStalled",
-                named or f"no rank has used CPU or GPU, nor moved data{_odd(series, job)}",
+                named or f"no rank has used CPU or GPU, nor moved data{hint}",
                 job=job,
                 value=series.value("job_idle_seconds", training_job=job),
                 source="job_idle_seconds",

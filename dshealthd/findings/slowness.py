@@ -8,7 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import gauge
-from dshealthd.findings import fabric
+from dshealthd.findings import fabric, launches
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.series import by, over, short_name
 from dshealthd.findings.settings import ranks_named
@@ -138,7 +138,8 @@ def steps(series: Series, _wall: float) -> Iterator[Sign]:
             told.add(job)
             if job in busy:
                 continue  # longer sequences or larger batches
-            ratio, reason = now / usual, "its steps take longer than they used to"
+            hosts = launches.hosts(series, job, now)
+            ratio, reason = now / usual, f"its steps take longer than they used to{hosts}"
             yield Sign(SLOW, reason, job=job, value=ratio, limit=limit, source="job_step_seconds")
     limit, name = "communication_ratio", "job_communication_seconds_total"
     spent = by(series.rise(name, 300.0, full=True), "training_job", max)

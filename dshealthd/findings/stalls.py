@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
+from dshealthd.findings import launches
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.series import by
 from dshealthd.findings.settings import likely, several
@@ -71,9 +72,11 @@ def stalls(series: Series, _wall: float) -> Iterator[Sign]:
         troubles, behind = _troubles(series, job), _behind(series, job)
         certain = bool(troubles) and idle >= series.limit(limit)
         # A single look at GPUs and ranks that wait for a moment shows nothing.
-        lasting = series.remembers and ((idle > 0 and behind) or waiting.get(job))
+        waits = waiting.get(job) and not launches.recent(series, job)
+        lasting = series.remembers and ((idle > 0 and behind) or waits)
         if certain or lasting:
-            reason = f"its GPUs here run kernels that move no data{likely(series, job)}"
+            counted = launches.standing(series, job)
+            reason = f"its GPUs here run kernels that move no data{likely(series, job)}{counted}"
             yield Sign(
                 "DshealthdJobStalled",
                 several(troubles) or several(behind) or reason,

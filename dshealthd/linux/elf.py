@@ -1,13 +1,13 @@
-"""The constants of an untrusted ELF file, read from an open descriptor."""
+"""The constants and functions of an untrusted ELF file, read from an open descriptor."""
 
 from __future__ import annotations
 
 import os
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 CHUNK = 1 << 20
 SECTION_LIMIT = 64 << 20
@@ -19,6 +19,10 @@ _HEADER = 64
 _MAGIC = b"\x7fELF\x02\x01"
 """64-bit little-endian, the only kind that NCCL is built for."""
 _ENTRY = struct.Struct("<IIQQQQ")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_LOAD, _DYNAMIC_SYMBOLS, _FUNCTION = 1, 11, 2
 _ENTRY_SIZE = 64
 """Bytes of a section entry in 64-bit ELF; a file with another size could cause huge reads."""
 _MAX_SECTIONS = 4096
@@ -50,3 +54,60 @@ def constants(descriptor: int) -> Iterator[bytes]:
             for start in range(offset, end, CHUNK):
                 yield os.pread(descriptor, min(CHUNK, end - start), start)
             return
+
+
+class Function(NamedTuple):
+    """An exported function of a library."""
+
+    offset: int
+    """Of its first instruction in the file."""
+    code: bytes
+    """Its first eight bytes."""
+
+
+def functions(descriptor: int, names: Collection[str]) -> dict[str, Function]:
+    """Return those of the named functions that a 64-bit ELF library exports.
+
+    OSError; struct.error if the file is cut or malformed.
+    """
+    header = os.pread(descriptor, _HEADER, 0)
+    if len(header) < _HEADER or not header.startswith(_MAGIC):
+        return {}
+    segments, table = struct.unpack_from("<QQ", header, 32)
+    segment_size, segment_count, size, count = struct.unpack_from("<4H", header, 54)
+    if (segment_size, size) != (_SEGMENT.size, _ENTRY_SIZE):
+        return {}
+    if count > _MAX_SECTIONS or segment_count > _MAX_SECTIONS:
+        return {}
+    mapped = [
+        (offset, start, length)
+        for kind, _, offset, start, _, length, _, _ in _SEGMENT.iter_unpack(
+            os.pread(descriptor, segment_size * segment_count, segments)
+        )
+        if kind == _LOAD
+    ]
+    parts = list(_SECTION.iter_unpack(os.pread(descriptor, size * count, table)))
+    found: dict[str, Function] = {}
+    for _, kind, _, _, offset, length, link, _, _, _ in parts:
+        if kind != _DYNAMIC_SYMBOLS or link >= len(parts):
+            continue
+        text = os.pread(descriptor, min(parts[link][5], SECTION_LIMIT), parts[link][4])
+        places = dict(_places(text, names))
+        symbols = os.pread(descriptor, min(length, SECTION_LIMIT), offset)
+        for at, info, _, section, value, _ in _SYMBOL.iter_unpack(
+            symbols[: len(symbols) // _SYMBOL.size * _SYMBOL.size]
+        ):
+            if at in places and info & 15 == _FUNCTION and section:
+                for begin, start, extent in mapped:
+                    if start <= value < start + extent:
+                        place = value - start + begin
+                        found[places[at]] = Function(place, os.pread(descriptor, 8, place))
+    return found
+
+
+def _places(text: bytes, names: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Yield where names end in a table of strings: linkers store one within a longer one."""
+    for name in names:
+        whole, at = name.encode() + b"\0", -1
+        while (at := text.find(whole, at + 1)) >= 0:
+            yield at, name

@@ -6,6 +6,7 @@ import pytest
 
 from dshealthd.collectors.gpu_processes import RANK
 from dshealthd.collectors.job_environment import DECLINED, RANKS
+from dshealthd.collectors.job_launches import LAUNCHES
 from dshealthd.collectors.nccl_inspector import SECONDS
 from dshealthd.collectors.nccl_ras import STATE
 from dshealthd.collectors.training import STEP
@@ -55,6 +56,10 @@ INSPECTOR = SECONDS(0.1, *(JOB if name == "training_job" else "-" for name in SE
         (
             [RANKS(2, JOB, "run"), STATE(1, JOB, "elsewhere"), INSPECTOR],
             {"heartbeat": 0, "inspector": 2},
+        ),
+        (
+            [RANKS(2, JOB, "run"), STATE(1, JOB, "elsewhere"), LAUNCHES(5, JOB, "0", "send")],
+            {"heartbeat": 0, "launches": 2},
         ),
         ([RANKS(2, "another", "run")], {}),
         ([RANKS(2, JOB, "run"), DECLINED(2, JOB, "run")], {"heartbeat": 0, "declined": 2}),

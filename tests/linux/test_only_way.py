@@ -65,6 +65,7 @@ OWN = {
     "jobs/heartbeats/listener.py": "the agent's own socket",
     "jobs/heartbeats/receiver.py": "the agent's own socket",
     "jobs/heartbeats/reception.py": "the agent's own socket and its directory",
+    "jobs/launches/breakpoints.py": "the libc of this process",
     "jobs/nccl/names.py": "a file of the package",
     "linux/forked.py": "procfs and /dev/null",
     "linux/journal.py": "journald's files of the system, which root alone writes",

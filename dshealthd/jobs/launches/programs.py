@@ -1,0 +1,225 @@
+"""The BPF programs that run in the kernel when a rank enters a function of NCCL, and their maps.
+
+Each looks up the process first, and does nothing for one that is not counted. Then it counts the
+hit, and keeps by process and communicator what `Counts` has.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.jobs.launches import bpf
+from dshealthd.jobs.launches.bpf import (
+    EXIT,
+    add,
+    call,
+    if_null,
+    increase,
+    load,
+    number,
+    op,
+    pointer,
+    store,
+    unless,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ORDERED: Mapping[str, int] = {
+    "ncclAllReduce": 5,
+    "ncclBroadcast": 5,
+    "ncclReduce": 6,
+    "ncclAllGather": 4,
+    "ncclReduceScatter": 5,
+    "ncclAlltoAll": 4,
+    "ncclGather": 5,
+    "ncclScatter": 5,
+}
+"""Collectives, which all ranks of a communicator launch in the same order, and which argument is
+the communicator. `ncclBcast` calls `ncclBroadcast`.
+"""
+UNORDERED: Mapping[str, int] = {"ncclSend": 4, "ncclRecv": 4}
+"""Which ranks launch as often as they have peers."""
+INIT = ("ncclCommInitRank", "ncclCommInitRankConfig")
+DESTROY = ("ncclCommDestroy", "ncclCommAbort")
+FUNCTIONS = frozenset((*ORDERED, *UNORDERED, *INIT, *DESTROY))
+
+MAX_PROCESSES = 64
+"""Four ranks for each GPU of the largest nodes."""
+MAX_COMMUNICATORS = 64
+"""Communicators that are kept of one process; with tensor, pipeline, data and expert parallelism a
+rank has some ten. No process can use up the places of another.
+"""
+MAX_INITS = 1024
+"""Communicators whose initialization was seen and not read yet."""
+RING = 64
+"""Latest launches whose times are kept; a power of two."""
+_ID = 40
+"""Bytes kept of ncclUniqueId: a random number and the address of the root (NCCL: bootstrap.h)."""
+_COUNT, _SENDS, _FIRST, _LAST, _TIMES = 0, 8, 16, 24, 32
+_COUNTS = struct.Struct(f"={_TIMES // 8 + RING}Q")
+_INIT = struct.Struct(f"={_ID}sQQQ")
+_KEY = struct.Struct("=QQ")
+_PROCESS = struct.Struct("=QQQ")
+_HITS, _REFUSED, _KEPT = 0, 8, 16
+_ARGUMENTS = (112, 104, 96, 88, 72, 64)
+"""Offsets in pt_regs of rdi, rsi, rdx, rcx, r8, r9."""
+_STACK = 152  # rsp
+_NO_EXIST = 1  # BPF_NOEXIST
+
+
+class Counts(NamedTuple):
+    """What was counted of one process's communicator; times are in ns of CLOCK_MONOTONIC."""
+
+    collectives: int
+    sends: int
+    """Sends and receives."""
+    first: int
+    last: int
+    times: dict[int, int]
+    """When the latest collectives were launched, by their number from 0."""
+
+
+class Init(NamedTuple):
+    """An initialization that a process began."""
+
+    slot: int
+    """The address at which NCCL puts the communicator's."""
+    unique: bytes
+    size: int
+    rank: int
+    at: int
+
+
+class Hits(NamedTuple):
+    """What the programs did for one process."""
+
+    hits: int
+    refused: int
+    """Launches that were not counted, for want of a place."""
+
+
+class Maps:
+    """The maps that programs and this process share; all entries are by process."""
+
+    def __init__(self) -> None:
+        """Create them; OSError if that is not permitted."""
+        self._descriptors: list[int] = []
+        # Twice: one that gets its place before another has left it.
+        self.processes = self._create(bpf.HASH, 8, _PROCESS.size, 2 * MAX_PROCESSES)
+        most = MAX_PROCESSES * MAX_COMMUNICATORS
+        self.counts = self._create(bpf.HASH, _KEY.size, _COUNTS.size, most)
+        self.inits = self._create(bpf.LRU_HASH, _KEY.size, _INIT.size, MAX_INITS)
+        self.zeros = self._create(bpf.ARRAY, 4, _COUNTS.size, 1)
+
+    def _create(self, kind: int, key: int, value: int, entries: int) -> int:
+        self._descriptors.append(bpf.create_map(kind, key, value, entries))
+        return self._descriptors[-1]
+
+    def close(self) -> None:
+        """Give the maps back."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def admit(self, pid: int) -> None:
+        """Have a process counted, from nothing. OSError."""
+        self.forget(pid)
+        bpf.update(self.processes, struct.pack("=Q", pid), bytes(_PROCESS.size))
+
+    def forget(self, pid: int) -> None:
+        """Remove a process, and all that is kept of it. OSError."""
+        bpf.delete(self.processes, struct.pack("=Q", pid))
+        for descriptor, size in ((self.counts, _COUNTS.size), (self.inits, _INIT.size)):
+            most = 2 * MAX_PROCESSES * MAX_COMMUNICATORS
+            for key, _ in list(bpf.entries(descriptor, _KEY.size, size, most)):
+                if _KEY.unpack(key)[0] == pid:
+                    bpf.delete(descriptor, key)
+
+    def hits(self, pid: int) -> Hits:
+        """Return what was done for a process so far. OSError."""
+        value = bpf.lookup(self.processes, struct.pack("=Q", pid), _PROCESS.size)
+        return Hits(*(_PROCESS.unpack(value)[:2] if value else (0, 0)))
+
+    def read(self) -> dict[tuple[int, int], Counts]:
+        """Return what was counted, by process and address of the communicator. OSError."""
+        found = {}
+        most = 2 * MAX_PROCESSES * MAX_COMMUNICATORS
+        for key, value in bpf.entries(self.counts, _KEY.size, _COUNTS.size, most):
+            pid, communicator = _KEY.unpack(key)
+            count, sends, first, last, *times = _COUNTS.unpack(value)
+            # The oldest few may be overwritten while the kernel copies the value.
+            numbers = range(max(0, count - RING + 4), count)
+            kept = {each: times[each % RING] for each in numbers}
+            found[pid, communicator] = Counts(count, sends, first, last, kept)
+        return found
+
+    def initialized(self) -> list[tuple[int, Init]]:
+        """Return the initializations that were seen, with their processes. OSError."""
+        found = []
+        for key, value in bpf.entries(self.inits, _KEY.size, _INIT.size, 2 * MAX_INITS):
+            pid, slot = _KEY.unpack(key)
+            unique, size, rank, at = _INIT.unpack(value)
+            found.append((pid, Init(slot, unique, size & 0xFFFFFFFF, rank & 0xFFFFFFFF, at)))
+        return found
+
+
+def _enter(maps: Maps) -> bytes:
+    """Begin: r6 the registers of the process, r8 its entry, -16 of the stack its pid."""
+    text = pointer(6, 1) + call(bpf.PID_TGID) + op(0x77, imm=32) + store(10, -16, 0)
+    text += pointer(2, 10, -16) + call(bpf.LOOKUP, maps.processes) + if_null(EXIT)
+    return text + pointer(8, 0) + number(1, 1) + increase(8, _HITS, 1)
+
+
+def _argument(position: int) -> bytes:
+    """Put an argument at -8 of the stack; the seventh is above the return address."""
+    if position < len(_ARGUMENTS):
+        return load(1, 6, _ARGUMENTS[position]) + store(10, -8, 1)
+    text = load(3, 6, _STACK) + add(3, 8) + pointer(1, 10, -8) + number(2, 8)
+    return text + call(bpf.READ_USER)
+
+
+def launch(maps: Maps, argument: int, *, ordered: bool) -> bytes:
+    """Return the program for functions whose communicator is in this argument."""
+    refuse = number(1, 1) + increase(8, _REFUSED, 1) + EXIT
+    find = pointer(2, 10, -16) + call(bpf.LOOKUP, maps.counts)
+    new = load(1, 8, _KEPT)
+    new += op(0xA5, 1, off=len(refuse) // 8, imm=MAX_COMMUNICATORS) + refuse  # if less, go on
+    new += op(0x62, 10, 0, -20, 0) + pointer(2, 10, -20) + call(bpf.LOOKUP, maps.zeros)
+    new += if_null(EXIT) + pointer(3, 0) + pointer(2, 10, -16) + number(4, _NO_EXIST)
+    new += call(bpf.UPDATE, maps.counts)
+    new += if_null(number(1, 1) + increase(8, _KEPT, 1)) + find  # 0: it was added
+    text = _enter(maps) + _argument(argument) + find + if_null(new) + if_null(refuse)
+    text += pointer(7, 0) + call(bpf.KTIME) + store(7, _LAST, 0)
+    text += load(1, 7, _FIRST) + op(0x55, 1, off=1) + store(7, _FIRST, 0)
+    if ordered:
+        text += load(1, 7, _COUNT) + pointer(2, 1) + op(0x57, 2, imm=RING - 1)
+        text += op(0x67, 2, imm=3) + op(0x0F, 2, 7) + store(2, _TIMES, 0)
+        text += add(1, 1) + store(7, _COUNT, 1)
+    else:
+        text += number(1, 1) + increase(7, _SENDS, 1)
+    return text + EXIT
+
+
+def initialize(maps: Maps) -> bytes:
+    """Return the program that keeps who makes which communicator.
+
+    The unique id is passed by value: above the return address.
+    """
+    value = -16 - _INIT.size
+    text = _enter(maps) + _argument(0)
+    for at, position in ((_ID, 1), (_ID + 8, 2)):  # the size; the rank, third in registers
+        text += load(1, 6, _ARGUMENTS[position]) + store(10, value + at, 1)
+    text += call(bpf.KTIME) + store(10, value + _ID + 16, 0)
+    text += load(3, 6, _STACK) + add(3, 8) + pointer(1, 10, value) + number(2, _ID)
+    text += call(bpf.READ_USER)
+    text += pointer(2, 10, -16) + pointer(3, 10, value) + number(4, 0)
+    return text + call(bpf.UPDATE, maps.inits) + EXIT
+
+
+def destroy(maps: Maps) -> bytes:
+    """Return the program that forgets a communicator, whose address the next one may get."""
+    text = _enter(maps) + _argument(0) + pointer(2, 10, -16) + call(bpf.DELETE, maps.counts)
+    return text + unless(0, 0, EXIT) + number(1, -1) + increase(8, _KEPT, 1) + EXIT

@@ -1,0 +1,1 @@
+"""Tests of the launches that are counted from outside."""

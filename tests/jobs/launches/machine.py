@@ -1,0 +1,60 @@
+"""A watch over the ranks of one test, and of no other process of the machine."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.core.collector import Context
+from dshealthd.core.host import Host
+from dshealthd.jobs.launches.breakpoints import Breakpoints
+from dshealthd.jobs.launches.obstacle import Refused
+from dshealthd.jobs.launches.watch import Launches, compare
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+NEEDED = ("self", "sys", "uptime", "stat")
+
+
+class Machine:
+    """A `/proc` with the processes that a test names, and a watch over them."""
+
+    def __init__(self, folder: Path, pids: Iterable[int]) -> None:
+        """Skip the test where the kernel refuses."""
+        self.procfs = folder / "proc"
+        self.procfs.mkdir()
+        for name in NEEDED:
+            (self.procfs / name).symlink_to(f"/proc/{name}")
+        self.add(*pids)
+        self.host = Host(procfs=self.procfs)
+        self.now = 0.0
+        try:
+            breakpoints = Breakpoints(self.host)
+        except Refused as refusal:
+            pytest.skip(f"no breakpoints here: {refusal.reason} ({refusal.detail})")
+        self.context = Context(host=self.host)
+        self.watch = Launches(self.context, breakpoints)
+
+    def add(self, *pids: int) -> None:
+        """Have more processes on the machine."""
+        for pid in pids:
+            (self.procfs / str(pid)).symlink_to(f"/proc/{pid}")
+
+    def turn(self) -> dict[int, dict[str, Any]]:
+        """Return what is known of each rank, by its pid, with the communicators compared."""
+        found = self.watch.turn()
+        compare(found)
+        return {rank["pid"]: rank for rank in found}
+
+    def close(self) -> None:
+        """Leave all ranks."""
+        self.watch.close()
+
+
+def root() -> bool:
+    """Return whether the test is root, without whom no kernel sets breakpoints."""
+    return os.geteuid() == 0

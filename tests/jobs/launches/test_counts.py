@@ -1,0 +1,357 @@
+"""What is counted of ranks from outside: every launch and no other, and nobody is harmed."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.jobs.launches import watch
+from dshealthd.jobs.launches.obstacle import Obstacle
+from dshealthd.jobs.launches.programs import MAX_COMMUNICATORS
+from dshealthd.linux.elf import functions
+from tests.jobs.launches import libraries
+from tests.jobs.launches.machine import Machine
+from tests.nccl.job import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root may set breakpoints"),
+    pytest.mark.skipif(os.uname().machine != "x86_64", reason="not written for this machine"),
+    pytest.mark.timeout(300),
+]
+SIZE = 3
+PTRACE_SEIZE = 0x4206
+RIGHTS = "bpf", "perfmon", "sys_ptrace", "dac_read_search", "setuid", "setgid"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., tuple[Job, Machine]]]:
+    """Return what starts a job, and a machine that has its ranks alone."""
+    opened: list[Job | Machine] = []
+
+    def started(size: int = SIZE, options: tuple[str, ...] = libraries.PUSH) -> tuple[Job, Machine]:
+        folder = tmp_path / str(len(opened))
+        folder.mkdir()
+        job = Job(libraries.build(folder / "lib", options), size, folder)
+        opened.append(job)
+        for rank in job.ranks:
+            rank.ask("sync")  # it has loaded its libraries
+        machine = Machine(folder, [rank.pid for rank in job.ranks])
+        opened.append(machine)
+        return job, machine
+
+    yield started
+    for one in reversed(opened):
+        one.close()
+
+
+def of_rank(job: Job, found: dict[int, dict[str, Any]], rank: int) -> dict[str, Any]:
+    """Return what a turn has found of a rank."""
+    return found[job.ranks[rank].pid]
+
+
+def only(rank: dict[str, Any]) -> dict[str, Any]:
+    """Return the only communicator of a rank that is counted."""
+    assert rank["refused"] is None, rank
+    (one,) = rank["communicators"]
+    assert isinstance(one, dict)
+    return one
+
+
+def text_of(pid: int, library: Path, names: set[str]) -> dict[str, tuple[bytes, bytes]]:
+    """Return the first bytes of functions, in a process and in the file that it has mapped."""
+    found = {}
+    with open(library, "rb") as file, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for name, function in functions(file.fileno(), names).items():
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                at, _, offset, _, _, *path = line.split(None, 5)
+                start, end = (int(each, 16) for each in at.split("-"))
+                within = function.offset - int(offset, 16)
+                if path == [str(library)] and 0 <= within < end - start:
+                    memory.seek(start + within)
+                    found[name] = memory.read(8), function.code
+    assert found.keys() == names
+    return found
+
+
+def test_counts_are_the_books(start: Callable[..., tuple[Job, Machine]]) -> None:
+    """By rank and communicator every launch is counted once, sends apart; ranks of one communicator
+    have one name for it.
+    """
+    job, machine = start()
+    machine.turn()
+    job.join()
+    job.launch("world", "AllReduce", 20)
+    job.launch("world", "Reduce", 3)  # whose communicator is on the stack
+    job.launch("world", "Send1", 7, [0])
+    job.launch("world", "Recv0", 7, [1])
+    job.join("pair", [0, 2])
+    for operation in ("AllGather", "ReduceScatter", "Broadcast"):
+        job.launch("pair", operation, 5)
+    found = machine.turn()
+    for rank in range(SIZE):
+        books = [book for book in job.books.values() if rank in book.members]
+        counted = of_rank(job, found, rank)["communicators"]
+        assert sorted(one["collectives"] for one in counted) == sorted(
+            book.launched[rank].total() for book in books
+        )
+        assert sum(one["sends"] for one in counted) == (7 if rank < 2 else 0)
+        assert {one["behind"] for one in counted} == {0}
+        assert {one["rank"] for one in counted if one["size"] == SIZE} == {rank}
+    names = {one["name"] for rank in found.values() for one in rank["communicators"]}
+    assert len(names) == 2
+    assert "" not in names
+
+
+def test_who_skips_is_behind(start: Callable[..., tuple[Job, Machine]]) -> None:
+    """A rank that leaves collectives out is behind by as many; while all wait alike, nobody is."""
+    job, machine = start()
+    machine.turn()
+    job.join()
+    job.launch("world", "AllReduce", 10)
+    assert [only(of_rank(job, machine.turn(), rank))["behind"] for rank in range(SIZE)] == [0, 0, 0]
+    job.launch("world", "AllReduce", 4, [0, 2])
+    found = machine.turn()
+    assert [only(of_rank(job, found, rank))["behind"] for rank in range(SIZE)] == [0, 4, 0]
+
+
+def test_from_the_middle_nobody_is_named(start: Callable[..., tuple[Job, Machine]]) -> None:
+    """Whose communicator was there before is counted, and never compared."""
+    job, machine = start()
+    job.join()
+    job.launch("world", "AllReduce", 2, [0])
+    machine.turn()
+    job.launch("world", "AllReduce", 5)
+    for rank in machine.turn().values():
+        one = only(rank)
+        assert (one["collectives"], one["name"], one["behind"], one["late"]) == (5, "", None, None)
+
+
+def test_a_new_communicator_at_an_old_address(start: Callable[..., tuple[Job, Machine]]) -> None:
+    """What was counted of a destroyed communicator is not the next one's."""
+    job, machine = start(2)
+    machine.turn()
+    job.join("first")
+    job.launch("first", "AllReduce", 9)
+    machine.turn()
+    job.destroy_all()
+    job.join("second")
+    job.launch("second", "AllReduce", 1, [0])
+    job.launch("second", "AllReduce", 1)
+    counts = [only(of_rank(job, machine.turn(), rank)) for rank in range(2)]
+    assert [(one["collectives"], one["behind"]) for one in counts] == [(2, 0), (1, 1)]
+
+
+def test_a_late_host(start: Callable[..., tuple[Job, Machine]]) -> None:
+    """The median time after the first rank is that by which a rank is late."""
+    job, machine = start(2)
+    machine.turn()
+    job.join()
+    for _ in range(watch.COMPARED + 4):
+        job.launch("world", "AllReduce", 1, [0])
+        time.sleep(0.03)
+        job.launch("world", "AllReduce", 1, [1])
+    first, second = (only(of_rank(job, machine.turn(), rank))["late"] for rank in range(2))
+    assert first == 0.0
+    assert second >= 0.03
+
+
+def test_beyond_the_budget(
+    start: Callable[..., tuple[Job, Machine]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that launches too often is left alone for ten minutes, which is said; the others and a
+    rank just below are counted. It then counts anew.
+    """
+    job, machine = start(2)
+    clock = {"now": 1000.0}
+    machine.context.monotonic = lambda: clock["now"]
+    library = job.folder / "lib/libnccl.so.2"
+
+    def turn(after: float) -> dict[int, dict[str, Any]]:
+        clock["now"] += after
+        return machine.turn()
+
+    turn(0.0)
+    job.join()  # a hit of each
+    job.launch("world", "AllReduce", 5000, [0])
+    job.launch("world", "AllReduce", 4999, [1])
+    found = turn(1.0)
+    assert of_rank(job, found, 0)["refused"] is Obstacle.OVER_BUDGET
+    assert of_rank(job, found, 0)["communicators"] == []
+    assert only(of_rank(job, found, 1))["collectives"] == 4999
+    for memory, file in text_of(job.ranks[0].pid, library, {"ncclAllReduce"}).values():
+        assert memory == file
+    assert of_rank(job, turn(watch.REST - 1), 0)["refused"] is Obstacle.OVER_BUDGET
+    assert of_rank(job, turn(2.0), 0)["refused"] is None
+    job.launch("world", "AllReduce", 3)
+    assert only(of_rank(job, turn(1.0), 0))["collectives"] == 3
+    monkeypatch.undo()
+
+
+def test_never_under_a_debugger(start: Callable[..., tuple[Job, Machine]]) -> None:
+    """A rank with a tracer is left, and not attached to while it has one."""
+    job, machine = start(2)
+    libc, pid = ctypes.CDLL(None, use_errno=True), job.ranks[0].pid
+    assert of_rank(job, machine.turn(), 0)["refused"] is None
+    assert libc.ptrace(PTRACE_SEIZE, pid, None, None) == 0
+    for _ in range(2):
+        found = machine.turn()
+        assert of_rank(job, found, 0)["refused"] is Obstacle.DEBUGGER
+        assert of_rank(job, found, 1)["refused"] is None
+    for memory, file in text_of(
+        pid, job.folder / "lib/libnccl.so.2", {"ncclAllReduce", "ncclSend"}
+    ).values():
+        assert memory == file
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        (libraries.PUSH, None),
+        (libraries.ENDBR64, None),
+        (libraries.MOVES, None),
+        (libraries.OTHER, Obstacle.SINGLE_STEPPED),
+    ],
+)
+def test_the_first_instruction(
+    options: tuple[str, ...],
+    refusal: Obstacle | None,
+    start: Callable[..., tuple[Job, Machine]],
+) -> None:
+    """Of operations only a push takes a breakpoint, also after endbr64; what makes a communicator,
+    and so names it, may begin otherwise.
+    """
+    job, machine = start(1, options)
+    machine.turn()
+    job.join()
+    job.launch("world", "AllReduce", 4)
+    rank = of_rank(job, machine.turn(), 0)
+    assert rank["refused"] is refusal
+    counted = [(one["collectives"], one["name"] != "") for one in rank["communicators"]]
+    assert counted == ([] if refusal else [(4, True)])
+
+
+def test_too_many_communicators(start: Callable[..., tuple[Job, Machine]]) -> None:
+    """What has no place is said; the rank is not compared any more, another one is counted."""
+    job, machine = start(2)
+    machine.turn()
+    job.join()
+    for number in range(MAX_COMMUNICATORS):
+        job.join(f"c{number}", [0])
+        job.launch(f"c{number}", "AllReduce", 1)
+    job.launch("world", "AllReduce", 1)
+    first, second = (of_rank(job, machine.turn(), rank) for rank in range(2))
+    assert first["refused"] is Obstacle.TOO_MANY_COMMUNICATORS
+    assert len(first["communicators"]) == MAX_COMMUNICATORS
+    assert only(second)["behind"] is None
+
+
+def test_two_jobs_share_a_file(start: Callable[..., tuple[Job, Machine]], tmp_path: Path) -> None:
+    """Of two processes with one file, as two containers over one layer have, the one that is not
+    watched has no breakpoint, and its launches are nobody's.
+    """
+    job, machine = start(1)
+    library = job.folder / "lib/libnccl.so.2"
+    own = tmp_path / "own"
+    own.mkdir()
+    with Job(library.parent, 1, own) as other:
+        other.ranks[0].ask("sync")
+        machine.turn()
+        for one, times in ((job, 3), (other, 5)):
+            one.join()
+            one.launch("world", "AllReduce", times)
+        assert only(of_rank(job, machine.turn(), 0))["collectives"] == 3
+        ((memory, file),) = text_of(other.ranks[0].pid, library, {"ncclAllReduce"}).values()
+        assert memory == file
+        ((memory, file),) = text_of(job.ranks[0].pid, library, {"ncclAllReduce"}).values()
+        assert memory != file
+        machine.add(other.ranks[0].pid)
+        machine.turn()
+        other.launch("world", "AllReduce", 2)
+        found = machine.turn()
+        assert only(of_rank(other, found, 0))["collectives"] == 2
+        assert only(of_rank(job, found, 0))["collectives"] == 3
+
+
+def run(folder: Path, procfs: Path, *before: str) -> tuple[subprocess.Popen[bytes], Path]:
+    """Start the service as a process of its own. Return it, and the file it writes."""
+    output = folder / "launches.json"
+    command = [*before, sys.executable, "-m", "dshealthd", "launches"]
+    flags = ["--output", str(output), "--path.procfs", str(procfs)]
+    return subprocess.Popen([*command, *flags]), output
+
+
+def wait(output: Path, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """Return the first document for which a condition holds."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        if output.exists():
+            document: dict[str, Any] = json.loads(output.read_bytes())
+            if condition(document):
+                return document
+        time.sleep(0.05)
+    pytest.fail("the service has not written what was waited for")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_end_leaves_the_original_bytes(
+    number: signal.Signals, start: Callable[..., tuple[Job, Machine]], tmp_path: Path
+) -> None:
+    """However the service ends, the rank's text is as it was, and the rank goes on."""
+    job, machine = start(1)
+    library = job.folder / "lib/libnccl.so.2"
+    names = {"ncclAllReduce", "ncclReduce", "ncclSend", "ncclCommInitRank", "ncclCommDestroy"}
+    service, output = run(tmp_path, machine.procfs)
+    try:
+        wait(output, lambda found: found["ranks"] and found["ranks"][0]["refused"] is None)
+        for name, (memory, file) in text_of(job.ranks[0].pid, library, names).items():
+            assert memory[0] == 0xCC, name
+            assert memory[1:] == file[1:]
+    finally:
+        service.send_signal(number)
+        service.wait(60)
+    end = time.monotonic() + 60
+    while any(a != b for a, b in text_of(job.ranks[0].pid, library, names).values()):
+        assert time.monotonic() < end, "a breakpoint is left"
+        time.sleep(0.05)
+    assert output.exists() is (number is signal.SIGKILL)
+    job.join()
+    job.launch("world", "AllReduce", 3)
+    assert not job.ended()
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv here")
+@pytest.mark.parametrize("missing", [None, *RIGHTS])
+def test_each_right_is_needed(
+    missing: str | None, start: Callable[..., tuple[Job, Machine]], tmp_path: Path
+) -> None:
+    """With the six capabilities of the unit a rank is counted; without any one of them the service
+    says that it is denied, and touches nothing.
+    """
+    job, machine = start(1)
+    machine.watch.close()
+    kept = ",".join(f"+{right}" for right in RIGHTS if right != missing)
+    service, output = run(tmp_path, machine.procfs, "setpriv", "--bounding-set", f"-all,{kept}")
+    try:
+        found = wait(
+            output,
+            lambda found: found["refused"] or any(one["refused"] is None for one in found["ranks"]),
+        )
+    finally:
+        service.terminate()
+        service.wait(60)
+    assert found["refused"] == (None if missing is None else "denied")
+    assert bool(found["ranks"]) is (missing is None)
+    assert not job.ended()
