@@ -81,11 +81,14 @@ def check_of(
 ) -> Check[T]:
     """Return the check of what a user may have given; `missing` is its result if there is nothing.
 
-    `applies` is for a check that also has a result where it need not be run.
+    Its ok result, where nothing is found, is its title. `applies` is for a check that also has a
+    result where it need not be run.
     """
 
     def run(context: T) -> Iterable[Result]:
-        return find(context, found) if (found := given(context)) else [unknown(missing)]
+        if not (found := given(context)):
+            return [unknown(missing)]
+        return list(find(context, found)) or [ok(title)]
 
     return Check(slug, name, title, run, deadline, applies or given)
 

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.doctor.check import Result, critical, unknown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dshealthd.doctor.job.sources.source import Source
+
+_COMMON = frozenset({"type", "enabled", "device", "nvme_path", "ratio", "stages"})
+"""Keys that several blocks of a configuration have."""
 
 
 def paste(*words: str) -> str:
@@ -32,6 +37,31 @@ def unreadable(source: Source[Any], /, **more: str) -> Result:
     return result(text, remedy=show(source.name), component=source.name, **more)
 
 
-def find_key(path: str, key: str, *options: str) -> str:
-    """Return the command that finds a key in a configuration; `options` are grep's."""
-    return paste("grep", "-nF", *options, "-e", f'"{key}"', "--", path)
+def find_key(file: str, path: str) -> str:
+    """Return the command that shows a key of a configuration by its dotted path: its block, where
+    other blocks have such a key too.
+    """
+    *above, key = path.split(".")
+    options = ["-A9"] if above and key in _COMMON else []
+    shown = above[-1] if options else key
+    return paste("grep", "-nF", *options, "-e", f'"{shown}"', "--", file)
+
+
+def at_key(
+    file: str,
+    path: str,
+    text: str,
+    make: Callable[..., Result] = critical,
+    *,
+    source: str = "",
+    shown: str = "",
+) -> Result:
+    """Return the result about a key of a configuration, with the command that shows it, or the key
+    `shown`, which is there.
+    """
+    return make(
+        f"{file}: {text}",
+        find_key(file, shown or path),
+        source=source,
+        component=f"{file}: {path}",
+    )

@@ -22,7 +22,6 @@ CHECKS = {
     "clock": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "collectives": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "config-conflicts": (STATE, "job/test_config::test_mended_key"),
-    "config-deprecated": (STATE, "job/test_config::test_mended_key"),
     "config-file": (STATE, "job/test_config::test_mended_form"),
     "config-keys": (STATE, "job/test_config::test_mended_key"),
     "cuda-devices": (STATE, "test_fabric::test_torch_that_does_not_see_the_gpus"),

@@ -1,23 +1,23 @@
-"""What a job is given and what starts there agree: nodes, processes, GPUs, rank, rendezvous.
+"""What a job is given and what starts there agree: one table of invariants over one model.
 
-A `Start` holds each quantity as a batch script, a command or a pod states it, so that one set of
-invariants judges all of them.
+A `Start` holds who starts how many processes where and with what, as a batch script, a command, a
+configuration of Accelerate or a pod states it.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, critical, warning
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
-from dshealthd.doctor.job.sources.layout import Layout
+from dshealthd.doctor.job.sources.layout import Layout, refusal
 from dshealthd.doctor.job.sources.shell import PER_NODE
+from dshealthd.doctor.job.sources.slurm_script import gpus_per_node, tasks_per_node
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
@@ -34,199 +34,318 @@ _DEGREES = re.compile(
     r"(_(shard|replicate))?_(size|degree)|parallelism_config_(tp|cp|sp|dp_shard|dp_replicate)_size"
 )
 """Arguments of Megatron, NeMo, torchtitan and Accelerate that divide the ranks into parts."""
+EXCLUSIVE = {
+    # Slurm 22.05.8, which does not refuse what sbatch(1) says of --hint
+    "srun": (
+        *("mem mem-per-cpu mem-per-gpu", "cpus-per-task cpus-per-gpu"),
+        *("ntasks-per-gpu gpus-per-task", "ntasks-per-gpu gpus-per-socket"),
+        "ntasks-per-gpu ntasks-per-node",
+    ),
+    # deepspeed/launcher/runner.py, parse_resource_filter and main
+    "deepspeed": (
+        "include exclude",
+        *(f"include {one}" for one in ("num-gpus", "num-accelerators", "num-nodes")),
+        *(f"exclude {one}" for one in ("num-gpus", "num-accelerators", "num-nodes")),
+    ),
+    # accelerate/commands/launch.py, launch_command
+    "torchrun": ("cpu multi-gpu tpu use-deepspeed use-fsdp use-megatron-lm",),
+}
+"""Options of which a launcher takes one alone; sbatch refuses those of srun."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """A command, the nodes or pods on which it starts, and what each of these is given."""
 
-    command: LauncherCommand
+    command: LauncherCommand | None
     layout: Layout
     """What the command starts."""
     variables: Mapping[str, str]
+    requested: Mapping[str, str] = field(default_factory=dict)
+    """What the job, not its srun, asks of Slurm, by option."""
     nodes: int | None = None
     """Nodes that the job is given."""
     given: str = ""
     """Who gives them, for people."""
+    gpus: int | None = None
+    """GPUs that each of them has for the job."""
     copies: int = 1
     """Nodes on which these words start the command."""
+    pool: Mapping[str, set[int]] = field(default_factory=dict)
+    """Slots of each host, as a hostfile gives them."""
     name: str = ""
     """What starts it, for people: empty for a script's command."""
 
     @property
-    def torchrun(self) -> LauncherCommand | None:
-        """The call of torchrun, if there is one."""
-        return self.command.find("torchrun")
+    def chain(self) -> list[LauncherCommand]:
+        """The launchers, from the outermost in."""
+        return list(self.command.chain()) if self.command else []
+
+    def find(self, program: str) -> LauncherCommand | None:
+        """Return the call of a launcher, if there is one."""
+        return self.command.find(program) if self.command else None
 
     @property
     def program(self) -> LauncherCommand:
         """The innermost launcher, or Python."""
-        return list(self.command.chain())[-1]
+        return [LauncherCommand("", {}, ()), *self.chain][-1]
+
+    @property
+    def torchrun(self) -> LauncherCommand | None:
+        """The call of torchrun, if there is one."""
+        return self.find("torchrun")
+
+    def option(self, name: str) -> int | None:
+        """Return an option of torchrun as a number; None if it is none."""
+        return self.torchrun.number(name) if self.torchrun else None
 
     @property
     def has_ranks(self) -> bool:
         """Whether what starts is the ranks; a single Python may start others in its own way."""
         return self.program.program != "python" or (self.layout.ranks or 0) > 1
 
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The arguments of the training that are whole numbers."""
+        stated = self.program.stated.items()
+        return {name: int(text) for name, text in stated if natural(text) is not None}
+
+
+class Invariant(NamedTuple):
+    """Something in which a start must agree with itself."""
+
+    broken: Callable[[Start], str]
+    """What disagrees; empty where all agrees, as far as known."""
+    component: str
+    source: str = ""
+    remedy: str = ""
+    """For a script; `{nodes}` and `{program}` are those of the start."""
+    make: Callable[..., Result] = critical
+
 
 def disagreements(start: Start) -> Iterator[Result]:
     """Yield where the quantities of a start do not fit each other."""
-    yield from _nodes(start)
-    yield from _common(start)
-    yield from _node_rank(start)
-    yield from _world(start)
-    yield from _divided(start)
+    for row in INVARIANTS:
+        if text := row.broken(start):
+            program = start.program.program
+            remedy = "" if start.name else row.remedy.format(nodes=start.nodes, program=program)
+            component = row.component or program
+            yield row.make(f"{start.name}{text}", remedy, source=row.source, component=component)
 
 
-def _nodes(start: Start) -> Iterator[Result]:
+def _waits(start: Start) -> str:
     wanted, program = start.layout.nodes, start.program.program
     if program == "python":  # Lightning and NeMo compare it with Slurm's when they start
-        wanted = arguments(start.program).get("num_nodes") if start.has_ranks else None
-    if wanted and start.nodes and wanted != start.nodes:
-        yield critical(
-            f"{start.name}{program} waits for {plural(wanted, 'node')}, but {start.given}",
-            remedy=f"torchrun --nnodes={start.nodes} ..." if start.torchrun else "",
-            value=str(wanted),
-            limit=str(start.nodes),
-            source="--nodes" if not start.name else "",
-            component=program,
-        )
+        wanted = start.numbers.get("num_nodes") if start.has_ranks else None
+    if not wanted or not start.nodes or wanted == start.nodes:
+        return ""
+    return f"{program} waits for {plural(wanted, 'node')}, but {start.given}"
 
 
-def _common(start: Start) -> Iterator[Result]:
-    """Yield what must be the same on all nodes, but is computed on each of them."""
+def _varies(start: Start) -> str:
+    """Return what must be the same on all nodes, but is computed on each of them."""
     if start.copies == 1 or (start.torchrun and start.layout.nodes == 1):
-        return
+        return ""
     stated = start.torchrun.options if start.torchrun else start.variables
     for name in _COMMON:
         value = stated.get(name, "")
         if found := _OF_NODE.search(value):
-            shown = f"--{name}" if start.torchrun else name
-            yield critical(
-                f"{start.name}{shown} {value[:80]} is another on each node, because each node's own"
-                f" shell expands {found[1]}: the ranks never meet",
-                remedy="scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1  # in the script"
-                if not start.name
-                else "",
-                value=value[:80],
-                component=shown,
+            return (
+                f"{'--' if start.torchrun else ''}{name} {value[:80]} is another on each node,"
+                f" because each node's own shell expands {found[1]}: the ranks never meet"
             )
+    return ""
 
 
-def _node_rank(start: Start) -> Iterator[Result]:
-    """Yield a rank that no node has, or that all of them have."""
-    inner, nodes = start.torchrun, start.layout.nodes
+def _node_is_none(start: Start) -> str:
+    nodes, rank = start.layout.nodes, start.option("node-rank")
+    if not nodes or rank is None or rank < nodes:
+        return ""
+    return f"node {rank} of {plural(nodes, 'node')}: ranks of nodes begin with 0"
+
+
+def _undivided(start: Start) -> str:
+    nodes, total = start.layout.nodes, start.option("num-processes")
+    if not nodes or not total or total % nodes == 0:
+        return ""
+    return (
+        f"{total} processes cannot be divided among {plural(nodes, 'machine')}: accelerate starts"
+        f" {total // nodes} on each"
+    )
+
+
+def _same_rank(start: Start) -> str:
+    """Return a rank that all nodes have, though each needs another."""
+    inner, protected = start.torchrun, "unless '...' or \\ protects their $"
+    if start.copies == 1 or (inner and start.layout.nodes == 1):
+        return ""
     if inner is None:
-        return
-    total, rank = inner.number("num-processes"), inner.number("node-rank")
-    if nodes and rank is not None and rank >= nodes:
-        yield critical(
-            f"{start.name}node {rank} of {plural(nodes, 'node')}: ranks of nodes begin with 0",
-            value=str(rank),
-            limit=f"0 to {nodes - 1}",
-            component="--node-rank",
-        )
-    if nodes and total and total % nodes:
-        yield critical(
-            f"{start.name}{total} processes cannot be divided among {plural(nodes, 'machine')}:"
-            f" accelerate starts {total // nodes} on each",
-            value=str(total),
-            limit=f"a multiple of {nodes}",
-            component="--num-processes",
-        )
-    if start.copies == 1 or nodes == 1:
-        return
+        rank = start.variables.get("RANK", "") if start.program.program == "python" else ""
+        same = natural(rank) is not None and f"RANK={rank}"
+        return f"{same} is the same in all {start.copies} copies: ranks must differ" if same else ""
     default = "" if inner.is_partial else "static"
     text = inner.options.get("node-rank", "$" if inner.is_partial else "0")
-    if natural(text) is not None and inner.options.get("rdzv-backend", default) == "static":
-        of_accelerate = any("accelerate" in word for word in start.command.arguments)
-        yield critical(
-            f"{start.name}every node gets --{'machine' if of_accelerate else 'node'}-rank {text},"
-            " and the static rendezvous needs another on each: the batch shell expands words of"
-            " srun once, for all nodes, unless '...' or \\ protects their $",
-            remedy="srun torchrun --rdzv-backend=c10d --rdzv-endpoint=$HOST:$PORT ...",
-            source="torch/distributed/run.py, --node-rank",
-            component="--node-rank",
-        )
+    if natural(text) is None or inner.options.get("rdzv-backend", default) != "static":
+        return ""
+    name = "machine" if any("accelerate" in word for word in start.chain[0].arguments) else "node"
+    return (
+        f"every node gets --{name}-rank {text}, and the static rendezvous needs another on each:"
+        f" the batch shell expands words of srun once, for all nodes, {protected}"
+    )
 
 
-def _world(start: Start) -> Iterator[Result]:
-    """Yield a WORLD_SIZE that is not the number of tasks, which only a launcher overrides."""
-    said = natural(start.variables.get("WORLD_SIZE"))
+def _world(start: Start) -> str:
+    """Return a WORLD_SIZE that is not the number of tasks, which only a launcher overrides."""
+    said, ranks = natural(start.variables.get("WORLD_SIZE")), start.layout.ranks
     if (
-        start.program.program == "python"
-        and start.has_ranks
-        and said
-        and start.layout.ranks not in {None, said}
+        start.program.program != "python"
+        or not start.has_ranks
+        or not said
+        or ranks in {None, said}
     ):
-        yield critical(
-            f"{start.name}WORLD_SIZE={said}, but {plural(start.layout.ranks or 0, 'rank')} start:"
-            " the rendezvous waits for the others, or refuses ranks",
-            value=str(said),
-            limit=str(start.layout.ranks),
-            source=start.layout.source,
-            component="WORLD_SIZE",
-        )
+        return ""
+    return (
+        f"WORLD_SIZE={said}, but {plural(ranks or 0, 'rank')} start: the rendezvous waits for the"
+        " others, or refuses ranks"
+    )
 
 
-def _divided(start: Start) -> Iterator[Result]:
-    """Yield ranks that cannot be divided as the arguments of the training say."""
-    have, ranks = arguments(start.program), start.layout.ranks
+def _parts(start: Start) -> str:
+    """Return ranks that cannot be divided as the arguments of the training say."""
+    have, ranks = start.numbers, start.layout.ranks
     degrees = {name: value for name, value in have.items() if _DEGREES.fullmatch(name) and value}
-    whole = math.prod(degrees.values())
-    product = " x ".join(f"{name} {value}" for name, value in degrees.items())
     if ranks is None or not degrees or not start.has_ranks:
-        return
+        return ""
+    whole = math.prod(degrees.values())
     if ranks % whole:
-        yield critical(
-            f"{start.name}{plural(ranks, 'rank')} ({start.layout.source}) cannot be divided into"
-            f" groups of {product} = {whole}",
-            value=str(ranks),
-            limit=f"a multiple of {whole}",
-            component=next(iter(degrees)),
-        )
-        return
+        product = " x ".join(f"{name} {value}" for name, value in degrees.items())
+        said = f"{plural(ranks, 'rank')} ({start.layout.source})"
+        return f"{said} cannot be divided into groups of {product} = {whole}"
     is_data = any("data" in name or "_dp_" in name for name in degrees)
     copies = ranks if is_data else ranks // whole
     batch, micro = have.get("global_batch_size"), have.get("micro_batch_size")
-    if batch and micro and not is_data and batch % (micro * copies):
-        yield critical(
-            f"{start.name}global_batch_size {batch} is not a multiple of micro_batch_size {micro} x"
-            f" {plural(copies, 'data-parallel rank')} ({ranks} / {whole}) = {micro * copies}",
-            value=str(batch),
-            limit=f"a multiple of {micro * copies}",
-            component="global_batch_size",
-        )
+    if not batch or not micro or is_data or batch % (micro * copies) == 0:
+        return ""
+    return (
+        f"global_batch_size {batch} is not a multiple of micro_batch_size {micro} x"
+        f" {plural(copies, 'data-parallel rank')} ({ranks} / {whole}) = {micro * copies}"
+    )
 
 
-def occupancy(layout: Layout, gpus: int | None, place: str) -> Iterator[Result]:
+def _too_often(start: Start) -> str:
+    """Return a launcher of all ranks that srun starts more than once for them."""
+    program, outer = start.program.program, start.find("srun")
+    if outer is None or program not in {"torchrun", "deepspeed"}:
+        return ""
+    nodes = start.nodes or start.layout.nodes
+    given = {"nodes": str(nodes)} if nodes else {}
+    tasks = tasks_per_node({**given, **start.requested, **outer.options})
+    by_ssh = program == "deepspeed" and "no-ssh" not in start.program.options
+    if not ((tasks or 1) > 1 or (by_ssh and (start.nodes or 1) > 1)):
+        return ""
+    starts = (
+        f"{tasks} times on each node" if (tasks or 1) > 1 else f"on each of {start.nodes} nodes"
+    )
+    return (
+        f"srun starts {program} {starts}, and each one starts all ranks of the"
+        f" {'job' if by_ssh else 'node'}: every rank exists more than once"
+    )
+
+
+def _too_rarely(start: Start) -> str:
+    if start.program.program != "torchrun" or start.copies > 1 or (start.nodes or 1) == 1:
+        return ""
+    if start.name or start.find("srun"):
+        return ""
+    return f"the job has {start.nodes} nodes but torchrun starts only on the first: srun is missing"
+
+
+def _no_script(start: Start) -> str:
+    is_launcher = start.program.program in {"torchrun", "deepspeed"}
+    if not is_launcher or start.program.arguments or any(one.is_partial for one in start.chain):
+        return ""
+    return f"{start.program.program} is given no script to run"
+
+
+def _no_host(start: Start) -> str:
+    inner = start.find("deepspeed")
+    both = inner is not None and {"include", "exclude"} <= inner.options.keys()
+    problem = refusal(start.pool, inner.options) if inner and start.pool and not both else ""
+    is_known = problem not in {"", "$"}
+    return f"deepspeed refuses --include or --exclude, and ends at once: {problem}" * is_known
+
+
+def _exclusive(start: Start) -> str:
+    """Return options of which a launcher takes one alone."""
+    options = [(one.program, one.options) for one in start.chain]
+    for program, given in (*options, ("sbatch", start.requested)):
+        for group in EXCLUSIVE.get("srun" if program == "sbatch" else program, ()):
+            both = sorted({*group.split()} & given.keys())
+            if both[1:]:
+                shown = " and ".join(f"--{option}" for option in both)
+                return f"{shown} exclude each other: {program} refuses them"
+    return ""
+
+
+def _beyond(start: Start) -> str:
+    """Return more nodes than tasks, and more for srun than the job has."""
+    job, outer = start.requested, start.find("srun")
+    nodes, tasks = natural(job.get("nodes")), natural(job.get("ntasks"))
+    if nodes and tasks and tasks < nodes:
+        shown = f"{plural(tasks, 'task')} for {plural(nodes, 'node')}"
+        return f"{shown}: Slurm gives the job as many nodes as it has tasks"
+    step = outer.options if outer else {}
+    asked = natural(step.get("nodes"))
+    if nodes and asked and asked > nodes:
+        return f"srun asks for {plural(asked, 'node')}, but the job has {nodes}"
+    have, wanted = gpus_per_node(job), gpus_per_node({"nodes": job.get("nodes", ""), **step})
+    if have and wanted and wanted > have:
+        return f"srun asks for {plural(wanted, 'GPU')} on each node, but the job has {have}"
+    return ""
+
+
+INVARIANTS = (
+    Invariant(_no_script, ""),
+    Invariant(_waits, "", remedy="torchrun --nnodes={nodes} ..."),
+    Invariant(
+        _varies,
+        "rendezvous",
+        remedy="scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1  # in the script",
+    ),
+    Invariant(_node_is_none, "--node-rank"),
+    Invariant(_undivided, "--num-processes"),
+    Invariant(
+        _same_rank,
+        "--node-rank",
+        "torch/distributed/run.py, --node-rank",
+        "srun torchrun --rdzv-backend=c10d --rdzv-endpoint=$HOST:$PORT ...",
+    ),
+    Invariant(_world, "WORLD_SIZE"),
+    Invariant(_parts, "parallelism"),
+    Invariant(_too_often, "srun", remedy="srun --ntasks-per-node=1 {program} ..."),
+    Invariant(_too_rarely, "torchrun", remedy="srun --ntasks-per-node=1 torchrun ..."),
+    Invariant(
+        _no_host,
+        "--include",
+        "deepspeed/launcher/runner.py, parse_resource_filter",
+        "deepspeed --include HOST:SLOT,... SCRIPT",
+    ),
+    Invariant(_exclusive, "options", "sbatch(1), srun(1), deepspeed/launcher/runner.py"),
+    Invariant(_beyond, "srun", "srun(1)"),
+)
+"""In which a start must agree with itself."""
+
+
+def occupancy(start: Start, place: str) -> Iterator[Result]:
     """Yield processes of a node or pod that have no GPU, and GPUs that have no process."""
-    ranks = layout.ranks_per_node
+    ranks, gpus = start.layout.ranks_per_node, start.gpus
     if ranks and gpus and ranks != gpus:
         make, effect = warning, "idle GPUs"
         if ranks > gpus:
             make, effect = critical, "ranks without a GPU fail with `invalid device ordinal`"
+        said = f"{plural(ranks, 'process', 'processes')} ({start.layout.source})"
         yield make(
-            f"{place}: {plural(ranks, 'process', 'processes')} ({layout.source}) for"
-            f" {plural(gpus, 'GPU')}: {effect}",
-            value=str(ranks),
+            f"{place}: {said} for {plural(gpus, 'GPU')}: {effect}",
             limit=str(gpus),
             component="LOCAL_RANK",
         )
-
-
-def arguments(command: LauncherCommand) -> dict[str, int]:
-    """Return the training's arguments that are whole numbers, by their last name, such as
-    `num_nodes` for `--num-nodes 2` and `trainer.num_nodes=2`; one with two values is left out.
-    """
-    found: dict[str, set[int | None]] = {}
-    words = [*command.arguments, ""]
-    for word, following in itertools.pairwise(words):
-        name, equals, value = word.partition("=")
-        if equals or word.startswith("--"):
-            last = name.lstrip("-+").rpartition(".")[2].replace("-", "_")
-            found.setdefault(last, set()).add(natural(value if equals else following))
-    return {
-        name: value for name, values in found.items() for value in values
-        if value is not None and len(values) == 1
-    }  # fmt: skip

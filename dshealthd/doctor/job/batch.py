@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Result, check_of, critical, ok, unknown
-from dshealthd.doctor.remedies import find_key, paste
-from dshealthd.jobs.environment import natural
+from dshealthd.doctor.check import Result, check_of, critical, unknown
+from dshealthd.doctor.job.config import UNREADABLE
+from dshealthd.doctor.remedies import at_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,9 +21,20 @@ TRAIN, MICRO, ACCUMULATION = (
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
 )
-_TRAINER = "--per_device_train_batch_size"
-UNREADABLE = "there is no readable configuration"
 SOURCE = "deepspeed/runtime/config.py, _set_batch_related_parameters and _batch_assertion"
+_TRAINER = "per_device_train_batch_size"
+"""An argument that only Hugging Face's Trainer has."""
+_FILLED = {
+    MICRO: _TRAINER,
+    ACCUMULATION: "gradient_accumulation_steps",
+    "gradient_clipping": "max_grad_norm",
+    "optimizer.params.lr": "learning_rate",
+    "optimizer.params.weight_decay": "weight_decay",
+    "scheduler.params.warmup_max_lr": "learning_rate",
+    "scheduler.params.warmup_num_steps": "warmup_steps",
+}
+"""Settings that must be those of the Trainer's arguments (transformers/integrations/deepspeed.py,
+`fill_match`)."""
 
 
 def _batch_sizes(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
@@ -33,112 +43,73 @@ def _batch_sizes(context: JobContext, config: Source[Parsed]) -> Iterator[Result
         yield unknown(UNREADABLE)
         return
     given = {key: document[key] for key in (TRAIN, MICRO, ACCUMULATION) if key in document}
-    given = {key: value for key, value in given.items() if value is not None}
-    automatic = [key for key, value in given.items() if value == "auto"]
-    wrong = list(_wrong(name, given))
-    if wrong:
-        yield from wrong
-    elif automatic:
-        yield ok(
-            f"{name}: Hugging Face's Trainer or Accelerate fills in {', '.join(automatic)};"
-            " plain DeepSpeed aborts on `auto`",
-            source=SOURCE,
-        )
-    elif TRAIN not in given and MICRO not in given:
-        yield critical(
-            f"{name} has neither {TRAIN} nor {MICRO}; DeepSpeed needs one of them",
-            remedy=paste("cat", "--", name),
-            source=SOURCE,
-            component=f"{name}: {TRAIN}",
-        )
-    else:
-        yield _judged(context, name, given)
-    yield from _of_trainer(context, name, given)
+    given = {key: value for key, value in given.items() if value not in (None, "auto")}
+    wrong = {key: value for key, value in given.items() if type(value) is not int or value < 1}
+    for key, value in wrong.items():
+        text = f"{key} is {str(value)[:40]!r}, not a whole number above 0"
+        yield at_key(name, key, text, source=SOURCE)
+    is_filled = "auto" in (document.get(TRAIN), document.get(MICRO), document.get(ACCUMULATION))
+    if not wrong and not is_filled:  # a program fills in `auto`
+        if TRAIN not in given and MICRO not in given:
+            text = f"it has neither {TRAIN} nor {MICRO}; DeepSpeed needs one of them"
+            yield at_key(name, TRAIN, text, source=SOURCE, shown=ACCUMULATION)
+        else:
+            yield from _judged(context, name, given)
+    yield from _of_trainer(context, name, document)
 
 
-def _of_trainer(context: JobContext, name: str, given: dict[str, Any]) -> Iterator[Result]:
-    """Yield a batch size of Hugging Face's Trainer that is not the configuration's."""
-    launcher = context.launcher
-    words = [word for one in launcher.chain() for word in one.arguments] if launcher else []
-    words = [part for word in words for part in word.split("=", 1)]
-    value = natural(dict(itertools.pairwise(words)).get(_TRAINER))
-    if value is not None and given.get(MICRO, "auto") not in ("auto", value):
-        yield critical(
-            f"{name}: {MICRO} is {given[MICRO]}, but the command says {_TRAINER} {value}: Hugging"
-            " Face's Trainer refuses to start; write auto in the configuration",
-            remedy=find_key(name, MICRO),
-            value=str(given[MICRO]),
-            limit=str(value),
-            source="transformers/integrations/deepspeed.py, fill_match",
-            component=f"{name}: {MICRO}",
-        )
+def _of_trainer(context: JobContext, name: str, document: dict[str, Any]) -> Iterator[Result]:
+    """Yield settings that are not those of the arguments of Hugging Face's Trainer."""
+    said = context.launcher.stated if context.launcher else {}
+    for path, argument in _FILLED.items() if _TRAINER in said else ():
+        value: Any = document
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        try:
+            differs = isinstance(value, int | float) and float(said[argument]) != value
+        except (KeyError, ValueError, ArithmeticError):
+            continue  # not given, or only its shell knows
+        if differs:
+            yield at_key(
+                name,
+                path,
+                f"{path} is {value}, but the command says --{argument} {said[argument]}: Hugging"
+                " Face's Trainer refuses to start; write auto in the configuration",
+                source="transformers/integrations/deepspeed.py, fill_match",
+            )
 
 
-def _wrong(name: str, given: dict[str, Any]) -> Iterator[Result]:
-    for key, value in given.items():
-        if value == "auto" or (
-            isinstance(value, int) and not isinstance(value, bool) and value > 0
-        ):
-            continue
-        yield critical(
-            f"{name}: {key} is {str(value)[:40]!r}, not a whole number above 0",
-            remedy=find_key(name, key),
-            value=str(value)[:40],
-            limit="a whole number of at least 1",
-            source=SOURCE,
-            component=f"{name}: {key}",
-        )
-
-
-def _judged(context: JobContext, name: str, given: dict[str, int]) -> Result:
+def _judged(context: JobContext, name: str, given: dict[str, int]) -> Iterator[Result]:
     copies, said = context.data_parallel, context.layout.source
     train, micro, steps = given.get(TRAIN), given.get(MICRO), given.get(ACCUMULATION)
     if context.layout.ranks is not None and copies is None:
-        return critical(
+        yield critical(
             f"{plural(context.layout.ranks, 'rank')} ({said}) cannot be split into groups of"
             f" {context.model_parallel} (--model-parallel)",
-            value=str(context.layout.ranks),
-            limit=f"a multiple of {context.model_parallel}",
         )
-    if train is None:
-        known = (
-            f" x {plural(copies, 'rank')} = {micro * (steps or 1) * copies}"
-            if copies and micro
-            else ""
-        )
-        return ok(
-            f"{name}: {TRAIN} follows from {MICRO} {micro} x {ACCUMULATION} {steps or 1}{known}",
-            source=SOURCE,
-        )
+    if train is None or (context.layout.ranks is not None and copies is None):
+        return
+    each = (micro or 1) * (steps or 1)
     if copies is None:
-        return _without_ranks(name, train, micro, steps)
-    unit = (micro or 1) * (steps or 1) * copies
+        if train % each:
+            text = f"{TRAIN} {train} is not a multiple of {MICRO} x {ACCUMULATION} = {each}, so it"
+            yield at_key(name, TRAIN, f"{text} fits no number of ranks", source=SOURCE)
+        else:
+            text = f"{name}: {TRAIN} {train} must be a multiple of {each} x the ranks"
+            if micro and steps:
+                text = f"{name}: the batch is for {plural(train // each, 'data-parallel rank')}"
+            why = "but the job's number of ranks is unknown (--ranks, --hostfile, -- COMMAND)"
+            yield unknown(f"{text}, {why}", source=SOURCE)
+        return
+    unit = each * copies
     complete = micro is not None and steps is not None
-    # DeepSpeed computes a missing value by integer division
-    fits = train == unit if complete else train % unit == 0
-    if fits:
-        return ok(
-            f"{name}: {TRAIN} {train} fits {plural(copies, 'data-parallel rank')} ({said})",
-            source=SOURCE,
-        )
-    product = " x ".join(
-        [
-            *([f"{MICRO} {micro}"] if micro is not None else []),
-            *([f"{ACCUMULATION} {steps}"] if steps is not None else []),
-            f"{plural(copies, 'data-parallel rank')} ({said})",
-        ]
-    )
-    relation = "is not" if complete else "is not a multiple of"
-    offers = _offers(train, micro, steps, copies)
-    return critical(
-        f"{name}: {TRAIN} {train} {relation} {product} = {unit}; possible fixes: "
-        + ", or ".join(f"{key} {value}" for key, value in offers),
-        remedy=find_key(name, TRAIN),
-        value=str(train),
-        limit=str(unit),
-        source=SOURCE,
-        component=f"{name}: {TRAIN}",
-    )
+    if train == unit if complete else train % unit == 0:  # a missing value is train // the others
+        return
+    parts = [f"{key} {given[key]}" for key in (MICRO, ACCUMULATION) if key in given]
+    product = " x ".join((*parts, f"{plural(copies, 'data-parallel rank')} ({said})"))
+    offers = ", or ".join(f"{key} {value}" for key, value in _offers(train, micro, steps, copies))
+    text = f"{TRAIN} {train} is not {'' if complete else 'a multiple of '}{product} = {unit}"
+    yield at_key(name, TRAIN, f"{text}; possible fixes: {offers}", source=SOURCE)
 
 
 def _offers(
@@ -155,30 +126,6 @@ def _offers(
     else:
         below = train // unit * unit
         yield TRAIN, below if below and train - below <= unit / 2 else below + unit
-
-
-def _without_ranks(name: str, train: int, micro: int | None, steps: int | None) -> Result:
-    """Judge batch sizes when the number of ranks is unknown: can they fit any number?"""
-    unit = (micro or 1) * (steps or 1)
-    if train % unit:
-        return critical(
-            f"{name}: {TRAIN} {train} is not a multiple of {MICRO} x {ACCUMULATION} = {unit},"
-            " so it fits no number of ranks",
-            remedy=find_key(name, TRAIN),
-            value=str(train),
-            limit=f"a multiple of {unit}",
-            source=SOURCE,
-            component=f"{name}: {TRAIN}",
-        )
-    if micro is not None and steps is not None:
-        text = f"{name}: the batch is for {plural(train // unit, 'data-parallel rank')}"
-    else:
-        text = f"{name}: {TRAIN} {train} must be a multiple of {unit} x the ranks"
-    return unknown(
-        f"{text}, but the job's number of ranks is unknown (--ranks, --hostfile, -- COMMAND)",
-        source=SOURCE,
-        component=f"{name}: {TRAIN}",
-    )
 
 
 CHECK = check_of(

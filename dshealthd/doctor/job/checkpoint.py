@@ -156,7 +156,7 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
             f" {'true' if universal else 'off'}",
             remedy=convert
             if universal
-            else find_key(context.config.name if context.config else "", "checkpoint", "-A4"),
+            else find_key(context.config.name if context.config else "", "checkpoint.enabled"),
             source=f"{ENGINE}, _load_zero_checkpoint",
             component="checkpoint.load_universal",
         )

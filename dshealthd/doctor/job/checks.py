@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job.context import JobContext
 
 CHECKS: tuple[Check[JobContext], ...] = (
-    *(config.FILE, config.KEYS, config.DEPRECATED, config_conflicts.CHECK, batch.CHECK),
+    *(config.FILE, config.KEYS, config_conflicts.CHECK, batch.CHECK),
     *(hostfile.LINES, hostfile.NAMES, hostfile.SSH, launcher.CHECK, launcher.RANKS),
     kubernetes.MANIFEST,
     *(rendezvous.ADDRESS, rendezvous.PORT, nccl.VARIABLES, nccl.TRANSPORTS),

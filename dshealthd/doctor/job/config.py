@@ -6,22 +6,19 @@ import difflib
 import re
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.text import plural
-from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
-from dshealthd.doctor.job.batch import UNREADABLE
+from dshealthd.doctor.check import Result, check_of, critical, unknown, warning
 from dshealthd.doctor.job.sources import deepspeed_config
 from dshealthd.doctor.job.sources.deepspeed_config import TOP
-from dshealthd.doctor.remedies import find_key, paste, unreadable
-from dshealthd.findings.finding import State
+from dshealthd.doctor.remedies import at_key, find_key, paste, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from dshealthd.doctor.job.context import JobContext
     from dshealthd.doctor.job.sources.deepspeed_config import Parsed
-    from dshealthd.doctor.job.sources.inspection import Inspection
     from dshealthd.doctor.job.sources.source import Source
 
+UNREADABLE = "there is no readable configuration"
 LIKENESS = 0.75
 """Share of letters in common with a known key from which that key is suggested."""
 MISSPELT = 0.88
@@ -32,44 +29,27 @@ _DEPRECATED = re.compile(r"Config parameter (\S+) is deprecated(?: use (.+?) ins
 
 
 def _file(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
-    if config.value is None:
-        yield unreadable(config, limit=f"{deepspeed_config.MAX_BYTES >> 10} KiB")
+    name, parsed, inspection = config.name, config.value, context.inspection
+    if parsed is None:
+        yield unreadable(config)
         return
-    found = list(_form(context, config.name, config.value))
-    yield from found
-    if not found:
-        kind = "JSON"
-        if config.value["document"] is None:
-            kind = "Hjson, which Hugging Face's Trainer and Accelerate cannot read"
-        yield ok(f"{config.name} is well-formed {kind}", component=config.name)
-
-
-def _form(context: JobContext, name: str, parsed: deepspeed_config.Parsed) -> Iterator[Result]:
-    inspection = context.inspection
     is_read = parsed["document"] is not None or (inspection and inspection.document is not None)
-    if not is_read:
-        if inspection is not None and inspection.syntax:
-            yield critical(
-                f"{name} is neither JSON nor Hjson: {inspection.syntax}",
-                remedy=paste("python3", "-m", "json.tool", name),
-                source=f"DeepSpeed {inspection.version}",
-                component=name,
-            )
-        else:
-            yield unknown(
-                f"{name} is not JSON ({parsed['syntax']}), and only DeepSpeed can tell whether it"
-                f" is Hjson: {context.why_not_inspected}",
-                remedy=paste("python3", "-m", "json.tool", name),
-                component=name,
-            )
+    show = paste("python3", "-m", "json.tool", name)
+    if not is_read and inspection is not None and inspection.syntax:
+        yield critical(f"{name} is neither JSON nor Hjson: {inspection.syntax}", show)
+    elif not is_read:
+        yield unknown(
+            f"{name} is not JSON ({parsed['syntax']}), and only DeepSpeed can tell whether it is"
+            f" Hjson: {context.why_not_inspected}",
+            show,
+        )
     elif context.document is None:
-        yield critical(f"{name} is not an object: it must begin with {{", component=name)
+        yield critical(f"{name} is not an object: it must begin with {{")
     for key in parsed["duplicates"]:
         yield critical(
             f"{name} has key {key!r} twice in one block; DeepSpeed aborts at startup",
-            remedy=find_key(name, key),
+            find_key(name, key),
             source="deepspeed/runtime/config_utils.py, dict_raise_error_on_duplicate_keys",
-            component=name,
         )
 
 
@@ -83,50 +63,46 @@ FILE = check_of(
 )
 
 
-def _inspected(context: JobContext) -> Inspection | Result:
-    """Return what DeepSpeed says about the configuration, or an unknown result without that."""
-    if context.document is None:
-        return unknown(UNREADABLE)
-    if context.inspection is None or context.inspection.problem:
-        return unknown(f"keys are not checked: {context.why_not_inspected}")
-    return context.inspection
-
-
 def _keys(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
-    inspection, source, name = _inspected(context), context.inspector, config.name
-    if isinstance(inspection, Result):
-        yield from _misspelt(name, context.document or {})
-        yield inspection
+    name, inspection, source = config.name, context.inspection, context.inspector
+    if context.document is None:
+        yield unknown(UNREADABLE)
         return
-    found = False
+    if inspection is None or inspection.problem:
+        yield from _misspelt(name, context.document)
+        yield unknown(f"keys are not checked: {context.why_not_inspected}")
+        return
     for error in inspection.errors:
+        path = error["path"]
+        block, _, key = path.rpartition(".")
         if error["kind"] == "unknown":
-            found = True
-            block, _, key = error["path"].rpartition(".")
             near, _ = _nearest(key, inspection.models.get(error.get("model", ""), ()))
-            yield critical(
-                (
-                    f"{name}: {block} has no key {key!r}, so DeepSpeed aborts at "
-                    f"startup{_advice(near)}"
-                ),
-                remedy=find_key(name, key),
-                source=source,
-                component=f"{name}: {error['path']}",
-            )
+            text = f"{block} has no key {key!r}, so DeepSpeed aborts at startup{_advice(near)}"
+            yield at_key(name, path, text, source=source)
+        elif error["kind"] == "removed":
+            text = f"DeepSpeed aborts on {path!r}: {error['text']}"
+            yield at_key(name, path, text, source=source)
+    for line in inspection.warnings:
+        if match := _DEPRECATED.match(line):
+            instead = f", use {match[2]!r}" if match[2] else ""
+            text = f"{match[1]!r} is deprecated{instead}"
+            yield at_key(name, match[1], text, warning, source=source)
+        else:
+            yield warning(f"{name}: DeepSpeed warns: {line.partition(chr(10))[0][:300]}")
     if inspection.unread is None:
         yield unknown(
-            f"{name}: keys without effect cannot be found while DeepSpeed refuses other keys",
-            source=source,
+            f"{name}: keys without effect cannot be found while DeepSpeed refuses other keys"
         )
-        return
-    for path in inspection.unread:
+    for path in inspection.unread or ():
         block, _, key = path.rpartition(".")
-        if not _is_comment(key):
-            found = True
-            yield _unread(name, path, inspection.looked_up.get(block, ()), source)
-    if not found:
-        keys = plural(len(context.document or ()), "top-level key")
-        yield ok(f"{name}: no key without effect among {keys}", source=source)
+        if key.lower().startswith(_COMMENTS):
+            continue
+        near, is_misspelt = _nearest(key, inspection.looked_up.get(block, ()))
+        # A misspelt key leaves the job without the setting it wants. A key unlike any of
+        # DeepSpeed's may be meant for the script that reads the same file.
+        make = critical if is_misspelt else warning
+        text = f"nothing reads {path!r}, so it has no effect{_advice(near)}"
+        yield at_key(name, path, text, make, source=source)
 
 
 def _misspelt(name: str, block: Mapping[str, Any], place: str = TOP) -> Iterator[Result]:
@@ -141,30 +117,8 @@ def _misspelt(name: str, block: Mapping[str, Any], place: str = TOP) -> Iterator
         others = [other for other, keys in known.items() if key in keys and other != place]
         if is_misspelt or (others and place == TOP):
             advice = _advice(near) if is_misspelt else f"; it belongs in {others[0]}"
-            yield critical(
-                f"{name}: {place} has no key {key!r} that DeepSpeed reads{advice}",
-                remedy=find_key(name, key),
-                source=deepspeed_config.RELEASE,
-                component=f"{name}: {key}",
-            )
-
-
-def _is_comment(key: str) -> bool:
-    return key.lower().startswith(_COMMENTS)
-
-
-def _unread(name: str, path: str, known: Iterable[str], source: str) -> Result:
-    key = path.rpartition(".")[2]
-    near, is_misspelt = _nearest(key, known)
-    # A misspelt key leaves the job without the setting it wants. A key unlike any of DeepSpeed's
-    # may be meant for the script that reads the same file.
-    return Result(
-        State.CRITICAL if is_misspelt else State.WARNING,
-        f"{name}: nothing reads {path!r}, so it has no effect{_advice(near)}",
-        remedy=find_key(name, key),
-        source=source,
-        component=f"{name}: {path}",
-    )
+            text = f"{place} has no key {key!r} that DeepSpeed reads{advice}"
+            yield at_key(name, key, text, source=deepspeed_config.RELEASE)
 
 
 def _advice(near: str) -> str:
@@ -177,7 +131,7 @@ def _nearest(key: str, known: Iterable[str]) -> tuple[str, bool]:
     Empty if none resembles it, or if the key is a comment.
     """
     close = difflib.get_close_matches(key[:100], list(known), n=1, cutoff=LIKENESS)
-    if not close or _is_comment(key):
+    if not close or key.lower().startswith(_COMMENTS):
         return "", False
     return close[0], difflib.SequenceMatcher(None, key[:100], close[0]).ratio() >= MISSPELT
 
@@ -187,51 +141,6 @@ KEYS = check_of(
     UNREADABLE,
     "config-key",
     "config-keys",
-    "Every key of the configuration is read",
+    "Every key of the configuration is read, and none is deprecated",
     _keys,
-)
-
-
-def _deprecated(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
-    name, inspection, source = config.name, _inspected(context), context.inspector
-    if isinstance(inspection, Result):
-        yield inspection
-        return
-    found = False
-    for error in inspection.errors:
-        if error["kind"] == "removed":
-            found = True
-            yield critical(
-                f"{name}: DeepSpeed aborts on {error['path']!r}: {error['text']}",
-                remedy=find_key(name, error["path"].rpartition(".")[2]),
-                source=source,
-                component=f"{name}: {error['path']}",
-            )
-    for line in inspection.warnings:
-        found = True
-        match = _DEPRECATED.match(line)
-        key = match[1] if match else ""
-        yield warning(
-            f"{name}: {key!r} is deprecated{f', use {match[2]!r}' if match[2] else ''}"
-            if match
-            else f"{name}: DeepSpeed warns: {line.partition(chr(10))[0][:300]}",
-            remedy=find_key(name, key) if key else "",
-            source=source,
-            component=f"{name}: {key}" if key else name,
-        )
-    if inspection.settings is None and not found:
-        yield unknown(
-            f"{name}: DeepSpeed refuses the configuration before reading all of it", source=source
-        )
-    elif not found:
-        yield ok(f"{name}: DeepSpeed gives no warning", source=source)
-
-
-DEPRECATED = check_of(
-    lambda job: job.config,
-    UNREADABLE,
-    "config-key",
-    "config-deprecated",
-    "No key of the configuration is deprecated",
-    _deprecated,
 )

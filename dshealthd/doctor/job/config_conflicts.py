@@ -1,13 +1,17 @@
-"""The parts of the DeepSpeed configuration do not contradict each other."""
+"""What DeepSpeed refuses, or does without, though it knows each key: one table of settings that
+contradict each other, and DeepSpeed's own words where it was queried.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
-from dshealthd.doctor.job.batch import ACCUMULATION, MICRO, TRAIN, UNREADABLE
+from dshealthd.doctor.check import Result, check_of, critical, unknown, warning
+from dshealthd.doctor.job.batch import ACCUMULATION, MICRO, TRAIN
+from dshealthd.doctor.job.config import UNREADABLE
 from dshealthd.doctor.job.sources.deepspeed_config import RELEASE
-from dshealthd.doctor.remedies import find_key, paste
+from dshealthd.doctor.remedies import at_key, find_key, paste
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
@@ -19,125 +23,306 @@ if TYPE_CHECKING:
 
 _CPU = ("adagrad", "adam", "adamw", "lion", "muon")
 """Optimizers that DeepSpeed has for the CPU (0.19.8, engine.py, `_configure_basic_optimizer`)."""
-_OFFLOADS = {"offload_param": 3, "offload_optimizer": 1}
-"""The least ZeRO stage that can offload to the CPU; to NVMe only stage 3 can."""
 _STAGES = range(4)
+_NEEDED = {
+    "WarmupDecayLR": ("total_num_steps",),
+    "WarmupCosineLR": ("total_num_steps",),
+    "OneCycle": ("cycle_min_lr", "cycle_max_lr"),
+}
+"""Parameters without a default of DeepSpeed's schedulers."""
+_CONFIG, _ENGINE = "deepspeed/runtime/config.py", "deepspeed/runtime/engine.py"
+_OFFLOAD = "deepspeed/runtime/zero/offload_config.py"
+_SCHEDULES = "deepspeed/runtime/lr_schedules.py"
+_UNUSABLE = {
+    "optimizer": {
+        "unknown": "neither DeepSpeed nor torch.optim has the optimizer {}",
+        "untested": "ZeRO is not tested with {}, and DeepSpeed aborts at startup unless"
+        " zero_allow_untested_optimizer is true",
+    },
+    "scheduler": {
+        "unknown": "neither DeepSpeed nor torch.optim.lr_scheduler has the scheduler {}",
+        "wrapped": "{} is torch's and takes an optimizer of torch, but ZeRO, fp16 and bf16 wrap the"
+        " optimizer: it raises TypeError at startup; create it in the script instead, as a callable"
+        " given to deepspeed.initialize(lr_scheduler=...)",
+    },
+}
+"""Why the engine of the installed DeepSpeed refuses an optimizer or scheduler."""
+
+
+class Settings:
+    """The settings of a configuration, by their dotted path."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._document = document
+
+    def __call__(self, path: str, default: Any = None) -> Any:
+        """Return the value at a path; the default where there is none, or a program fills it in."""
+        found: Any = self._document
+        for key in path.split("."):
+            found = found.get(key) if isinstance(found, dict) else None
+        return default if found is None or found == "auto" else found
+
+    @property
+    def stage(self) -> int:
+        """ZeRO's stage; the highest where only a program will fill it in."""
+        stage = self("zero_optimization.stage", 0)
+        return stage if isinstance(stage, int) else max(_STAGES)
+
+    def device(self, part: str) -> str:
+        """Return where a part is offloaded to."""
+        return str(self(f"zero_optimization.{part}.device", "none"))
+
+
+class Contradiction(NamedTuple):
+    """Settings that DeepSpeed refuses together, or of which one has no effect."""
+
+    path: str
+    """The setting that the result names."""
+    found: Callable[[Settings], object]
+    """What the text says of the settings; nothing where they are well."""
+    text: str
+    source: str
+    make: Callable[..., Result] = critical
+    in_config: bool = False
+    """Whether DeepSpeed's configuration itself refuses it, in words of its own."""
+
+
+def _fixed(of: Settings) -> str:
+    fixed = [key for key in (TRAIN, MICRO, ACCUMULATION) if of(key) is not None]
+    chosen = of("elasticity.enabled") is True and not of("elasticity.ignore_non_elastic_batch_info")
+    return ", ".join(fixed) if chosen else ""
+
+
+def _nowhere(part: str, of: Settings) -> bool:
+    return of.device(part) == "nvme" and not of(f"zero_optimization.{part}.nvme_path")
+
+
+def _least(part: str, cpu: int, of: Settings) -> str:
+    """Return the least stage that offloads a part to its device, if the stage is lower."""
+    device = of.device(part)
+    least = max(_STAGES) if device == "nvme" else cpu if device == "cpu" else 0
+    return f"{least} or higher, but the stage is {of.stage}" if of.stage < least else ""
+
+
+def _above(low: str, high: str, of: Settings) -> str:
+    least, most = (of(f"scheduler.params.{name}") for name in (low, high))
+    both = isinstance(least, int | float) and isinstance(most, int | float)
+    return f"{least} is above {high} {most}" if both and least > most else ""
+
+
+def _missing(of: Settings) -> str:
+    kind, params = of("scheduler.type"), of("scheduler.params", {})
+    missing = [name for name in _NEEDED.get(str(kind), ()) if name not in params]
+    return f"{kind} has no {' and no '.join(missing)}" if missing else ""
+
+
+def _unlike(of: Settings, path: str, *values: str) -> object:
+    found = of(path)
+    return found if found is not None and str(found).lower() not in values else ""
+
+
+def _half(of: Settings) -> str:
+    kinds = {"fp16": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
+    return next((kinds[key] for key in kinds if of(f"{key}.enabled") is True), "")
+
+
+CONTRADICTIONS = (
+    Contradiction(
+        "bf16",
+        lambda of: (
+            of("fp16.enabled") is True and True in (of("bf16.enabled"), of("bfloat16.enabled"))
+        ),
+        "fp16 and bf16 are both enabled; DeepSpeed aborts at startup",
+        f"{_CONFIG}, _initialize_params",
+        in_config=True,
+    ),
+    Contradiction(
+        "elasticity",
+        _fixed,
+        "elasticity chooses the batch sizes, so DeepSpeed refuses {} beside it unless"
+        f" ignore_non_elastic_batch_info is true; {RELEASE} refuses elasticity itself",
+        f"{_CONFIG}, DeepSpeedConfig.__init__",
+    ),
+    Contradiction(
+        "zero_optimization.stage",
+        lambda of: of.stage not in _STAGES and str(of.stage),
+        f"zero_optimization.stage is {{}}, but ZeRO has stages 0 to {max(_STAGES)}",
+        "deepspeed/runtime/zero/config.py, ZeroStageEnum",
+        in_config=True,
+    ),
+    Contradiction(
+        "zero_optimization.offload_optimizer.ratio",
+        lambda of: (
+            of("zero_optimization.offload_optimizer.ratio", 1) != 1 and of.stage < max(_STAGES)
+        ),
+        "Partial offloading, with a ratio, takes ZeRO stage 3",
+        "deepspeed/runtime/zero/config.py, offload_ratio_check",
+        in_config=True,
+    ),
+    *(
+        Contradiction(
+            f"zero_optimization.{part}.nvme_path",
+            partial(_nowhere, part),
+            f"{part} goes to NVMe but has no nvme_path",
+            _OFFLOAD,
+        )
+        for part in ("offload_param", "offload_optimizer")
+    ),
+    *(
+        Contradiction(
+            f"zero_optimization.{part}",
+            partial(_least, part, cpu),
+            f"{part} needs ZeRO stage {{}}: nothing is offloaded",
+            _OFFLOAD,
+            warning,
+        )
+        for part, cpu in (("offload_param", 3), ("offload_optimizer", 1))
+    ),
+    Contradiction(
+        "optimizer.type",
+        lambda of: (
+            of.device("offload_optimizer") != "none"
+            and of.stage
+            and _unlike(of, "optimizer.type", *_CPU)
+        ),
+        "the optimizer is offloaded to the CPU, but DeepSpeed has no {} for the CPU",
+        f"{_ENGINE}, _configure_basic_optimizer",
+        warning,
+    ),
+    Contradiction(
+        "optimizer.params.max_grad_norm",
+        lambda of: "max_grad_norm" in of("optimizer.params", {}),
+        "DeepSpeed aborts at startup because max_grad_norm is not an optimizer parameter; use"
+        " gradient_clipping at top level",
+        f"{_ENGINE}, _configure_basic_optimizer",
+    ),
+    Contradiction(
+        "scheduler.type",
+        _missing,
+        "{}, which it takes to be created: TypeError at startup",
+        _SCHEDULES,
+    ),
+    *(
+        Contradiction(
+            f"scheduler.params.{low}",
+            partial(_above, low, high),
+            f"{low} {{}}",
+            _SCHEDULES,
+            warning,
+        )
+        for low, high in (
+            ("warmup_num_steps", "total_num_steps"),
+            ("warmup_min_lr", "warmup_max_lr"),
+            ("cycle_min_lr", "cycle_max_lr"),
+        )
+    ),
+    Contradiction(
+        "pipeline.stages",
+        lambda of: (natural(str(of("pipeline.stages"))) or 0) > 1 and of.stage > 1 and of.stage,
+        "ZeRO stage {} shards gradients, which the pipeline engine refuses: it takes stage 0 or 1",
+        "deepspeed/runtime/pipe/engine.py, PipelineEngine.__init__",
+    ),
+    Contradiction(
+        "data_types.grad_accum_dtype",
+        lambda of: {of("data_types.grad_accum_dtype"), _half(of)} == {"fp16", "bf16"} and _half(of),
+        "gradients of a model in {} cannot be accumulated in the other half precision",
+        f"{_ENGINE}, get_data_types",
+    ),
+    Contradiction(
+        "communication_data_type",
+        lambda of: _unlike(of, "communication_data_type", "fp16", "bf16", "fp32"),
+        "communication_data_type is {}, not fp16, bf16 or fp32",
+        f"{_CONFIG}, get_communication_data_type",
+        in_config=True,
+    ),
+    Contradiction(
+        "checkpoint.tag_validation",
+        lambda of: _unlike(of, "checkpoint.tag_validation", "ignore", "warn", "fail"),
+        "tag_validation is {}, not Ignore, Warn or Fail",
+        f"{_CONFIG}, get_checkpoint_tag_validation_mode",
+        in_config=True,
+    ),
+    Contradiction(
+        "activation_checkpointing.contiguous_memory_optimization",
+        lambda of: (
+            of("activation_checkpointing.contiguous_memory_optimization") is True
+            and of("activation_checkpointing.partition_activations") is not True
+        ),
+        "contiguous_memory_optimization takes partition_activations true",
+        "deepspeed/runtime/activation_checkpointing/checkpointing.py, configure",
+    ),
+)
+
+
+def refused(name: str, document: Mapping[str, Any]) -> Iterator[tuple[Contradiction, Result]]:
+    """Yield the rows of the table that a configuration breaks, with their results."""
+    of = Settings(document)
+    for row in CONTRADICTIONS:
+        if found := row.found(of):
+            text = row.text.format(found)
+            shown = row.path.removesuffix(".nvme_path")
+            yield row, at_key(name, row.path, text, row.make, source=row.source, shown=shown)
+
+
+def of_accelerate(name: str, settings: Mapping[str, str]) -> Iterator[Result]:
+    """Yield what a configuration of Accelerate states of ZeRO in vain."""
+    if (stage := natural(settings.get("zero_stage"))) is None:
+        return
+    zero = {
+        part: {"device": settings.get(f"{part}_device", "none"), "nvme_path": settings.get(
+            f"{part}_nvme_path", "?")}
+        for part in ("offload_param", "offload_optimizer")
+    }  # fmt: skip
+    for _, result in refused(name, {"zero_optimization": {"stage": stage, **zero}}):
+        yield result
 
 
 def _conflicts(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
-    """Yield conflicting settings, whether DeepSpeed's configuration or only its engine refuses
-    them.
-    """
-    name = config.name
-    if context.document is None:
+    name, inspection, source = config.name, context.inspection, context.inspector
+    document = context.document
+    if document is None:
         yield unknown(UNREADABLE)
         return
-    found = list(_written(name, context.document))
-    inspection = context.inspection
-    if inspection is None or inspection.problem:
-        yield from (*found, *_engine(name, _stated(context.document), RELEASE))
+    is_known = inspection is not None and not inspection.problem
+    settings = (inspection.settings if inspection and is_known else None) or {}
+    found = list(refused(name, _understood(document, settings)))
+    yield from (result for _, result in found)
+    for path, value in _strings(document):
+        text = f"{path} is the string {value!r}, which Python takes for true; write {value.lower()}"
+        yield at_key(name, path, f"{text} without quotes", warning)
+    if inspection is None or not is_known:
         yield unknown(f"{name} was not checked by DeepSpeed: {context.why_not_inspected}")
         return
-    source = context.inspector
-    both = any(result.component.endswith("bf16") for result in found)
-    found += [
-        _refused(name, error, source)
-        for error in inspection.errors
-        # DeepSpeed also refuses fp16 together with bf16, but its message names no key
-        if error["kind"] in {"refused", "value"} and not (both and "bfloat16" in error["text"])
-    ]
-    if inspection.settings is not None:
-        found += _engine(name, inspection.settings, source)
-    yield from found
-    if not found and inspection.settings is not None:
-        stage = inspection.settings["stage"]
-        yield ok(f"{name}: DeepSpeed accepts it, with ZeRO stage {stage}", source=source)
-    elif not found:
-        yield unknown(f"{name}: refused keys hide the rest", source=source)
-
-
-def _refused(name: str, error: Mapping[str, str], source: str) -> Result:
-    path = error["path"]
-    return critical(
-        f"{name}: DeepSpeed refuses {path or 'it'}: {error['text']}",
-        # without a path, only DeepSpeed's message can name the place
-        remedy=find_key(name, path.rpartition(".")[2]) if path else paste("cat", "--", name),
-        source=source,
-        component=f"{name}: {path}" if path else name,
-    )
-
-
-def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
-    """Yield conflicts that can be found without DeepSpeed."""
-
-    def at(
-        path: str,
-        text: str,
-        *,
-        make: Callable[..., Result] = critical,
-        lines: str = "",
-        **more: str,
-    ) -> Result:
-        """Return a result at a key of the configuration."""
-        remedy = find_key(name, path.rpartition(".")[2], *filter(None, [lines]))
-        return make(f"{name}: {text}", remedy=remedy, component=f"{name}: {path}", **more)
-
-    half = {kind: _block(document, kind) for kind in ("fp16", "bf16", "bfloat16")}
-    bf16 = half["bf16"] or half["bfloat16"]
-    if half["fp16"].get("enabled") is True and bf16.get("enabled") is True:
-        source = "deepspeed/runtime/config.py, _initialize_params"
-        text = "fp16 and bf16 are both enabled; DeepSpeed aborts at startup"
-        yield at("bf16", text, lines="-A2", source=source)
-    elastic = _block(document, "elasticity")
-    fixed = [key for key in (TRAIN, MICRO, ACCUMULATION) if document.get(key) is not None]
-    is_ignored = elastic.get("ignore_non_elastic_batch_info")
-    if elastic.get("enabled") is True and fixed and not is_ignored:
-        yield at(
-            "elasticity",
-            f"elasticity chooses the batch sizes, so DeepSpeed refuses {', '.join(fixed)} beside it"
-            f" unless ignore_non_elastic_batch_info is true; {RELEASE} refuses elasticity itself",
-            lines="-A9",
-            source="deepspeed/runtime/config.py, DeepSpeedConfig.__init__",
-        )
-    if "max_grad_norm" in _block(_block(document, "optimizer"), "params"):
-        yield at(
-            "optimizer.params.max_grad_norm",
-            "DeepSpeed aborts at startup because max_grad_norm is not an optimizer"
-            " parameter; use gradient_clipping at top level",
-            source="deepspeed/runtime/engine.py, _configure_basic_optimizer",
-        )
-    for path, value in _strings(document):
-        text = f"{path} is the string {value!r}, which Python takes for true; write"
-        yield at(path, f"{text} {value.lower()} without quotes", make=warning)
-    params = _block(_block(document, "scheduler"), "params")
-    for least, most in (
-        ("warmup_num_steps", "total_num_steps"),
-        ("warmup_min_lr", "warmup_max_lr"),
-    ):
-        low, high = params.get(least), params.get(most)
-        if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
-            yield at(
-                f"scheduler.params.{least}",
-                f"{least} {low} is above {most} {high}",
-                make=warning,
-                value=str(low),
-                limit=str(high),
-                source="deepspeed/runtime/lr_schedules.py",
-            )
-    zero = _block(document, "zero_optimization")
-    stage = zero.get("stage", 0)
-    if isinstance(stage, int) and stage not in _STAGES:
-        text, limit = f"ZeRO has no stage {stage}", f"0 to {max(_STAGES)}"
-        yield at("zero_optimization.stage", text, value=str(stage), limit=limit)
-    for key in _OFFLOADS:
-        offload = _block(zero, key)
-        if offload.get("device") == "nvme" and not offload.get("nvme_path"):
+    told = {row.path.partition(".")[0] for row, _ in found if row.in_config}
+    refusals = [one for one in inspection.errors if one["kind"] in {"refused", "value"}]
+    for error in refusals:
+        path, text = error["path"], error["text"]
+        if path.partition(".")[0] not in told:
             yield critical(
-                f"{name}: {key} goes to NVMe but has no nvme_path",
-                remedy=find_key(name, key, "-A4"),
-                source="deepspeed/runtime/zero/offload_config.py",
-                component=f"{name}: zero_optimization.{key}.nvme_path",
+                f"{name}: DeepSpeed refuses {path or 'it'}: {text}",
+                # without a path, only DeepSpeed's message can name the place
+                find_key(name, path) if path else paste("cat", "--", name),
+                source=source,
+                component=f"{name}: {path}" if path else name,
             )
+    for key, meanings in _UNUSABLE.items():
+        if text := meanings.get(settings.get(f"{key}_problem") or "", ""):
+            yield at_key(name, f"{key}.type", text.format(settings[key]), source=source)
+    if not settings and not refusals:
+        yield unknown(f"{name}: refused keys hide the rest")
+
+
+def _understood(document: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration with what DeepSpeed made of it, such as of keys that are older."""
+    zero = document.get("zero_optimization")
+    if not settings or not isinstance(zero, dict):
+        return document
+    parts = {
+        part: {**(zero.get(part) or {}), "device": settings[part]}
+        for part in ("offload_param", "offload_optimizer")
+        if isinstance(zero.get(part) or {}, dict)
+    }
+    return {**document, "zero_optimization": {**zero, "stage": settings["stage"], **parts}}
 
 
 def _strings(block: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
@@ -148,92 +333,6 @@ def _strings(block: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, s
             yield from _strings(value, f"{path}.")
         elif isinstance(value, str) and value.lower() in {"true", "false"}:
             yield path, value
-
-
-def _stated(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in a configuration that DeepSpeed has not read."""
-    zero, optimizer = _block(document, "zero_optimization"), _block(document, "optimizer")
-    stage = zero.get("stage", 0)
-    return {
-        "stage": stage if isinstance(stage, int) else max(_STAGES),
-        "optimizer": str(optimizer.get("type", "")).lower(),
-        **{key: str(_block(zero, key).get("device", "none")) for key in _OFFLOADS},
-    }
-
-
-def of_accelerate(name: str, settings: Mapping[str, str]) -> Iterator[Result]:
-    """Yield what a configuration of Accelerate offloads in vain."""
-    if (stage := natural(settings.get("zero_stage"))) is not None:
-        devices = {key: settings.get(f"{key}_device", "none") for key in _OFFLOADS}
-        yield from _engine(name, {"stage": stage, "optimizer": "", **devices}, RELEASE)
-
-
-def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Result]:
-    """Yield conflicts in the engine between settings that DeepSpeed's configuration accepts."""
-    stage, optimizer = settings["stage"], settings["optimizer"] or ""
-    for key, cpu in _OFFLOADS.items():
-        least = max(_STAGES) if settings[key] == "nvme" else cpu
-        if settings[key] in {"cpu", "nvme"} and stage < least:
-            yield warning(
-                f"{name}: {key} needs ZeRO stage {least} or higher, but the stage is {stage}:"
-                " nothing is offloaded",
-                remedy=find_key(name, "stage"),
-                value=str(stage),
-                limit=str(least),
-                source="deepspeed/runtime/zero/offload_config.py",
-                component=f"{name}: zero_optimization.{key}",
-            )
-    if settings["offload_optimizer"] != "none" and stage and optimizer not in {"", *_CPU}:
-        yield warning(
-            f"{name}: the optimizer is offloaded to the CPU, but DeepSpeed has no {optimizer}"
-            " for the CPU",
-            remedy=find_key(name, "optimizer", "-A2"),
-            value=optimizer,
-            limit=", ".join(_CPU),
-            source=source,
-            component=f"{name}: optimizer.type",
-        )
-    yield from _scheduler(name, settings, source)
-    if settings.get("optimizer_problem") == "unknown":
-        yield critical(
-            f"{name}: neither DeepSpeed nor torch.optim has the optimizer {optimizer}",
-            remedy=find_key(name, "optimizer", "-A2"),
-            value=optimizer,
-            source=source,
-            component=f"{name}: optimizer.type",
-        )
-    elif settings.get("optimizer_problem") == "untested":
-        yield critical(
-            f"{name}: ZeRO is not tested with {optimizer}, and DeepSpeed aborts at startup"
-            " unless zero_allow_untested_optimizer is true",
-            remedy=find_key(name, "optimizer", "-A2"),
-            source=source,
-            component=f"{name}: optimizer.type",
-        )
-
-
-def _scheduler(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Result]:
-    scheduler = settings.get("scheduler")
-    meanings = {
-        "unknown": "neither DeepSpeed nor torch.optim.lr_scheduler has the scheduler {}",
-        "wrapped": "{} is torch's and takes an optimizer of torch, but ZeRO, fp16 and bf16 wrap"
-        " the optimizer: it raises TypeError at startup; create it in the script instead, as a"
-        " callable given to deepspeed.initialize(lr_scheduler=...)",
-    }
-    if problem := settings.get("scheduler_problem"):
-        yield critical(
-            f"{name}: {meanings[problem].format(scheduler)}",
-            remedy=find_key(name, "scheduler", "-A2"),
-            value=str(scheduler),
-            limit="a scheduler of DeepSpeed, such as WarmupCosineLR",
-            source=f"deepspeed/runtime/engine.py, _scheduler_from_config; {source}",
-            component=f"{name}: scheduler.type",
-        )
-
-
-def _block(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = document.get(key)
-    return found if isinstance(found, dict) else {}
 
 
 CHECK = check_of(

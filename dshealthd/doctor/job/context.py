@@ -172,19 +172,21 @@ class JobContext:
             return sum(pod.count for pod in self.manifest.value.pods if pod.gpus)
         return self.layout.nodes or natural(self.slurm_options.get("nodes")) or 1
 
-    @property
-    def start(self) -> Start | None:
+    @cached_property
+    def start(self) -> Start:
         """What the launcher starts, and what Slurm gives it."""
-        if self.launcher is None:
-            return None
         nodes = natural(self.slurm_options.get("nodes"))
+        outer = self.launcher.program if self.launcher else ""
         return Start(
-            self.launcher,
-            self.layout,
-            self.variables,
-            nodes,
-            f"Slurm gives the job {nodes}",
-            copies=(nodes or self.layout.nodes or 1) if self.launcher.program == "srun" else 1,
+            command=self.launcher,
+            layout=self.layout,
+            variables=self.variables,
+            requested=slurm_script.requested(None, self.batch_script, self.environment),
+            nodes=nodes,
+            given=f"Slurm gives the job {nodes}",
+            gpus=self.gpus_per_node,
+            copies=(nodes or self.layout.nodes or 1) if outer == "srun" else 1,
+            pool={one.name: set(range(one.slots or 0)) for one in self.members},
         )
 
     @cached_property
@@ -271,34 +273,34 @@ def context(args: argparse.Namespace, environment: Mapping[str, str] = os.enviro
 
     Takes as long as the slowest source, at most its deadline.
     """
-    readers: dict[str, Callable[[], Any]] = {}
+    readers: dict[str, Callable[[], Any]] = {"gpus": count_gpus}
     file, suffix = args.file, os.path.splitext(args.file or "")[1]
     config = args.deepspeed_config or (file if suffix in {".json", ".hjson"} else "")
-    if config:
-        readers["config"] = partial(_read_config, config)
     if suffix in {".yaml", ".yml"}:
         readers["manifest"] = partial(_read_manifest, file)
     elif file and file != config:
-        readers["script"] = partial(_read_script, file)
-    readers["gpus"] = count_gpus
+        readers["script"] = partial(_read_script, file, environment)
     found = read_all(readers)
     command = _command(args.launch, environment) if args.launch else None
     if "manifest" in found and (settings := (found["manifest"].value or {}).get("accelerate")):
         del found["manifest"]
         command = Source(file, launcher_command.of_accelerate(settings))
     script = _mapped(found.get("script"), file, slurm_script.from_json)
-    hostfile = args.hostfile or _named_hostfile(JobContext(command=command, script=script))
+    named = JobContext(command=command, script=script)
+    hostfile = args.hostfile or _named_hostfile(named)
+    config = config or _named_config(named, os.path.dirname(file or ""))
     readers = {}
     if command is not None or script is not None:
         readers["deepspeed_env"] = variables_in_deepspeed_env
+    if config:
+        readers["config"] = partial(_read_config, config)
     if hostfile:
         readers["hostfile"] = partial(read_text, hostfile, MAX_HOSTFILE)
+    found |= read_all(readers)
     if args.checkpoint:
         universal = _loads_universal(found.get("config"))
-        readers["checkpoint"] = partial(
-            checkpoint_files.read, args.checkpoint, args.tag, universal=universal
-        )
-    found |= read_all(readers)
+        read = partial(checkpoint_files.read, args.checkpoint, args.tag, universal=universal)
+        found |= read_all({"checkpoint": read})
     made = JobContext(
         config=_mapped(found.get("config"), config, dict),
         hostfile=_mapped(found.get("hostfile"), hostfile, str),
@@ -345,9 +347,9 @@ def _read_config(path: str) -> deepspeed_config.Parsed:
     return deepspeed_config.parse(read_text(path, deepspeed_config.MAX_BYTES))
 
 
-def _read_script(path: str) -> dict[str, Any]:
+def _read_script(path: str, environment: Mapping[str, str]) -> dict[str, Any]:
     try:
-        return asdict(slurm_script.parse(read_text(path, slurm_script.MAX_BYTES)))
+        return asdict(slurm_script.parse(read_text(path, slurm_script.MAX_BYTES), environment))
     except (ValueError, ArithmeticError) as error:
         message = str(error) if str(error).startswith(path) else f"{path}: {error}"
         raise ValueError(message) from error
@@ -367,6 +369,19 @@ def _loads_universal(config: Source[deepspeed_config.Parsed] | None) -> bool:
     document = config.value["document"] if config and config.value else None
     block = document.get("checkpoint") if isinstance(document, dict) else None
     return isinstance(block, dict) and block.get("load_universal") is True
+
+
+def _named_config(made: JobContext, directory: str) -> str:
+    """Return the configuration of DeepSpeed that the training's arguments name; "" if none is known
+    and here.
+    """
+    said = made.launcher.stated if made.launcher else {}
+    names = (
+        said.get(one, "") for one in ("deepspeed", "deepspeed_config", "deepspeed_config_file")
+    )
+    name = next((name for name in names if name.endswith((".json", ".hjson"))), "")
+    places = [place for place in (name, os.path.join(directory, name)) if os.path.isfile(place)]
+    return places[0] if name and places and "$" not in name else ""
 
 
 def _named_hostfile(made: JobContext) -> str:

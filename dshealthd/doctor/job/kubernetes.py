@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.agreement import Start, disagreements, occupancy
 from dshealthd.doctor.job.sources.layout import Layout, torchrun
-from dshealthd.doctor.job.sources.manifest import MIB
+from dshealthd.doctor.job.sources.manifest import MIB, SHARED_MEMORY
 from dshealthd.doctor.job.sources.rendezvous import rendezvous
 from dshealthd.jobs.environment import TIMEOUT, is_loopback, natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from dshealthd.doctor.job.context import JobContext
     from dshealthd.doctor.job.sources.manifest import Manifest, PodTemplate
@@ -31,7 +31,7 @@ def _manifest(_context: JobContext, source: Source[Manifest]) -> Iterator[Result
         yield unknown(f"{source.name}: {source.problem}", component=source.name)
         return
     pods = source.value.pods
-    found = [*(one for pod in pods for one in _pod(pod, source.value)), *_together(pods)]
+    found = [result for pod in pods for result in _judged(pod, source.value)]
     yield from found
     if not found:
         gpus = sum(pod.count * pod.gpus for pod in pods)
@@ -39,47 +39,34 @@ def _manifest(_context: JobContext, source: Source[Manifest]) -> Iterator[Result
         yield ok(f"{source.name}: {count} with {plural(gpus, 'GPU')}")
 
 
-def _pod(pod: PodTemplate, manifest: Manifest) -> Iterator[Result]:
-    where = f"{pod.kind} {pod.job}, {pod.name}"
-    for refused in pod.refused:
-        yield critical(f"{where}: the API server refuses it: {refused}", component=pod.name)
+def _judged(pod: PodTemplate, manifest: Manifest) -> Iterator[Result]:
+    start, where = start_of(pod, manifest), f"{pod.kind} {pod.job}, {pod.name}"
+    yield from disagreements(start)
+    yield from occupancy(start, where)
+    for need in NEEDS:
+        for text in need.broken(pod, start, manifest):
+            yield need.make(f"{where}: {text}", need.remedy, component=need.component)
+
+
+def start_of(pod: PodTemplate, manifest: Manifest) -> Start:
+    """Return what the pods of a template start."""
     layout = _layout(pod)
-    workers = sum(one.count for one in manifest.pods if one.gpus)
-    first = next((one for one in manifest.pods if one.gpus), None)
-    if pod.command is not None:
-        start = Start(
-            pod.command,
-            layout,
-            pod.variables,
-            workers if pod is first and (layout.nodes or 0) > 1 else None,
-            f"{plural(workers, 'pod has', 'pods have')} GPUs",
-            copies=pod.count,
-            name=f"{where}: ",
-        )
-        yield from disagreements(start)
-        yield from _address(pod, where, manifest)
-    yield from occupancy(layout, pod.gpus, where)
-    ends = pod.kind.endswith(("Job", "JobSet", "Pod"))  # servers are another matter
-    if (
-        ends
-        and pod.is_training
-        and pod.gpus
-        and pod.patience is not None
-        and pod.patience < TIMEOUT
-    ):
-        yield warning(
-            f"{where}: the liveness probe kills a container that does not answer for"
-            f" {pod.patience} s, also while it loads or saves a checkpoint; collectives wait"
-            f" {TIMEOUT} s",
-            remedy="kubectl explain pod.spec.containers.livenessProbe",
-            value=f"{pod.patience} s",
-            limit=f"{TIMEOUT} s",
-            component="livenessProbe",
-        )
+    with_gpus = [one for one in manifest.pods if one.gpus]
+    workers = sum(one.count for one in with_gpus)
+    is_first = with_gpus[:1] == [pod] and (layout.nodes or 0) > 1
+    return Start(
+        command=pod.command,
+        layout=layout,
+        variables=pod.variables,
+        nodes=workers if is_first else None,
+        given=f"{plural(workers, 'pod has', 'pods have')} GPUs",
+        gpus=pod.gpus,
+        copies=pod.count,
+        name=f"{pod.kind} {pod.job}, {pod.name}: ",
+    )
 
 
 def _layout(pod: PodTemplate) -> Layout:
-    """Return what starts in a pod."""
     command = pod.command
     stated = natural(pod.processes) if pod.is_worker or pod.kind != "MPIJob" else None
     if command is not None and (inner := command.find("torchrun")) is not None:
@@ -94,92 +81,128 @@ def _layout(pod: PodTemplate) -> Layout:
     return Layout(ranks_per_node=stated, source=pod.kind)
 
 
-def _address(pod: PodTemplate, where: str, manifest: Manifest) -> Iterator[Result]:
-    """Yield that the pods cannot meet at their rendezvous address."""
-    meeting = rendezvous(pod.command, pod.variables)
-    address = meeting.address
-    shown = f"{address[:80]} ({meeting.source})"
-    inner = pod.command.find("torchrun") if pod.command else None
-    if pod.count > 1 and is_loopback(address) and (inner is None or inner.number("nnodes") != 1):
-        yield critical(
-            f"{where}: {shown} is each pod's own loopback, but there are {pod.count} of them",
-            value=address,
-            component="MASTER_ADDR",
+class Need(NamedTuple):
+    """Something that the pods of a template need."""
+
+    broken: Callable[[PodTemplate, Start, Manifest], Iterator[str]]
+    component: str
+    remedy: str = ""
+    make: Callable[..., Result] = critical
+
+
+def _refused(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
+    yield from (f"the API server refuses it: {one}" for one in pod.refused)
+
+
+def _killed(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
+    ends = pod.kind.endswith(("Job", "JobSet", "Pod"))  # servers are another matter
+    if ends and pod.is_training and pod.gpus and (pod.patience or TIMEOUT) < TIMEOUT:
+        yield (
+            f"the liveness probe kills a container that does not answer for {pod.patience} s, also"
+            f" while it loads or saves a checkpoint; collectives wait {TIMEOUT} s"
         )
-    host, _, domain = address.partition(".")
-    if not _OF_PODS.fullmatch(host):
+
+
+def _without_shared_memory(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]:
+    few = 64 * MIB
+    alike = [one for one in manifest.pods if one.is_training and one.gpus > 1]
+    short = [one for one in alike if (one.shared_memory or few + 1) <= few]
+    if short[:1] == [pod]:  # once for all templates
+        yield (
+            f"{SHARED_MEMORY} has {(pod.shared_memory or 0) // MIB} MB, the default where nothing"
+            " larger is mounted: too few for NCCL between GPUs of a pod and for data loaders"
+        )
+
+
+def _beyond_memory(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
+    if pod.memory and pod.shared_memory and pod.shared_memory > pod.memory:
+        yield (
+            f"{SHARED_MEMORY} may take {pod.shared_memory // MIB} MiB, which count as memory of the"
+            f" container, limited to {pod.memory // MIB} MiB: it is killed for it"
+        )
+
+
+def _loopback(pod: PodTemplate, start: Start, _manifest: Manifest) -> Iterator[str]:
+    meeting = rendezvous(pod.command, pod.variables)
+    inner = start.torchrun
+    is_one = inner is not None and inner.number("nnodes") == 1
+    if pod.command and pod.count > 1 and is_loopback(meeting.address) and not is_one:
+        shown = f"{meeting.address[:80]} ({meeting.source})"
+        yield f"{shown} is each pod's own loopback, but there are {pod.count} of them"
+
+
+def _not_found(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]:
+    """Yield that the name of the pod where ranks meet is none, or does not resolve."""
+    meeting = rendezvous(pod.command, pod.variables)
+    host, _, domain = meeting.address.partition(".")
+    if pod.command is None or not _OF_PODS.fullmatch(host):
         return
+    shown = f"{meeting.address[:80]} ({meeting.source})"
     if not pod.has_cluster_names:
-        yield critical(
-            f"{where}: {shown} does not resolve: a pod with hostNetwork resolves names of the"
-            " cluster only with dnsPolicy: ClusterFirstWithHostNet",
-            component="dnsPolicy",
+        yield (
+            f"{shown} does not resolve: a pod with hostNetwork resolves names of the cluster only"
+            " with dnsPolicy: ClusterFirstWithHostNet"
         )
     if all(manifest.names) and not any(host.startswith(f"{one}-") for one in manifest.names):
-        yield critical(
-            f"{where}: MASTER_ADDR {shown} is no pod of this manifest, whose names begin with"
-            f" {' or '.join(f'{one}-' for one in manifest.names[:4])}",
-            value=address[:80],
-            component="MASTER_ADDR",
-        )
+        names = " or ".join(f"{one}-" for one in manifest.names[:4])
+        yield f"MASTER_ADDR {shown} is no pod of this manifest, whose names begin with {names}"
     elif pod.kind in {"Job", "JobSet", "StatefulSet"} and domain.partition(".")[0] != pod.domain:
-        yield critical(
-            f"{where}: {shown} does not resolve: pods of this {pod.kind}"
-            f" {f'are in the subdomain {pod.domain}' if pod.domain else 'have no subdomain'}",
-            value=domain[:80],
-            limit=pod.domain,
-            component="MASTER_ADDR",
-        )
+        where = f"are in the subdomain {pod.domain}" if pod.domain else "have no subdomain"
+        yield f"{shown} does not resolve: pods of this {pod.kind} {where}"
 
 
-def _together(pods: tuple[PodTemplate, ...]) -> Iterator[Result]:
-    """Yield where the pods of a job do not fit each other."""
-    few = 64 * MIB
-    if without := [
-        one
-        for one in pods
-        if one.is_training and one.gpus > 1 and (one.shared_memory or few + 1) <= few
-    ]:
-        yield warning(
-            f"{pods[0].kind} {pods[0].job}, {', '.join(one.name for one in without)}: /dev/shm has"
-            f" {(without[0].shared_memory or 0) // MIB} MB, the default where nothing larger is"
-            " mounted: too few for NCCL between GPUs of a pod and for workers of data loaders",
-            remedy="kubectl explain pod.spec.volumes.emptyDir  # medium: Memory, at /dev/shm",
-            component=without[0].name,
-        )
-    count = sum(pod.count for pod in pods)
-    if (gang := pods[0].gang) is not None and gang > count:
-        yield critical(
-            f"{pods[0].kind} {pods[0].job} starts only once {gang} pods are placed (minAvailable),"
-            f" but has {count}",
-            value=str(gang),
-            limit=str(count),
-            component="minAvailable",
-        )
-    workers = sum(pod.count for pod in pods if pod.is_worker)
-    for pod in pods:
-        slots = (natural(pod.processes) or 1) * workers
-        wanted = _after(pod, "-np", "-n", "--np")
-        if pod.kind == "MPIJob" and wanted and wanted > slots:
-            yield critical(
-                f"{pod.kind} {pod.job}: mpirun -np {wanted}, but"
-                f" {plural(workers, 'worker has', 'workers have')} {plural(slots, 'slot')}",
-                value=str(wanted),
-                limit=str(slots),
-                source="slotsPerWorker",
-                component=pod.name,
-            )
+def _gang(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]:
+    count = sum(one.count for one in manifest.pods)
+    if pod is manifest.pods[0] and pod.gang is not None and pod.gang > count:
+        yield f"the job starts only once {pod.gang} pods are placed (minAvailable), but has {count}"
 
 
-def _after(pod: PodTemplate, *options: str) -> int | None:
-    """Return the number after one of these options of mpirun; None if there is none."""
+def _slots(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]:
+    workers = sum(one.count for one in manifest.pods if one.is_worker)
+    slots = (natural(pod.processes) or 1) * workers
     words = [word for text in pod.words for word in text.split()]
-    if not any(word.rpartition("/")[2] in _MPI for word in words):
-        return None
-    at = next((at for at, word in enumerate(words[:-1]) if word in options), None)
-    return None if at is None else natural(words[at + 1])
+    is_mpi = pod.kind == "MPIJob" and any(word.rpartition("/")[2] in _MPI for word in words)
+    at = next((at for at, word in enumerate(words[:-1]) if word in {"-np", "-n", "--np"}), None)
+    wanted = natural(words[at + 1]) if is_mpi and at is not None else None
+    if wanted and wanted > slots:
+        have = f"{plural(workers, 'worker has', 'workers have')} {plural(slots, 'slot')}"
+        yield f"mpirun -np {wanted}, but {have}"
 
 
+def _elastic(pod: PodTemplate, start: Start, _manifest: Manifest) -> Iterator[str]:
+    inner = start.torchrun
+    text = inner.options.get("nnodes", "") if inner else ""
+    least, most = pod.members
+    if ":" in text:
+        least, most = (natural(one) for one in text.split(":", 1))
+    if least is None or most is None or least == most:
+        return
+    if least > most:
+        yield f"at least {least} and at most {most} pods cannot be"
+    elif not pod.replaces:
+        yield (
+            f"it trains on {least} to {most} pods, but none that fails is replaced: the first ends"
+            " the job (backoffLimit, restartPolicy)"
+        )
+
+
+NEEDS = (
+    Need(_refused, "API"),
+    Need(_loopback, "MASTER_ADDR"),
+    Need(_not_found, "MASTER_ADDR"),
+    Need(_slots, "slotsPerWorker"),
+    Need(_gang, "minAvailable"),
+    Need(_elastic, "elasticPolicy", "kubectl explain job.spec.backoffLimit", warning),
+    Need(_killed, "livenessProbe", "kubectl explain pod.spec.containers.livenessProbe", warning),
+    Need(
+        _without_shared_memory,
+        SHARED_MEMORY,
+        f"kubectl explain pod.spec.volumes.emptyDir  # medium: Memory, at {SHARED_MEMORY}",
+        warning,
+    ),
+    Need(_beyond_memory, SHARED_MEMORY, make=warning),
+)
+"""What the pods of a template need."""
 MANIFEST = check_of(
     lambda job: job.manifest,
     "no manifest is given (FILE)",

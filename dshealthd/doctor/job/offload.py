@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.check import Result, check_of, critical, ok, unknown
+from dshealthd.doctor.check import Result, check_of, critical, unknown
 from dshealthd.doctor.remedies import paste
 
 if TYPE_CHECKING:
@@ -18,18 +18,16 @@ if TYPE_CHECKING:
 def _offload(context: JobContext, paths: dict[str, str]) -> Iterator[Result]:
     for key, path in paths.items():
         problem = _problem(path)
-        shown = path[:255]
         if problem and (context.gpus is None or context.gpus.value is None):
-            yield unknown(f"{key}: {shown} {problem} here, but without GPUs this is no node of it")
+            text = f"{path[:255]} {problem} here, but without GPUs this is no node of it"
+            yield unknown(f"{key}: {text}")
         elif problem:
             yield critical(
-                f"{key}: {shown} {problem}",
-                remedy=paste("mkdir", "-p", "--", path),
+                f"{key}: {path[:255]} {problem}",
+                paste("mkdir", "-p", "--", path),
                 source="deepspeed/runtime/zero/stage3.py",
                 component=f"zero_optimization.{key}.nvme_path",
             )
-        else:
-            yield ok(f"{key}: {shown} is a writable directory")
 
 
 def _paths(context: JobContext) -> dict[str, str]:

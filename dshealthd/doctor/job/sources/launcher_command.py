@@ -9,6 +9,7 @@ which only a shell can compute, stays as written, and anything that depends on i
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -101,6 +102,21 @@ class LauncherCommand:
         """Return an option's value as a number; None if it is absent or not a plain number."""
         return natural(self.options.get(name))
 
+    @property
+    def stated(self) -> dict[str, str]:
+        """The arguments of the innermost program by their last name, such as `num_nodes` for
+        `--num-nodes 2` and `trainer.num_nodes=2`; those with two values are left out.
+        """
+        found: dict[str, set[str]] = {}
+        words = [*list(self.chain())[-1].arguments, "--"]
+        for word, following in itertools.pairwise(words):
+            name, equals, value = word.partition("=")
+            if equals or word.startswith("--"):
+                last = name.lstrip("-+").rpartition(".")[2].replace("-", "_")
+                value = value if equals or following.startswith("--") else following
+                found.setdefault(last, set()).add(value)
+        return {name: values.pop() for name, values in found.items() if len(values) == 1}
+
     def chain(self) -> Iterator[LauncherCommand]:
         """Yield the launcher, and those inside it."""
         yield self
@@ -121,6 +137,7 @@ class CommandLaunch:
     """The variables when it runs, or at the end of a script without a launcher."""
     problem: str = ""
     """What could not be parsed, or why the launch is not known; it may hide a launcher."""
+    is_background: bool = False
 
 
 def find_launch(
@@ -142,7 +159,8 @@ def find_launch(
             found = _launcher(command, variables, nesting, is_task=is_task)
             rank = _weight(found, is_task=is_task)
             if rank > weight:
-                best, weight, problem = CommandLaunch(found, dict(variables)), rank, ""
+                best = CommandLaunch(found, dict(variables), is_background=command.is_background)
+                weight, problem = rank, ""
                 is_conditional = command.is_conditional
             elif rank and rank == weight and found != best.command:
                 is_conditional = is_conditional or command.is_conditional

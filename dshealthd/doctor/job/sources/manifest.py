@@ -60,8 +60,10 @@ class PodTemplate:
     """Its environment; a `$` stands in what the manifest does not say."""
     shared_memory: int | None
     """Bytes at /dev/shm: 64 MiB by default, None without a limit."""
+    memory: int | None
+    """Bytes of memory that its container may use, if they are limited."""
     processes: str
-    """`nprocPerNode` or `slotsPerWorker` of the object, as written; else empty."""
+    """Processes that the object states for a pod, as written; else empty."""
     is_worker: bool
     """Whether ranks of an MPIJob run in it."""
     patience: int | None
@@ -74,6 +76,10 @@ class PodTemplate:
     """What the API server refuses in it."""
     gang: int | None
     """Pods of all templates that are placed together or not at all."""
+    replaces: bool
+    """Whether a pod that fails is replaced."""
+    members: Sequence[int | None]
+    """Least and most pods of an elastic job, as the object says."""
 
     @property
     def command(self) -> LauncherCommand | None:
@@ -182,7 +188,7 @@ def _pod(
 ) -> dict[str, Any]:
     containers = [one for one in spec["containers"] if isinstance(one, dict)] or [{}]
     main = max(containers, key=_gpus)
-    above = _of(whole, "spec")
+    above, kind = _of(whole, "spec"), str(whole.get("kind", ""))
     variables = {
         str(one.get("name")): str(one.get("value", f"${one.get('name')}"))
         for one in main.get("env") or ()
@@ -192,14 +198,17 @@ def _pod(
         for key in ("command", "args")
         for word in main.get(key) or ()
     ]
-    probe = main.get("livenessProbe")
+    probe, elastic = main.get("livenessProbe"), _of(above, "elasticPolicy")
     job = str(_of(whole, "metadata").get("name", ""))
-    own = (
-        str(_of(above, "network").get("subdomain") or job) if whole.get("kind") == "JobSet" else ""
-    )
+    own = str(_of(above, "network").get("subdomain") or job) if kind == "JobSet" else ""
     has_own_dns = spec.get("dnsPolicy") in {"ClusterFirstWithHostNet", "None"}
+    scheduling = _of(above, "runPolicy", "schedulingPolicy")
+    never = kind.startswith("PyTorch") and spec.get("restartPolicy") == "Never"
+    stated = [above.get(key) for key in ("nprocPerNode", "slotsPerWorker")]
+    stated.append(_of(above, "trainer").get("numProcPerNode"))
+    policy = _of(above, "runPolicy") or above
     return {
-        "kind": str(whole.get("kind", "")),
+        "kind": kind,
         "job": job,
         "name": name,
         "count": count,
@@ -207,12 +216,8 @@ def _pod(
         "words": words,
         "variables": variables,
         "shared_memory": _shared_memory(whole, spec, main),
-        "processes": str(
-            above.get("nprocPerNode")
-            or above.get("slotsPerWorker")
-            or _of(above, "trainer").get("numProcPerNode")
-            or ""
-        ),
+        "memory": _bytes(_of(main, "resources", "limits").get("memory")),
+        "processes": next((str(one) for one in stated if one), ""),
         "is_worker": name == "Worker" or above.get("runLauncherAsWorker") is True,
         "patience": _number(probe, "periodSeconds", 10) * _number(probe, "failureThreshold", 3)
         if probe
@@ -220,12 +225,9 @@ def _pod(
         "domain": str(spec.get("subdomain") or above.get("serviceName") or own),
         "has_cluster_names": not spec.get("hostNetwork") or has_own_dns,
         "refused": list(_refused(whole, spec, main)),
-        "gang": natural(
-            str(
-                above.get("minAvailable")
-                or _of(above, "runPolicy", "schedulingPolicy").get("minAvailable")
-            )
-        ),
+        "gang": natural(str(above.get("minAvailable") or scheduling.get("minAvailable"))),
+        "replaces": not never and ("podFailurePolicy" in above or policy.get("backoffLimit") != 0),
+        "members": [natural(str(elastic.get(key))) for key in ("minReplicas", "maxReplicas")],
     }
 
 
@@ -239,14 +241,30 @@ def _refused(
     for key in filter(_is_gpu, requests):
         if str(limits.get(key)) != str(requests[key]):
             yield f"{requests[key]} {key} in requests, but {limits.get(key, 'none')} in limits"
+    for key in filter(_is_gpu, limits):
+        if re.fullmatch(r"\d*\.\d*[1-9]\d*|\d+m", str(limits[key])):
+            yield f"{limits[key]} {key} in limits is no whole number"
     policy = spec.get("restartPolicy", "Always")
     is_batch = str(whole.get("apiVersion", "batch/")).startswith("batch/")
     if is_batch and whole.get("kind") in {"Job", "CronJob"} and policy == "Always":
         yield "restartPolicy of a Job must be Never or OnFailure"
-    volumes = {one.get("name") for one in spec.get("volumes") or ()}
+    volumes = {one.get("name") for one in spec.get("volumes") or ()} | {*_claims(whole)}
     for mount in main.get("volumeMounts") or ():
-        if mount.get("name") not in volumes and "volumeClaim" not in str(whole):
+        if mount.get("name") not in volumes:
             yield f"the volume {mount.get('name')} of {mount.get('mountPath')} is not declared"
+
+
+def _claims(node: Mapping[str, Any], key: str = "") -> Iterator[str]:
+    """Yield the names of the volumes that a controller makes from templates of claims."""
+    for below, value in node.items():
+        for one in value if isinstance(value, list) else [value]:
+            if not isinstance(one, dict):
+                continue
+            of_policy = below == "templates" and key == "volumeClaimPolicies"
+            if below == "volumeClaimTemplates" or of_policy:
+                yield str(_of(one, "metadata").get("name"))
+            else:
+                yield from _claims(one, below)
 
 
 def _shared_memory(
@@ -258,8 +276,12 @@ def _shared_memory(
     if SHARED_MEMORY not in mounts:
         return 64 * MIB
     volumes = {one.get("name"): one for one in spec.get("volumes") or ()}
-    limit = _of(volumes, mounts[SHARED_MEMORY], "emptyDir").get("sizeLimit")
-    match = _SIZE.fullmatch(str(limit))
+    return _bytes(_of(volumes, mounts[SHARED_MEMORY], "emptyDir").get("sizeLimit"))
+
+
+def _bytes(quantity: object) -> int | None:
+    """Return the bytes of a quantity; None without one."""
+    match = _SIZE.fullmatch(str(quantity))
     unit = 1024 if match and match[3] else 1000
     return int(match[1]) * unit ** " kMGT".index(match[2] or " ") if match else None
 

@@ -9,6 +9,8 @@ functions not called: commands in all branches and functions are returned, marke
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,7 +42,9 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _PARENTHESIS = re.compile(
     r"\\.|'[^']*+'|\"(?:[^\"\\$]++|\\.|\$(?!\())*+\"|(?P<open>\()|(?P<close>\))", re.DOTALL
 )
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+(?:\[[@*]\])?)\})")
+_VARIABLE = re.compile(
+    r"\$(?:(?P<bare>\w+)|\{(?P<name>\w+(?:\[[@*]\])?)(?P<default>:?-[^${}'\"\\]*)?\})"
+)
 _ELEMENTS = re.compile(r"\"\$\{(\w+\[@\])\}\"")
 _IN_QUOTES = re.compile(rf"\\(?:\n|(?P<escaped>[$`\"\\]))|{_VARIABLE.pattern}")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
@@ -53,6 +57,19 @@ PER_NODE = frozenset(
 """Variables that have another value in the shell of each node or task."""
 MAX_ARRAY = 1 << 16
 """Maximum characters of an array; the arguments of Megatron are some 4,000."""
+_GIVEN = re.compile(
+    r"\d+|SLURM|PMI|OMPI|PBS|LSB|PET_|VC_|LWS_|JOB|RANK|NODE_RANK|LOCAL_|WORLD_SIZE|MASTER_|CUDA_"
+)
+"""Beginnings of variables that a scheduler, an operator or a launcher may set."""
+_COMPUTED = "COMPUTED_"
+"""Begins the variable that stands for an arithmetic expansion: the rest is its text in hex."""
+_OPERATIONS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 _UNKNOWN = "$_"
 _BETWEEN = "\0"
 """Between the elements of an array, which is kept as the variable `NAME[@]`."""
@@ -74,6 +91,7 @@ class ShellCommand(NamedTuple):
     own: Mapping[str, str] = {}
     """Variables set in front of it."""
     is_conditional: bool = False
+    is_background: bool = False
 
 
 def commands(text: str, variables: Variables) -> Iterator[ShellCommand]:
@@ -95,7 +113,7 @@ def commands(text: str, variables: Variables) -> Iterator[ShellCommand]:
                     variables[words[0]] = _unknown(words[0])
                 words.clear()
         if found := _run(words, variables, is_conditional=depth > 0 or is_chained):
-            yield found._replace(is_conditional=depth > 0)
+            yield found._replace(is_conditional=depth > 0, is_background=word == "&")
         words.clear()
         is_chained = word in {"&&", "||"}
 
@@ -136,9 +154,47 @@ def _substituted(command: str) -> str:
     """Return what stands for the output of a command: a variable of the node where it is one's."""
     if _OWN_NAME.match(command):
         return "${HOSTNAME}"
-    is_arithmetic = command.startswith("(") and "/" not in command  # a quotient may be common
-    names = PER_NODE.intersection(_NAME.findall(command)) if is_arithmetic else ()
-    return f"${{{min(names)}}}" if names else _UNKNOWN
+    if command.startswith("(") and command.endswith(")") and len(command) < MAX_VALUE // 4:
+        return f"${{{_COMPUTED}{command[1:-1].encode().hex()}}}"
+    return _UNKNOWN
+
+
+def _computed(text: str, variables: Variables) -> str:
+    """Return the value of an arithmetic expansion; of one that is unknown, the variable of the node
+    on which it depends.
+    """
+    names = {name for name in _NAME.findall(text) if name not in variables}
+    known = _VARIABLE.sub(lambda match: _value(match, variables), text)
+    known = _NAME.sub(lambda match: variables.get(match[0], match[0]), known)
+    try:
+        return str(_number(ast.parse(known.strip(), mode="eval").body))
+    except (ValueError, SyntaxError, ArithmeticError, MemoryError, RecursionError):
+        # a quotient may be common
+        of_node = names & PER_NODE if "/" not in text else ()
+        return f"${{{min(of_node)}}}" if of_node else _UNKNOWN
+
+
+def _number(node: ast.expr) -> int:
+    """Return what an expression of whole numbers is; ValueError for another."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        return int(_OPERATIONS[type(node.op)](_number(node.left), _number(node.right)))
+    message = "no expression of whole numbers"
+    raise ValueError(message)
+
+
+def _value(match: re.Match[str], variables: Variables) -> str:
+    """Return the value of a variable: its default, where nothing else sets it."""
+    name, default = (match["bare"] or match["name"]).replace("[*]", "[@]"), match["default"]
+    if name.startswith(_COMPUTED):
+        return _computed(bytes.fromhex(name.removeprefix(_COMPUTED)).decode(), variables)
+    found = variables.get(name)
+    if found is None and (default is None or _GIVEN.match(name)):
+        return match[0]
+    if default is not None and (found is None or (not found and default.startswith(":"))):
+        return default.lstrip(":").removeprefix("-")
+    return (found or "").replace(_BETWEEN, " ")
 
 
 def _words(text: str) -> Iterator[tuple[str, bool]]:
@@ -174,8 +230,7 @@ def _expanded(word: str, variables: Variables) -> list[str]:
     def value(match: re.Match[str]) -> str:
         if match.re is _IN_QUOTES and match[0].startswith("\\"):
             return match["escaped"] or ""
-        name = match[match.lastindex or 0].replace("[*]", "[@]")
-        return variables.get(name, match[0]).replace(_BETWEEN, " ")
+        return _value(match, variables)
 
     def piece(match: re.Match[str]) -> str:
         single, double, escaped, bare = match.groups()

@@ -21,19 +21,6 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1 << 18
 """Maximum bytes; Slurm accepts 4 MiB (max_script_size), but scripts by people have a few KiB."""
-EXCLUSIVE = tuple(
-    frozenset(group.split())
-    for group in (
-        "mem mem-per-cpu mem-per-gpu",
-        "cpus-per-task cpus-per-gpu",
-        "ntasks-per-gpu gpus-per-task",
-        "ntasks-per-gpu gpus-per-socket",
-        "ntasks-per-gpu ntasks-per-node",
-    )
-)
-"""Options that exclude each other: sbatch and srun of 22.05.8 refuse each of these pairs. What
-sbatch(1) says of --hint they do not refuse.
-"""
 ALLOCATION = {
     "SLURM_JOB_NUM_NODES": "nodes",
     "SLURM_NTASKS": "ntasks",
@@ -42,6 +29,9 @@ ALLOCATION = {
     "SLURM_JOB_NODELIST": "nodelist",
 }
 """Variables that Slurm sets in the script of a job, by what the job requested."""
+_DEFAULTED = re.compile(r"\$\{(\w+):?-")
+_SAYS = frozenset({"echo", "printf", "date"})
+"""Commands that end at once."""
 _EXPORT = re.compile(r"\b(?:export|(?:declare|typeset)\s+-\w*x\w*)\b([^\n]*)")
 _GPUS = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?")
 
@@ -68,6 +58,10 @@ class SlurmScript:
     """Signals for which its shell has a trap, as written."""
     waits: bool = False
     """Whether its shell calls `wait`, so that traps run while the job does."""
+    is_left: bool = False
+    """Whether it starts the job in the background, and ends."""
+    requeues: bool = False
+    """Whether a trap, or a function, requeues the job."""
 
 
 def requested(
@@ -118,8 +112,8 @@ def gpus_per_node(options: Mapping[str, str]) -> int | None:
     return total // nodes if total and nodes and total % nodes == 0 else None
 
 
-def parse(text: str) -> SlurmScript:
-    """Parse a Slurm script; ValueError if it is not a script."""
+def parse(text: str, environment: Mapping[str, str] = {}) -> SlurmScript:
+    """Parse a Slurm script that gets this environment; ValueError if it is not a script."""
     if not text.startswith("#!"):
         message = "is not a batch script: it does not begin with #!"
         raise ValueError(message)
@@ -134,14 +128,18 @@ def parse(text: str) -> SlurmScript:
                 ignored.append(number)
         elif line.strip() and not line.lstrip().startswith("#"):
             in_head = False
-    variables = _slurm_variables(directives)
+    defaulted = {name for name in _DEFAULTED.findall(text) if name in environment}
+    variables = {name: environment[name] for name in defaulted} | _slurm_variables(directives)
     given = frozenset(variables)
     traps: list[str] = []
-    calls: set[str] = set()
+    calls: list[str] = []
+    ended = [0]
 
     def watched() -> Iterator[shell.ShellCommand]:
         for command in shell.commands(text, variables):
-            calls.add(command.words[0])
+            calls.append(command.words[0])
+            if command.is_background:
+                ended[0] = len(calls)
             if command.words[0] == "trap":
                 traps.extend(command.words[2:])
             yield command
@@ -162,6 +160,8 @@ def parse(text: str) -> SlurmScript:
         carried,
         tuple(traps),
         "wait" in calls,
+        launch.is_background and not {*calls[ended[0] :]} - _SAYS and "wait" not in calls,
+        bool(traps) and "scontrol requeue" in text,
     )
 
 
