@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dshealthd.collectors import nccl_inspector
-from dshealthd.collectors.nccl_inspector import NcclInspector, NcclInspectorOptions
+from dshealthd.collectors.nccl_inspector import NcclInspector
 from dshealthd.core.collector import Reason
 from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
@@ -283,5 +283,5 @@ def test_absent() -> None:
     """A machine without NVIDIA's driver has no NCCL, and is asked for nothing."""
     nowhere = Path("/nowhere")
     assert (
-        NcclInspector.absent(NcclInspectorOptions(), Host(dev=nowhere, sysfs=nowhere)) is not None
+        NcclInspector.absent(NcclInspector.Options(), Host(dev=nowhere, sysfs=nowhere)) is not None
     )
