@@ -62,10 +62,6 @@ MALFORMED = gauge(
     "dshealthd_nccl_inspector_malformed_lines",
     "Lines in the accepted files that are not in the Inspector's format; they are ignored.",
 )
-LEFT_OUT = gauge(
-    "dshealthd_nccl_inspector_operations_left_out",
-    "Operations without series because there are more than 512.",
-)
 
 VARIABLE = "NCCL_INSPECTOR_DUMP_DIR"
 MAX_AGE = 120.0
@@ -240,7 +236,6 @@ class NcclInspector(Collector):
             ):
                 _, _, *kept = operation  # without the job and the host, as its container has them
                 shown.setdefault((job, file.uuid, *kept), figures)
-        yield LEFT_OUT(max(0, len(shown) - MAX_OPERATIONS))
         for labels, figures in list(shown.items())[:MAX_OPERATIONS]:
             if figures.bandwidth is not None:
                 yield BANDWIDTH(figures.bandwidth, *labels)
