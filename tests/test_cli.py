@@ -193,7 +193,7 @@ def test_check_config_warns_of_what_is_missing(tmp_path: Path) -> None:
     file.write_text(
         "[probe]\npython = '/nowhere/python'\n[probe.members]\nhostfile = '/nowhere/hosts'\n"
         "[probe.peer]\nlisten_address = '127.0.0.1:1'\nkey_file = '/nowhere/key'\n"
-        "[collectors.memory]\ninterval = '1s'\n"
+        "[collectors.pcie]\ninterval = '1s'\n"
         "[slurm]\ndrain_for = ['DshealthdGpuLost', 'DshealthdNvmlHung']\n",
         encoding="utf-8",
     )
@@ -204,7 +204,7 @@ def test_check_config_warns_of_what_is_missing(tmp_path: Path) -> None:
         f"{file}: warning: probe.members.hostfile: /nowhere/hosts: No such file or directory",
         f"{file}: warning: probe.peer.key_file: /nowhere/key: No such file or directory",
         (
-            f"{file}: warning: collectors.memory.deadline: 2s is longer than the interval, 1s: "
+            f"{file}: warning: collectors.pcie.deadline: 10s is longer than the interval, 1s: "
             "one hung source delays the next samples"
         ),
         (

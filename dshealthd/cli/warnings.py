@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from dshealthd.core.options import settable
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.slurm.options import SlurmOptions
 from dshealthd.symptoms import all_symptoms
@@ -44,7 +45,8 @@ def of(config: Config) -> Iterator[str]:
     for name, options in config.collectors.items():
         usual = type(options)()
         changed = (options.interval, options.deadline) != (usual.interval, usual.deadline)
-        if changed and options.deadline > options.interval:
+        can_be_set = any(option.name == "deadline" for option in settable(options))
+        if changed and can_be_set and options.deadline > options.interval:
             yield (
                 f"collectors.{name}.deadline: {options.deadline} is longer than the interval, "
                 f"{options.interval}: one hung source delays the next samples"

@@ -50,7 +50,6 @@ INFO = gauge(
     "1; the model that the disk reports, and whether it rotates. /sys/block.",
     *("disk", "disk_model", "rotational"),
 )
-LEFT_OUT = gauge("dshealthd_disks_left_out", "Disks without series because there are more than 32.")
 
 MAX_DISKS = 32
 """Disks that get series, in order of their names."""
@@ -124,9 +123,7 @@ class Disk(Collector):
             for name in statistics
         }
         disks = sorted(name for name, identity in self._identities.items() if identity is not None)
-        shown = disks[:MAX_DISKS]
-        yield LEFT_OUT(len(disks) - len(shown))
-        for name in shown:
+        for name in disks[:MAX_DISKS]:
             yield from self._disk(name, statistics[name])
 
     def _disk(self, name: str, told: DiskStatistics) -> Iterator[Sample]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import (
@@ -17,9 +16,9 @@ from dshealthd.core.collector import (
     CollectorOptions,
     Sample,
     Worker,
+    every,
     gauge,
 )
-from dshealthd.core.options import Duration, constant, option
 from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs import shares
 from dshealthd.jobs.checkpoint_watch import CheckpointWatch
@@ -64,15 +63,6 @@ CANDIDATES = 4
 """Processes of rank 0 to search for a heartbeat page: data loaders inherit its environment."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobCheckpointOptions(CollectorOptions):
-    """Options of job checkpoints."""
-
-    interval: Duration = option("30s", "Scan interval.", minimum="100ms")
-    deadline: Duration = constant("5s")
-    """As long as a path of `filesystem` may take: its files may be on a network."""
-
-
 class _Followed:
     """The heartbeat page of a job's rank 0, and what is known of its checkpoints."""
 
@@ -87,9 +77,9 @@ class JobCheckpoint(Collector):
 
     worker = Worker.STORAGE
 
-    Options = JobCheckpointOptions
+    Options = every("30s", within="5s")  # as long as a path of `filesystem` may take
 
-    def __init__(self, options: JobCheckpointOptions, context: Context) -> None:
+    def __init__(self, options: CollectorOptions, context: Context) -> None:
         super().__init__(options, context)
         self._followed: dict[tuple[int, int], _Followed] = {}
 

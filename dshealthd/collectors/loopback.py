@@ -11,7 +11,6 @@ import os
 import select
 import socket
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import (
@@ -20,9 +19,9 @@ from dshealthd.core.collector import (
     Reason,
     SourceError,
     counter,
+    every,
     gauge,
 )
-from dshealthd.core.options import Duration, constant
 from dshealthd.core.sockets import reset_on_close
 
 if TYPE_CHECKING:
@@ -66,20 +65,13 @@ _LABELS = tuple(sorted({*OUTCOMES.values(), _OTHER, _OK}))
 _OWN_LIMITS = (errno.EMFILE, errno.ENFILE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoopbackOptions(CollectorOptions):
-    """Options of this collector."""
-
-    deadline: Duration = constant("100ms")
-    """How long the connection may take; usually 50 µs. The agent blocks on it."""
-
-
 class Loopback(Collector):
     """Opens a listener, connects, accepts, and closes all three sockets without TIME_WAIT."""
 
-    Options = LoopbackOptions
+    # A connection usually takes 50 µs, and the agent blocks on it.
+    Options = every("5s", within="100ms")
 
-    def __init__(self, options: LoopbackOptions, context: Context) -> None:
+    def __init__(self, options: CollectorOptions, context: Context) -> None:
         super().__init__(options, context)
         self._outcomes: Counter[str] = Counter()
 

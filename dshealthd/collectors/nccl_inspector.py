@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import (
@@ -22,10 +21,10 @@ from dshealthd.core.collector import (
     NotAvailable,
     Sample,
     Worker,
+    every,
     gauge,
 )
 from dshealthd.core.host import read
-from dshealthd.core.options import Duration, constant, option
 from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs.nccl import inspector
 from dshealthd.jobs.nccl.inspector import Directories, FileRefused, InspectorFileState, parse
@@ -63,10 +62,6 @@ MALFORMED = gauge(
     "dshealthd_nccl_inspector_malformed_lines",
     "Lines in the accepted files that are not in the Inspector's format; they are ignored.",
 )
-LEFT_OUT = gauge(
-    "dshealthd_nccl_inspector_operations_left_out",
-    "Operations without series because there are more than 512.",
-)
 
 VARIABLE = "NCCL_INSPECTOR_DUMP_DIR"
 SITE_PLUGIN = "/usr/lib/dshealthd/training/libnccl-profiler-inspector.so"
@@ -85,26 +80,15 @@ MAX_DIRECTORIES = 32
 _UUID = re.compile(r"^GPU UUID:\s+(GPU-[0-9a-f-]{36})$", re.MULTILINE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NcclInspectorOptions(CollectorOptions):
-    """Options of this collector."""
-
-    interval: Duration = option(
-        "15s", "Scan interval; the plugin writes at most every 30 s.", minimum="1s"
-    )
-    deadline: Duration = constant("5s")
-    """As long as a path of `filesystem` may take: its files may be on a network."""
-
-
 class NcclInspector(Collector):
     """Runs in the storage worker, as a job's directory may be on a hung file system."""
 
     worker = Worker.STORAGE
-    Options = NcclInspectorOptions
+    Options = every("15s", within="5s")  # as long as a path of `filesystem` may take
 
     @classmethod
     # as every collector
-    def absent(cls, options: NcclInspectorOptions, host: Host) -> str | None:  # noqa: ARG003
+    def absent(cls, options: CollectorOptions, host: Host) -> str | None:  # noqa: ARG003
         """Return why the collector is absent if there is no driver that NCCL could use."""
         return driver_absent(host)
 
@@ -259,7 +243,6 @@ class NcclInspector(Collector):
             ):
                 _, _, *kept = operation  # without the job and the host, as its container has them
                 shown.setdefault((job, file.uuid, *kept), figures)
-        yield LEFT_OUT(max(0, len(shown) - MAX_OPERATIONS))
         for labels, figures in list(shown.items())[:MAX_OPERATIONS]:
             if figures.bandwidth is not None:
                 yield BANDWIDTH(figures.bandwidth, *labels)

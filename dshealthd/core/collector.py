@@ -284,12 +284,13 @@ class CollectorOptions:
     """Timeout for one source or device: what the kernel answers from memory takes milliseconds."""
 
 
-def every(period: str) -> type[CollectorOptions]:
-    """Return the options of a collector that differ only in the default of its interval."""
+def every(period: str, *, within: str = "2s") -> type[CollectorOptions]:
+    """Return the options of a collector that differ only in its default interval and deadline."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(CollectorOptions):
         interval: Duration = option(period, "Time from one sample to the next.", minimum="100ms")
+        deadline: Duration = constant(within)
 
     return Options
 

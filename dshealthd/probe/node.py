@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,7 +27,6 @@ is too old, or CUDA sees fewer of them.
 """
 GPUS_DIFFER = "gpus_differ"
 """The node has fewer GPUs than the round needs."""
-LIMITED = "rate_limited"
 PREPARATION = 60.0
 """Timeout in seconds for importing torch from a cold disk."""
 
@@ -55,8 +53,6 @@ class ThisNode:
         self.address, self.interface = address
         self.adapters = state.options.worker.adapters
         self._state, self._detector = state, detector
-        self._extra: deque[float] = deque()
-        """When the last on-demand rounds of others began."""
         self._preparing: asyncio.Task[str] | None = None
         self._trouble = ""
 
@@ -73,23 +69,10 @@ class ThisNode:
         return self._detector.report()
 
     def objection(self, plan: RoundPlan) -> str:
-        """Return why this node's workers may not run another node's plan now, as a slug, or empty.
-        Counts an on-demand plan against the limit per minute.
-        """
-        on_demand = plan.epoch == ON_DEMAND
-        if reason := self.obstacle(scheduled=not on_demand, asked=True):
+        """Return why this node may not run another node's plan now, as a slug, or empty."""
+        if reason := self.obstacle(scheduled=plan.epoch != ON_DEMAND, asked=True):
             return reason
-        if plan.ranks > max(1, self._state.gpus.count()):
-            return GPUS_DIFFER
-        if not on_demand:
-            return ""
-        now = self._state.monotonic()
-        while self._extra and now - self._extra[0] > 60.0:  # noqa: PLR2004 - a minute
-            self._extra.popleft()
-        if len(self._extra) >= self._state.options.policy.on_demand_per_minute:
-            return LIMITED
-        self._extra.append(now)
-        return ""
+        return GPUS_DIFFER if plan.ranks > max(1, self._state.gpus.count()) else ""
 
     def obstacle(self, *, scheduled: bool, asked: bool = False) -> str:
         """Return why this node may not take part in a round with workers now, as a slug. Empty if

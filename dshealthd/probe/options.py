@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dshealthd.core.options import Bytes, Duration, Section, constant, option
+from dshealthd.core.options import Bytes, Duration, Section, option
 from dshealthd.core.sockets import listen_address
 from dshealthd.probe.members.hostlist import is_name, quote
 
@@ -127,10 +127,6 @@ class PolicyOptions:
     confirmations_per_minute: int = option(
         6, "Extra rounds per minute to confirm or clear a suspicion.", minimum=0, maximum=60
     )
-    on_demand_per_minute: int = constant(60)
-    """GPU rounds per minute that other nodes may request outside the schedule: confirmations, or
-    one a second of `dshealthd probe`.
-    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ import pytest
 
 from dshealthd import __version__
 from dshealthd.config import registry
+from dshealthd.core.options import settable
 from dshealthd.doctor import node as doctor
 from tests.hardware.checks import TORCH
 from tests.hardware.collectives import judge
@@ -51,7 +52,10 @@ class Node:
         lines += ["[web]", 'listen_address = "127.0.0.1:1"']  # no agent ever answers there
         for name in sorted(registry.all_collectors()):
             # A machine under load is slow to start a worker; that is no GPU that hangs.
-            option = 'deadline = "60s"' if name in READ else "enabled = false"
+            kind = registry.load(name).Options
+            patient = any(option.name == "deadline" for option in settable(kind))
+            option = 'deadline = "60s"' if patient else "enabled = true"
+            option = option if name in READ else "enabled = false"
             lines += [f"[collectors.{name}]", option]
         self.config = directory / "dshealthd.toml"
         self.config.write_text("\n".join(lines), encoding="utf-8")

@@ -12,7 +12,6 @@ import pytest
 
 from dshealthd.core.options import Duration
 from dshealthd.probe import policy as policy_module
-from dshealthd.probe.node import LIMITED
 from dshealthd.probe.observation import Kind, Observation, Outcome
 from dshealthd.probe.options import PolicyOptions, ProbeOptions
 from dshealthd.probe.peers.messages import Backend
@@ -91,7 +90,7 @@ async def test_receiver_keeps_to_its_share_of_gpu_time(tmp_path: Path) -> None:
     """Rounds run until the share for what others ask is used up; from then on they are light ones.
     Its share for the schedule is untouched, and so are its own confirmations.
     """
-    policy = PolicyOptions(on_demand_per_minute=10_000)
+    policy = PolicyOptions()
     begin = time.monotonic()
     async with idle(tmp_path, policy) as members:
         receiver = members[1]
@@ -113,20 +112,6 @@ async def test_receiver_keeps_to_its_share_of_gpu_time(tmp_path: Path) -> None:
         assert victim.node.obstacle(scheduled=False) == ""
 
 
-async def test_receiver_limits_the_rounds_of_a_minute(tmp_path: Path) -> None:
-    """However cheap the rounds are: from the limit on they are declined, and none runs."""
-    policy = PolicyOptions(on_demand_per_minute=5)
-    async with idle(tmp_path, policy) as members:
-        receiver = members[1]
-        orderer, victim = await begun(members)
-        found = [await order(orderer, receiver.name, CHEAP) for _ in range(8)]
-        assert [each.outcome for each in found] == [Outcome.OK] * 5 + [Outcome.DECLINED] * 3
-        assert {each.reason for each in found[5:]} == {LIMITED}
-        assert receiver.value("probe_rounds_total", "pair", "ok") <= 5
-        assert victim.node.obstacle(scheduled=True) == ""
-        assert victim.node.obstacle(scheduled=False) == ""
-
-
 async def test_receiver_charges_rounds_that_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +119,7 @@ async def test_receiver_charges_rounds_that_hang(
     a round has no timings, so that its whole duration counts.
     """
     monkeypatch.setattr(policy_module, "FRUITLESS_SAVED", 60.0)
-    policy = PolicyOptions(on_demand_per_minute=10_000)
+    policy = PolicyOptions()
     async with idle(tmp_path, policy, "hung") as members:
         receiver = members[1]
         orderer, victim = await begun(members)

@@ -59,7 +59,7 @@ def test_every_reason_of_ours_is_known() -> None:
         *(value for name, value in vars(Decline).items() if name.isupper()),
         *(getattr(policy, name) for name in ("NEVER", "BUSY", "UNKNOWN", "RELEASED")),
         policy.DUTY,
-        *(node.NO_PYTHON, node.WARMING_UP, node.NO_CUDA, node.GPUS_DIFFER, node.LIMITED),
+        *(node.NO_PYTHON, node.WARMING_UP, node.NO_CUDA, node.GPUS_DIFFER),
         *(conclusion.SILENT, conclusion.IMPLAUSIBLE),
         *(remote_store.TIMED_OUT, remote_store.NOT_DONE, TIMED_OUT, DEFECT),
         *(fork_server.DEADLINE, fork_server.PARENT),

@@ -99,7 +99,7 @@ def _conclude(me: str, active: ActiveRound) -> RoundResult:
         told["outcome"],
         told["stage"],
         timings,
-        told["late"],
+        tuple(name for name in told["late"] if name in active.plan.members),
         told["reason"],
         bounds,
     )

@@ -47,6 +47,14 @@ async def seen(root: Companion, member: Companion, *, light: bool = False) -> Ob
     return member.observation
 
 
+async def test_nobody_outside_a_round_is_late(tmp_path: Path) -> None:
+    """Whom a root names besides the two of its round counts for nothing."""
+    async with company(tmp_path, 2) as (faulty, member):
+        late = (member.name, "127.0.0.99")
+        alter(faulty, "conclusion", saying(outcome=Outcome.HUNG, late=late, reason="deadline"))
+        ended(await seen(faulty, member), Outcome.HUNG, late=(member.name,))
+
+
 @pytest.mark.parametrize("seconds", [0.0, 1e-8])
 async def test_times_that_cannot_be_speak_against_the_teller(
     tmp_path: Path, seconds: float
