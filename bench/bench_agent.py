@@ -17,14 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from bench.processes import Server, agent, median, memory, node_exporter, sleepers, table
 from tests.nvml.simulator import Simulator
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 INTERVAL = 5.0
 WARM_UP = 6

@@ -15,15 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests import frozen
 from tests.agents import running
 from tests.nvml.simulator import Simulator
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 TURNS = 20
 SLOW_TURNS = 5

@@ -21,8 +21,10 @@ import os
 import resource
 import tempfile
 import time
+from collections.abc import Iterator
+from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.fleet.view import AT_ONCE, Fleet
 from dshealthd.probe.members.membership import Member, Membership
@@ -30,10 +32,6 @@ from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.protocol import Hello, framed, new_challenge
 from dshealthd.probe.peers.server import PeerServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from multiprocessing.synchronize import Event
 
 PORT = 28461
 LOST = {"slug": "gpu-lost", "severity": "critical", "part": "GPU 3", "summary": "A GPU is lost"}

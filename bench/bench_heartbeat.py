@@ -29,16 +29,12 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.processes import agent, table
 from dshealthd.training import attach, step_timer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dshealthd.training.heartbeat import Heartbeat
+from dshealthd.training.heartbeat import Heartbeat
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that NumPy is not installed

@@ -16,25 +16,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.bench_pages import p95
 from bench.processes import table
 from tests.lab import jobs
-from tests.lab.node import INTERFACE
+from tests.lab.node import INTERFACE, Node
 from tests.lab.paging import QUIET_COLLECTORS, Paging
 from tests.lab.receiver import FIRING, Alert
 from tests.nccl import build
 from tests.nccl.job import Job
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tests.lab.node import Node
 
 VERSIONS = ("2.28.9", "2.30.7")
 SIZE, EACH = 4, 2

@@ -18,9 +18,9 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
@@ -31,9 +31,6 @@ from dshealthd.core.options import Duration
 from dshealthd.core.result import attempt
 from dshealthd.jobs.processes import YOUNG
 from dshealthd.linux.process_limits import Descriptors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 FLOOR = Path(__file__).with_name("open_files_floor.c")
 

@@ -14,15 +14,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.processes import table
 from tests.lab.catalogue import FAULTS
+from tests.lab.node import Node
 from tests.lab.paging import Paging
 from tests.lab.receiver import FIRING
-
-if TYPE_CHECKING:
-    from tests.lab.node import Node
 
 # In a wave each fault has a node and a symptom of its own; in a round, those of the same symptom
 # are on different nodes.

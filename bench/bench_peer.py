@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -28,9 +29,6 @@ from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.guard import PeerLimits
 from dshealthd.probe.peers.server import PeerServer
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 WARM_UP = 200
 SIZES = (8, 32768)

@@ -20,17 +20,15 @@ import socket
 import sys
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.processes import table
 from dshealthd.core.exposition import Tier
 from tests.lab.paging import Paging
 from tests.lab.servers import PROMETHEUS, Server, prometheus
 from tests.lab.station import Loopback
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 REFRESH = 5.0
 """Seconds between two looks at the agent."""

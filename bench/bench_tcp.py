@@ -20,24 +20,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from bench.processes import median, node_exporter, table
+from bench.processes import Server, median, node_exporter, table
 from dshealthd.collectors.loopback import Loopback
 from dshealthd.collectors.rendezvous import RendezvousPorts
 from dshealthd.collectors.tcp import Tcp
 from dshealthd.collectors.tcp_limits import TcpLimits
-from dshealthd.core.collector import Context
+from dshealthd.core.collector import Collector, Context
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, attempt
 from dshealthd.linux.tcp_sockets import HOLD
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from bench.processes import Server
-    from dshealthd.core.collector import Collector
 
 SOURCE = Path(__file__).with_name("tcp_floor.c")
 INTERVAL = 5.0

@@ -9,14 +9,11 @@ epoch; a node counts as named when it is, or its leaf where all of that is dead.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 from bench.probe_simulator import Cluster, Conditions, Fault, heading, quantile
 from dshealthd.probe.observation import Outcome, Part
 from dshealthd.probe.verdicts.accusation import AMBIGUOUS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 CASES = ((8, 4, 2), (8, 4, 3), (32, 8, 2), (32, 8, 4), (32, 8, 0), (64, 8, 0))
 """Nodes, nodes of a leaf, and how many of chance die; 0 for one leaf."""

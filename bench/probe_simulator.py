@@ -21,17 +21,14 @@ import itertools
 import random
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from dshealthd.probe.members.schedule import Timetable, root_order
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
 from dshealthd.probe.options import BaselineOptions
 from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
 from dshealthd.probe.verdicts.detector import INTERMITTENT, Confirmation, Detector
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 RAILS = 8
 SIZE = 64 << 20

@@ -12,16 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from dshealthd.cli.free_port import candidates, hold
 from dshealthd.core.host import Host
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 PORTS = (20_000, 29_000)
 """From which free ports are taken: below rendezvous and ephemeral ports."""

@@ -21,20 +21,15 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import yaml
 
 from bench.processes import table
-from tests.grafana.server import prometheus
+from tests.grafana.server import Prometheus, prometheus
 from tests.lab.servers import PROMETHEUS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from tests.grafana.server import Prometheus
 
 LEAF = 32
 RULES = ("thresholds.yml", "recording.yml", "alerts.yml")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from dshealthd.core.collector import Sample
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from dshealthd.core.collector import Sample
 
 
 def snapshot(

@@ -10,14 +10,11 @@ import re
 import shutil
 import subprocess
 from collections import defaultdict
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import pytest
+import pytest
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

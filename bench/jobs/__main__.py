@@ -31,17 +31,15 @@ import statistics
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.jobs.courses import COURSES, FAULTS, applies, run
 from bench.jobs.servers import watch
 from bench.processes import table
 from deploy.training import directory as switch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 MODES = {
     "zero3-no-prefetch": ("deepspeed",),

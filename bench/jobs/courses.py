@@ -10,16 +10,13 @@ import re
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Semaphore
+from typing import Any
 
 from bench.jobs.job import RANKS, Job
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-    from threading import Semaphore
-
-    from bench.jobs.servers import Node, Prometheus
+from bench.jobs.servers import Node, Prometheus
 
 SLOW = 2
 SETTLE = 30.0

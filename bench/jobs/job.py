@@ -9,15 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bench.jobs.servers import Node
 from bench.processes import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from bench.jobs.servers import Node
 
 ROOT = Path(__file__).parents[2]
 RANKS = 4

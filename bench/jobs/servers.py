@@ -14,15 +14,13 @@ import subprocess
 import sys
 import time
 import urllib.parse
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from bench.processes import free_port, serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 RULES = Path(__file__).parents[2] / "deploy/prometheus"
 WATCHED = (

@@ -21,14 +21,12 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 MODE = sys.argv[1]
 FAULT = Path(os.environ["FAULT"])

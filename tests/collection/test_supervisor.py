@@ -33,7 +33,6 @@ from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.timing import Backoff
 from tests import frozen, workers
 from tests.collectors.bench import reasons
-from tests.stopwatch import Stopwatch
 from tests.workers import obstinate
 
 WORKERS = str(Path(workers.__file__).parent)
@@ -357,9 +356,7 @@ async def test_27_failure_without_a_part(tmp_path: Path, action: str, reason: Re
         result = await bench.sweep()
         assert (result.outcome, result.samples) == (CollectionOutcome.ERROR, ())
         bench.script.write_text("a value 1\n")
-        watch = Stopwatch()
         assert result.reason is (await bench.sweep()).reason is reason
-        assert watch.seconds() < 0.1
         assert (bench.metric(UP), bench.metric(STARTS)) == (0, 1)
         bench.end_back_off()
         assert values(await bench.sweep()) == {"a": 1.0}

@@ -112,6 +112,14 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     os.close(machine.end)
 
 
+@pytest.fixture
+def collector(machine: Machine) -> Iterator[kernel_log.KernelLog]:
+    """Return the collector of an agent that has just started there."""
+    made = machine.collector()
+    yield made
+    close(made)
+
+
 def xid(sequence: int, code: int = 79, gpu: str = "0000:66:00", facility: int = 0) -> bytes:
     """Return a record with an Xid."""
     return (
@@ -145,9 +153,8 @@ def close(collector: kernel_log.KernelLog) -> None:
         assert collector._ledger.writer.wait(60.0)
 
 
-def test_new_errors_of_gpus_are_told(machine: Machine) -> None:
+def test_new_errors_of_gpus_are_told(machine: Machine, collector: kernel_log.KernelLog) -> None:
     """An Xid that comes while the agent runs has the GPUs looked at; one that was there has not."""
-    collector = machine.collector()
     told: list[News] = []
     collector.context.tell = told.append
     machine.log([xid(1)])
@@ -159,7 +166,6 @@ def test_new_errors_of_gpus_are_told(machine: Machine) -> None:
     machine.log([xid(3), xid(4, facility=1)])
     machine.collect(collector)
     assert told == [News.GPU_ERROR]
-    close(collector)
 
 
 def test_golden(machine: Machine) -> None:
@@ -230,9 +236,8 @@ def test_old_lines_are_no_new_ones(machine: Machine) -> None:
     assert again["nvme_failure", "nvme0"] == 5
 
 
-def test_nothing_new_is_cheap(machine: Machine) -> None:
+def test_nothing_new_is_cheap(machine: Machine, collector: kernel_log.KernelLog) -> None:
     """Without a new record the very same samples are given again."""
-    collector = machine.collector()
     machine.log([xid(0)])
     first = machine.collect(collector)
     second = machine.collect(collector)
@@ -241,11 +246,10 @@ def test_nothing_new_is_cheap(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("facility", [1, 23])
-def test_other_facility(machine: Machine, facility: int) -> None:
+def test_other_facility(machine: Machine, facility: int, collector: kernel_log.KernelLog) -> None:
     """FAULT 20: an Xid that some program wrote into the kernel log is refused, and none of the log
     is lost by it.
     """
-    collector = machine.collector()
     machine.log([xid(0, facility=facility), xid(1)])
     result = machine.collect(collector)
     assert total(result) == 1
@@ -300,9 +304,8 @@ def test_flood(machine: Machine) -> None:
     close(collector)
 
 
-def test_series_limit(machine: Machine) -> None:
+def test_series_limit(machine: Machine, collector: kernel_log.KernelLog) -> None:
     """Addresses and numbers without end make no series without end."""
-    collector = machine.collector()
     for first in range(0, 600, 200):
         machine.log(
             xid(number, number + 1, f"{number:04x}:00:00") for number in range(first, first + 200)
@@ -314,12 +317,10 @@ def test_series_limit(machine: Machine) -> None:
     assert len(values(result, kernel_log.XIDS)) == 251  # of 500, as each has its time, too
     assert values(result, kernel_log.XIDS)["", "", "other"] == 351
     assert values(result, kernel_log.EVENTS)["time_wait_overflow", ""] == 1
-    close(collector)
 
 
-def test_many_devices(machine: Machine) -> None:
+def test_many_devices(machine: Machine, collector: kernel_log.KernelLog) -> None:
     """Of a storm of events, 32 devices are named, and the others are counted together."""
-    collector = machine.collector()
     machine.log(
         f"3,{number},1,-;I/O error, dev sd{number}, sector 0\n".encode() for number in range(35)
     )
@@ -329,16 +330,13 @@ def test_many_devices(machine: Machine) -> None:
         "other": 3,
         "": 0,
     }
-    close(collector)
 
 
-def test_gap(machine: Machine) -> None:
+def test_gap(machine: Machine, collector: kernel_log.KernelLog) -> None:
     """FAULT 17: records that were overwritten before they were read are counted as lost."""
-    collector = machine.collector()
     machine.log([xid(0), xid(5)])
     result = machine.collect(collector)
     assert (total(result), lost(result)) == (2, 4)
-    close(collector)
 
 
 def test_restart(machine: Machine) -> None:
@@ -378,11 +376,10 @@ def test_times(machine: Machine) -> None:
     close(second)
 
 
-def test_last_of_each_kind(machine: Machine) -> None:
+def test_last_of_each_kind(machine: Machine, collector: kernel_log.KernelLog) -> None:
     """What is asked for, and how bad an NVLink error is, have times, so that the last one
     counts.
     """
-    collector = machine.collector()
     machine.log(
         [
             (
@@ -400,7 +397,6 @@ def test_last_of_each_kind(machine: Machine) -> None:
         ("2", "0000:66:00.0", "gpu_reset"): 1_700_000_000.001,
         ("2", "0000:66:00.0", "none"): 1_700_000_002.0,
     }
-    close(collector)
 
 
 def test_killed(machine: Machine) -> None:
@@ -642,11 +638,10 @@ def test_no_permission(public: Machine) -> None:
     close(collector)
 
 
-def test_closing_again_and_again(machine: Machine) -> None:
+def test_closing_again_and_again(machine: Machine, collector: kernel_log.KernelLog) -> None:
     """FAULT 18: a log that closes shows as an error, with all that was counted, and is taken up
     again after a back-off.
     """
-    collector = machine.collector()
     machine.log([xid(0)])
     machine.collect(collector)
     steps: list[Callable[[], bytes]] = []
@@ -665,4 +660,3 @@ def test_closing_again_and_again(machine: Machine) -> None:
     assert len(calls) <= 8
     steps = [lambda: xid(1), lambda: b""]
     assert total(machine.collect(collector, 60.0)) == 2
-    close(collector)

@@ -13,18 +13,15 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Self
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Self
-
-    from tests.lab.lab import Lab
-    from tests.lab.node import Node
-    from tests.lab.station import Station
+from tests.lab.lab import Lab
+from tests.lab.node import Node
+from tests.lab.station import Station
 
 TOOLS = ("slurmctld", "slurmd", "munged", "scontrol", "sinfo", "sbatch")
 CHECK_SECONDS = 10

@@ -6,19 +6,14 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests import status_documents
 from tests.deploy.slurm import CHECK_SECONDS, SlurmCluster, require
 from tests.lab.lab import Lab
-from tests.lab.node import PORT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.lab.node import Node
+from tests.lab.node import PORT, Node
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "slurm"
 STUB = Path(__file__).with_name("stub_agent.py")

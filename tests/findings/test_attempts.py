@@ -113,11 +113,16 @@ def both(node: Node, **variables: str) -> str:
     return node.start(1, user=7, **variables)
 
 
-def test_an_attempt_while_it_runs_and_afterwards() -> None:
+@pytest.fixture
+def node() -> Node:
+    """Return a node without a job."""
+    return Node()
+
+
+def test_an_attempt_while_it_runs_and_afterwards(node: Node) -> None:
     """One for all ranks of a job, from the start of their processes until the last has ended; the
     rank that failed first is named, not those that were ended with it.
     """
-    node = Node()
     job = both(node)
     node.check()
     node.train(job, 1, 100)
@@ -147,9 +152,10 @@ def test_an_attempt_while_it_runs_and_afterwards() -> None:
     ((ExitKind.UNKNOWN, ExitKind.ENDED), "unknown", "nobody saw how"),
     ((None, ExitKind.ENDED), "unknown", "its heartbeats ended"),
 ])  # fmt: skip
-def test_why_it_ended(ends: tuple[ExitKind | None, ExitKind], reason: str, says: str) -> None:
+def test_why_it_ended(
+    ends: tuple[ExitKind | None, ExitKind], reason: str, says: str, node: Node
+) -> None:
     """By how its processes ended, the first that failed; what nobody saw is unknown."""
-    node = Node()
     job = both(node)
     node.check()
     for rank, how in enumerate(ends):
@@ -165,9 +171,8 @@ def test_why_it_ended(ends: tuple[ExitKind | None, ExitKind], reason: str, says:
     assert run["end"] is not None
 
 
-def test_a_hang_that_ends_it() -> None:
+def test_a_hang_that_ends_it(node: Node) -> None:
     """Its culprit is named, not the rank that a watchdog ended first; a hang that passed is not."""
-    node = Node()
     job = both(node)
     node.check()
     node.train(job, 1, 10)
@@ -195,9 +200,8 @@ def test_a_hang_that_ends_it() -> None:
     assert run["says"] == "hung: work between steps"
 
 
-def test_a_suspended_job_is_not_hung() -> None:
+def test_a_suspended_job_is_not_hung(node: Node) -> None:
     """It stands still meanwhile, and what ends it is what ended it."""
-    node = Node()
     job = both(node)
     node.check()
     node.train(job, 1, 10)
@@ -228,11 +232,10 @@ def fail(node: Node, job: str) -> None:
     node.check()
 
 
-def test_a_restart_by_torchrun_is_the_same_run() -> None:
+def test_a_restart_by_torchrun_is_the_same_run(node: Node) -> None:
     """Although it meets at another port, and so is another job. Its time begins as the attempt
     before it ends, and the steps that this had made are made again.
     """
-    node = Node()
     job = both(node, TORCHELASTIC_RESTART_COUNT="0")
     node.check()
     node.train(job, 1, 50)
@@ -255,11 +258,10 @@ def test_a_restart_by_torchrun_is_the_same_run() -> None:
     assert spent[again,] == 2.0
 
 
-def test_a_requeued_job_and_a_name_of_its_users() -> None:
+def test_a_requeued_job_and_a_name_of_its_users(node: Node) -> None:
     """A job of Slurm that is requeued is the same run, as are jobs to which a user gives a name; a
     name does not join the jobs of two users.
     """
-    node = Node()
     for count in ("0", "1"):
         job = both(node, SLURM_JOB_ID="4711", SLURM_RESTART_COUNT=count)
         node.check()
@@ -274,9 +276,8 @@ def test_a_requeued_job_and_a_name_of_its_users() -> None:
     assert names(node)[2:] == [(name, False), (name, True), (name, False)]
 
 
-def test_another_start_within_an_allocation() -> None:
+def test_another_start_within_an_allocation(node: Node) -> None:
     """Of the same ranks, at the same port: another attempt, once for all ranks."""
-    node = Node()
     for _ in range(2):
         job = both(node, SLURM_JOB_ID="4711")
         node.check()
@@ -340,18 +341,16 @@ def test_a_node_that_goes_down(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("broken", [[], {"open": 1}, {"open": [{}]}, "x"])
-def test_a_state_that_is_none(broken: Any) -> None:
+def test_a_state_that_is_none(broken: Any, node: Node) -> None:
     """Nothing of it is restored."""
-    node = Node()
     with pytest.raises(documents.MISSHAPEN):
         node.attempts.restore(broken)
     node.attempts.resume(5.0)
     assert node.runs() == []
 
 
-def test_a_state_with_a_field_that_is_none() -> None:
+def test_a_state_with_a_field_that_is_none(node: Node) -> None:
     """Nor where one field has another type: it would fail where it is shown."""
-    node = Node()
     both(node)
     node.check()
     made = json.loads(documents.dumps(node.attempts.document()))
@@ -362,9 +361,8 @@ def test_a_state_with_a_field_that_is_none() -> None:
             Attempts(node.record).restore(document)
 
 
-def test_the_record_keeps_them(tmp_path: Path) -> None:
+def test_the_record_keeps_them(tmp_path: Path, node: Node) -> None:
     """Over a restart; those dated in the future are not shown, nor those of another shape read."""
-    node = Node()
     both(node)
     node.check()
     (entry,) = node.attempts.lasting()
@@ -389,9 +387,8 @@ def test_the_record_keeps_them(tmp_path: Path) -> None:
         file.with_name("history.json.bad").rename(file)
 
 
-def test_many_attempts() -> None:
+def test_many_attempts(node: Node) -> None:
     """A job that crashes in a loop pushes out neither findings nor other users' attempts."""
-    node = Node()
     node.record.add(fault(NOW))
     for user, count in ((7, 2), (8, MAX_RUNS + 50)):
         for number in range(count):

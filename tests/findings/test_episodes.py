@@ -24,9 +24,14 @@ def parts(episodes: Episodes) -> list[str]:
     return [finding.part for finding in episodes.verdict().findings]
 
 
-def test_interrupted_sign_begins_anew() -> None:
+@pytest.fixture
+def episodes() -> Episodes:
+    """Return the findings of an agent that has seen nothing yet."""
+    return Episodes()
+
+
+def test_interrupted_sign_begins_anew(episodes: Episodes) -> None:
     """A judgement without the sign restarts its hold, and the time since when it lasts."""
-    episodes = Episodes()
     episodes.update([sign()], 0.0, 1000.0)
     episodes.update([], 5.0, 1005.0)
     episodes.update([sign()], 8.0, 1008.0)
@@ -36,11 +41,10 @@ def test_interrupted_sign_begins_anew() -> None:
     assert episodes.verdict().findings[0].since == 1008.0
 
 
-def test_a_sign_is_watched_until_it_is_a_finding() -> None:
+def test_a_sign_is_watched_until_it_is_a_finding(episodes: Episodes) -> None:
     """What is held is told with the time since when it is seen, the first to be a finding first,
     and decides nothing; once it is a finding, or gone, it is watched no more.
     """
-    episodes = Episodes()
     episodes.update([sign("GPU 3", hold=30), sign("GPU 4", hold=60)], 0.0, 1000.0)
     episodes.update([sign("GPU 3", hold=30), sign("GPU 5", hold=10, since=7.0)], 12.0, 1012.0)
     watched = episodes.watched(13.0, 1013.0)
@@ -53,9 +57,8 @@ def test_a_sign_is_watched_until_it_is_a_finding() -> None:
     assert (parts(episodes), episodes.watched(30.0, 1030.0)) == (["GPU 3"], ())
 
 
-def test_finding_remains_for_its_keep() -> None:
+def test_finding_remains_for_its_keep(episodes: Episodes) -> None:
     """A finding ends when its sign has been gone for its keep; a gap in between does not end it."""
-    episodes = Episodes()
     episodes.update([sign(hold=0, keep=30)], 0.0, 1000.0)
     episodes.update([], 29.0, 1029.0)
     assert parts(episodes) == ["GPU 3"]
@@ -66,9 +69,8 @@ def test_finding_remains_for_its_keep() -> None:
     assert parts(episodes) == []
 
 
-def test_what_cannot_be_read_has_not_healed() -> None:
+def test_what_cannot_be_read_has_not_healed(episodes: Episodes) -> None:
     """A finding whose source fails lasts until the source is read again and does not show it."""
-    episodes = Episodes()
     episodes.update([sign(hold=0)], 0.0, 1000.0)
     episodes.update([], 100.0, 1100.0, lambda _finding: False)
     assert parts(episodes) == ["GPU 3"]
@@ -76,18 +78,16 @@ def test_what_cannot_be_read_has_not_healed() -> None:
     assert parts(episodes) == []
 
 
-def test_unknown_is_shown_at_once_and_reported_after_its_hold() -> None:
+def test_unknown_is_shown_at_once_and_reported_after_its_hold(episodes: Episodes) -> None:
     """A node that cannot be read is not healthy while the hold of the ticket runs."""
-    episodes = Episodes()
     episodes.update([sign(severity=State.UNKNOWN, hold=300)], 0.0, 1000.0)
     assert episodes.verdict().state is State.UNKNOWN
     assert episodes.firing(299.0) == []
     assert len(episodes.firing(300.0)) == 1
 
 
-def test_job_and_reason_stay_with_the_finding() -> None:
+def test_job_and_reason_stay_with_the_finding(episodes: Episodes) -> None:
     """A lost GPU ends its job and may change its reason; the page stays one, with that job."""
-    episodes = Episodes()
     first = sign(hold=0, training_job="llama", reason="gpu_lost")
     episodes.update([first], 0.0, 1000.0)
     episodes.update([sign(hold=0, reason="not_found", detail="still lost")], 5.0, 1005.0)
@@ -99,9 +99,8 @@ def test_job_and_reason_stay_with_the_finding() -> None:
     )
 
 
-def test_job_that_starts_on_a_broken_part_is_named() -> None:
+def test_job_that_starts_on_a_broken_part_is_named(episodes: Episodes) -> None:
     """A ticket becomes a page when a job begins to use the part."""
-    episodes = Episodes()
     episodes.update([sign(hold=0)], 0.0, 1000.0)
     episodes.update([sign(hold=0, training_job="llama")], 5.0, 1005.0)
     assert episodes.verdict().findings[0].training_job == "llama"
@@ -134,17 +133,15 @@ def test_findings_that_a_release_does_not_know_are_forgotten() -> None:
 @pytest.mark.parametrize(
     "document", [[{}], [{"finding": {}}], ["x"], [None], [{"finding": {"slug": 1}, "keep": 0}]]
 )
-def test_invalid_document_restores_nothing(document: list[object]) -> None:
+def test_invalid_document_restores_nothing(document: list[object], episodes: Episodes) -> None:
     """A state file with other content is refused as a whole."""
-    episodes = Episodes()
     with pytest.raises((KeyError, TypeError, ValueError)):
         episodes.restore(document, 0.0, lambda _alert: True)
     assert parts(episodes) == []
 
 
-def test_changes_are_told_once() -> None:
+def test_changes_are_told_once(episodes: Episodes) -> None:
     """The state is written when a finding begins or ends, not at each judgement."""
-    episodes = Episodes()
     episodes.update([sign(hold=0)], 0.0, 1000.0)
     assert episodes.changed
     episodes.document(0.0)
@@ -155,9 +152,8 @@ def test_changes_are_told_once() -> None:
     assert changes == [False, True]
 
 
-def test_ticket_becomes_a_page() -> None:
+def test_ticket_becomes_a_page(episodes: Episodes) -> None:
     """A finding is a warning until its sign has lasted long enough, also over a restart."""
-    episodes = Episodes()
     for now in (0.0, 10.0, 29.0):
         episodes.update([sign(page_seconds=30.0)], now, 1000 + now)
     assert [one.severity for one in episodes.firing(29.0)] == [State.WARNING]
@@ -176,9 +172,8 @@ def test_ticket_becomes_a_page() -> None:
     assert last.verdict().state is State.CRITICAL
 
 
-def test_certain_evidence_is_a_page_at_once() -> None:
+def test_certain_evidence_is_a_page_at_once(episodes: Episodes) -> None:
     """What looked like a pause is a page as soon as a sign is certain, and remains one."""
-    episodes = Episodes()
     episodes.update([sign(hold=0.0, page_seconds=30.0)], 0.0, 1000.0)
     assert episodes.verdict().state is State.WARNING
     episodes.update([sign(hold=0.0, page_seconds=0.0)], 1.0, 1001.0)
@@ -186,9 +181,8 @@ def test_certain_evidence_is_a_page_at_once() -> None:
     assert episodes.verdict().state is State.CRITICAL
 
 
-def test_reason_is_settled_when_the_finding_begins() -> None:
+def test_reason_is_settled_when_the_finding_begins(episodes: Episodes) -> None:
     """What a sign says may become clearer during its hold; later its labels stay."""
-    episodes = Episodes()
     for now, reason in ((0.0, "killed"), (5.0, "out of memory"), (10.0, "out of memory")):
         episodes.update([sign(reason=reason)], now, 1000 + now)
     episodes.update([sign(reason="killed")], 11.0, 1011.0)

@@ -78,6 +78,12 @@ class Node:
         return [finding.name for finding in self.judge.verdict.findings]
 
 
+@pytest.fixture
+def node() -> Node:
+    """Return a node that keeps nothing."""
+    return Node()
+
+
 def loaded(text: str, tmp_path: Path) -> configuration.Config:
     """Return the configuration in a file with this text."""
     file = tmp_path / "dshealthd.toml"
@@ -106,9 +112,8 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_a_hang_is_a_finding_as_the_detector_sees_it() -> None:
+def test_a_hang_is_a_finding_as_the_detector_sees_it(node: Node) -> None:
     """From its verdict alone, until that is over."""
-    node = Node()
     node.standstills["run-1"] = Standstill(
         job="run-1",
         reason=HangClass.PROCESS,
@@ -126,9 +131,8 @@ def test_a_hang_is_a_finding_as_the_detector_sees_it() -> None:
     assert node.found() == []
 
 
-def test_finding_is_exported_while_it_lasts() -> None:
+def test_finding_is_exported_while_it_lasts(node: Node) -> None:
     """The series has all that the alert and its routes need, and ends with the finding."""
-    node = Node()
     node.over(0.95)
     (finding, *_), judged = list(node.judge.samples()), list(node.judge.samples())[-1]
     assert finding.metric is FINDING
@@ -146,9 +150,8 @@ def test_finding_is_exported_while_it_lasts() -> None:
     assert FINDING not in {sample.metric for sample in node.judge.samples()}
 
 
-def test_a_held_sign_is_watched_and_not_exported() -> None:
+def test_a_held_sign_is_watched_and_not_exported(node: Node) -> None:
     """Whoever reads the verdict sees what is coming; no alert does."""
-    node = Node()
     node.over(0.95, 10)
     (sign,) = node.judge.verdict.watched
     assert (sign.part, sign.hold_seconds, node.found()) == ("the system", 30.0, [])
@@ -162,11 +165,10 @@ def test_nothing_is_exported_before_the_first_judgement() -> None:
     assert list(Node().judge.samples()) == []
 
 
-def test_node_that_was_not_judged_is_unknown() -> None:
+def test_node_that_was_not_judged_is_unknown(node: Node) -> None:
     """Neither an agent whose collectors have not started, nor one whose samples nobody has judged,
     knows that the node is well; it is ready once each source was judged.
     """
-    node = Node()
     node.snapshot.forget(SOURCE)
     states = [(node.judge.verdict.state, node.judge.unready)]
     node.judge.judge()
@@ -187,9 +189,8 @@ def test_node_that_was_not_judged_is_unknown() -> None:
     ]
 
 
-def test_first_judgement_that_fails_is_no_judgement() -> None:
+def test_first_judgement_that_fails_is_no_judgement(node: Node) -> None:
     """A defect at the start leaves the node unknown, unready, and its fitness unknown."""
-    node = Node()
     node.read(0.1)
 
     def defect() -> tuple[Sample, ...]:
@@ -203,9 +204,8 @@ def test_first_judgement_that_fails_is_no_judgement() -> None:
     assert fitness(node.judge.verdict).fit is None
 
 
-def test_unread_source_is_unknown_while_its_finding_waits() -> None:
+def test_unread_source_is_unknown_while_its_finding_waits(node: Node) -> None:
     """NVML that cannot be read is unknown at once, and later the one finding that says why."""
-    node = Node()
     node.snapshot.expect("gpu", 60.0)
     failed = Result(
         CollectionOutcome.ERROR, (), duration=0.0, reason=Reason.VERSION_MISMATCH, detail="18"
@@ -223,9 +223,8 @@ def test_unread_source_is_unknown_while_its_finding_waits() -> None:
     assert node.found() == ["NvmlBroken"]
 
 
-def test_unreadable_source_ends_no_finding() -> None:
+def test_unreadable_source_ends_no_finding(node: Node) -> None:
     """A limit that was nearly reached is not far away because it cannot be read any more."""
-    node = Node()
     node.over(0.95)
     node.fail()
     node.judge.judge()
@@ -236,9 +235,8 @@ def test_unreadable_source_ends_no_finding() -> None:
 
 
 @pytest.mark.parametrize("part", ["infiniband mlx5_3", "infiniband mlx5_3 port 1"])
-def test_port_that_cannot_be_read_has_not_come_up(part: str) -> None:
+def test_port_that_cannot_be_read_has_not_come_up(part: str, node: Node) -> None:
     """A port stays down while it, or its device, cannot be read; other ports can be."""
-    node = Node()
     node.read(0.1)
     node.snapshot.expect("infiniband", 60.0)
 
@@ -259,9 +257,8 @@ def test_port_that_cannot_be_read_has_not_come_up(part: str) -> None:
     assert "FabricPortDown" not in node.found()
 
 
-def test_source_that_stays_unread_is_told() -> None:
+def test_source_that_stays_unread_is_told(node: Node) -> None:
     """The node is unknown at once; people are told after five minutes, until it is read again."""
-    node = Node()
 
     def told() -> list[tuple[str, ...]]:
         node.judge.judge()
@@ -282,11 +279,10 @@ def test_source_that_stays_unread_is_told() -> None:
     assert told() == []
 
 
-def test_failed_judgement_is_unknown() -> None:
+def test_failed_judgement_is_unknown(node: Node) -> None:
     """A defect in a rule leaves no node healthy: its state is unknown, and its judge looks
     stalled.
     """
-    node = Node()
     node.over(0.1)
     judged = list(node.judge.samples())[-1]
 
@@ -316,9 +312,8 @@ def test_exported_findings_are_bounded() -> None:
     assert samples[-1].value == 5.0
 
 
-async def test_new_sample_is_judged_within_a_second(tmp_path: Path) -> None:
+async def test_new_sample_is_judged_within_a_second(tmp_path: Path, node: Node) -> None:
     """The judge looks for new samples by itself; no request is needed."""
-    node = Node()
     await node.judge.apply(loaded("", tmp_path))
     node.over(0.95, 35)
     node.read(0.1)
@@ -326,9 +321,8 @@ async def test_new_sample_is_judged_within_a_second(tmp_path: Path) -> None:
     await node.judge.close()
 
 
-async def test_judgement_waits_for_what_is_new(tmp_path: Path) -> None:
+async def test_judgement_waits_for_what_is_new(tmp_path: Path, node: Node) -> None:
     """A result that says the same as before costs no judgement; one that differs brings one."""
-    node = Node()
     await node.judge.apply(loaded("", tmp_path))
     node.read(0.1)
     await until(lambda: any(sample.metric is JUDGED for sample in node.judge.samples()))
@@ -342,9 +336,8 @@ async def test_judgement_waits_for_what_is_new(tmp_path: Path) -> None:
     await node.judge.close()
 
 
-async def test_hold_ends_without_a_new_sample(tmp_path: Path) -> None:
+async def test_hold_ends_without_a_new_sample(tmp_path: Path, node: Node) -> None:
     """A sign that lasts becomes a finding when its hold is over, not with the next change."""
-    node = Node()
     await node.judge.apply(loaded("", tmp_path))
     node.read(0.95)
     await until(lambda: node.judge.verdict.findings == () and node.judge._timer is not None)
@@ -353,9 +346,8 @@ async def test_hold_ends_without_a_new_sample(tmp_path: Path) -> None:
     await node.judge.close()
 
 
-async def test_reload_changes_limits(tmp_path: Path) -> None:
+async def test_reload_changes_limits(tmp_path: Path, node: Node) -> None:
     """A limit that is lowered applies to the samples that are there."""
-    node = Node()
     await node.judge.apply(loaded("", tmp_path))
     node.over(0.6)
     assert node.found() == []

@@ -6,20 +6,16 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
 from dshealthd.config import registry
 from grafana import limits
 from tests import yaml_files
-from tests.lab import Lab
+from tests.agents import Scrape
+from tests.lab import Lab, Node
 from tests.lab.node import merged, toml
 from tests.lab.probing import rounds, settings
-
-if TYPE_CHECKING:
-    from tests.agents import Scrape
-    from tests.lab import Node
 
 ADAPTERS = Path(__file__).parent.parent / "collectors" / "fixtures" / "infiniband" / "sys"
 PERIOD = 4.0

@@ -13,18 +13,14 @@ import re
 import shutil
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
+from tests.agents import Scrape
 from tests.grafana import jobs
 from tests.grafana.documents import FILES
 from tests.grafana.jobs import Series
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
-
-    from tests.agents import Scrape
-    from tests.grafana.server import Answer
+from tests.grafana.server import Answer
 
 OFFSETS = (-720, -420, -60, -5)
 """When there are samples, in seconds from the moment at which they are made.

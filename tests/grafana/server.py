@@ -8,17 +8,14 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from bench.processes import free_port
+from tests.grafana.documents import Query
 from tests.lab.servers import running_server
 from tests.lab.station import Loopback
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.grafana.documents import Query
 
 QUERY_SECONDS = 300.0
 """For one query: the heaviest takes seconds on an idle machine, and a minute beside other work."""

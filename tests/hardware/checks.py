@@ -8,7 +8,9 @@ import json
 import shlex
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from dshealthd.collectors import infiniband, nvlink
 from dshealthd.doctor.ssh import command as over_ssh
@@ -17,13 +19,7 @@ from dshealthd.http.exchange import Unreachable
 from tests.agents import Scrape
 from tests.hardware import programs
 from tests.hardware.item import Item, not_run, ran
-from tests.hardware.node import ON_GPUS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from tests.hardware.node import Node
+from tests.hardware.node import ON_GPUS, Node
 
 QUERY = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
 TORCH = "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.nccl.version())"

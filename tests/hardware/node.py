@@ -9,24 +9,18 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from dshealthd.collection.scheduler import Scheduler
 from dshealthd.collectors import gpu, gpu_bus
 from dshealthd.config import config
 from dshealthd.config.config import Config
-from dshealthd.core.collector import Context
-from dshealthd.core.result import CollectionOutcome
+from dshealthd.core.collector import Context, Metric, Sample
+from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.policy import GpuOccupancy, Policy
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.core.collector import Metric, Sample
-    from dshealthd.core.result import Result
 
 ON_GPUS = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes", "mig")
 """Collectors that call NVML."""

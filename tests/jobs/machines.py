@@ -7,16 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from dshealthd.core.collector import Context
+from dshealthd.core.collector import Context, Fault
 from dshealthd.core.host import Host
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from dshealthd.core.collector import Fault
 
 TORCH = {
     "RANK": "3",

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
 
 from dshealthd.config.config import Config, Paths
 from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
+from dshealthd.jobs.hangs.judge import Standstill
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
 from dshealthd.jobs.service import Jobs
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
-    from pathlib import Path
-
-    from dshealthd.jobs.hangs.judge import Standstill
 
 OFF = HangOptions(enabled=False)
 

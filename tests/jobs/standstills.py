@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
+from dshealthd.core.collector import Sample
 from dshealthd.findings.series import Series
 from dshealthd.findings.work import work
 from dshealthd.jobs.hangs.classes import HANGS, Culprit, HangClass
@@ -12,11 +13,6 @@ from dshealthd.jobs.hangs.judge import Standstill
 from dshealthd.jobs.hangs.states import RankState
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dshealthd.core.collector import Sample
 
 
 def rank_state(silence: float, **fields: object) -> RankState:

@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tests.lab import faults, hardware
 from tests.lab.hardware import ADAPTERS, CHECKPOINTS, DATA, JOB_NAME, PORT
 from tests.lab.node import Node
 from tests.lab.paging import Paging
-
-if TYPE_CHECKING:
-    from tests.lab.receiver import Alert
+from tests.lab.receiver import Alert
 
 PAGE, TICKET, OWNER = "page", "ticket", "job-owner"
 

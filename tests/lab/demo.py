@@ -18,18 +18,14 @@ import threading
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tests.lab.catalogue import FAULTS, WITHOUT_PROBES
 from tests.lab.forward import forwarded
 from tests.lab.paging import Paging
+from tests.lab.receiver import Notification
+from tests.lab.servers import Server
 from tests.lab.station import NotPermitted
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from tests.lab.receiver import Notification
-    from tests.lab.servers import Server
 
 PAGE_SECONDS, OVER_SECONDS = 180.0, 300.0
 SLACK = "slack"

@@ -10,17 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Iterator, Sequence
 from glob import glob
-from typing import TYPE_CHECKING
 
-from tests.lab.node import INTERFACE
+from tests.lab.lab import Lab
+from tests.lab.node import INTERFACE, Node
 from tests.lab.station import NotPermitted, start_time
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tests.lab.lab import Lab
-    from tests.lab.node import Node
 
 
 @contextlib.contextmanager

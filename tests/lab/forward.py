@@ -9,14 +9,9 @@ import contextlib
 import selectors
 import socket
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from tests.lab.station import connect
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.lab.station import Station
+from tests.lab.station import Station, connect
 
 
 @contextlib.contextmanager

@@ -16,19 +16,15 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.kernel_log import KernelLog
+from tests.lab.node import Node
 from tests.lab.station import NotPermitted
 from tests.netns import leave_time_wait, listener
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.lab.node import Node
-    from tests.nvml.simulator import Value
+from tests.nvml.simulator import Value
 
 DATA, CHECKPOINTS = "/mnt", "/media"
 """Directories that every Debian has and nobody uses; mounted over on the node alone."""

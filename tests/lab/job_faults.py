@@ -12,21 +12,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.lab import faults, jobs
 from tests.lab.catalogue import OWNER, PAGE, TICKET
 from tests.lab.jobs import Job
+from tests.lab.node import Node
 from tests.lab.receiver import Alert
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tests.lab.node import Node
 
 CGROUPS = Path("/sys/fs/cgroup/memory")
 ROOM = 64 << 20

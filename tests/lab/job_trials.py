@@ -13,17 +13,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.lab import jobs
 from tests.lab.job_faults import FAULTS, orphan
 from tests.lab.jobs import Job
 from tests.lab.node import Node
+from tests.lab.paging import Paging
 from tests.lab.receiver import FIRING, Alert
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from tests.lab.paging import Paging
 
 LEARNT = 60
 """Steps after which a job is known."""

@@ -12,17 +12,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dshealthd.jobs.environment import job_name, parse_environ
 from tests.lab.mishaps import DIRECTORY
+from tests.lab.node import Node
 from tests.lab.station import start_time
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from tests.lab.node import Node
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent

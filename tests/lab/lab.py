@@ -7,20 +7,15 @@ import ipaddress
 import os
 import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Self, TypeVar
 
+from tests.agents import Scrape
 from tests.lab.node import INTERFACE, Node, profile
 from tests.lab.shaper import Shaper
 from tests.lab.station import Loopback, Namespaces, NotPermitted, Station
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
-    from typing import Self
-
-    from tests.agents import Scrape
 
 T = TypeVar("T")
 

@@ -8,26 +8,20 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
 
 from dshealthd.cli.main import main as dshealthd
 from dshealthd.config import registry
 from dshealthd.core.options import encode
+from tests.kernel_log import KernelLog
 from tests.lab import jobs, probing
 from tests.lab.hardware import CHECKPOINTS, DATA, equip, training
 from tests.lab.lab import Lab
-from tests.lab.node import merged, toml
-from tests.lab.receiver import Receiver
+from tests.lab.node import Node, merged, toml
+from tests.lab.receiver import Notification, Receiver
 from tests.lab.servers import Server, alertmanager, prometheus, routes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-    from typing import Any, Self
-
-    from tests.kernel_log import KernelLog
-    from tests.lab.node import Node
-    from tests.lab.receiver import Notification
 
 NOT_THE_NODES_OWN = {"clock", "pressure", "software"}
 """Collectors of what all nodes share with the machine that the lab runs on.

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from tests.lab.node import Node
 from tests.lab.probing import KEY, secret
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.lab.node import Node
 
 OTHER_KEY = "fedcba9876543210" * 4
 

@@ -9,19 +9,15 @@ import contextlib
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dshealthd.probe.members.schedule import Timetable, epoch_at, root_order
+from tests.agents import Scrape
 from tests.lab import Lab
-from tests.lab.node import toml
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
-    from tests.agents import Scrape
-    from tests.lab.node import Node
+from tests.lab.node import Node, toml
 
 PORT = 10062
 KEY = "0123456789abcdef" * 4

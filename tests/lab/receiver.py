@@ -11,17 +11,11 @@ import json
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
-from tests.lab.station import listen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Self
-
-    from tests.lab.station import Station
+from tests.lab.station import Station, listen
 
 FIRING, RESOLVED = "firing", "resolved"
 WATCHDOG_MISSED = 100.0

@@ -12,21 +12,17 @@ import shutil
 import subprocess
 import time
 import urllib.parse
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from generate.alert_rules import URGENT
 from tests import yaml_files
 from tests.lab.brief_agent import KEEP_SECONDS
-from tests.lab.station import NotPermitted, connect, listen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from tests.lab.receiver import Receiver
-    from tests.lab.station import Station
+from tests.lab.receiver import Receiver
+from tests.lab.station import NotPermitted, Station, connect, listen
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTMANAGER = DEPLOY / "alertmanager"

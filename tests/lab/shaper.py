@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.lab.station import Station
+from tests.lab.station import Station
 
 _EVERYTHING = 0xFFF
 

@@ -16,14 +16,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from tests.lab.station import Station
+from tests.lab.station import Station
 
 _SCRIPT = Path(__file__).with_name("rank.py")
 _numbers = itertools.count(1)

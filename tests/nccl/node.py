@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from dshealthd.collectors.nccl_ras import NcclRas
 from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
-from dshealthd.core.result import attempt
+from dshealthd.core.result import Result, attempt
 from dshealthd.jobs.ras.options import NcclRasOptions
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.core.result import Result
-    from dshealthd.jobs.ras.status import Status
-    from tests.nccl.job import Job
+from dshealthd.jobs.ras.status import Status
+from tests.nccl.job import Job
 
 
 def show(root: Path, *jobs: Job) -> Path:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from dshealthd.jobs.ras.status import (
     MAX_NAMED,
@@ -17,12 +18,7 @@ from dshealthd.jobs.ras.status import (
     first_lags,
     first_troubles,
 )
-from tests.nccl.job import GPUS, Fate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.nccl.job import Book, Job
+from tests.nccl.job import GPUS, Book, Fate, Job
 
 COUNTED = ("AllGather", "AllReduce", "Broadcast", "Reduce", "ReduceScatter")
 DEAD_AFTER = 55.0

@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 import functools
 import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
@@ -24,18 +26,12 @@ from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.rounds import leader, light, member
-from dshealthd.probe.rounds.active_round import RoundContext
+from dshealthd.probe.rounds.active_round import RoundContext, RoundReport
 from dshealthd.probe.rounds.plan import RoundPlan
 from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.workers.job import RankResult, WorkerJob
 from dshealthd.probe.workers.store import StoreError, StoreHandler
 from tests.probe.peering import KEY, PATIENT, secret
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
-    from dshealthd.probe.rounds.active_round import RoundReport
 
 EPOCH = 1000
 Deadlines = tuple[tuple[ModuleType, tuple[str, ...]], ...]

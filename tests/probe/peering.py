@@ -12,12 +12,14 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from blockbuster import BlockBuster
 
+from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.protocol import (
@@ -28,11 +30,6 @@ from dshealthd.probe.peers.protocol import (
     parse_challenge,
 )
 from dshealthd.probe.peers.server import PeerServer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-
-    from dshealthd.probe.observation import Outcome
 
 T = TypeVar("T", bound="Callable[..., Any]")
 KEY, OTHER_KEY = "0123456789abcdef" * 4, "fedcba9876543210" * 4

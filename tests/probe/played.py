@@ -5,23 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from dshealthd.core.collector import Sample
 from dshealthd.probe.observation import Op, Outcome, Stage, Timing
 from dshealthd.probe.rounds.plan import DEADLINES
 from dshealthd.probe.service import ProbeService
-from dshealthd.probe.workers.job import RankResult
-from dshealthd.probe.workers.store import StoreError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from dshealthd.core.collector import Sample
-    from dshealthd.probe.slots import SlotRunner
-    from dshealthd.probe.workers.job import RankSpec, WorkerJob
-    from dshealthd.probe.workers.store import StoreHandler
-    from dshealthd.probe.workers.worker_pool import WorkerPool
+from dshealthd.probe.slots import SlotRunner
+from dshealthd.probe.workers.job import RankResult, RankSpec, WorkerJob
+from dshealthd.probe.workers.store import StoreError, StoreHandler
+from dshealthd.probe.workers.worker_pool import WorkerPool
 
 JITTER = 0.015
 """Standard deviation of a collective's time, as in the simulator."""

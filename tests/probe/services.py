@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.processes import free_port
 from dshealthd.collectors import gpu_bus, gpu_processes, maintenance
+from dshealthd.core.collector import Sample
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, not_available
@@ -22,12 +25,6 @@ from dshealthd.probe.options import MembershipOptions, PeerOptions, PolicyOption
 from tests.probe.company import give_time
 from tests.probe.peering import KEY, secret
 from tests.probe.played import PlayedService, PlayedWorkers
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-    from pathlib import Path
-
-    from dshealthd.core.collector import Sample
 
 PERIOD = 1.0
 BEGIN = 1_800_000_000.2

@@ -8,13 +8,10 @@ import statistics
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dshealthd.config import registry
+from tests.agents import RunningAgent, Scrape
 from tests.soak.node import GPUS
-
-if TYPE_CHECKING:
-    from tests.agents import RunningAgent, Scrape
 
 MAX_SCRAPE = 1.0
 """Seconds."""

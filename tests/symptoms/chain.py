@@ -14,21 +14,15 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dshealthd.config import registry
-from tests.agents import LABEL, SERIES
+from tests.agents import LABEL, SERIES, Scrape
 from tests.lab.node import toml
 from tests.nvml.simulator import Simulator
 from tests.symptoms.promtool import RULES, promtool, pruned
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.agents import Scrape
 
 WELL = 60
 """Minutes without the fault."""

@@ -10,6 +10,7 @@ import mmap
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,14 @@ SOON = 0.2
 @pytest.fixture(autouse=True)
 def _tries_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "RETRY", SOON)
+
+
+@pytest.fixture
+def heartbeat(agents_end: AgentsEnd) -> Iterator[Heartbeat]:
+    """Return a heartbeat that an agent hears."""
+    made = Heartbeat(socket=agents_end.path)
+    yield made
+    made.close()
 
 
 def spaced(heartbeat: Heartbeat, steps: int, seconds: float = 0.015) -> list[tuple[float, float]]:
@@ -83,9 +92,8 @@ def test_a_missing_agent_is_said_once(
     heartbeat.close()
 
 
-def test_unknown_is_not_told(agents_end: AgentsEnd) -> None:
+def test_unknown_is_not_told(agents_end: AgentsEnd, heartbeat: Heartbeat) -> None:
     """What the training does not compute is unknown, not 0."""
-    heartbeat = Heartbeat(socket=agents_end.path)
     spaced(heartbeat, 2)
     message = agents_end.message()
     assert message.loss_finite is message.loss_scale is message.skipped is None
@@ -95,9 +103,8 @@ def test_unknown_is_not_told(agents_end: AgentsEnd) -> None:
     assert message.stage == 0
 
 
-def test_size_of_the_page_is_sealed(agents_end: AgentsEnd) -> None:
+def test_size_of_the_page_is_sealed(agents_end: AgentsEnd, heartbeat: Heartbeat) -> None:
     """The page that the agent reads stays as long as it is, whatever becomes of the training."""
-    heartbeat = Heartbeat(socket=agents_end.path)
     heartbeat.step()
     agents_end.message()
     (page,) = agents_end.pages
@@ -109,9 +116,8 @@ def test_size_of_the_page_is_sealed(agents_end: AgentsEnd) -> None:
     assert seals & fcntl.F_SEAL_GROW
 
 
-def test_process_that_stops_while_it_writes(agents_end: AgentsEnd) -> None:
+def test_process_that_stops_while_it_writes(agents_end: AgentsEnd, heartbeat: Heartbeat) -> None:
     """Of a message that is half written the one before it is left, with the position."""
-    heartbeat = Heartbeat(socket=agents_end.path)
     spaced(heartbeat, 3)
     third = agents_end.message()
     spaced(heartbeat, 1, 0.1)
@@ -123,9 +129,8 @@ def test_process_that_stops_while_it_writes(agents_end: AgentsEnd) -> None:
     assert agents_end.message() == third._replace(step=4, sent=fourth.sent)
 
 
-def test_mean_forgets_a_long_first_step(agents_end: AgentsEnd) -> None:
+def test_mean_forgets_a_long_first_step(agents_end: AgentsEnd, heartbeat: Heartbeat) -> None:
     """The mean follows the steps, and the first, which compiles, does not weigh on it for long."""
-    heartbeat = Heartbeat(socket=agents_end.path)
     heartbeat.step()
     told = spaced(heartbeat, 1, 0.3) + spaced(heartbeat, 5 * AVERAGED, 0.011)
     mean = agents_end.message().mean_seconds
@@ -134,9 +139,8 @@ def test_mean_forgets_a_long_first_step(agents_end: AgentsEnd) -> None:
     assert 0.011 <= mean <= average(most) + 0.002  # of the first step, a hundredth of it at most
 
 
-def test_phases(agents_end: AgentsEnd) -> None:
+def test_phases(agents_end: AgentsEnd, heartbeat: Heartbeat) -> None:
     """A phase is told as it begins and ends, and its time is not that of a step."""
-    heartbeat = Heartbeat(socket=agents_end.path)
     began = time.monotonic()
     heartbeat.step()
     phases = []
@@ -157,9 +161,8 @@ def test_phases(agents_end: AgentsEnd) -> None:
     assert 0.015 <= last <= entered - began + after - left
 
 
-def test_phase_that_is_not_ended(agents_end: AgentsEnd) -> None:
+def test_phase_that_is_not_ended(agents_end: AgentsEnd, heartbeat: Heartbeat) -> None:
     """A step ends a phase that was left open, and is not timed."""
-    heartbeat = Heartbeat(socket=agents_end.path)
     spaced(heartbeat, 2)
     before = agents_end.message()
     heartbeat.enter("something else")
@@ -174,10 +177,8 @@ def test_phase_that_is_not_ended(agents_end: AgentsEnd) -> None:
     ("loss", "finite"),
     [(1.5, True), (math.nan, False), (math.inf, False), (-math.inf, False), (0, True)],
 )
-# a parameter
-def test_loss(agents_end: AgentsEnd, loss: float, finite: bool) -> None:  # noqa: FBT001
+def test_loss(agents_end: AgentsEnd, heartbeat: Heartbeat, loss: float, *, finite: bool) -> None:
     """NaN and infinite losses are counted, and the last one is told."""
-    heartbeat = Heartbeat(socket=agents_end.path)
     heartbeat.loss(loss)
     heartbeat.step()
     message = agents_end.message()
@@ -197,9 +198,10 @@ def test_no_agent(tmp_path: Path) -> None:
     end.close()
 
 
-def test_agent_that_comes_and_goes(agents_end: AgentsEnd, tmp_path: Path) -> None:
+def test_agent_that_comes_and_goes(
+    agents_end: AgentsEnd, tmp_path: Path, heartbeat: Heartbeat
+) -> None:
     """An agent that ends is noticed, and the next one is given the page."""
-    heartbeat = Heartbeat(socket=agents_end.path)
     spaced(heartbeat, 1)
     assert agents_end.message().step == 1
     agents_end.close()
@@ -213,11 +215,10 @@ def test_agent_that_comes_and_goes(agents_end: AgentsEnd, tmp_path: Path) -> Non
     successor.close()
 
 
-def test_agent_that_is_hung(agents_end: AgentsEnd) -> None:
+def test_agent_that_is_hung(agents_end: AgentsEnd, heartbeat: Heartbeat) -> None:
     """What an agent that looks at nothing for long finds is the present, and nobody waited for
     it.
     """
-    heartbeat = Heartbeat(socket=agents_end.path)
     watch = Stopwatch()
     for _ in range(2000):
         heartbeat.step()
@@ -236,9 +237,8 @@ def test_impossible_paths(path: str, caplog: pytest.LogCaptureFixture) -> None:
         assert message.encode()
 
 
-def test_fork(agents_end: AgentsEnd) -> None:
+def test_fork(agents_end: AgentsEnd, heartbeat: Heartbeat) -> None:
     """A child of fork has a page of its own, and leaves its parent's alone."""
-    heartbeat = Heartbeat(socket=agents_end.path)
     spaced(heartbeat, 1)
     child = os.fork()
     if child == 0:
@@ -250,9 +250,8 @@ def test_fork(agents_end: AgentsEnd) -> None:
     assert [message.step for message in agents_end.messages()] == [2, 6]
 
 
-def test_threads(agents_end: AgentsEnd) -> None:
+def test_threads(agents_end: AgentsEnd, heartbeat: Heartbeat) -> None:
     """Several threads that step at the same time do no harm."""
-    heartbeat = Heartbeat(socket=agents_end.path)
     heartbeat.step()
     threads = [threading.Thread(target=spaced, args=(heartbeat, 20, 0.001)) for _ in range(8)]
     for thread in threads:
@@ -264,9 +263,10 @@ def test_threads(agents_end: AgentsEnd) -> None:
     assert agents_end.message().step > 20
 
 
-def test_defects_stay_inside(agents_end: AgentsEnd, caplog: pytest.LogCaptureFixture) -> None:
+def test_defects_stay_inside(
+    agents_end: AgentsEnd, caplog: pytest.LogCaptureFixture, heartbeat: Heartbeat
+) -> None:
     """An error is logged once, ends the heartbeat, and does not reach the training."""
-    heartbeat = Heartbeat(socket=agents_end.path)
     spaced(heartbeat, 1)
     heartbeat.gradient_norm(object())
     heartbeat.loss(type("Odd", (), {"device": 1, "numel": lambda _: 1})())

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tests.symptoms.fleet.nodes import Node
-    from tests.symptoms.fleet.series import Series, Value
+from tests.symptoms.fleet.nodes import Node
+from tests.symptoms.fleet.series import Series, Value
 
 
 class Fault(NamedTuple):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from random import Random
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from random import Random
-
-    from tests.symptoms.fleet.series import Series, Value
+from tests.symptoms.fleet.series import Series, Value
 
 GPUS = range(2)
 TRAINS = 2
