@@ -90,8 +90,8 @@ def jobs(parser: ArgumentParser) -> None:
     instead.add_argument(
         "--exclude",
         metavar="JOB",
-        help="print instead the nodes whose own faults have struck this job, as the label "
-        "`training_job` names it, to leave them out of its next attempt: for `sbatch --exclude`",
+        help="print instead the nodes whose own faults have struck this job or run, to leave them "
+        "out of its next attempt: for `sbatch --exclude`; JOB is as in --report",
     )
 
 

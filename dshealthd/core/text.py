@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from dshealthd.core import documents
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _LONG = ((172800, 86400, "d"), (7200, 3600, "h"), (120, 60, "min"))
 """Units: seconds from which each is used, its length in seconds, its name.
@@ -28,6 +32,18 @@ def duration(seconds: float) -> str:
         if seconds >= least:
             return f"{seconds / unit:.0f} {name}"
     return f"{seconds:.3g} s"
+
+
+def exclusion(nodes: Sequence[str]) -> dict[str, list[str] | str]:
+    """Return nodes to leave out, as schedulers and launchers read them; all is empty without any:
+    none of them takes an empty list.
+    """
+    return {
+        "nodes": list(nodes),
+        "slurm": f"--exclude={','.join(nodes)}" if nodes else "",
+        "kubernetes": f"kubernetes.io/hostname notin ({','.join(nodes)})" if nodes else "",
+        "deepspeed": f"--exclude={'@'.join(nodes)}" if nodes else "",
+    }
 
 
 def first_of(error: str) -> str:

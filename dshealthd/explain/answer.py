@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.text import plural
+from dshealthd.core.text import exclusion, plural
 from dshealthd.explain.patterns import heading
 
 if TYPE_CHECKING:
@@ -122,15 +122,7 @@ def document(finding: Finding, found: Recognized, unread: list[str]) -> dict[str
         "missing": [*finding.missing, *unread],
         "first_step": now or None,
         "next_time": later or None,
-        "exclude": {
-            "nodes": list(finding.excluded),
-            "slurm": f"--exclude={','.join(finding.excluded)}" if finding.excluded else "",
-            "kubernetes": (
-                f"kubernetes.io/hostname notin ({','.join(finding.excluded)})"
-                if finding.excluded
-                else ""
-            ),
-        },
+        "exclude": exclusion(finding.excluded),
         "runbook": runbook or None,
         "groups": [
             {

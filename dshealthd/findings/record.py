@@ -487,10 +487,11 @@ def _user(entry: Entry) -> int | None:
 
 
 def _comes_back(last: Entry, entry: Entry) -> bool:
-    """Return whether an entry is that of before, which has come back within the hour."""
-    return (
-        last.card is None and last.end is not None and last.begin <= entry.begin <= last.end + AGAIN
-    )
+    """Return whether an entry is that of before, which has come back within the hour. What strikes
+    another job then is told on its own.
+    """
+    soon = last.end is not None and last.begin <= entry.begin <= last.end + AGAIN
+    return soon and last.card is None and (last.job == entry.job or not (last.job and entry.job))
 
 
 def _of_hardware(entry: Entry) -> bool:

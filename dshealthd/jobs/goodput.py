@@ -1,8 +1,8 @@
 """Where the time of one rank went, as the agent reads its heartbeats.
 
 Its page is read a few times a second, and the time between two reads belongs to the phase that the
-second one shows: right on average, also for phases that are shorter. Own work, waits and input are
-what the rank has summed up itself; what is hung is the agent's verdict.
+second one shows: right on average, also for phases that are shorter. Own work, waits, input and
+unmarked evaluations are what the rank has summed up itself; what is hung is the agent's verdict.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ACCOUNT = schema.Record(
     {
         **dict.fromkeys(("first", "began", "since", "role"), _COUNT),
         "totals": _SUMS,
-        "inputs": _SECONDS,
+        **dict.fromkeys(("inputs", "evaluated"), _SECONDS),
         "peak": schema.Integer(0, MAX_MEMORY),
     },
 )
@@ -110,6 +110,8 @@ class Goodput:
     totals: Totals | None = None
     inputs: float | None = None
     """Seconds that its inputs took since."""
+    evaluated: float = 0.0
+    """Seconds that its unmarked evaluations had taken at the last read."""
     role: int | None = None
     """The stage of a pipeline."""
     peak: int | None = None
@@ -139,6 +141,7 @@ class Goodput:
             self.stood += self.quiet if self.within == TRAINING else 0.0
             self.part = self._part(message, elapsed)
         self.quiet = 0.0
+        self._evaluate(message.evaluation_seconds or 0.0)
         self._count(message)
 
     def lengthen(self, seconds: float) -> None:
@@ -161,6 +164,18 @@ class Goodput:
             return self.before
         known = message.phase != Phase.TRAINING and elapsed <= SLACK
         return Phase(message.phase).name.lower() if known else TRAINING
+
+    def _evaluate(self, evaluated: float) -> None:
+        """Count the evaluations since the last read as such, but for a standstill in one."""
+        if self.first is not None:
+            seconds = max(evaluated - self.evaluated, 0.0)
+            if seconds >= self.stood:
+                seconds, self.stood = seconds - self.stood, 0.0
+            seconds = min(seconds, self.spent.get(TRAINING, 0.0))
+            if seconds:
+                self._spend(TRAINING, -seconds)
+                self._spend("evaluation", seconds)
+        self.evaluated = evaluated
 
     def _count(self, message: Message) -> None:
         """Add the steps that a new message tells of."""
@@ -204,6 +219,8 @@ class Goodput:
         latest = max(sums.step - sums.steps - 1, 0)
         if self.began is None:
             self.began = latest if latest > FEW else 0
+        elif self.began > latest:
+            self.began = latest
         elif self.step - self.began > 2 * (sums.steps + FEW):
             self.began = latest  # a checkpoint was loaded after its first heartbeat
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core import documents
-from dshealthd.core.text import print_lines, printable
+from dshealthd.core.text import exclusion, print_lines, printable
 from dshealthd.findings.finding import ORDER, SCHEMA, State
 from dshealthd.http.client import UNAUTHORIZED, Access, Client, local, remote
 from dshealthd.http.exchange import Unreachable
@@ -57,22 +57,31 @@ def history(asked: AgentQuery, seconds: float) -> int:
 
 
 def exclude(asked: AgentQuery, job: str) -> int:
-    """Print which of those nodes to leave out of the next attempt of a job: those of which a fault
-    of their own has struck it. Return the exit status: 0 all agents answered, 3 one did not.
+    """Print which of those nodes to leave out of the next attempt of a job or run: those of which a
+    fault of their own has struck it. Return the exit status: 0 all agents answered, 3 one did not,
+    or nothing is known of that job.
     """
+    known = True
 
     def write(answers: Sequence[AgentAnswer]) -> str:
         for answer in answers:
             if answer.problem:
                 print_lines(f"{answer.name}: {answer.problem}", error=True)
-        blamed = {
-            answer.name: None if answer.problem else past.blamed(answer, job) for answer in answers
-        }
+        nonlocal known
+        attempts = [one for found in of_runs.runs(answers, job).values() for one in found]
+        jobs = {job, *(one["job"] for one in attempts)}
+        entries = (entry for each in answers for entry in each.document.get("entries", ()))
+        if not (known := bool(attempts) or any(entry["job"] in jobs for entry in entries)):
+            print_lines(f"nothing is known of {printable(job)}", error=True)
+        blamed = {each.name: None if each.problem else past.blamed(each, jobs) for each in answers}
+        nodes = [name for name, found in blamed.items() if found]
         if asked.as_json:
-            return documents.dumps({"schema": SCHEMA, "job": job, "nodes": blamed})
-        return ",".join(printable(name) for name, entries in blamed.items() if entries)
+            told = {"job": job, "nodes": blamed, "exclude": exclusion(nodes)}
+            return documents.dumps({"schema": SCHEMA, **told})
+        return ",".join(map(printable, nodes))
 
-    return _of_records(asked, write)
+    code = _of_records(asked, write)
+    return code if known else EXIT[State.UNKNOWN]
 
 
 def runs(asked: AgentQuery, job: str = "") -> int:

@@ -12,7 +12,7 @@ from dshealthd.findings.record import MARKS
 from dshealthd.symptoms.entry import PART_COMPONENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     from dshealthd.status.paint import Paint
     from dshealthd.status.query import AgentAnswer
@@ -65,15 +65,15 @@ def report(answers: Sequence[AgentAnswer], seconds: float) -> dict[str, Any]:
     }
 
 
-def blamed(answer: AgentAnswer, job: str) -> list[Mapping[str, Any]]:
-    """Return what of a node's own has struck a job, by the record that it answered.
+def blamed(answer: AgentAnswer, jobs: Container[str]) -> list[Mapping[str, Any]]:
+    """Return what of a node's own has struck one of these jobs, by the record that it answered.
 
     Not what is the job's, nor what nodes share, as a file system.
     """
     return [
         entry
         for entry in answer.document["entries"]
-        if entry["job"] == job
+        if entry["job"] in jobs
         and entry["severity"] == State.CRITICAL
         and (known := catalogue().get(f"Dshealthd{entry['what']}")) is not None
         and known.type.component in PART_COMPONENTS - {"path"}

@@ -181,6 +181,8 @@ class Heartbeat(Position):
         self._marked: dict[Phase, float] = {}
         """Seconds in each phase so far but the present one."""
         self._phase_began = 0.0
+        self._evaluation, self._evaluated = 0.0, 0.0
+        """Seconds of evaluation in no marked phase, and when its last forward pass ended."""
         self.parameters: Callable[[], Iterator[Any]] | None = None
         """Returns what is trained, which shows the device; it may move there after the engine was
         made.
@@ -299,6 +301,25 @@ class Heartbeat(Position):
         self.stage = BACKWARD
         self._words[0] = self.steps << STEP_BIT | (self._passes & MAX_PASSES) << PASS_BIT | BACKWARD
         self._times[1] = monotonic()
+
+    @never_raise
+    def evaluated(self) -> None:
+        """Report that a forward pass in evaluation mode has ended.
+
+        Between two steps, the time since the step or the pass before it was no step's. A hang is
+        judged as in training all the same: nobody has marked a pause.
+        """
+        if self.stage != INPUT or self._phase or threading.get_ident() != self._thread:
+            return
+        now = monotonic()
+        seconds = now - max(self._evaluated, self._times[1])
+        self._evaluated, self._brief_until = now, 0
+        self._evaluation += seconds
+        self._paused += seconds
+        if self.measures:
+            self._step_timer.evaluated(now)
+        if now >= self._due:
+            self._tell()
 
     @never_raise
     def follow_backward(self, result: Any) -> None:
@@ -467,6 +488,8 @@ class Heartbeat(Position):
             began, first = self._first
             steps = self.steps - first
             marked = {phase.name.lower(): seconds for phase, seconds in self._marked.items()}
+            if self._evaluation:
+                marked["evaluation"] = marked.get("evaluation", 0.0) + self._evaluation
             parts = report.divided(
                 max(now - began - sum(marked.values()), 0.0),
                 steps,
@@ -590,6 +613,7 @@ class Heartbeat(Position):
             0,
             self._forward_passes(),
             self._step_timer.totals,
+            self._evaluation or None,
         )
         self._page.write(encode(message), now)
 

@@ -84,8 +84,8 @@ MAX_FLOAT32 = 3.5e38
 
 _HEADER = struct.Struct("<4sBxHI")
 """Magic, version, length, and the checksum of everything after the header."""
-_FIRST = "<BBxxIQQQdddd8xdddQQQ"
-"""Older processes send the time of a step's forward passes in the bytes that are skipped."""
+_FIRST = "<BBxxIQQQddddddddQQQ"
+"""Older processes have the time of a step's forward passes in the place of evaluations."""
 _SECOND = _FIRST + "ddHHHxx"
 _BODY = struct.Struct(_SECOND + "QQdd")
 SIZE = _HEADER.size + _BODY.size
@@ -94,7 +94,8 @@ SIZE_1, SIZE_2 = (_HEADER.size + struct.calcsize(body) for body in (_FIRST, _SEC
 (
     _STEP_SECONDS, _SKIPPED, _LOSS, _LOSS_FINITE, _LOSS_SCALE, _GRADIENT_NORM, _MEMORY,
     _COMMUNICATION, _INPUT, _UNUSED_FORWARD, _OWN, _ON_DEVICE, _PIPELINE, _UNUSED, _TOTALS,
-) = (1 << bit for bit in range(15))  # fmt: skip
+    _EVALUATION,
+) = (1 << bit for bit in range(16))  # fmt: skip
 """Which fields of a message are known: plain numbers, as an IntFlag would cost more than the
 rest."""
 
@@ -187,6 +188,8 @@ class Message(NamedTuple):
     forward_passes: int = 0
     """Forward passes of a usual step, several where gradients accumulate; 0 if unknown."""
     totals: Totals | None = None
+    evaluation_seconds: float | None = None
+    """Time so far in forward passes in evaluation mode, in no marked phase; in no step above."""
     collective: tuple[int, int] = (0, 0)
     """The word of a wait, which stands beside the messages (`WAIT`)."""
     thread: int = 0
@@ -200,7 +203,7 @@ def encode(message: Message) -> bytes:
     (
         step, sent, phase, stage, last, mean, inputs, skipped, finite, nonfinite, scale,
         norm, memory, communication, wait, work, source, pipeline_stage, forward_pass,
-        forward_passes, totals, _collective, _thread, _timeout,
+        forward_passes, totals, evaluation, _collective, _thread, _timeout,
     ) = message  # fmt: skip
     known = 0
     if last is not None:
@@ -225,11 +228,13 @@ def encode(message: Message) -> bytes:
         known |= _PIPELINE
     if totals is not None:
         known |= _TOTALS
+    if evaluation is not None:
+        known |= _EVALUATION
     allocated, reserved, peak = memory or (0, 0, 0)
     body = _BODY.pack(
         phase, stage, known, step, skipped or 0, nonfinite, sent, last or 0.0, mean or 0.0,
-        inputs or 0.0, scale or 0.0, norm or 0.0, communication or 0.0, allocated,
-        reserved, peak, wait or 0.0, work or 0.0, pipeline_stage or 0,
+        inputs or 0.0, evaluation or 0.0, scale or 0.0, norm or 0.0, communication or 0.0,
+        allocated, reserved, peak, wait or 0.0, work or 0.0, pipeline_stage or 0,
         min(forward_pass, MAX_PASSES), min(forward_passes, MAX_PASSES),
         *(totals or (0, 0, 0.0, 0.0)),
     )  # fmt: skip
@@ -254,7 +259,7 @@ def decode(data: bytes) -> Message:
         message = "wrong checksum"
         raise ValueError(message)
     (
-        phase, stage, known, step, skipped, nonfinite, sent, last, mean, inputs, scale,
+        phase, stage, known, step, skipped, nonfinite, sent, last, mean, inputs, evaluation, scale,
         norm, communication, allocated, reserved, peak, wait, work, pipeline_stage, forward_pass,
         forward_passes, *sums,
     ) = _BODY.unpack_from(body.ljust(_BODY.size, b"\0"))  # fmt: skip
@@ -265,6 +270,7 @@ def decode(data: bytes) -> Message:
     for name, value in (
         ("sent", sent), ("step time", last), ("mean step time", mean), ("input", inputs),
         ("communication", communication), ("wait", wait), ("work", work),
+        ("evaluation so far", evaluation if known & _EVALUATION else 0.0),
         ("work so far", totals.work_seconds), ("wait so far", totals.wait_seconds),
     ):  # fmt: skip
         if not 0.0 <= value < math.inf:
@@ -285,6 +291,7 @@ def decode(data: bytes) -> Message:
         (communication, MAX_TOTAL, _COMMUNICATION), (scale, MAX_FLOAT32, _LOSS_SCALE),
         (max(memory), MAX_MEMORY, _MEMORY), (max(totals[:2]), MAX_COUNT, _TOTALS),
         (totals.work_seconds + totals.wait_seconds, MAX_TOTAL, _TOTALS),
+        (evaluation, MAX_TOTAL, _EVALUATION),
     ):  # fmt: skip
         if value > most:
             known &= ~bit
@@ -313,6 +320,7 @@ def decode(data: bytes) -> Message:
         forward_pass=forward_pass,
         forward_passes=forward_passes,
         totals=totals if known & _TOTALS else None,
+        evaluation_seconds=evaluation if known & _EVALUATION else None,
     )
 
 

@@ -29,7 +29,7 @@ log = logging.getLogger("dshealthd.training")
 def follow(heartbeat: Heartbeat, model: Any) -> None:
     """Report the stages of steps by the forward passes of `model`.
 
-    Forward passes in evaluation mode are left out.
+    Those in evaluation mode are no step's.
     """
     if not hasattr(model, "register_forward_pre_hook"):
         log.warning("step stages unavailable: %s is not a torch module", type(model).__name__)
@@ -44,7 +44,7 @@ def follow(heartbeat: Heartbeat, model: Any) -> None:
         heartbeat.forward_began(module, synchronizes=synchronized)
 
     def computes(_module: Any) -> None:
-        if heartbeat.measures:
+        if synchronized and heartbeat.measures:
             heartbeat.synchronized()
 
     def ended(result: Any) -> None:
@@ -52,9 +52,9 @@ def follow(heartbeat: Heartbeat, model: Any) -> None:
         if distributed and heartbeat.measures:
             heartbeat.follow_backward(result)
 
-    _around(heartbeat, model, began, ended)
-    if synchronized:  # otherwise a second module would only cost
-        _around(heartbeat, inner, computes, lambda _result: None)
+    _around(heartbeat, model, began, ended, heartbeat.evaluated)
+    if inner is not model:  # evaluations often call it alone
+        _around(heartbeat, inner, computes, lambda _result: None, heartbeat.evaluated)
 
 
 def _around(
@@ -62,8 +62,10 @@ def _around(
     model: Any,
     began: Callable[[Any], None],
     ended: Callable[[Any], None],
+    evaluated: Callable[[], None],
 ) -> None:
-    """Call `began` with a module and `ended` with its result around each forward pass in training.
+    """Call `began` with a module and `ended` with its result around each forward pass in training,
+    and `evaluated` after each of another.
 
     By its class, not by hooks, which are a part of the module: with ours `torch.save(model)` and
     `torch.jit.script(model)` fail, and copies have them too. Outside of all hooks besides: FSDP 2
@@ -80,8 +82,12 @@ def _around(
 
     def forward(module: Any, *arguments: Any, **named: Any) -> Any:
         # The compiler takes the first for true, and traces nothing of ours.
-        if compiling() or module is not followed() or not module.training:
+        if compiling() or module is not followed():
             return call(module, *arguments, **named)
+        if not module.training:
+            result = call(module, *arguments, **named)
+            evaluated()
+            return result
         began(module)
         result = call(module, *arguments, **named)
         if module.training:

@@ -40,6 +40,7 @@ RANKS = {
 LACKS = {
     "work": "own work and waits are not told apart: no wait for other ranks was seen",
     "input": "input is within own work: the model is not followed",
+    "checkpoint": "no checkpoint was marked: one is within input or own work",
 }
 """What is said where a part is not measured."""
 

@@ -119,9 +119,9 @@ class Spans:
         return all(mark.query() for span in self._marks for mark in span)
 
     def seconds(self) -> float | None:
-        """Return the sum; None if there is no span, or one is unknown."""
+        """Return the sum; None if one is unknown."""
         total = self._seconds
-        if not self.count or total is None:
+        if total is None:
             return None
         for begin, end in self._marks:
             try:
@@ -134,7 +134,10 @@ class Spans:
 class Lap:
     """The spans of one step."""
 
-    __slots__ = ("began", "input_waits", "inputs", "step", "steps", "waits", "whole")
+    __slots__ = (
+        "began", "evaluation", "evaluation_waits", "input_waits", "inputs", "step", "steps",
+        "waits", "whole",
+    )  # fmt: skip
 
     def __init__(self, began: Any) -> None:
         self.began = began
@@ -146,6 +149,9 @@ class Lap:
         self.inputs = Spans()
         self.input_waits = Spans()
         """Waits for other ranks within the inputs."""
+        self.evaluation = Spans()
+        """What is no part of it."""
+        self.evaluation_waits = Spans()
         self.waits = Spans()
         self.whole = Spans()
 
@@ -209,6 +215,14 @@ class StepTimer:
         self._lap.waits.add(begin, end)
         if self._ended is not None:
             self._input_waits.add(begin, end)
+
+    def evaluated(self, now: float) -> None:
+        """End a span of evaluation between two steps, and begin an input span anew."""
+        if self._ended is not None:
+            mark, waits = self.mark(now), self._input_waits
+            self._lap.evaluation.add(self._ended, mark)
+            self._lap.evaluation_waits.extend(waits)
+            self.micro_step_ended(now)
 
     def interrupted(self) -> None:
         """Drop this step's input and the step itself: the pause is neither a wait nor work."""
@@ -280,14 +294,16 @@ class StepTimer:
 
     def _settle(self, lap: Lap) -> None:
         inputs, waited = lap.inputs.seconds(), lap.input_waits.seconds()
-        if inputs is not None and (waited is not None or not lap.input_waits.count):
-            self.input.add(max(inputs - (waited or 0.0), 0.0))
-        wait, whole = lap.waits.seconds(), lap.whole.seconds()
-        if whole is None:
+        if lap.inputs.count and inputs is not None and waited is not None:
+            self.input.add(max(inputs - waited, 0.0))
+        evaluation, less = lap.evaluation.seconds(), lap.evaluation_waits.seconds()
+        wait, whole = lap.waits.seconds(), lap.whole.seconds() if lap.whole.count else None
+        if whole is None or wait is None or evaluation is None or less is None:
             return
-        if wait is not None:
-            self._measured(lap, whole, min(wait, whole))
-        elif not lap.waits.count:
+        whole = max(whole - evaluation, 0.0)
+        if lap.waits.count > lap.evaluation_waits.count:
+            self._measured(lap, whole, min(max(wait - less, 0.0), whole))
+        else:
             steps, seconds = self._unseen
             self._unseen = steps + lap.steps, seconds + lap.steps * whole
 

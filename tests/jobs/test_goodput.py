@@ -35,6 +35,7 @@ class Rank:
         self.message = Message(first, self.now)
         self.read: Message | None = None
         self.totals: Totals | None = None
+        self.evaluated = 0.0
         self.goodput = Goodput()
         self.goodput.begin(age, self.now, seen=seen)
 
@@ -53,6 +54,11 @@ class Rank:
         self.message = self.message._replace(phase=phase, sent=self.now)
         self.spend(phase.name.lower(), seconds)
         self.message = self.message._replace(phase=Phase.TRAINING, sent=self.now)
+
+    def evaluate(self, seconds: float) -> None:
+        """Evaluate unmarked: the next message has the time."""
+        self.spend("evaluation", seconds)
+        self.evaluated += seconds
 
     def steps(self, count: int, work: float, wait: float, inputs: float | None = None) -> None:
         """Make steps. The first of a process is measured by nothing."""
@@ -73,6 +79,7 @@ class Rank:
                 input_seconds=inputs if begun else None,
                 totals=self.totals,
                 memory=DeviceMemory(1, 2, 3 << 30),
+                evaluation_seconds=self.evaluated or None,
             )
 
     def shares(self) -> dict[str, float]:
@@ -138,6 +145,40 @@ def test_a_standstill_is_no_wait() -> None:
     rank.spend("hung", 10.0)
     rank.steps(50, 0.6, 0.4)
     check(rank, PARTS)
+
+
+def test_evaluations_that_nobody_marked() -> None:
+    """Their time is what the rank sums up; beside marked ones, and with a standstill within."""
+    rank = Rank()
+    for _ in range(20):
+        rank.steps(25, 0.1, 0.05, 0.05)
+        rank.evaluate(2.0)
+        rank.pause(Phase.EVALUATION, 1.0)
+    check(rank, PARTS, within=0.02)
+    rank.spend("hung", 50.0)
+    rank.goodput.stall()
+    rank.spend("hung", 50.0)
+    rank.evaluated += 100.0
+    rank.evaluate(5.0)
+    rank.steps(50, 0.1, 0.05, 0.05)
+    check(rank, PARTS, within=0.02)
+    late = Rank(seen=False)
+    late.evaluated = 1000.0
+    late.steps(10, 1.0, 0.0)
+    assert late.shares().get("evaluation", 0.0) == 0.0  # before anybody watched
+
+
+def test_where_a_process_begins() -> None:
+    """That of a first message that knows no duration has made one step or none; sums tell later."""
+    for first, began in ((0, 0), (40, 40)):
+        rank = Rank(first=first)
+        rank.step += 1
+        rank.message = Message(rank.step, rank.now)  # it is read only after its first step
+        rank.spend("start", 1.0)
+        assert rank.goodput.began == first + 1
+        rank.steps(5, 1.0, 0.5)
+        rank.spend("work", 1.0)
+        assert rank.goodput.began == began
 
 
 def test_what_is_not_measured_is_said() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dshealthd.cli import main as cli
-from dshealthd.findings.record import DAY, NodeRecord
+from dshealthd.findings.record import DAY, Entry, NodeRecord
 from tests.findings.test_record import fault
 from tests.web.serving import serving
 
@@ -94,23 +94,59 @@ def test_nodes_to_leave_out(capsys: pytest.CaptureFixture[str]) -> None:
     made.add(fault(now - 900, job="slurm-4710"))
 
     def asked(*more: str) -> tuple[int, str, str]:
-        with serving(history=lambda: made.document("n1", (), time.time())) as served:
-            words = ("jobs", "--exclude", "slurm-4711", f"127.0.0.1:{served.port}", *more)
-            code = cli.main(list(words))
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        return left_out(made, "slurm-4711", capsys, *more)
 
     assert asked() == (0, "\n", "")
+    code, out, _ = asked("--json")
+    none = {"nodes": [], "slurm": "", "kubernetes": "", "deepspeed": ""}
+    assert (code, json.loads(out)["exclude"]) == (0, none)
     made.add(fault(now - 600, part="GPU 5", **job))
     assert asked() == (0, "n1\n", "")
     code, out, _ = asked("--json")
     assert code == 0
     assert [entry["part"] for entry in json.loads(out)["nodes"]["n1"]] == ["GPU 5"]
+    assert json.loads(out)["exclude"] == {
+        "nodes": ["n1"],
+        "slurm": "--exclude=n1",
+        "kubernetes": "kubernetes.io/hostname notin (n1)",
+        "deepspeed": "--exclude=n1",
+    }
     code, out, err = asked("127.0.0.1:1")
     assert (code, out) == (3, "n1\n")
     assert "127.0.0.1:1: " in err
     code, out, _ = asked("127.0.0.1:1", "--json")
     assert (code, json.loads(out)["nodes"]["127.0.0.1:1"]) == (3, None)  # unknown, not innocent
+
+
+def test_nodes_to_leave_out_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run is known by its name, too: its jobs' nodes are left out. Of an unknown one, nothing is
+    known, which is not that no node is to blame.
+    """
+    now, made = time.time(), NodeRecord(None)
+    card = {"mark": 1, "ranks": 1, "again": False, "times": {"work": 1.0}}
+    for number, run in ((4711, "llama"), (4712, "llama"), (4713, "other")):
+        made.add(Entry("run", run, "ended", now - 900, now - 800, job=f"slurm-{number}", card=card))
+    for job, code, out, err in (
+        ("llama", 0, "\n", ""),
+        ("lama", 3, "\n", "nothing is known of lama\n"),
+        ("slurm-471", 3, "\n", "nothing is known of slurm-471\n"),
+    ):
+        assert left_out(made, job, capsys) == (code, out, err)
+    made.add(fault(now - 850, job="slurm-4713"))
+    assert left_out(made, "llama", capsys) == (0, "\n", "")
+    made.add(fault(now - 840, job="slurm-4712"))
+    assert left_out(made, "llama", capsys) == (0, "n1\n", "")
+    assert left_out(made, "slurm-4712", capsys) == (0, "n1\n", "")
+
+
+def left_out(
+    made: NodeRecord, job: str, capsys: pytest.CaptureFixture[str], *more: str
+) -> tuple[int, str, str]:
+    """Return status and output of `jobs --exclude` for a node with this record."""
+    with serving(history=lambda: made.document("n1", (), time.time())) as served:
+        code = cli.main(["jobs", "--exclude", job, f"127.0.0.1:{served.port}", *more])
+    said = capsys.readouterr()
+    return code, said.out, said.err
 
 
 @pytest.mark.parametrize(

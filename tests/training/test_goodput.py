@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import re
-import urllib.request
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.agents import RunningAgent, running
+from tests.lab import Lab
 from tests.training.test_trainings import CONFIG
 from tests.training.trainings import training
 
@@ -25,8 +27,7 @@ SPENT = re.compile(r"rank (\d) attempt (\d) spent (\{.*\})")
 
 def attempts(agent: RunningAgent, run: str) -> list[dict[str, Any]]:
     """Return the attempts of a run that have ended."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{agent.port}/api/v1/history") as answer:
-        found = json.loads(answer.read())["runs"]
+    found = json.loads(agent.get("/api/v1/history"))["runs"]
     return [each for each in found if each["what"] == run and each["end"] is not None]
 
 
@@ -43,6 +44,70 @@ def shares(times: dict[str, float]) -> dict[str, float]:
     """Return the shares of all parts but those that a training's own clock does not know."""
     known = {part: seconds for part, seconds in times.items() if part != "unmeasured"}
     return {part: seconds / sum(known.values()) for part, seconds in known.items()}
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize(
+    ("script", "arguments", "untouched"),
+    [
+        ("script_shares.py", ("ddp", "90"), True),
+        ("script_shares.py", ("fsdp2", "70"), False),
+        ("script_shares.py", ("zero3", "50"), False),
+        ("script_shares.py", ("stages", "50"), False),
+        ("script_trainer.py", ("90",), True),
+        ("script_loaders.py", ("110",), False),
+    ],
+    ids=["DDP", "FSDP 2", "ZeRO 3", "pipeline", "as Trainer", "as Lightning"],
+)
+def test_ranks_on_two_nodes(
+    tmp_path: Path, script: str, arguments: tuple[str, ...], *, untouched: bool
+) -> None:
+    """The shares of all ranks are those of their own clocks, within 3 points, and nothing else is
+    left unmeasured; where no other training fits, as a stranger writes it.
+    """
+    run = "of-two-nodes"
+    (tmp_path / "saved").mkdir()
+    with (
+        Lab(
+            tmp_path / "lab",
+            nodes=2,
+            gpus=0,
+            collectors=("training", "job_hang", "open_files"),
+            config=lambda node: CONFIG.format(socket=node.directory / "heartbeat.sock"),
+        ) as lab,
+        contextlib.ExitStack() as stack,
+    ):
+        started = []
+        for node in lab.nodes:
+            asked = {
+                "CHECKPOINTS": str(tmp_path / "saved"),
+                "DSHEALTHD_HEARTBEAT_SOCKET": str(node.directory / "heartbeat.sock"),
+                "DSHEALTHD_RUN": run,
+                "DS_ACCELERATOR": "cpu",
+            }
+            (logs := node.directory / "logs").mkdir()
+            trains = training(
+                logs, script, *arguments, variables=asked, untouched=untouched, node=node
+            )
+            started.append(stack.enter_context(trains))
+        ends = [trained.process.wait(400) for trained in started]
+        text = "".join(trained.text() for trained in started)
+        assert ends == [0, 0], text
+        limit = time.monotonic() + 120.0
+        while not all(found := [attempts(node.agent, run) for node in lab.nodes]):
+            assert time.monotonic() < limit, text
+            time.sleep(0.5)
+    cards = [one["card"] for ((one),) in found]
+    assert [(card["ranks"], card["first_step"]) for card in cards] == [(1, 0)] * 2
+    times: dict[str, float] = {}
+    for card in cards:
+        for part, seconds in card["times"].items():
+            times[part] = times.get(part, 0.0) + seconds
+    del times["start"]
+    assert times["unmeasured"] < 0.03 * sum(times.values()), times
+    own, card = shares(clocks(text, 0)), shares(times)
+    for part in own.keys() | card.keys():
+        assert card.get(part, 0.0) == pytest.approx(own.get(part, 0.0), abs=0.03), (card, own)
 
 
 def test_ddp_that_torchrun_restarts(tmp_path: Path) -> None:

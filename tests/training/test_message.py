@@ -74,6 +74,7 @@ def messages(draw: st.DrawFn) -> Message:
         forward_pass=draw(st.integers(0, MAX_PASSES)),
         forward_passes=draw(st.integers(0, MAX_PASSES)),
         totals=draw(st.none() | st.builds(Totals, COUNT, COUNT, HALF_A_TOTAL, HALF_A_TOTAL)),
+        evaluation_seconds=draw(st.none() | TOTAL_SECONDS),
     )
 
 
@@ -113,6 +114,7 @@ def test_a_forward_time_is_skipped(message: Message, seconds: float) -> None:
     """Older processes send the time of a step's forward passes, and mark it as known; an older
     agent knows by the mark that this version does not.
     """
+    message = message._replace(evaluation_seconds=None)  # it has the same place
     mark, known_at, place = 1 << 9, 12 + 4, 12 + 64
     data = bytearray(encode(message))
     known = int.from_bytes(data[known_at : known_at + 4], "little")
@@ -177,6 +179,7 @@ def test_cut_messages_are_refused(message: Message, length: int) -> None:
     (Message(step=1, sent=1.0, input_seconds=math.nan), "input: nan"),
     (Message(step=1, sent=1.0, loss_scale=math.nan), "loss scale nan"),
     (Message(step=1, sent=1.0, totals=Totals(1, 1, math.nan, 0.0)), "work so far: nan"),
+    (Message(step=1, sent=1.0, evaluation_seconds=-1.0), "evaluation so far: -1"),
 ])  # fmt: skip
 def test_impossible_values_are_refused(message: Message, why: str) -> None:
     """Values that no training has are no message; the error names them."""
@@ -206,6 +209,7 @@ OWN = ("wait_seconds", "work_seconds")
         (OWN, (1.0, LONGEST_STEP), (1.0, beyond(LONGEST_STEP))),
         (("input_seconds",), (LONGEST_STEP,), (beyond(LONGEST_STEP),)),
         (("communication_seconds",), (MAX_TOTAL,), (beyond(MAX_TOTAL),)),
+        (("evaluation_seconds",), (MAX_TOTAL,), (beyond(MAX_TOTAL),)),
         (("totals",), (Totals(1, MAX_COUNT, 1.0, 1.0),), (Totals(1, MAX_COUNT + 1, 1.0, 1.0),)),
         (("totals",), (Totals(1, 1, MAX_TOTAL, 0.0),), (Totals(1, 1, beyond(MAX_TOTAL), 0.0),)),
         (("totals",), (Totals(1, 1, 0.0, MAX_TOTAL),), (Totals(1, 1, 1.0, MAX_TOTAL),)),

@@ -6,6 +6,7 @@ import copy
 import io
 import time
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -154,9 +155,10 @@ def test_times(agents_end: AgentsEnd) -> None:
     assert message.input_seconds + 2 * min(model.took) < message.mean_seconds
 
 
-def test_pause_is_no_input(agents_end: AgentsEnd) -> None:
-    """An evaluation between two steps is no wait for input, nor are its forward passes
-    training's.
+@pytest.mark.parametrize("marked", [True, False])
+def test_pause_is_no_input(agents_end: AgentsEnd, marked: bool) -> None:  # noqa: FBT001
+    """An evaluation between two steps is no wait for input, nor are its forward passes training's,
+    nor is it in the time of a step. It is told, unless it was marked.
     """
     model = Slow(agents_end, 0.001)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -164,7 +166,7 @@ def test_pause_is_no_input(agents_end: AgentsEnd) -> None:
     with attach(optimizer=optimizer, model=model, socket=agents_end.path) as heartbeat:
         for _ in range(3):
             make_step(model, optimizer)
-        with heartbeat.phase("evaluation"), torch.no_grad():
+        with heartbeat.phase("evaluation") if marked else nullcontext(), torch.no_grad():
             entered = time.perf_counter()
             model.eval()
             model.seconds = 0.6
@@ -178,6 +180,13 @@ def test_pause_is_no_input(agents_end: AgentsEnd) -> None:
         message = agents_end.message()
     assert message.input_seconds is not None
     assert message.input_seconds <= trained
+    assert message.last_seconds is not None
+    assert message.last_seconds <= trained
+    if marked:
+        assert message.evaluation_seconds is None
+    else:
+        assert message.evaluation_seconds is not None
+        assert 0.6 <= message.evaluation_seconds <= time.perf_counter() - began
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own

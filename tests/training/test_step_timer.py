@@ -240,6 +240,27 @@ def test_steps_without_a_wait_or_with_a_pause(device: Device, step_timer: StepTi
     assert step_timer.wait.value is step_timer.work.value is None
 
 
+def test_evaluation_is_no_part_of_a_step() -> None:
+    """Nor are waits in it, of others that evaluate; the input begins behind it."""
+    host = StepTimer()
+    host.on("cpu", None)
+    host.step_ended(0.0, 1)
+    for now in (3.0, 5.0):
+        host.waited(now - 1.0, now - 0.5)
+        host.evaluated(now)
+    host.input_ended(5.5)
+    host.waited(5.75, 6.0)
+    host.step_ended(6.0, 2)
+    assert host.totals == Totals(2, 1, 0.75, 0.25)
+    assert host.input.value == 0.5
+    host.waited(6.25, 6.75)  # within the evaluation: the step itself has none that is seen
+    host.evaluated(7.0)
+    host.step_ended(8.0, 3)
+    host.waited(9.0, 9.5)
+    host.step_ended(10.0, 4)
+    assert host.totals == Totals(4, 3, 0.75 + 1.0 + 1.5, 0.25 + 0.5)
+
+
 def test_totals_leave_no_step_out() -> None:
     """A step in which the process stood still counts whole; so do steps without a wait, as soon as
     one follows that has one. A step with a marked pause is missing from the count as well.

@@ -312,6 +312,36 @@ def test_waits_on_a_device(
         assert message.wait_source is WaitSource.DEVICE
 
 
+def test_evaluation_of_the_model_within(agents_end: AgentsEnd) -> None:
+    """A wrapper's own model, which trainings evaluate alone, is followed as well; where others
+    evaluate than the thread that trains, that is beside its work.
+    """
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        model.train()
+        model(torch.ones(4, 8)).mean().backward()
+        optimizer.step()
+
+    def evaluate() -> None:
+        model.eval()
+        time.sleep(0.1)
+        model.module(torch.ones(4, 8))
+
+    with attach(optimizer=optimizer, model=model, socket=agents_end.path):
+        step()
+        for beside in (True, False):
+            if beside:
+                (thread := threading.Thread(target=evaluate)).start()
+                thread.join()
+            else:
+                evaluate()
+            step()
+            told = agents_end.message().evaluation_seconds
+            assert told is None if beside else told is not None and told >= 0.1
+
+
 def test_when_collectives_time_out(agents_end: AgentsEnd) -> None:
     """What `init_process_group` was given, or its default, is told; without a group it is
     unknown.

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
 from bench.processes import free_port
+from tests.lab import Node
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -35,7 +37,7 @@ class Step(NamedTuple):
 class TrainingRun:
     """The ranks of a training, and their logs: torchrun gives each rank its own."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, process: subprocess.Popen[Any], log: Path) -> None:
         self.process = process
         self.log = log
 
@@ -76,16 +78,24 @@ def training(
     *arguments: str,
     variables: Mapping[str, str],
     restarts: int = 0,
+    untouched: bool = False,
+    node: Node | None = None,
 ) -> Iterator[TrainingRun]:
     """Run a script of this folder under torchrun with two ranks, and end it with both.
 
-    torchrun starts it anew so often.
+    torchrun starts it anew so often. One that is untouched gets its heartbeat from outside. `node`
+    is one of the two nodes of a lab, on each of which a rank of the training is to be started.
     """
     log = directory / "stdlauncher.log"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--redirects=3"]
-    command += [f"--max-restarts={restarts}", "--master-addr=127.0.0.1"]
-    command += [f"--master-port={free_port()}"]
-    command += [f"--log-dir={directory / 'ranks'}", str(HERE / script), *arguments]
+    command = [sys.executable, "-m", "torch.distributed.run", "--redirects=3"]
+    command += [f"--max-restarts={restarts}"]
+    if node is None:
+        command += ["--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    else:
+        command += ["--nproc-per-node=1", "--nnodes=2", f"--node-rank={node.number - 1}"]
+        command += [f"--master-addr={node.lab.nodes[0].address}"]
+    command += [f"--log-dir={directory / 'ranks'}", *(["-m", "dshealthd.training"] * untouched)]
+    command += [str(HERE / script), *arguments]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -94,14 +104,18 @@ def training(
         **variables,
     }
     with log.open("wb") as out:
-        process = subprocess.Popen(
+        start: Callable[..., subprocess.Popen[Any]] = (
+            functools.partial(subprocess.Popen, start_new_session=True)
+            if node is None
+            else node.station.popen
+        )
+        process = start(
             command,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
             env=environment,
             cwd=directory,
-            start_new_session=True,
         )
     try:
         yield TrainingRun(process, log)
