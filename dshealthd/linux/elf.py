@@ -15,6 +15,8 @@ SECTION_LIMIT = 64 << 20
 
 libnccl.so has half a MiB; a PyTorch with NCCL linked in has some ten.
 """
+SYMBOLS_LIMIT = 8 << 20
+"""Most bytes of symbols: 350,000 of them, which take some 50 ms; libtorch_cuda.so has half."""
 _HEADER = 64
 _MAGIC = b"\x7fELF\x02\x01"
 """64-bit little-endian, the only kind that NCCL is built for."""
@@ -68,7 +70,7 @@ class Function(NamedTuple):
 def functions(descriptor: int, names: Collection[str]) -> dict[str, Function]:
     """Return those of the named functions that a 64-bit ELF library exports.
 
-    OSError; struct.error if the file is cut or malformed.
+    OSError; struct.error or OverflowError if the file is cut or malformed.
     """
     header = os.pread(descriptor, _HEADER, 0)
     if len(header) < _HEADER or not header.startswith(_MAGIC):
@@ -88,12 +90,11 @@ def functions(descriptor: int, names: Collection[str]) -> dict[str, Function]:
     ]
     parts = list(_SECTION.iter_unpack(os.pread(descriptor, size * count, table)))
     found: dict[str, Function] = {}
-    for _, kind, _, _, offset, length, link, _, _, _ in parts:
-        if kind != _DYNAMIC_SYMBOLS or link >= len(parts):
-            continue
+    tables = [part for part in parts if part[1] == _DYNAMIC_SYMBOLS and part[6] < len(parts)]
+    for _, _, _, _, offset, length, link, _, _, _ in tables[:1]:  # no library has more than one
         text = os.pread(descriptor, min(parts[link][5], SECTION_LIMIT), parts[link][4])
         places = dict(_places(text, names))
-        symbols = os.pread(descriptor, min(length, SECTION_LIMIT), offset)
+        symbols = os.pread(descriptor, min(length, SYMBOLS_LIMIT), offset)
         for at, info, _, section, value, _ in _SYMBOL.iter_unpack(
             symbols[: len(symbols) // _SYMBOL.size * _SYMBOL.size]
         ):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import tracemalloc
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from dshealthd.linux.elf import constants
+from dshealthd.linux.elf import SYMBOLS_LIMIT, constants, functions
 
 MAGIC = b"\x7fELF\x02\x01\x01"
 
@@ -27,7 +30,68 @@ def test_a_table_of_impossible_sections_is_left(tmp_path: Path, size: int, count
     tracemalloc.start()
     try:
         assert list(constants(descriptor)) == []
+        assert functions(descriptor, {"ncclSend"}) == {}
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
         os.close(descriptor)
+
+
+def library(*names: bytes, value: int = 0x1000, count: int | None = None) -> bytes:
+    """Return a library of one segment at 0x1000, whose functions are all at one address."""
+    text = b"".join(name + b"\0" for name in names)
+    places = [text.index(name + b"\0") for name in names]
+    symbols = b"".join(struct.pack("<IBBHQQ", at, 0x12, 0, 1, value, 0) for at in places)
+    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, 0x1000, 0, 0x1000, 0x1000, 0)
+    at_text, at_symbols = 120, 120 + len(text)
+    length = len(symbols) if count is None else count * 24
+    entries = [
+        struct.pack("<IIQQQQIIQQ", 0, kind, 0, 0, offset, size, link, 0, 0, 0)
+        for kind, offset, size, link in (
+            (3, at_text, len(text), 0),
+            (11, at_symbols, length, 0),
+        )
+    ]
+    table = at_symbols + len(symbols)
+    header = MAGIC.ljust(32, b"\0") + struct.pack("<QQ", 64, table) + b"\0" * 6
+    header += struct.pack("<5H", 56, 1, 64, len(entries), 0)
+    return header + segment + text + symbols + b"".join(entries)
+
+
+def read(tmp_path: Path, content: bytes, *names: str) -> dict[str, int]:
+    """Return the offsets of the functions of a library."""
+    place = tmp_path / "libnccl.so.2"
+    place.write_bytes(content)
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        return {name: found.offset for name, found in functions(descriptor, set(names)).items()}
+    finally:
+        os.close(descriptor)
+
+
+def test_functions(tmp_path: Path) -> None:
+    """A name may be stored as the end of a longer one, and one that only ends so is another's."""
+    whole = library(b"pncclSend", b"ncclSend", value=0x1010)
+    assert read(tmp_path, whole, "ncclSend", "ncclRecv") == {"ncclSend": 0x10}
+    assert read(tmp_path, library(b"pncclSend"), "ncclSend") == {}
+    assert read(tmp_path, library(b"ncclSend", value=0x2000), "ncclSend") == {}
+
+
+@given(st.integers(0, 400), st.binary(max_size=80))
+@example(40, struct.pack("<Q", 2**64 - 1))
+@example(32, struct.pack("<Q", 2**63))
+def test_a_damaged_library(at: int, wrong: bytes) -> None:
+    """Nothing but what callers expect is raised, whatever is damaged."""
+    whole = library(b"ncclSend", b"ncclRecv")
+    descriptor = os.memfd_create("library")
+    try:
+        os.write(descriptor, whole[:at] + wrong + whole[at + len(wrong) :])
+        with contextlib.suppress(struct.error, OverflowError, OSError):
+            assert functions(descriptor, {"ncclSend"}).keys() <= {"ncclSend"}
+    finally:
+        os.close(descriptor)
+
+
+def test_a_library_that_claims_too_many_symbols(tmp_path: Path) -> None:
+    """A table beyond its limit is cut, and the file's end ends it."""
+    assert read(tmp_path, library(b"ncclSend", count=SYMBOLS_LIMIT), "ncclSend") == {"ncclSend": 0}

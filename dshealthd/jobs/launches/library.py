@@ -80,7 +80,7 @@ class MappedNccl:
                 self._known.clear()
             try:
                 self._known[key] = functions(descriptor, FUNCTIONS)
-            except struct.error as error:
+            except (OSError, struct.error, ArithmeticError) as error:
                 raise Refused(Obstacle.UNREADABLE, f"not a sound library: {error}") from error
         return self._known[key]
 
@@ -88,7 +88,7 @@ class MappedNccl:
 def places(found: Mapping[str, Function]) -> dict[str, int]:
     """Return the offsets for breakpoints. `Refused` if an operation would be single-stepped.
 
-    Only a `push` is emulated, at under 1 µs a call; another instruction takes 7 to 9 µs, with a
+    Only a `push` is emulated, at some 1 µs a call; another instruction takes 7 to 9 µs, with a
     trap of its own: too much for what is called at each launch, not for what makes or ends a
     communicator (NVIDIA's `ncclCommInitRankConfig` begins with a `mov`). After `endbr64`, the next
     instruction takes the breakpoint.

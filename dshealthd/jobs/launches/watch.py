@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dshealthd.jobs.ranks import Key
 
 BUDGET = 5000.0
-"""Hits a second of one process, averaged from one turn to the next: at 0.9 µs each, 0.45 % of a
+"""Hits a second of one process, averaged from one turn to the next: at 1.1 µs each, 0.55 % of a
 core. A training launches some hundreds.
 """
 REST = 600.0
@@ -35,6 +35,8 @@ REST = 600.0
 EARLY, LATER = 120.0, 30.0
 """Seconds: a rank loads NCCL within minutes of its start; in an older one it is looked for less
 often."""
+LOOKS = 4 * MAX_PROCESSES
+"""Most processes that are searched for NCCL in one turn, about 0.2 s; users take turns."""
 COMPARED = RING // 4
 """Fewest launches that ranks must have in common for their times to be compared."""
 
@@ -73,6 +75,7 @@ class Launches:
         self._libraries = MappedNccl(context.host)
         self._followed: dict[Key, Followed] = {}
         self._at: float | None = None
+        self._looks = 0
 
     def turn(self) -> list[dict[str, Any]]:
         """Attach to new ranks, leave those that may not be counted, and return what is known of
@@ -111,36 +114,51 @@ class Launches:
         children: defaultdict[int, list[TrainingProcess]] = defaultdict(list)
         for process in processes:
             children[process.parent].append(process)
-        found = []
-        for run in self._ranks.runs(processes, self._table.machine):
-            for top in run.processes:
-                line = [top]
-                for each in line:
-                    line += [
-                        child
-                        for child in children[each.pid]
-                        if child.launch.rank == top.launch.rank and child.job == top.job
-                    ]
-                attached = (
-                    each
-                    for each in line
-                    if (one := self._followed.get((each.pid, each.start))) and one.attached
-                )
-                chosen = next(attached, None) or next(filter(self._has_nccl, line), top)
-                found.append(((chosen.pid, chosen.start), run.name, chosen))
-        return shared(
-            found,
-            len(found),
-            lambda entry: entry[2].user,
-            lambda entry: entry[2].job,
-            lambda entry: entry[2].start,
+        runs = self._ranks.runs(processes, self._table.machine)
+        tops = [(run.name, process) for run in runs for process in run.processes]
+        ordered = shared(
+            tops,
+            len(tops),
+            lambda entry: entry[1].user,
+            lambda entry: entry[1].job,
+            lambda entry: entry[1].start,
         )
+        self._looks = LOOKS
+        return [
+            ((chosen.pid, chosen.start), name, chosen)
+            for name, top in ordered
+            for chosen in (self._own(top, children),)
+        ]
+
+    def _own(
+        self, top: TrainingProcess, children: Mapping[int, list[TrainingProcess]]
+    ) -> TrainingProcess:
+        """Return the process of a rank to follow, given the one that its launcher started."""
+        line, known = [top], {top.pid}
+        for each in line:
+            for child in children.get(each.pid, ())[:LOOKS]:
+                same = (child.job, child.launch.rank) == (top.job, top.launch.rank)
+                if same and child.pid not in known:  # a pid that is used again makes a circle
+                    known.add(child.pid)
+                    line.append(child)
+        for each in line:
+            one = self._followed.get((each.pid, each.start))
+            if one is not None and one.attached:
+                return each
+        return next(filter(self._has_nccl, line), top)
 
     def _has_nccl(self, process: TrainingProcess) -> bool:
         one = self._followed.get((process.pid, process.start))
         if one is not None and self._context.monotonic() < one.due:
             return one.refusal.reason is not Obstacle.NO_LIBRARY
+        if self._looks <= 0:
+            return False
+        self._looks -= 1
         try:
+            # What a process in uninterruptible sleep has mapped may not be readable until it wakes.
+            stat = read_bytes(self._context.host.proc(f"{process.pid}/stat"), 4096)
+            if parse_stat(stat).state == UNINTERRUPTIBLE:
+                return False
             with self._libraries.opened(process.pid):
                 return True
         except Refused as refusal:
@@ -165,7 +183,6 @@ class Launches:
                 self._leave(one, Refused(Obstacle.OVER_BUDGET, f"{rate:.0f} launches a second"))
                 one.due = now + REST
             one.hits = hits
-        # What a process in uninterruptible sleep has mapped may not be readable until it wakes.
         elif now >= one.due and stat.start == start and stat.state != UNINTERRUPTIBLE:
             self._try(one, now)
 
@@ -184,6 +201,8 @@ class Launches:
                 self._leave(one)
         except Refused as refusal:
             self._leave(one, refusal)
+            if refusal.reason is not Obstacle.NO_LIBRARY:
+                one.due = now + LATER
         except OSError as error:
             self._leave(one, refused_by_kernel(self._context.host, error, "attach"))
         except (ValueError, ArithmeticError) as error:

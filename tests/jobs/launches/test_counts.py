@@ -21,6 +21,7 @@ from dshealthd.jobs.launches.programs import MAX_COMMUNICATORS
 from dshealthd.linux.elf import functions
 from tests.jobs.launches import libraries
 from tests.jobs.launches.machine import Machine
+from tests.nccl import job as job_module
 from tests.nccl.job import Job
 
 if TYPE_CHECKING:
@@ -283,6 +284,46 @@ def test_two_jobs_share_a_file(start: Callable[..., tuple[Job, Machine]], tmp_pa
         found = machine.turn()
         assert only(of_rank(other, found, 0))["collectives"] == 2
         assert only(of_rank(job, found, 0))["collectives"] == 3
+
+
+def test_a_script_that_starts_the_rank(tmp_path: Path) -> None:
+    """The process that has NCCL is the rank's, not the shell that its launcher started."""
+    lib = libraries.build(tmp_path / "lib")
+    script = Path(job_module.__file__).with_name("rank.py")
+    environment = {
+        "PATH": os.environ["PATH"],
+        "NCCLSIM_LIB": str(lib),
+        "LOCAL_RANK": "0",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+    shell = subprocess.Popen(
+        ["sh", "-c", f"{sys.executable} {script}; exit 3"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+        bufsize=1,
+    )
+    assert shell.stdin is not None
+    assert shell.stdout is not None
+    machine = Machine(tmp_path, [shell.pid])
+    try:
+        assert machine.turn()[shell.pid]["refused"] is Obstacle.NO_LIBRARY
+        shell.stdin.write("sync\n")
+        assert shell.stdout.readline().startswith("ok")
+        children = Path(f"/proc/{shell.pid}/task/{shell.pid}/children").read_text().split()
+        (pid,) = map(int, children)
+        machine.add(pid)
+        found = machine.turn()
+        assert {pid: None} == {each: rank["refused"] for each, rank in found.items()}
+    finally:
+        machine.close()
+        shell.stdin.close()
+        assert shell.wait(60) == 3
+        shell.stdout.close()
 
 
 def run(folder: Path, procfs: Path, *before: str) -> tuple[subprocess.Popen[bytes], Path]:
