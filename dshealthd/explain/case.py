@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
 import signal
-from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
 
 MAX_TASKS = 10_000
 """Maximum number of tasks in one of srun's messages."""
-AROUND = 2
-"""Lines between a traceback and a line about it."""
 CLEARED_AFTER = 10
 """Lines of progress after an error that show it ended nothing; ranks print a few more."""
 _QUOTES_COMMANDS = {"child-failed/deepspeed-launcher", "child-failed/summary"}
@@ -158,7 +154,7 @@ def _signals(case: Case) -> None:
         )
         if not failure.root:
             continue
-        crash = _crash(failure, case)
+        crash = _crash(failure)
         case.found.events.append(crash)
         if crash.is_crash or silent:
             told.add(failure.rank)
@@ -184,7 +180,7 @@ def _signals(case: Case) -> None:
         event.says = f"a rank was ended by {_signal(event)}"
 
 
-def _crash(failure: Failure, case: Case) -> Event:
+def _crash(failure: Failure) -> Event:
     code = failure.exit or 0
     stamp = Stamp("iso", failure.time.replace("_", " "))
     event = Event(
@@ -194,7 +190,6 @@ def _crash(failure: Failure, case: Case) -> Event:
         place=failure.place,
         origin=Origin(failure.source, rank=failure.rank, host=failure.host), order=1 << 40,
         stamp=stamp, exact=False, fields={"exit": str(code)},
-        attempt=case.found.sources[failure.source].attempt,
     )  # fmt: skip
     if event.signal:
         event.says = f"rank {failure.rank} was ended by {_signal(event)}"
@@ -225,48 +220,25 @@ def _signal(event: Event) -> str:
 def _sort(case: Case) -> None:
     """Sort events into causes, consequences, and errors that the job recovered from."""
     found = case.found
-    # A new attempt shows that an error is over once it works, or fails by itself.
-    latest: dict[str, int] = defaultdict(int)
-    for facts in found.sources:
-        run = facts.name.partition("/attempt_")[0]
-        latest[run] = max(latest[run], facts.working)
-    for event in found.events:
-        if event.role in {"cause", "loss"}:
-            run = found.sources[event.origin.source].name.partition("/attempt_")[0]
-            latest[run] = max(latest[run], event.attempt)
     for event in found.events:
         facts = found.sources[event.origin.source]
-        run = facts.name.partition("/attempt_")[0]
         later = facts.progress - event.progress
-        if event.attempt < latest[run]:
-            case.recovered.append(event)
-        elif event.role == "loss":
-            case.causes.append(event)
+        if event.role == "loss":
+            is_few = event.count < load().by_id(event.pattern).least
+            is_over = is_few or event.last_order < facts.finite
+            (case.recovered if is_over else case.causes).append(event)
         elif event.role == "consequence" or (
             event.slug == "rendezvous-unreachable" and event.progress
         ):
             case.consequences.append(event)
         elif event.role == "cause":
-            is_over = (
-                later >= case.enough
-                or event.last_order < facts.finished
-                or (later > 0 and _is_skipped(event, facts.skips))
-            )
+            is_over = later >= case.enough or event.last_order < facts.finished
             if is_over and event.pattern != "child-failed/signal":
                 case.recovered.append(event)
                 continue
             case.causes.append(event)
             if event.rank is not None and event.layer != "hardware":
                 case.failed.add(event.rank)
-
-
-def _is_skipped(event: Event, skips: list[int]) -> bool:
-    """Return whether a line right before or after a traceback says that what failed was skipped."""
-    if not event.frames:
-        return False
-    begin = event.order - AROUND - 3 * len(event.frames)  # each frame has up to three lines
-    number = bisect.bisect_left(skips, begin)
-    return number < len(skips) and skips[number] <= event.order + AROUND
 
 
 def _index(case: Case) -> None:

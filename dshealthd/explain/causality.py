@@ -219,7 +219,6 @@ def _adopt(root: Event, case: Case) -> None:
         for event in (*case.causes, *case.consequences)
         if event.layer == "launcher"
         and event.origin.source == root.origin.source
-        and event.attempt == root.attempt
         and (event.host is not None or event.rank is not None)
     ]
     if root.layer == "scheduler":  # which no rank's host explains

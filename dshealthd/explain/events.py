@@ -115,8 +115,6 @@ class Event:
     """`order` of that place."""
     progress: int = 0
     """Lines of progress before it, in its file."""
-    attempt: int = 0
-    """Number of the job's start within its file."""
     rank: int | None = None
     """The rank in the whole job, once `causality` has worked it out."""
     ranks: tuple[int, ...] = ()

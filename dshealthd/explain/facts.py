@@ -30,7 +30,6 @@ MAX_STREAMS = 10_000
 MAX_FAILURES = 10_000
 SEVERAL = 3
 """Number of ranks that suffices to show that there are several."""
-MAX_SKIPS = 1000
 
 
 class Bounded(dict[K, V]):
@@ -72,7 +71,6 @@ class SourceFacts:
     """What one file says besides its events."""
 
     name: str
-    attempt: int = 0
     progress: int = 0
     last_stamp: dict[Origin, Stamp] = field(default_factory=lambda: Bounded(MAX_STREAMS))
     final: Stamp | None = None
@@ -91,12 +89,10 @@ class SourceFacts:
     """Healthy lines so far: of level INFO, or that nothing had to be examined in."""
     statements: Statements = field(default_factory=Statements)
     """What its lines say of a failure that no pattern knows."""
+    finite: int = 0
+    """Order of the last line with a finite loss."""
     alive: int = 0
     """Order of the last line that shows NCCL or the training at work."""
-    working: int = 0
-    """The attempt of that line."""
-    skips: list[int] = field(default_factory=list)
-    """Orders of lines that say that something is skipped or tried again."""
     finished: int = 0
     """Order of the last line that says that the training has ended well."""
     summaries: int = 0

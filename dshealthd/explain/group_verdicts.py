@@ -20,12 +20,10 @@ MAX_SIZE = 200_000
 """Ranks of the largest plausible job."""
 MAX_GAPS = 4
 """Maximum number of ranks with incomplete logs named in a sentence."""
-KINDS = ("behind", "stuck", "mismatch", "ahead", "missing", "symmetric", "unknown")
+KINDS = ("behind", "stuck", "mismatch", "missing", "symmetric", "unknown")
 """Kinds of verdicts, those that say most first."""
 _PER_NODE = (4, 8, 16)
 """Usual numbers of ranks per node; two ranks may be silent together by chance."""
-_GATHERS = ("ALLGATHER", "_ALLGATHER_BASE", "ALLGATHER_COALESCED")
-_SCATTERS = ("REDUCE_SCATTER", "_REDUCE_SCATTER_BASE")
 _UNEVEN = frozenset({
     "SCATTER", "GATHER", "ALLTOALL", "ALLTOALL_BASE", "SEND", "RECV", "ALLGATHER",
     "REDUCE_SCATTER", "gather", "scatter", "all_to_all", "all_gather", "reduce_scatter",
@@ -79,7 +77,7 @@ def judge_groups(
         for group, members in ledger.groups_with_pending().items()
         if any(member.waits for member in members.values())
     ]
-    found = together(follow(found))
+    found = follow(found)
     if ledger.running:
         found.append(disagreement(ledger.running))
     return sorted(
@@ -112,16 +110,13 @@ def judge(
     stuck = [member for member in waiting if _number(member) == sequence]
     operation = next((member.operation for member in stuck if member.operation), "collective")
 
-    def global_rank(member: GroupMember) -> int:
-        return member.group_rank if member.rank is None else member.rank
-
-    ranks = tuple(sorted(global_rank(member) for member in waiting))
+    ranks = tuple(sorted(member.in_job for member in waiting))
     what = f"{operation} #{sequence}" if sequence is not None else operation
     what += f" of the {label}{_called(stuck, sequence)}"
 
     def verdict(kind: str, culprits: list[GroupMember], says: str) -> GroupVerdict:
         proof = [member.place for member in (*culprits[:3], *stuck[:2])]
-        accused = tuple(sorted(global_rank(member) for member in culprits))
+        accused = tuple(sorted(member.in_job for member in culprits))
         return GroupVerdict(
             kind, label, sequence, operation, says, accused, tuple(proof), ranks, group
         )
@@ -149,30 +144,19 @@ def judge(
                 )  # fmt: skip
                 text = f"never entered {what}; last enqueued: {last}"
                 return verdict("behind", behind, text)
-            # It is unknown whether the ranks without a log here entered it, too.
-            if size is None or 2 * len(behind) <= size:
-                text = (
-                    f"{plural(len(entered), 'rank')} of {size or 'an unknown number'} "
-                    f"reported entering {what}"
-                )
-                return verdict("unknown", [], text)
-            text = f"entered {what}, which most ranks never called"
-            return verdict("ahead", entered, text)
-        done = [
+            of = f"{plural(len(entered), 'rank')} of {size or 'an unknown number'}"
+            return verdict("unknown", [], f"{of} reported entering {what}")
+        onward = [
             member
             for member in members.values()
             if member.timed_out != sequence
+            and member.waits
             and member.completed is not None
             and member.completed >= sequence
         ]
-        onward = [member for member in done if member.waits]
-        idle = [member for member in done if not member.waits]
         if onward and len(stuck) <= len(onward):
             text = f"did not finish {what}, which others had completed"
             return verdict("stuck", stuck, text)
-        if idle and len(idle) <= len(waiting):
-            text = f"called nothing after {what}, while others waited there"
-            return verdict("behind", idle, text)
         if odd := _odd(members.values(), sequence, stuck):
             number, minority, other, is_clear = odd
             names = f"{_described(minority[0], number)} where others ran {other}"
@@ -189,11 +173,11 @@ def judge(
     absent = sorted(set(range(size)) - set(members))
     if absent:
         missed = _missed(ledger, group, absent, size, is_whole=is_whole, present=present)
-        return _of_silent(ledger, unknown, what, absent, missed, size, stuck, coverage)
+        return _of_silent(ledger, unknown, what, absent, missed, stuck, coverage)
     if len(stuck) == len(members) and size > 1:
         text = f"all {size} ranks entered {what} and none completed it"
         # If the size is only known from the highest rank in the logs, there may be more ranks.
-        is_known = ledger.ranks_of.get(group) or world or _size(members.values())
+        is_known = ledger.ranks_of.get(group) or world
         is_sure = bool(is_known) or coverage.is_one_whole_log
         return replace(unknown, kind="symmetric", says=text, is_sure=is_sure)
     return unknown
@@ -205,7 +189,6 @@ def _of_silent(
     what: str,
     absent: Sequence[int],
     missed: tuple[int, ...],
-    size: int,
     stuck: Sequence[GroupMember],
     coverage: Coverage,
 ) -> GroupVerdict:
@@ -224,9 +207,7 @@ def _of_silent(
         proof = [ledger.dumped[rank] for rank in missed[:3] if rank in ledger.dumped]
         proof += [member.place for member in stuck[:3]]
         return replace(unknown, kind="missing", says=text, culprits=missed, proof=tuple(proof))
-    if 2 * len(absent) < size:
-        return replace(unknown, says=f"{listed(absent)} never reported on {what}")
-    return unknown
+    return replace(unknown, says=f"{listed(absent)} never reported on {what}")
 
 
 def _group_size(
@@ -238,11 +219,7 @@ def _group_size(
 ) -> int | None:
     """Return how many ranks a group has; None if unknown or implausibly many."""
     is_whole = _is_whole(ledger, group)
-    size = (
-        len(ledger.ranks_of.get(group, ()))
-        or (world if is_whole else None)
-        or _size(members.values())
-    )
+    size = len(ledger.ranks_of.get(group, ())) or (world if is_whole else None)
     # Unless its ranks are numbered anew, a group that has all ranks of the logs is the whole job.
     if size is None and (is_whole or (len(members) > 1 and set(members) == present)):
         size = max((*present, *members)) + 1
@@ -282,18 +259,6 @@ def _number(member: GroupMember) -> int | None:
     return member.completed + 1
 
 
-def _size(members: Iterable[GroupMember]) -> int | None:
-    """Return a group's size from an operation whose output is a multiple of its input, or None."""
-    for member in members:
-        first, _, second = member.size.partition(":")
-        if first.isdecimal() and second.isdecimal() and int(first) and int(second):
-            if member.operation in _GATHERS and int(second) % int(first) == 0:
-                return int(second) // int(first)
-            if member.operation in _SCATTERS and int(first) % int(second) == 0:
-                return int(first) // int(second)
-    return None
-
-
 def _called(members: Sequence[GroupMember], number: int | None) -> str:
     """Return where the job's code called an operation, in brackets; empty if no dump says so."""
     for member in members:
@@ -326,21 +291,14 @@ def _odd(
                 by_number[sequence][member.operation, member.size].append(member)
     for number, kinds in sorted(by_number.items()):
         names = {name for name, _ in kinds}
-        # Ranks may legitimately pass different sizes to these operations.
-        uneven = bool(names & _UNEVEN)
-        if len(names) > 1:
-            merged: dict[tuple[str, str], list[GroupMember]] = defaultdict(list)
-            for (name, _), group in kinds.items():
-                merged[name, ""] += group
-            ordered = sorted(merged.items(), key=lambda kind: len(kind[1]))
-        elif len(kinds) < 2 or uneven:  # noqa: PLR2004 - all alike
-            continue
-        else:
-            ordered = sorted(kinds.items(), key=lambda kind: len(kind[1]))
-        most = ordered[-1]
-        minority = [member for kind, group in ordered[:-1] for member in group]
-        is_clear = len(ordered[-2][1]) < len(most[1])
-        return number, minority, _described(most[1][0], number), is_clear
+        groups: dict[tuple[str, str], list[GroupMember]] = defaultdict(list)
+        for (name, size), found in kinds.items():
+            # Ranks may legitimately pass different sizes to some operations.
+            groups[name, "" if len(names) > 1 or names & _UNEVEN else size] += found
+        *few, most = sorted(groups.values(), key=len)
+        if few:
+            minority = [member for group in few for member in group]
+            return number, minority, _described(most[0], number), len(few[-1]) < len(most)
     return None
 
 
@@ -362,17 +320,6 @@ def disagreement(running: Mapping[int, tuple[str, Place]]) -> GroupVerdict:
     told = "; ".join(f"rank {rank}: {what}" for rank, (what, _) in sorted(running.items())[:4])
     says = f"ranks ran different collectives at the same time ({told})"
     return GroupVerdict("mismatch", "default group", None, "collective", says, (), places[:4])
-
-
-def together(verdicts: list[GroupVerdict]) -> list[GroupVerdict]:
-    """Put all missing ranks into the verdict of each group: several may fail at once."""
-    missed = sorted({
-        rank for verdict in verdicts if verdict.kind == "missing" for rank in verdict.culprits
-    })  # fmt: skip
-    return [
-        replace(verdict, culprits=tuple(missed)) if verdict.kind == "missing" else verdict
-        for verdict in verdicts
-    ]
 
 
 def follow(verdicts: list[GroupVerdict]) -> list[GroupVerdict]:

@@ -168,7 +168,7 @@ class Identities:
                     return next(iter(first)) + origin.local
                 if first:
                     return None
-            return None if self._has_many_nodes() else origin.local
+            return None if len(found.launchers) > 1 else origin.local
         if origin.pid is not None:
             known = found.ranks_by_pid.get((origin.source, origin.pid))
             if known is not None:
@@ -194,18 +194,4 @@ class Identities:
         ranks = self._found.tasks_with_ranks.get((source, task))
         if ranks:
             return ranks != {task}
-        if any(key[0] == source for key in self._found.tasks_with_ranks):
-            return any(
-                seen != {other}
-                for (where, other), seen in self._found.tasks_with_ranks.items()
-                if where == source
-            )
         return self._found.sources[source].is_launcher
-
-    def _has_many_nodes(self) -> bool:
-        names = {
-            match["node"]
-            for number in range(len(self._found.sources))
-            if (match := self._folder(number))
-        }
-        return len(names) > 1 or len(self._found.launchers) > 1

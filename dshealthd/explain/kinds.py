@@ -32,8 +32,6 @@ GRADIENTS = re.compile(
     re.MULTILINE,
 )
 """A frame of a traceback, or of ProcessGroupNCCL's `Stack trace of the failed collective`."""
-_TROUBLE = re.compile(r"frame #|Exception raised from |[=-]{5}|.{0,100}ProcessGroupNCCL")
-"""Lines of watchdogs, stacks and launchers' summaries that no pattern covers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +60,10 @@ class Kind:
     in_gradients: bool
     opens: bool
     """Whether it is part of a traceback whose end must follow."""
-    troubles: bool
     ranks: bool
     """Whether it speaks of ranks or of the world's size."""
     launches: bool
     """Whether torchrun speaks."""
-    skips: bool
     is_alive: bool
     """Whether it shows a job at work, or its good end."""
     ends: bool
@@ -120,10 +116,8 @@ class Kinds:
             is_stack=text.startswith("frame #"),
             in_gradients=text.startswith("#") and GRADIENTS.match(text) is not None,
             opens=HEAD in text or text.startswith('  File "'),
-            troubles=_TROUBLE.match(text) is not None,
             ranks="rank" in text or "orld" in text or "WORLD" in text,
             launches="torch/distributed/elastic/" in text or "torchrun" in text,
-            skips=progress.is_skip(text),
             is_alive=ends or works or shown is not None,
             ends=ends,
             works=works,

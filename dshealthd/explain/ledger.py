@@ -59,6 +59,11 @@ class GroupMember:
     """By sequence number, from a flight recorder."""
 
     @property
+    def in_job(self) -> int:
+        """The rank in the whole job; that in the group where it is unknown."""
+        return self.group_rank if self.rank is None else self.rank
+
+    @property
     def waits(self) -> bool:
         """Whether the member has an unfinished operation."""
         return self.timed_out is not None or (

@@ -38,10 +38,9 @@ PLACES = ("any", "error", "exception")
 
 GENERIC = (
     "Traceback (most", "Error", "Exception", "KeyboardInterrupt", "Root Cause (first", "Failures:",
-    "During handling of", "The above exception", "will restart worker group",
-    "Rendezvous'ing worker", "Starting worker group", "restart_count=", "Job restarted", "==> ",
+    "During handling of", "The above exception", "==> ",
 )  # fmt: skip
-"""Texts that begin any traceback, summary, new attempt or file."""
+"""Texts that begin any traceback, summary or file."""
 _NUMBERED = re.compile(r"_\d{1,2}$")
 _VALUE = re.compile(r"\{(\w+)\}")
 _PASTED = re.compile(r"[\w./:@%+,=-]{1,200}")
@@ -55,12 +54,10 @@ class PatternError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pattern:
-    """One pattern of a message."""
+    """One pattern of a message: a table of a file."""
 
     slug: str
     name: str
-    id: str
-    """`SLUG/NAME`."""
     expression: str
     names: Mapping[str, str]
     """The value that each group of the expression has: `port_2` is the port in another wording, as
@@ -70,20 +67,25 @@ class Pattern:
     source: str
     """Releases and files that contain the message."""
     layer: str
-    role: str
-    title: str
+    role: str = "cause"
+    title: str = ""
     """What it is in a few words; empty where the slug's title fits."""
     says: tuple[str, ...]
-    step: tuple[str, ...]
+    step: tuple[str, ...] = ()
     """First steps, the most specific first; empty if there is no good one."""
-    where: str
+    where: str = "any"
     """One of PLACES: the same words may also appear in warnings."""
-    least: int
+    least: int = 1
     """Number of times that make a value a loss: a single one may be harmless."""
-    weak: bool
-    first: bool
+    weak: bool = False
+    first: bool = False
     match: tuple[str, ...]
     no_match: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        """`SLUG/NAME`."""
+        return f"{self.slug}/{self.name}"
 
     @property
     def regex(self) -> re.Pattern[str]:
@@ -242,33 +244,10 @@ def _expression(row: dict[str, Any]) -> str:
 
 def _pattern(slug: str, row: dict[str, Any]) -> Pattern:
     expression = _expression(row)
-    name = row.pop("name")
-    pattern = Pattern(
-        slug=slug,
-        name=name,
-        id=f"{slug}/{name}",
-        expression=expression,
-        names={
-            group: _NUMBERED.sub("", group) for group in re.findall(r"\(\?P<(\w+)>", expression)
-        },
-        need=needed(expression),
-        source=row.pop("source"),
-        layer=row.pop("layer"),
-        role=row.pop("role", "cause"),
-        title=row.pop("title", ""),
-        says=_texts(row.pop("says")),
-        step=_texts(row.pop("step", [])),
-        where=row.pop("where", "any"),
-        least=row.pop("least", 1),
-        weak=row.pop("weak", False),
-        first=row.pop("first", False),
-        match=tuple(row.pop("match")),
-        no_match=tuple(row.pop("no_match")),
-    )
     _compiled(expression)
-    if row:
-        message = f"{pattern.name}: unknown keys {', '.join(sorted(row))}"
-        raise TypeError(message)
+    names = {group: _NUMBERED.sub("", group) for group in re.findall(r"\(\?P<(\w+)>", expression)}
+    row |= {key: _texts(row[key]) for key in ("says", "step", "match", "no_match") if key in row}
+    pattern = Pattern(slug=slug, expression=expression, names=names, need=needed(expression), **row)
     for value, known in ((pattern.layer, LAYERS), (pattern.role, ROLES), (pattern.where, PLACES)):
         if value not in known:
             message = f"{pattern.name}: {value!r} is not one of {', '.join(known)}"

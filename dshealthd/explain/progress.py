@@ -20,14 +20,6 @@ _NCCL_TRACE = re.compile(r"NCCL INFO [\w/.]{1,80}:\d+ -> \d")
 """Where an error was passed up within NCCL."""
 
 
-_SKIPPED = re.compile(r"\b(?:[Ss]kip(?:ping|ped)?|SKIP|[Ii]gnor(?:ing|ed)|[Rr]etry(?:ing)?)\b")
-
-
-def is_skip(text: str) -> bool:
-    """Return whether a line says that something is skipped or tried again."""
-    return ("kip" in text or "gnor" in text or "etry" in text) and _SKIPPED.search(text) is not None
-
-
 def is_end(text: str) -> bool:
     """Return whether a line says that the training has ended well."""
     return ("rain" in text or "exits" in text) and _FINISHED.search(text) is not None

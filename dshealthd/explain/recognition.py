@@ -12,7 +12,7 @@ from dshealthd.explain import input as logs
 from dshealthd.explain import patterns as known
 from dshealthd.explain import remarks
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
-from dshealthd.explain.facts import MAX_SKIPS, MAX_STREAMS, Bounded, Recognized, SourceFacts
+from dshealthd.explain.facts import MAX_STREAMS, Bounded, Recognized, SourceFacts
 from dshealthd.explain.identities import NAMES_RANKS, Details, spoken_rank
 from dshealthd.explain.kinds import GRADIENTS, Kind, Kinds
 from dshealthd.explain.prefilter import Need, bare
@@ -41,11 +41,6 @@ MAX_PARTS = 1000
 """Maximum number of logs in one file."""
 _HEAD = re.compile(r"==> (\S.{0,250}) <==")
 """What `tail` and `head` print before each of several files."""
-_RESTART = re.compile(
-    r"attempts left; will restart worker group|Rendezvous'ing worker group|Starting worker group"
-    r"|Job restarted|Requeued|restart_count=[1-9]"
-)
-_FRAGMENT = re.compile(r"[a-z](?![\w./-]{0,60}: )")
 _BLANK = ("", " ", "\t")
 
 
@@ -64,7 +59,7 @@ class Recognizer:
         self.patterns = patterns or known.load()
         self.find = finder or Templates(self.patterns)
         self.kinds = Kinds(self.patterns)
-        self._kept: dict[tuple[str, Origin, int], Event] = {}
+        self._kept: dict[tuple[str, Origin], Event] = {}
         self._order = 0
 
     def add(
@@ -103,7 +98,12 @@ class Recognizer:
         return Reader(self, number, self.found.sources[-1], rank, file or name)
 
     def again(
-        self, key: tuple[str, Origin, int], fields: Mapping[str, str], place: Place, order: int
+        self,
+        key: tuple[str, Origin],
+        fields: Mapping[str, str],
+        place: Place,
+        order: int,
+        progress: int,
     ) -> Event | None:
         """Count an event that its stream has had before; None if it is new."""
         kept = self._kept.get(key)
@@ -115,13 +115,13 @@ class Recognizer:
         if kept.fields != fields and not is_hint:
             return None
         kept.count += 1
-        kept.last, kept.last_order = place, order
+        kept.last, kept.last_order, kept.progress = place, order, progress
         return kept
 
     def keep(self, event: Event) -> Event:
         """Keep an event, or count it if its stream has had the same before."""
-        key = event.pattern, event.origin, event.attempt
-        if kept := self.again(key, event.fields, event.place, event.order):
+        key = event.pattern, event.origin
+        if kept := self.again(key, event.fields, event.place, event.order, event.progress):
             return kept
         if len(self.found.events) >= self._max_events:
             self.found.dropped += 1
@@ -148,7 +148,6 @@ class Reader:
         self._source = source
         self._splitter = Splitter(source, facts.name, rank)
         self._details = Details()
-        self._attempt = self._splitter.attempt
         if self._splitter.base.rank is not None:
             self._found.see(self._splitter.base.rank)
         self._assembler = Assembler(self._date)
@@ -156,11 +155,7 @@ class Reader:
         self._held: tuple[Line, str, Place] | None = None
         """A line that the next one may continue, its last part, and its place in the file."""
         self._summary = LauncherSummary(self._found, source, self._assembler.feed)
-        self._losses: dict[str, tuple[Event, int]] = {}
-        """By pattern: what a training loop reports since its last finite loss, and how often it
-        must."""
         self._last: dict[Origin, Event] = Bounded(MAX_STREAMS)
-        self._failed_since_restart = False
         self._in_stack = self._begins_in_stack = False
         self._order = self._opened = 0
 
@@ -175,8 +170,9 @@ class Reader:
             if not self._facts.is_troubled:
                 self._facts.lines_before += item.lines
                 self._facts.progress_before |= item.is_progress
+            self._order += 1
             if item.has_loss:
-                self._losses.clear()
+                self._facts.finite = self._order
             return
         if self._sample is not None:
             self._sample.append(item)
@@ -190,11 +186,7 @@ class Reader:
         yield from self._flush_sample()
         self._flush()
         yield from self._finish_tracebacks()
-        for event, least in self._losses.values():
-            if event.count >= least:
-                self._parent.keep(event)
         facts = self._facts
-        facts.attempt = max(facts.attempt, self._attempt)
         is_last = self._opened > max(facts.finished, facts.alive)
         facts.unfinished = self._assembler.unfinished if is_last else None
         if self._begins_in_stack or self._in_stack:  # an empty line follows each stack of c10
@@ -219,11 +211,6 @@ class Reader:
     def _line(self, raw: logs.Raw) -> Iterator[None]:
         place = Place(self._file, raw.number, raw.text.strip()[:MAX_QUOTE])
         for text in logs.lines(raw.text):
-            if _may_restart(text) and _RESTART.search(text[:MAX_MATCHED]):
-                self._flush()
-                yield from self._finish_tracebacks()  # they ended with the attempt
-                self._attempt += self._failed_since_restart
-                self._failed_since_restart = False
             self._text(text[:MAX_TEXT], place)
             yield
 
@@ -256,7 +243,7 @@ class Reader:
         facts = self._facts
         if facts.is_troubled:
             return
-        if tells or line.level in {"E", "F"} or kind.troubles:
+        if tells or line.level in {"E", "F"}:
             facts.is_troubled = True
         elif line.text[:1] not in _BLANK:  # otherwise it is the rest of a stack or of a summary
             facts.lines_before += 1
@@ -286,8 +273,6 @@ class Reader:
             return True
         if kind.in_gradients:
             self._found.ledger.in_gradients = True
-        if kind.skips and len(facts.skips) < MAX_SKIPS:
-            facts.skips.append(self._order)
         consumed = False
         if kind.begins or self._assembler.expects(line.origin):
             consumed, done = self._assembler.feed(line, place)
@@ -298,7 +283,8 @@ class Reader:
         if consumed or len(text) < 4:  # noqa: PLR2004 - shorter than any pattern
             return consumed
         text = text[:MAX_MATCHED]
-        is_finite = kind.is_alive and self._progress(text, kind)
+        if kind.is_alive:
+            self._progress(text, kind)
         if kind.embeds:
             for traceback in self._assembler.feed_bare(self._embedded(line, text), place):
                 self._exception(traceback)
@@ -313,12 +299,8 @@ class Reader:
             return False
         if found is not None:
             pattern, match = found
-            if is_finite and pattern.role != "loss":
-                self._losses.clear()
             self._keep(pattern, match.groupdict(), line, place)
             return pattern.slug == "nccl-timeout"
-        if is_finite:
-            self._losses.clear()
         if facts.statements.again(kind.template, place, self._order, facts.calm):
             return False
         if kind.is_remark:
@@ -336,21 +318,22 @@ class Reader:
                 return line._replace(text=whole[place:], shape=None)
         return line
 
-    def _progress(self, text: str, kind: Kind) -> bool:
-        """Learn whether a line shows the job at work; return whether it has a finite loss."""
+    def _progress(self, text: str, kind: Kind) -> None:
+        """Learn how a line shows the job at work."""
         facts = self._facts
         if kind.ends:
-            facts.finished, facts.working = self._order, self._attempt
+            facts.finished = self._order
         elif kind.works:
-            facts.alive, facts.working = self._order, self._attempt
+            facts.alive = self._order
         if not kind.advances:
-            return False
+            return
         facts.progress += 1
-        facts.alive, facts.working = self._order, self._attempt
+        facts.alive = self._order
         facts.progress_before |= not facts.is_troubled
         if kind.step is not None:
             facts.last_step = int(text[kind.step])
-        return kind.is_finite and bool(self._losses)
+        if kind.is_finite:
+            facts.finite = self._order
 
     def _state(self, line: Line, text: str, kind: Kind, place: Place) -> None:
         """Keep what a line says of a failure, or count it as healthy."""
@@ -361,9 +344,9 @@ class Reader:
         if remark is None:
             facts.calm += kind.level == "calm"
             return
-        # The rest of a line, where a log was cut, says nothing.
-        is_rest = self._order == 1 and not line.prefixed and line.stamp is None
-        if is_rest and _FRAGMENT.match(text) and remark.weight < remarks.LOGS:
+        # The rest of a line, where a log was cut, says nothing: it has no name or level before it.
+        is_rest = text[0].islower() and ":" not in text.partition(" ")[0]
+        if self._order == 1 and is_rest and not line.prefixed and line.stamp is None:
             return
         ended = remarks.end_of(text) if remark.wraps else {}
         event = Event(
@@ -371,7 +354,7 @@ class Reader:
             title=remark.content, says=remark.content, steps=STEP, place=place, origin=line.origin,
             order=self._order, stamp=self._stamp(line), exact=line.stamp is not None, weak=True,
             fields={**self._details.fields, **spoken_rank(text), **ended},
-            progress=facts.progress, attempt=self._attempt,
+            progress=facts.progress,
         )  # fmt: skip
         facts.statements.add(kind.template, remark, event, facts.calm)
 
@@ -398,9 +381,9 @@ class Reader:
             self._found.ledger.add_line(pattern.id, known_fields, line.origin, place, line.text)
         elif is_plain and not line.origin.labeled and not known_fields.keys() & NAMES_RANKS:
             known_fields = {**self._details.fields, **known_fields, **spoken_rank(line.text)}
-        key = pattern.id, line.origin, self._attempt
+        key = pattern.id, line.origin
         if traceback is None and (is_plain or is_watchdog):
-            kept = self._parent.again(key, known_fields, place, self._order)
+            kept = self._parent.again(key, known_fields, place, self._order, self._facts.progress)
             if kept is not None:
                 return kept
         event = Event(
@@ -421,7 +404,6 @@ class Reader:
             first=pattern.first,
             fields=known_fields,
             progress=self._facts.progress,
-            attempt=self._attempt,
         )
         if traceback is not None:
             event.stamp = traceback.stamp
@@ -429,14 +411,6 @@ class Reader:
             event.progress = traceback.progress
             event.frames, event.bare = tuple(traceback.frames), traceback.bare
             event.is_hollow = pattern.weak and remarks.is_hollow(traceback.text)
-        if pattern.role == "loss":
-            kept, _ = self._losses.setdefault(event.pattern, (event, pattern.least))
-            if kept is not event:
-                kept.count += 1
-                kept.last = place
-            return kept
-        if pattern.role == "cause":
-            self._failed_since_restart = True
         # Ranks that run different collectives do not merely take long.
         is_compared = bool(self._found.ledger.running)
         if is_watchdog and traceback and not is_compared and GRADIENTS.search(traceback.stack):
@@ -469,11 +443,6 @@ class Reader:
             event.says += event.whence
 
 
-def _may_restart(text: str) -> bool:
-    """Return whether a line has what each match of `_RESTART` contains."""
-    return "worker group" in text or "restart" in text or "Requeued" in text
-
-
 def _match(near: Iterable[Pattern], text: str, level: str) -> tuple[Pattern, re.Match[str]] | None:
     """Return the first pattern that matches a line's text, and its match."""
     for pattern in near:
@@ -495,13 +464,10 @@ def _fullest(pattern: Pattern, text: str) -> re.Match[str] | None:
 
 
 _PYTHON = known.Pattern(
-    slug="child-failed", name="python", id="child-failed/python", expression=".",
-    names={"exception": "exception", "message": "message"}, need=Need(), source="CPython",
-    layer="program", role="cause", title="{exception} in the program",
-    says=("{exception}: {message}", "{exception}"), step=(), where="exception", least=1, weak=True,
-    first=False, match=(), no_match=(),
+    slug="child-failed", name="python", expression=".", need=Need(), source="CPython",
+    names={"exception": "exception", "message": "message"}, layer="program", weak=True,
+    title="{exception} in the program", says=("{exception}: {message}", "{exception}"),
+    where="exception", match=(), no_match=(),
 )  # fmt: skip
-_PYTHON_EXIT = replace(
-    _PYTHON, name="exit", id="child-failed/exit", role="consequence", layer="launcher"
-)
+_PYTHON_EXIT = replace(_PYTHON, name="exit", role="consequence", layer="launcher")
 _PYTHON_BARE = replace(_PYTHON, step=STEP)

@@ -77,8 +77,6 @@ _TASK = re.compile(r"[ ]*(?P<task>\d{1,6}):(?:[ ]|$)")
 _NODE = re.compile(r"(?P<host>[A-Za-z][\w.-]*[\w]):(?:[ ]|$)")
 _ENOUGH = 4
 """A file must have more lines than this to tell host names from other words before a colon."""
-_QUOTED = re.compile(r"(?:[>#|] )+")
-"""What mails, issues, comments and tables put before each line of a quotation."""
 _NUMBERS = frozenset({"rank", "local", "task", "pid", "gpu", "launcher"})
 """Groups of prefixes that are numbers of the line's origin."""
 _STAMPS = ("iso", "glog", "uptime", "ctime", "syslog")
@@ -115,12 +113,7 @@ _LEVELS = frozenset(
 _PATH_RANK = re.compile(
     r"(?:^|[/._-])(?:global_?)?rank[_.-]?(?P<rank>\d{1,6})(?=[/._-]|$)", re.IGNORECASE
 )
-_PATH_LOCAL = re.compile(
-    r"attempt_(?P<attempt>\d+)/(?P<local>\d+)/(?:std(?:out|err)\.log|error\.json)$"
-)
-_PATH_TASK = re.compile(
-    r"(?:^|[/_-])(?:task|log|out|err|stdout|stderr|proc)[_.-]?(?P<task>\d{1,6})(?:\.\w+)*$"
-)
+_PATH_LOCAL = re.compile(r"attempt_\d+/(?P<local>\d+)/(?:std(?:out|err)\.log|error\.json)$")
 _PATH_HOST = re.compile(
     r"(?:^|/)(?P<host>(?:node|host|gpu|dgx|hgx|nid|cn|compute|pod)[a-z]{0,20}"
     r"(?:-?[a-z]{0,10}\d{1,6}){1,4})(?:/[^/]*|\.(?:log|txt|out|err))$"
@@ -181,11 +174,9 @@ class Splitter:
         path.
         """
         self.source = source
-        self.attempt = 0
         self.has_tasks = False
         self.nodes: frozenset[bytes] = frozenset()
         """The nodes that prefixes name, with all digits alike."""
-        self._indent = ""
         self._width = 0
         """Length of the lines that a terminal or a logger has wrapped; 0 if none are."""
         self._lead: re.Pattern[str] | None = None
@@ -196,30 +187,22 @@ class Splitter:
         self._size = 0
         self.is_stamped = False
         """Whether a log collector stamps every line, so that a stamp does not begin a record."""
-        local, task = None, None
-        # The most certain first: torchrun's own layout gives local rank and attempt; a number in
+        local = None
+        # The most certain first: torchrun's own layout gives the local rank; a number in
         # another name may mean anything.
         if found := _PATH_LOCAL.search(path):
-            local, self.attempt = int(found["local"]), int(found["attempt"])
+            local = int(found["local"])
         elif rank is None and (found := _PATH_RANK.search(path)):
             rank = int(found["rank"])
-        elif rank is None and (found := _PATH_TASK.search(path)):
-            task = int(found["task"])
         host = match["host"] if (match := _PATH_HOST.search(path)) else None
-        self.base = Origin(source, rank=rank, local=local, task=task, host=host)
+        self.base = Origin(source, rank=rank, local=local, host=host)
 
     def learn(self, lines: Iterable[str]) -> None:
         """Learn from the first lines of the file what a collector or a person did to every line."""
         sample = [line[: MAX_WIDTH + 1] for line in lines if line.strip()]
         if not sample:
             return
-        blank = min((line[: len(line) - len(line.lstrip())] for line in sample), key=len)
-        is_indented = all(line.startswith(blank) for line in sample) and len(sample) > 1
-        # The frames of a traceback without its head are indented, too.
-        if is_indented and not any(line[len(blank) :].startswith('File "') for line in sample):
-            self._indent = blank
         self._width = _wrapped_at(sample)
-        sample = [self._unquoted(line) for line in sample]
         stamps = sum(
             (match := _DIGIT.match(line) or _LETTER.match(line)) is not None
             and match.groupdict().get("host_nccl") is None
@@ -268,11 +251,6 @@ class Splitter:
     def may_continue(self, line: Line, end: str) -> bool:
         """Return whether the next line may belong to this one."""
         return 0 < self._width == len(end) or (line.prefixed and "Rank " in line.text[:160])
-
-    def _unquoted(self, text: str) -> str:
-        if self._indent and text.startswith(self._indent):
-            text = text[len(self._indent) :]
-        return _QUOTED.sub("", text, count=1) if text[1:2] == " " and text[0] in ">#|" else text
 
     def split(self, text: str) -> Line:
         """Return a line's text without prefixes, its origin, and its timestamp."""
@@ -327,7 +305,7 @@ class Splitter:
     def _shape(self, text: str) -> Shape:
         numbers: dict[str, slice] = {}
         host, stamp, level, named, prefixed = None, None, "", None, False
-        whole, text = len(text), self._unquoted(text)
+        whole = len(text)
         lead = self._lead
         for _ in range(MAX_PREFIXES):
             if lead is not None and (match := lead.match(text)):

@@ -29,8 +29,6 @@ MAX_HEAD = 400
 _IGNORED = "Exception ignored in"
 """What Python prints before an exception that ends nothing, as in a destructor."""
 _FRAME = re.compile(r'\s+File "([^"\n]{1,400})", line (\d{1,9})(?:, in (.{1,200}))?')
-_BOXED_FRAME = re.compile(r"│ (/[^│\n]{1,300}\.py):(\d{1,9}) in ([\w.<>]{1,100})")
-"""A frame in the format of the library rich."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]{0,200}(?::(?: |$)|$)")
 _BARE = re.compile(
     r"(?!LustreError)(?:[A-Za-z_]\w*\.){0,12}(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit)"
@@ -180,10 +178,6 @@ class Assembler:
                     return True, []
                 current.code = text.strip(" \t^~") or current.code
                 return len(current.frames) > 0, []
-            if text.startswith("│") and (match := _BOXED_FRAME.match(text)):
-                if len(current.frames) < MAX_FRAMES:
-                    current.frames.append(Frame(match[1], int(match[2]), match[3]))
-                return True, []
             if (
                 (current.line.prefixed or not line.prefixed)
                 and _EXCEPTION.match(text)

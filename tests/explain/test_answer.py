@@ -40,7 +40,7 @@ def test_the_schema_is_documented(tmp_path: Path, capsys: pytest.CaptureFixture[
     words = set(re.findall(r"`(\w+)`", table.rpartition("|\n")[2]))
     assert set(parts) <= words
     assert words - set(parts) == {
-        "behind", "stuck", "ahead", "missing", "mismatch", "symmetric", "unknown", "chain", "read",
+        "behind", "stuck", "missing", "mismatch", "symmetric", "unknown", "chain", "read",
         "exclude",
     }  # fmt: skip
 

@@ -127,20 +127,6 @@ def test_a_time_that_is_none_is_left_out() -> None:
         assert len(logs.lines(json.dumps({"msg": "a\nb", "time": value}))) == 2
 
 
-def test_frames_in_boxes(tmp_path: Path) -> None:
-    """The library rich draws tracebacks; the exception stands below the box."""
-    text = (
-        "╭──────── Traceback (most recent call last) ────────╮\n│ /srv/train.py:7 in step          "
-        "                 │\n│ ❱ 7 │   loss.backward()                           "
-        "│\n╰───────────────────────────────────────────────────╯\nOutOfMemoryError: CUDA out of "
-        "memory. Tried to allocate 1024.00 MiB\n"
-    )
-    finding = explained(tmp_path, text)
-    assert finding.slug == "cuda-oom"
-    assert finding.root is not None
-    assert [frame.function for frame in finding.root.frames] == ["step"]
-
-
 def test_torchrun_prints_its_own_error_as_json(tmp_path: Path) -> None:
     """`error_handler` of torch 1.9 to 2.13, over several lines."""
     text = (

@@ -119,7 +119,7 @@ def test_a_wrong_file_says_what_is_wrong() -> None:
     row = 'name="n"\nlayer="program"\nsource="s"\nregex="a"\nsays="b"\nmatch=["a"]\nno_match=[]\n'
     assert patterns.parse("x", f"[[pattern]]\n{row}")[0][0].name == "n"
     for change, message in (
-        ('color="red"', "unknown keys color"),
+        ('color="red"', "unexpected keyword argument 'color'"),
         ('role="guilty"', "'guilty' is not one of cause"),
     ):
         with pytest.raises(PatternError, match=rf"x\.toml: .*{message}"):

@@ -1,4 +1,4 @@
-"""Logs of pods, the kernel's own, and a log of several attempts."""
+"""Logs of pods, and the kernel's own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ if TYPE_CHECKING:
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 KILLED = "Out of memory: Killed process 4711 (python) total-vm:9kB, anon-rss:9kB"
-RESTART = (
-    "E1122 05:03:27.456000 7 torch/distributed/elastic/agent/server/api.py:900] 1/3 "
-    "attempts left; will restart worker group"
-)
 
 
 @pytest.mark.parametrize(
@@ -37,16 +33,6 @@ def test_pods_journal_syslog_and_kernel(text: str, slug: str, tmp_path: Path) ->
     finding = explained_paths(tmp_path)
     assert (finding.outcome, finding.slug) == ("found", slug)
     assert finding.ranks == ((3,) if "rank3" in text else ())
-
-
-def test_the_last_attempt_counts(tmp_path: Path) -> None:
-    """An error before a restart is of another episode: what ended the last one is the cause."""
-    first, last = f"[rank1]: {OOM}", "[rank2]: OSError: [Errno 28] No space left on device"
-    finding = explained_text(tmp_path, f"{first}\n{RESTART}\n[rank0]: step 1\n{last}\n")
-    assert finding.ranks == (2,)
-    assert finding.slug != "cuda-oom"
-    (tmp_path / "job.out").write_text(f"{last}\n{RESTART}\n[rank0]: step 1\n{first}\n")
-    assert explained_paths(tmp_path).slug == "cuda-oom"
 
 
 @pytest.mark.parametrize(
