@@ -16,6 +16,7 @@ from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, critical, warning
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 from dshealthd.doctor.job.sources.layout import Layout, refusal
+from dshealthd.doctor.job.sources.manifest import MIB
 from dshealthd.doctor.job.sources.shell import PER_NODE
 from dshealthd.doctor.job.sources.slurm_script import gpus_per_node, tasks_per_node
 from dshealthd.jobs.environment import natural
@@ -34,6 +35,9 @@ _DEGREES = re.compile(
     r"(_(shard|replicate))?_(size|degree)|parallelism_config_(tp|cp|sp|dp_shard|dp_replicate)_size"
 )
 """Arguments of Megatron, NeMo, torchtitan and Accelerate that divide the ranks into parts."""
+_OF_DATA = re.compile("data|_dp_")
+_LEAST_MEMORY = 256 << 20
+"""Bytes of a process that trains, at least: `import torch` alone has 219 MiB (2.13)."""
 EXCLUSIVE = {
     # Slurm 22.05.8, which does not refuse what sbatch(1) says of --hint
     "srun": (
@@ -47,8 +51,17 @@ EXCLUSIVE = {
         *(f"include {one}" for one in ("num-gpus", "num-accelerators", "num-nodes")),
         *(f"exclude {one}" for one in ("num-gpus", "num-accelerators", "num-nodes")),
     ),
-    # accelerate/commands/launch.py, launch_command
-    "torchrun": ("cpu multi-gpu tpu use-deepspeed use-fsdp use-megatron-lm",),
+    # accelerate/commands/launch.py, launch_command; utils/dataclasses.py, DeepSpeedPlugin
+    "accelerate": (
+        "cpu multi-gpu tpu use-deepspeed use-fsdp use-megatron-lm",
+        *(
+            f"deepspeed-config-file {one}"
+            for one in (
+                *("zero-stage", "gradient-accumulation-steps", "gradient-clipping"),
+                *("offload-optimizer-device", "offload-param-device", "zero3-save-16bit-model"),
+            )
+        ),
+    ),
 }
 """Options of which a launcher takes one alone; sbatch refuses those of srun."""
 
@@ -69,6 +82,8 @@ class Start:
     """Who gives them, for people."""
     gpus: int | None = None
     """GPUs that each of them has for the job."""
+    memory: int | None = None
+    """Bytes of memory that each of them gives, if they are limited."""
     copies: int = 1
     """Nodes on which these words start the command."""
     pool: Mapping[str, set[int]] = field(default_factory=dict)
@@ -107,8 +122,23 @@ class Start:
     @property
     def numbers(self) -> dict[str, int]:
         """The arguments of the training that are whole numbers."""
-        stated = self.program.stated.items()
-        return {name: int(text) for name, text in stated if natural(text) is not None}
+        given = {name.replace("-", "_"): text for name, text in self.program.options.items()}
+        stated = {**given, **self.program.stated}
+        return {name: int(text) for name, text in stated.items() if natural(text) is not None}
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """The parts into which the arguments of the training divide the ranks."""
+        numbers = self.numbers.items()
+        return {name: value for name, value in numbers if _DEGREES.fullmatch(name) and value}
+
+    @property
+    def model_parallel(self) -> int | None:
+        """Ranks that share one copy of the model by these arguments; None if only a shell knows."""
+        stated = self.program.stated
+        if any(_DEGREES.fullmatch(name) and "$" in value for name, value in stated.items()):
+            return None
+        return math.prod(v for name, v in self.degrees.items() if not _OF_DATA.search(name))
 
 
 class Invariant(NamedTuple):
@@ -120,7 +150,8 @@ class Invariant(NamedTuple):
     source: str = ""
     remedy: str = ""
     """For a script; `{nodes}` and `{program}` are those of the start."""
-    make: Callable[..., Result] = critical
+    is_refused: bool = False
+    """Whether nothing then starts as it is stated, so that the rest does not matter."""
 
 
 def disagreements(start: Start) -> Iterator[Result]:
@@ -130,7 +161,9 @@ def disagreements(start: Start) -> Iterator[Result]:
             program = start.program.program
             remedy = "" if start.name else row.remedy.format(nodes=start.nodes, program=program)
             component = row.component or program
-            yield row.make(f"{start.name}{text}", remedy, source=row.source, component=component)
+            yield critical(f"{start.name}{text}", remedy, source=row.source, component=component)
+            if row.is_refused:
+                return
 
 
 def _waits(start: Start) -> str:
@@ -212,8 +245,7 @@ def _world(start: Start) -> str:
 
 def _parts(start: Start) -> str:
     """Return ranks that cannot be divided as the arguments of the training say."""
-    have, ranks = start.numbers, start.layout.ranks
-    degrees = {name: value for name, value in have.items() if _DEGREES.fullmatch(name) and value}
+    have, degrees, ranks = start.numbers, start.degrees, start.layout.ranks
     if ranks is None or not degrees or not start.has_ranks:
         return ""
     whole = math.prod(degrees.values())
@@ -221,7 +253,7 @@ def _parts(start: Start) -> str:
         product = " x ".join(f"{name} {value}" for name, value in degrees.items())
         said = f"{plural(ranks, 'rank')} ({start.layout.source})"
         return f"{said} cannot be divided into groups of {product} = {whole}"
-    is_data = any("data" in name or "_dp_" in name for name in degrees)
+    is_data = any(map(_OF_DATA.search, degrees))
     copies = ranks if is_data else ranks // whole
     batch, micro = have.get("global_batch_size"), have.get("micro_batch_size")
     if not batch or not micro or is_data or batch % (micro * copies) == 0:
@@ -277,13 +309,17 @@ def _no_host(start: Start) -> str:
 
 def _exclusive(start: Start) -> str:
     """Return options of which a launcher takes one alone."""
-    options = [(one.program, one.options) for one in start.chain]
-    for program, given in (*options, ("sbatch", start.requested)):
-        for group in EXCLUSIVE.get("srun" if program == "sbatch" else program, ()):
-            both = sorted({*group.split()} & given.keys())
+    given = [(one.program, one.options) for one in start.chain]
+    for program, options in (*given, ("sbatch", start.requested)):
+        launcher = {"torchrun": "accelerate", "sbatch": "srun"}.get(program, program)
+        for group in EXCLUSIVE.get(launcher, ()):
+            both = [f"--{one}" for one in sorted({*group.split()} & options.keys())]
             if both[1:]:
-                shown = " and ".join(f"--{option}" for option in both)
-                return f"{shown} exclude each other: {program} refuses them"
+                shown = " and ".join(both)
+                if launcher == "accelerate":
+                    shown = shown.replace("--", "").replace("-", "_")
+                who = launcher if launcher == "accelerate" else program
+                return f"{shown} exclude each other: {who} refuses them"
     return ""
 
 
@@ -304,7 +340,31 @@ def _beyond(start: Start) -> str:
     return ""
 
 
+def _devices(start: Start) -> str:
+    """Return other processes than Slurm's tasks: Lightning compares both when it starts."""
+    outer, wanted = start.find("srun"), start.numbers.get("devices")
+    step = {**start.requested, **outer.options} if outer else {}
+    tasks = natural(step.get("ntasks-per-node"))
+    if start.program.program != "python" or not wanted or not tasks or wanted == tasks:
+        return ""
+    started = f"srun starts {plural(tasks, 'task')} on each node (--ntasks-per-node)"
+    return f"the training wants {plural(wanted, 'process', 'processes')} (devices), but {started}"
+
+
+def _little_memory(start: Start) -> str:
+    ranks = start.layout.ranks_per_node or 1
+    if start.memory is None or start.memory >= ranks * _LEAST_MEMORY:
+        return ""
+    return (
+        f"{start.memory / MIB:.3g} MiB of memory for {plural(ranks, 'process', 'processes')}: each"
+        f" takes more than {_LEAST_MEMORY // MIB} MiB, and is killed (a number of --mem without a"
+        " unit is in MiB, one of Kubernetes in bytes)"
+    )
+
+
 INVARIANTS = (
+    Invariant(_exclusive, "options", "sbatch(1); deepspeed/launcher/runner.py", is_refused=True),
+    Invariant(_beyond, "srun", "srun(1)", is_refused=True),
     Invariant(_no_script, ""),
     Invariant(_waits, "", remedy="torchrun --nnodes={nodes} ..."),
     Invariant(
@@ -330,8 +390,8 @@ INVARIANTS = (
         "deepspeed/launcher/runner.py, parse_resource_filter",
         "deepspeed --include HOST:SLOT,... SCRIPT",
     ),
-    Invariant(_exclusive, "options", "sbatch(1), srun(1), deepspeed/launcher/runner.py"),
-    Invariant(_beyond, "srun", "srun(1)"),
+    Invariant(_devices, "devices", "lightning/fabric/plugins/environments/slurm.py"),
+    Invariant(_little_memory, "memory", "sbatch(1), --mem"),
 )
 """In which a start must agree with itself."""
 

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Result, check_of, critical, ok
+from dshealthd.doctor.check import Result, check_of, critical
 from dshealthd.doctor.remedies import find_key, paste, show, unreadable
 
 if TYPE_CHECKING:
@@ -31,16 +31,8 @@ def _checkpoint(context: JobContext, source: Source[Checkpoint]) -> Iterator[Res
     if missing:
         yield from missing
         return
-    found = [*_files(checkpoint), *_shape(context, checkpoint)]
-    yield from found
-    if not found:
-        kind = "universal" if checkpoint.is_universal else f"ZeRO stage {_stage(checkpoint)}"
-        ranks = max((len(one) for one in checkpoint.shards().values()), default=0)
-        saved = f", from {plural(ranks, 'data-parallel rank')}" if ranks else ""
-        yield ok(
-            f"{_path(checkpoint)}: {plural(len(checkpoint.files), 'file is', 'files are')}"
-            f" complete, {kind}{saved}"
-        )
+    yield from _files(checkpoint)
+    yield from _shape(context, checkpoint)
 
 
 def _path(checkpoint: Checkpoint) -> str:
@@ -63,7 +55,7 @@ def _tag(checkpoint: Checkpoint) -> Iterator[Result]:
         yield critical(
             f"{directory} has no file `{pointer}`: DeepSpeed only warns, and training starts"
             f" from scratch{tags}",
-            remedy=f"echo {shlex.quote(newest)} > {shlex.quote(f'{directory}/{pointer}')}",
+            f"echo {shlex.quote(newest)} > {shlex.quote(f'{directory}/{pointer}')}",
             source=f"{ENGINE}, load_checkpoint",
             component=directory,
         )
@@ -71,14 +63,14 @@ def _tag(checkpoint: Checkpoint) -> Iterator[Result]:
         origin = f"named in `{pointer}`, " if checkpoint.tag == checkpoint.latest else ""
         yield critical(
             f"{_path(checkpoint)}, {origin}does not exist{tags}",
-            remedy=show(directory),
+            show(directory),
             source=f"{ENGINE}, load_checkpoint",
             component=_path(checkpoint),
         )
     elif not checkpoint.files:
         yield critical(
             f"{_path(checkpoint)} has no files",
-            remedy=show(_path(checkpoint)),
+            show(_path(checkpoint)),
             component=_path(checkpoint),
         )
 
@@ -90,8 +82,7 @@ def _files(checkpoint: Checkpoint) -> Iterator[Result]:
         for name in names[:MAX_NAMED]:
             yield critical(
                 f"{path}/{name} {what}: it was not written completely",
-                remedy=paste("df", "-h", "--", checkpoint.directory),
-                value=plural(checkpoint.files[name], "byte"),
+                paste("df", "-h", "--", checkpoint.directory),
                 component=name,
             )
         if len(names) > MAX_NAMED:
@@ -107,13 +98,13 @@ def _files(checkpoint: Checkpoint) -> Iterator[Result]:
             yield critical(
                 f"{path} has the parameters of {plural(saved, 'rank')} but the optimizer"
                 f" states of {optimizers}",
-                remedy=show(path),
+                show(path),
                 component=path,
             )
     if not models and not checkpoint.models():
         yield critical(
             f"{path} has no model: mp_rank_00_model_states.pt is missing",
-            remedy=show(path),
+            show(path),
             source=f"{ENGINE}, _get_ckpt_name",
             component=path,
         )
@@ -130,9 +121,7 @@ def _absent(path: str, gap: Gap) -> Result:
     return critical(
         f"{path}: {len(absent)} of {whole} {kind}_states files are missing: data-parallel"
         f" ranks {shown}",
-        remedy=show(path),
-        value=str(whole - len(absent)),
-        limit=str(whole),
+        show(path),
         source=f"{ENGINE}, _get_all_zero_checkpoint_names",
         component=file,
     )
@@ -154,7 +143,7 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
         yield critical(
             f"{path} is {have}, but the configuration has checkpoint.load_universal"
             f" {'true' if universal else 'off'}",
-            remedy=convert
+            convert
             if universal
             else find_key(context.config.name if context.config else "", "checkpoint.enabled"),
             source=f"{ENGINE}, _load_zero_checkpoint",
@@ -167,9 +156,7 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
         yield critical(
             f"{path} was saved with ZeRO stage {_stage(checkpoint)}, but the configuration"
             f" has stage {stage}: DeepSpeed ends with an AssertionError without a message",
-            remedy=convert,
-            value=str(stage),
-            limit=_stage(checkpoint),
+            convert,
             source=f"{ENGINE}, _get_ckpt_name",
             component="zero_optimization.stage",
         )
@@ -179,9 +166,7 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
         yield critical(
             f"{path} was saved by {plural(saved, 'data-parallel rank')}, but the job has"
             f" {copies} ({context.layout.source})",
-            remedy=convert,
-            value=str(copies),
-            limit=str(saved),
+            convert,
             source=f"{ENGINE}, _load_zero_checkpoint",
             component="WORLD_SIZE",
         )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from dshealthd.doctor.job.context import JobContext
     from dshealthd.doctor.job.sources.deepspeed_config import Parsed
+    from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
     from dshealthd.doctor.job.sources.source import Source
 
 _CPU = ("adagrad", "adam", "adamw", "lion", "muon")
@@ -264,15 +265,15 @@ def refused(name: str, document: Mapping[str, Any]) -> Iterator[tuple[Contradict
             yield row, at_key(name, row.path, text, row.make, source=row.source, shown=shown)
 
 
-def of_accelerate(name: str, settings: Mapping[str, str]) -> Iterator[Result]:
+def of_accelerate(name: str, launcher: LauncherCommand) -> Iterator[Result]:
     """Yield what a configuration of Accelerate states of ZeRO in vain."""
-    if (stage := natural(settings.get("zero_stage"))) is None:
+    options = launcher.options
+    if (stage := launcher.number("zero-stage")) is None:
         return
     zero = {
-        part: {"device": settings.get(f"{part}_device", "none"), "nvme_path": settings.get(
-            f"{part}_nvme_path", "?")}
+        part: {"device": options.get(f"{part.replace('_', '-')}-device", "none"), "nvme_path": "?"}
         for part in ("offload_param", "offload_optimizer")
-    }  # fmt: skip
+    }
     for _, result in refused(name, {"zero_optimization": {"stage": stage, **zero}}):
         yield result
 

@@ -185,6 +185,7 @@ class JobContext:
             nodes=nodes,
             given=f"Slurm gives the job {nodes}",
             gpus=self.gpus_per_node,
+            memory=slurm_script.memory(self.slurm_options),
             copies=(nodes or self.layout.nodes or 1) if outer == "srun" else 1,
             pool={one.name: set(range(one.slots or 0)) for one in self.members},
         )
@@ -262,10 +263,10 @@ class JobContext:
     @property
     def data_parallel(self) -> int | None:
         """Copies of the model; None if ranks are unknown or not divisible by model parallelism."""
-        ranks = self.layout.ranks
-        if ranks is None or ranks % self.model_parallel:
-            return None
-        return ranks // self.model_parallel
+        ranks, shared = self.layout.ranks, self.model_parallel
+        if shared == 1:  # not given
+            shared = self.start.model_parallel or 0
+        return None if ranks is None or not shared or ranks % shared else ranks // shared
 
 
 def context(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> JobContext:
@@ -348,8 +349,16 @@ def _read_config(path: str) -> deepspeed_config.Parsed:
 
 
 def _read_script(path: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    def read(name: str) -> str:
+        """Return the text of a file that the script names; empty if it cannot be read."""
+        for place in (os.path.join(os.path.dirname(path), name), name):
+            with contextlib.suppress(OSError, ValueError, ArithmeticError):
+                return read_text(place, slurm_script.MAX_BYTES)
+        return ""
+
     try:
-        return asdict(slurm_script.parse(read_text(path, slurm_script.MAX_BYTES), environment))
+        text = read_text(path, slurm_script.MAX_BYTES)
+        return asdict(slurm_script.parse(text, environment, read))
     except (ValueError, ArithmeticError) as error:
         message = str(error) if str(error).startswith(path) else f"{path}: {error}"
         raise ValueError(message) from error

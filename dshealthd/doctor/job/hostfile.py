@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.doctor import ssh as remote
-from dshealthd.doctor.check import Result, check_of, critical, ok, unknown
+from dshealthd.doctor.check import Result, check_of, critical, unknown
 from dshealthd.doctor.job.context import MAX_HOSTS
 from dshealthd.doctor.job.sources import rendezvous
 from dshealthd.doctor.remedies import paste, unreadable
-from dshealthd.findings.finding import State
 from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.membership import parse_hostfile
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job.sources.source import Source
 
 
-SOURCE = "deepspeed/launcher/runner.py, _parse_hostfile"
 UNREADABLE = "there is no readable hostfile"
 MAX_NAMED = 8
 """Hosts that get their own result; the others are only counted."""
@@ -38,29 +36,17 @@ def _lines(context: JobContext, hostfile: Source[str]) -> Iterator[Result]:
         yield unreadable(hostfile, source="deepspeed/launcher/runner.py, fetch_hostfile")
         return
     try:
-        members = parse_hostfile(hostfile.value, name)
+        parse_hostfile(hostfile.value, name)
     except MembershipError as error:
         for line in error.errors:
+            number = line.removeprefix(f"{name}:").partition(":")[0]
+            show = paste("sed", "-n", f"{number}p", "--", name)
             yield critical(
                 line,
-                remedy=_show_line(line.removeprefix(f"{name}:").partition(":")[0], name),
-                source=SOURCE,
+                show if number.isdecimal() else paste("cat", "--", name),
+                source="deepspeed/launcher/runner.py, _parse_hostfile",
                 component=name,
             )
-        return
-    slots = sum(member.slots or 0 for member in members)
-    yield ok(
-        f"{name}: {plural(len(members), 'host')} with {plural(slots, 'slot')}, "
-        f"{plural(context.layout.ranks or slots, 'rank')}",
-        source=SOURCE,
-    )
-
-
-def _show_line(number: str, name: str) -> str:
-    """Return the command that shows a line of the hostfile, or all of it without a line number."""
-    if not number.isdecimal():
-        return paste("cat", "--", name)
-    return paste("sed", "-n", f"{number}p", "--", name)
 
 
 LINES = check_of(
@@ -77,37 +63,25 @@ def _names(context: JobContext, _hostfile: Source[str]) -> Iterator[Result]:
     names = [name for name, _ in context.layout.hosts] or [one.name for one in context.members]
     if not names:
         yield unknown(UNREADABLE)
-        return
-    resolved = rendezvous.resolve(names)
+    resolved = rendezvous.resolve(names) if names else {}
     failed = {name: one for name, one in resolved.items() if not one.addresses}
     for name, one in list(failed.items())[:MAX_NAMED]:
-        yield Result(
-            State.UNKNOWN if one.is_unknown else State.CRITICAL,
-            f"{name} does not resolve: {one.problem}",
-            remedy=f"getent hosts {name}",
-            component=name,
-        )
+        make = unknown if one.is_unknown else critical
+        text = f"{name} does not resolve: {one.problem}"
+        yield make(text, f"getent hosts {name}", component=name)
     if rest := list(failed.values())[MAX_NAMED:]:
-        yield Result(
-            State.UNKNOWN if all(one.is_unknown for one in rest) else State.CRITICAL,
-            f"{plural(len(rest), 'more name does', 'more names do')} not resolve, of {len(names)}",
-        )
-    found = bool(failed)
+        make = unknown if all(one.is_unknown for one in rest) else critical
+        more = plural(len(rest), "more name does", "more names do")
+        yield make(f"{more} not resolve, of {len(names)}")
     first: dict[str, str] = {}
     for name in names:
-        for address in resolved[name].addresses:
-            other = first.setdefault(address, name)
-            if other != name:
-                found = True
-                yield critical(
-                    f"{name} and {other} are the same host ({address}), which would get the ranks"
-                    " of both",
-                    remedy=f"getent hosts {name} {other}",
-                    component=name,
-                )
-                break
-    if not found:
-        yield ok(f"every name in the hostfile resolves ({len(names)})")
+        others = [first.setdefault(address, name) for address in resolved[name].addresses]
+        if other := next((other for other in others if other != name), ""):
+            yield critical(
+                f"{name} and {other} are the same host, which would get the ranks of both",
+                f"getent hosts {name} {other}",
+                component=name,
+            )
 
 
 NAMES = check_of(
@@ -123,48 +97,34 @@ NAMES = check_of(
 
 def _ssh(context: JobContext, _hostfile: Source[str]) -> Iterator[Result]:
     hosts = dict(context.layout.hosts) or {one.name: one.slots or 0 for one in context.members}
-    if not hosts:
-        yield unknown(UNREADABLE)
-        return
-    if shutil.which(context.ssh) is None:
-        yield unknown(f"{context.ssh} is not installed here")
+    if not hosts or shutil.which(context.ssh) is None:
+        yield unknown(f"{context.ssh} is not installed here" if hosts else UNREADABLE)
         return
     asked = list(hosts)[:MAX_HOSTS]
     answers = remote.query(asked, context.ssh, context.ssh_options)
     bad = [name for name in asked if answers[name].problem]
     for name in bad[:MAX_NAMED]:
-        answer = answers[name]
+        problem = answers[name].problem
         yield critical(
-            f"{name} is not reachable over SSH: {answer.problem}",
-            remedy=remote.remedy(name, answer.problem),
+            f"{name} is not reachable over SSH: {problem}",
+            remote.remedy(name, problem),
             source="deepspeed/launcher/runner.py, which uses SSH without a password",
             component=name,
         )
-    if len(bad) > MAX_NAMED:
-        yield critical(
-            f"{plural(len(bad) - MAX_NAMED, 'more host is', 'more hosts are')} not reachable, "
-            f"of {len(asked)}"
-        )
-    short = False
+    if more := len(bad[MAX_NAMED:]):
+        shown = plural(more, "more host is", "more hosts are")
+        yield critical(f"{shown} not reachable, of {len(asked)}")
     for name in asked:
         gpus = answers[name].gpus
         if gpus is not None and gpus < hosts[name]:
-            short = True
             yield critical(
                 f"{name} has {plural(gpus, 'GPU')} but would get {plural(hosts[name], 'rank')}",
-                remedy=f"ssh {name} nvidia-smi -L",
-                value=str(gpus),
-                limit=str(hosts[name]),
+                f"ssh {name} nvidia-smi -L",
                 source=f"hostfile and /proc/driver/nvidia/gpus of {name}",
                 component=name,
             )
     if len(hosts) > len(asked):
         yield unknown(f"{len(hosts) - len(asked)} of {len(hosts)} hosts were not checked")
-    if not bad and not short:
-        known = sum(answers[name].gpus is not None for name in asked)
-        yield ok(
-            f"{plural(len(asked), 'host accepts', 'hosts accept')} SSH; GPUs counted on {known}"
-        )
 
 
 SSH = check_of(
@@ -172,7 +132,7 @@ SSH = check_of(
     UNREADABLE,
     "hostfile-unresolvable",
     "ssh",
-    "Hosts accept SSH without a password",
+    "Hosts accept SSH without a password, and have a GPU for each rank",
     _ssh,
     deadline=remote.DEADLINE + 5,
 )

@@ -10,7 +10,7 @@ from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.agreement import Start, disagreements, occupancy
 from dshealthd.doctor.job.sources.layout import Layout, torchrun
-from dshealthd.doctor.job.sources.manifest import MIB, SHARED_MEMORY
+from dshealthd.doctor.job.sources.manifest import MIB, QUEUE, SHARED_MEMORY
 from dshealthd.doctor.job.sources.rendezvous import rendezvous
 from dshealthd.jobs.environment import TIMEOUT, is_loopback, natural
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job.sources.source import Source
 
 _MPI = ("mpirun", "mpiexec")
+_RELEASE = re.compile(r"v?(\d+(?:\.\d+)+)")
 _OF_PODS = re.compile(r"[a-z0-9][a-z0-9-]*-\d+")
 """Names that StatefulSets, indexed Jobs, JobSets and PyTorchJobs give their pods."""
 
@@ -61,6 +62,7 @@ def start_of(pod: PodTemplate, manifest: Manifest) -> Start:
         nodes=workers if is_first else None,
         given=f"{plural(workers, 'pod has', 'pods have')} GPUs",
         gpus=pod.gpus,
+        memory=pod.memory if pod.gpus else None,
         copies=pod.count,
         name=f"{pod.kind} {pod.job}, {pod.name}: ",
     )
@@ -169,13 +171,31 @@ def _slots(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]
         yield f"mpirun -np {wanted}, but {have}"
 
 
-def _elastic(pod: PodTemplate, start: Start, _manifest: Manifest) -> Iterator[str]:
+def _releases(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]:
+    """Yield that pods of one job have images of one repository, but of different releases."""
+    found: dict[str, dict[str, str]] = {}
+    for one in manifest.pods:
+        repository, _, tag = one.image.rpartition(":")
+        if one.job == pod.job and (release := _RELEASE.match(tag)):
+            found.setdefault(repository, {})[release[1]] = one.name
+    for repository, releases in found.items():
+        if len(releases) > 1 and pod.name == next(iter(releases.values())):
+            shown = ", ".join(f"{release} of {name}" for release, name in releases.items())
+            yield f"its pods have different versions of {repository}: {shown}"
+
+
+def _unqueued(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
+    if not pod.is_queued:
+        yield f"Kueue reads {QUEUE} of the {pod.kind} itself, not of its pods: it never starts it"
+
+
+def _elastic(pod: PodTemplate, start: Start, manifest: Manifest) -> Iterator[str]:
     inner = start.torchrun
     text = inner.options.get("nnodes", "") if inner else ""
     least, most = pod.members
     if ":" in text:
         least, most = (natural(one) for one in text.split(":", 1))
-    if least is None or most is None or least == most:
+    if least is None or most is None or least == most or pod is not manifest.pods[0]:
         return
     if least > most:
         yield f"at least {least} and at most {most} pods cannot be"
@@ -188,6 +208,8 @@ def _elastic(pod: PodTemplate, start: Start, _manifest: Manifest) -> Iterator[st
 
 NEEDS = (
     Need(_refused, "API"),
+    Need(_releases, "image"),
+    Need(_unqueued, QUEUE),
     Need(_loopback, "MASTER_ADDR"),
     Need(_not_found, "MASTER_ADDR"),
     Need(_slots, "slotsPerWorker"),

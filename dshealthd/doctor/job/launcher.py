@@ -57,7 +57,7 @@ def _judged(context: JobContext) -> Iterator[Result]:
         yield from _script(context, context.script.name, context.batch_script)
     yield from disagreements(context.start)
     if context.command is not None and context.launcher is not None:
-        yield from config_conflicts.of_accelerate(context.command.name, context.launcher.stated)
+        yield from config_conflicts.of_accelerate(context.command.name, context.launcher)
     yield from _left_behind(context)
 
 
@@ -113,6 +113,14 @@ def _script(context: JobContext, name: str, script: SlurmScript) -> Iterator[Res
                 source="sbatch(1)",
                 component=f"--{option}",
             )
+    if script.orphan:
+        yield critical(
+            f"{name}: bash runs {script.orphan[:60]} as a command: the line before it ends without"
+            " a backslash, or is a comment, so the launch has none of these options",
+            paste("grep", "-n", "-B2", "-e", script.orphan, "--", name),
+            source="bash(1), QUOTING and COMMENTS",
+            component=script.orphan,
+        )
     if script.is_left:
         yield critical(
             f"{name} starts the job in the background and ends: Slurm then ends the job; `wait` is"
@@ -121,7 +129,7 @@ def _script(context: JobContext, name: str, script: SlurmScript) -> Iterator[Res
             source="sbatch(1)",
             component="wait",
         )
-    if problem := _signal(script) or _requeue(script):
+    elif problem := _signal(script) or _requeue(script):
         yield warning(f"{name}: {problem}", source="sbatch(1); bash(1)", component="--signal")
     if context.command is None and (lost := _not_passed_on(context, script)):
         make = critical if {*lost} & {*RENDEZVOUS} else warning

@@ -9,7 +9,6 @@ from dshealthd.core.host import read
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.sources import rendezvous
 from dshealthd.doctor.remedies import paste
-from dshealthd.findings.finding import State
 from dshealthd.jobs.environment import is_loopback
 from dshealthd.linux.local_network import local_ports
 from dshealthd.linux.sock_diag import TcpState
@@ -31,66 +30,46 @@ MAX_SOCKETS = 16 << 20
 
 def _address(context: JobContext, address: str) -> Iterator[Result]:
     meeting, nodes = context.rendezvous, context.layout.nodes
-    shown = address[:255]
-    where = f"{shown} ({meeting.source})"
+    where = f"{address[:255]} ({meeting.source})"
     several = nodes is not None and nodes > 1
     if is_loopback(address):
-        yield _loopback(context, where, several=several)
+        if several:
+            default = " --master-addr is missing;" if meeting.is_default else ""
+            yield critical(
+                f"{where} is each node's own loopback, but the job has {nodes} nodes:{default} only"
+                " ranks on the same node would meet",
+                REMEDY,
+                component="MASTER_ADDR",
+            )
+        elif nodes is None and not meeting.is_default:
+            known = "works for a single-node job, but the job's number of nodes is unknown"
+            yield unknown(f"{where} {known}", component="MASTER_ADDR")
         return
     resolved = rendezvous.resolve([address])[address]
     if not resolved.addresses:
-        yield Result(
-            State.UNKNOWN if resolved.is_unknown or context.runs_elsewhere else State.CRITICAL,
-            f"{where} does not resolve: {resolved.problem}",
-            remedy=paste("getent", "hosts", address),
-            component="MASTER_ADDR",
-        )
+        make = unknown if resolved.is_unknown or context.runs_elsewhere else critical
+        text = f"{where} does not resolve: {resolved.problem}"
+        yield make(text, paste("getent", "hosts", address), component="MASTER_ADDR")
         return
     if resolved.is_loopback and (several or nodes is None):
-        yield Result(
-            State.CRITICAL if several else State.WARNING,
+        make = critical if several else warning
+        yield make(
             f"{where} resolves to {resolved.addresses[0]} here, which only this machine can reach:"
             " /etc/hosts or DNS gives the host name a loopback address",
-            remedy=f"grep -n 127 /etc/hosts; {REMEDY}",
-            value=resolved.addresses[0],
+            f"grep -n 127 /etc/hosts; {REMEDY}",
             component="MASTER_ADDR",
         )
         return
     hosts = context.hosts
-    if hosts and address not in hosts:
-        others = rendezvous.resolve(hosts)
-        known = {one for host in others.values() for one in host.addresses}
-        if all(host.addresses for host in others.values()) and known.isdisjoint(resolved.addresses):
-            yield warning(
-                f"{where} is {resolved.addresses[0]}, which is not the address of any node of the"
-                " job",
-                remedy=f"getent hosts {hosts[0]}",
-                value=resolved.addresses[0],
-                component="MASTER_ADDR",
-            )
-            return
-    yield ok(f"{where} is {', '.join(resolved.addresses[:3])}")
-
-
-def _loopback(context: JobContext, where: str, *, several: bool) -> Result:
-    nodes = context.layout.nodes
-    if several:
-        default = context.rendezvous.is_default
-        option = " --master-addr is missing;" if default else ""
-        return critical(
-            f"{where} is each node's own loopback, but the job has {nodes} nodes:{option} only"
-            " ranks on the same node would meet",
-            remedy=REMEDY,
-            value=context.rendezvous.address,
-            limit="an address that all nodes can reach",
+    others = rendezvous.resolve(hosts) if hosts and address not in hosts else {}
+    known_addresses = {one for host in others.values() for one in host.addresses}
+    is_known = others and all(host.addresses for host in others.values())
+    if is_known and known_addresses.isdisjoint(resolved.addresses):
+        yield warning(
+            f"{where} is {resolved.addresses[0]}, which is not the address of any node of the job",
+            f"getent hosts {hosts[0]}",
             component="MASTER_ADDR",
         )
-    if nodes is None and not context.rendezvous.is_default:
-        return unknown(
-            f"{where} works for a single-node job, but the job's number of nodes is unknown",
-            component="MASTER_ADDR",
-        )
-    return ok(f"{where} works for a single-node job")
 
 
 ADDRESS = check_of(
@@ -108,30 +87,50 @@ def _port(context: JobContext, written: str) -> Iterator[Result]:
     meeting = context.rendezvous
     port = meeting.port
     if port == 0 and meeting.source == "--rdzv-endpoint" and context.layout.nodes == 1:
-        yield ok("0 lets the kernel choose a free port")
-        return
+        return  # the kernel chooses a free port
+    remedy = "dshealthd free-port"
     if port is None or not 0 < port <= rendezvous.MAX_PORT:
-        yield critical(
-            f"{written[:40]!r} is not a port of the rendezvous",
-            remedy="dshealthd free-port",
-            value=written[:40],
-            limit=f"1 to {rendezvous.MAX_PORT}",
-            component="MASTER_PORT",
-        )
+        text = f"{written[:40]!r} is not a port of the rendezvous, 1 to {rendezvous.MAX_PORT}"
+        yield critical(text, remedy, component="MASTER_PORT")
         return
     if context.runs_elsewhere or not _is_here(context):
         yield ok(f"{port} is a port; whether it is free is seen where the job's script runs")
         return
-    with contextlib.suppress(ValueError, ArithmeticError, OSError):  # cut off, or hidden
-        yield _judged(port, _sockets(context))
-    if (result := _range(context, port)) is not None:
-        yield result
+    states = set()
+    try:
+        states = {found.state for found in parse_tcp(_sockets(context)) if found.port == port}
+    except (OSError, ValueError, ArithmeticError) as error:  # hidden, or cut off
+        yield unknown(f"whether port {port} is free is unknown: {error}", component="MASTER_PORT")
+    if TcpState.LISTEN in states:
+        taken = f"port {port} is taken on this node: something listens on it"
+        yield critical(taken, f"ss -Hltnp 'sport = :{port}'", component="MASTER_PORT")
+    elif states:
+        kind = "in TIME_WAIT" if states == {TcpState.TIME_WAIT} else "in use"
+        who = "from an earlier run or another program"
+        text = f"port {port} has connections {kind} on this node, {who}"
+        yield warning(text, remedy, component="MASTER_PORT")
+    if port < PRIVILEGED:
+        text = f"port {port} is privileged: only root may open it"
+        yield warning(text, remedy, source="ip(7)", component="MASTER_PORT")
+        return
+    try:
+        is_ephemeral = port in local_ports(context.host)
+    except (OSError, ValueError, ArithmeticError) as error:
+        text = f"whether the kernel assigns port {port} to connections is unknown: {error}"
+        yield unknown(text, component="MASTER_PORT")
+        return
+    if is_ephemeral:
+        yield warning(
+            f"port {port} is in the ephemeral range, so any connection may take it before the job",
+            remedy,
+            source="net.ipv4.ip_local_port_range and ip_local_reserved_ports",
+            component="MASTER_PORT",
+        )
 
 
 def _is_here(context: JobContext) -> bool:
     """Return whether this node opens the port, as far as known."""
-    hosts = context.hosts
-    address = context.rendezvous.address or "".join(hosts[:1])
+    address = context.rendezvous.address or "".join(context.hosts[:1])
     if not address:
         return True
     resolved = rendezvous.resolve([address])[address]
@@ -143,59 +142,6 @@ def _sockets(context: JobContext) -> str:
     with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
         text += read(context.host.proc("net/tcp6"), MAX_SOCKETS)
     return text
-
-
-def _judged(port: int, tables: str) -> Result:
-    states = {found.state for found in parse_tcp(tables) if found.port == port}
-    if TcpState.LISTEN in states:
-        return critical(
-            f"port {port} is taken on this node: something listens on it",
-            remedy=f"ss -Hltnp 'sport = :{port}'",
-            value=str(port),
-            limit="a port without a listener",
-            component="MASTER_PORT",
-        )
-    if states:
-        kind = "in TIME_WAIT" if states == {TcpState.TIME_WAIT} else "in use"
-        return warning(
-            f"port {port} has connections {kind} on this node, from an earlier run or"
-            " another program",
-            remedy="dshealthd free-port",
-            value=str(port),
-            component="MASTER_PORT",
-        )
-    return ok(f"port {port} is free on this node now")
-
-
-def _range(context: JobContext, port: int) -> Result | None:
-    """Return what is wrong with the port number itself; None if nothing is."""
-    if port < PRIVILEGED:
-        return warning(
-            f"port {port} is privileged: only root may open it",
-            remedy="dshealthd free-port",
-            value=str(port),
-            limit=str(PRIVILEGED),
-            source="ip(7), net.ipv4.ip_unprivileged_port_start",
-            component="MASTER_PORT",
-        )
-    try:
-        assigned = local_ports(context.host)
-    except (OSError, ValueError, ArithmeticError) as error:
-        return unknown(
-            f"whether the kernel assigns port {port} to connections is unknown: {error}",
-            source="net.ipv4.ip_local_port_range",
-            component="MASTER_PORT",
-        )
-    if port in assigned:
-        return warning(
-            f"port {port} is in the ephemeral range, so any connection may take it before the job",
-            remedy="dshealthd free-port",
-            value=str(port),
-            limit=f"outside {assigned}",
-            source="net.ipv4.ip_local_port_range and ip_local_reserved_ports",
-            component="MASTER_PORT",
-        )
-    return None
 
 
 PORT = check_of(

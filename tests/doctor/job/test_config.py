@@ -564,6 +564,42 @@ def test_rules_without_an_interpreter(change: dict[str, Any], check: str, words:
     assert words in found.text
 
 
+@pytest.mark.parametrize(
+    ("wrong", "right", "words"),
+    [
+        (
+            {"scheduler": {"type": "WarmupDecayLR", "params": {}}},
+            {"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}},
+            "WarmupDecayLR has no total_num_steps",
+        ),
+        ({"pipeline": {"stages": 2}}, {"pipeline": {"stages": 1}}, "ZeRO stage 2 shards gradients"),
+        (
+            {"data_types": {"grad_accum_dtype": "fp16"}},
+            {"data_types": {"grad_accum_dtype": "fp32"}},
+            "gradients of a model in bf16 cannot be accumulated",
+        ),
+        ({"communication_data_type": "int8"}, {"communication_data_type": "FP32"}, "is int8, not"),
+        (
+            {"activation_checkpointing": {"contiguous_memory_optimization": True}},
+            {
+                "activation_checkpointing": {
+                    "contiguous_memory_optimization": True,
+                    "partition_activations": True,
+                }
+            },
+            "takes partition_activations true",
+        ),
+        ({"optimizer": {"type": "SGD"}}, {"optimizer": {"type": "auto"}}, "no SGD for the CPU"),
+    ],
+)
+def test_contradictions(wrong: dict[str, Any], right: dict[str, Any], words: str) -> None:
+    """Settings that contradict each other are found without DeepSpeed, and pass once mended."""
+    common = {"bf16": {"enabled": True}, "zero_optimization": STAGE_2}
+    found, _ = results("config-conflicts", with_config({**common, **wrong}))
+    assert words in found.text
+    assert outcomes("config-conflicts", with_config({**common, **right})) == [UNKNOWN]
+
+
 def test_truth_value_that_is_a_string() -> None:
     """A truth value in quotes is named with its path: Python takes "false" for true."""
     for value, words in (("false", ["bf16.enabled is the string 'false'"]), (False, [])):
@@ -584,3 +620,16 @@ def test_batch_size_of_the_trainer(tmp_path: Path, argument: str, outcome: State
     file.write_text('{"train_micro_batch_size_per_gpu": 4}')
     job = asked(str(file), launch=f"deepspeed --num_gpus=1 x.py {argument} --deepspeed {file}")
     assert outcomes("batch-sizes", job)[-1] is outcome
+
+
+@pytest.mark.parametrize(("rate", "outcome"), [("1e-5", OK), ("2e-5", CRITICAL), ("$LR", OK)])
+def test_other_arguments_of_the_trainer(tmp_path: Path, rate: str, outcome: State) -> None:
+    """What the Trainer would fill in must be what its arguments say; no other program compares."""
+    file = tmp_path / "ds.json"
+    file.write_text(
+        '{"train_micro_batch_size_per_gpu": 4, "optimizer": {"params": {"lr": 0.00001}}}'
+    )
+    words = f"deepspeed --num_gpus=1 x.py --learning_rate '{rate}' --deepspeed {file}"
+    trainer = f"{words} --per_device_train_batch_size 4"
+    assert outcomes("batch-sizes", asked(launch=trainer)) == [outcome]
+    assert outcomes("batch-sizes", asked(launch=words)) == [OK]

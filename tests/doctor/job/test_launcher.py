@@ -367,7 +367,7 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
         ("export MASTER", "MASTER", "sets MASTER_ADDR, MASTER_PORT, WORLD_SIZE, but does not pass"),
         ("=ALL", "=WORLD_SIZE", "sets MASTER_ADDR, MASTER_PORT, but does not pass them on"),
         ("B:USR1", "USR1", "only srun's tasks get it, not the shell that traps it: B: is missing"),
-        ("wait", "true", "the trap runs only when srun ends"),
+        ("& wait", "", "the trap runs only when srun ends"),
         ("B:USR1", "B:USR2", "nothing traps USR2, which ends the shell: the trap is for USR1"),
         ("B:USR1", "B:12", "nothing traps USR2, which ends the shell: the trap is for USR1"),
         (
@@ -389,6 +389,20 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
         ("1-0", "5", "it comes 300 s before the end of a job that has 300 s"),
         ("1-0", "00:04:59", "it comes 300 s before the end of a job that has 299 s"),
         ("--nodes=2 --n", "--nodes=$N --n", "#SBATCH --nodes=$N is read as it stands"),
+        ("--nodes=2 --ntasks-per-node=8", "--nodes=2 --ntasks=1", "1 task for 2 nodes: Slurm"),
+        ("srun", "srun --nodes=4", "srun asks for 4 nodes, but the job has 2"),
+        ("srun", "srun --gres=gpu:9", "srun asks for 9 GPUs on each node, but the job has 8"),
+        ("=2 '", "=2 trainer.devices=4 '", "wants 4 processes (devices), but srun starts 8"),
+        ("--time", "--mem=2047 --time", "2.05e+03 MiB of memory for 8 processes: each takes more"),
+        ("--time", "--mem-per-cpu=255M --time", "2.04e+03 MiB of memory for 8 processes"),
+        ("wait", "true", "starts the job in the background and ends"),
+        ("--time", "--no-requeue --time", "the trap requeues the job, but --no-requeue forbids it"),
+        ("srun", "srun python prepare.py\n--export=NONE \nsrun", "bash runs --export=NONE as a"),
+        (
+            "bash -c 'python",
+            "bash -c 'MASTER_PORT=$(shuf -i 20000-30000 -n 1) python",
+            "MASTER_PORT ${RANDOM} is another on each node",
+        ),
         (
             "bash -c 'python",
             "bash -c 'MASTER_ADDR=$(hostname) python",
@@ -441,6 +455,13 @@ def test_signal_in_time(tmp_path: Path, limit: str, seconds: int) -> None:
         ("USR1\n", "$SENT\n"),
         ("USR1\n", "ERR\n"),
         ("--time", "--mem-per-gpu=9G --cpus-per-gpu=4 --time"),
+        ("--time", "--mem=2G --time"),
+        ("--time", "--mem=0 --time"),
+        ("--time", "--mem-per-cpu=256 --time"),
+        ("=2 '", "=2 trainer.devices=8 '"),
+        ("srun", "srun --nodes=2 --gres=gpu:8"),
+        ("& wait", "& while sleep 9; do date; done"),
+        ("\nARGS", "\ncase $X in\n--train) ;;\n-e) Y=1;;\nesac\nARGS"),
         ("srun", "srun --mem=0"),
         ("=ALL bash -c '", "=WORLD_SIZE x bash -c 'export MASTER_ADDR=n1 MASTER_PORT=29500; "),
     ],
@@ -489,6 +510,56 @@ def test_configuration_of_accelerate(
     (found,) = results(check, asked(str(file), "--gpus-per-node", "8"))
     assert found.outcome in {WARNING, CRITICAL}
     assert words in found.text
+
+
+def test_files_that_a_script_runs(tmp_path: Path) -> None:
+    """What a script runs is read where it is named: a script for each node, Accelerate's
+    configuration, that of DeepSpeed.
+    """
+    job, inner = tmp_path / "job.sh", tmp_path / "node.sh"
+    job.write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun bash node.sh 2\n")
+    inner.write_text(
+        "PORT=$(python -c 'import socket; s = socket.socket(); s.bind((\"\", 0))')\n"
+        "torchrun --nnodes=$1 --rdzv-backend=c10d --rdzv-endpoint=n1:$PORT x.py\n"
+    )
+    (_, found) = results("launcher", asked(str(job)))
+    assert "--rdzv-endpoint n1:${RANDOM} is another on each node" in found.text
+    inner.unlink()
+    assert asked(str(job)).layout.ranks is None
+    (tmp_path / "a.yaml").write_text(ACCELERATE_FILE.replace("num_machines: 2", "num_machines: 3"))
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 7}')
+    job.write_text(
+        "#!/bin/bash\n#SBATCH --nodes=2\nsrun accelerate launch --config_file a.yaml"
+        " --num_processes 24 x.py --deepspeed ds.json\n"
+    )
+    made = asked(str(job))
+    assert (made.layout.ranks, made.layout.nodes) == (24, 3)
+    assert "train_batch_size 7 is not a multiple of 24" in results("batch-sizes", made)[0].text
+
+
+@pytest.mark.parametrize(("ranks", "outcome"), [(16, OK), (32, CRITICAL)])
+def test_ranks_that_share_the_model(tmp_path: Path, ranks: int, outcome: State) -> None:
+    """Copies of the model are ranks divided by what the training's arguments say of it."""
+    file = tmp_path / "ds.json"
+    file.write_text('{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2}')
+    words = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size=2"
+    made = asked(str(file), launch=f"torchrun --nproc-per-node={ranks} x.py {words}")
+    assert made.data_parallel == ranks // 4
+    assert outcomes("batch-sizes", made) == [outcome]
+    made = asked(str(file), launch=f"torchrun --nproc-per-node={ranks} x.py {words[:-1]}'$PP'")
+    assert made.data_parallel is None
+
+
+def test_options_of_accelerate_that_exclude_each_other(tmp_path: Path) -> None:
+    """Accelerate refuses what it would ignore beside a configuration of DeepSpeed's."""
+    file = tmp_path / "a.yaml"
+    text = "num_processes: 8\ndeepspeed_config: {deepspeed_config_file: x.json}\n"
+    file.write_text(text)
+    assert outcomes("launcher", asked(str(file))) == [OK]
+    file.write_text(text.replace("json}", "json, zero_stage: 2}"))
+    (found,) = results("launcher", asked(str(file)))
+    words = "deepspeed_config_file and zero_stage exclude each other: accelerate refuses them"
+    assert found.text == words
 
 
 def test_no_script() -> None:

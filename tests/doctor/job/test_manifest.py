@@ -130,6 +130,11 @@ def manifest(tmp_path: Path, text: str) -> JobContext:
             "does not answer for 590 s",
         ),
         ("    resources", "    livenessProbe: {failureThreshold: 60}\n    resources", OK, "2 pods"),
+        ('gpu: "8"', 'gpu: "8", memory: 1023Mi', CRITICAL, "1.02e+03 MiB of memory for 8"),
+        ('gpu: "8"', 'gpu: "8", memory: 64', CRITICAL, "one of Kubernetes in bytes"),
+        ('gpu: "8"', 'gpu: "8", memory: 2Gi', OK, "2 pods"),
+        ('gpu: "8"', 'gpu: "0.5"', CRITICAL, "0.5 nvidia.com/gpu in limits is no whole number"),
+        ("emptyDir: {medium: Memory", "persistentVolumeClaim: {claimName: x", OK, "2 pods"),
     ],
 )
 def test_faults(tmp_path: Path, old: str, new: str, outcome: State, words: str) -> None:
@@ -208,6 +213,76 @@ def test_other_kinds(tmp_path: Path) -> None:
     assert "starts only once 3 pods are placed (minAvailable), but has 2" in found.text
     ray = right.replace("kind: Job", "kind: RayJob").replace("mountPath: /dev/shm", "mountPath: /x")
     assert [one.outcome for one in results("manifest", manifest(tmp_path, ray))] == [OK]
+
+
+LIMITED = POD.replace('gpu: "8"', 'gpu: "8", memory: 8Gi').replace(
+    "Memory}", "Memory, sizeLimit: 9Gi}"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "words"),
+    [
+        (jobset(LIMITED), "sizeLimit: 9Gi", "sizeLimit: 8Gi", "which count as memory of the"),
+        (
+            jobset(POD)
+            .replace("--nnodes=2", "--nnodes=1:2")
+            .replace("  replicatedJobs", "  backoffLimit: 0\n  replicatedJobs"),
+            "backoffLimit: 0",
+            "backoffLimit: 1",
+            "it trains on 1 to 2 pods, but none that fails is replaced",
+        ),
+        (
+            pytorchjob(POD.replace("--nnodes=2 ", "")).replace(
+                "spec:\n", "spec:\n  elasticPolicy: {minReplicas: 3, maxReplicas: 2}\n", 1
+            ),
+            "minReplicas: 3",
+            "minReplicas: 2",
+            "at least 3 and at most 2 pods cannot be",
+        ),
+        (
+            pytorchjob(POD.replace("image: train", "image: a/train:2.1")).replace(
+                ":2.1", ":v2.0-gpu", 1
+            ),
+            ":v2.0-gpu",
+            ":2.1-gpu",
+            "different versions of a/train: 2.0 of Master, 2.1 of Worker",
+        ),
+        (
+            JOB.replace("name: j", "name: j, labels: {}")
+            + "metadata: {labels: {kueue.x-k8s.io/queue-name: q}}\n    spec: {containers: [{}]}",
+            "labels: {}",
+            "labels: {kueue.x-k8s.io/queue-name: q}",
+            "Kueue reads kueue.x-k8s.io/queue-name of the Job itself",
+        ),
+    ],
+)  # fmt: skip
+def test_pods_that_do_not_start_or_last(
+    tmp_path: Path, text: str, old: str, new: str, words: str
+) -> None:
+    """What keeps pods from starting or lasting is found, and passes once it is mended."""
+    (found,) = results("manifest", manifest(tmp_path, text))
+    assert words in found.text
+    assert old in text
+    assert [
+        one.outcome for one in results("manifest", manifest(tmp_path, text.replace(old, new)))
+    ] == [OK]
+
+
+def test_volumes_of_claims(tmp_path: Path) -> None:
+    """A volume that a controller makes from a template of claims is declared; no other word is."""
+    text = jobset(POD.replace("{name: shm, emptyDir", "{name: x, emptyDir"))
+    claims = "  volumeClaimPolicies: [{templates: [{metadata: {name: shm}}]}]\n  replicatedJobs"
+    declared = text.replace("  replicatedJobs", claims)
+    shared = "64 MB"  # a claim is no memory
+    assert all(
+        shared in one.text or one.outcome is OK
+        for one in results("manifest", manifest(tmp_path, declared))
+    )
+    (found,) = results(
+        "manifest", manifest(tmp_path, text.replace("kind: JobSet", "kind: JobSet\nvolumeClaim: x"))
+    )
+    assert "the volume shm of /dev/shm is not declared" in found.text
 
 
 def test_variables_of_pods(tmp_path: Path) -> None:

@@ -48,19 +48,19 @@ def adapters(tmp_path: Path) -> Host:
 @pytest.mark.parametrize(
     ("variable", "outcome", "words"),
     [
-        ("NCCL_DEBUG=INFO", OK, "NCCL reads it as set"),
-        ("NCCL_SOCKET_IFNAME=lo", OK, "NCCL reads it as set"),
-        ("NCCL_SOCKET_IFNAME=^docker", OK, "NCCL reads it as set"),
-        ("TORCH_NCCL_ASYNC_ERROR_HANDLING=1", OK, "NCCL reads it as set"),
+        ("NCCL_DEBUG=INFO", OK, "as they are set"),
+        ("NCCL_SOCKET_IFNAME=lo", OK, "as they are set"),
+        ("NCCL_SOCKET_IFNAME=^docker", OK, "as they are set"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING=1", OK, "as they are set"),
         ("NCCL_TIMEOUT=1800", WARNING, "is not read by any release in use"),
         ("NCCL_REUSE_SOCKET_ADDR=1", WARNING, "is not read by any release in use"),
         ("NCCL_SOCKET_IFNAMES=eth0", CRITICAL, "NCCL_SOCKET_IFNAME seems to be misspelt"),
-        ("NCCL_ASYNC_ERROR_HANDLING=1", OK, "NCCL reads it as set"),
-        ("NCCL_OF_A_PLUGIN=1", OK, "NCCL reads it as set"),
+        ("NCCL_ASYNC_ERROR_HANDLING=1", OK, "as they are set"),
+        ("NCCL_OF_A_PLUGIN=1", OK, "as they are set"),
         ("NCCL_IB_TIMEOUT=1000", CRITICAL, "NCCL_IB_TIMEOUT=1000 has a value out of range"),
         ("NCCL_IB_DISABLE=true", CRITICAL, "has a value that is not a number"),
         ("NCCL_SOCKET_IFNAME=nosuch0", CRITICAL, "names a device that this node does not have"),
-        ("NCCL_RAS_ADDR=localhost:28028", OK, "NCCL reads it as set"),
+        ("NCCL_RAS_ADDR=localhost:28028", OK, "as they are set"),
         ("NCCL_RAS_ADDR=0.0.0.0:28028", WARNING, "opens a port without authentication"),
     ],
 )
@@ -128,11 +128,11 @@ def test_loopback_between_nodes() -> None:
 @pytest.mark.parametrize(
     ("variable", "outcome", "words"),
     [
-        ("NCCL_IB_HCA==mlx5_0", OK, "as set"),
+        ("NCCL_IB_HCA==mlx5_0", OK, "as they are set"),
         ("NCCL_IB_HCA==mlx5_1", CRITICAL, "names a device that is down"),
         ("NCCL_IB_HCA==mlx5_9", CRITICAL, "names a device that this node does not have"),
         ("NCCL_IB_DISABLE=1", WARNING, "disables InfiniBand, which works on this node"),
-        ("NCCL_IB_DISABLE=0", OK, "as set"),
+        ("NCCL_IB_DISABLE=0", OK, "as they are set"),
     ],
 )
 def test_adapters(adapters: Host, variable: str, outcome: State, words: str) -> None:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dshealthd.doctor.job.sources import shell
 from dshealthd.jobs.environment import natural
@@ -22,6 +22,7 @@ from dshealthd.jobs.environment import natural
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+Read: TypeAlias = Callable[[str], str]
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _WRAPPERS = frozenset(
     # easier to read
@@ -72,6 +73,8 @@ _ACCELERATE = {
     "main-process-port": "master-port",
 }
 """Options of `accelerate launch`, which runs torchrun, by the names that torchrun has for them."""
+_OF_ACCELERATE = frozenset({"distributed_type", "compute_environment", "num_processes"})
+"""Keys of which each configuration of Accelerate has some."""
 READ = (
     *("nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres"),
     *("nnodes", "nproc-per-node", "node-rank", "rdzv-backend", "rdzv-endpoint", "standalone"),
@@ -140,26 +143,33 @@ class CommandLaunch:
     is_background: bool = False
 
 
+def no_file(_name: str) -> str:
+    """Read no file."""
+    return ""
+
+
 def find_launch(
     commands: Iterable[shell.ShellCommand],
     variables: shell.Variables,
     nesting: int = 0,
     *,
     is_task: bool = False,
+    read: Read = no_file,
 ) -> CommandLaunch:
     """Return the command that launches a job, as far as known without a shell.
 
     That is the first one that runs `deepspeed` or `torchrun`, else Python by srun, else any srun;
     one on all nodes comes before one on a single node. `variables` change as `commands` are read.
-    With `is_task`, srun runs the script itself.
+    With `is_task`, srun runs the script itself. `read` returns the text of a file that the command
+    names; empty where there is none.
     """
     best, weight, problem, is_conditional = CommandLaunch(), 0, "", False
     try:
         for command in commands:
-            found = _launcher(command, variables, nesting, is_task=is_task)
+            found = _launcher(command, variables, nesting, read, is_task=is_task)
             rank = _weight(found, is_task=is_task)
             if rank > weight:
-                best = CommandLaunch(found, dict(variables), is_background=command.is_background)
+                best = CommandLaunch(found, dict(variables), is_background=command.end == "&")
                 weight, problem = rank, ""
                 is_conditional = command.is_conditional
             elif rank and rank == weight and found != best.command:
@@ -218,7 +228,12 @@ def _weight(found: LauncherCommand | None, *, is_task: bool) -> int:
 
 
 def _launcher(
-    command: shell.ShellCommand, variables: shell.Variables, nesting: int, *, is_task: bool
+    command: shell.ShellCommand,
+    variables: shell.Variables,
+    nesting: int,
+    read: Read,
+    *,
+    is_task: bool,
 ) -> LauncherCommand | None:
     """Return the launcher that a simple command starts; None if it starts something else."""
     own = dict(command.own)
@@ -231,16 +246,17 @@ def _launcher(
         if program == "python":
             return LauncherCommand(program, {}, tuple(rest), own)
         rest = rest[at + 2 :]
-    if program == "eval" or program in _SHELLS:
-        texts = [
-            rest[at + 1] for at, word in enumerate(rest[:-1]) if re.fullmatch("-[a-z]*c", word)
-        ]
-        texts = [" ".join(rest)] if program == "eval" else texts
-        if not texts:
+    files = [word for word in (program, *rest) if program in _SHELLS and word.endswith(".sh")]
+    files += [word for word in command.words if os.path.basename(word) == program][:1]
+    if program == "eval" or program in _SHELLS or program.endswith(".sh"):
+        at = next((at for at, word in enumerate(rest) if re.fullmatch("-[a-z]*c", word)), len(rest))
+        text = "".join(rest[at + 1 : at + 2]) or ("" if not files else read(files[0]))
+        text = " ".join(rest) if program == "eval" else text
+        if not text:
             return None
         known: shell.Variables = {**variables, **own}
-        inside = shell.commands(texts[0], known)
-        launch = find_launch(inside, known, nesting + 1, is_task=is_task)
+        inside = shell.commands(text, known)
+        launch = find_launch(inside, known, nesting + 1, is_task=is_task, read=read)
         if launch.command is None:
             return None
         sets = {
@@ -250,7 +266,7 @@ def _launcher(
     if program not in FLAGS:
         return None
     if program == "accelerate":
-        return _accelerate(rest[1:], own) if rest[:1] == ["launch"] else None
+        return _accelerate(rest[1:], own, read) if rest[:1] == ["launch"] else None
     options, arguments, is_partial = _options(rest, program)
     inner = None
     if program == "srun" and arguments:
@@ -262,28 +278,55 @@ def _launcher(
             for name, value in variables.items()
             if name not in shell.PER_NODE and (passes_all or name in passed.split(","))
         }
-        inner = _launcher(started, {**known, **own}, nesting + 1, is_task=True)
+        inner = _launcher(started, {**known, **own}, nesting + 1, read, is_task=True)
     return LauncherCommand(program, options, tuple(arguments), own, inner, is_partial)
 
 
-def _accelerate(rest: Sequence[str], own: dict[str, str]) -> LauncherCommand:
-    """Return `accelerate launch` as torchrun; its own configuration may say more."""
+def _accelerate(rest: Sequence[str], own: dict[str, str], read: Read) -> LauncherCommand:
+    """Return `accelerate launch` as torchrun; a configuration that is not known may say more."""
     options, arguments, _ = _options(rest, "accelerate")
+    settings = accelerate_settings(read(options["config-file"])) if "config-file" in options else {}
+    return _of_accelerate({**settings, **options}, arguments, own)
+
+
+def _of_accelerate(
+    options: Mapping[str, str], arguments: Sequence[str], own: dict[str, str]
+) -> LauncherCommand:
     options = {_ACCELERATE.get(name, name): value for name, value in options.items()}
     nodes, ranks = natural(options.get("nnodes")), natural(options.get("num-processes"))
     if nodes and ranks is not None:
         options["nproc-per-node"] = str(ranks // nodes)
-    if "config-file" not in options:
+    if "config-file" not in options or nodes:
         options.setdefault("rdzv-backend", "static")
+    if (gpus := options.get("gpu-ids", "all")) != "all":
+        own = {"CUDA_VISIBLE_DEVICES": gpus, **own}
     return LauncherCommand("torchrun", options, tuple(arguments), own, is_partial=True)
 
 
 def of_accelerate(settings: Mapping[str, str]) -> LauncherCommand:
     """Return what a configuration of Accelerate starts; its options may be overridden."""
-    words = [f"--{name}={value}" for name, value in settings.items()]
-    gpus = settings.get("gpu_ids", "all")
-    found = _accelerate(words, {} if gpus == "all" else {"CUDA_VISIBLE_DEVICES": gpus})
-    return replace(found, arguments=words)
+    return _of_accelerate(settings, (), {})
+
+
+def accelerate_settings(text: str) -> dict[str, str]:
+    """Return the settings of a configuration of Accelerate, which has one level of blocks, as
+    options; empty for another document.
+    """
+    import yaml
+
+    try:
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError):
+        return {}
+    if not isinstance(found, dict) or "kind" in found or not _OF_ACCELERATE & found.keys():
+        return {}
+    blocks = [value for value in found.values() if isinstance(value, dict)]
+    pairs = [pair for block in (found, *blocks) for pair in block.items()]
+    return {
+        str(name).replace("_", "-"): str(value)
+        for name, value in pairs
+        if value is not None and not isinstance(value, dict)
+    }
 
 
 def _unwrapped(words: list[str], own: dict[str, str], *, is_task: bool) -> tuple[str, list[str]]:

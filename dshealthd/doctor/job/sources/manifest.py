@@ -33,10 +33,11 @@ _WITHOUT_OPERATOR = frozenset(
     }
 )
 """Kinds whose controllers set no variable that torchrun reads."""
-_ACCELERATE = frozenset({"distributed_type", "compute_environment", "num_processes"})
 _REFERENCE = re.compile(r"\$\((\w+)\)")
 _SIZE = re.compile(r"(\d+)(?:\.\d+)?([kMGT]?)(i?)")
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a path of the pod; nothing is opened
+QUEUE = "kueue.x-k8s.io/queue-name"
+"""The label by which Kueue starts an object: of its own, not of its pods."""
 MIB = 1 << 20
 
 
@@ -76,6 +77,9 @@ class PodTemplate:
     """What the API server refuses in it."""
     gang: int | None
     """Pods of all templates that are placed together or not at all."""
+    image: str
+    is_queued: bool
+    """Whether a queue of Kueue that it names is one that Kueue reads."""
     replaces: bool
     """Whether a pod that fails is replaced."""
     members: Sequence[int | None]
@@ -112,6 +116,8 @@ def parse(text: str) -> dict[str, Any]:
     """Return the fields of a manifest, or as `accelerate` the settings of a configuration of
     Accelerate; ValueError if it is neither.
     """
+    if settings := launcher_command.accelerate_settings(text):
+        return {"accelerate": settings}
     import yaml
 
     pods: list[dict[str, Any]] = []
@@ -119,8 +125,6 @@ def parse(text: str) -> dict[str, Any]:
     try:
         for document in yaml.safe_load_all(text):
             if isinstance(document, dict):
-                if "kind" not in document and _ACCELERATE & document.keys():
-                    return {"accelerate": dict(_scalars(document))}
                 kind, before = str(document.get("kind", "")), len(pods)
                 found = _pods(document, document, kind, 1)
                 pods += itertools.islice(found, MAX_PODS - before)
@@ -136,15 +140,6 @@ def parse(text: str) -> dict[str, Any]:
         message = "has no template of pods"
         raise ValueError(message)
     return {"pods": pods, "names": names}
-
-
-def _scalars(mapping: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a configuration of Accelerate, which has one level of blocks."""
-    for key, value in mapping.items():
-        if isinstance(value, dict):
-            yield from ((str(name), str(below)) for name, below in value.items())
-        elif value is not None:
-            yield str(key), str(value)
 
 
 def _of(mapping: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
@@ -187,7 +182,7 @@ def _pod(
     whole: Mapping[str, Any], spec: Mapping[str, Any], name: str, count: int
 ) -> dict[str, Any]:
     containers = [one for one in spec["containers"] if isinstance(one, dict)] or [{}]
-    main = max(containers, key=_gpus)
+    main = max(containers, key=lambda one: (_gpus(one), any(_asked(one))))
     above, kind = _of(whole, "spec"), str(whole.get("kind", ""))
     variables = {
         str(one.get("name")): str(one.get("value", f"${one.get('name')}"))
@@ -226,6 +221,10 @@ def _pod(
         "has_cluster_names": not spec.get("hostNetwork") or has_own_dns,
         "refused": list(_refused(whole, spec, main)),
         "gang": natural(str(above.get("minAvailable") or scheduling.get("minAvailable"))),
+        "image": str(main.get("image", "")),
+        "is_queued": not kind.endswith(("Job", "JobSet"))
+        or QUEUE in _of(whole, "metadata", "labels")
+        or not any(QUEUE in labels for labels in _labels(above)),
         "replaces": not never and ("podFailurePolicy" in above or policy.get("backoffLimit") != 0),
         "members": [natural(str(elastic.get(key))) for key in ("minReplicas", "maxReplicas")],
     }
@@ -252,6 +251,14 @@ def _refused(
     for mount in main.get("volumeMounts") or ():
         if mount.get("name") not in volumes:
             yield f"the volume {mount.get('name')} of {mount.get('mountPath')} is not declared"
+
+
+def _labels(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the labels of the templates below a mapping."""
+    for key, value in node.items():
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, dict):
+                yield from [_of(one, "labels")] if key == "metadata" else _labels(one)
 
 
 def _claims(node: Mapping[str, Any], key: str = "") -> Iterator[str]:
@@ -290,9 +297,14 @@ def _is_gpu(resource: str) -> bool:
     return resource.endswith("/gpu")
 
 
-def _gpus(container: Mapping[str, Any]) -> int:
+def _asked(container: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how many GPUs of each kind a container asks for, as written."""
     asked = {**_of(container, "resources", "requests"), **_of(container, "resources", "limits")}
-    return sum(natural(str(value)) or 0 for key, value in asked.items() if _is_gpu(key))
+    yield from (str(value) for key, value in asked.items() if _is_gpu(key))
+
+
+def _gpus(container: Mapping[str, Any]) -> int:
+    return sum(natural(value) or 0 for value in _asked(container))
 
 
 def from_json(document: dict[str, Any]) -> Manifest:

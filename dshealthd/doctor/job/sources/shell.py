@@ -37,6 +37,10 @@ _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*['\"\\]?(\w+)")
 _PIECE = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)|([^'\"\\]+)", re.DOTALL)
 _SUBSTITUTION = re.compile(r"[$<>]\(")
 _OWN_NAME = re.compile(r"\s*(?:hostname|uname\s+-n)\b(?!.*\b(?:srun|ssh|scontrol)\b)", re.DOTALL)
+_RANDOM = re.compile(
+    r"\b(?:shuf|mktemp|uuidgen|openssl\s+rand)\b|/dev/u?random|\.bind\(|\bRANDOM\b"
+)
+"""In a command whose output is another each time."""
 _PROCESS = re.compile(r"(?<!\$)\$\$(?![\w${(])")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _PARENTHESIS = re.compile(
@@ -91,7 +95,8 @@ class ShellCommand(NamedTuple):
     own: Mapping[str, str] = {}
     """Variables set in front of it."""
     is_conditional: bool = False
-    is_background: bool = False
+    end: str = "\n"
+    """The operator that ends it."""
 
 
 def commands(text: str, variables: Variables) -> Iterator[ShellCommand]:
@@ -113,7 +118,7 @@ def commands(text: str, variables: Variables) -> Iterator[ShellCommand]:
                     variables[words[0]] = _unknown(words[0])
                 words.clear()
         if found := _run(words, variables, is_conditional=depth > 0 or is_chained):
-            yield found._replace(is_conditional=depth > 0, is_background=word == "&")
+            yield found._replace(is_conditional=depth > 0, end=word)
         words.clear()
         is_chained = word in {"&&", "||"}
 
@@ -156,7 +161,7 @@ def _substituted(command: str) -> str:
         return "${HOSTNAME}"
     if command.startswith("(") and command.endswith(")") and len(command) < MAX_VALUE // 4:
         return f"${{{_COMPUTED}{command[1:-1].encode().hex()}}}"
-    return _UNKNOWN
+    return "${RANDOM}" if _RANDOM.search(command) else _UNKNOWN
 
 
 def _computed(text: str, variables: Variables) -> str:
@@ -211,6 +216,7 @@ def _words(text: str) -> Iterator[tuple[str, bool]]:
                 yield found, False
             is_target = False
         elif kind == "operator":
+            is_target = False
             yield found, True
             if found == "\n" and document:
                 end = re.compile(rf"^\t*{document}$", re.MULTILINE).search(text, at)

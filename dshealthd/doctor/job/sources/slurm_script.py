@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.job.sources import launcher_command, shell
-from dshealthd.doctor.job.sources.launcher_command import SHORT, LauncherCommand
+from dshealthd.doctor.job.sources.launcher_command import SHORT, LauncherCommand, no_file
 from dshealthd.doctor.job.sources.source import training_variables
 from dshealthd.jobs.environment import natural
 
@@ -30,9 +30,10 @@ ALLOCATION = {
 }
 """Variables that Slurm sets in the script of a job, by what the job requested."""
 _DEFAULTED = re.compile(r"\$\{(\w+):?-")
-_SAYS = frozenset({"echo", "printf", "date"})
+_SAYS = frozenset({"echo", "printf", "date", "true", "exit"})
 """Commands that end at once."""
 _EXPORT = re.compile(r"\b(?:export|(?:declare|typeset)\s+-\w*x\w*)\b([^\n]*)")
+_MEMORY = re.compile(r"(\d{1,12})([KMGTkmgt]?)B?")
 _GPUS = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?")
 
 
@@ -57,11 +58,13 @@ class SlurmScript:
     traps: Sequence[str] = ()
     """Signals for which its shell has a trap, as written."""
     waits: bool = False
-    """Whether its shell calls `wait`, so that traps run while the job does."""
+    """Whether its shell waits for the job in such a way that traps run while the job does."""
     is_left: bool = False
     """Whether it starts the job in the background, and ends."""
     requeues: bool = False
     """Whether a trap, or a function, requeues the job."""
+    orphan: str = ""
+    """An option that begins a line of its own, where a shell takes it for a command."""
 
 
 def requested(
@@ -112,8 +115,24 @@ def gpus_per_node(options: Mapping[str, str]) -> int | None:
     return total // nodes if total and nodes and total % nodes == 0 else None
 
 
-def parse(text: str, environment: Mapping[str, str] = {}) -> SlurmScript:
-    """Parse a Slurm script that gets this environment; ValueError if it is not a script."""
+def memory(options: Mapping[str, str]) -> int | None:
+    """Return the bytes of memory that Slurm gives a job on each node; None for all, or unknown."""
+    per_cpu = (natural(options.get("cpus-per-task", "1")) or 0) * (tasks_per_node(options) or 0)
+    shares = {"mem": 1, "mem-per-gpu": gpus_per_node(options) or 0, "mem-per-cpu": per_cpu}
+    for name, count in shares.items():
+        if match := _MEMORY.fullmatch(options.get(name, "")):
+            unit = 1 << 10 * " KMGT".index((match[2] or "M").upper())
+            return int(match[1]) * unit * count or None
+    return None
+
+
+def parse(
+    text: str, environment: Mapping[str, str] = {}, read: launcher_command.Read = no_file
+) -> SlurmScript:
+    """Parse a Slurm script that gets this environment; ValueError if it is not a script.
+
+    `read` returns the text of a file that it runs; empty where there is none.
+    """
     if not text.startswith("#!"):
         message = "is not a batch script: it does not begin with #!"
         raise ValueError(message)
@@ -134,23 +153,25 @@ def parse(text: str, environment: Mapping[str, str] = {}) -> SlurmScript:
     traps: list[str] = []
     calls: list[str] = []
     ended = [0]
+    orphans: list[str] = []
 
     def watched() -> Iterator[shell.ShellCommand]:
-        for command in shell.commands(text, variables):
+        for command in _continued(shell.commands(text, variables), orphans):
             calls.append(command.words[0])
-            if command.is_background:
+            if command.end == "&":
                 ended[0] = len(calls)
             if command.words[0] == "trap":
                 traps.extend(command.words[2:])
             yield command
 
-    launch = launcher_command.find_launch(watched(), variables)
+    launch = launcher_command.find_launch(watched(), variables, read=read)
     exported = {name for words in _EXPORT.findall(text) for name in re.findall(r"\w+", words)}
     carried = {
         name: name in exported or "set -a" in text
         for name in training_variables(launch.variables)
         if name.isidentifier() and name not in given and not re.search(rf"\$\{{?{name}\b", text)
     }
+    is_left = launch.is_background and "wait" not in calls and not {*calls[ended[0] :]} - _SAYS
     return SlurmScript(
         directives,
         tuple(ignored),
@@ -159,10 +180,31 @@ def parse(text: str, environment: Mapping[str, str] = {}) -> SlurmScript:
         launch.problem,
         carried,
         tuple(traps),
-        "wait" in calls,
-        launch.is_background and not {*calls[ended[0] :]} - _SAYS and "wait" not in calls,
+        "wait" in calls or (launch.is_background and not is_left),
+        is_left,
         bool(traps) and "scontrol requeue" in text,
+        "".join(orphans[:1]),
     )
+
+
+def _continued(
+    commands: Iterator[shell.ShellCommand], orphans: list[str]
+) -> Iterator[shell.ShellCommand]:
+    """Yield commands, each with options that were meant for it but stand in a line of their own,
+    which `orphans` gets.
+    """
+    last = None
+    for command in commands:
+        is_line = last is not None and last.end == command.end == "\n"  # no pattern of `case`
+        if last is not None and is_line and command.words[0].startswith("-"):
+            orphans.append(command.words[0])
+            last = last._replace(words=(*last.words, *command.words))
+            continue
+        if last is not None:
+            yield last
+        last = command
+    if last is not None:
+        yield last
 
 
 def _directives(line: str) -> dict[str, str]:
