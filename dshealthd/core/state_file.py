@@ -32,6 +32,7 @@ def replace(path: str | os.PathLike[str], content: bytes, *, durable: bool) -> N
         _unlink(temporary)  # left by a write that was killed, or put there by somebody else
         descriptor = os.open(temporary, _NEW, _MODE)
         try:
+            os.fchmod(descriptor, _MODE)  # whatever the umask
             while content:
                 content = content[os.write(descriptor, content) :]
             if durable:

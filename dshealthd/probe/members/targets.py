@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dshealthd.core import documents
+from dshealthd.core import documents, state_file
 from dshealthd.core.sockets import listen_address
 from dshealthd.core.text import print_lines
 from dshealthd.probe.members.hostlist import MembershipError
@@ -60,22 +58,8 @@ def targets(loaded: Config, hostfile: str | None, output: str | None) -> int:
         if output is None:
             sys.stdout.write(text.decode())
         else:
-            _replace(Path(output), text)
+            state_file.replace(output, text, durable=True)
     except (MembershipError, OSError) as error:
         print_lines(error, error=True)
         return EXIT_FAILURE
     return 0
-
-
-def _replace(file: Path, content: bytes) -> None:
-    descriptor, new = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fchmod(stream.fileno(), 0o644)
-            os.fsync(stream.fileno())
-        os.replace(new, file)
-    except BaseException:
-        os.unlink(new)
-        raise

@@ -512,6 +512,15 @@ def test_node_that_calls_and_cannot_be_called() -> None:
     assert scene.detector.suspects() == ()
 
 
+@pytest.mark.parametrize("outcome", [Outcome.HUNG, Outcome.CORRUPTED, Outcome.FAILED])
+def test_a_root_that_blames_this_node_accuses_nobody(outcome: Outcome) -> None:
+    """One peer that calls its rounds with this node this node's fault: no other does."""
+    scene = Scene()
+    peer = partner(scene)
+    blames = Answer(outcome=outcome, stage=Stage.SIZES, late=(ME,))
+    assert scene.run(with_peer(peer, blames), 16) == ()
+
+
 def test_one_word_accuses_nobody() -> None:
     """A node that this node and a single other cannot call is not accused; nor is it if the others
     who were asked do not agree.
