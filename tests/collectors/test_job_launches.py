@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dshealthd.collectors.job_launches import AGE, BEHIND, FRESH, LATE, LAUNCHES, UNCOUNTED
 from dshealthd.core.collector import Reason
-from dshealthd.core.result import CollectionOutcome
+from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.jobs.launches import SCHEMA
 from dshealthd.jobs.launches.obstacle import Obstacle
 from tests.collectors.bench import Bench
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.core.result import Result
 
 JOB = "slurm-1"
 

@@ -4,12 +4,11 @@ and nothing by themselves.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from dshealthd.collectors.job_environment import RANKS
 from dshealthd.collectors.job_launches import AGE, BEHIND, LATE
+from dshealthd.core.collector import Sample
 from dshealthd.findings.idleness import Idleness
 from dshealthd.findings.launches import hosts, standing
 from dshealthd.findings.past import Past
@@ -18,9 +17,6 @@ from dshealthd.findings.stalls import stalls
 from dshealthd.jobs.hangs.silence import FLOOR
 from dshealthd.jobs.own_work import LOSS
 from tests.findings.test_idleness import JOB, RESTS, gpu, rested
-
-if TYPE_CHECKING:
-    from dshealthd.core.collector import Sample
 
 HERE = RANKS(3, JOB, JOB)
 GPUS = [sample for rank in range(3) for sample in gpu(rank, 1.0)]

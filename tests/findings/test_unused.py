@@ -7,17 +7,14 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.agents import RunningAgent
 from tests.web.node import node
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.agents import RunningAgent
 
 JOB = f"{os.getpid()}"
 HELD = {"SLURM_JOB_ID": JOB, "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_GPUS": "0,1"}

@@ -6,12 +6,10 @@ import contextlib
 import json
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 WAITS = "wait"
 """The part in which the rank waits for others, but for the time that it computes meanwhile."""

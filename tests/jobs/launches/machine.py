@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +14,6 @@ from dshealthd.core.host import Host
 from dshealthd.jobs.launches.breakpoints import Breakpoints
 from dshealthd.jobs.launches.obstacle import Refused
 from dshealthd.jobs.launches.watch import Launches, compare
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 NEEDED = ("self", "sys", "uptime", "stat")
 

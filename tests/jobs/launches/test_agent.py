@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from tests.agents import running
+from tests.agents import Scrape, running
 from tests.jobs.launches import libraries
 from tests.jobs.launches.machine import Machine
 from tests.nccl.job import Job
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.agents import Scrape
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may set breakpoints"),

@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,6 @@ from tests.jobs.launches import libraries
 from tests.jobs.launches.machine import Machine
 from tests.nccl import job as job_module
 from tests.nccl.job import Job
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may set breakpoints"),
