@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from playwright.sync_api import sync_playwright
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from playwright.sync_api import Browser, Page
 
@@ -47,8 +47,9 @@ class Visit:
         url: str,
         size: tuple[int, int] = DESK,
         scheme: Literal["light", "dark"] = "light",
+        prepare: Callable[[Page], object] = lambda _page: None,
     ) -> None:
-        """Open `url` and wait until the page shows something."""
+        """Open `url`, once the page was prepared, and wait until it shows something."""
         self.url = url
         self.page: Page = browser.new_page(
             viewport={"width": size[0], "height": size[1]}, color_scheme=scheme
@@ -66,6 +67,7 @@ class Visit:
         )
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.set_default_timeout(1000 * PATIENCE)
+        prepare(self.page)
         self.page.goto(url)
         self.page.wait_for_selector(".verdict")
 

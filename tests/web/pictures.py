@@ -15,16 +15,21 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tests.agents import running
+from tests.findings.test_trends import WALL
 from tests.web.browser import PHONE, Visit, chromium
 from tests.web.node import Node, node
+from tests.web.serving import serving
+from tests.web.test_page_trends import LOSS, LOST, lived
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page, Route
+
+    from tests.findings.test_trends import Node as Past
 
     Scheme = Literal["light", "dark"]
 
@@ -32,13 +37,15 @@ NAME = "gpu-node-17.simulated"
 SIZE, WHOLE = (1200, 620), (1200, 1000)
 """A window's size; the second has room for the panels below the GPUs."""
 SECONDS = 12
-"""How long a page is watched, so that its trends show something."""
+"""How long a page is watched, so that its job has made steps and ports have rates."""
 
 
 OWN = "in-namespaces"
 """The word by which this program knows that it runs in namespaces of its own."""
 ENTER = 'hostname "$0" && exec "$@"'
 RANKS, STOPPED = 8, 2
+GONE = LOSS.part
+"""The GPU that was lost half an hour ago."""
 RANK = Path(__file__).parents[1] / "jobs" / "rank.py"
 WITHOUT_CLOCK = "[collectors.clock]\nenabled = false\n"
 """Whether this machine's clock is synchronized is no part of the pictures."""
@@ -89,10 +96,60 @@ def stop_a_rank(ranks: list[subprocess.Popen[bytes]]) -> None:
             process.stdin.flush()
 
 
-def take(visit: Visit, target: Path) -> None:
+def remember(page: Page, past: Past, gone: str = "") -> None:
+    """Give the page of a young agent the hour before. Findings about the part `gone` began half an
+    hour ago.
+    """
+    begun = [LOSS] if gone else []
+
+    def trends(route: Route) -> None:
+        route.fulfill(body=past.trends.document(NAME, WALL, begun))
+
+    def status(route: Route) -> None:
+        document = route.fetch().json()
+        for finding in document["findings"]:
+            if finding["part"] == gone:
+                finding["since"] -= 1800
+        route.fulfill(json=document)
+
+    page.route("**/api/v1/trends", trends)
+    if gone:
+        page.route("**/api/v1/status", status)
+
+
+def fleet(browser: Browser, target: Path, scheme: Scheme = "light") -> None:
+    """Take a picture of the page of a fleet of 48 nodes, one with a lost GPU."""
+    lost = [{"slug": "gpu-lost", "severity": "critical", "part": "GPU 7", "summary": LOSS.says}]
+    nodes = []
+    for at in range(48):
+        hours = "." * 22 + "CC" if at == 17 else "." * (at % 20) + "w" * (at % 9 == 4)
+        node: dict[str, Any] = {"name": f"gpu-node-{at}", "leaf": f"leaf-{at // 16}", "state": "ok"}
+        node |= {"time": WALL, "hours": hours.ljust(24, "."), "version": "0.1.0"}
+        if at == 17:
+            node |= {"state": "critical", "problems": 1, "findings": lost}
+        nodes.append(node)
+    answer: dict[str, Any] = {
+        "schema": 1,
+        "node": NAME,
+        "time": WALL,
+        "asking": False,
+        "suspects": [],
+    }
+    answer |= {"members": len(nodes), "states": {"ok": len(nodes) - 1, "critical": 1}}
+    answer |= {"nodes": nodes, "leaves": [], "jobs": [], "jobs_left_out": 0}
+    with serving(guarded=False) as served:
+        page = browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme=scheme)
+        page.route("**/api/v1/fleet", lambda route: route.fulfill(json=answer))
+        page.goto(f"http://127.0.0.1:{served.port}/fleet")
+        page.wait_for_selector(".hours")
+        take(page, target)
+
+
+def take(page: Page, target: Path) -> None:
     """Write one picture."""
-    visit.page.screenshot(path=target)
-    visit.page.close()
+    page.unroute_all(behavior="wait")
+    page.screenshot(path=target)
+    page.close()
     print(f"{target}: {target.stat().st_size >> 10} KiB", flush=True)
 
 
@@ -106,6 +163,7 @@ def simulated(
     settle: float = 2,
     size: tuple[int, int] = SIZE,
     scheme: Scheme = "light",
+    gone: str = "",
 ) -> None:
     """Take a picture of a node with eight simulated GPUs under a training's load."""
     with tempfile.TemporaryDirectory() as directory, node(Path(directory)) as made:
@@ -113,7 +171,9 @@ def simulated(
         socket = Path(directory) / "heartbeat.sock"
         config = f'{WITHOUT_CLOCK}[collectors.training]\nsocket = "{socket}"\n'
         with made.agent(config) as agent, training(socket) as ranks:
-            visit = Visit(browser, f"http://127.0.0.1:{agent.port}/", size, scheme)
+            url = f"http://127.0.0.1:{agent.port}/"
+            past = lived(LOST if gone else None, hot=None)
+            visit = Visit(browser, url, size, scheme, lambda page: remember(page, past, gone))
             for second in range(SECONDS):
                 made.train(second)
                 visit.page.wait_for_timeout(1000)
@@ -121,7 +181,7 @@ def simulated(
             ail_job(ranks)
             visit.page.wait_for_selector(wait, timeout=180_000)
             visit.page.wait_for_timeout(1000 * settle)
-            take(visit, target)
+            take(visit.page, target)
 
 
 def lose(made: Node) -> None:
@@ -146,12 +206,23 @@ def main() -> int:
     directory.mkdir(parents=True, exist_ok=True)
     with chromium() as browser:
         simulated(browser, directory / "healthy.png", wait=".verdict.good", size=WHOLE)
-        simulated(browser, directory / "gpu-lost.png", ail=lose, wait=".verdict.bad")
+        simulated(
+            browser,
+            directory / "gpu-lost.png",
+            ail=lose,
+            wait=".verdict.bad",
+            size=WHOLE,
+            gone=GONE,
+        )
         simulated(
             browser, directory / "nvml-hung.png", ail=hang, wait=".verdict.bad", settle=SECONDS
         )
-        simulated(browser, directory / "dark.png", ail=lose, wait=".verdict.bad", scheme="dark")
-        simulated(browser, directory / "phone.png", ail=lose, wait=".verdict.bad", size=PHONE)
+        simulated(
+            browser, directory / "dark.png", ail=lose, wait=".verdict.bad", scheme="dark", gone=GONE
+        )
+        simulated(
+            browser, directory / "phone.png", ail=lose, wait=".verdict.bad", size=PHONE, gone=GONE
+        )
         simulated(
             browser,
             directory / "hang.png",
@@ -168,7 +239,8 @@ def main() -> int:
             agent.wait(lambda scrape: scrape.value("dshealthd_memory_total_bytes"))
             visit = Visit(browser, f"http://127.0.0.1:{agent.port}/", SIZE)
             visit.page.wait_for_selector(".verdict.good")
-            take(visit, directory / "no-gpu.png")
+            take(visit.page, directory / "no-gpu.png")
+        fleet(browser, directory / "fleet.png")
     return 0
 
 

@@ -37,24 +37,27 @@ LAST = 240
 """Readings of an hour."""
 
 
-def gpu(at: int, number: int) -> Iterator[Sample]:
-    """Yield what a GPU reads, as its training has it."""
+def gpu(at: int, number: int, hot: int | None = 2) -> Iterator[Sample]:
+    """Yield what a GPU reads, as its training has it; one of them becomes `hot` at last."""
     id = (str(number), f"GPU-{number}")
     wave = math.sin(at / 9 + number)
-    hot = max(0, at - 200) * 0.5 if number == 2 else 0.0
-    yield TEMPERATURE(61 + number + round(2 * wave) + hot, *id, "core")
+    more = max(0, at - 200) * 0.5 if number == hot else 0.0
+    yield TEMPERATURE(61 + number + round(2 * wave) + more, *id, "core")
     yield TEMPERATURE(69 + number + round(2 * wave), *id, "memory")
     yield POWER(600 + 40 * wave, *id)
     yield UTILIZATION((93 + 5 * wave) / 100, *id)
     yield MEMORY_USED(71.6e9 + number * 37e6, *id)
 
 
-def lived() -> Past:
-    """Return the hour of a node that trains; GPU 7 was lost half an hour ago."""
+def lived(lost: int | None = LOST, hot: int | None = 2) -> Past:
+    """Return the hour of a node that trains; one GPU was lost half an hour ago, one is hot."""
     past = Past()
     for at in range(LAST):
         shown = [
-            one for number in range(GPUS) if number != LOST or at < 120 for one in gpu(at, number)
+            one
+            for number in range(GPUS)
+            if number != lost or at < 120
+            for one in gpu(at, number, hot)
         ]
         past.read("gpu", *shown, seconds=0)
         total = at * 15 * 20e9
