@@ -80,7 +80,7 @@ class MappedNccl:
                 self._known.clear()
             try:
                 self._known[key] = functions(descriptor, FUNCTIONS)
-            except (OSError, struct.error, ArithmeticError) as error:
+            except (OSError, struct.error, ValueError, ArithmeticError) as error:
                 raise Refused(Obstacle.UNREADABLE, f"not a sound library: {error}") from error
         return self._known[key]
 
