@@ -121,10 +121,6 @@ def _place(case: Case, year: int) -> None:
             event.time = clocks.seconds(event.stamp, year)
         if event.rank is not None:
             case.seen |= {event.rank, *event.ranks}
-    for event in events:
-        # The rank in a group is that of the job if the group has all of it.
-        if event.rank is None and "group_rank" in event.fields and not case.seen:
-            event.rank = int(event.fields["group_rank"])
     for failure in found.failures:
         if failure.rank is not None:
             case.seen.add(failure.rank)

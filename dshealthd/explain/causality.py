@@ -32,7 +32,6 @@ MAX_CHAIN = 40
 ENDED_BY_WATCHDOG = "and a rank that waits for another one ends the same way"
 FROM_BEFORE = "the logs of all ranks from before the first of these lines"
 AND_AFTER = "what these logs say after the last of these lines, or the logs of all ranks"
-SEPARATE_LOGS = "start with `torchrun --log-dir=logs --redirects=3 --tee=3` to keep one"
 
 _NOTICED = re.compile(r"watchdog at work|Timeout at NCCL work")
 """Words of a watchdog that saw a collective fail; it also prints its state now and then."""

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from dshealthd.explain.facts import Recognized
 
 _SPOKEN = re.compile(
-    r"\[PG [^\]]{1,80}[ ]Rank (?P<group_rank>\d{1,6})\]|\[(?:[Rr]ank|RANK)[ :]?(?P<rank>\d{1,6})\]"
+    r"\[(?:[Rr]ank|RANK)[ :]?(?P<rank>\d{1,6})\]"
     r"|--local[-_]rank[= '\",]{1,4}(?P<local>\d{1,4})\b"
 )
-"""A rank in the text of a line. ProcessGroupNCCL's is the rank in a group of the job."""
+"""A rank in the text of a line."""
 _SAID = re.compile(
     r"(?:(?:^|[:(,] ?|\b(?:on|process) )[Rr]ank[ =]|\brank=)"
     r"(?P<rank>\d{1,6})\b(?![-.]\d|,? (?:and|or|to) )"
