@@ -56,17 +56,22 @@ class Settings:
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = document
 
-    def __call__(self, path: str, default: Any = None) -> Any:
-        """Return the value at a path; the default where there is none, or a program fills it in."""
+    def stated(self, path: str) -> Any:
+        """Return what stands at a path; None where there is nothing."""
         found: Any = self._document
         for key in path.split("."):
             found = found.get(key) if isinstance(found, dict) else None
+        return found
+
+    def __call__(self, path: str, default: Any = None) -> Any:
+        """Return the value at a path; the default where there is none, or a program fills it in."""
+        found = self.stated(path)
         return default if found is None or found == "auto" else found
 
     @property
     def stage(self) -> int:
         """ZeRO's stage; the highest where only a program will fill it in."""
-        stage = self("zero_optimization.stage", 0)
+        stage = self.stated("zero_optimization.stage") or 0
         return stage if isinstance(stage, int) else max(_STAGES)
 
     def device(self, part: str) -> str:
@@ -112,8 +117,9 @@ def _above(low: str, high: str, of: Settings) -> str:
 
 
 def _missing(of: Settings) -> str:
-    kind, params = of("scheduler.type"), of("scheduler.params", {})
-    missing = [name for name in _NEEDED.get(str(kind), ()) if name not in params]
+    kind = str(of("scheduler.type"))
+    needed = _NEEDED.get(kind, ())
+    missing = [name for name in needed if of.stated(f"scheduler.params.{name}") is None]
     return f"{kind} has no {' and no '.join(missing)}" if missing else ""
 
 
@@ -122,137 +128,86 @@ def _unlike(of: Settings, path: str, *values: str) -> object:
     return found if found is not None and str(found).lower() not in values else ""
 
 
-def _half(of: Settings) -> str:
-    kinds = {"fp16": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
-    return next((kinds[key] for key in kinds if of(f"{key}.enabled") is True), "")
+def _half(of: Settings, *kinds: str) -> str:
+    """Return which half precision is enabled, of these or any."""
+    names = {"fp16": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
+    enabled = [kind for key, kind in names.items() if of(f"{key}.enabled") is True]
+    return next((kind for kind in enabled if kind in (kinds or enabled)), "")
 
 
 CONTRADICTIONS = (
     Contradiction(
-        "bf16",
-        lambda of: (
-            of("fp16.enabled") is True and True in (of("bf16.enabled"), of("bfloat16.enabled"))
-        ),
+        "bf16", lambda of: {_half(of, "fp16"), _half(of, "bf16")} == {"fp16", "bf16"},
         "fp16 and bf16 are both enabled; DeepSpeed aborts at startup",
-        f"{_CONFIG}, _initialize_params",
-        in_config=True,
-    ),
+        f"{_CONFIG}, _initialize_params", in_config=True),
     Contradiction(
-        "elasticity",
-        _fixed,
+        "elasticity", _fixed,
         "elasticity chooses the batch sizes, so DeepSpeed refuses {} beside it unless"
-        f" ignore_non_elastic_batch_info is true; {RELEASE} refuses elasticity itself",
-        f"{_CONFIG}, DeepSpeedConfig.__init__",
-    ),
+        f" ignore_non_elastic_batch_info is true; {RELEASE} refuses elasticity itself", _CONFIG),
     Contradiction(
-        "zero_optimization.stage",
-        lambda of: of.stage not in _STAGES and str(of.stage),
+        "zero_optimization.stage", lambda of: of.stage not in _STAGES and str(of.stage),
         f"zero_optimization.stage is {{}}, but ZeRO has stages 0 to {max(_STAGES)}",
-        "deepspeed/runtime/zero/config.py, ZeroStageEnum",
-        in_config=True,
-    ),
+        "deepspeed/runtime/zero/config.py, ZeroStageEnum", in_config=True),
     Contradiction(
         "zero_optimization.offload_optimizer.ratio",
-        lambda of: (
-            of("zero_optimization.offload_optimizer.ratio", 1) != 1 and of.stage < max(_STAGES)
-        ),
+        lambda of: of("zero_optimization.offload_optimizer.ratio", 1) != 1
+        and of.stage < max(_STAGES),
         "Partial offloading, with a ratio, takes ZeRO stage 3",
-        "deepspeed/runtime/zero/config.py, offload_ratio_check",
-        in_config=True,
-    ),
-    *(
-        Contradiction(
-            f"zero_optimization.{part}.nvme_path",
-            partial(_nowhere, part),
-            f"{part} goes to NVMe but has no nvme_path",
-            _OFFLOAD,
-        )
-        for part in ("offload_param", "offload_optimizer")
-    ),
-    *(
-        Contradiction(
-            f"zero_optimization.{part}",
-            partial(_least, part, cpu),
-            f"{part} needs ZeRO stage {{}}: nothing is offloaded",
-            _OFFLOAD,
-            warning,
-        )
-        for part, cpu in (("offload_param", 3), ("offload_optimizer", 1))
-    ),
+        "deepspeed/runtime/zero/config.py, offload_ratio_check", in_config=True),
+    *(Contradiction(
+        f"zero_optimization.{part}.nvme_path", partial(_nowhere, part),
+        f"{part} goes to NVMe but has no nvme_path", _OFFLOAD)
+      for part in ("offload_param", "offload_optimizer")),
+    *(Contradiction(
+        f"zero_optimization.{part}", partial(_least, part, cpu),
+        f"{part} needs ZeRO stage {{}}: nothing is offloaded", _OFFLOAD, warning)
+      for part, cpu in (("offload_param", 3), ("offload_optimizer", 1))),
     Contradiction(
         "optimizer.type",
-        lambda of: (
-            of.device("offload_optimizer") != "none"
-            and of.stage
-            and _unlike(of, "optimizer.type", *_CPU)
-        ),
+        lambda of: of.stage and of.device("offload_optimizer") != "none"
+        and _unlike(of, "optimizer.type", *_CPU),
         "the optimizer is offloaded to the CPU, but DeepSpeed has no {} for the CPU",
-        f"{_ENGINE}, _configure_basic_optimizer",
-        warning,
-    ),
+        f"{_ENGINE}, _configure_basic_optimizer", warning),
     Contradiction(
         "optimizer.params.max_grad_norm",
-        lambda of: "max_grad_norm" in of("optimizer.params", {}),
+        lambda of: of.stated("optimizer.params.max_grad_norm") is not None,
         "DeepSpeed aborts at startup because max_grad_norm is not an optimizer parameter; use"
-        " gradient_clipping at top level",
-        f"{_ENGINE}, _configure_basic_optimizer",
-    ),
+        " gradient_clipping at top level", f"{_ENGINE}, _configure_basic_optimizer"),
     Contradiction(
-        "scheduler.type",
-        _missing,
-        "{}, which it takes to be created: TypeError at startup",
-        _SCHEDULES,
-    ),
-    *(
-        Contradiction(
-            f"scheduler.params.{low}",
-            partial(_above, low, high),
-            f"{low} {{}}",
-            _SCHEDULES,
-            warning,
-        )
-        for low, high in (
-            ("warmup_num_steps", "total_num_steps"),
-            ("warmup_min_lr", "warmup_max_lr"),
-            ("cycle_min_lr", "cycle_max_lr"),
-        )
-    ),
+        "scheduler.type", _missing,
+        "{}, which it takes to be created: TypeError at startup", _SCHEDULES),
+    *(Contradiction(
+        f"scheduler.params.{low}", partial(_above, low, high), f"{low} {{}}", _SCHEDULES, warning)
+      for low, high in (
+        ("warmup_num_steps", "total_num_steps"), ("warmup_min_lr", "warmup_max_lr"),
+        ("cycle_min_lr", "cycle_max_lr"))),
     Contradiction(
         "pipeline.stages",
         lambda of: (natural(str(of("pipeline.stages"))) or 0) > 1 and of.stage > 1 and of.stage,
         "ZeRO stage {} shards gradients, which the pipeline engine refuses: it takes stage 0 or 1",
-        "deepspeed/runtime/pipe/engine.py, PipelineEngine.__init__",
-    ),
+        "deepspeed/runtime/pipe/engine.py, PipelineEngine.__init__"),
     Contradiction(
         "data_types.grad_accum_dtype",
         lambda of: {of("data_types.grad_accum_dtype"), _half(of)} == {"fp16", "bf16"} and _half(of),
         "gradients of a model in {} cannot be accumulated in the other half precision",
-        f"{_ENGINE}, get_data_types",
-    ),
+        f"{_ENGINE}, get_data_types"),
     Contradiction(
         "communication_data_type",
         lambda of: _unlike(of, "communication_data_type", "fp16", "bf16", "fp32"),
         "communication_data_type is {}, not fp16, bf16 or fp32",
-        f"{_CONFIG}, get_communication_data_type",
-        in_config=True,
-    ),
+        f"{_CONFIG}, get_communication_data_type", in_config=True),
     Contradiction(
         "checkpoint.tag_validation",
         lambda of: _unlike(of, "checkpoint.tag_validation", "ignore", "warn", "fail"),
         "tag_validation is {}, not Ignore, Warn or Fail",
-        f"{_CONFIG}, get_checkpoint_tag_validation_mode",
-        in_config=True,
-    ),
+        f"{_CONFIG}, get_checkpoint_tag_validation_mode", in_config=True),
     Contradiction(
         "activation_checkpointing.contiguous_memory_optimization",
-        lambda of: (
-            of("activation_checkpointing.contiguous_memory_optimization") is True
-            and of("activation_checkpointing.partition_activations") is not True
-        ),
+        lambda of: of("activation_checkpointing.contiguous_memory_optimization") is True
+        and of("activation_checkpointing.partition_activations") is not True,
         "contiguous_memory_optimization takes partition_activations true",
-        "deepspeed/runtime/activation_checkpointing/checkpointing.py, configure",
-    ),
-)
+        "deepspeed/runtime/activation_checkpointing/checkpointing.py, configure"),
+)  # fmt: skip
 
 
 def refused(name: str, document: Mapping[str, Any]) -> Iterator[tuple[Contradiction, Result]]:
@@ -288,6 +243,15 @@ def _conflicts(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
     settings = (inspection.settings if inspection and is_known else None) or {}
     found = list(refused(name, _understood(document, settings)))
     yield from (result for _, result in found)
+    inner = context.launcher.find("torchrun") if context.launcher else None
+    said, half = (
+        inner.options.get("mixed-precision", "") if inner else "",
+        _half(Settings(document)),
+    )
+    if {said, half} == {"fp16", "bf16"}:
+        text = f"{half} is enabled, but Accelerate is told {said} (mixed_precision), and refuses it"
+        source = "accelerate/utils/dataclasses.py, set_mixed_precision"
+        yield at_key(name, f"{half}.enabled", text, source=source)
     for path, value in _strings(document):
         text = f"{path} is the string {value!r}, which Python takes for true; write {value.lower()}"
         yield at_key(name, path, f"{text} without quotes", warning)

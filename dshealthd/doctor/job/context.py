@@ -255,12 +255,6 @@ class JobContext:
         return self.deepspeed is not None and "no-ssh" not in self.deepspeed.options
 
     @property
-    def ssh_options(self) -> tuple[str, ...]:
-        """The options that `deepspeed` passes to ssh."""
-        port = self.deepspeed.number("ssh-port") if self.deepspeed else None
-        return () if port is None else ("-p", str(port))
-
-    @property
     def data_parallel(self) -> int | None:
         """Copies of the model; None if ranks are unknown or not divisible by model parallelism."""
         ranks, shared = self.layout.ranks, self.model_parallel

@@ -101,7 +101,8 @@ def _ssh(context: JobContext, _hostfile: Source[str]) -> Iterator[Result]:
         yield unknown(f"{context.ssh} is not installed here" if hosts else UNREADABLE)
         return
     asked = list(hosts)[:MAX_HOSTS]
-    answers = remote.query(asked, context.ssh, context.ssh_options)
+    port = context.deepspeed.options.get("ssh-port") if context.deepspeed else None
+    answers = remote.query(asked, context.ssh, ("-p", port) if port else ())
     bad = [name for name in asked if answers[name].problem]
     for name in bad[:MAX_NAMED]:
         problem = answers[name].problem

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job.sources.source import Source
 
 _MPI = ("mpirun", "mpiexec")
+_INDEX = "JOB_COMPLETION_INDEX"
 _RELEASE = re.compile(r"v?(\d+(?:\.\d+)+)")
 _OF_PODS = re.compile(r"[a-z0-9][a-z0-9-]*-\d+")
 """Names that StatefulSets, indexed Jobs, JobSets and PyTorchJobs give their pods."""
@@ -184,6 +185,18 @@ def _releases(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[s
             yield f"its pods have different versions of {repository}: {shown}"
 
 
+def _mounted(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]:
+    for claim in sorted({*pod.claims} & {*manifest.of_one}):
+        if pod.count > 1 and pod.gpus:
+            yield f"the claim {claim} is ReadWriteOnce, so only pods of one node can mount it"
+
+
+def _unindexed(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
+    texts = [*pod.words, *pod.variables.values()]
+    if not pod.is_indexed and any(_INDEX in text for text in texts):
+        yield f"it uses {_INDEX}, which only completionMode: Indexed sets"
+
+
 def _unqueued(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
     if not pod.is_queued:
         yield f"Kueue reads {QUEUE} of the {pod.kind} itself, not of its pods: it never starts it"
@@ -210,6 +223,8 @@ NEEDS = (
     Need(_refused, "API"),
     Need(_releases, "image"),
     Need(_unqueued, QUEUE),
+    Need(_unindexed, "completionMode"),
+    Need(_mounted, "persistentVolumeClaim", make=warning),
     Need(_loopback, "MASTER_ADDR"),
     Need(_not_found, "MASTER_ADDR"),
     Need(_slots, "slotsPerWorker"),

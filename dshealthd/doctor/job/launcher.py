@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _LEFT_BEHIND = ("TORCH_NCCL_", "DEEPSPEED_TIMEOUT", "CUDA_DEVICE_ORDER", "GLOO_SOCKET_IFNAME")
 """Variables that matter on every node but that `deepspeed` does not pass on to the others."""
 INSIDE = "dshealthd doctor --job -- COMMAND  # in the script, with the words of its launch"
-_VARIABLE = re.compile(r"\$\{?([A-Za-z]\w*)")
 _SIGNAL = re.compile(r"(?:([RB]+):)?(\w+)(?:@(\d+))?")
 _EXPLICIT = frozenset({"num-gpus", "num-accelerators", "num-nodes", "include", "exclude"})
 
@@ -53,7 +52,7 @@ def _judged(context: JobContext) -> Iterator[Result]:
             yield unknown(problem if source.name in problem else f"{shown}: {problem}")
     if context.script is not None and context.batch_script is not None:
         if context.command is None:
-            yield from _not_known(context, context.script.name, context.batch_script)
+            yield from _not_known(context, context.script.name, context.batch_script.problem)
         yield from _script(context, context.script.name, context.batch_script)
     yield from disagreements(context.start)
     if context.command is not None and context.launcher is not None:
@@ -61,17 +60,16 @@ def _judged(context: JobContext) -> Iterator[Result]:
     yield from _left_behind(context)
 
 
-def _not_known(context: JobContext, name: str, script: SlurmScript) -> Iterator[Result]:
+def _not_known(context: JobContext, name: str, problem: str) -> Iterator[Result]:
     """Yield what of a launch only the job's own shell knows."""
     launcher = context.launcher
     if launcher is None:
-        why = f" ({script.problem})" if script.problem else ""
+        why = f" ({problem})" if problem else ""
         none = "no call of deepspeed, torchrun or srun is found without running it"
         yield unknown(f"{name}: {none}{why}", INSIDE)
     elif names := _computed(context, launcher):
         yield unknown(
-            f"{name}: only the shell that runs it knows {', '.join(names[:6])}: not checked here"
-            f"{_never_set(launcher, script)}",
+            f"{name}: only the shell that runs it knows {', '.join(names[:6])}: not checked here",
             INSIDE,
         )
 
@@ -86,14 +84,6 @@ def _computed(context: JobContext, launcher: LauncherCommand) -> list[str]:
     if launcher.find("torchrun") is None and launcher.find("deepspeed") is None:
         found += [name for name in RENDEZVOUS if "$" in context.variables.get(name, "")]
     return found
-
-
-def _never_set(launcher: LauncherCommand, script: SlurmScript) -> str:
-    """Say which variables of the command the script does not set, where there are any."""
-    words = [word for one in launcher.chain() for word in (*one.options.values(), *one.arguments)]
-    names = {name for word in words for name in _VARIABLE.findall(word)}
-    names = {name for name in names if name not in script.exports and name[:6] != "SLURM_"}
-    return f"; nothing in it sets {', '.join(sorted(names)[:6])}" if names else ""
 
 
 def _script(context: JobContext, name: str, script: SlurmScript) -> Iterator[Result]:

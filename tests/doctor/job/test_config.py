@@ -589,6 +589,11 @@ def test_rules_without_an_interpreter(change: dict[str, Any], check: str, words:
             },
             "takes partition_activations true",
         ),
+        (
+            {"zero_optimization": {"stage": 1, "offload_param": {"device": "cpu"}}},
+            {"zero_optimization": {"stage": "auto", "offload_param": {"device": "cpu"}}},
+            "offload_param needs ZeRO stage 3 or higher, but the stage is 1",
+        ),
         ({"optimizer": {"type": "SGD"}}, {"optimizer": {"type": "auto"}}, "no SGD for the CPU"),
     ],
 )

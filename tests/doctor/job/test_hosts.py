@@ -55,16 +55,16 @@ def job(
 @pytest.mark.parametrize(
     ("text", "mended", "outcome", "words"),
     [
-        ("127.0.0.1 slots=8\n127.0.0.2 slots=8\n", "", OK, "2 hosts with 16 slots, 16 ranks"),
-        ("# head\n\n127.0.0.1 slots=8 # tail\n", "", OK, "1 host with 8 slots"),
-        ("127.0.0.1 slots=8\r\n127.0.0.2\tslots=4\r\n", "", OK, "12 ranks"),
+        ("127.0.0.1 slots=8\n127.0.0.2 slots=8\n", "", OK, "well-formed"),
+        ("# head\n\n127.0.0.1 slots=8 # tail\n", "", OK, "well-formed"),
+        ("127.0.0.1 slots=8\r\n127.0.0.2\tslots=4\r\n", "", OK, "well-formed"),
         ("a slots=8\na slots=8\n", "a slots=8\n", CRITICAL, ':2: "a" is a duplicate of line 1'),
         ("a slot=8\n", "a slots=8\n", CRITICAL, ':1: "a slot=8" is not "NAME slots=COUNT"'),
         ("a\n", "a slots=8\n", CRITICAL, 'is not "NAME slots=COUNT"'),
         ("a slots=-8\n", "a slots=8\n", CRITICAL, 'is not "NAME slots=COUNT"'),
         ("a slots = 8\n", "a slots=8\n", CRITICAL, 'is not "NAME slots=COUNT"'),
         ("", "a slots=8\n", CRITICAL, "names no host"),
-        ("a slots=0\nb slots=8\n", "", OK, "8 ranks"),
+        ("a slots=0\nb slots=8\n", "", OK, "well-formed"),
     ],
 )
 def test_lines(tmp_path: Path, text: str, mended: str, outcome: State, words: str) -> None:
@@ -257,16 +257,16 @@ def test_without_ssh(tmp_path: Path) -> None:
         ),
         ("torchrun --nnodes=2 x.py", CRITICAL, "--master-addr is missing"),
         ("torchrun --nnodes=2 --rdzv-endpoint=localhost:29500 x.py", CRITICAL, "loopback"),
-        ("torchrun --nnodes=1 --master-addr=localhost x.py", OK, "works for a single-node job"),
-        ("torchrun --standalone --nproc-per-node=8 x.py", OK, "works for a single-node job"),
-        ("torchrun --nnodes=2 --rdzv-endpoint=192.0.2.1:29500 x.py", OK, "192.0.2.1"),
+        ("torchrun --nnodes=1 --master-addr=localhost x.py", OK, "Other nodes can reach"),
+        ("torchrun --standalone --nproc-per-node=8 x.py", OK, "Other nodes can reach"),
+        ("torchrun --nnodes=2 --rdzv-endpoint=192.0.2.1:29500 x.py", OK, "Other nodes can reach"),
         ("torchrun --nnodes=2 --master-addr=no-such.invalid x.py", None, "does not resolve"),
         (
             "deepspeed --master_addr=192.0.2.9 x.py",
             WARNING,
             "not the address of any node of the job",
         ),
-        ("deepspeed --master_addr=192.0.2.1 x.py", OK, "192.0.2.1"),
+        ("deepspeed --master_addr=192.0.2.1 x.py", OK, "Other nodes can reach"),
     ],
 )
 def test_master_address(tmp_path: Path, command: str, outcome: State | None, words: str) -> None:

@@ -364,6 +364,7 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
         ("WORLD_SIZE=16", "WORLD_SIZE=2", "WORLD_SIZE=2, but 16 ranks start"),
         ("-size 4", "-size 3", "16 ranks (srun) cannot be divided into groups of tensor_model"),
         ("=64", "=60", "global_batch_size 60 is not a multiple of micro_batch_size 2 x 4"),
+        ("WORLD_SIZE=16", "WORLD_SIZE=$((SLURM_NTASKS * 2))", "WORLD_SIZE=32, but 16 ranks start"),
         ("export MASTER", "MASTER", "sets MASTER_ADDR, MASTER_PORT, WORLD_SIZE, but does not pass"),
         ("=ALL", "=WORLD_SIZE", "sets MASTER_ADDR, MASTER_PORT, but does not pass them on"),
         ("B:USR1", "USR1", "only srun's tasks get it, not the shell that traps it: B: is missing"),
@@ -537,6 +538,14 @@ def test_files_that_a_script_runs(tmp_path: Path) -> None:
     assert "train_batch_size 7 is not a multiple of 24" in results("batch-sizes", made)[0].text
 
 
+def test_default_that_the_shell_overrides(tmp_path: Path) -> None:
+    """Sbatch passes this shell's variables on: a default counts where there is none."""
+    file = tmp_path / "job.sh"
+    file.write_text("#!/bin/sh\nsrun -N2 torchrun --nnodes=2 --nproc-per-node=${P:-8} x.py\n")
+    for environment, ranks in (({}, 16), ({"P": "4"}, 8), ({"P": "a secret"}, None)):
+        assert asked(str(file), environment=environment).layout.ranks == ranks
+
+
 @pytest.mark.parametrize(("ranks", "outcome"), [(16, OK), (32, CRITICAL)])
 def test_ranks_that_share_the_model(tmp_path: Path, ranks: int, outcome: State) -> None:
     """Copies of the model are ranks divided by what the training's arguments say of it."""
@@ -556,6 +565,11 @@ def test_options_of_accelerate_that_exclude_each_other(tmp_path: Path) -> None:
     text = "num_processes: 8\ndeepspeed_config: {deepspeed_config_file: x.json}\n"
     file.write_text(text)
     assert outcomes("launcher", asked(str(file))) == [OK]
+    for half, outcome in (("fp16", CRITICAL), ("bf16", UNKNOWN)):
+        (tmp_path / "x.json").write_text('{"bf16": {"enabled": true}}')
+        file.write_text(f"{text}mixed_precision: {half}\n")
+        job = asked(str(file), "--deepspeed-config", str(tmp_path / "x.json"))
+        assert outcomes("config-conflicts", job)[0] is outcome
     file.write_text(text.replace("json}", "json, zero_stage: 2}"))
     (found,) = results("launcher", asked(str(file)))
     words = "deepspeed_config_file and zero_stage exclude each other: accelerate refuses them"

@@ -133,6 +133,9 @@ def manifest(tmp_path: Path, text: str) -> JobContext:
         ('gpu: "8"', 'gpu: "8", memory: 1023Mi', CRITICAL, "1.02e+03 MiB of memory for 8"),
         ('gpu: "8"', 'gpu: "8", memory: 64', CRITICAL, "one of Kubernetes in bytes"),
         ('gpu: "8"', 'gpu: "8", memory: 2Gi', OK, "2 pods"),
+        ("valueFrom: {}", "value: 29500", CRITICAL, "the value of POD is 29500, not a string"),
+        ("valueFrom: {}", 'value: "29500"', OK, "2 pods"),
+        ("[bash, -c]", "[bash, -c, 7]", CRITICAL, "7 in command is no string: quote it"),
         ('gpu: "8"', 'gpu: "0.5"', CRITICAL, "0.5 nvidia.com/gpu in limits is no whole number"),
         ("emptyDir: {medium: Memory", "persistentVolumeClaim: {claimName: x", OK, "2 pods"),
     ],
@@ -215,6 +218,11 @@ def test_other_kinds(tmp_path: Path) -> None:
     assert [one.outcome for one in results("manifest", manifest(tmp_path, ray))] == [OK]
 
 
+CLAIM = """kind: PersistentVolumeClaim
+metadata: {name: x}
+spec: {accessModes: [ReadWriteOnce]}
+"""
+CLAIMED = "volumes: [{name: c, persistentVolumeClaim: {claimName: x}}, "
 LIMITED = POD.replace('gpu: "8"', 'gpu: "8", memory: 8Gi').replace(
     "Memory}", "Memory, sizeLimit: 9Gi}"
 )
@@ -247,6 +255,20 @@ LIMITED = POD.replace('gpu: "8"', 'gpu: "8", memory: 8Gi').replace(
             ":v2.0-gpu",
             ":2.1-gpu",
             "different versions of a/train: 2.0 of Master, 2.1 of Worker",
+        ),
+        (
+            JOB.replace("spec:", "spec:\n  completionMode: NonIndexed", 1)
+            + inside(POD.replace("$(MASTER_ADDR):1", "$A --node-rank=$JOB_COMPLETION_INDEX"), 4)
+            .replace("spec:", "spec:\n      restartPolicy: Never"),
+            "NonIndexed",
+            "Indexed",
+            "it uses JOB_COMPLETION_INDEX, which only completionMode: Indexed sets",
+        ),
+        (
+            f"{CLAIM}---{jobset(POD.replace('volumes: [', CLAIMED))}",
+            "ReadWriteOnce",
+            "ReadWriteMany",
+            "the claim x is ReadWriteOnce, so only pods of one node can mount it",
         ),
         (
             JOB.replace("name: j", "name: j, labels: {}")

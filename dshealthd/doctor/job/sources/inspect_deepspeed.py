@@ -53,22 +53,6 @@ class Looks:
         self.block = ""
 
 
-class Keys:
-    """The keys of a `Block`: a membership test looks up one key, iteration looks up all."""
-
-    def __init__(self, block: Block) -> None:
-        self._block = block
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._block
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._block)
-
-    def __len__(self) -> int:
-        return len(self._block)
-
-
 class Block(dict):  # type: ignore[type-arg]
     """A dictionary that records which keys are looked up."""
 
@@ -113,8 +97,8 @@ class Block(dict):  # type: ignore[type-arg]
         return super().__iter__()
 
     def keys(self) -> Any:
-        """Return the keys as `dict.keys` does."""
-        return Keys(self)
+        """Return what is iterated and tested like the keys, so that both are recorded."""
+        return self
 
     def items(self) -> Any:
         """Return the items as `dict.items` does, and record a look-up of all keys."""

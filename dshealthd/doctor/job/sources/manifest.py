@@ -80,6 +80,10 @@ class PodTemplate:
     image: str
     is_queued: bool
     """Whether a queue of Kueue that it names is one that Kueue reads."""
+    claims: Sequence[str]
+    """Claims of volumes that it mounts."""
+    is_indexed: bool
+    """Whether its pods, if they are of a Job, have an index."""
     replaces: bool
     """Whether a pod that fails is replaced."""
     members: Sequence[int | None]
@@ -110,6 +114,8 @@ class Manifest:
     pods: tuple[PodTemplate, ...]
     names: tuple[str, ...]
     """Of its objects with pods, and services, whose names begin so; empty for a generated one."""
+    of_one: tuple[str, ...] = ()
+    """Claims that pods of one node alone can mount."""
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -122,12 +128,15 @@ def parse(text: str) -> dict[str, Any]:
 
     pods: list[dict[str, Any]] = []
     names: list[str] = []
+    claims: list[str] = []
     try:
         for document in yaml.safe_load_all(text):
             if isinstance(document, dict):
                 kind, before = str(document.get("kind", "")), len(pods)
                 found = _pods(document, document, kind, 1)
                 pods += itertools.islice(found, MAX_PODS - before)
+                if kind == "PersistentVolumeClaim" and _is_of_one(document):
+                    claims.append(str(_of(document, "metadata").get("name")))
                 if kind == "Service" or len(pods) > before:
                     names.append(str(_of(document, "metadata").get("name", "")))
     except yaml.YAMLError as error:
@@ -139,7 +148,15 @@ def parse(text: str) -> dict[str, Any]:
     if not pods:
         message = "has no template of pods"
         raise ValueError(message)
-    return {"pods": pods, "names": names}
+    return {"pods": pods, "names": names, "of_one": claims}
+
+
+def _is_of_one(claim: Mapping[str, Any]) -> bool:
+    """Return whether pods of one node alone can mount a claim."""
+    return {*(claim.get("spec") or {}).get("accessModes", ())} in (
+        {"ReadWriteOnce"},
+        {"ReadWriteOncePod"},
+    )
 
 
 def _of(mapping: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
@@ -221,6 +238,16 @@ def _pod(
         "has_cluster_names": not spec.get("hostNetwork") or has_own_dns,
         "refused": list(_refused(whole, spec, main)),
         "gang": natural(str(above.get("minAvailable") or scheduling.get("minAvailable"))),
+        "claims": [
+            str(_of(one, "persistentVolumeClaim").get("claimName"))
+            for one in spec.get("volumes") or ()
+        ],
+        "is_indexed": kind != "Job"
+        or "Indexed"
+        in (
+            above.get("completionMode"),
+            "" if "batch/" in str(whole.get("apiVersion", "batch/")) else "Indexed",
+        ),
         "image": str(main.get("image", "")),
         "is_queued": not kind.endswith(("Job", "JobSet"))
         or QUEUE in _of(whole, "metadata", "labels")
@@ -243,6 +270,13 @@ def _refused(
     for key in filter(_is_gpu, limits):
         if re.fullmatch(r"\d*\.\d*[1-9]\d*|\d+m", str(limits[key])):
             yield f"{limits[key]} {key} in limits is no whole number"
+    for one in main.get("env") or ():
+        if not isinstance(one.get("value", ""), str | None):
+            yield f"the value of {one.get('name')} is {one['value']}, not a string: quote it"
+    for key in ("command", "args"):
+        for word in main.get(key) or ():
+            if not isinstance(word, str):
+                yield f"{word} in {key} is no string: quote it"
     policy = spec.get("restartPolicy", "Always")
     is_batch = str(whole.get("apiVersion", "batch/")).startswith("batch/")
     if is_batch and whole.get("kind") in {"Job", "CronJob"} and policy == "Always":
@@ -310,4 +344,4 @@ def _gpus(container: Mapping[str, Any]) -> int:
 def from_json(document: dict[str, Any]) -> Manifest:
     """Return the manifest whose fields a JSON document has."""
     pods = tuple(PodTemplate(**pod) for pod in document["pods"])
-    return Manifest(pods, tuple(document["names"]))
+    return Manifest(pods, tuple(document["names"]), tuple(document["of_one"]))

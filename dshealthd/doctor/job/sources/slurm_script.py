@@ -26,6 +26,7 @@ ALLOCATION = {
     "SLURM_NTASKS": "ntasks",
     "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
     "SLURM_GPUS_ON_NODE": "gpus-per-node",
+    "SLURM_CPUS_PER_TASK": "cpus-per-task",
     "SLURM_JOB_NODELIST": "nodelist",
 }
 """Variables that Slurm sets in the script of a job, by what the job requested."""
@@ -148,7 +149,11 @@ def parse(
         elif line.strip() and not line.lstrip().startswith("#"):
             in_head = False
     defaulted = {name for name in _DEFAULTED.findall(text) if name in environment}
-    variables = {name: environment[name] for name in defaulted} | _slurm_variables(directives)
+    # What is no number may be a secret.
+    variables = {
+        name: environment[name] if natural(environment[name]) else "$_" for name in defaulted
+    }
+    variables |= _slurm_variables(directives)
     given = frozenset(variables)
     traps: list[str] = []
     calls: list[str] = []
@@ -194,17 +199,19 @@ def _continued(
     which `orphans` gets.
     """
     last = None
-    for command in commands:
-        is_line = last is not None and last.end == command.end == "\n"  # no pattern of `case`
-        if last is not None and is_line and command.words[0].startswith("-"):
-            orphans.append(command.words[0])
-            last = last._replace(words=(*last.words, *command.words))
-            continue
+    try:
+        for command in commands:
+            is_line = last is not None and last.end == command.end == "\n"  # no pattern of `case`
+            if last is not None and is_line and command.words[0].startswith("-"):
+                orphans.append(command.words[0])
+                last = last._replace(words=(*last.words, *command.words))
+                continue
+            if last is not None:
+                yield last
+            last = command
+    finally:  # also before what cannot be parsed
         if last is not None:
             yield last
-        last = command
-    if last is not None:
-        yield last
 
 
 def _directives(line: str) -> dict[str, str]:
@@ -245,6 +252,9 @@ def _slurm_variables(directives: Mapping[str, str]) -> shell.Variables:
     }
     if gpus := gpus_per_node(directives):
         found["SLURM_GPUS_ON_NODE"] = str(gpus)
+    nodes, each = natural(directives.get("nodes")), natural(directives.get("ntasks-per-node"))
+    if "ntasks" not in directives and nodes and each:
+        found["SLURM_NTASKS"] = found["SLURM_NPROCS"] = str(nodes * each)
     if "nodes" in directives or "ntasks" not in directives:
         found["SLURM_JOB_NUM_NODES"] = found["SLURM_NNODES"] = directives.get("nodes", "1")
     return found
