@@ -7,10 +7,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from dshealthd.probe.verdicts.signals import Signal
+from typing import Any
 
 FLOOR = 1e-6
 """Lower bound in seconds of every timing, about the cost of ten system calls: even the smallest
@@ -157,13 +154,6 @@ class PeerReport:
         """Return the report in a peer's message."""
         pairs = {pair["peer"]: pair["ratio"] for pair in message["pairs"]}
         return cls(message.get("node"), frozenset(message["parts"]), message["uplink"], pairs)
-
-    def accuses_itself(self, signal: Signal, high: float, ratio: float = 1.0) -> bool:
-        """Return whether the peer takes the blame for a bad round of a signal, with this ratio."""
-        least = max(high, ratio / FAR_BELOW) if signal.timed else HARD
-        return (self.node is not None and self.node >= least) or (
-            signal.timed and signal.word in self.parts
-        )
 
     def is_well(self, but: str, high: float) -> bool:
         """Return whether most rounds in the report, except those with `but`, were good. True if

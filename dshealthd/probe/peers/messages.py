@@ -31,6 +31,7 @@ EPOCH = Integer(-1)
 CLOCK = Number(0, 1e11)
 """Unix time in seconds."""
 SECONDS = Number(0, 1e6)
+RATIO = Number(0, 1e6)
 WAITED = Number(0, 1e10)
 """Seconds that an agent has waited for a CPU since it started."""
 MAX_BANDWIDTH = 1e14
@@ -142,7 +143,6 @@ class StoreOp(enum.StrEnum):
 
 
 ROUND = Text(64)
-RATIO = Number(0, 1e6)
 REPORT = Record(
     {
         "parts": Array(Text(64), 2 * MAX_RANKS_OF_NODE),

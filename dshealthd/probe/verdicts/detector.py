@@ -36,6 +36,7 @@ from dshealthd.probe.verdicts.signals import (
     ObservedRound,
     Signal,
     SignalHistory,
+    accuses_itself,
     hard_signal,
 )
 
@@ -199,7 +200,7 @@ class Detector:
             )
             well = observation.outcome in {Outcome.OK, Outcome.DECLINED}
             pair.words[asked] = self._epoch, well
-            if told is not None and told.accuses_itself(REACH, self._high):
+            if told is not None and accuses_itself(told, REACH, self._high):
                 del self._pairs[peer]
             else:
                 self._judge(pair)
@@ -217,7 +218,7 @@ class Detector:
         local = observation.kind is Kind.LOCAL
         for signal in (OWN_NODE,) if local else (REACH,) if hard == REACH else (REACH, RUN):
             bad = not ok and signal == hard
-            blamed = told is not None and told.accuses_itself(signal, self._high)
+            blamed = told is not None and accuses_itself(told, signal, self._high)
             yield (
                 self._of(signal),
                 Measurement(
@@ -247,13 +248,13 @@ class Detector:
             # No history is started before enough is known to judge.
             history = self._history.get(signal) if measurement is None else self._of(signal)
             is_exact, bad = least == most, False
-            blamed = told is not None and told.accuses_itself(signal, self._high)
+            blamed = told is not None and accuses_itself(told, signal, self._high)
             if measurement is not None and history is not None:
                 bad = measurement.bad
                 measurement.explained = (
                     bad
                     and told is not None
-                    and told.accuses_itself(signal, self._high, measurement.ratio)
+                    and accuses_itself(told, signal, self._high, measurement.ratio)
                 )
                 if is_exact or bad or measurement.good:
                     yield history, measurement
@@ -322,7 +323,7 @@ class Detector:
             told is not None
             and concerned
             and all(
-                told.accuses_itself(signal, self._high, pair.least if pair else ratio)
+                accuses_itself(told, signal, self._high, pair.least if pair else ratio)
                 for signal in concerned
             )
         ):

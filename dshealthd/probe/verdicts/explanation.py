@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.verdicts.signals import Cause
+from dshealthd.probe.verdicts.signals import Cause, accuses_itself
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -138,7 +138,7 @@ def _uplink(
     if any(not near and word.uplink for near, word in told):
         return Cause.FABRIC
     if any(
-        near and (word.uplink or word.accuses_itself(signal, around.high)) for near, word in told
+        near and (word.uplink or accuses_itself(word, signal, around.high)) for near, word in told
     ):
         return Cause.LEAF
     return Cause.MORE_NEAR
@@ -157,7 +157,7 @@ def _words(
     for entry in rounds:
         told = entry.round.told
         if entry.round.near is near and told is not None and told.node is not None:
-            same = told.accuses_itself(signal, around.high, entry.ratio)
+            same = accuses_itself(told, signal, around.high, entry.ratio)
             known = same or told.is_well(around.me, around.high)
             words[entry.round.peer] = same if known else None
     return sum(word is True for word in words.values()), sum(

@@ -7,7 +7,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dshealthd.probe.observation import Kind, Observation, Outcome, PeerReport, Stage
+from dshealthd.probe.observation import (
+    FAR_BELOW,
+    HARD,
+    Kind,
+    Observation,
+    Outcome,
+    PeerReport,
+    Stage,
+)
 
 WINDOW = 3
 SUSPECT = 2
@@ -61,6 +69,14 @@ def hard_signal(observation: Observation) -> Signal:
         or observation.kind is Kind.LIGHT
         or observation.stage is Stage.INVITE
         else RUN
+    )
+
+
+def accuses_itself(told: PeerReport, signal: Signal, high: float, ratio: float = 1.0) -> bool:
+    """Return whether a peer takes the blame for a bad round of a signal, with this ratio."""
+    least = max(high, ratio / FAR_BELOW) if signal.timed else HARD
+    return (told.node is not None and told.node >= least) or (
+        signal.timed and signal.word in told.parts
     )
 
 
