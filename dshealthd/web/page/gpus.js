@@ -241,7 +241,7 @@ export function gpus(status) {
   const legend = h(
     "p",
     { class: "quiet legend" },
-    "Ticks on temperature bars: highest operating, slowdown and (red) shutdown temperature of the GPU itself.",
+    "Ticks on temperature bars: highest operating, slowdown and (red) shutdown temperature of the GPU itself. Lines: the last hour, with a mark where a finding began.",
   );
   return panel(status, "GPUs", about.filter(Boolean).join(" \u00b7 "), ["gpu", "ecc", "nvlink", "pcie"], [content, all.length ? legend : null]);
 }
