@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.explain import clocks
 from dshealthd.explain.events import listed
-from dshealthd.explain.group_verdicts import MAX_GAPS, MAX_SIZE
+from dshealthd.explain.group_verdicts import MAX_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,12 +125,7 @@ def _blocked_alone(events: Sequence[Event], case: Case) -> int | None:
         return None
     others = sorted(set(range(case.world or max(case.seen) + 1)) - blocked)
     gaps = case.coverage.gaps(others) if case.world is None or case.world <= MAX_SIZE else ["?"]
-    if not case.coverage.begins_before(rank):
-        gaps.insert(0, f"rank {rank} has a log that begins after the hang")
-    if gaps:
-        case.missing.append(f"complete logs: {'; '.join(gaps[:MAX_GAPS])}")
-        return None
-    return rank
+    return rank if case.coverage.begins_before(rank) and not gaps else None
 
 
 def left_silently(case: Case) -> Event | None:

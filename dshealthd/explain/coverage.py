@@ -107,12 +107,10 @@ class Coverage:
         """Return why a silent rank may have reported unseen; empty if its silence is proven."""
         if not self._reports:  # exceptions end their process, and a launcher reports each
             return "has no dump here" if self._has_dumps else ""
-        homes = self._homes.get(rank, set())
-        if not homes and self._is_shared:
-            homes = self._reporters
+        homes = self._logs_of(rank)
         if not homes:
             return "has no log here"
-        if not any(self._sources[home].begins_before for home in homes):
+        if not self.begins_before(rank):
             return "has a log that begins after the hang"
         shared = homes & self._reporters
         ends_late = any(map(self._goes_on, shared)) if shared else self._is_still(rank, homes)
@@ -137,8 +135,10 @@ class Coverage:
 
     def begins_before(self, rank: int) -> bool:
         """Return whether a log of a rank begins before the hang."""
-        homes = self._homes.get(rank, set()) or (self._reporters if self._is_shared else set())
-        return any(self._sources[home].begins_before for home in homes)
+        return any(self._sources[home].begins_before for home in self._logs_of(rank))
+
+    def _logs_of(self, rank: int) -> set[int]:
+        return self._homes.get(rank, set()) or (self._reporters if self._is_shared else set())
 
     def _goes_on(self, source: int) -> bool:
         """Return whether a file with reports continues until all its ranks have reported."""

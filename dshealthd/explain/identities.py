@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from dshealthd.explain.facts import Recognized
 
 _SPOKEN = re.compile(
-    r"\[(?:[Rr]ank|RANK)[ :]?(?P<rank>\d{1,6})\]"
+    r"\[(?:PG [^\]]{1,80}\(default_pg\) )?(?:[Rr]ank|RANK)[ :]?(?P<rank>\d{1,6})\]"
     r"|--local[-_]rank[= '\",]{1,4}(?P<local>\d{1,4})\b"
 )
-"""A rank in the text of a line."""
+"""A rank in the text of a line; that in another group than the default one is not the job's."""
 _SAID = re.compile(
     r"(?:(?:^|[:(,] ?|\b(?:on|process) )[Rr]ank[ =]|\brank=)"
     r"(?P<rank>\d{1,6})\b(?![-.]\d|,? (?:and|or|to) )"

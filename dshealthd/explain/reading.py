@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import remarks
-from dshealthd.explain.joined import are_near
+from dshealthd.explain.case import are_near
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
