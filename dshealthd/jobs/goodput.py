@@ -219,10 +219,9 @@ class Goodput:
         latest = max(sums.step - sums.steps - 1, 0)
         if self.began is None:
             self.began = latest if latest > FEW else 0
-        elif self.began > latest:
+        elif latest < self.began or self.step - self.began > 2 * (sums.steps + FEW):
+            # Its first heartbeat came after its first step, or before a checkpoint was loaded.
             self.began = latest
-        elif self.step - self.began > 2 * (sums.steps + FEW):
-            self.began = latest  # a checkpoint was loaded after its first heartbeat
 
     def _begin_training(self) -> None:
         """Begin at the end of the first step; those that are known by now came before the read."""

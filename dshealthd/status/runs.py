@@ -34,14 +34,15 @@ def _attempt(parts: Sequence[Part]) -> dict[str, Any]:
     for card in cards:
         for part, seconds in card["times"].items():
             times[part] = times.get(part, 0.0) + seconds
-    firsts = [card["first_step"] for card in cards if "first_step" in card]
-    peaks = [card["memory_peak_bytes"] for card in cards if "memory_peak_bytes" in card]
-    steps = [card["step_seconds"] for card in cards if "step_seconds" in card]
+
+    def known(name: str) -> list[Any]:
+        return [card[name] for card in cards if name in card]
+
     return {
         "job": entries[0]["job"],
         "begin": min(entry["begin"] for entry in entries),
         "end": None if None in ends else max(ends),
-        "first_step": min(firsts, default=None),
+        "first_step": min(known("first_step"), default=None),
         "step": min(entry["value"] or 0 for entry in entries),
         "reason": blamed["reason"],
         "says": blamed["says"],
@@ -50,10 +51,10 @@ def _attempt(parts: Sequence[Part]) -> dict[str, Any]:
         "nodes": [answer.name for answer, _ in parts],
         "ranks": sum(card["ranks"] for card in cards),
         "again": any(card["again"] for card in cards),
-        "world_size": next((card["world_size"] for card in cards if "world_size" in card), None),
+        "world_size": next(iter(known("world_size")), None),
         "times": times,
-        "step_seconds": [max(each) for each in zip(*steps, strict=True)] or None,
-        "memory_peak_bytes": max(peaks, default=None),
+        "step_seconds": [max(each) for each in zip(*known("step_seconds"), strict=True)] or None,
+        "memory_peak_bytes": max(known("memory_peak_bytes"), default=None),
         "slowest": _slowest(parts),
         "findings": [
             {"node": answer.name, **finding}
