@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, unknown
 from dshealthd.doctor.job.config import UNREADABLE
+from dshealthd.doctor.job.sources.deepspeed_config import Settings
 from dshealthd.doctor.remedies import at_key
 
 if TYPE_CHECKING:
@@ -61,10 +62,9 @@ def _batch_sizes(context: JobContext, config: Source[Parsed]) -> Iterator[Result
 def _of_trainer(context: JobContext, name: str, document: dict[str, Any]) -> Iterator[Result]:
     """Yield settings that are not those of the arguments of Hugging Face's Trainer."""
     said = context.launcher.stated if context.launcher else {}
+    of = Settings(document)
     for path, argument in _FILLED.items() if _TRAINER in said else ():
-        value: Any = document
-        for key in path.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
+        value = of(path)
         try:
             differs = isinstance(value, int | float) and float(said[argument]) != value
         except (KeyError, ValueError, ArithmeticError):

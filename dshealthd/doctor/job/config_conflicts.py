@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dshealthd.doctor.check import Result, check_of, critical, unknown, warning
 from dshealthd.doctor.job.batch import ACCUMULATION, MICRO, TRAIN
 from dshealthd.doctor.job.config import UNREADABLE
-from dshealthd.doctor.job.sources.deepspeed_config import RELEASE
+from dshealthd.doctor.job.sources.deepspeed_config import RELEASE, STAGES, Settings
 from dshealthd.doctor.remedies import at_key, find_key, paste
 from dshealthd.jobs.environment import natural
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _CPU = ("adagrad", "adam", "adamw", "lion", "muon")
 """Optimizers that DeepSpeed has for the CPU (0.19.8, engine.py, `_configure_basic_optimizer`)."""
-_STAGES = range(4)
 _NEEDED = {
     "WarmupDecayLR": ("total_num_steps",),
     "WarmupCosineLR": ("total_num_steps",),
@@ -48,35 +47,6 @@ _UNUSABLE = {
     },
 }
 """Why the engine of the installed DeepSpeed refuses an optimizer or scheduler."""
-
-
-class Settings:
-    """The settings of a configuration, by their dotted path."""
-
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        self._document = document
-
-    def stated(self, path: str) -> Any:
-        """Return what stands at a path; None where there is nothing."""
-        found: Any = self._document
-        for key in path.split("."):
-            found = found.get(key) if isinstance(found, dict) else None
-        return found
-
-    def __call__(self, path: str, default: Any = None) -> Any:
-        """Return the value at a path; the default where there is none, or a program fills it in."""
-        found = self.stated(path)
-        return default if found is None or found == "auto" else found
-
-    @property
-    def stage(self) -> int:
-        """ZeRO's stage; the highest where only a program will fill it in."""
-        stage = self.stated("zero_optimization.stage") or 0
-        return stage if isinstance(stage, int) else max(_STAGES)
-
-    def device(self, part: str) -> str:
-        """Return where a part is offloaded to."""
-        return str(self(f"zero_optimization.{part}.device", "none"))
 
 
 class Contradiction(NamedTuple):
@@ -106,7 +76,7 @@ def _nowhere(part: str, of: Settings) -> bool:
 def _least(part: str, cpu: int, of: Settings) -> str:
     """Return the least stage that offloads a part to its device, if the stage is lower."""
     device = of.device(part)
-    least = max(_STAGES) if device == "nvme" else cpu if device == "cpu" else 0
+    least = max(STAGES) if device == "nvme" else cpu if device == "cpu" else 0
     return f"{least} or higher, but the stage is {of.stage}" if of.stage < least else ""
 
 
@@ -145,13 +115,13 @@ CONTRADICTIONS = (
         "elasticity chooses the batch sizes, so DeepSpeed refuses {} beside it unless"
         f" ignore_non_elastic_batch_info is true; {RELEASE} refuses elasticity itself", _CONFIG),
     Contradiction(
-        "zero_optimization.stage", lambda of: of.stage not in _STAGES and str(of.stage),
-        f"zero_optimization.stage is {{}}, but ZeRO has stages 0 to {max(_STAGES)}",
+        "zero_optimization.stage", lambda of: of.stage not in STAGES and str(of.stage),
+        f"zero_optimization.stage is {{}}, but ZeRO has stages 0 to {max(STAGES)}",
         "deepspeed/runtime/zero/config.py, ZeroStageEnum", in_config=True),
     Contradiction(
         "zero_optimization.offload_optimizer.ratio",
         lambda of: of("zero_optimization.offload_optimizer.ratio", 1) != 1
-        and of.stage < max(_STAGES),
+        and of.stage < max(STAGES),
         "Partial offloading, with a ratio, takes ZeRO stage 3",
         "deepspeed/runtime/zero/config.py, offload_ratio_check", in_config=True),
     *(Contradiction(

@@ -370,8 +370,7 @@ def _command(words: Sequence[str], environment: Mapping[str, str]) -> Source[Lau
 
 def _loads_universal(config: Source[deepspeed_config.Parsed] | None) -> bool:
     document = config.value["document"] if config and config.value else None
-    block = document.get("checkpoint") if isinstance(document, dict) else None
-    return isinstance(block, dict) and block.get("load_universal") is True
+    return deepspeed_config.Settings(document or {}).stated("checkpoint.load_universal") is True
 
 
 def _named_config(made: JobContext, directory: str) -> str:

@@ -84,7 +84,7 @@ def _layout(pod: PodTemplate) -> Layout:
     return Layout(ranks_per_node=stated, source=pod.kind)
 
 
-class Need(NamedTuple):
+class PodNeed(NamedTuple):
     """Something that the pods of a template need."""
 
     broken: Callable[[PodTemplate, Start, Manifest], Iterator[str]]
@@ -220,24 +220,24 @@ def _elastic(pod: PodTemplate, start: Start, manifest: Manifest) -> Iterator[str
 
 
 NEEDS = (
-    Need(_refused, "API"),
-    Need(_releases, "image"),
-    Need(_unqueued, QUEUE),
-    Need(_unindexed, "completionMode"),
-    Need(_mounted, "persistentVolumeClaim", make=warning),
-    Need(_loopback, "MASTER_ADDR"),
-    Need(_not_found, "MASTER_ADDR"),
-    Need(_slots, "slotsPerWorker"),
-    Need(_gang, "minAvailable"),
-    Need(_elastic, "elasticPolicy", "kubectl explain job.spec.backoffLimit", warning),
-    Need(_killed, "livenessProbe", "kubectl explain pod.spec.containers.livenessProbe", warning),
-    Need(
+    PodNeed(_refused, "API"),
+    PodNeed(_releases, "image"),
+    PodNeed(_unqueued, QUEUE),
+    PodNeed(_unindexed, "completionMode"),
+    PodNeed(_mounted, "persistentVolumeClaim", make=warning),
+    PodNeed(_loopback, "MASTER_ADDR"),
+    PodNeed(_not_found, "MASTER_ADDR"),
+    PodNeed(_slots, "slotsPerWorker"),
+    PodNeed(_gang, "minAvailable"),
+    PodNeed(_elastic, "elasticPolicy", "kubectl explain job.spec.backoffLimit", warning),
+    PodNeed(_killed, "livenessProbe", "kubectl explain pod.spec.containers.livenessProbe", warning),
+    PodNeed(
         _without_shared_memory,
         SHARED_MEMORY,
         f"kubectl explain pod.spec.volumes.emptyDir  # medium: Memory, at {SHARED_MEMORY}",
         warning,
     ),
-    Need(_beyond_memory, SHARED_MEMORY, make=warning),
+    PodNeed(_beyond_memory, SHARED_MEMORY, make=warning),
 )
 """What the pods of a template need."""
 MANIFEST = check_of(

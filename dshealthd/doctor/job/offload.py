@@ -7,6 +7,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Result, check_of, critical, unknown
+from dshealthd.doctor.job.sources.deepspeed_config import Settings
 from dshealthd.doctor.remedies import paste
 
 if TYPE_CHECKING:
@@ -32,14 +33,11 @@ def _offload(context: JobContext, paths: dict[str, str]) -> Iterator[Result]:
 
 def _paths(context: JobContext) -> dict[str, str]:
     """Return the directories on NVMe to which the configuration offloads, by its block."""
-    zero = (context.document or {}).get("zero_optimization")
-    found = {}
+    of, found = Settings(context.document or {}), {}
     for key in ("offload_optimizer", "offload_param"):
-        block = zero.get(key) if isinstance(zero, dict) else None
-        if isinstance(block, dict) and block.get("device") == "nvme":
-            path = block.get("nvme_path")
-            if isinstance(path, str) and path and "\0" not in path:
-                found[key] = path
+        path = of(f"zero_optimization.{key}.nvme_path")
+        if of.device(key) == "nvme" and isinstance(path, str) and path and "\0" not in path:
+            found[key] = path
     return found
 
 

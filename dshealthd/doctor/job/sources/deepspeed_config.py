@@ -10,7 +10,10 @@ import functools
 import json
 import tomllib
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MAX_BYTES = 1 << 18
 """Maximum bytes; the largest configuration in DeepSpeed's repositories has 6 KiB."""
@@ -20,6 +23,8 @@ RELEASE = "DeepSpeed 0.19.8"
 MAX_SHOWN = 20
 """Maximum number of duplicate keys to list."""
 
+STAGES = range(4)
+"""Stages of ZeRO."""
 Parsed = dict[str, Any]
 """`text` if it is not JSON, `document` if it is, `duplicates` and `syntax`."""
 
@@ -70,3 +75,32 @@ def parse(text: str) -> Parsed:
         "duplicates": duplicates,
         "syntax": syntax,
     }
+
+
+class Settings:
+    """The settings of a configuration, by their dotted path."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._document = document
+
+    def stated(self, path: str) -> Any:
+        """Return what stands at a path; None where there is nothing."""
+        found: Any = self._document
+        for key in path.split("."):
+            found = found.get(key) if isinstance(found, dict) else None
+        return found
+
+    def __call__(self, path: str, default: Any = None) -> Any:
+        """Return the value at a path; the default where there is none, or a program fills it in."""
+        found = self.stated(path)
+        return default if found is None or found == "auto" else found
+
+    @property
+    def stage(self) -> int:
+        """ZeRO's stage; the highest where only a program will fill it in."""
+        stage = self.stated("zero_optimization.stage") or 0
+        return stage if isinstance(stage, int) else max(STAGES)
+
+    def device(self, part: str) -> str:
+        """Return where a part is offloaded to."""
+        return str(self(f"zero_optimization.{part}.device", "none"))
