@@ -13,16 +13,13 @@ import os
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pytest
+from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 from tests import needs
-
-if TYPE_CHECKING:
-    import pytest
-    from xdist.remote import Producer
-    from xdist.workermanage import WorkerController
 
 TABLE = Path(__file__).with_name("durations.txt")
 SHORT = 4

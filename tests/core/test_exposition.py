@@ -5,23 +5,19 @@ from __future__ import annotations
 import json
 import math
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 import prometheus_client
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from dshealthd.core.collector import Buckets, Metric, MetricKind, Sample
 from dshealthd.core.exposition import Renderer, clean, render
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from prometheus_client.core import Metric as Family
 
 MAX_LABEL_LENGTH = 128
 

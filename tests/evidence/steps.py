@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dshealthd.linux import forked
-
-if TYPE_CHECKING:
-    from dshealthd.linux.forked import Ended, Function
+from dshealthd.linux.forked import Ended, Function
 
 
 def take(

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from dshealthd.explain import command
+from dshealthd.explain.causality import Finding
 from dshealthd.explain.input import Raw
 from dshealthd.explain.recognition import Recognizer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from dshealthd.explain.causality import Finding
 
 
 def explained(*lines: str) -> Finding:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 import random
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from dshealthd.explain.group_verdicts import judge_dumps
 from tests.evidence.test_dump import dump, entry
 from tests.explain.explaining import explained, explained_paths, explained_text
 from tests.explain.watchdogs import Group, Rank, printed
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CASES = 20
 

@@ -10,12 +10,14 @@ import io
 import random
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from dshealthd.explain import command
 from dshealthd.explain import input as logs
+from dshealthd.explain.causality import Finding
 from dshealthd.explain.patterns import load
 from dshealthd.explain.recognition import Recognizer
 from dshealthd.explain.templates import Templates
@@ -23,12 +25,6 @@ from tests.explain.explaining import explained_paths
 from tests.explain.test_collectives import dump_of
 from tests.explain.test_genuine_nccl import RUNS
 from tests.nccl.pytorch.record import CULPRIT, SIZE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from dshealthd.explain.causality import Finding
 
 CUTS = 40
 """Random cuts of each run in each form."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dshealthd.explain import command, patterns
 from dshealthd.explain.group_verdicts import KINDS
 from tests.explain.explaining import explained
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EVERY = patterns.load().every
 VALUE = re.compile(r"\{(\w+)\}")

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dshealthd.explain import input as logs
+from dshealthd.explain.causality import Finding
 from tests.explain.explaining import explained_paths, explained_text
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.explain.causality import Finding
 
 TRACEBACK = (
     "Traceback (most recent call last):",

@@ -9,7 +9,8 @@ import json
 import os
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,9 +23,6 @@ from dshealthd.explain.recognition import Recognizer
 from dshealthd.explain.tail import Tail
 from dshealthd.explain.templates import Templates
 from tests.explain.explaining import peak_memory
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CASES = int(os.environ.get("DSHEALTHD_FUZZ_CASES", "30"))
 PREFIXES = (

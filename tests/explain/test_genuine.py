@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import json
 import lzma
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from dshealthd.explain.causality import Finding
 from tests.explain import genuine
 from tests.explain.explaining import explained_paths
 from tests.explain.variants import Variant, variants
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.explain.causality import Finding
 
 WANTED = 0.95
 FEW = 300

@@ -5,16 +5,12 @@ Made by `tests/nccl/pytorch/record.py`; the file names the versions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.explain.explaining import explained_paths
 from tests.nccl.pytorch.record import CULPRIT, kept
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 KEPT = kept()
 RUNS: dict[str, dict[str, str]] = KEPT["runs"]

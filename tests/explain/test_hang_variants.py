@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
 from tests.explain.explaining import explained_files
 from tests.explain.variants import Timed, forms
 from tests.explain.watchdogs import RELEASES, Group, hung_group, printed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
 
 WANTED = 0.95
 TURNS = 3

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +17,6 @@ from dshealthd.explain.templates import Templates
 from tests.explain.explaining import explained, explained_paths, explained_text
 from tests.explain.test_genuine import runs
 from tests.explain.variants import variants
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MEGABYTES = int(os.environ.get("DSHEALTHD_HEALTHY_MEGABYTES", "1"))
 """Fifty take a minute or two, as nearly every line of the noise is one that patterns look at."""

@@ -8,7 +8,7 @@ import os
 import random
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +16,6 @@ from dshealthd.explain import command
 from dshealthd.explain import input as logs
 from dshealthd.explain.streams import Splitter
 from tests.explain.explaining import explained_paths, peak_memory
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total"
 

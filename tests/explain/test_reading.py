@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dshealthd.explain import command, remarks
 from dshealthd.explain.reading import PATTERN
 from tests.explain.explaining import explained
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORTH_READING = 3
 

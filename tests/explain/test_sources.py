@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.explain.explaining import explained, explained_paths, explained_text
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 KILLED = "Out of memory: Killed process 4711 (python) total-vm:9kB, anon-rss:9kB"

@@ -5,13 +5,11 @@ from __future__ import annotations
 import gzip
 import random
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 MAX_SKEW = 5.0
 """Seconds by which the clocks of two hosts differ."""

@@ -22,13 +22,15 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dshealthd.core.collector import Sample
 from dshealthd.findings import coverage, idleness, stalls
 from dshealthd.findings.agent import CRASHED
 from dshealthd.findings.episodes import Episodes
-from dshealthd.findings.finding import State
+from dshealthd.findings.finding import Finding, State
 from dshealthd.findings.gpu_history import GpuHistory
 from dshealthd.findings.idleness import Idleness
 from dshealthd.findings.judgement import seen
@@ -38,12 +40,6 @@ from dshealthd.findings.series import DEFAULTS, Series
 from generate import reference
 from tests import yaml_files
 from tests.jobs.standstills import standstills
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from dshealthd.core.collector import Sample
-    from dshealthd.findings.finding import Finding
 
 FILES = sorted((Path(__file__).parent / "scenes").glob("*.yml"))
 METRICS = {**reference.all_metrics(), CRASHED.name: CRASHED}

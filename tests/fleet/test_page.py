@@ -11,20 +11,17 @@ import os
 import re
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from playwright.sync_api import Browser, Page
 
 from tests.agents import RunningAgent, running
 from tests.web.accessible import SPECIFICATION, violations
 from tests.web.browser import CHROMIUM, PHONE, Visit, chromium
 from tests.web.serving import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from playwright.sync_api import Browser, Page
 
 NODES = ("127.0.0.51", "127.0.0.52", "127.0.0.53")
 # Other tests train on this machine meanwhile, and no round runs beside ranks.

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import TYPE_CHECKING
 
 from dshealthd.cli import main as cli
 from dshealthd.findings import catalogue, heat
-
-if TYPE_CHECKING:
-    from dshealthd.findings.finding import Finding, Sign
-    from dshealthd.findings.limits import Limits
+from dshealthd.findings.finding import Finding, Sign
+from dshealthd.findings.limits import Limits
 
 KEEP_SECONDS = 15
 HOLD_SECONDS = 20.0

@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 import resource
 import time
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 DIRECTORY = "MISHAPS"
 """The variable that names the directory of these files."""

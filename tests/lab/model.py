@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.lab.mishaps import Mishaps
+from tests.lab.mishaps import Mishaps
 
 
 class Network(torch.nn.Module):

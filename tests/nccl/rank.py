@@ -23,10 +23,8 @@ import functools
 import os
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dshealthd.training.heartbeat import Heartbeat
+from dshealthd.training.heartbeat import Heartbeat
 
 COUNT, FLOAT, SUM, ROOT = 1024, 7, 0, 0
 NO_COLOR = -1

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import TYPE_CHECKING
 
 import pytest
+from _pytest.python import Function
 
 from tests.probe.peering import run
-
-if TYPE_CHECKING:
-    from _pytest.python import Function
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator
+from typing import Literal
 
-from playwright.sync_api import sync_playwright
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, sync_playwright
 
 CHROMIUM = shutil.which("chromium-headless-shell")
 """A tenth of what Chromium itself takes for a page, each of which is a window of it, headless or

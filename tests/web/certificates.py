@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 
 def authority(directory: Path, name: str) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pathlib
 
 import pytest
 
 from tests.web import certificates
-
-if TYPE_CHECKING:
-    import pathlib
 
 
 @pytest.fixture(scope="session")

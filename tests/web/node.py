@@ -11,14 +11,11 @@ import os
 import random
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.agents import RunningAgent, running
 from tests.nvml.simulator import Simulator
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FIXTURES = Path(__file__).parents[1] / "collectors" / "fixtures"
 XID = "4,{0},{1},-;NVRM: Xid (PCI:{2}): {3}, pid=1234, name=python3, {4}\n"

@@ -14,24 +14,21 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from playwright.sync_api import Browser, Page, Route
 
 from tests.agents import running
 from tests.findings.test_trends import WALL
+from tests.findings.test_trends import Node as Past
 from tests.web.browser import PHONE, Visit, chromium
 from tests.web.node import Node, node
 from tests.web.serving import serving
 from tests.web.test_page_trends import LOSS, LOST, lived
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from playwright.sync_api import Browser, Page, Route
-
-    from tests.findings.test_trends import Node as Past
-
-    Scheme = Literal["light", "dark"]
+Scheme = Literal["light", "dark"]
 
 NAME = "gpu-node-17.simulated"
 SIZE, WHOLE = (1200, 620), (1200, 1000)

@@ -11,12 +11,14 @@ import http.client
 import os
 import resource
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from blockbuster import BlockBuster
 
@@ -33,10 +35,6 @@ from dshealthd.findings.trends import Trends
 from dshealthd.web.server import Server
 from tests.jobs.standstills import standstills
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable, Iterator, Mapping
 
 VALUE = gauge("dshealthd_value", "A value.", "part")
 

@@ -6,8 +6,9 @@ import asyncio
 import base64
 import os
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import bcrypt
 import pytest
@@ -15,10 +16,6 @@ import pytest
 from dshealthd.web.auth import Authenticator
 from tests.stopwatch import Stopwatch
 from tests.web.serving import serving
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 REMEMBERED = 128
 WAITING = 16

@@ -11,7 +11,7 @@ import os
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -20,9 +20,6 @@ from dshealthd.core.options import ConfigError
 from dshealthd.web import config_file
 from dshealthd.web.config_file import WebConfigFile
 from tests.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CHECK_INTERVAL = 1.0
 CHECK_PATIENCE = 0.5

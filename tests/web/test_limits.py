@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from asyncio import Transport
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -30,9 +30,6 @@ from tests.web.serving import (
     server_process,
     serving,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 MOMENT = 0.25
 SLOW = 1.0

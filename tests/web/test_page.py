@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser
 
 from bench.processes import free_port
-from tests.agents import running
+from tests.agents import RunningAgent, running
 from tests.web.browser import CHROMIUM, DESK, PHONE, Visit, chromium
 from tests.web.node import Node, node
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from playwright.sync_api import Browser
-
-    from tests.agents import RunningAgent
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
 
 import pytest
+from playwright.sync_api import Browser
 
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import failed
@@ -13,12 +16,6 @@ from tests.web.browser import CHROMIUM, DESK, PHONE, Visit, chromium
 from tests.web.node import node
 from tests.web.serving import serving
 from tests.web.test_page_findings import HANGING, JOB, snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from playwright.sync_api import Browser
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),

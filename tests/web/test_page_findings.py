@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from playwright.sync_api import Browser
 
 from dshealthd.collectors.gpu import UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
@@ -18,20 +20,13 @@ from dshealthd.collectors.job_logs import FAILURE
 from dshealthd.collectors.rendezvous import LISTENERS
 from dshealthd.collectors.tcp import SOCKETS
 from dshealthd.collectors.training import HEARD, INFO, LOSS_FINITE, PHASE, STEP, STEP_SECONDS
-from dshealthd.core.collector import Fault, Reason
+from dshealthd.core.collector import Fault, Reason, Sample
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.web import server
 from tests.status_documents import finding
 from tests.web.browser import CHROMIUM, DESK, PHONE, Visit, chromium
 from tests.web.serving import serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from playwright.sync_api import Browser
-
-    from dshealthd.core.collector import Sample
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 PAGE = Path(server.__file__).parent / "page"

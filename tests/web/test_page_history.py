@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from playwright.sync_api import Browser
 
 from dshealthd.findings.record import DAY, NodeRecord
 from tests.findings.test_record import fault
@@ -15,11 +17,6 @@ from tests.web.accessible import SPECIFICATION, violations
 from tests.web.browser import CHROMIUM, DESK, PHONE, Visit, chromium
 from tests.web.serving import serving
 from tests.web.test_page_findings import snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from playwright.sync_api import Browser
 
 MAX_ENTRIES = 2_000
 

@@ -6,14 +6,17 @@ import contextlib
 import json
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from playwright.sync_api import Browser
 
 from dshealthd.collectors.gpu import MEMORY_USED, POWER, TEMPERATURE, UP, UTILIZATION
 from dshealthd.collectors.infiniband import ERRORS, FLAPS, RECEIVE_BYTES, TRANSMIT_BYTES
 from dshealthd.collectors.infiniband import UP as PORT_UP
 from dshealthd.collectors.training import STEP_SECONDS
+from dshealthd.core.collector import Sample
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.findings.record import Entry
 from tests.findings.test_trends import STEP, WALL
@@ -22,13 +25,6 @@ from tests.web.accessible import SPECIFICATION, violations
 from tests.web.browser import CHROMIUM, DESK, PHONE, Visit, chromium
 from tests.web.serving import serving
 from tests.web.test_page_findings import JOB, snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from playwright.sync_api import Browser
-
-    from dshealthd.core.collector import Sample
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 GPUS, LOST = 8, 7

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -30,10 +30,6 @@ from tests.web.serving import (
     serving,
     small_snapshot,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 PAGE_FILES = page_files()
 PATHS = ("/metrics", "/api/v1/status", "/-/healthy", "/-/ready")

@@ -8,7 +8,8 @@ import contextlib
 import os
 import ssl
 from asyncio.sslproto import SSLProtocol
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -19,10 +20,6 @@ from dshealthd.http.exchange import verifying
 from tests.leftovers import without_search
 from tests.stopwatch import Stopwatch
 from tests.web.serving import Served, closed_after, eventually, serving
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 PLACES = Web().max_connections_per_address
 REFUSED = "dshealthd_web_connections_refused_total"

@@ -10,8 +10,9 @@ import signal
 import sys
 import time
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from dshealthd.core import garbage
 from dshealthd.core.collector import (
@@ -21,16 +22,12 @@ from dshealthd.core.collector import (
     News,
     NotAvailable,
     Reason,
+    Sample,
     SourceError,
     Worker,
     gauge,
 )
 from dshealthd.core.options import option
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.core.collector import Sample
 
 VALUE = gauge("dshealthd_test_value", "What the file says.", "part")
 

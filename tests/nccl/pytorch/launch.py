@@ -9,16 +9,13 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from bench.processes import free_port
 from tests.nccl.job import LOOPBACK
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tests.nccl.pytorch.wheel import Wheel
+from tests.nccl.pytorch.wheel import Wheel
 
 SCRIPT = Path(__file__).with_name("training.py")
 PUBLIC_PYTHON = "/usr/bin/python3"

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dshealthd.probe.observation import Kind, Observation, Outcome
 from tests.probe.company import Companion, all_have, company, ended
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    Change = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
+Change = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
 
 
 def alter(faulty: Companion, method: str, change: Change) -> None:
