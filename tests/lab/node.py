@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import subprocess
 import tomllib
-from collections.abc import Iterable, Mapping
 from glob import glob
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.config import registry
-from tests.agents import RunningAgent, Scrape, announced_port, end, launch
-from tests.lab.lab import Lab
+from tests.agents import RunningAgent, announced_port, end, launch
 from tests.lab.station import Namespaces, Station, connect
 from tests.nvml.simulator import Simulator
+
+if TYPE_CHECKING:
+    import socket
+    import subprocess
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from tests.agents import Scrape
+    from tests.lab.lab import Lab
 
 PORT = 10061
 INTERFACE = "eth0"
