@@ -313,7 +313,10 @@ def _exclusive(start: Start) -> str:
     for program, options in (*given, ("sbatch", start.requested)):
         launcher = {"torchrun": "accelerate", "sbatch": "srun"}.get(program, program)
         for group in EXCLUSIVE.get(launcher, ()):
-            both = [f"--{one}" for one in sorted({*group.split()} & options.keys())]
+            names = sorted({*group.split()} & options.keys())
+            both = [f"--{one}" for one in names]
+            if launcher == "deepspeed":
+                both = [f"--{one.replace('-', '_')}" for one in names]
             if both[1:]:
                 shown = " and ".join(both)
                 if launcher == "accelerate":

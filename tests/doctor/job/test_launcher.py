@@ -277,7 +277,7 @@ def test_deepspeed_on_each_node(command: str, outcome: State) -> None:
     [
         (
             "deepspeed --include localhost:0 --num_gpus 1 x.py",
-            "--include and --num-gpus exclude each other",
+            "--include and --num_gpus exclude each other",
         ),
         ("deepspeed --include localhost:0 x.py", ""),
         ("torchrun --nproc-per-node=8", "is given no script"),
