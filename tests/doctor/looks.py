@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dshealthd.config.config import load
+from dshealthd.config.config import Config, load
+from dshealthd.core.host import Host
+from dshealthd.doctor.check import Check, Result
 from dshealthd.doctor.node import CHECKS
 from dshealthd.doctor.node_context import NodeContext
 from dshealthd.doctor.snapshot_check import SnapshotCheck
 from dshealthd.doctor.status_document import collect
-
-if TYPE_CHECKING:
-    from dshealthd.config.config import Config
-    from dshealthd.core.host import Host
-    from dshealthd.doctor.check import Check, Result
 
 
 def look(

@@ -9,14 +9,13 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from dshealthd.cli import main as cli
 from dshealthd.doctor.node import limits
 from tests.nvml.simulator import Simulator
-
-if TYPE_CHECKING:
-    import pytest
 
 FIXTURES = Path(__file__).parents[1] / "collectors" / "fixtures"
 OF_THIS_MACHINE = (

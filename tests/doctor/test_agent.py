@@ -9,10 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import bcrypt
 
+from dshealthd.doctor.check import Result
+from dshealthd.doctor.snapshot_check import SnapshotCheck
 from dshealthd.doctor.status_document import status_document
 from dshealthd.http.client import Access
 from tests.agents import RunningAgent, end, first_line, launch, running
@@ -20,13 +23,6 @@ from tests.command_line import dshealthd
 from tests.doctor.looks import look, named, results
 from tests.doctor.machine import OF_THIS_MACHINE, Answer, Machine
 from tests.web.certificates import authority, certificate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from dshealthd.doctor.check import Result
-    from dshealthd.doctor.snapshot_check import SnapshotCheck
 
 CONFIG = '[collectors.gpu]\ninterval = "200ms"\n[collectors.ecc]\ninterval = "200ms"\n'
 

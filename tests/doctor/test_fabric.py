@@ -9,21 +9,17 @@ import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from bench.processes import free_port
 from dshealthd.core.host import Host
 from dshealthd.doctor.node import software
 from dshealthd.linux.imex import DAEMON, NODES
 from tests.doctor.looks import look, named, outcomes, results
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import pytest
-
-    from tests.doctor.machine import Machine
+from tests.doctor.machine import Machine
 
 
 def test_imex(make_machine: Callable[..., Machine], tmp_path: Path) -> None:

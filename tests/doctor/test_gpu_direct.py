@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import shutil
 import struct
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.doctor.node import gpu_direct
 from dshealthd.doctor.node.gpu_direct import ACS, CONFIG_SIZE, parse_acs
+from dshealthd.doctor.node_context import NodeContext
 from dshealthd.linux.pci import bus
 from tests.doctor.looks import look, named, outcomes, results
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.doctor.node_context import NodeContext
 
 GPU, ADAPTER, SWITCH = "0000:19:00.0", "0000:1a:00.0", "0000:18:01.0"
 CPU = "flags\t\t: fpu sse2 ht\n"

@@ -5,17 +5,13 @@ mended.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from dshealthd.doctor import status_document
 from dshealthd.doctor.status_document import DEADLINE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.doctor.machine import Machine
+from tests.doctor.machine import Machine
 
 
 def test_each_fault_is_found_and_passes_once_mended(make_machine: Callable[..., Machine]) -> None:

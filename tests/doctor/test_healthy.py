@@ -6,16 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
-from tests.doctor.machine import OF_THIS_MACHINE, Answer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.doctor.machine import Machine
+from tests.doctor.machine import OF_THIS_MACHINE, Answer, Machine
 
 
 def h100(machine: Machine) -> None:

@@ -10,30 +10,25 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.core.options import Bytes
 from dshealthd.doctor import path_check as path_checks
+from dshealthd.doctor.check import Result
 from dshealthd.doctor.node import kernel, limits
 from dshealthd.doctor.node.limits import LAUNCHERS
+from dshealthd.doctor.node_context import NodeContext
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.path_check import path_check
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.linux import forked
 from tests import frozen
 from tests.doctor.looks import look, named, outcomes, results
-from tests.doctor.machine import FIXTURES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
-
-    from dshealthd.doctor.check import Result
-    from dshealthd.doctor.node_context import NodeContext
-    from tests.doctor.machine import Machine
+from tests.doctor.machine import FIXTURES, Machine
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import math
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,9 +20,6 @@ from dshealthd.doctor.report import NodeReport
 from dshealthd.doctor.several_nodes import compare
 from dshealthd.doctor.ssh import HostsError, ask, names
 from tests.doctor.job.sshd import sshd
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 GOOD, DEAD, HUNG = "127.0.0.1", "127.0.0.13", "127.0.0.14"
 ROOT = Path(cli.__file__).parents[2]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from dshealthd.cli import main as cli
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 def test_job_and_node_in_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from dshealthd.core.host import Host
+from dshealthd.doctor.check import Result
 from dshealthd.doctor.node import host_name, infiniband
 from tests.doctor.looks import apply, look, named, outcomes, results
-from tests.doctor.test_snapshot_checks import seen
+from tests.doctor.machine import Machine
+from tests.doctor.test_snapshot_checks import Scene, seen
 from tests.netns import leave_time_wait, listener, network_namespace, ss
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dshealthd.doctor.check import Result
-    from tests.doctor.machine import Machine
-    from tests.doctor.test_snapshot_checks import Scene
 
 PORT = 29501
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from dshealthd.doctor.check import Check, Result
 from dshealthd.doctor.examination import examine
 from dshealthd.findings.finding import State
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def check(name: str, run: Callable[[Any], Any], deadline: float = 60.0) -> Check[None]:

@@ -6,21 +6,17 @@ import contextlib
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from dshealthd.core.host import Host
+from dshealthd.doctor.check import Check, Result
+from dshealthd.doctor.node_context import NodeContext
+from dshealthd.doctor.snapshot_check import SnapshotCheck
 from tests.doctor.looks import look, named, results
+from tests.doctor.machine import Machine
 from tests.doctor.test_snapshot_checks import seen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dshealthd.doctor.check import Check, Result
-    from dshealthd.doctor.node_context import NodeContext
-    from dshealthd.doctor.snapshot_check import SnapshotCheck
-    from tests.doctor.machine import Machine
 
 JOB = "987654"
 RANK = {

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import pytest
 
+from dshealthd.core.collector import Sample
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.result import Result as Collected
 from dshealthd.core.snapshot import Snapshot
+from dshealthd.doctor.node_context import NodeContext
+from dshealthd.doctor.snapshot_check import SnapshotCheck
 from dshealthd.findings.judgement import judge, series_of
 from dshealthd.findings.judgement import seen as all_signs
 from dshealthd.findings.past import Past
@@ -19,13 +22,6 @@ from dshealthd.web.status import document
 from generate import reference
 from tests.doctor.looks import look, named, outcomes, results
 from tests.status_documents import finding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dshealthd.core.collector import Sample
-    from dshealthd.doctor.node_context import NodeContext
-    from dshealthd.doctor.snapshot_check import SnapshotCheck
 
 METRICS = reference.all_metrics()
 NODE, JOB, WALL = "node-17", "slurm-7", 1_800_000_000.0

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dshealthd.doctor.node import software
+from dshealthd.doctor.node_context import NodeContext
 from tests.doctor.looks import look, outcomes, results
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.doctor.node_context import NodeContext
 
 
 def installed(prefix: Path, *distributions: str, torch: str, cuda: str = "") -> None:

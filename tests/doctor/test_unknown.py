@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
+from dshealthd.doctor.snapshot_check import SnapshotCheck
 from tests.doctor.looks import named, results
-from tests.doctor.test_snapshot_checks import seen
-
-if TYPE_CHECKING:
-    from dshealthd.doctor.snapshot_check import SnapshotCheck
-    from tests.doctor.test_snapshot_checks import Scene
+from tests.doctor.test_snapshot_checks import Scene, seen
 
 GPU = ("gpu_up", 1, "3", "GPU-d")
 PORTS = ("rendezvous_ports", 101)

@@ -8,19 +8,16 @@ import os
 import shlex
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from dshealthd.doctor.check import Result
 from dshealthd.doctor.job.arguments import parse
 from dshealthd.doctor.job.checks import CHECKS
 from dshealthd.doctor.job.context import JobContext, add_arguments, context
 from dshealthd.doctor.job.sources import deepspeed_config, inspection
 from dshealthd.doctor.job.sources.source import Source
 from dshealthd.findings.finding import State
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from dshealthd.doctor.check import Result
 
 OK, WARNING, UNKNOWN, CRITICAL = State
 NAME = "ds_config.json"

@@ -6,18 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from bench.processes import free_port
+from dshealthd.doctor.job.context import JobContext
 from tests.doctor.job.asking import CRITICAL, OK, asked, outcomes, results, texts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dshealthd.doctor.job.context import JobContext
 
 pytestmark = pytest.mark.timeout(600)
 TAG = "global_step1"

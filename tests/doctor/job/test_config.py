@@ -12,14 +12,16 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from dshealthd.doctor.job import config
 from dshealthd.doctor.job.context import JobContext
 from dshealthd.doctor.job.sources import deepspeed_config, inspection
+from dshealthd.doctor.job.sources.inspection import Inspection
 from dshealthd.doctor.job.sources.source import Source
+from dshealthd.findings.finding import State
 from tests.doctor.job.asking import (
     CRITICAL,
     NAME,
@@ -36,10 +38,6 @@ from tests.doctor.job.asking import (
 )
 from tests.doctor.looks import apply
 from tests.lab.station import start_time
-
-if TYPE_CHECKING:
-    from dshealthd.doctor.job.sources.inspection import Inspection
-    from dshealthd.findings.finding import State
 
 # Its import here would take seconds, and in each worker of the tests.
 if importlib.util.find_spec("deepspeed") is None:

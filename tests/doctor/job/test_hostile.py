@@ -8,9 +8,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,9 +20,6 @@ from dshealthd.doctor.job.sources.inspection import Inspection
 from dshealthd.doctor.job.sources.source import Source, read_all
 from dshealthd.findings.finding import State
 from tests.doctor.job.asking import CRITICAL, UNKNOWN, asked, outcomes, results, texts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SOON = 30.0
 """Seconds; a bound for a loaded machine. What is tested takes less than one."""

@@ -6,12 +6,15 @@ import os
 import re
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dshealthd.doctor.job.checks import applicable
 from dshealthd.doctor.job.context import JobContext
+from dshealthd.findings.finding import State
 from tests.doctor.job.asking import (
     CRITICAL,
     OK,
@@ -26,12 +29,6 @@ from tests.doctor.job.asking import (
 from tests.doctor.job.sshd import WITHOUT_KEY, sshd
 from tests.doctor.looks import apply
 from tests.netns import network_namespace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from dshealthd.findings.finding import State
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,15 @@ import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dshealthd.doctor.job.sources import launcher_command, slurm_script
 from dshealthd.doctor.job.sources.launcher_command import FLAGS
 from dshealthd.doctor.job.sources.layout import layout
+from dshealthd.findings.finding import State
 from dshealthd.probe.members.membership import parse_hostfile
 from tests.doctor.job.asking import (
     CRITICAL,
@@ -25,11 +27,6 @@ from tests.doctor.job.asking import (
     outcomes,
     results,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.findings.finding import State
 
 POOL = {"a": 4, "b": 4, "c": 8}
 FILTERS: list[dict[str, Any]] = [

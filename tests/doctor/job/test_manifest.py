@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from dshealthd.doctor.job.context import JobContext
+from dshealthd.findings.finding import State
 from tests.doctor.job.asking import CRITICAL, OK, UNKNOWN, WARNING, asked, results
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.doctor.job.context import JobContext
-    from dshealthd.findings.finding import State
 
 POD = """
 spec:

@@ -8,20 +8,16 @@ import dataclasses
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from bench.processes import free_port
 from dshealthd.core.host import Host, read
+from dshealthd.doctor.check import Result
+from dshealthd.doctor.job.context import JobContext
+from dshealthd.findings.finding import State
 from tests.doctor.job.asking import CRITICAL, OK, WARNING, asked, outcomes, results, texts
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.doctor.check import Result
-    from dshealthd.doctor.job.context import JobContext
-    from dshealthd.findings.finding import State
 
 
 def port_job(port: int | str) -> JobContext:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dshealthd.core.host import Host
+from dshealthd.doctor.check import Result
 from dshealthd.doctor.job.context import JobContext
 from dshealthd.doctor.job.sources.source import Source
+from dshealthd.findings.finding import State
 from tests.doctor.job.asking import (
     CRITICAL,
     OK,
@@ -20,12 +23,6 @@ from tests.doctor.job.asking import (
     outcomes,
     results,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dshealthd.doctor.check import Result
-    from dshealthd.findings.finding import State
 
 
 def job(*variables: str, host: Host | None = None, nodes: int = 1) -> JobContext:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from dshealthd.doctor.job.sources import shell
 from dshealthd.findings.finding import State
 from tests.doctor.job.asking import asked, results
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RECORDER = """#!{python}
 import json, os, sys
