@@ -28,6 +28,11 @@ RANK = gauge(
     "1 for each rank of a training job with a compute process on the GPU; at most 64 per node.",
     *("training_job", "rank", "gpu", "uuid"),
 )
+UNKNOWN = gauge(
+    "dshealthd_gpu_compute_processes_unknown",
+    "Compute processes on this node's GPUs whose environment cannot be read, so that they may or "
+    "may not belong to a training job.",
+)
 
 
 class GpuProcesses(GpuCollector):
@@ -42,7 +47,8 @@ class GpuProcesses(GpuCollector):
         """Yield the compute processes on the GPUs, and the ranks that they belong to."""
         self._pids.clear()
         yield from super().collect()
-        ranks = self._ranks.of(pid for pids in self._pids.values() for pid in pids)
+        ranks, unknown = self._ranks.of(pid for pids in self._pids.values() for pid in pids)
+        yield UNKNOWN(unknown)
         found = {
             (ranks[pid], labels)
             for labels, pids in self._pids.items()

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from dshealthd.core import documents
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
+MOST_NAMED = 3
+"""Most problems or ranks that a finding names."""
 _LONG = ((172800, 86400, "d"), (7200, 3600, "h"), (120, 60, "min"))
 """Units: seconds from which each is used, its length in seconds, its name.
 
@@ -32,6 +34,13 @@ def duration(seconds: float) -> str:
         if seconds >= least:
             return f"{seconds / unit:.0f} {name}"
     return f"{seconds:.3g} s"
+
+
+def several(texts: Collection[str]) -> str:
+    """Return a few texts in order, and how many more there are."""
+    named = sorted(texts)
+    more = [f"and {len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
+    return ", ".join([*named[:MOST_NAMED], *more])
 
 
 def exclusion(nodes: Sequence[str]) -> dict[str, list[str] | str]:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import schema
 from dshealthd.core.collector import gauge
+from dshealthd.core.text import several
 from dshealthd.findings import launches
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.series import by
-from dshealthd.findings.settings import several
 from dshealthd.findings.stalls import judged_by_heartbeats, of_processes, waiting_gpus
 from dshealthd.findings.work import work
 from dshealthd.jobs.hangs.judge import NOTICE, UNEXPLAINED

@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
+from dshealthd.core.text import MOST_NAMED
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
 from dshealthd.findings.series import by, over, short_name
@@ -39,8 +40,6 @@ AT_ONCE = 1.0
 """Seconds within which the order of ends says little: a rank whose peer is killed fails within
 milliseconds, and an agent without a CPU notices either end late.
 """
-MOST_NAMED = 3
-"""Most ranks that a finding names."""
 ENDS = {
     "failed": "ended with an error",
     "killed": "was killed (SIGKILL)",

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.core.text import plural
-from dshealthd.findings.settings import several
+from dshealthd.core.text import plural, several
 from dshealthd.jobs.hangs.silence import FLOOR
 from dshealthd.jobs.own_work import LOSS
 

@@ -7,6 +7,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from dshealthd.core.text import MOST_NAMED, several
 from dshealthd.findings.fabric import fabric_up
 from dshealthd.findings.finding import Sign
 from dshealthd.jobs.ras.policy import AskReason, decide
@@ -55,8 +56,6 @@ RELEASES = (
 )
 """Releases of NCCL with a defect, the release of PyTorch and the architecture with which it shows
 (empty: any), and it."""
-MOST_NAMED = 3
-"""Most problems or ranks that a finding names."""
 
 
 def variables(series: Series, _wall: float) -> Iterator[Sign]:
@@ -79,13 +78,6 @@ def _of_job(
 ) -> Sign:
     """Return the sign that a job on this node has these problems."""
     return Sign(alert, several(problems), job=job, value=value, source=source)
-
-
-def several(texts: Collection[str]) -> str:
-    """Return a few texts in order, and how many more there are."""
-    named = sorted(texts)
-    more = [f"and {len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
-    return ", ".join([*named[:MOST_NAMED], *more])
 
 
 def _wrong(labels: Mapping[str, str]) -> str:

@@ -6,10 +6,11 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
+from dshealthd.core.text import several
 from dshealthd.findings import launches
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.series import by
-from dshealthd.findings.settings import likely, several
+from dshealthd.findings.settings import likely
 from dshealthd.findings.work import work
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
 

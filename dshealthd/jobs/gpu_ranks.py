@@ -36,10 +36,11 @@ class GpuRanks:
         self._context = context
         self._known: dict[tuple[int, int], TrainingProcess | None] = {}
 
-    def of(self, pids: Iterable[int]) -> dict[int, tuple[str, int]]:
-        """Return job and rank of these processes by pid, as far as they can be identified."""
+    def of(self, pids: Iterable[int]) -> tuple[dict[int, tuple[str, int]], int]:
+        """Return job and rank of these processes by pid, and the number of unidentified ones."""
         found: list[TrainingProcess] = []
         known: dict[tuple[int, int], TrainingProcess | None] = {}
+        unknown = 0
         for pid in sorted(set(pids)):
             try:
                 stat = parse_stat(read_bytes(self._context.host.proc(f"{pid}/stat"), 4096))
@@ -48,17 +49,21 @@ class GpuRanks:
                     stat.state == UNINTERRUPTIBLE
                     or self._context.entering(f"process {pid}") is not None
                 ):
-                    continue  # reading its environment may hang
+                    unknown += 1  # reading its environment may hang
+                    continue
                 process = known[key] = (
                     self._known[key] if key in self._known else self._look(pid, stat)
                 )
-            except (OSError, ValueError, ArithmeticError):  # it has ended, or may not be read
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended
+            except (OSError, ValueError, ArithmeticError):
+                unknown += 1
                 continue
             if process is not None:
                 found.append(process)
         self._known = known
         owned = with_owners(found)
-        return {process.pid: (process.job, process.launch.rank) for process in owned}
+        return {process.pid: (process.job, process.launch.rank) for process in owned}, unknown
 
     def _look(self, pid: int, stat: Stat) -> TrainingProcess | None:
         host = self._context.host

@@ -41,18 +41,20 @@ def test_ranks_of_jobs(tmp_path: Path) -> None:
     assert seen.values("job_gpu_info") == {
         ("slurm-77", "5", gpu, node.uuid(int(gpu))): 1 for gpu in ("0", "2")
     }
+    assert seen.value("gpu_compute_processes_unknown") == 0
     assert again.values("job_gpu_info") == seen.values("job_gpu_info")
     assert not [part for part in again.approached if f"process {rank.pid}" in part], (
         "an environment is read once"
     )
     assert after.values("job_gpu_info") == {}
+    assert after.value("gpu_compute_processes_unknown") == 0
 
 
 def test_process_that_hangs(tmp_path: Path) -> None:
-    """A process that hung when it was looked at is left out."""
+    """A process that hung when it was looked at is left out and counted."""
     with Node(tmp_path, gpus=1) as node:
         node.simulator.set(0, "processes", f"{os.getpid()}:1048576")
         seen = node.collect("gpu_processes", blocked={f"process {os.getpid()}": Reason.STUCK})
     assert seen.value("gpu_compute_processes") == 1
-    assert seen.values("job_gpu_info") == {}
+    assert seen.value("gpu_compute_processes_unknown") == 1
     assert seen.results["gpu_processes"].faults == ()
