@@ -68,6 +68,11 @@ class Case:
             self._coverage = Coverage(self.found, self.year)
         return self._coverage
 
+    def is_over(self, event: Event) -> bool:
+        """Return whether the job went on, or ended well, after something failed."""
+        facts = self.found.sources[event.origin.source]
+        return facts.progress - event.progress >= self.enough or event.last_order < facts.finished
+
     def later(self, event: Event, other: Event) -> float | None:
         """Return by how many seconds one event is later than another at least; 0 is a tie.
 
@@ -274,7 +279,6 @@ def _sort(case: Case) -> None:
     found = case.found
     for event in found.events:
         facts = found.sources[event.origin.source]
-        later = facts.progress - event.progress
         if event.role == "loss":
             is_few = event.count < load().by_id(event.pattern).least
             is_over = is_few or event.last_order < facts.finite
@@ -284,8 +288,7 @@ def _sort(case: Case) -> None:
         ):
             case.consequences.append(event)
         elif event.role == "cause":
-            is_over = later >= case.enough or event.last_order < facts.finished
-            if is_over and event.pattern != "child-failed/signal":
+            if case.is_over(event) and event.pattern != "child-failed/signal":
                 case.recovered.append(event)
                 continue
             case.causes.append(event)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
-from dshealthd.explain import order
+from dshealthd.explain import order, remarks
 from dshealthd.explain.accusation import ON_ALL, accused, left_silently
 from dshealthd.explain.case import MISMATCH, prepare
 from dshealthd.explain.coverage import ABORTED, TERMINATED
@@ -35,6 +36,8 @@ AND_AFTER = "what these logs say after the last of these lines, or the logs of a
 
 _NOTICED = re.compile(r"watchdog at work|Timeout at NCCL work")
 """Words of a watchdog that saw a collective fail; it also prints its state now and then."""
+_OF_LOST_PEERS = {f"nccl-remote-error/{name}" for name in ("nccl", "gloo", "store")}
+"""Reports that a peer is gone: how it ended, or what cut it off, only its own log can say."""
 _OF_NO_RANK = {"symmetric", "mismatch"}
 """Kinds of verdicts that have a first step although they name no culprit."""
 _OF_THE_JOB = {"host-memory-pressure"}
@@ -164,6 +167,7 @@ def decide(found: Recognized, *, year: int) -> Finding:
         gpu = int(beside["gpu"])
     is_symmetric = not ranks and any(verdict.kind == "symmetric" for verdict in verdicts)
     is_end = root.layer == "launcher" and _wraps(root) and not root.is_crash
+    is_end |= root.pattern in _OF_LOST_PEERS and not ranks
     return Finding(
         outcome="undecided" if is_end else "found",
         slug=slug,
@@ -213,6 +217,11 @@ def _adopt(root: Event, case: Case) -> None:
     Not by what else the logs say of hosts: ranks need not follow one another on a host (Slurm
     distributes them cyclically, too), and a host whose lines are here need not be the cause's.
     """
+    if root.layer == "hardware" and root.host is None and remarks.is_kernel(root.place.quote):
+        # A kernel's log is of one machine, which the file may have its name from.
+        stem = PurePath(case.found.sources[root.origin.source].name).name.partition(".")[0]
+        hosts = {event.origin.host for event in case.found.events}
+        root.host = stem if stem in hosts else None
     ends = [
         event
         for event in (*case.causes, *case.consequences)
@@ -346,7 +355,7 @@ def _where(event: Event) -> str:
 
 def _without_cause(case: Case) -> Finding:
     """Return the answer if only consequences, or nothing, were found."""
-    ended = [event for event in case.consequences if "exit" in event.fields]
+    ended = [one for one in case.consequences if "exit" in one.fields and not case.is_over(one)]
     if ended:
         ended.sort(key=lambda event: (event.pattern != "child-failed/signal", event.time or 0.0))
         code = int(ended[0].fields["exit"])
@@ -415,8 +424,6 @@ def _is_telling(event: Event, case: Case) -> bool:
     """Return whether a consequence shows that something failed: not at the end of a good run."""
     facts = case.found.sources[event.origin.source]
     is_hint = event.weak or event.layer == "program"
-    if facts.finished > event.last_order or (
-        is_hint and (facts.finished or facts.alive > event.last_order)
-    ):
+    if case.is_over(event) or (is_hint and (facts.finished or facts.alive > event.last_order)):
         return False
     return not event.pattern.endswith(("/ended-by-launcher", "/exit"))

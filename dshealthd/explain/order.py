@@ -77,7 +77,9 @@ def place(event: Event, first: float | None, case: Case) -> int:
 
 def key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
     """Return the sort key of a candidate cause: the smallest is the cause."""
-    where, weak = place(event, first, case), event.weak
+    # Who sends a signal has a reason.
+    is_signal = event.layer == "scheduler" and event.signal > 0
+    where, weak = place(event, first, case), event.weak or is_signal
     is_program = where == _LAYERS["program"]
     return (
         where, weak and not is_program, not event.first,

@@ -338,9 +338,9 @@ class Reader:
     def _state(self, line: Line, text: str, kind: Kind, place: Place) -> None:
         """Keep what a line says of a failure, or count it as healthy."""
         facts = self._facts
-        if facts.statements.follow(text, place):
-            return
         remark = remarks.read(text, kind.level)
+        if facts.statements.follow(text, place, remark.weight if remark else remarks.DEALT):
+            return
         if remark is None:
             facts.calm += kind.level == "calm"
             return

@@ -166,6 +166,8 @@ _WRAPS = re.compile(
     r"|(?:error|exception) (?:has )?"
     r"(?:occurred|was raised|in (?:the )?\w+ ?(?:thread|process|loop))"
     r"|\b(?:internal|unknown|unexpected|inner) (?:error|failure)\b|unexpectedly|terminate called"
+    # That the attempts are used up.
+    r"|(?:reach|exceed)(?:ed|es|ing)? [^.:]{0,40}\b(?:back-?off|restarts)\b"
     # What a process notices of another.
     r"|\bpeers?\b|\bremote\b|heartbeat|broken pipe"
     r"|connection (?:to \S{1,60} )?(?:was )?(?:reset|closed|aborted)"
@@ -175,9 +177,12 @@ _WRAPS = re.compile(
 """What speaks of another process, or of a failure as such."""
 _INNER = re.compile(
     r"(?:[Cc]aused by|[Dd]ue to|[Bb]ecause(?: of)?|[Rr]eason|[Ll]ast error|desc(?:ription)?"
-    r"|[Mm]essage|err(?:or)?msg|msg)['\"]?\s*[:=]\s*['\"]?(?=[^\s,'\"]{2,})"
+    r"|[Mm]essage|err(?:or)?msg|msg|(?<=\")err(?:or)?(?=\"))['\"]?\s*[:=]\s*['\"]?"
+    r"(?=[^\s,'\"]{2,})"
 )
-"""What a wrapper puts before its content."""
+"""What a wrapper puts before its content; in JSON, Go's loggers (zap) have it as an error."""
+_FIELD = re.compile(r"[A-Z][\w -]{0,60}: {2,}\S")
+"""A field and its value, as `kubectl describe` pads them: settings and states, no content."""
 _FAILED = re.compile(r"\b(?:failed|failure): (?=\S+ \S+ \S)")
 """Such words, whose content may be of another process, too."""
 _GENERIC = frozenset(
@@ -341,7 +346,7 @@ def read(text: str, level: str) -> Remark | None:
         is_hollow(text)
         or text.endswith(":")
         or (event is None and ended(text) is not None)
-        or (inner is None and _WRAPS.search(text) is not None)
+        or (inner is None and (_WRAPS.search(text) or _FIELD.match(text)) is not None)
     )
     return Remark(weight, " ".join(text.split())[:MAX_CONTENT], wraps)
 
@@ -392,10 +397,15 @@ class Statements:
         self._kept[template] = kept = Statement(remark, event, calm, calm)
         self._open = kept if remark.content.endswith(":") else None
 
-    def follow(self, text: str, place: Place) -> bool:
-        """Give the next line of the file; return whether it is what a remark announced."""
+    def follow(self, text: str, place: Place, weight: int = DEALT) -> bool:
+        """Give the next line of the file; return whether it is what a remark announced.
+
+        A line whose own `weight` is greater is a remark of its own.
+        """
         opened, self._open = self._open, None
-        if opened is None or " " not in (text := text.strip()) or text[-1] == ":":
+        if opened is None or weight > opened.remark.weight or _FIELD.match(text := text.strip()):
+            return False
+        if " " not in text or text[-1] == ":":
             return False
         content = f"{opened.remark.content} {text}"[:MAX_CONTENT]
         opened.remark = Remark(opened.remark.weight, content, wraps=False)

@@ -157,6 +157,48 @@ def test_a_signal_does_not_explain_what_stands_before_it(signal: str) -> None:
     assert explained("step 1 | loss 2.1", told, UNKNOWN, ENDS).slug == "job-ended"
 
 
+def test_a_signal_has_the_reason_of_the_scheduler_that_sent_it() -> None:
+    """Whichever has a time; a cancellation without a reason says no more than the signal."""
+    told = "[2026-01-05 10:00:09,811] Received Signals.SIGTERM death signal, shutting down workers"
+    assert explained(CANCELED, told).statement.endswith("it reached its time limit")
+    assert explained(told, CANCELED).statement.endswith("it reached its time limit")
+    bare = CANCELED.replace(" DUE TO TIME LIMIT", "")
+    assert explained(told, bare).statement.endswith("SIGTERM")
+
+
+GONE = (
+    "n-1:7:9 [0] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer n-2"
+)
+FLUSHED = "n-1:7:9 [0] NCCL WARN NET/IB : Got completion from peer n-2<4> with error 12, opcode 0"
+
+
+def test_a_peer_that_is_gone_is_no_cause() -> None:
+    """Why it ended is in its own log; a transfer that failed is a fault of its own."""
+    gone = explained("step 1 | loss 2.1", GONE)
+    assert (gone.outcome, gone.slug, gone.sureness) == ("undecided", "nccl-remote-error", "")
+    assert gone.missing
+    assert explained("step 1 | loss 2.1", FLUSHED).outcome == "found"
+    assert explained(OOM, GONE).outcome == "found"
+
+
+HEALTH = "[198542.853543] mlx5_core 0000:5e:00.0: device's health compromised - reached miss count"
+
+
+@pytest.mark.parametrize(("name", "excluded"), [("n-2", ("n-2",)), ("n-3", ())])
+def test_a_kernels_log_is_of_the_host_that_its_file_is_named_after(
+    name: str, excluded: tuple[str, ...]
+) -> None:
+    """If the logs know such a host; its adapter's firmware explains its peers' errors."""
+    other = FLUSHED.replace("n-1", "n-2").replace("peer n-2", "peer n-1")
+    finding = explained_files(
+        {"job.out": [FLUSHED, other, LOST], f"/var/log/{name}.dmesg": [HEALTH]}
+    )
+    assert (finding.slug, finding.excluded) == ("bad-link", excluded)
+    recovered = HEALTH.replace("device's health compromised", "Port module event: module 0")
+    finding = explained_files({"job.out": [FLUSHED, LOST], f"{name}.dmesg": [recovered]})
+    assert finding.slug == "nccl-remote-error"
+
+
 EVENT = "4m  Warning  SpotInterrupted  node/ip-77.internal  Spot interruption warning for i-0b92"
 
 

@@ -101,6 +101,41 @@ def test_a_line_that_announces_its_reason_has_it_on_the_next(first: str) -> None
     assert "no spindle of size 7" in explained(*STEPS, first, "no spindle of size 7").statement
 
 
+def test_a_line_of_failure_is_not_what_the_line_before_it_announces() -> None:
+    """It is a remark of its own; a line without words of failure is what was announced."""
+    log, end = "spank: error: container log file:", "spank: error: couldn't start container"
+    inner = "spank: error: switchroot: failed to execute: /bin/zsh: No such file"
+    assert explained(log, inner, end).statement == "failed to execute: /bin/zsh: No such file"
+    assert explained(log, "switchroot: spindle 7 is gone now").statement.endswith("is gone now")
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome"),
+    [
+        ([("  Warning  BackoffLimitExceeded  58s  job-controller  Job has reached the specified "
+           "backoff limit")], "undecided"),
+        (["  Warning  FailedMount  58s  kubelet  no volume has reached the node"], "found"),
+        (["Failure Policy:", "  Max Restarts:  3", "Exit Code:    1"], "undecided"),
+        (["Terminal State:    Failed", "Exit Code:    1"], "undecided"),
+        (["Terminal fault: the lease of shard 7 failed", "Exit Code:    1"], "found"),
+    ],
+)  # fmt: skip
+def test_spent_attempts_settings_and_states_are_no_cause(lines: list[str], outcome: str) -> None:
+    """What `kubectl describe` has of a job that failed: only its pods' logs say why."""
+    assert explained(*lines).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("field", "outcome"), [("error", "found"), ("note", "undecided"), ("errors", "undecided")]
+)
+def test_the_error_of_a_structured_line_is_its_content(field: str, outcome: str) -> None:
+    """Go's loggers put it after the message, which only says what was attempted."""
+    line = f'ERROR creating jobs {{"{field}": "job a-0 creation failed with error: no limit"}}'
+    finding = explained(*[line] * 3)
+    assert finding.outcome == outcome
+    assert outcome == "undecided" or finding.statement.startswith("job a-0")
+
+
 def test_a_launchers_report_alone_stays_what_it_is() -> None:
     """Where nothing else is said, the task's end is the answer."""
     finding = explained(*STEPS, "srun: error: n-2: task 1: Exited with exit code 1")
@@ -307,6 +342,18 @@ def test_who_ended_is_said_although_nothing_says_why(lines: list[str], outcome: 
     finding = explained(*lines)
     assert finding.outcome == outcome
     assert finding.proof
+
+
+def test_an_exit_that_the_job_went_on_after_is_over() -> None:
+    """As torchrun restarts the ranks; without their steps or a good end nobody knows."""
+    ended = (
+        "E0213 12:07:20.086000 87 torch/distributed/elastic/multiprocessing/api.py:869] failed "
+        "(exitcode: 1) local_rank: 3 (pid: 876) of binary: /venv/bin/python3.11"
+    )
+    assert explained(ended, "training finished").outcome == "nothing"
+    assert explained(ended, *STEPS[:10]).outcome == "nothing"
+    assert explained(ended, *STEPS[:9]).outcome == "undecided"
+    assert explained("training finished", ended).outcome == "undecided"
 
 
 @pytest.mark.parametrize(
