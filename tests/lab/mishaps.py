@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import resource
 import time
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:  # the demonstration runs without torch
+    from torch import Tensor
 
 DIRECTORY = "MISHAPS"
 """The variable that names the directory of these files."""

@@ -95,6 +95,8 @@ class ActiveRound:
     """Whether this node leads it and awaits the member's answer to its invitation."""
     successor: ActiveRound | None = None
     """The round under the other member that replaces it, as both have begun one."""
+    succeeded: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once there is one."""
 
     @property
     def peer(self) -> str:

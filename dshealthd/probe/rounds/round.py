@@ -111,6 +111,7 @@ class Rounds:
         active.report = PeerReport.of(body["report"])
         if current is not None:
             current.successor, self._current = active, None
+            current.succeeded.set()
         if plan.kind is Kind.LIGHT or objection:
             self._spawn(self._follow(active, member.await_light), plan)
             if objection:

@@ -9,9 +9,10 @@ import asyncio
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -204,6 +205,52 @@ async def test_extra_round_crosses_a_scheduled_one(tmp_path: Path, extra: int) -
             assert (observation.epoch, observation.outcome) == (epoch, Outcome.OK)
             one.reports.clear()
             two.reports.clear()
+
+
+async def test_invitations_that_cross(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is refused by a member that has begun the same round waits for it, and joins."""
+    async with company(tmp_path, 2) as companions:
+        first, second = sorted(
+            companions, key=lambda one: root_order(NAMES[:2], EPOCH).index(one.name)
+        )
+        calls = {one.name: one.client.call for one in companions}
+        refused = asyncio.Event()
+        declined: list[tuple[str, str]] = []
+
+        async def slowly(
+            peer: str, method: str, body: Mapping[str, Any], deadline: float
+        ) -> dict[str, Any]:
+            if method == "invite":
+                await refused.wait()
+            return await calls[first.name](peer, method, body, deadline)
+
+        async def early(
+            peer: str, method: str, body: Mapping[str, Any], deadline: float
+        ) -> dict[str, Any]:
+            try:
+                return await calls[second.name](peer, method, body, deadline)
+            except PeerError as error:
+                declined.append((method, error.reason))
+                raise
+            finally:
+                refused.set()
+
+        first.client.call = slowly  # type: ignore[method-assign]
+        second.client.call = early  # type: ignore[method-assign]
+        monkeypatch.setattr(leader, "CROSSING", PATIENT)
+        leading = [
+            one.rounds.lead(one.plan(other.name))
+            for one, other in ((first, second), (second, first))
+        ]
+        reports = await asyncio.gather(*leading)
+        assert declined == [("invite", "already_testing")]
+        assert [
+            report is not None and (report.led, report.observation.outcome) for report in reports
+        ] == [
+            (True, Outcome.OK),
+            (False, Outcome.OK),
+        ]
+        assert same([first, second]).members[0] == first.name
 
 
 async def test_one_test_at_a_time(tmp_path: Path) -> None:
