@@ -691,3 +691,21 @@ def test_filter_that_the_hostfile_does_not_fit(tmp_path: Path, options: str, wor
     found = results("launcher", asked(launch=f"deepspeed --hostfile {hostfile} {options} x.py"))
     assert [one.outcome for one in found] == [CRITICAL if words else OK]
     assert words in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--include localhost:2,3", "localhost has no slot 2: the job gives it 2"),
+        ("--exclude localhost:2", "localhost has no slot 2: the job gives it 2"),
+        ("--include localhost:0,1", ""),
+        ("--include n1:2,3", ""),  # of a hostfile where the job runs
+        ("--hostfile later --include localhost:2,3", ""),
+    ],
+)
+def test_filter_that_the_job_does_not_fit(tmp_path: Path, options: str, words: str) -> None:
+    """GPUs that are chosen must be among those that Slurm gives, which begin with 0."""
+    file = tmp_path / "job.sh"
+    file.write_text(f"#!/bin/bash\n#SBATCH -N 1 --gres=gpu:a100:2\ndeepspeed {options} x.py\n")
+    found = [one for one in results("launcher", asked(str(file))) if one.outcome is CRITICAL]
+    assert [words in one.text for one in found] == [True] * bool(words)
