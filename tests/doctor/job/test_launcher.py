@@ -670,6 +670,7 @@ def test_ranks_and_gpus(
         ("torchrun --nproc-per-node=4 x.py &\ntorchrun --nproc-per-node=2 y.py & wait", None),
         ("for i in 0 1; do torchrun --nproc-per-node=4 x.py & done; wait", None),
         ("run() {\n torchrun --nproc-per-node=4 x.py\n}\nrun 1 & run 2 & wait", 8),
+        ("function run() {\n torchrun --nproc-per-node=4 x.py\n}\nrun 1 & run 2 & wait", 8),
         ("run() {\n torchrun --nproc-per-node=4 x.py &\n}\nrun 1\nrun 2\nwait", 8),
         ("run() {\n torchrun --nproc-per-node=4 x.py\n}\nrun 1\nrun 2", 4),
         ("run() {\n torchrun --nproc-per-node=4 x.py\n}\nfor i in 1 2; do run & done", None),

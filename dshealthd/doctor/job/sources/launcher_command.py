@@ -200,7 +200,7 @@ def _at_once(
     first = min(alike)
     above = [one for one in commands[:first] if not one.is_conditional][-1:]
     is_inside = commands[first].is_conditional and above and above[0].end.startswith("()")
-    function, runs = above[0].words[0] if is_inside else "", []
+    function, runs = above[0].words[-1] if is_inside else "", []
     for at, one in enumerate(commands[first:], first):
         if one.words == ("wait",) and not one.is_conditional:
             break
