@@ -36,6 +36,13 @@ _DEGREES = re.compile(
 )
 """Arguments of Megatron, NeMo, torchtitan and Accelerate that divide the ranks into parts."""
 _OF_DATA = re.compile("data|_dp_")
+_NVIDIA = re.compile(
+    r"(?:.*:)?(?:nvidia|tesla|titan|[rg]tx|g?[abhklptv]\d)[\w.-]*:\d+", re.IGNORECASE
+)
+"""A request of Slurm for GPUs whose type is NVIDIA's; a container may see AMD's without --rocm."""
+_ASKS = ("gres", "gpus", "gpus-per-node")
+_RUNTIME = re.compile(r"(?:.*/)?(?:apptainer|singularity)")
+_NV = re.compile("(?:APPTAINER|SINGULARITY)_NV(?:CCLI)?")
 _LEAST_MEMORY = 256 << 20
 """Bytes of a process that trains, at least: `import torch` alone has 219 MiB (2.13)."""
 EXCLUSIVE = {
@@ -152,6 +159,7 @@ class Invariant(NamedTuple):
     """For a script; `{nodes}` and `{program}` are those of the start."""
     is_refused: bool = False
     """Whether nothing then starts as it is stated, so that the rest does not matter."""
+    make: Callable[..., Result] = critical
 
 
 def disagreements(start: Start) -> Iterator[Result]:
@@ -161,7 +169,7 @@ def disagreements(start: Start) -> Iterator[Result]:
             program = start.program.program
             remedy = "" if start.name else row.remedy.format(nodes=start.nodes, program=program)
             component = row.component or program
-            yield critical(f"{start.name}{text}", remedy, source=row.source, component=component)
+            yield row.make(f"{start.name}{text}", remedy, source=row.source, component=component)
             if row.is_refused:
                 return
 
@@ -230,12 +238,8 @@ def _same_rank(start: Start) -> str:
 def _world(start: Start) -> str:
     """Return a WORLD_SIZE that is not the number of tasks, which only a launcher overrides."""
     said, ranks = natural(start.variables.get("WORLD_SIZE")), start.layout.ranks
-    if (
-        start.program.program != "python"
-        or not start.has_ranks
-        or not said
-        or ranks in {None, said}
-    ):
+    is_alone = start.program.program == "python" and start.has_ranks
+    if not is_alone or not said or ranks in {None, said}:
         return ""
     return (
         f"WORLD_SIZE={said}, but {plural(ranks or 0, 'rank')} start: the rendezvous waits for the"
@@ -301,8 +305,7 @@ def _no_script(start: Start) -> str:
 
 def _no_host(start: Start) -> str:
     inner = start.find("deepspeed")
-    both = inner is not None and {"include", "exclude"} <= inner.options.keys()
-    problem = refusal(start.pool, inner.options) if inner and start.pool and not both else ""
+    problem = refusal(start.pool, inner.options) if inner and start.pool else ""
     is_known = problem not in {"", "$"}
     return f"deepspeed refuses --include or --exclude, and ends at once: {problem}" * is_known
 
@@ -314,15 +317,11 @@ def _exclusive(start: Start) -> str:
         launcher = {"torchrun": "accelerate", "sbatch": "srun"}.get(program, program)
         for group in EXCLUSIVE.get(launcher, ()):
             names = sorted({*group.split()} & options.keys())
-            both = [f"--{one}" for one in names]
-            if launcher == "deepspeed":
-                both = [f"--{one.replace('-', '_')}" for one in names]
-            if both[1:]:
-                shown = " and ".join(both)
-                if launcher == "accelerate":
-                    shown = shown.replace("--", "").replace("-", "_")
-                who = launcher if launcher == "accelerate" else program
-                return f"{shown} exclude each other: {who} refuses them"
+            if names[1:]:
+                dashes = "" if launcher == "accelerate" else "--"  # keys of its configuration
+                names = names if launcher == "srun" else [one.replace("-", "_") for one in names]
+                shown = " and ".join(dashes + one for one in names)
+                return f"{shown} exclude each other: {program if dashes else launcher} refuses them"
     return ""
 
 
@@ -352,6 +351,20 @@ def _devices(start: Start) -> str:
         return ""
     started = f"srun starts {plural(tasks, 'task')} on each node (--ntasks-per-node)"
     return f"the training wants {plural(wanted, 'process', 'processes')} (devices), but {started}"
+
+
+def _no_driver(start: Start) -> str:
+    """Return a container that gets no driver of the NVIDIA GPUs for which the job asks."""
+    outer = start.find("srun")
+    asked = {**start.requested, **(outer.options if outer else {})}
+    is_nvidia = any(_NVIDIA.fullmatch(asked.get(name, "")) for name in _ASKS)
+    words = [word for one in start.chain for word in one.wrapper]
+    runtime = next((word for word in words if _RUNTIME.fullmatch(word)), "")
+    is_told = any(word.startswith(("--nv", "$")) for word in words)
+    if not runtime or not is_nvidia or is_told or any(map(_NV.fullmatch, start.variables)):
+        return ""
+    who, others = runtime.rpartition("/")[2], "APPTAINER_NV or apptainer.conf"
+    return f"{who} without --nv has no driver in the container, unless {others} says so"
 
 
 def _little_memory(start: Start) -> str:
@@ -395,6 +408,7 @@ INVARIANTS = (
     ),
     Invariant(_devices, "devices", "lightning/fabric/plugins/environments/slurm.py"),
     Invariant(_little_memory, "memory", "sbatch(1), --mem"),
+    Invariant(_no_driver, "--nv", "apptainer-exec(1)", "apptainer exec --nv ...", make=warning),
 )
 """In which a start must agree with itself."""
 
@@ -402,6 +416,9 @@ INVARIANTS = (
 def occupancy(start: Start, place: str) -> Iterator[Result]:
     """Yield processes of a node or pod that have no GPU, and GPUs that have no process."""
     ranks, gpus = start.layout.ranks_per_node, start.gpus
+    for one in start.chain:
+        if ranks and gpus and ranks <= gpus:  # else one alone has too many
+            ranks = one.at_once and min(gpus, ranks * one.at_once)
     if ranks and gpus and ranks != gpus:
         make, effect = warning, "idle GPUs"
         if ranks > gpus:

@@ -23,7 +23,7 @@ from dshealthd.doctor.job.sources import (
 )
 from dshealthd.doctor.job.sources.inspection import Inspection
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
-from dshealthd.doctor.job.sources.layout import Layout, layout
+from dshealthd.doctor.job.sources.layout import Layout, layout, slots
 from dshealthd.doctor.job.sources.manifest import Manifest
 from dshealthd.doctor.job.sources.rendezvous import Rendezvous, rendezvous
 from dshealthd.doctor.job.sources.slurm_script import SlurmScript
@@ -187,7 +187,7 @@ class JobContext:
             gpus=self.gpus_per_node,
             memory=slurm_script.memory(self.slurm_options),
             copies=(nodes or self.layout.nodes or 1) if outer == "srun" else 1,
-            pool={one.name: set(range(one.slots or 0)) for one in self.members},
+            pool=slots(self.deepspeed, self.members, self.gpus_per_node),
         )
 
     @cached_property

@@ -135,17 +135,20 @@ def _loopback(pod: PodTemplate, start: Start, _manifest: Manifest) -> Iterator[s
 
 
 def _not_found(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]:
-    """Yield that the name of the pod where ranks meet is none, or does not resolve."""
+    """Yield that the name of the pod or Service where ranks meet is none, or does not resolve."""
     meeting = rendezvous(pod.command, pod.variables)
     host, _, domain = meeting.address.partition(".")
-    if pod.command is None or not _OF_PODS.fullmatch(host):
-        return
+    is_named = pod.command is not None and bool(_OF_PODS.fullmatch(host))
     shown = f"{meeting.address[:80]} ({meeting.source})"
-    if not pod.has_cluster_names:
+    is_joined = pod.joins_service and sum(one.count for one in manifest.pods) > 1
+    if not pod.has_cluster_names and (is_named or (is_joined and not meeting.address)):
+        shown = shown if is_named else f"the Service at which pods of a {pod.kind} meet"
         yield (
             f"{shown} does not resolve: a pod with hostNetwork resolves names of the cluster only"
             " with dnsPolicy: ClusterFirstWithHostNet"
         )
+    if not is_named:
+        return
     if all(manifest.names) and not any(host.startswith(f"{one}-") for one in manifest.names):
         names = " or ".join(f"{one}-" for one in manifest.names[:4])
         yield f"MASTER_ADDR {shown} is no pod of this manifest, whose names begin with {names}"

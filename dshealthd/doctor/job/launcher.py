@@ -176,8 +176,7 @@ def _seconds(limit: str) -> int | None:
         return None
     numbers = [part or 0 for part in parts]
     has_hours = dash or len(numbers) == len(("hours", "minutes", "seconds"))
-    hours = numbers if has_hours else [0, *numbers]
-    hours = [*hours, 0, 0][:3]
+    hours = [*(numbers if has_hours else [0, *numbers]), 0, 0][:3]
     return (natural(days) or 0) * 86_400 + hours[0] * 3_600 + hours[1] * 60 + hours[2]
 
 
@@ -201,8 +200,7 @@ def _not_passed_on(context: JobContext, script: SlurmScript) -> list[str]:
 
 def _left_behind(context: JobContext) -> Iterator[Result]:
     """Yield variables that `deepspeed` does not pass on to the other nodes."""
-    # nodes
-    if context.deepspeed is None or not context.by_ssh or (context.layout.nodes or 1) < 2:  # noqa: PLR2004
+    if context.deepspeed is None or not context.by_ssh or (context.layout.nodes or 1) == 1:
         return
     taken = context.in_deepspeed_env
     exported = (taken.value if taken else None) or ()  # an unreadable one counts as empty

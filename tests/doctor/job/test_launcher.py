@@ -659,6 +659,66 @@ def test_ranks_and_gpus(
 
 
 @pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("torchrun --nproc-per-node=4 x.py", 4),
+        ("srun torchrun --nproc-per-node=4 x.py & wait", 4),
+        ("torchrun --nproc-per-node=4 x.py &\ntorchrun --nproc-per-node=4 y.py & wait", 8),
+        ("torchrun --nproc-per-node=3 x.py &\ntorchrun --nproc-per-node=3 y.py & wait", 6),
+        ("torchrun --nproc-per-node=4 x.py &\nwait\ntorchrun --nproc-per-node=4 y.py", 4),
+        ("torchrun --nproc-per-node=4 x.py\ntorchrun --nproc-per-node=4 y.py", 4),
+        ("torchrun --nproc-per-node=4 x.py &\ntorchrun --nproc-per-node=2 y.py & wait", None),
+        ("for i in 0 1; do torchrun --nproc-per-node=4 x.py & done; wait", None),
+        ("run() {\n torchrun --nproc-per-node=4 x.py\n}\nrun 1 & run 2 & wait", 8),
+        ("function run() {\n torchrun --nproc-per-node=4 x.py\n}\nrun 1 & run 2 & wait", 8),
+        ("run() {\n torchrun --nproc-per-node=4 x.py &\n}\nrun 1\nrun 2\nwait", 8),
+        ("run() {\n torchrun --nproc-per-node=4 x.py\n}\nrun 1\nrun 2", 4),
+        ("run() {\n torchrun --nproc-per-node=4 x.py\n}\nfor i in 1 2; do run & done", None),
+        ("srun bash -c 'torchrun --nproc-per-node=4 x & torchrun --nproc-per-node=4 y & wait'", 8),
+    ],
+)
+def test_launches_at_once(tmp_path: Path, text: str, count: int | None) -> None:
+    """Launches that run at once on a node share its GPUs; those after each other do not."""
+    file = tmp_path / "job.sh"
+    file.write_text(f"#!/bin/bash\n#SBATCH -N 1 --ntasks=1 --gres=gpu:8\n{text}\n")
+    (found,) = results("ranks-and-gpus", asked(str(file)))
+    if count in {None, 8}:
+        assert found.outcome is OK
+    else:
+        assert f"{count} processes (torchrun) for 8 GPUs: idle" in found.text
+
+
+@pytest.mark.parametrize(
+    ("head", "text", "says"),
+    [
+        (
+            "--gres=gpu:a100:4",
+            "srun apptainer exec --bind /a:/b x.sif bash -c 'torchrun x.py'",
+            1,
+        ),
+        ("--gpus-per-node=H100:4", "srun /opt/bin/singularity exec x.sif python x.py", 1),
+        ("--gres=gpu:a100:4", "srun apptainer exec --nv x.sif torchrun x.py", 0),
+        ("--gres=gpu:a100:4", "srun apptainer exec --nvccli x.sif torchrun x.py", 0),
+        ("--gres=gpu:a100:4", "srun apptainer exec $FLAGS x.sif torchrun x.py", 0),
+        (
+            "--gres=gpu:a100:4",
+            "export APPTAINER_NV=1\nsrun apptainer run x.sif torchrun x.py",
+            0,
+        ),
+        ("--gres=gpu:a100:4", "srun torchrun x.py", 0),
+        ("--gres=gpu:mi250:8", "srun singularity exec x.sif torchrun x.py", 0),
+        ("--gpus-per-node=8", "srun singularity exec x.sif torchrun x.py", 0),
+    ],
+)
+def test_container_without_a_driver(tmp_path: Path, head: str, text: str, says: int) -> None:
+    """Apptainer gives a container the driver of NVIDIA's GPUs only where it is told to."""
+    file = tmp_path / "job.sh"
+    file.write_text(f"#!/bin/bash\n#SBATCH {head}\n{text}\n")
+    found = [one for one in results("launcher", asked(str(file))) if "driver" in one.text]
+    assert [one.outcome for one in found] == [WARNING] * says
+
+
+@pytest.mark.parametrize(
     "port",
     ["$((20000 + RANDOM % 10000))", "$((20000 + $$ % 10000))", "$RANDOM", "$(hostname | cksum)"],
 )
@@ -691,3 +751,21 @@ def test_filter_that_the_hostfile_does_not_fit(tmp_path: Path, options: str, wor
     found = results("launcher", asked(launch=f"deepspeed --hostfile {hostfile} {options} x.py"))
     assert [one.outcome for one in found] == [CRITICAL if words else OK]
     assert words in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--include localhost:2,3", "localhost has no slot 2: the job gives it 2"),
+        ("--exclude localhost:2", "localhost has no slot 2: the job gives it 2"),
+        ("--include localhost:0,1", ""),
+        ("--include n1:2,3", ""),  # of a hostfile where the job runs
+        ("--hostfile later --include localhost:2,3", ""),
+    ],
+)
+def test_filter_that_the_job_does_not_fit(tmp_path: Path, options: str, words: str) -> None:
+    """GPUs that are chosen must be among those that Slurm gives, which begin with 0."""
+    file = tmp_path / "job.sh"
+    file.write_text(f"#!/bin/bash\n#SBATCH -N 1 --gres=gpu:a100:2\ndeepspeed {options} x.py\n")
+    found = [one for one in results("launcher", asked(str(file))) if one.outcome is CRITICAL]
+    assert [words in one.text for one in found] == [True] * bool(words)

@@ -287,6 +287,41 @@ def test_pods_that_do_not_start_or_last(
     ] == [OK]
 
 
+KUBEFLOW = "apiVersion: kubeflow.org/v1\n" + pytorchjob(
+    POD.replace("name: train", "name: pytorch")
+    .replace("MASTER_ADDR):1", "MASTER):1")
+    .replace("spec:", "spec:\n  hostNetwork: true\n  dnsPolicy: ClusterFirstWithHostNet")
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "count", "words"),
+    [
+        ("", "", 0, ""),
+        ("name: pytorch\n", "name: trainer\n", 2, "no container is named 'pytorch'"),
+        ("name: sidecar", "name: x", 0, ""),
+        (
+            "  dnsPolicy: ClusterFirstWithHostNet",
+            "  dnsPolicy: ClusterFirst",
+            1,
+            "Worker: the Serv",
+        ),
+    ],
+)
+def test_what_an_operator_requires(
+    tmp_path: Path, old: str, new: str, count: int, words: str
+) -> None:
+    """Pods of Kubeflow's operator have its container, and resolve the name of the master."""
+    assert old in KUBEFLOW
+    found = results("manifest", manifest(tmp_path, KUBEFLOW.replace(old, new) if old else KUBEFLOW))
+    assert [words in one.text for one in found if one.outcome is CRITICAL] == [True] * count
+    other = KUBEFLOW.replace("name: pytorch\n", "name: trainer\n")
+    elsewhere = other.replace("kubeflow.org/v1", "training.kubedl.io/v1alpha1")
+    assert [one.outcome for one in results("manifest", manifest(tmp_path, elsewhere))] == [OK]
+    literal = KUBEFLOW.replace("$(MASTER):1", "192.0.2.1:1").replace("FirstWithHostNet", "First")
+    assert [one.outcome for one in results("manifest", manifest(tmp_path, literal))] == [OK]
+
+
 def test_volumes_of_claims(tmp_path: Path) -> None:
     """A volume that a controller makes from a template of claims is declared; no other word is."""
     text = jobset(POD.replace("{name: shm, emptyDir", "{name: x, emptyDir"))

@@ -100,6 +100,10 @@ class LauncherCommand:
     """The launcher, or Python, that an `srun` starts."""
     is_partial: bool = False
     """Whether a word that only a shell can compute may hold more of its options."""
+    wrapper: Sequence[str] = field(default=(), compare=False)
+    """Words before it, such as those of a container's runtime."""
+    at_once: int | None = field(default=1, compare=False)
+    """Commands like it that its shell runs at once; None if unknown."""
 
     def number(self, name: str) -> int | None:
         """Return an option's value as a number; None if it is absent or not a plain number."""
@@ -164,11 +168,15 @@ def find_launch(
     names; empty where there is none.
     """
     best, weight, problem, is_conditional = CommandLaunch(), 0, "", False
+    seen: list[shell.ShellCommand] = []
+    alike: dict[int, LauncherCommand] = {}
     try:
         for command in commands:
+            seen.append(command)
             found = _launcher(command, variables, nesting, read, is_task=is_task)
             rank = _weight(found, is_task=is_task)
             if rank > weight:
+                alike.clear()
                 best = CommandLaunch(found, dict(variables), is_background=command.end == "&")
                 weight, problem = rank, ""
                 is_conditional = command.is_conditional
@@ -176,11 +184,32 @@ def find_launch(
                 is_conditional = is_conditional or command.is_conditional
                 if is_conditional:
                     problem = "which of its launches runs depends on conditions"
+            if found and rank == weight:
+                alike[len(seen) - 1] = found
     except (ValueError, ArithmeticError) as error:
         problem = problem or str(error)
     if best.command is None or (problem and is_conditional):
         return CommandLaunch(None, dict(variables), problem)
-    return best
+    return replace(best, command=replace(best.command, at_once=_at_once(seen, alike)))
+
+
+def _at_once(
+    commands: Sequence[shell.ShellCommand], alike: Mapping[int, LauncherCommand]
+) -> int | None:
+    """Return how many launches run at once with the first of those alike; None if unknown."""
+    first = min(alike)
+    above = [one for one in commands[:first] if not one.is_conditional][-1:]
+    is_inside = commands[first].is_conditional and above and above[0].end.startswith("()")
+    function, runs = above[0].words[-1] if is_inside else "", []
+    for at, one in enumerate(commands[first:], first):
+        if one.words == ("wait",) and not one.is_conditional:
+            break
+        if one.words[0] == function if function else at in alike:
+            runs.append(one)
+    if not any(one.end == "&" for one in (commands[first], *runs)):
+        return 1
+    differ = any(one.options != alike[first].options for one in alike.values())
+    return None if differ or any(one.is_conditional for one in runs) else len(runs) or 1
 
 
 def parse(
@@ -238,13 +267,14 @@ def _launcher(
     """Return the launcher that a simple command starts; None if it starts something else."""
     own = dict(command.own)
     program, rest = _unwrapped(list(command.words), own, is_task=is_task)
+    wrapper = command.words[: -len(rest) - 1]
     if nesting > shell.MAX_NESTING:
         return None
     if _PYTHON.fullmatch(program):
         at = rest.index("-m") if "-m" in rest else len(rest)
         program = _MODULES.get("".join(rest[at + 1 : at + 2]), "python")
         if program == "python":
-            return LauncherCommand(program, {}, tuple(rest), own)
+            return LauncherCommand(program, {}, tuple(rest), own, wrapper=wrapper)
         rest = rest[at + 2 :]
     files = [word for word in (program, *rest) if program in _SHELLS and word.endswith(".sh")]
     files += [word for word in command.words if os.path.basename(word) == program][:1]
@@ -262,11 +292,13 @@ def _launcher(
         sets = {
             name: value for name, value in launch.variables.items() if variables.get(name) != value
         }
-        return replace(launch.command, variables={**sets, **launch.command.variables})
+        below, wrapper = launch.command, (*wrapper, *launch.command.wrapper)
+        return replace(below, variables={**sets, **below.variables}, wrapper=wrapper)
     if program not in FLAGS:
         return None
     if program == "accelerate":
-        return _accelerate(rest[1:], own, read) if rest[:1] == ["launch"] else None
+        found = _accelerate(rest[1:], own, read) if rest[:1] == ["launch"] else None
+        return found and replace(found, wrapper=wrapper)
     options, arguments, is_partial = _options(rest, program)
     inner = None
     if program == "srun" and arguments:
@@ -279,7 +311,7 @@ def _launcher(
             if name not in shell.PER_NODE and (passes_all or name in passed.split(","))
         }
         inner = _launcher(started, {**known, **own}, nesting + 1, read, is_task=True)
-    return LauncherCommand(program, options, tuple(arguments), own, inner, is_partial)
+    return LauncherCommand(program, options, tuple(arguments), own, inner, is_partial, wrapper)
 
 
 def _accelerate(rest: Sequence[str], own: dict[str, str], read: Read) -> LauncherCommand:

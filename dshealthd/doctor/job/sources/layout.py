@@ -92,15 +92,11 @@ def _deepspeed(
     command: LauncherCommand | None, members: Iterable[Member], gpus: int | None
 ) -> Layout:
     options = command.options if command else {}
-    pool = {member.name: set(range(member.slots or 0)) for member in members}
     count = natural(options.get("num-gpus", options.get("num-accelerators")))
-    source = "hostfile"
-    if not pool and "num-nodes" in options:
+    if not members and "num-nodes" in options:
         return Layout(None, natural(options["num-nodes"]), count, source="options of deepspeed")
-    if not pool and "hostfile" in options:  # not written yet, or on another machine
-        return Layout()
-    if not pool and command is not None:
-        pool, source = {"localhost": set(range(count or gpus or 0))}, "GPUs of this node"
+    pool = slots(command, members, count or gpus)
+    source = "hostfile" if members else "GPUs of this node"
     filtered = _filtered(pool, options)
     if not filtered or (command is not None and command.is_partial):
         return Layout()
@@ -118,6 +114,16 @@ def _deepspeed(
     )
 
 
+def slots(
+    command: LauncherCommand | None, members: Iterable[Member], gpus: int | None
+) -> dict[str, set[int]]:
+    """Return the slots of each host: of the hostfile, without one the GPUs of this node."""
+    found = {member.name: set(range(member.slots or 0)) for member in members}
+    if found or command is None or not gpus or "hostfile" in command.options:
+        return found  # a hostfile may not be written yet, or be on another machine
+    return {"localhost": set(range(gpus))}
+
+
 def refusal(pool: Mapping[str, set[int]], options: Mapping[str, str]) -> str:
     """Return why DeepSpeed refuses `--include` or `--exclude`; "$" if only a shell knows."""
     if options.get("include") and options.get("exclude"):
@@ -125,10 +131,11 @@ def refusal(pool: Mapping[str, set[int]], options: Mapping[str, str]) -> str:
     for name, slots in _specified(pool, options):
         if "$" in name or None in slots:
             return "$"
-        if name not in pool:
-            return f"{name} is not in the hostfile"
+        if name not in pool:  # a hostfile may be where the job runs
+            return "$" if "localhost" in pool else f"{name} is not in the hostfile"
         if missing := {slot for slot in slots if slot is not None} - pool[name]:
-            return f"{name} has no slot {min(missing)}: the hostfile gives it {len(pool[name])}"
+            giver = "the job" if name == "localhost" else "the hostfile"
+            return f"{name} has no slot {min(missing)}: {giver} gives it {len(pool[name])}"
     return ""
 
 

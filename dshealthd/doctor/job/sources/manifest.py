@@ -33,6 +33,17 @@ _WITHOUT_OPERATOR = frozenset(
     }
 )
 """Kinds whose controllers set no variable that torchrun reads."""
+_CONTAINERS = {
+    "PyTorchJob": "pytorch",
+    "TFJob": "tensorflow",
+    "XGBoostJob": "xgboost",
+    "PaddleJob": "paddle",
+    "JAXJob": "jax",
+}
+"""The container that Kubeflow's training operator requires in the pods of its kinds, and whose
+processes it has meet at the name of a Service (v1: pkg/webhooks/utils/utils.go, and before it
+*_validation.go); MPI jobs meet in another way, and other operators have kinds of these names.
+"""
 _REFERENCE = re.compile(r"\$\((\w+)\)")
 _SIZE = re.compile(r"(\d+)(?:\.\d+)?([kMGT]?)(i?)")
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a path of the pod; nothing is opened
@@ -73,6 +84,8 @@ class PodTemplate:
     """Domain of the pods' own names; empty if they have none, or its controller chooses it."""
     has_cluster_names: bool
     """Whether it resolves names of the cluster."""
+    joins_service: bool
+    """Whether its operator has it meet the others at the name of a Service."""
     refused: Sequence[str]
     """What the API server refuses in it."""
     gang: int | None
@@ -216,6 +229,7 @@ def _pod(
     has_own_dns = spec.get("dnsPolicy") in {"ClusterFirstWithHostNet", "None"}
     scheduling = _of(above, "runPolicy", "schedulingPolicy")
     never = kind.startswith("PyTorch") and spec.get("restartPolicy") == "Never"
+    is_batch = _is_of(whole, "batch")
     stated = [above.get(key) for key in ("nprocPerNode", "slotsPerWorker")]
     stated.append(_of(above, "trainer").get("numProcPerNode"))
     policy = _of(above, "runPolicy") or above
@@ -236,18 +250,14 @@ def _pod(
         else None,
         "domain": str(spec.get("subdomain") or above.get("serviceName") or own),
         "has_cluster_names": not spec.get("hostNetwork") or has_own_dns,
+        "joins_service": bool(_required(whole)) and name != "Master",
         "refused": list(_refused(whole, spec, main)),
         "gang": natural(str(above.get("minAvailable") or scheduling.get("minAvailable"))),
         "claims": [
             str(_of(one, "persistentVolumeClaim").get("claimName"))
             for one in spec.get("volumes") or ()
         ],
-        "is_indexed": kind != "Job"
-        or "Indexed"
-        in (
-            above.get("completionMode"),
-            "" if "batch/" in str(whole.get("apiVersion", "batch/")) else "Indexed",
-        ),
+        "is_indexed": kind != "Job" or not is_batch or above.get("completionMode") == "Indexed",
         "image": str(main.get("image", "")),
         "is_queued": not kind.endswith(("Job", "JobSet"))
         or QUEUE in _of(whole, "metadata", "labels")
@@ -263,6 +273,9 @@ def _refused(
     """Yield what the API server refuses (its validation.go)."""
     if "image" not in main:
         return  # a patch, or a template that its operator completes
+    required, names = _required(whole), [one.get("name") for one in spec["containers"]]
+    if required and required not in names:
+        yield f"no container is named {required!r}, as its operator requires"
     requests, limits = (_of(main, "resources", key) for key in ("requests", "limits"))
     for key in filter(_is_gpu, requests):
         if str(limits.get(key)) != str(requests[key]):
@@ -278,13 +291,21 @@ def _refused(
             if not isinstance(word, str):
                 yield f"{word} in {key} is no string: quote it"
     policy = spec.get("restartPolicy", "Always")
-    is_batch = str(whole.get("apiVersion", "batch/")).startswith("batch/")
-    if is_batch and whole.get("kind") in {"Job", "CronJob"} and policy == "Always":
+    if _is_of(whole, "batch") and whole.get("kind") in {"Job", "CronJob"} and policy == "Always":
         yield "restartPolicy of a Job must be Never or OnFailure"
     volumes = {one.get("name") for one in spec.get("volumes") or ()} | {*_claims(whole)}
     for mount in main.get("volumeMounts") or ():
         if mount.get("name") not in volumes:
             yield f"the volume {mount.get('name')} of {mount.get('mountPath')} is not declared"
+
+
+def _required(whole: Mapping[str, Any]) -> str:
+    """Return the name of the container that an object's operator requires; empty for none."""
+    return _CONTAINERS.get(str(whole.get("kind")), "") if _is_of(whole, "kubeflow.org") else ""
+
+
+def _is_of(whole: Mapping[str, Any], group: str) -> bool:
+    return str(whole.get("apiVersion", "batch/")).startswith(f"{group}/")
 
 
 def _labels(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
