@@ -6,7 +6,6 @@ They are made when a package is built and kept nowhere, so that they cannot be o
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib
 import inspect
 import json
@@ -18,7 +17,7 @@ from dshealthd.cli.apart import APART
 from dshealthd.cli.commands import parser as command_line
 from dshealthd.config import registry
 from dshealthd.config.config import SECTIONS
-from dshealthd.core.options import Duration
+from dshealthd.core.options import Duration, settable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -164,7 +163,7 @@ def _table(name: str, schema: type[Any]) -> Iterator[str]:
     yield roff((inspect.getdoc(schema) or "").split("\n\n", 1)[0])
     hints = typing.get_type_hints(schema)
     tables = []
-    for field in dataclasses.fields(schema):
+    for field in settable(schema):
         if "doc" not in field.metadata:
             tables.append(field.name)
             continue

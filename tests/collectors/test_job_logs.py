@@ -100,7 +100,7 @@ def test_the_streams_of_the_ranks_tell_the_cause(tmp_path: Path) -> None:
     result = node.sweep()
     assert (causes(result), states(result)) == (set(), {"followed": 2})
     node.write("a.out", LOST)
-    assert causes(node.sweep()) == {("slurm-12", "nccl-remote-error", "", "")}
+    assert causes(node.sweep()) == set()  # a lost peer alone is no cause
     node.write("b.out", OOM)
     assert causes(node.sweep()) == {("slurm-12", "cuda-oom", "3", os.uname().nodename)}
 

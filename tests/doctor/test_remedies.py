@@ -72,6 +72,7 @@ CHECKS = {
     "process-limits": (STATE, "test_host_checks::test_limits_of_open_files_and_locked_memory"),
     "ranks-and-gpus": (PASTED, "job/test_launcher::test_ranks_and_gpus"),
     "job-rendezvous": (STATE, "test_network_checks::test_master_that_does_not_answer"),
+    "job-gpus": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "shared-memory": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "software": (STATE, "test_software::test_software"),
     "ssh": (PASTED, "job/test_hosts::test_new_host_key"),
