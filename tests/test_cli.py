@@ -69,14 +69,15 @@ def test_bad_flag_is_named() -> None:
 
 def test_metrics_of_this_machine_are_sound(tmp_path: Path) -> None:
     """`metrics` prints one scrape of this machine, with which promtool finds no fault, and no
-    series has a pid but those that name a process of a job.
+    series has a pid but those that name a job's first process and the page of a rank.
     """
     promtool = shutil.which("promtool")
     assert promtool, "promtool comes with Debian's prometheus; ./dev test installs it"
     done = dshealthd("metrics", "--path.state", str(tmp_path))
     assert done.returncode == 0
     assert 'dshealthd_collector_up{collector="memory"} 1.0' in done.stdout
-    lasting = [row for row in done.stdout.splitlines() if "_info{" not in row]
+    named = ("dshealthd_job_process_info{", "dshealthd_job_heartbeat_page_info{")
+    lasting = [row for row in done.stdout.splitlines() if not row.startswith(named)]
     assert [row for row in lasting if "pid=" in row] == []
     check = subprocess.run(
         [promtool, "check", "metrics"],

@@ -318,7 +318,9 @@ class Scheduler:
         wanted: dict[str | None, dict[str, CollectorOptions]] = {}
         for name, options in config.collectors.items():
             if options.enabled:
-                self._snapshot.expect(name, STALE_INTERVALS * RESTING + options.deadline)
+                # A group that is not changed may not collect for an interval yet.
+                interval = max(options.interval, RESTING)
+                self._snapshot.expect(name, STALE_INTERVALS * interval + options.deadline)
                 where = registry.all_collectors()[name].runs_in(options)
                 wanted.setdefault(where, {})[name] = options
             else:

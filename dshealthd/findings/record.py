@@ -449,9 +449,7 @@ class NodeRecord:
         }
         hours = {
             int(hour): _SECONDS.read(seconds, "hours")
-            for hour, seconds in document.get(
-                "hours", {}
-            ).items()  # none in earlier releases' files
+            for hour, seconds in document["hours"].items()
         }
         began = document["began"]
         self._began = None if began is None else schema.UNIX_TIME.read(began, "began")

@@ -237,6 +237,8 @@ class Trends:
         that is unknown.
         """
         metric = CAUSES.get(finding.source, finding.source)
+        if metric not in FIGURES:
+            return ""
         lines = [
             line for line in self._shown() if (line.metric, line.part) == (metric, finding.part)
         ]

@@ -19,6 +19,8 @@ FAR_BELOW = 4
 collectives of all pairs take several times as long; meanwhile a node or link that is slower by far
 is accused of that.
 """
+MAX_PAIRS = 6
+"""Most pairs that a report has; only those of this epoch or the last one are reported."""
 OTHER = "other"
 """A reason from a peer that this release does not know."""
 REASONS = frozenset({

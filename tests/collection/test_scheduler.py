@@ -300,13 +300,17 @@ async def test_reload_keeps_what_it_does_not_change() -> None:
     clock = Clock()
     snapshot = Snapshot(clock, clock)
     scheduler = Scheduler(snapshot, clock, clock)
+    only: dict[str, dict[str, Any]]
     only = {name: {"enabled": name == "memory"} for name in registry.all_collectors()}
+    only["memory"]["interval"] = "60s"
     loaded = config.from_document({"collectors": only}, errors := Errors())
     assert not errors
     await scheduler.apply(loaded)
     before = dict(scheduler._groups)
+    await asyncio.sleep(0)
     await scheduler.apply(loaded)
     assert scheduler._groups == before
+    assert snapshot["memory"].expires_after == 3 * 60 + 2, "it is not read again before"
     only["memory"]["enabled"] = False
     await scheduler.apply(config.from_document({"collectors": only}, errors))
     assert not scheduler._groups

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _SYS_BPF = 321
+"""Of x86-64 (arch/x86/entry/syscalls/syscall_64.tbl)."""
 _MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _MAP_NEXT, _PROG_LOAD = range(6)
 _LINK_CREATE = 28
+"""Commands, kinds of maps and programs, and helpers: enum bpf_cmd and so on in linux/bpf.h."""
 HASH, ARRAY, LRU_HASH = 1, 2, 9
 _KPROBE, _UPROBE_MULTI = 2, 48
 _ATTRIBUTE = 128

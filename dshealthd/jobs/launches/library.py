@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.host import read_bytes, signature
 from dshealthd.jobs.launches.obstacle import Obstacle, Refused
-from dshealthd.jobs.launches.programs import FUNCTIONS, INIT, ORDERED, UNORDERED
+from dshealthd.jobs.launches.programs import FUNCTIONS, INIT, MAX_PROCESSES, ORDERED, UNORDERED
 from dshealthd.jobs.nccl.release import MAPS_LIMIT, parse_maps
 from dshealthd.linux.elf import functions
 from dshealthd.linux.process_root import Root
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _ENDBR64 = b"\xf3\x0f\x1e\xfa"
 _NECESSARY = frozenset((*INIT[:1], "ncclAllReduce"))
-_KEPT = 64
+_KEPT = MAX_PROCESSES
+"""Libraries whose functions are remembered: one for each rank at most."""
 
 
 class OpenedNccl(NamedTuple):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.schema import Array, Choice, Flag, Integer, Number, Plain, Record, misfit
 from dshealthd.probe.members.hostlist import is_name
-from dshealthd.probe.observation import Kind, Op, Outcome, Stage, known
+from dshealthd.probe.observation import MAX_PAIRS, Kind, Op, Outcome, Stage, known
 from dshealthd.probe.peers.protocol import SLUG
 from dshealthd.probe.workers.store import MAX_KEY, MAX_VALUE
 from dshealthd.training.message import INSTANT, LONGEST_STEP, MAX_COUNT, SHORTEST_STEP
@@ -36,7 +36,6 @@ WAITED = Number(0, 1e10)
 """Seconds that an agent has waited for a CPU since it started."""
 MAX_BANDWIDTH = 1e14
 """Bytes per second: fifty times a B200's NVLink bandwidth."""
-MAX_PAIRS = 16
 STEP = Record({"size": Integer(1, MAX_SIZE), "repetitions": Integer(1, 1000)})
 BOUNDS = Record(
     {

@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.probe.members.schedule import Timetable
-from dshealthd.probe.observation import HARD
+from dshealthd.probe.observation import HARD, MAX_PAIRS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -25,8 +25,6 @@ _RECENT = 60.0
 """Seconds for which a good round shows that a member is well."""
 _LOG = 64
 """Rounds remembered: more than the scheduled and extra ones of _MEMORY epochs."""
-_TOLD = 6
-"""Maximum pairs reported to peers; only those of this epoch or the last one are."""
 _SHORT = 3
 """Epochs within which a silent peer must answer again for a short outage: booting takes longer."""
 _MEMORY = 16
@@ -158,7 +156,7 @@ class Company:
                 before = pairs.pop(met.round.peer, 0.0)
                 # Chance makes a round slow, but does not break it: a good one does not undo that.
                 pairs[met.round.peer] = before if before >= HARD else met.ratio
-        return dict(list(pairs.items())[-_TOLD:])
+        return dict(list(pairs.items())[-MAX_PAIRS:])
 
     def has_been_well(self, leaf: str, since: int) -> bool:
         """Return whether a round with a member of a leaf went well after that of a number."""

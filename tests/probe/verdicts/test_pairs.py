@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from dshealthd.core.schema import SchemaError
 from dshealthd.probe.members.schedule import ERA, MEMBERS, Timetable
 from dshealthd.probe.observation import HARD, Kind, PeerReport
+from dshealthd.probe.peers.messages import REPORT
 from dshealthd.probe.verdicts.company import Company, Met
 from dshealthd.probe.verdicts.pairs import Finding, PairSuspicion
 from dshealthd.probe.verdicts.signals import REACH, RUN, ObservedRound, Signal
@@ -262,3 +264,15 @@ def test_what_is_kept_does_not_grow_with_the_fleet() -> None:
     assert "nobody" not in known.leaves
     assert known.turn_to(3 * ERA)
     assert stranger not in known.leaves or stranger in timetable.company("n00000", 3 * ERA)
+
+
+def test_a_report_is_as_long_as_peers_read() -> None:
+    """Of the rounds of two epochs with all members it has the newest; one more would be refused."""
+    known = company()
+    for number, peer in enumerate((*NAMES[1:], "peer", "f")):
+        met(known, peer, 1.0 + number / 100, number)
+    pairs = known.told(1)
+    assert list(pairs) == ["b", "c", "d", "e", "peer", "f"]
+    assert PeerReport.of(REPORT.read(PeerReport(pairs=pairs).message(), "report")).pairs == pairs
+    with pytest.raises(SchemaError, match="pairs"):
+        REPORT.read(PeerReport(pairs=pairs | {"a": 1.0}).message(), "report")
