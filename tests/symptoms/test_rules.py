@@ -212,14 +212,19 @@ def test_reads_of_own_group(expressions: dict[str, str], found: list[tuple[str, 
 # MetricsQL counts the first sample of a series that has just begun as a change, and has no sample
 # that is NaN.
 NOT_PORTABLE = re.compile(r"\b(changes|delta|idelta)\(|\bNaN\b")
+# MetricsQL makes a series of a number times a scalar, which no function takes for a scalar.
+MAKES_A_SERIES = re.compile(r"\b\d+ [-+*/] scalar\(")
 # MetricsQL drops the name before it matches.
 MATCHES_NAMES = re.compile(r"\b(?:on|ignoring) \([^)]*__name__")
 
 
 def test_rules_are_portable() -> None:
-    """No rule counts changes of a series that may have just begun, makes NaN or matches names."""
+    """No rule counts changes of a series that may have just begun, makes NaN, matches names, or
+    has arithmetic where a function takes a scalar.
+    """
     for rule in (rule for group in GROUPS for rule in group["rules"]):
         assert not NOT_PORTABLE.search(rule["expr"]), rule
+        assert not MAKES_A_SERIES.search(rule["expr"]), rule
         assert not MATCHES_NAMES.search(rule["expr"]), rule
 
 
