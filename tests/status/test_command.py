@@ -552,8 +552,8 @@ def test_members(capsys: pytest.CaptureFixture[str]) -> None:
     """`--members` asks all nodes that the agent probes; where it probes none, it says so."""
     made = snapshot(*HEALTHY, FAULT(1, "0", "GPU-a", "gpu_lost"))
 
-    def both(port: int) -> bytes:
-        return json.dumps([{"targets": [f"127.0.0.1:{port}", "127.0.0.1:1"]}]).encode()
+    def both() -> bytes:
+        return json.dumps([{"targets": [f"127.0.0.1:{served.port}", "127.0.0.1:1"]}]).encode()
 
     with serving(made, targets=both) as served:
         assert run("status", "--members", "--web.listen-address", f"127.0.0.1:{served.port}") == 2
