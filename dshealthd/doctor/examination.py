@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.doctor.check import Result, decode, unknown, worst
+from dshealthd.doctor.check import RESULTS, Result, unknown, worst
 from dshealthd.doctor.status_document import DEADLINE
 from dshealthd.findings.finding import ORDER, State
 from dshealthd.http.document import MAX_DOCUMENT
@@ -87,8 +87,8 @@ def examine(
 
 
 def _runner(check: Check[Any], context: Any) -> Callable[[Emit], object]:
-    def run(_emit: Emit) -> list[dict[str, Any]]:
-        return [dataclasses.asdict(result) for result in check.run(context)]
+    def run(_emit: Emit) -> object:
+        return RESULTS.write([*check.run(context)], "results")
 
     return run
 
@@ -98,7 +98,7 @@ def _examined(check: Check[Any], ended: Ended) -> Examined:
     if ended.problem:
         results: tuple[Result, ...] = (unknown(_why(check, ended), again),)
     else:
-        results = tuple(decode(one) for one in ended.value)
+        results = RESULTS.read(ended.value, "results")
         results = results or (unknown("the check returned no result", again),)
     results = tuple(sorted(results, key=lambda one: -ORDER.index(one.outcome)))
     return Examined(check.slug, check.name, check.title, results, ended.seconds)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
 from dshealthd.core.text import plural, print_lines, printable
-from dshealthd.doctor.check import Result, decode, worst
+from dshealthd.doctor.check import RESULTS, Result, worst
 from dshealthd.doctor.examination import Examined
 from dshealthd.findings.finding import ORDER, State
 from dshealthd.status.paint import EXIT
@@ -100,9 +100,7 @@ def _check(one: Examined) -> dict[str, Any]:
         "title": one.title,
         "outcome": one.outcome.value,
         "seconds": round(one.seconds, 3),
-        "results": [
-            asdict(result) | {"accepted": result.accepted or None} for result in one.results
-        ],
+        "results": RESULTS.write(one.results, "results"),
     }
 
 
@@ -132,7 +130,7 @@ def _parse_check(document: Mapping[str, Any]) -> Examined:
         str(document["slug"]),
         str(document["check"]),
         str(document["title"]),
-        tuple(decode(one) for one in document["results"]),
+        RESULTS.read(document["results"], "results"),
         seconds,
     )
 

@@ -470,7 +470,8 @@ def test_terminals_are_not_commanded_by_an_answer(
 ) -> None:
     """No text of an answer reaches the terminal as it is: an agent may be anybody's."""
     evil = "\x1b]0;owned\x07\x1b[2J"
-    hang = {"cause": evil, "overdue_seconds": 1, "culprits": [{"rank": 0, "reason": evil}]}
+    culprit = {"rank": 0, "reason": evil, "says": evil}
+    hang = {"cause": evil, "says": evil, "overdue_seconds": 1, "culprits": [culprit]}
     failures = [{"slug": evil, "rank": 1, "node": evil}]
     ranks = [rank(phase=evil, stage=evil, process=evil, gpu=evil)]
     texts = dict.fromkeys(("job", "loss", "state", "evidence"), evil)
