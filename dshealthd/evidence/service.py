@@ -221,12 +221,12 @@ class Evidence:
 
         async def collected() -> dict[str, Any]:
             nonlocal bundle
-            await process.send(self._request(case))
+            process.send(self._request(case))
             answer = await process.receive()
             if "bundle" in answer:
                 bundle = answer["bundle"]
                 await asyncio.sleep(self._interval)
-                await process.send({"metrics": self._metrics(), "interval": self._interval})
+                process.send({"metrics": self._metrics(), "interval": self._interval})
                 answer = await process.receive()
             return answer
 
@@ -244,7 +244,7 @@ class Evidence:
                     bundle,
                 )
             )
-        except (asyncio.IncompleteReadError, ConnectionError, *documents.MISSHAPEN) as error:
+        except (EOFError, *documents.MISSHAPEN) as error:
             await self.remember()
             return self._count(Taken("failed", f"the collecting process failed: {error!r}", bundle))
         finally:
