@@ -144,7 +144,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class _File:
+class RecordFile:
     """The record as its file has it."""
 
     version: int
@@ -384,7 +384,7 @@ class NodeRecord:
             while self._entries and (self._entries[0].end or wall) < wall - KEPT:
                 self._drop()
         self._changed, self._saved = False, now
-        whole = _File(
+        whole = RecordFile(
             VERSION,
             wall,
             self._began,
@@ -394,11 +394,11 @@ class NodeRecord:
             self._hours,
             [*self._entries],
         )
-        content = schema.of(_File).write(whole)
+        content = schema.of(RecordFile).write(whole)
         self._file.save(documents.dumps(content, separators=COMPACT, ensure_ascii=False))
 
     def _restore(self, document: Any) -> None:
-        found: _File = schema.of(_File).read(document, "it")
+        found: RecordFile = schema.of(RecordFile).read(document, "it")
         if found.version != VERSION:
             schema.misfit("version", f"{found.version} is not {VERSION}")
         self._began, self._boot, self._driver = found.began, found.boot, found.driver
