@@ -71,7 +71,7 @@ class Verdicts:
                 try:
                     self._channel.sendall(QUESTION)
                     self._last = next(self._messages)
-                except (OSError, ValueError, StopIteration) as error:
+                except (OSError, ValueError, ArithmeticError, StopIteration) as error:
                     with contextlib.suppress(OSError):  # it may already be closed
                         # A late answer would be mistaken for the answer to the next question.
                         self._channel.shutdown(socket.SHUT_RDWR)
