@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from dshealthd.core import schema
 from dshealthd.core.collector import gauge
-from dshealthd.findings.record import Entry, boot
+from dshealthd.findings.entry import Entry
+from dshealthd.findings.record import boot
 from dshealthd.jobs.environment import RENDEZVOUS, natural, scheduled
 from dshealthd.jobs.goodput import Card, Goodput, Slowest, quantiles
 from dshealthd.jobs.hangs.classes import HangClass

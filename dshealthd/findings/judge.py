@@ -22,6 +22,7 @@ from dshealthd.findings import coverage, fabric, idleness, stalls
 from dshealthd.findings.agent import CRASHED
 from dshealthd.findings.attempts import Attempts
 from dshealthd.findings.catalogue import catalogue, starting, unread
+from dshealthd.findings.entry import Entry
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State, Verdict
 from dshealthd.findings.gpu_history import GpuHistory
@@ -30,7 +31,7 @@ from dshealthd.findings.judgement import judgement_of, pending, series_of, unrea
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.findings.past import Past
-from dshealthd.findings.record import Entry, NodeRecord, boot
+from dshealthd.findings.record import NodeRecord, boot
 from dshealthd.findings.trends import Trends
 
 if TYPE_CHECKING:

@@ -22,15 +22,14 @@ from dshealthd.core.documents import COMPACT
 from dshealthd.core.host import read
 from dshealthd.core.state_writer import StateFile
 from dshealthd.findings.catalogue import catalogue
+from dshealthd.findings.entry import MARKS, MAX_TEXT, RUN, Entry, Words
 from dshealthd.findings.finding import ORDER, Moment, State
-from dshealthd.jobs.goodput import Card
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from dshealthd.core.collector import Sample
-    from dshealthd.findings.finding import Finding
     from dshealthd.findings.series import Series
 
 log = logging.getLogger(__name__)
@@ -57,21 +56,15 @@ WINDOW = 30
 of a node that has one in ten days, short enough that a repair counts within the month."""
 HOURS = 24
 """Hours of the strip on the fleet's page."""
-MARKS = {State.OK: ".", State.WARNING: "w", State.UNKNOWN: "?", State.CRITICAL: "C", None: " "}
-"""A cell of a strip as a character, by its worst severity; None while no agent watched."""
 REPAIRED = "repaired"
 """How the reason of a maintenance begins that says that the node's hardware was repaired."""
 MAX_ENTRIES = 2_000
 """Most entries: 22 a day for 90 days. They have 500 characters, which make a mebibyte."""
 MAX_BYTES = 16 << 20
 """Most bytes of the file: so many entries, all of whose texts are as long as they can be."""
-RUN = "run"
-"""The kind of an entry that is an attempt of a training."""
 MAX_RUNS = 200
 """Most of them: two a day. Beyond, the user with most loses the oldest, so that jobs that crash in
 a loop push out neither others' nor the findings."""
-MAX_TEXT = 200
-"""Most characters of a text in it."""
 AGAIN = HOUR
 """Seconds within which what comes back is the same entry: a port that flaps is one, with the number
 of times, and must not push out the rest of 90 days."""
@@ -84,63 +77,6 @@ SLACK = 30.0
 SAVE_EVERY = 3600.0
 """Seconds between two writes while nothing has happened: of how long the node was watched."""
 _Seconds = Annotated[float, schema.Number(0, DAY)]
-_Text = Annotated[str, schema.String(MAX_TEXT)]
-
-
-@dataclass(slots=True)
-class Entry:
-    """One line of the record. Times are Unix time in seconds."""
-
-    kind: _Text
-    """`finding`, `maintenance`, `repair`, `boot`, `agent`, `driver`, `clock` or `run`."""
-    what: _Text
-    """Name of the finding or run; for others, what tells them apart: a version."""
-    says: _Text
-    """What it was, in words."""
-    begin: Annotated[float, schema.UNIX_TIME]
-    end: Moment
-    """None while it lasts, which is never recorded."""
-    part: _Text = ""
-    reason: _Text = ""
-    job: _Text = ""
-    """The training job that it was about, or that it struck first."""
-    severity: State | None = None
-    """The worst that it had; None for what is no finding."""
-    value: float | None = None
-    """What it measured at its worst; of a run, the steps that it has made."""
-    times: Annotated[int, schema.Integer(1)] = 1
-    """How often it came back within the hour."""
-    card: Card | None = None
-    """Of a run."""
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """What the same thing has when it comes back."""
-        return self.kind, self.what, self.part
-
-    def document(self) -> dict[str, Any]:
-        """Return the entry for JSON."""
-        fields: dict[str, Any] = schema.of(Entry).write(self)
-        if self.card is None:
-            del fields["card"]
-        return fields
-
-    @classmethod
-    def of(cls, finding: Finding, begin: float, end: float | None, worst: float | None) -> Entry:
-        """Return the entry of a finding that lasted from `begin` to `end`."""
-        planned = finding.slug == "maintenance"
-        return cls(
-            kind="maintenance" if planned else "finding",
-            what=finding.name,
-            says=finding.summary,
-            begin=max(0.0, round(begin, 3)),
-            end=None if end is None else max(0.0, round(end, 3)),
-            part=finding.part,
-            reason=finding.reason,
-            job=finding.training_job,
-            severity=None if planned else finding.severity,
-            value=None if planned else worst,
-        )
 
 
 @dataclass(slots=True)
@@ -151,7 +87,7 @@ class RecordFile:
     time: float
     began: Moment
     boot: str
-    driver: _Text
+    driver: Words
     days: dict[int, tuple[_Seconds, _Seconds]]
     hours: dict[int, _Seconds]
     entries: list[Entry]

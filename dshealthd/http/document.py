@@ -34,8 +34,8 @@ from dshealthd.core.schema import (
 )
 from dshealthd.core.text import printable
 from dshealthd.findings.coverage import HEARTBEAT, WORDS
+from dshealthd.findings.entry import Entry
 from dshealthd.findings.finding import ORDER, SCHEMA, Finding, State
-from dshealthd.findings.record import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import duration, plural, printable
 from dshealthd.findings.catalogue import catalogue
+from dshealthd.findings.entry import MARKS
 from dshealthd.findings.finding import SCHEMA, State
-from dshealthd.findings.record import MARKS
 from dshealthd.symptoms.entry import PART_COMPONENTS
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
 
-    from dshealthd.findings.record import Entry
+    from dshealthd.findings.entry import Entry
     from dshealthd.status.paint import Paint
     from dshealthd.status.query import AgentAnswer
 

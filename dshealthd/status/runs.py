@@ -14,7 +14,7 @@ from dshealthd.training.report import lines
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from dshealthd.findings.record import Entry
+    from dshealthd.findings.entry import Entry
     from dshealthd.jobs.goodput import Card
     from dshealthd.status.query import AgentAnswer
 

@@ -16,7 +16,8 @@ from dshealthd.collectors.maintenance import INFO
 from dshealthd.core import state_writer
 from dshealthd.core.collector import Sample
 from dshealthd.findings import record
-from dshealthd.findings.record import DAY, Entry, NodeRecord
+from dshealthd.findings.entry import Entry
+from dshealthd.findings.record import DAY, NodeRecord
 from dshealthd.findings.series import Series
 from tests.findings.test_judge import Node, loaded
 

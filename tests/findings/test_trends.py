@@ -16,8 +16,8 @@ from dshealthd.collectors.training import STEP_SECONDS
 from dshealthd.core.collector import Reason, Sample
 from dshealthd.core.result import CollectionOutcome, Result, failed
 from dshealthd.core.snapshot import Snapshot
+from dshealthd.findings.entry import Entry
 from dshealthd.findings.finding import Finding, State
-from dshealthd.findings.record import Entry
 from dshealthd.findings.trends import Trends, slope
 
 MAX_LINES, POINTS, STEP = 512, 120, 30.0

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from dshealthd.cli import main as cli
-from dshealthd.findings.record import DAY, Entry, NodeRecord
+from dshealthd.findings.entry import Entry
+from dshealthd.findings.record import DAY, NodeRecord
 from dshealthd.jobs.goodput import Card
 from tests.findings.test_record import fault
 from tests.web.serving import serving

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from dshealthd.cli import main as cli
-from dshealthd.findings.record import Entry, NodeRecord
+from dshealthd.findings.entry import Entry
+from dshealthd.findings.record import NodeRecord
 from dshealthd.jobs.goodput import Card, Slowest
 from tests.findings.test_record import fault
 from tests.web.serving import serving

@@ -18,8 +18,8 @@ from dshealthd.collectors.infiniband import UP as PORT_UP
 from dshealthd.collectors.training import STEP_SECONDS
 from dshealthd.core.collector import Sample
 from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.findings.entry import Entry
 from dshealthd.findings.finding import State
-from dshealthd.findings.record import Entry
 from tests.findings.test_trends import STEP, WALL
 from tests.findings.test_trends import Node as Past
 from tests.web.accessible import SPECIFICATION, violations
