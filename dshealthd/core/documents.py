@@ -37,7 +37,12 @@ def dumps(value: object, **options: Any) -> str:
 
 
 def _object(value: Any) -> Any:
-    return value.document() if hasattr(value, "document") else dataclasses.asdict(value)
+    if hasattr(value, "document"):
+        return value.document()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    message = f"Object of type {type(value).__name__} is not JSON serializable"
+    raise TypeError(message)
 
 
 class LeftOut:
