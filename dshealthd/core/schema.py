@@ -143,7 +143,7 @@ class String(Plain):
 
 @dataclass(frozen=True, slots=True)
 class OrNull:
-    """A value, or null."""
+    """A value, or null; a number that is not within its bounds is written as null, too."""
 
     kind: Type
 
@@ -153,19 +153,11 @@ class OrNull:
 
     def write(self, value: Any, place: str) -> object:
         """Return the JSON value, null for None."""
-        return None if value is None else self.kind.write(value, place)
-
-
-@dataclass(frozen=True, slots=True)
-class FiniteOrNull(OrNull):
-    """A number, or null for None and for what is no number within its bounds."""
-
-    kind: Number
-
-    def write(self, value: Any, place: str) -> object:  # noqa: ARG002 - of every type
-        """Return the number, or null."""
-        known = value is not None and self.kind.minimum <= value <= self.kind.maximum
-        return value if known else None
+        if value is None or (
+            isinstance(self.kind, Number) and not self.kind.minimum <= value <= self.kind.maximum
+        ):
+            return None
+        return self.kind.write(value, place)
 
 
 FIGURE = Number(-sys.float_info.max, sys.float_info.max)
@@ -323,8 +315,7 @@ def of(hint: Any, rest: Any = None) -> Any:
     if origin is Annotated:
         return inner[1]
     if origin in (types.UnionType, typing.Union):
-        known = of(next(one for one in inner if one is not types.NoneType), rest)
-        return FiniteOrNull(known) if isinstance(known, Number) else OrNull(known)
+        return OrNull(of(next(one for one in inner if one is not types.NoneType), rest))
     if origin is dict:
         key, value = (of(one, rest) for one in inner)
         return Record({}, rest=value) if inner[0] is str else Pairs(Row((key, value)))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 """Version of `findings` and `verdict` in `/api/v1/status`; see docs/status-api.md."""
-Moment = Annotated[float | None, schema.FiniteOrNull(schema.UNIX_TIME)]
+Moment = Annotated[float | None, schema.OrNull(schema.UNIX_TIME)]
 _INTERNAL = ("origins", "keep_seconds", "page_seconds", "rule", "variant")
 """Fields that only the agent's own state has."""
 
