@@ -32,7 +32,7 @@ class Examined:
     """One check and its results."""
 
     slug: str
-    name: str
+    check: str
     title: str
     results: tuple[Result, ...]
     seconds: float
@@ -101,7 +101,7 @@ def _examined(check: Check[Any], ended: Ended) -> Examined:
         results = RESULTS.read(ended.value, "results")
         results = results or (unknown("the check returned no result", again),)
     results = tuple(sorted(results, key=lambda one: -ORDER.index(one.outcome)))
-    return Examined(check.slug, check.name, check.title, results, ended.seconds)
+    return Examined(check.slug, check.name, check.title, results, round(ended.seconds, 3))
 
 
 def _why(check: Check[Any], ended: Ended) -> str:
@@ -126,7 +126,7 @@ def mark_accepted(
         dataclasses.replace(
             one,
             results=tuple(
-                result if result.outcome is State.OK else mark(one.name, result)
+                result if result.outcome is State.OK else mark(one.check, result)
                 for result in one.results
             ),
         )
