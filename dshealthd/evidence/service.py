@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import logging
 import socket
@@ -303,7 +302,7 @@ class Evidence:
         options = self.options
         document = self._document()
         return {
-            "case": dataclasses.asdict(case),
+            "case": case,
             "host": encode(self._host),
             "directory": str(self.directory),
             "begun": self._wall(),
