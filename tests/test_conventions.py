@@ -223,7 +223,7 @@ def test_no_document_of_others_escapes() -> None:
 
 def test_state_is_read_in_one_way() -> None:
     """A past that is not ours costs the past alone: state files are parsed by core/schema.py."""
-    readers = {"state_file", "CounterFile", "Maintenance", "read_state"}
+    readers = {"state_file", "Maintenance", "read_state"}
     own_way = {
         str(file.relative_to(SOURCE))
         for file in FILES

@@ -130,11 +130,13 @@ class Agent:
             self._telemetry,
             lambda: self._judge.unready,
             self._sections,
-            self._targets,
+            {
+                "/api/v1/history": self._judge.history,
+                "/api/v1/trends": self._judge.trends,
+                "/api/v1/targets": self._targets,
+                "/api/v1/fleet": self._probes.fleet_document,
+            },
             self._fitness,
-            self._probes.fleet_document,
-            self._judge.history,
-            self._judge.trends,
         )
 
     async def run(
@@ -306,16 +308,14 @@ class Agent:
         limits = self._config.section(FindingsOptions).limits
         return series_of(self._snapshot, own, limits, standstills=self._jobs.standstills)
 
-    def _targets(self, port: int) -> bytes:
+    def _targets(self) -> bytes:
         """Return the targets that Prometheus should scrape.
 
         Raise LookupError while the members are unknown.
         """
-        from dshealthd.probe.members.targets import (
-            document,  # imports modules that only probes need
-        )
+        from dshealthd.probe.members.targets import document  # only probes need its modules
 
-        return document(self._probes.membership, port)
+        return document(self._probes.membership, self._server.port)
 
     def _sections(self, left_out: LeftOut) -> Mapping[str, Any]:
         """Return the parts of the status document that do not come from collectors."""

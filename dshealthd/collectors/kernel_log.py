@@ -10,11 +10,13 @@ boot. Reading needs CAP_SYSLOG where kernel.dmesg_restrict is 1.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from dshealthd.core import documents, schema, state_file
 from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
@@ -27,21 +29,21 @@ from dshealthd.core.collector import (
     counter,
     gauge,
 )
-from dshealthd.core.counter_file import OTHER, CounterFile, PersistentCounters
 from dshealthd.core.host import read
 from dshealthd.core.options import Duration, constant, option
+from dshealthd.core.persistent_counters import OTHER, PersistentCounters, Row
 from dshealthd.core.result import os_reason
+from dshealthd.core.state_writer import LatestWriter
 from dshealthd.linux import kernel_lines as lines
 from dshealthd.linux.journal import JournalReader
 from dshealthd.linux.kmsg import KERNEL, KernelLogReader
 from dshealthd.linux.pci import bus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from dshealthd.core.collector import Context, Sample
     from dshealthd.core.host import Host
-    from dshealthd.core.state_writer import LatestWriter
     from dshealthd.linux.kmsg import KernelLogRecord
 
 log = logging.getLogger(__name__)
@@ -137,6 +139,21 @@ class KernelLogOptions(CollectorOptions):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class KernelLogState:
+    """What outlives the agent within a boot, whose end clears the log.
+
+    It is not synced to the disk: within a boot every reader sees a renamed file whole.
+    """
+
+    boot_id: str
+    version: int
+    position: Annotated[int, schema.Integer()]
+    lost: Annotated[int, schema.Integer()]
+    counts: list[Row]
+    journal: bool = False
+
+
 class KernelLog(Collector):
     """Reads a device that never blocks, in the agent; the journal, whose disk may hang, in a
     worker.
@@ -153,7 +170,8 @@ class KernelLog(Collector):
         self._parser = lines.EventParser()
         self._devices: dict[str, set[str]] | None = None
         """The devices that events are counted for, by the event's name; None to read the counts."""
-        self._ledger: CounterFile | None = None
+        self._writer: LatestWriter | None = None
+        self._boot_id = ""
         self._fault: Fault | None = None
         self._begun = False
         self._known = False
@@ -337,7 +355,7 @@ class KernelLog(Collector):
         if self.context.state is None:
             return
         try:
-            boot_id = read(self.host.proc("sys/kernel/random/boot_id")).strip()
+            self._boot_id = read(self.host.proc("sys/kernel/random/boot_id")).strip()
         except OSError as error:
             self._troubled(
                 os_reason(error),
@@ -345,13 +363,19 @@ class KernelLog(Collector):
                 error,
             )
             return
-        self._ledger = CounterFile(self.context.state, self.name, boot_id, self.context.read_state)
+        place = f"{self.context.state}/{self.name}.json"
+        write = functools.partial(state_file.replace_in_child, place)
+        self._writer = LatestWriter(write, self.name)
         try:
-            document = self._ledger.load()
-            if document is None or document.get("journal", False) is not self.options.journal:
+            text = self.context.read_state(place)
+            saved: KernelLogState = schema.of(KernelLogState).read(schema.document(text), place)
+            if saved.boot_id != self._boot_id or saved.journal is not self.options.journal:
                 return  # nothing of this boot, or the numbers of another log
-            position, lost = _saved(document)
-            self._tally.restore(document.get("counts"))
+            if saved.version != _VERSION:
+                schema.misfit(place, f"has version {saved.version}")
+            self._tally.restore(saved.counts)
+        except FileNotFoundError:
+            return
         except OSError as error:
             self._troubled(
                 os_reason(error), "the saved position cannot be read; counting restarts", error
@@ -361,15 +385,15 @@ class KernelLog(Collector):
                 Reason.MALFORMED, "the saved position is invalid; counting restarts", error
             )
         else:
-            self._reader.position = self._saved_position = position
-            self._lost_before = lost
+            self._reader.position = self._saved_position = saved.position
+            self._lost_before = saved.lost
             self._resumed = True
 
     def _save(self, *, now: bool = False) -> None:
         """Save the log's position and counts if they changed and it is time, or `now`."""
-        if self._ledger is None:
+        if self._writer is None:
             return
-        self._check_saved(self._ledger.writer)
+        self._check_saved(self._writer)
         position = self._reader.position
         # A position alone matters less than a count: losing it only means reading the same harmless
         # lines again.
@@ -378,15 +402,16 @@ class KernelLog(Collector):
             wait = self.options.save_interval * (1 if self._tally.changed else _FORGETFUL_SAVE)
             if now or age >= wait:
                 self._saved = self.context.monotonic()
-                document = {
-                    "version": _VERSION,
-                    "journal": self.options.journal,
-                    "position": position,
-                    "lost": self._lost_before + self._reader.lost,
-                    "counts": self._tally.rows(),
-                }
+                state = KernelLogState(
+                    self._boot_id,
+                    _VERSION,
+                    position,
+                    self._lost_before + self._reader.lost,
+                    self._tally.rows(),
+                    self.options.journal,
+                )
                 try:
-                    self._ledger.save(document)
+                    self._writer.put(documents.dumps(state, separators=documents.COMPACT).encode())
                 except OSError as error:
                     self._tally.changed = True
                     self._troubled(os_reason(error), "position in the log cannot be saved", error)
@@ -410,17 +435,3 @@ class KernelLog(Collector):
         if self._fault is None or self._fault.detail != detail:
             log.warning("kernel_log: %s", detail)
         self._fault = Fault("state", reason, detail)
-
-
-def _saved(document: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the position and the lost records in a saved document. ValueError."""
-    position, lost = document.get("position"), document.get("lost")
-    if (
-        document.get("version") != _VERSION
-        or type(position) is not int
-        or type(lost) is not int
-        or min(position, lost) < 0
-    ):
-        message = f"version {document.get('version')}, position {position}, lost {lost}"
-        raise ValueError(message)
-    return position, lost

@@ -6,8 +6,8 @@ root and the agent's own user may set it, as no other user may write to `path.st
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 from dshealthd.core import documents, schema
 from dshealthd.core.collector import Collector, NotAvailable, SourceError, Worker, gauge
@@ -46,26 +46,21 @@ INFO = gauge(
 class Maintenance:
     """One source's statement that the node is in maintenance."""
 
-    begin: float
+    begin: Annotated[float, schema.UNIX_TIME]
     """Unix time in seconds."""
-    end: float
+    end: Annotated[float, schema.UNIX_TIME]
     """Unix time in seconds at which maintenance ends by itself."""
-    reason: str
+    reason: Annotated[str, schema.String(MAX_REASON)]
 
     def encode(self) -> bytes:
         """Return the content of the file for this maintenance."""
-        return documents.dumps(asdict(self)).encode() + b"\n"
+        return documents.dumps(self).encode() + b"\n"
 
 
 def parse(text: str | bytes) -> Maintenance:
     """Return the maintenance in a file's text. Raises SchemaError, which says what is wrong."""
-    with schema.reading("the file"):
-        table = schema.document(text)
-        return Maintenance(
-            schema.UNIX_TIME.read(table["begin"], "begin"),
-            schema.UNIX_TIME.read(table["end"], "end"),
-            str(table["reason"])[:MAX_REASON],
-        )
+    found: Maintenance = schema.of(Maintenance).read(schema.document(text), "the file")
+    return found
 
 
 class MaintenanceCollector(Collector):

@@ -18,7 +18,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from dshealthd.core import wire
 from dshealthd.core.text import printable
 from dshealthd.core.timing import happens
 
@@ -283,11 +282,6 @@ def channel(
         except BaseException:
             ours.close()
             raise
-
-
-async def streams(ours: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return a reader and a writer for our end of a child's channel."""
-    return await asyncio.open_connection(sock=ours, limit=wire.MAX_FRAME)
 
 
 def _reap() -> None:

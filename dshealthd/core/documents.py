@@ -4,6 +4,7 @@ itself.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,12 +27,22 @@ _NOTHING = object()
 
 
 def dumps(value: object, **options: Any) -> str:
-    """Return a value as JSON; `options` are those of `json.dumps`.
+    """Return a value as JSON; `options` are those of `json.dumps`. An object is what its method
+    `document` returns, or its fields.
 
     ValueError if a number is not finite: JSON has none such. Python would write `Infinity`, which
     no browser and no other program parses, so that one such number would cost the whole document.
     """
-    return json.dumps(value, allow_nan=False, **options)
+    return json.dumps(value, allow_nan=False, default=_object, **options)
+
+
+def _object(value: Any) -> Any:
+    if hasattr(value, "document"):
+        return value.document()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    message = f"Object of type {type(value).__name__} is not JSON serializable"
+    raise TypeError(message)
 
 
 class LeftOut:

@@ -1,22 +1,33 @@
 """Types of JSON values, with bounds: what comes from elsewhere is checked before anything sees it.
 
-Each type reads a JSON value (`SchemaError` if it does not fit) and writes one.
+Each type reads a JSON value (`SchemaError` if it does not fit) and writes one. `of` derives the
+type of a dataclass from its annotations: what is written and read of an object is declared once,
+where the object is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
+import functools
 import json
 import math
-from collections.abc import Iterator, Mapping
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Annotated, Any, NoReturn, Protocol
 
 from dshealthd.core import documents
 
 MAX_EXACT = 2**53
 """Integers up to this are the same in every JSON implementation."""
+MANY = 1 << 20
+"""More items than any list of a document has, and more characters than any text."""
+MAX_TEXT = 1000
+"""Most characters of a text of an object; errors of drivers and file systems can be long."""
 _DIGITS = len(str(-(2**63)))
 """Most characters of an integer: what a counter of 64 bits holds. 400 digits are no float."""
 
@@ -114,16 +125,56 @@ class Choice(Plain):
 
 
 @dataclass(frozen=True, slots=True)
+class String(Plain):
+    """A text of a bounded length; a longer one is cut when it is written."""
+
+    maximum: int = MANY
+
+    def read(self, value: object, place: str) -> str:
+        """Return the text that the schema allows."""
+        if not isinstance(value, str) or len(value) > self.maximum:
+            misfit(place, f"is not a text of at most {self.maximum} characters")
+        return value
+
+    def write(self, value: Any, place: str) -> str:  # noqa: ARG002 - of every type
+        """Return the text without what UTF-8 cannot encode."""
+        return str(value)[: self.maximum].encode(errors="replace").decode()
+
+
+@dataclass(frozen=True, slots=True)
+class OrNull:
+    """A value, or null; a number that is not within its bounds is written as null, too."""
+
+    kind: Type
+
+    def read(self, value: object, place: str) -> Any:
+        """Return the value, None for null."""
+        return None if value is None else self.kind.read(value, place)
+
+    def write(self, value: Any, place: str) -> object:
+        """Return the JSON value, null for None."""
+        if value is None or (
+            isinstance(self.kind, Number) and not self.kind.minimum <= value <= self.kind.maximum
+        ):
+            return None
+        return self.kind.write(value, place)
+
+
+FIGURE = Number(-sys.float_info.max, sys.float_info.max)
+
+
+@dataclass(frozen=True, slots=True)
 class Array:
-    """A list of a bounded length; a tuple in Python."""
+    """A list of a bounded length; a tuple in Python, unless `made` makes something else of it."""
 
     item: Type
-    maximum: int
+    maximum: int = MANY
     minimum: int = 0
+    made: Callable[[Iterator[Any]], Any] = tuple
 
-    def read(self, value: object, place: str) -> tuple[Any, ...]:
+    def read(self, value: object, place: str) -> Any:
         """Return the items that the schema allows."""
-        return tuple(
+        return self.made(
             self.item.read(entry, f"{place}[{index}]")
             for index, entry in enumerate(self._entries(value, place))
         )
@@ -142,6 +193,41 @@ class Array:
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """A list with an item of each of these types; a tuple in Python."""
+
+    items: tuple[Type, ...]
+    made: Callable[[list[Any]], Any] = tuple
+
+    def read(self, value: object, place: str) -> Any:
+        """Return the items that the schema allows."""
+        if not isinstance(value, list | tuple) or len(value) != len(self.items):
+            misfit(place, f"is not a list of {len(self.items)} items")
+        each = zip(self.items, value, strict=True)
+        return self.made([kind.read(one, f"{place}[{at}]") for at, (kind, one) in enumerate(each)])
+
+    def write(self, value: Any, place: str) -> list[object]:
+        """Return the JSON values of the items."""
+        each = zip(self.items, value, strict=True)
+        return [kind.write(one, f"{place}[{at}]") for at, (kind, one) in enumerate(each)]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """A mapping whose keys are no texts: a list of keys and values."""
+
+    pair: Row
+
+    def read(self, value: object, place: str) -> dict[Any, Any]:
+        """Return the mapping that the schema allows."""
+        return dict(Array(self.pair).read(value, place))
+
+    def write(self, value: Any, place: str) -> list[object]:
+        """Return the list of keys and values."""
+        return Array(self.pair).write([*value.items()], place)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Record:
     """An object with these fields and no others, unless `rest` is the type of others.
 
@@ -178,6 +264,78 @@ class Record:
                 misfit(place, "has an unknown field")
             entries.append((name, kind, entry))
         return entries
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Form:
+    """A dataclass: an object with its fields, of which those that have defaults may be missing."""
+
+    made: type[Any]
+    fields: Record
+
+    def read(self, value: object, place: str = "body") -> Any:
+        """Return the object that the schema allows, without what only `rest` allows."""
+        known = self.fields.read(value, place)
+        return self.made(**{name: known[name] for name in known.keys() & self._kinds.keys()})
+
+    def write(self, value: Any, place: str = "body") -> dict[str, object]:
+        """Return the JSON values of the object's fields."""
+        return {
+            name: kind.write(getattr(value, name), f"{place}.{name}")
+            for name, kind in self._kinds.items()
+        }
+
+    @property
+    def _kinds(self) -> Mapping[str, Type]:
+        return {**self.fields.fields, **self.fields.optional}
+
+
+def transient(**settings: Any) -> Any:
+    """Declare a field of a dataclass that its document lacks; it has a default."""
+    return field(metadata={"transient": True}, **settings)
+
+
+_SCALARS: dict[Any, Type] = {
+    bool: Flag(),
+    int: Integer(-(2**63), 2**63),
+    float: FIGURE,
+    str: String(MAX_TEXT),
+}
+
+
+@functools.cache
+def of(hint: Any, rest: Any = None) -> Any:
+    """Return the type that an annotation stands for: of a dataclass its `Form`, whose other fields
+    are of the type `rest`; of a mapping with keys that are no texts `Pairs`; `Annotated[X, type]`
+    is that type.
+    """
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return _form(hint, rest)  # type: ignore[arg-type] # is_dataclass also admits instances
+    if origin is Annotated:
+        return inner[1]
+    if origin in (types.UnionType, typing.Union):
+        return OrNull(of(next(one for one in inner if one is not types.NoneType), rest))
+    if origin is dict:
+        key, value = (of(one, rest) for one in inner)
+        return Record({}, rest=value) if inner[0] is str else Pairs(Row((key, value)))
+    if origin is tuple and inner[-1] is not Ellipsis:
+        return Row(tuple(of(one, rest) for one in inner))
+    if origin in (list, tuple):
+        return Array(of(inner[0], rest), made=origin)
+    if issubclass(hint, tuple):
+        return Row(tuple(map(of, typing.get_type_hints(hint).values())), hint._make)
+    return Choice(hint) if issubclass(hint, enum.StrEnum) else _SCALARS[hint]
+
+
+def _form(made: type[Any], rest: Any) -> Form:
+    hints = typing.get_type_hints(made, include_extras=True)
+    kinds: tuple[dict[str, Type], dict[str, Type]] = {}, {}
+    for one in dataclasses.fields(made):
+        if not one.metadata.get("transient"):
+            needed = one.default is one.default_factory  # both are missing
+            kinds[not needed][one.name] = of(hints[one.name], rest)
+    return Form(made, Record(*kinds, rest))
 
 
 @contextlib.contextmanager

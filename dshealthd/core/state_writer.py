@@ -1,21 +1,29 @@
-"""The writer of the files in `path.state`, so that the loop never waits for their disk."""
+"""The files in `path.state`, read and written so that the loop never waits for their disk."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import functools
+import logging
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dshealthd.core import background
+from dshealthd.core import background, schema, state_file
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import counter, gauge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from dshealthd.core.collector import Sample
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FAILED = counter(
     "dshealthd_state_write_failures_total",
@@ -33,6 +41,8 @@ HUNG = gauge(
     "file",
 )
 
+LOAD_DEADLINE = 2.0
+"""Seconds to read a file, which takes some 20 ms: a hung disk must not keep the agent waiting."""
 _POLL = 0.01
 """Seconds between two checks for completion; a write takes about 20 ms."""
 _writers: weakref.WeakValueDictionary[str, LatestWriter] = weakref.WeakValueDictionary()
@@ -136,3 +146,51 @@ class LatestWriter:
                 self.error = None
                 self.written += 1
                 self.last_success = time.time()
+
+
+class StateFile:
+    """A JSON file in `path.state` that is read once and then replaced as a whole.
+
+    Without a directory, nothing is kept.
+    """
+
+    def __init__(self, directory: Path | None, name: str, limit: int) -> None:
+        """Name the file after `name`, of which at most `limit` bytes are read."""
+        self.place = "" if directory is None else f"{directory}/{name}.json"
+        self._name, self._limit = name, limit
+        self._writer: LatestWriter | None = None
+        if self.place:
+            write = functools.partial(state_file.replace_in_child, self.place)
+            self._writer = LatestWriter(write, name)
+
+    async def load(self) -> Any:
+        """Return the file's document, None without a file. SchemaError, or an OSError that says why
+        it cannot be read.
+        """
+        if not self.place:
+            return None
+        read = functools.partial(state_file.read_in_child, self.place, self._limit)
+        try:
+            return schema.document(await self._call(read)) or schema.misfit("it", "is empty")
+        except FileNotFoundError:
+            return None
+
+    async def set_aside(self) -> None:
+        """Rename the file, whose content is invalid, to `*.bad`. OSError."""
+        await self._call(functools.partial(state_file.set_aside_in_child, self.place))
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        try:
+            name = f"state of {self._name}"
+            return await background.call(function, name, LOAD_DEADLINE, OSError)
+        except TimeoutError as error:
+            why = f"the disk does not answer within {LOAD_DEADLINE:g} s"
+            raise TimeoutError(errno.ETIMEDOUT, why, self.place) from error
+
+    def save(self, content: str) -> None:
+        """Write this content in the background, in place of what waits for its turn."""
+        try:
+            if self._writer is not None:
+                self._writer.put(content.encode())
+        except StartError as error:
+            log.warning("%s is not written: %s", self.place, error)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
+from dshealthd.core import schema
 from dshealthd.core.text import printable
 from dshealthd.findings.finding import ORDER, State
 
@@ -32,7 +32,7 @@ class Result:
     """Where the limit comes from."""
     component: str = ""
     """The part concerned, such as `gpu 3` or `ds_config.json: train_batch_size`."""
-    accepted: str = ""
+    accepted: str | None = None
     """Why it does not count, if the administrator accepts it."""
 
     def __post_init__(self) -> None:
@@ -42,6 +42,8 @@ class Result:
         object.__setattr__(self, "remedy", self.remedy if self.remedy.isprintable() else "")
 
 
+RESULTS = schema.of(tuple[Result, ...])
+"""Results as JSON."""
 ok = partial(Result, State.OK)
 warning = partial(Result, State.WARNING)
 critical = partial(Result, State.CRITICAL)
@@ -96,10 +98,3 @@ def check_of(
 def worst(outcomes: Iterable[State]) -> State:
     """Return the worst of these outcomes; ok if there are none."""
     return max(outcomes, key=ORDER.index, default=State.OK)
-
-
-def decode(document: Mapping[str, Any]) -> Result:
-    """Return the result in a document; KeyError, TypeError, ValueError if it holds none."""
-    fields = {field.name: str(document[field.name] or "") for field in dataclasses.fields(Result)}
-    # all but outcome are text
-    return Result(**(fields | {"outcome": State(document["outcome"])}))  # type: ignore[arg-type]

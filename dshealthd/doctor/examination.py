@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.doctor.check import Result, decode, unknown, worst
+from dshealthd.doctor.check import RESULTS, Result, unknown, worst
 from dshealthd.doctor.status_document import DEADLINE
 from dshealthd.findings.finding import ORDER, State
 from dshealthd.http.document import MAX_DOCUMENT
@@ -32,7 +32,7 @@ class Examined:
     """One check and its results."""
 
     slug: str
-    name: str
+    check: str
     title: str
     results: tuple[Result, ...]
     seconds: float
@@ -87,8 +87,8 @@ def examine(
 
 
 def _runner(check: Check[Any], context: Any) -> Callable[[Emit], object]:
-    def run(_emit: Emit) -> list[dict[str, Any]]:
-        return [dataclasses.asdict(result) for result in check.run(context)]
+    def run(_emit: Emit) -> object:
+        return RESULTS.write([*check.run(context)], "results")
 
     return run
 
@@ -98,10 +98,10 @@ def _examined(check: Check[Any], ended: Ended) -> Examined:
     if ended.problem:
         results: tuple[Result, ...] = (unknown(_why(check, ended), again),)
     else:
-        results = tuple(decode(one) for one in ended.value)
+        results = RESULTS.read(ended.value, "results")
         results = results or (unknown("the check returned no result", again),)
     results = tuple(sorted(results, key=lambda one: -ORDER.index(one.outcome)))
-    return Examined(check.slug, check.name, check.title, results, ended.seconds)
+    return Examined(check.slug, check.name, check.title, results, round(ended.seconds, 3))
 
 
 def _why(check: Check[Any], ended: Ended) -> str:
@@ -126,7 +126,7 @@ def mark_accepted(
         dataclasses.replace(
             one,
             results=tuple(
-                result if result.outcome is State.OK else mark(one.name, result)
+                result if result.outcome is State.OK else mark(one.check, result)
                 for result in one.results
             ),
         )

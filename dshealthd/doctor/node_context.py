@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core import schema
+from dshealthd.findings.finding import Finding
 from dshealthd.findings.series import of_document
 
 if TYPE_CHECKING:
@@ -39,7 +41,11 @@ class NodeContext:
     def with_document(self, document: Mapping[str, Any]) -> NodeContext:
         """Return the same context with a status document, parsed once for all checks."""
         made = dataclasses.replace(self, document=document)
-        _ = made.series, made.collectors  # cached, so that no check's process parses it again
+        _ = (
+            made.series,
+            made.collectors,
+            made.findings,
+        )  # cached, so that no check's process parses it again
         return made
 
     @property
@@ -56,6 +62,14 @@ class NodeContext:
     def collectors(self) -> dict[str, Mapping[str, Any]]:
         """The document's collectors by name, with state, reason, detail and faults."""
         return {one["name"]: one for one in self.document.get("collectors", ())}
+
+    @cached_property
+    def findings(self) -> dict[str, list[Finding]]:
+        """The document's `findings`, and those that are `watched`."""
+        kind = schema.of(list[Finding])
+        return {
+            name: kind.read(self.document.get(name, []), name) for name in ("findings", "watched")
+        }
 
     @property
     def has_gpus(self) -> bool:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
+from dshealthd.core import schema
 from dshealthd.core.text import plural, print_lines, printable
-from dshealthd.doctor.check import Result, decode, worst
+from dshealthd.doctor.check import Result, worst
 from dshealthd.doctor.examination import Examined
 from dshealthd.findings.finding import ORDER, State
+from dshealthd.http.document import Shallow
 from dshealthd.status.paint import EXIT
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 """Version of the JSON document; new keys keep it, a change of meaning increments it."""
+_CHECK: schema.Form = schema.of(Examined, Shallow())
 TERMINATION = 4096
 """Maximum bytes of a container's termination message."""
 
@@ -94,16 +96,7 @@ def _node(node: NodeReport) -> dict[str, Any]:
 
 
 def _check(one: Examined) -> dict[str, Any]:
-    return {
-        "check": one.name,
-        "slug": one.slug,
-        "title": one.title,
-        "outcome": one.outcome.value,
-        "seconds": round(one.seconds, 3),
-        "results": [
-            asdict(result) | {"accepted": result.accepted or None} for result in one.results
-        ],
-    }
+    return _CHECK.write(one) | {"outcome": one.outcome}
 
 
 def parse_node(document: Mapping[str, Any], name: str) -> NodeReport:
@@ -117,23 +110,9 @@ def parse_node(document: Mapping[str, Any], name: str) -> NodeReport:
     (node,) = document["nodes"]
     return NodeReport(
         name,
-        tuple(_parse_check(one) for one in node["checks"]),
+        tuple(_CHECK.read(one, "check") for one in node["checks"]),
         source=str(node["source"]),
         facts={str(key): str(value) for key, value in node["facts"].items()},
-    )
-
-
-def _parse_check(document: Mapping[str, Any]) -> Examined:
-    seconds = float(document["seconds"])
-    if not math.isfinite(seconds):
-        message = f"{seconds} is not a number of seconds"
-        raise ValueError(message)
-    return Examined(
-        str(document["slug"]),
-        str(document["check"]),
-        str(document["title"]),
-        tuple(decode(one) for one in document["results"]),
-        seconds,
     )
 
 
@@ -170,7 +149,7 @@ def _node_lines(node: NodeReport, paint: Paint, *, verbose: bool) -> Iterator[st
             for result in one.results:
                 if result.outcome is State.OK:
                     word = paint(State.OK, "OK".ljust(8))
-                    yield f"  {word}  {printable(one.name)}: {result.text}"
+                    yield f"  {word}  {printable(one.check)}: {result.text}"
     yield ""
 
 
@@ -187,7 +166,7 @@ def _headline(node: NodeReport) -> str:
 def _lines(one: Examined, result: Result, paint: Paint) -> Iterator[str]:
     state = result.outcome
     word = paint(State.OK, "ACCEPTED") if result.accepted else paint(state, state.upper().ljust(8))
-    yield f"  {word}  {printable(one.name)}: {result.text}"
+    yield f"  {word}  {printable(one.check)}: {result.text}"
     if result.limit:
         value = f"{result.value} against " if result.value else ""
         source = f" ({result.source})" if result.source else ""

@@ -7,7 +7,7 @@ alerts agree.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import is_of_job
 from dshealthd.doctor.check import Check, Result, ok, unknown
@@ -17,7 +17,9 @@ from dshealthd.findings.judgement import words
 from dshealthd.probe.options import ProbeOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
+
+    from dshealthd.findings.finding import Finding
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def snapshot_check(
             if text == "ok":
                 text = without if metric and not any(context.series(metric)) else title
             watched = _of(context, "watched", slug, alerts)
-            signs = "; ".join(f"{one['summary']}: {one['detail']}" for one in watched)
+            signs = "; ".join(f"{one.summary}: {one.detail}" for one in watched)
             yield ok(f"no finding yet, as it has not lasted: {signs}" if signs else text)
 
     return SnapshotCheck(slug, name, title, run, collectors=collectors, alerts=alerts)
@@ -85,26 +87,26 @@ def _without_agent(context: NodeContext) -> Result:
 
 def _of(
     context: NodeContext, section: str, slug: str, alerts: str | tuple[str, ...]
-) -> list[Mapping[str, Any]]:
+) -> list[Finding]:
     return [
         finding
-        for finding in context.document.get(section, ())
-        if finding["slug"] == slug
-        and finding["alert"].startswith(alerts)
-        and finding["severity"] != State.UNKNOWN.value
+        for finding in context.findings[section]
+        if finding.slug == slug
+        and finding.alert.startswith(alerts)
+        and finding.severity is not State.UNKNOWN
     ]
 
 
-def result_of(finding: Mapping[str, Any]) -> Result:
-    """Return the result that shows a finding, from its document."""
+def result_of(finding: Finding) -> Result:
+    """Return the result that shows a finding."""
     return Result(
-        State(finding["severity"]),
-        f"{finding['summary']}: {finding['detail']}",
-        remedy=finding["first_step"],
-        value=_figure(finding["value"]),
-        limit=_figure(finding["limit"]),
-        source=finding["limit_source"] or finding["source"],
-        component=component(finding["part"]),
+        finding.severity,
+        f"{finding.summary}: {finding.detail}",
+        remedy=finding.first_step,
+        value=_figure(finding.value),
+        limit=_figure(finding.limit),
+        source=finding.limit_source or finding.source,
+        component=component(finding.part),
     )
 
 

@@ -22,7 +22,12 @@ from dshealthd.evidence import (
     stacks,
     summary,
 )
-from dshealthd.evidence.findings import CollectedEvidence, HangCase, RankEvidence
+from dshealthd.evidence.findings import (
+    CollectedEvidence,
+    HangCase,
+    NodeMembers,
+    RankEvidence,
+)
 from dshealthd.explain import dumps
 from dshealthd.explain.group_verdicts import judge_dumps
 from dshealthd.jobs.ras.protocol import MAX_ANSWER
@@ -80,9 +85,6 @@ class Collection:
         self._bundle = bundle
         self._py_spy = py_spy
         self._log_paths = log_paths
-        self._environments: dict[int, Mapping[str, str]] = {}
-        self._world: dict[int, int | None] = {}
-        self._members: dict[int, JobProcess] = {}
 
     def begin(
         self,
@@ -182,16 +184,9 @@ class Collection:
                 f"environments of the ranks, and with them RAS and flight recorders: {step.problem}"
             )
         else:
-            for found in step.value["ranks"]:
-                ranks[found["pid"]] = RankEvidence(found["job"], found["rank"], found["pid"])
-                self._environments[found["pid"]], self._world[found["pid"]] = (
-                    found["environment"],
-                    found["world"],
-                )
-                self._members[found["pid"]] = JobProcess(
-                    found["pid"], found["start"], found["parent"], found["rank"]
-                )
-            for reason, count in step.value["unseen"].items():
+            found: NodeMembers = members.MEMBERS.read(step.value)
+            ranks = {rank.pid: rank for rank in found.ranks}
+            for reason, count in found.unseen.items():
                 self.findings.missing.append(
                     f"{plural(count, 'process', 'processes')} could not be inspected and "
                     f"may be ranks too: {reason}"
@@ -211,14 +206,13 @@ class Collection:
             stacks.take, host=self._host, pid=rank.pid, rank=rank.rank, program=self._py_spy
         )
         yield Step(f"stacks {rank.pid}", stacked, 20.0)
-        environment = self._environments.get(rank.pid)
-        if environment is not None:
+        if rank.environment is not None:
             recorded = functools.partial(
                 flight_recorder.take,
                 host=self._host,
                 pid=rank.pid,
                 rank=rank.rank,
-                environment=environment,
+                environment=rank.environment,
             )
             patience = flight_recorder.PATIENCE + 5.0
             size = dumps.MAX_DUMP + 1
@@ -227,7 +221,7 @@ class Collection:
     def _ask_ras(self) -> Function | None:
         """Return the step that queries NCCL RAS; None if another node queries it or none can."""
         case = self.findings.case
-        ranks = [rank for rank in self.findings.ranks if rank.pid in self._environments]
+        ranks = [rank for rank in self.findings.ranks if rank.environment is not None]
         if not ranks:
             return None
         if not case.job and len({rank.job for rank in ranks}) > 1:
@@ -236,14 +230,12 @@ class Collection:
         if not case.always_ask and all(rank.rank != 0 for rank in ranks):
             self.findings.missing.append("NCCL RAS: queried by the node of rank 0")
             return None
-        environment, world = self._environments[ranks[0].pid], self._world[ranks[0].pid]
-        members = [self._members[rank.pid] for rank in ranks]
         return functools.partial(
             nccl_ras.ask,
             host=self._host,
-            environment=environment,
-            members=members,
-            world_size=world,
+            environment=ranks[0].environment or {},
+            members=[JobProcess(one.pid, one.start, one.parent, one.rank) for one in ranks],
+            world_size=ranks[0].world,
         )
 
     def _note(self, step: Ended) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core import schema, wire
-from dshealthd.core.child import channel, spawn, streams
+from dshealthd.collection.worker_process import Channel
+from dshealthd.core.child import channel, spawn
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Mapping, Sequence
 
     from dshealthd.core.child import Child
@@ -22,17 +20,14 @@ GRACE = 1.0
 
 
 class CollectionProcess:
-    """The collecting process and the socket to it.
+    """The collecting process and the channel to it.
 
     It has a session of its own, so that no terminal signal reaches it.
     """
 
-    def __init__(
-        self, child: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, child: Child, frames: Channel) -> None:
         self._child = child
-        self._reader = reader
-        self._writer = writer
+        self._frames = frames
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> CollectionProcess:
@@ -43,35 +38,26 @@ class CollectionProcess:
         what = "the evidence process"
         with channel(what) as (ours, theirs):
             child = spawn(what, [*command, str(theirs.fileno())], descriptors=[theirs.fileno()])
-            return cls(child, *await streams(ours))
+            return cls(child, await Channel.opened(ours))
 
-    async def send(self, message: Mapping[str, Any]) -> None:
-        """Send the collecting process a frame. ConnectionError if it has ended."""
-        self._writer.write(wire.pack(message))
-        await self._writer.drain()
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send the collecting process a frame."""
+        self._frames.send(message)
 
     async def receive(self) -> dict[str, Any]:
         """Return the collecting process's next frame.
 
-        ValueError or TypeError if it is malformed, IncompleteReadError or ConnectionError if the
-        process has ended.
+        ValueError if it is malformed, EOFError if the process has ended.
         """
-        (size,) = wire.LENGTH.unpack(await self._reader.readexactly(wire.LENGTH.size))
-        if size > wire.MAX_FRAME:
-            message = f"a frame of {size} bytes"
-            raise ValueError(message)
-        with schema.reading("the frame"):
-            found = json.loads(await self._reader.readexactly(size))
-        if not isinstance(found, dict):
-            message = "not a JSON object"
-            raise TypeError(message)
-        return found
+        while (message := self._frames.receive()) is None:
+            await self._frames.changed()
+        return message
 
     async def end(self) -> None:
         """Close the channel, and kill the collecting process if it does not exit.
 
         Its children end with it. A process that cannot be killed is left behind.
         """
-        self._writer.close()
+        self._frames.close()
         if not (await self._child.ends(GRACE) or await self._child.killed(GRACE)):
             log.error("evidence: process %d cannot be killed", self._child.pid)

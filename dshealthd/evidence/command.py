@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from dshealthd.config.config import Config
+    from dshealthd.evidence.findings import NodeMembers
     from dshealthd.http.client import Access
 
 EXIT_FAILURE = 1
@@ -39,8 +40,9 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
             f"cannot inspect the processes of this node: {printable(step.problem)}", error=True
         )
         return EXIT_FAILURE
-    if not step.value["ranks"]:
-        print_lines(_nobody(job, step.value), error=True)
+    found: NodeMembers = members.MEMBERS.read(step.value)
+    if not found.ranks:
+        print_lines(_nobody(job, found), error=True)
         return EXIT_FAILURE
     if not loaded.path.state.is_dir():
         print_lines(
@@ -49,10 +51,10 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
             error=True,
         )
         return EXIT_FAILURE
-    job = job or only(step.value["jobs"])
+    job = job or only(found.jobs)
     document, metrics = _from_agent(loaded, access)
     print_lines(
-        f"inspecting {plural(len(step.value['ranks']), 'rank')}; this takes 10 to "
+        f"inspecting {plural(len(found.ranks), 'rank')}; this takes 10 to "
         f"{loaded.section(EvidenceOptions).deadline:.0f} s",
         error=True,
     )
@@ -108,13 +110,13 @@ def _from_agent(loaded: Config, access: Access) -> tuple[Mapping[str, Any], Call
     return document, metrics
 
 
-def _nobody(job: str | None, answer: Mapping[str, Any]) -> str:
+def _nobody(job: str | None, found: NodeMembers) -> str:
     lines = [f"no job {job} on this node" if job else "no training process on this node"]
-    if answer["jobs"]:
-        lines.append(f"jobs here: {', '.join(answer['jobs'])}")
+    if found.jobs:
+        lines.append(f"jobs here: {', '.join(found.jobs)}")
     lines += [
         f"{plural(count, 'process', 'processes')} could not be inspected: {reason}"
-        for reason, count in answer["unseen"].items()
+        for reason, count in found.unseen.items()
     ]
     if os.geteuid() != 0:
         lines.append("run as root to see those of other users")

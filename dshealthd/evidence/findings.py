@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from dshealthd.core import schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +47,31 @@ class RankEvidence:
     job: str
     rank: int
     pid: int
-    facts: dict[str, Any] = field(default_factory=dict)
+    start: int = 0
+    parent: int = 0
+    world: int | None = None
+    environment: dict[str, Annotated[str, schema.String()]] | None = None
+    """Variables that the steps of a collection use; None if it could not be inspected."""
+    facts: dict[str, Any] = schema.transient(default_factory=dict)
     """Answers of the steps `kernel`, `stacks` and `recorder`."""
-    problems: dict[str, str] = field(default_factory=dict)
+    problems: dict[str, str] = schema.transient(default_factory=dict)
     """Why a step has no answer."""
 
     @property
     def file(self) -> str:
         """Prefix of the names of the rank's evidence files."""
         return file_of(self.rank, self.pid)
+
+
+@dataclass(slots=True)
+class NodeMembers:
+    """The ranks on this node, as a process of its own has found them."""
+
+    ranks: list[RankEvidence]
+    jobs: list[str]
+    """All jobs of the node."""
+    unseen: dict[str, int]
+    """Number of processes that could not be inspected, by reason."""
 
 
 @dataclass(slots=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core import schema
 from dshealthd.core.collector import Context
+from dshealthd.evidence.findings import NodeMembers, RankEvidence
 from dshealthd.evidence.flight_recorder import DUMPS, PIPE
 from dshealthd.jobs.ownership import claimed
 from dshealthd.jobs.processes import ProcessTable, Unseen
@@ -28,12 +31,12 @@ MAX_SWEEPS = 16
 """Sweeps of the process table, each of which reads 32 MiB of environments."""
 _NEEDED = frozenset((PIPE, *DUMPS, "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"))
 """Variables that the steps of a collection use."""
+MEMBERS = schema.of(NodeMembers)
 
 
 def find(_emit: Emit, host: Host, job: str, pids: Collection[int] = ()) -> dict[str, Any]:
-    """Return the ranks of `job` on this node, or of all jobs if it is empty.
-
-    Also return the node's jobs, and the number of uninspected processes by reason. `pids` are known
+    """Return the ranks of `job` on this node, or of all jobs if it is empty, as the JSON of
+    `NodeMembers`. `pids` are known
     ranks of the job: if any of them exist, only processes of their users count as its ranks.
     """
     context = Context(host=host, monotonic=time.monotonic, wall=time.time, sweep=1)
@@ -49,31 +52,18 @@ def find(_emit: Emit, host: Host, job: str, pids: Collection[int] = ()) -> dict[
             for process in processes
             if process.user in users and process.claimed == claimed(job)
         ]
-    found: list[dict[str, Any]] = [
-        {
-            "job": run.job,
-            "rank": process.launch.rank,
-            "pid": process.pid,
-            "start": process.start,
-            "parent": process.parent,
-            "user": process.user,
-            "world": run.world_size,
-            "environment": {
-                name: value for name, value in process.environment.items() if name in _NEEDED
-            },
-        }
-        for run in Ranks().runs(processes, table.machine)
-        if not job or run.job == job
-        for process in run.processes
-    ]
-    jobs = sorted({process.job for process in processes})
     turns = Counter[int | None]()
-    for entry in found:
-        entry["turn"] = turns[entry["user"]]
-        turns[entry["user"]] += 1
-    fair = sorted(found, key=lambda entry: entry.pop("turn"))
-    return {
-        "ranks": fair[:MAX_RANKS],
-        "jobs": jobs,
-        "unseen": {str(reason): count for reason, count in table.unseen.items() if count},
-    }
+    found = []
+    for run in Ranks().runs(processes, table.machine):
+        for process in run.processes if not job or run.job == job else ():
+            needed = {
+                name: process.environment[name] for name in _NEEDED & process.environment.keys()
+            }
+            place = process.launch.rank, process.pid, process.start, process.parent
+            rank = RankEvidence(run.job, *place, run.world_size, needed)
+            found.append((turns[process.user], rank))
+            turns[process.user] += 1
+    fair = [rank for _, rank in sorted(found, key=operator.itemgetter(0))]
+    unseen = {str(reason): count for reason, count in table.unseen.items() if count}
+    jobs = sorted({process.job for process in processes})
+    return dict(MEMBERS.write(NodeMembers(fair[:MAX_RANKS], jobs, unseen)))

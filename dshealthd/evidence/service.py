@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import logging
 import socket
@@ -221,12 +220,12 @@ class Evidence:
 
         async def collected() -> dict[str, Any]:
             nonlocal bundle
-            await process.send(self._request(case))
+            process.send(self._request(case))
             answer = await process.receive()
             if "bundle" in answer:
                 bundle = answer["bundle"]
                 await asyncio.sleep(self._interval)
-                await process.send({"metrics": self._metrics(), "interval": self._interval})
+                process.send({"metrics": self._metrics(), "interval": self._interval})
                 answer = await process.receive()
             return answer
 
@@ -244,7 +243,7 @@ class Evidence:
                     bundle,
                 )
             )
-        except (asyncio.IncompleteReadError, ConnectionError, *documents.MISSHAPEN) as error:
+        except (EOFError, *documents.MISSHAPEN) as error:
             await self.remember()
             return self._count(Taken("failed", f"the collecting process failed: {error!r}", bundle))
         finally:
@@ -303,7 +302,7 @@ class Evidence:
         options = self.options
         document = self._document()
         return {
-            "case": dataclasses.asdict(case),
+            "case": case,
             "host": encode(self._host),
             "directory": str(self.directory),
             "begun": self._wall(),

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dshealthd.core import schema
 from dshealthd.core.collector import gauge
-from dshealthd.findings.record import MAX_TEXT, Entry, boot
+from dshealthd.findings.entry import Entry
+from dshealthd.findings.record import boot
 from dshealthd.jobs.environment import RENDEZVOUS, natural, scheduled
-from dshealthd.jobs.goodput import Goodput, quantiles
+from dshealthd.jobs.goodput import Card, Goodput, Slowest, quantiles
 from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.ranks import digest
@@ -33,9 +34,8 @@ if TYPE_CHECKING:
     from dshealthd.jobs.heartbeats.sender import Sender
     from dshealthd.jobs.processes import TrainingProcess
 
-    Key = tuple[int, int]
-    """Pid and start of a process."""
-
+Key = tuple[int, int]
+"""Pid and start of a process."""
 SPENT = gauge(
     "dshealthd_job_time_seconds",
     "Seconds that this node's ranks of a job have spent since they were started, summed over "
@@ -67,12 +67,8 @@ _ENDS = {
     ExitKind.FAILED: "failed with an exit status other than 0",
 }
 """Ends of a rank that end its job, as the rank's verb."""
-_KEPT = ("run", "job", "user", "mark", "world_size", "launcher", "again")
-_NUMBERS = {
-    **dict.fromkeys(("begin", "last"), schema.UNIX_TIME),
-    **dict.fromkeys(("earlier", "reached"), schema.Integer()),
-}
-"""Fields of an attempt that outlive the agent."""
+_Time = Annotated[float, schema.UNIX_TIME]
+_Natural = Annotated[int, schema.Integer()]
 _PAUSES = {HangClass.SUSPENDED, HangClass.DEBUGGER}
 """Standstills that are no hang, and no work either."""
 
@@ -94,23 +90,33 @@ class Attempt:
 
     run: str
     job: str
-    user: int | None
-    mark: int
+    user: _Natural | None
+    mark: _Natural
     """What its ranks on all nodes share, and no ranks of an attempt beside or before it."""
     world_size: int | None
-    earlier: int
+    earlier: _Natural
     """Attempts before it that are known."""
-    reached: int
+    reached: _Natural
     """Steps that those have made."""
-    begin: float
-    alive: float
-    last: float
+    begin: _Time
+    last: _Time
     launcher: str = ""
+    alive: float = schema.transient(default=0.0)
     again: bool = False
     """Whether it is not the first."""
-    hang: tuple[str, str] | None = None
+    hang: tuple[str, str] | None = schema.transient(default=None)
     """Ranks that were waited for, and why it is hung, while it is."""
     members: dict[Key, AttemptRank] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Unended:
+    """The attempts that have not ended, as they outlive the agent."""
+
+    boot: str
+    launchers: dict[str, tuple[str, _Time]]
+    """By launcher that starts its ranks anew: the run's name, and when its last attempt ended."""
+    open: list[Attempt]
 
 
 def _restarts(process: TrainingProcess) -> list[int]:
@@ -127,7 +133,7 @@ class Attempts:
         self._launchers: dict[str, tuple[str, float]] = {}
         """By launcher that starts its ranks anew: the run's name, and when its last attempt
         ended."""
-        self._restored: dict[str, Any] | None = None
+        self._restored: Unended | None = None
         self.changed = False
         """Whether one has begun or ended since `document` was called."""
 
@@ -197,7 +203,6 @@ class Attempts:
                 len(earlier),
                 max((int(entry.value or 0) for entry in earlier), default=0),
                 wall - (now - sender.goodput.at) - sum(sender.goodput.spent.values()),
-                now,
                 wall,
                 launcher,
                 again=bool(earlier) or any(_restarts(process)),
@@ -251,13 +256,13 @@ class Attempts:
             reason, part, says = "", "", "runs"
         return Entry(
             kind="run",
-            what=attempt.run[:MAX_TEXT],
-            says=says[:MAX_TEXT],
+            what=attempt.run,
+            says=says,
             begin=max(0.0, round(attempt.begin, 3)),
             end=None,
-            part=part[:MAX_TEXT],
+            part=part,
             reason=reason,
-            job=attempt.job[:MAX_TEXT],
+            job=attempt.job,
             value=float(min(m.goodput.step for m in attempt.members.values())),
             card=_card(attempt),
         )
@@ -279,44 +284,17 @@ class Attempts:
     def document(self) -> dict[str, Any]:
         """Return them for the agent's state."""
         self.changed = False
-        return {
-            "boot": boot()[0],
-            "launchers": self._launchers,
-            "open": [
-                {name: getattr(attempt, name) for name in (*_KEPT, *_NUMBERS)}
-                | {
-                    "members": [
-                        [*key, member.rank, member.goodput.document()]
-                        for key, member in attempt.members.items()
-                    ]
-                }
-                for attempt in self._open
-            ],
-        }
+        told = Unended(boot()[0], self._launchers, self._open)
+        return dict(schema.of(Unended).write(told, "runs"))
 
     def restore(self, document: Any) -> None:
-        """Restore what `document` returned, once `resume` is called. Raise one of
-        `documents.MISSHAPEN` if it is not that.
+        """Restore what `document` returned, once `resume` is called. Raise SchemaError if it is not
+        that.
         """
-        made = []
-        for row in document["open"]:
-            members = {
-                (int(pid), int(start)): AttemptRank(int(rank), Goodput.restored(account))
-                for pid, start, rank, account in row["members"]
-            }
-            known = {name: row[name] for name in _KEPT} | {
-                name: kind.read(row[name], name) for name, kind in _NUMBERS.items()
-            }
-            attempt = Attempt(**known, alive=0.0, members=members)
-            shown = self._entry(attempt)
-            shown.end = attempt.last
-            Entry.parse(schema.document(shown.text()))  # it can be shown
-            made.append(attempt)
-        launchers = {
-            str(name): (str(run), schema.UNIX_TIME.read(ended, "ended"))
-            for name, (run, ended) in document["launchers"].items()
-        }
-        self._restored = {"boot": str(document["boot"]), "open": made, "launchers": launchers}
+        found: Unended = schema.of(Unended).read(document, "runs")
+        if not all(attempt.members for attempt in found.open):
+            schema.misfit("runs.open", "has an attempt without ranks")
+        self._restored = found
 
     def resume(self, now: float) -> None:
         """Go on with the attempts of an earlier agent; those of before a boot have ended with it.
@@ -326,13 +304,13 @@ class Attempts:
         if (before := self._restored) is None:
             return
         self._restored = None
-        if before["boot"] == boot()[0]:
-            self._launchers |= before["launchers"]
-            self._open += before["open"]
-            for attempt in before["open"]:
+        if before.boot == boot()[0]:
+            self._launchers |= before.launchers
+            self._open += before.open
+            for attempt in before.open:
                 attempt.alive = now + AWAY - GONE
             return
-        for attempt in before["open"]:
+        for attempt in before.open:
             self._end(attempt, "boot", "the node went down or was booted anew")
 
 
@@ -368,29 +346,25 @@ def _times(attempt: Attempt) -> dict[str, float]:
     return whole
 
 
-def _card(attempt: Attempt) -> dict[str, Any]:
-    """Return what `jobs.goodput.CARD` describes."""
+def _card(attempt: Attempt) -> Card:
     members = attempt.members.values()
     accounts = [member.goodput for member in members]
-    card: dict[str, Any] = {
-        "mark": attempt.mark,
-        "ranks": len(members),
-        "again": attempt.again,
-        "times": {part: round(seconds, 3) for part, seconds in _times(attempt).items()},
-    }
-    optional = {
-        "user": attempt.user,
-        "world_size": attempt.world_size,
-        "first_step": min((one.began for one in accounts if one.began is not None), default=None),
-        "failed": min((m.at for m in members if m.how in _ENDS), default=None),
-        "memory_peak_bytes": max((one.peak for one in accounts if one.peak), default=None),
-        "step_seconds": quantiles(accounts),
-        "slowest": _slowest(attempt),
-    }
-    return card | {name: value for name, value in optional.items() if value is not None}
+    return Card(
+        attempt.mark,
+        len(members),
+        attempt.again,
+        {part: round(seconds, 3) for part, seconds in _times(attempt).items()},
+        attempt.user,
+        attempt.world_size,
+        first_step=min((one.began for one in accounts if one.began is not None), default=None),
+        failed=min((m.at for m in members if m.how in _ENDS), default=None),
+        memory_peak_bytes=max((one.peak for one in accounts if one.peak), default=None),
+        step_seconds=quantiles(accounts),
+        slowest=_slowest(attempt),
+    )
 
 
-def _slowest(attempt: Attempt) -> dict[str, Any] | None:
+def _slowest(attempt: Attempt) -> Slowest | None:
     """Return the rank here with the most own work in a step, and what others have."""
     works = sorted(
         (*found, member.rank, member.goodput.role)
@@ -400,10 +374,5 @@ def _slowest(attempt: Attempt) -> dict[str, Any] | None:
     if not works:
         return None
     work, wait, rank, role = works[-1]
-    return {
-        "rank": rank,
-        "work_seconds": work,
-        "step_seconds": work + wait,
-        "usual_seconds": statistics.median_low(own for own, *_, of in works if of == role),
-        "next_seconds": works[-2][0] if len(works) > 1 else 0.0,
-    }
+    usual = statistics.median_low(own for own, *_, of in works if of == role)
+    return Slowest(rank, work, work + wait, usual, works[-2][0] if len(works) > 1 else 0.0)

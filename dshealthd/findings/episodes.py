@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import schema
-from dshealthd.findings.finding import FIGURE, Finding, State, Verdict, finite
+from dshealthd.findings.finding import Finding, State, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -47,6 +47,9 @@ class Episode:
         if now - self.began >= self.finding.page_seconds:
             return self.finding
         return dataclasses.replace(self.finding, severity=State.WARNING)
+
+
+_KEPT = schema.of(list[Episode])
 
 
 class Episodes:
@@ -171,53 +174,24 @@ class Episodes:
             return episode.began + episode.finding.hold_seconds
         return episode.seen + episode.finding.keep_seconds
 
-    def document(self, now: float) -> list[Any]:
-        """Return the episodes for JSON, with ages in place of times."""
+    def document(self) -> object:
+        """Return the findings for JSON, with times by its clock."""
         self.changed = False
-        return [
-            {
-                "finding": episode.finding.document(),
-                "keep": episode.finding.keep_seconds,
-                "variant": episode.finding.variant,
-                "page": episode.finding.page_seconds,
-                "rule": episode.finding.rule,
-                "worst": finite(episode.worst),
-                "age": round(now - episode.began, 3),
-                "unseen": round(now - episode.seen, 3),
-            }
-            for episode in self._episodes.values()
-            if episode.opened
-        ]
+        return _KEPT.write([one for one in self._episodes.values() if one.opened], "findings")
 
-    def restore(self, document: Iterable[Any], now: float, known: Callable[[str], bool]) -> None:
-        """Restore what `document` returned, for findings that this release still knows.
+    def restore(
+        self, document: Any, clock: float, now: float, known: Callable[[str], bool]
+    ) -> None:
+        """Restore what `document` returned, for findings that this release still knows. It was at
+        `clock` by the clock of that agent, which is `now` by this one's.
 
         Raise SchemaError if it is not that, and restore nothing.
         """
-        restored = {}
-        with schema.reading("a finding"):
-            for row in document:
-                finding = dataclasses.replace(
-                    Finding.parse(row["finding"], float(row["keep"]), str(row["variant"])),
-                    page_seconds=float(row["page"]),
-                    rule=str(row["rule"]),
-                )
-                worst = row["worst"]
-                worst = None if worst is None else FIGURE.read(worst, "worst")
-                ages = float(row["age"]), float(row["unseen"])
-                if not all(map(math.isfinite, (*ages, finding.keep_seconds, finding.page_seconds))):
-                    schema.misfit("an age", "is not finite")
-                if known(finding.alert):
-                    restored[finding.key] = Episode(
-                        finding,
-                        now - ages[0],
-                        now - ages[1],
-                        opened=True,
-                        worst=worst,
-                        exported=ages[0] >= finding.hold_seconds,
-                    )
+        restored = _KEPT.read(document, "findings")
+        for episode in restored:
+            episode.began, episode.seen = episode.began + now - clock, episode.seen + now - clock
         # They began before anything that was seen since.
-        self._episodes |= restored
+        self._episodes |= {one.finding.key: one for one in restored if known(one.finding.alert)}
         self._now = now
 
 

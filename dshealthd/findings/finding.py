@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import enum
-import sys
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dshealthd.core import schema
 
@@ -15,16 +14,9 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 """Version of `findings` and `verdict` in `/api/v1/status`; see docs/status-api.md."""
-MAX_TEXT = 1000
-"""Most characters of a text; errors of drivers and file systems can be long."""
-_TEXTS = (
-    *("slug", "alert", "component", "part", "summary", "detail", "first_step", "runbook"),
-    *("reason", "source", "limit_source", "training_job"),
-)
-"""Fields of a finding's document that are texts."""
-FIGURE = schema.Number(-sys.float_info.max, sys.float_info.max)
-_FIGURES = {"value": FIGURE, "limit": FIGURE, "since": schema.UNIX_TIME}
-"""Fields of a finding's document that are numbers, or null."""
+Moment = Annotated[float | None, schema.OrNull(schema.UNIX_TIME)]
+_INTERNAL = ("origins", "keep_seconds", "page_seconds", "rule", "variant")
+"""Fields that only the agent's own state has."""
 
 
 class State(enum.StrEnum):
@@ -111,7 +103,7 @@ class Finding:
     limit: float | None = None
     source: str = ""
     limit_source: str = ""
-    since: float | None = None
+    since: Moment = None
     """Unix time in seconds at which it began.
 
     None where the source does not give it, until `Episodes` fills it in.
@@ -143,37 +135,8 @@ class Finding:
 
     def document(self) -> dict[str, Any]:
         """Return the finding for JSON; a number that JSON cannot represent is null."""
-        return {
-            **{name: _text(getattr(self, name)) for name in _TEXTS},
-            "severity": str(self.severity),
-            "value": finite(self.value),
-            "limit": finite(self.limit),
-            "since": None if (since := finite(self.since)) is None else round(since, 3),
-            "hold_seconds": finite(self.hold_seconds) or 0.0,
-            "trend": self.trend,
-        }
-
-    @classmethod
-    def parse(cls, document: Mapping[str, Any], keep_seconds: float, variant: str = "") -> Finding:
-        """Return the finding in a document. Raise one of `documents.MISSHAPEN` if it is none."""
-        texts = {name: document[name] for name in _TEXTS}
-        if not all(isinstance(text, str) for text in texts.values()):
-            message = f"a finding has other than texts: {texts}"
-            raise TypeError(message)
-        value, limit, since = (
-            None if document[name] is None else kind.read(document[name], name)
-            for name, kind in _FIGURES.items()
-        )
-        return cls(
-            **texts,
-            value=value,
-            limit=limit,
-            since=since,
-            severity=State(document["severity"]),
-            hold_seconds=FIGURE.read(document["hold_seconds"], "hold_seconds"),
-            keep_seconds=keep_seconds,
-            variant=variant,
-        )
+        whole = schema.of(Finding).write(self)
+        return {name: value for name, value in whole.items() if name not in _INTERNAL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,17 +164,7 @@ class Verdict:
         """Return the status document's fields about findings."""
         return {
             "schema": SCHEMA,
-            "verdict": str(self.state),
+            "verdict": self.state,
             "findings": [finding.document() for finding in self.findings],
             "watched": [finding.document() for finding in self.watched],
         }
-
-
-def finite(value: float | None) -> float | None:
-    """Return a number, None if JSON cannot represent it."""
-    # An integer beyond all floats has no use either, and `isfinite` raises for it.
-    return value if value is not None and abs(value) <= sys.float_info.max else None
-
-
-def _text(text: str) -> str:
-    return text[:MAX_TEXT].encode(errors="replace").decode()

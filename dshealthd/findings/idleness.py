@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 from dshealthd.core import schema
 from dshealthd.core.collector import gauge
@@ -30,7 +30,7 @@ from dshealthd.jobs.hangs.silence import FLOOR, MARGIN
 from dshealthd.linux.activity import BUSY, IDLE_SHARE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from dshealthd.findings.series import Series
 
@@ -60,18 +60,18 @@ start`, a shell) a few.
 """
 SLACK = 30.0
 """Most seconds between two judgements that count: three samples."""
-_SECONDS = schema.Number(0, 1e9)
+_Seconds = Annotated[float, schema.Number(0, 1e9)]
 
 
 @dataclass(slots=True)
-class _Rest:
+class Rest:
     """What is remembered of a job."""
 
-    began: float | None = None
+    began: float | None = schema.transient(default=None)
     """Monotonic time since which it has been idle; None while it is not known to be."""
-    longest: float = 0.0
+    longest: _Seconds = 0.0
     """The longest rest that has ended, seconds."""
-    worked: float = 0.0
+    worked: _Seconds = 0.0
     """Seconds for which all its ranks here have been at work, at the same time."""
 
     def limit(self, watchdog: float) -> float:
@@ -87,18 +87,19 @@ class _Rest:
 class Idleness:
     """Remembers the rests of this node's jobs."""
 
-    _jobs: dict[str, _Rest] = field(default_factory=dict)
-    _at: float = math.nan
+    jobs: dict[str, Rest] = field(default_factory=dict)
+    """Not since when they are idle, once another agent has looked."""
+    at: float = schema.transient(default=math.nan)
     """Monotonic time of the last look."""
 
     def settle(self, series: Series, now: float) -> None:
         """Add to `series` for how long each job has been idle, at monotonic time `now`."""
-        elapsed = min(now - self._at, SLACK) if now > self._at else 0.0
-        self._at = now
+        elapsed = min(now - self.at, SLACK) if now > self.at else 0.0
+        self.at = now
         jobs = by(series("job_watchdog_seconds"), "training_job", min)
         here = by(series("job_ranks"), "training_job")
-        self._jobs = {job: self._jobs.get(job) or _Rest() for job in jobs}
-        for job, rest in self._jobs.items():
+        self.jobs = {job: self.jobs.get(job) or Rest() for job in jobs}
+        for job, rest in self.jobs.items():
             works = at_work(series, job, int(here.get(job, 0.0)))
             idle = works is not None and not any(works.values())
             if idle:
@@ -120,20 +121,6 @@ class Idleness:
                 and not judged_by_heartbeats(series, job)
             ):
                 series.add([RANKS(here[job], job)])
-
-    def document(self) -> dict[str, Any]:
-        """Return what outlives the agent, for JSON: not since when a job is idle, as nobody
-        looked.
-        """
-        return {job: [rest.longest, rest.worked] for job, rest in self._jobs.items()}
-
-    def restore(self, document: Mapping[str, Any]) -> None:
-        """Restore what `document` returned. Raise SchemaError if it is not that."""
-        with schema.reading("the rests of jobs"):
-            self._jobs = {
-                str(job): _Rest(None, _SECONDS.read(longest, job), _SECONDS.read(worked, job))
-                for job, (longest, worked) in document.items()
-            }
 
 
 def at_work(series: Series, job: str, ranks: int) -> dict[str, bool] | None:

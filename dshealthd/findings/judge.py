@@ -14,15 +14,15 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.config import registry
-from dshealthd.core import background, documents, schema, state_file, state_writer
-from dshealthd.core.child import StartError
+from dshealthd.core import documents, schema, state_writer
 from dshealthd.core.collector import Reason, counter, gauge
 from dshealthd.core.result import CollectionOutcome
-from dshealthd.core.state_writer import LatestWriter
+from dshealthd.core.state_writer import StateFile
 from dshealthd.findings import coverage, fabric, idleness, stalls
 from dshealthd.findings.agent import CRASHED
 from dshealthd.findings.attempts import Attempts
 from dshealthd.findings.catalogue import catalogue, starting, unread
+from dshealthd.findings.entry import Entry
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State, Verdict
 from dshealthd.findings.gpu_history import GpuHistory
@@ -31,7 +31,7 @@ from dshealthd.findings.judgement import judgement_of, pending, series_of, unrea
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.findings.past import Past
-from dshealthd.findings.record import Entry, NodeRecord, boot
+from dshealthd.findings.record import NodeRecord, boot
 from dshealthd.findings.trends import Trends
 
 if TYPE_CHECKING:
@@ -86,11 +86,8 @@ days long, and of where an attempt's time went.
 """
 MAX_EXPORTED = 100
 """Most findings exported; a node has as many only if something is wrong with the judge."""
-FILE = "findings.json"
 MAX_FILE = 8 << 20
 """Most bytes of the state file; it has some 100 KiB."""
-LOAD_DEADLINE = 2.0
-"""Seconds to read the state file; a hung disk must not keep the node from being judged."""
 SAVE_DEADLINE = 2.0
 """Seconds for the last write at shutdown."""
 VERSION = 1
@@ -131,11 +128,7 @@ class Judge:
         """Monotonic time of the last judgement."""
         self._saved = -math.inf
         self._problem = ""
-        self._file = None if state is None else str(state / FILE)
-        self._writer: LatestWriter | None = None
-        if self._file is not None:
-            write = functools.partial(state_file.replace_in_child, self._file)
-            self._writer = LatestWriter(write, self.name)
+        self._file = StateFile(state, self.name, MAX_FILE)
         self._loaded = self._running = self._failed = False
         self._whole = False
         """Whether the last judgement had a result of each source."""
@@ -268,8 +261,7 @@ class Judge:
         """Return the last hour of the node's figures, as JSON for `/api/v1/trends`."""
         node, _ = self._names()
         wall = self._wall()
-        ended = (entry for entry, _ in self._record.shown(wall))
-        begun = [*ended, *self._lasting(self._monotonic())]
+        begun = [*self._record.shown(wall), *self._lasting(self._monotonic())]
         return self._trends.document(node, wall, begun)
 
     def _lasting(self, now: float) -> list[Entry]:
@@ -335,32 +327,26 @@ class Judge:
         self._record.begin(self._wall(), boot(), crashed=self._crashed)
 
     async def _load(self) -> None:
-        if self._file is None:
-            return
-        read = functools.partial(state_file.read_in_child, self._file, MAX_FILE)
         try:
-            content = await background.call(read, f"state of {self.name}", LOAD_DEADLINE, OSError)
-            with schema.reading("it"):
-                self._restore(schema.document(content))
-        except FileNotFoundError:
-            return
+            if (document := await self._file.load()) is not None:
+                with schema.reading("it"):
+                    self._restore(document)
         except (OSError, schema.SchemaError) as error:
-            why = str(error) or f"the disk does not answer within {LOAD_DEADLINE:g} s"
-            self._problem = f"begins without a past: {self._file}: {why}"
+            self._problem = f"begins without a past: {self._file.place}: {error}"
             log.warning("findings: %s", self._problem)
 
     def _restore(self, document: Any) -> None:
         if document["version"] != VERSION:
             schema.misfit("version", f"{document['version']!r} is not {VERSION}")
         age = max(0.0, self._wall() - schema.UNIX_TIME.read(document["time"], "time"))
-        then = self._monotonic() - age
-        past, gpus, jobs = Past(), GpuHistory(), Idleness()
-        past.restore(document["past"], then)
-        gpus.restore(document["gpus"])
-        jobs.restore(document["jobs"])
+        clock, now = schema.FIGURE.read(document["clock"], "clock"), self._monotonic() - age
+        past = Past()
+        past.restore(document["past"], clock, now)
+        gpus = schema.of(GpuHistory).read(document["gpus"], "gpus")
+        jobs = schema.of(Idleness).read(document["idleness"], "idleness")
         self.attempts.restore(document["runs"])
         # The last, as it adds to what was judged meanwhile: all of the file counts, or nothing.
-        self._episodes.restore(document["findings"], then, catalogue().__contains__)
+        self._episodes.restore(document["findings"], clock, now, catalogue().__contains__)
         self._past, self._gpus, self._idleness = past, gpus, jobs
         self._crashed = not document["stopped"]
 
@@ -369,19 +355,15 @@ class Judge:
         document = {
             "version": VERSION,
             "time": wall,
+            "clock": now,
             "stopped": self._stopped,
-            "findings": self._episodes.document(now),
+            "findings": self._episodes.document(),
             "past": self._past.document(now),
-            "gpus": self._gpus.document(),
-            "jobs": self._idleness.document(),
+            "gpus": schema.of(GpuHistory).write(self._gpus, "gpus"),
+            "idleness": schema.of(Idleness).write(self._idleness, "idleness"),
             "runs": self.attempts.document(),
         }
-        if self._writer is None:
-            return
-        try:
-            self._writer.put(documents.dumps(document, separators=(",", ":")).encode())
-        except StartError as error:
-            log.warning("findings: not written: %s", error)
+        self._file.save(documents.dumps(document, separators=documents.COMPACT))
 
 
 def _entry(episode: Episode, now: float, wall: float, *, over: bool) -> Entry:

@@ -28,6 +28,14 @@ MAX_FIGURE = 1e100
 """The largest figure that is kept: a window's sum of such is finite, and no source has one."""
 
 
+_WINDOW = schema.Record(
+    {
+        "dimensions": schema.of(tuple[str, ...]),
+        "series": schema.of(tuple[tuple[tuple[str, ...], float, list[float]], ...]),
+    }
+)
+
+
 class Measure(enum.StrEnum):
     """What a window says of its series."""
 
@@ -192,40 +200,29 @@ class Window:
             else:
                 yield labels, (max if self.kind is Measure.HIGHEST else min)(figures)
 
-    def document(self, now: float) -> dict[str, Any]:
-        """Return the window for JSON, with ages in place of times."""
+    def document(self) -> dict[str, Any]:
+        """Return the window for JSON."""
         return {
             "dimensions": self._dimensions,
             "series": [
-                [labels, self._raw[labels], list(self._aged(kept, now))]
-                for labels, kept in self._series.items()
+                (labels, self._raw[labels], kept.tolist()) for labels, kept in self._series.items()
             ],
         }
 
-    def restore(self, document: Any, now: float) -> None:
-        """Restore what `document` returned. Raise one of `documents.MISSHAPEN` if it is not
-        that.
+    def restore(self, document: Any, clock: float, now: float, place: str = "window") -> None:
+        """Restore what `document` returned at `clock` by the clock of then, which is `now` by this
+        one. Raise SchemaError if it is not that.
         """
-        self.asked = now
-        self._dimensions = tuple(map(str, document["dimensions"]))
-        for values, raw, aged in document["series"]:
-            figures = [float(value) for value in aged]
-            labels = tuple(map(str, values))
-            if len(labels) != len(self._dimensions):
-                message = f"a series of a window has the labels {labels[:6]}"
-                raise ValueError(message)
-            if not all(map(math.isfinite, (raw, *figures))) or len(figures) % self._width:
-                message = f"a series of a window has the figures {figures[:6]}"
-                raise ValueError(message)
-            if figures:
-                self._raw[labels] = float(raw)
-                self._series[labels] = array("d", self._aged(figures, now))
-                self._began = min(now, max(self._began, self._series[labels][0]))
-
-    def _aged(self, kept: Collection[float], now: float) -> Iterator[float]:
-        """Yield steps with the age in place of the time, or the other way round."""
-        for place, value in enumerate(kept):
-            yield round(now - value, 3) if place % self._width == 0 else value
+        found = _WINDOW.read(document, place)
+        self.asked, self._dimensions = now, found["dimensions"]
+        for labels, raw, figures in found["series"]:
+            if len(labels) != len(self._dimensions) or not figures or len(figures) % self._width:
+                schema.misfit(place, f"has a series with {labels[:6]} and {figures[:6]}")
+            kept = self._series[labels] = array("d", figures)
+            for at in range(0, len(kept), self._width):
+                kept[at] += now - clock
+            self._raw[labels] = raw
+            self._began = min(now, max(self._began, kept[0]))
 
 
 def _key(
@@ -280,13 +277,13 @@ class Past:
         release.
         """
         return {
-            key: window.document(now)
+            key: window.document()
             for key, window in self._windows.items()
             if now - window.asked <= window.seconds
         }
 
-    def restore(self, document: Mapping[str, Any], now: float) -> None:
-        """Restore what `document` returned, for monotonic time `now`.
+    def restore(self, document: Mapping[str, Any], clock: float, now: float) -> None:
+        """Restore what `document` returned at `clock`, as each window does.
 
         Raise SchemaError if it is not that, and keep nothing of it.
         """
@@ -295,6 +292,6 @@ class Past:
             for key, rows in document.items():
                 kind, name, seconds, *_ = key.split(" ")
                 windows[key] = Window(Measure(kind), float(seconds))
-                windows[key].restore(rows, now)
+                windows[key].restore(rows, clock, now, key)
                 names.add(name)
         self._windows, self._found, self._names = windows, {}, names

@@ -7,31 +7,29 @@ When a wrong clock is set right, what this agent has recorded by it is dated ane
 
 from __future__ import annotations
 
-import functools
+import itertools
 import logging
 import statistics
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dshealthd import __version__
-from dshealthd.core import background, documents, schema, state_file
-from dshealthd.core.child import StartError
+from dshealthd.core import documents, schema
 from dshealthd.core.collector import gauge
 from dshealthd.core.documents import COMPACT
 from dshealthd.core.host import read
-from dshealthd.core.state_writer import LatestWriter
+from dshealthd.core.state_writer import StateFile
 from dshealthd.findings.catalogue import catalogue
-from dshealthd.findings.finding import FIGURE, ORDER, State, finite
-from dshealthd.jobs.goodput import CARD_FIELDS, CARD_OPTIONAL
+from dshealthd.findings.entry import MARKS, MAX_TEXT, RUN, Entry, Words
+from dshealthd.findings.finding import ORDER, Moment, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from dshealthd.core.collector import Sample
-    from dshealthd.findings.finding import Finding
     from dshealthd.findings.series import Series
 
 log = logging.getLogger(__name__)
@@ -50,7 +48,6 @@ SCHEMA = 1
 """Version of `/api/v1/history`; see docs/history.md."""
 VERSION = 1
 """Version of the file; one of another begins anew."""
-FILE = "history.json"
 DAY, HOUR = 86400.0, 3600.0
 KEPT = 90 * DAY
 """Seconds for which the record goes back."""
@@ -59,20 +56,15 @@ WINDOW = 30
 of a node that has one in ten days, short enough that a repair counts within the month."""
 HOURS = 24
 """Hours of the strip on the fleet's page."""
-MARKS = {State.OK: ".", State.WARNING: "w", State.UNKNOWN: "?", State.CRITICAL: "C", None: " "}
-"""A cell of a strip as a character, by its worst severity; None while no agent watched."""
 REPAIRED = "repaired"
 """How the reason of a maintenance begins that says that the node's hardware was repaired."""
 MAX_ENTRIES = 2_000
-MAX_BYTES = 1 << 20
-"""Most entries, and characters of them: 22 a day for 90 days, of 500 characters, fill either."""
-RUN = "run"
-"""The kind of an entry that is an attempt of a training."""
+"""Most entries: 22 a day for 90 days. They have 500 characters, which make a mebibyte."""
+MAX_BYTES = 16 << 20
+"""Most bytes of the file: so many entries, all of whose texts are as long as they can be."""
 MAX_RUNS = 200
 """Most of them: two a day. Beyond, the user with most loses the oldest, so that jobs that crash in
 a loop push out neither others' nor the findings."""
-MAX_TEXT = 200
-"""Most characters of a text in it."""
 AGAIN = HOUR
 """Seconds within which what comes back is the same entry: a port that flaps is one, with the number
 of times, and must not push out the rest of 90 days."""
@@ -84,85 +76,21 @@ SLACK = 30.0
 """Most seconds between two judgements that count as watched: three times the usual distance."""
 SAVE_EVERY = 3600.0
 """Seconds between two writes while nothing has happened: of how long the node was watched."""
-LOAD_DEADLINE = 2.0
-"""Seconds to read the file, for which nothing else waits."""
-_SECONDS = schema.Number(0, DAY)
-_TEXTS = ("kind", "what", "says", "part", "reason", "job")
-_CARD = schema.Record(CARD_FIELDS, CARD_OPTIONAL)
+_Seconds = Annotated[float, schema.Number(0, DAY)]
 
 
 @dataclass(slots=True)
-class Entry:
-    """One line of the record. Times are Unix time in seconds."""
+class RecordFile:
+    """The record as its file has it."""
 
-    kind: str
-    """`finding`, `maintenance`, `repair`, `boot`, `agent`, `driver`, `clock` or `run`."""
-    what: str
-    """Name of the finding or run; for others, what tells them apart: a version."""
-    says: str
-    """What it was, in words."""
-    begin: float
-    end: float | None
-    """None while it lasts, which is never recorded."""
-    part: str = ""
-    reason: str = ""
-    job: str = ""
-    """The training job that it was about, or that it struck first."""
-    severity: str | None = None
-    """The worst that it had; None for what is no finding."""
-    value: float | None = None
-    """What it measured at its worst; of a run, the steps that it has made."""
-    times: int = 1
-    """How often it came back within the hour."""
-    card: dict[str, Any] | None = None
-    """Of a run: `jobs.goodput.CARD_FIELDS`, and those of CARD_OPTIONAL that are known."""
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """What the same thing has when it comes back."""
-        return self.kind, self.what, self.part
-
-    def text(self) -> str:
-        """Return the entry as JSON."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        if self.card is None:
-            del fields["card"]
-        return documents.dumps(fields, separators=COMPACT)
-
-    @classmethod
-    def of(cls, finding: Finding, begin: float, end: float | None, worst: float | None) -> Entry:
-        """Return the entry of a finding that lasted from `begin` to `end`."""
-        known = finding.document()
-        planned = finding.slug == "maintenance"
-        return cls(
-            kind="maintenance" if planned else "finding",
-            what=finding.name,
-            says=known["summary"][:MAX_TEXT],
-            begin=max(0.0, round(begin, 3)),
-            end=None if end is None else max(0.0, round(end, 3)),
-            part=known["part"][:MAX_TEXT],
-            reason=known["reason"][:MAX_TEXT],
-            job=known["training_job"][:MAX_TEXT],
-            severity=None if planned else known["severity"],
-            value=None if planned else finite(worst),
-        )
-
-    @classmethod
-    def parse(cls, document: Any) -> Entry:
-        """Return the entry in a document. Raise one of `documents.MISSHAPEN` if it is none."""
-        texts = {name: document[name] for name in _TEXTS}
-        if not all(isinstance(text, str) and len(text) <= MAX_TEXT for text in texts.values()):
-            schema.misfit("an entry", "has another text than the record writes")
-        severity = document["severity"]
-        return cls(
-            **texts,
-            severity=None if severity is None else State(severity),
-            begin=schema.UNIX_TIME.read(document["begin"], "begin"),
-            end=schema.UNIX_TIME.read(document["end"], "end"),
-            value=None if document["value"] is None else FIGURE.read(document["value"], "value"),
-            times=schema.Integer(1).read(document["times"], "times"),
-            card=_CARD.read(document["card"], "card") if texts["kind"] == RUN else None,
-        )
+    version: int
+    time: float
+    began: Moment
+    boot: str
+    driver: Words
+    days: dict[int, tuple[_Seconds, _Seconds]]
+    hours: dict[int, _Seconds]
+    entries: list[Entry]
 
 
 def boot() -> tuple[str, float]:
@@ -179,13 +107,12 @@ class NodeRecord:
 
     def __init__(self, state: Path | None) -> None:
         """Begin with nothing; `state` is the directory of the file that outlives the agent."""
-        self._entries: deque[tuple[Entry, str]] = deque()
-        """In the order in which they were recorded, each as JSON beside it."""
-        self._bytes = 0
+        self._entries: deque[Entry] = deque()
+        """In the order in which they were recorded."""
         self._own = 0
         """How many of them, the last ones, this agent has recorded."""
         self._latest: dict[tuple[str, str, str], Entry] = {}
-        self._days: dict[int, list[float]] = {}
+        self._days: dict[int, tuple[float, float]] = {}
         """By day of Unix time: seconds for which the node was judged, and its GPUs computed."""
         self._hours: dict[int, float] = {}
         """By hour of Unix time, of the last ones: seconds for which the node was judged."""
@@ -198,35 +125,26 @@ class NodeRecord:
         """Monotonic time since which the clock has not been set."""
         self.problem = ""
         """Why the record begins anew, or is not kept."""
-        self._file = None if state is None else str(state / FILE)
-        self._writer: LatestWriter | None = None
+        self._file = StateFile(state, "history", MAX_BYTES)
+        self._is_kept = False
         self._changed, self._saved = False, 0.0
 
     async def load(self) -> None:
         """Restore what an earlier agent of this node recorded."""
-        if self._file is None:
-            return
-        reading = functools.partial(state_file.read_in_child, self._file, 2 * MAX_BYTES)
         try:
-            content = await background.call(reading, "state of history", LOAD_DEADLINE, OSError)
-            with schema.reading("it"):
-                self._restore(schema.document(content))
-        except FileNotFoundError:
-            pass
+            if (document := await self._file.load()) is not None:
+                self._restore(document)
         except schema.SchemaError as error:
-            self._say(f"begins anew: {self._file}: {error}")
-            aside = functools.partial(state_file.set_aside_in_child, self._file)
+            self._say(f"begins anew: {self._file.place}: {error}")
             try:
-                await background.call(aside, "state of history", LOAD_DEADLINE, OSError)
+                await self._file.set_aside()
             except OSError as problem:
-                log.warning("history: %s is not set aside: %s", self._file, problem)
+                log.warning("history: %s is not set aside: %s", self._file.place, problem)
         except OSError as error:
             # What cannot be read may be whole: it is not written over.
-            why = str(error) or f"the disk does not answer within {LOAD_DEADLINE:g} s"
-            self._say(f"is not kept, as what it was cannot be read: {self._file}: {why}")
+            self._say(f"is not kept, as what it was cannot be read: {self._file.place}: {error}")
             return
-        write = functools.partial(state_file.replace_in_child, self._file)
-        self._writer = LatestWriter(write, "history")
+        self._is_kept = True
 
     def _say(self, problem: str) -> None:
         self.problem = f"the node's record {problem}"
@@ -260,11 +178,11 @@ class NodeRecord:
                 self._redate(moved)
             self.add(Entry("clock", ways, says, wall, wall, value=moved))
         elapsed = min(now - before, SLACK)
-        day = self._days.setdefault(int(wall // DAY), [0.0, 0.0])
-        # At most: a clock that is set back lives a day twice.
-        day[0] = min(DAY, day[0] + elapsed)
+        watched, busy = self._days.get(int(wall // DAY), (0.0, 0.0))
         if used := [ratio for _, ratio in series("gpu_utilization_ratio")]:
-            day[1] = min(DAY, day[1] + elapsed * statistics.fmean(used))
+            busy += elapsed * statistics.fmean(used)
+        # At most: a clock that is set back lives a day twice.
+        self._days[int(wall // DAY)] = min(DAY, watched + elapsed), min(DAY, busy)
         hour = int(wall // HOUR)
         self._hours[hour] = min(HOUR, self._hours.get(hour, 0.0) + elapsed)
         for kept, most in ((self._days, KEPT / DAY), (self._hours, 2 * HOURS)):
@@ -294,16 +212,9 @@ class NodeRecord:
         Only for days: an hour does no harm here, and a virtual machine that was paused for as long
         looks the same.
         """
-        for place in range(max(0, len(self._entries) - self._own), len(self._entries)):
-            entry, _ = self._entries[place]
+        for entry in itertools.islice(reversed(self._entries), self._own):
             entry.begin = max(0.0, entry.begin + moved)
             entry.end = max(0.0, (entry.end or 0.0) + moved)
-            self._write(place)
-
-    def _write(self, place: int) -> None:
-        entry, text = self._entries[place]
-        self._entries[place] = (entry, entry.text())
-        self._bytes += len(self._entries[place][1]) - len(text)
 
     def add(self, entry: Entry) -> None:
         """Record what has ended."""
@@ -314,7 +225,6 @@ class NodeRecord:
             last.job = last.job or entry.job
             if _rank(entry) > _rank(last):
                 last.severity, last.value = entry.severity, entry.value
-            self._write(next(at for at, (one, _) in enumerate(self._entries) if one is last))
         else:
             self._append(entry)
             self._own += 1
@@ -322,41 +232,37 @@ class NodeRecord:
         self._changed = True
 
     def _append(self, entry: Entry) -> None:
-        self._entries.append((entry, text := entry.text()))
+        self._entries.append(entry)
         self._latest[entry.key] = entry
-        self._bytes += len(text)
-        runs = [each for each in self._entries if each[0].card] if entry.card else []
+        runs = [each for each in self._entries if each.card] if entry.card else []
         if len(runs) > MAX_RUNS:
-            most = Counter(_user(one) for one, _ in runs).most_common(1)[0][0]
-            oldest = next(each for each in runs if _user(each[0]) == most)
-            self._entries.remove(oldest)
-            self._bytes -= len(oldest[1])
-        while len(self._entries) > MAX_ENTRIES or self._bytes > MAX_BYTES:
+            most = Counter(map(_user, runs)).most_common(1)[0][0]
+            self._entries.remove(next(each for each in runs if _user(each) == most))
+        if len(self._entries) > MAX_ENTRIES:
             self._drop()
 
     def runs(self, name: str, user: int | None) -> list[Entry]:
         """Return the attempts of a user's run that have ended here."""
         return [
             one
-            for one, _ in self._entries
+            for one in self._entries
             if one.card is not None and (one.what, _user(one)) == (name, user)
         ]
 
     def _drop(self) -> None:
-        entry, text = self._entries.popleft()
-        self._bytes -= len(text)
+        entry = self._entries.popleft()
         if self._latest.get(entry.key) is entry:
             del self._latest[entry.key]
 
-    def shown(self, wall: float) -> Iterator[tuple[Entry, str]]:
+    def shown(self, wall: float) -> Iterator[Entry]:
         """Yield what lies within the time that the record goes back, by this clock."""
-        for entry, text in self._entries:
+        for entry in self._entries:
             if entry.end is not None and entry.end > wall - KEPT and entry.begin <= wall + STEP:
-                yield entry, text
+                yield entry
 
     def samples(self, open_now: Iterable[Entry], wall: float) -> Iterator[Sample]:
         """Yield the figures of the last 30 days; `open_now` has the findings that last."""
-        known = [*(entry for entry, _ in self.shown(wall)), *open_now]
+        known = [*self.shown(wall), *open_now]
         since = max(wall - WINDOW * DAY, *(e.begin for e in known if e.kind == "repair"), 0.0)
         works = [(e.begin, e.end or wall) for e in known if e.kind == "maintenance"]
         begins = sorted(
@@ -379,83 +285,63 @@ class NodeRecord:
     def document(self, node: str, open_now: Iterable[Entry], wall: float) -> bytes:
         """Return the record as JSON for `/api/v1/history`, the oldest entry first."""
         watched = {day: seconds for day, (seconds, _) in self._days.items()}
-        shown = sorted(
-            [*self.shown(wall), *((entry, entry.text()) for entry in open_now)],
-            key=lambda each: each[0].begin,
-        )
-        head = {
+        shown = sorted([*self.shown(wall), *open_now], key=lambda each: each.begin)
+        document = {
             "schema": SCHEMA,
             "node": node,
             "time": round(wall, 3),
             "since": self._began if self._began is None else min(self._began, wall),
             "problem": self.problem,
-            "in_the_future": sum(entry.begin > wall + STEP for entry, _ in self._entries),
+            "in_the_future": sum(entry.begin > wall + STEP for entry in self._entries),
             "days": [
                 {
                     "day": time.strftime("%Y-%m-%d", time.gmtime(day * DAY)),
                     "worst": None if worst is None else str(worst),
                     "watched_seconds": round(watched.get(day, 0.0)),
                 }
-                for day, worst in _strip((one for one, _ in shown), wall, DAY, WINDOW, watched)
+                for day, worst in _strip(shown, wall, DAY, WINDOW, watched)
             ],
+            "entries": [entry for entry in shown if entry.kind != RUN],
+            "runs": [entry for entry in shown if entry.kind == RUN],
         }
-        start = documents.dumps(head, separators=COMPACT)[:-1]
-        entries, runs = (
-            ",".join(text for entry, text in shown if (entry.kind == RUN) is are_runs)
-            for are_runs in (False, True)
-        )
-        return f'{start},"entries":[{entries}],"runs":[{runs}]}}'.encode()
+        return documents.dumps(document, separators=COMPACT, ensure_ascii=False).encode()
 
     def hours(self, open_now: Iterable[Entry], wall: float) -> str:
         """Return the worst of each of the last 24 hours, one character of MARKS each."""
-        recent = [entry for entry, _ in self.shown(wall) if (entry.end or wall) > wall - DAY]
+        recent = [entry for entry in self.shown(wall) if (entry.end or wall) > wall - DAY]
         strip = _strip([*recent, *open_now], wall, HOUR, HOURS, self._hours)
         return "".join(MARKS[worst] for _, worst in strip)
 
     def save(self, now: float, wall: float, *, last: bool = False) -> None:
         """Write the file if anything has happened, or an hour has passed."""
-        if self._writer is None or not (self._changed or last or now - self._saved >= SAVE_EVERY):
+        if not self._is_kept or not (self._changed or last or now - self._saved >= SAVE_EVERY):
             return
         if now - self._steady >= DAY:  # by a clock that was right for a day
-            while self._entries and (self._entries[0][0].end or wall) < wall - KEPT:
+            while self._entries and (self._entries[0].end or wall) < wall - KEPT:
                 self._drop()
         self._changed, self._saved = False, now
-        head = {
-            "version": VERSION,
-            "time": wall,
-            "began": self._began,
-            "boot": self._boot,
-            "driver": self._driver,
-            "days": {
-                str(day): [round(value, 1) for value in seconds]
-                for day, seconds in self._days.items()
-            },
-            "hours": {str(hour): round(seconds, 1) for hour, seconds in self._hours.items()},
-        }
-        start = documents.dumps(head, separators=COMPACT)[:-1]
-        content = f'{start},"entries":[{",".join(text for _, text in self._entries)}]}}'
-        try:
-            self._writer.put(content.encode())
-        except StartError as error:
-            log.warning("history: not written: %s", error)
+        whole = RecordFile(
+            VERSION,
+            wall,
+            self._began,
+            self._boot,
+            self._driver,
+            self._days,
+            self._hours,
+            [*self._entries],
+        )
+        content = schema.of(RecordFile).write(whole)
+        self._file.save(documents.dumps(content, separators=COMPACT, ensure_ascii=False))
 
     def _restore(self, document: Any) -> None:
-        if document["version"] != VERSION:
-            schema.misfit("version", f"{document['version']!r} is not {VERSION}")
-        entries = [Entry.parse(row) for row in document["entries"]]
-        days = {
-            int(day): [_SECONDS.read(value, "days") for value in (watched, busy)]
-            for day, (watched, busy) in document["days"].items()
-        }
-        hours = {
-            int(hour): _SECONDS.read(seconds, "hours")
-            for hour, seconds in document["hours"].items()
-        }
-        began = document["began"]
-        self._began = None if began is None else schema.UNIX_TIME.read(began, "began")
-        self._boot, self._driver = str(document["boot"]), str(document["driver"])[:MAX_TEXT]
-        self._days, self._hours = days, hours
-        for entry in entries:
+        found: RecordFile = schema.of(RecordFile).read(document, "it")
+        if found.version != VERSION:
+            schema.misfit("version", f"{found.version} is not {VERSION}")
+        self._began, self._boot, self._driver = found.began, found.boot, found.driver
+        self._days, self._hours = found.days, found.hours
+        for entry in found.entries:
+            if (entry.kind == RUN) is (entry.card is None) or entry.end is None:
+                schema.misfit("entries", f"has a {entry.kind} without its end or card")
             self._append(entry)
 
 
@@ -477,11 +363,11 @@ def _strip(
 
 
 def _rank(entry: Entry) -> int:
-    return -1 if entry.severity is None else ORDER.index(State(entry.severity))
+    return -1 if entry.severity is None else ORDER.index(entry.severity)
 
 
 def _user(entry: Entry) -> int | None:
-    return None if entry.card is None else entry.card.get("user")
+    return None if entry.card is None else entry.card.user
 
 
 def _comes_back(last: Entry, entry: Entry) -> bool:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from dshealthd.core.collector import Metric
     from dshealthd.core.snapshot import Latest, Snapshot
+    from dshealthd.findings.entry import Entry
     from dshealthd.findings.finding import Finding
-    from dshealthd.findings.record import Entry
 
 SCHEMA = 1
 """Version of `/api/v1/trends`; see docs/history.md."""

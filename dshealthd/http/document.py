@@ -16,21 +16,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.schema import (
+    FIGURE,
+    MANY,
     Array,
     Choice,
     Flag,
     Integer,
     Number,
+    OrNull,
     Plain,
     Record,
     SchemaError,
+    String,
     Type,
     misfit,
+    of,
 )
 from dshealthd.core.text import printable
 from dshealthd.findings.coverage import HEARTBEAT, WORDS
-from dshealthd.findings.finding import ORDER, SCHEMA, State
-from dshealthd.jobs.goodput import CARD_FIELDS, CARD_OPTIONAL
+from dshealthd.findings.entry import Entry
+from dshealthd.findings.finding import ORDER, SCHEMA, Finding, State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,38 +51,14 @@ _MAX_DEPTH = 8
 
 _MAX_REASON = 200
 """Most characters of a reason, which may quote the answer."""
-MANY = 1 << 20
-"""More items than any list of a document of that size has."""
-FIGURE = Number(-sys.float_info.max, sys.float_info.max)
 TIME = Number(0, 1e11)
 """Unix time, at most that of the year 5138: clocks are wrong, but `localtime` has a range."""
 WHOLE = Integer(-(2**63), 2**63)
+TEXT = String()
 
 
 class DocumentError(ValueError):
     """The answer is no status document that can be believed; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentText(Plain):
-    """A text."""
-
-    def read(self, value: object, place: str) -> str:
-        """Return the text."""
-        if not isinstance(value, str):
-            misfit(place, "is not a text")
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class OrNull(Plain):
-    """A value, or null."""
-
-    kind: Type
-
-    def read(self, value: object, place: str) -> Any:
-        """Return the value, None for null."""
-        return None if value is None else self.kind.read(value, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,41 +127,30 @@ def _record(fields: Mapping[str, Type], **optional: Type) -> Record:
     return Record(fields, optional, _REST)
 
 
-TEXT = DocumentText()
-
-_FINDING = _record(
-    {
-        **dict.fromkeys(("slug", "alert", "component", "part", "summary", "detail"), TEXT),
-        **dict.fromkeys(("first_step", "runbook", "reason", "source", "limit_source"), TEXT),
-        "severity": Choice(State),
-        "value": OrNull(FIGURE),
-        "limit": OrNull(FIGURE),
-        "since": OrNull(TIME),
-        "hold_seconds": FIGURE,
-    },
-    trend=TEXT,
-)
 _HANG = _record(
     {
         "cause": TEXT,
         "overdue_seconds": OrNull(FIGURE),
-        "culprits": Array(_record({"rank": WHOLE, "reason": TEXT}, says=TEXT), MANY),
-    },
-    says=TEXT,
+        "says": TEXT,
+        "culprits": Array(_record({"rank": WHOLE, "reason": TEXT, "says": TEXT})),
+    }
 )
 _STALL = _record(
-    {"says": TEXT, "silent_seconds": FIGURE, "hung_in_seconds": OrNull(FIGURE)}, cause=TEXT
+    {
+        **dict.fromkeys(("cause", "says"), TEXT),
+        "silent_seconds": FIGURE,
+        "hung_in_seconds": OrNull(FIGURE),
+    }
 )
 _RANK = _record(
     {
         "rank": WHOLE,
         "step": OrNull(WHOLE),
-        **dict.fromkeys(("step_seconds", "overdue_seconds"), OrNull(FIGURE)),
+        **dict.fromkeys(("step_seconds", "overdue_seconds", "bound_seconds"), OrNull(FIGURE)),
+        **dict.fromkeys(("work_seconds", "wait_seconds", "work_ratio"), OrNull(FIGURE)),
         **dict.fromkeys(("phase", "stage", "process", "gpu"), OrNull(TEXT)),
-    },
-    heartbeat=OrNull(TIME),
-    **dict.fromkeys(("work_seconds", "wait_seconds", "work_ratio"), OrNull(FIGURE)),
-    wait_source=OrNull(TEXT),
+        "heartbeat": OrNull(TIME),
+    }
 )
 _OWN_WORK = _record(
     {
@@ -193,29 +163,25 @@ _JOB = _record(
     {
         **dict.fromkeys(("job", "loss", "state"), TEXT),
         "ranks_here": WHOLE,
-        **dict.fromkeys(("world_size", "step"), OrNull(WHOLE)),
+        **dict.fromkeys(("world_size", "step", "step_highest", "attempts"), OrNull(WHOLE)),
         "steps_per_minute": OrNull(FIGURE),
         "hang": OrNull(_HANG),
+        "stall": OrNull(_STALL),
         "evidence": OrNull(TEXT),
-        "ranks": Array(_RANK, MANY),
-    },
-    step_highest=OrNull(WHOLE),
-    attempts=OrNull(WHOLE),
-    followed=_record({}, **dict.fromkeys((HEARTBEAT, *WORDS), WHOLE)),
-    stall=OrNull(_STALL),
-    own_work=Array(_OWN_WORK, MANY),
-    failures=Array(_record({"slug": TEXT, "rank": OrNull(WHOLE), "node": TEXT}), MANY),
+        "ranks": Array(_RANK),
+        "followed": _record({}, **dict.fromkeys((HEARTBEAT, *WORDS), WHOLE)),
+        "own_work": Array(_OWN_WORK),
+        "failures": Array(_record({"slug": TEXT, "rank": OrNull(WHOLE), "node": TEXT})),
+    }
 )
 _COLLECTOR = _record(
     {
         **dict.fromkeys(("name", "state", "detail"), TEXT),
         "reason": OrNull(TEXT),
-        "faults": Array(_record(dict.fromkeys(("part", "reason", "detail"), TEXT)), MANY),
+        "faults": Array(_record(dict.fromkeys(("part", "reason", "detail"), TEXT))),
     }
 )
-_ROUND = _record(
-    {"time": TIME, "members": Array(TEXT, MANY), **dict.fromkeys(("kind", "outcome"), TEXT)}
-)
+_ROUND = _record({"time": TIME, "members": Array(TEXT), **dict.fromkeys(("kind", "outcome"), TEXT)})
 _SUSPECT = _record(dict.fromkeys(("kind", "component", "reason"), TEXT))
 _PROBE = _record(
     {"state": TEXT},
@@ -223,8 +189,8 @@ _PROBE = _record(
     name=TEXT,
     members=WHOLE,
     period_seconds=FIGURE,
-    rounds=Array(_ROUND, MANY),
-    suspects=Array(_SUSPECT, MANY),
+    rounds=Array(_ROUND),
+    suspects=Array(_SUSPECT),
 )
 STATUS = _record(
     {
@@ -233,24 +199,15 @@ STATUS = _record(
         "time": TIME,
         "ready": Flag(),
         "verdict": Choice(State),
-        "findings": Array(_FINDING, MANY),
-        "jobs": Array(_JOB, MANY),
-        "collectors": Array(_COLLECTOR, MANY),
+        **dict.fromkeys(("findings", "watched"), Array(of(Finding, _REST))),
+        "jobs": Array(_JOB),
+        "collectors": Array(_COLLECTOR),
         "metrics": SampleList(),
     },
-    watched=Array(_FINDING, MANY),
     probe=OrNull(_PROBE),
-    left_out=Array(_record(dict.fromkeys(("part", "reason"), TEXT)), MANY),
+    left_out=Array(_record(dict.fromkeys(("part", "reason"), TEXT))),
 )
 """The fields that commands read."""
-_ENTRY_FIELDS = {
-    **dict.fromkeys(("kind", "what", "says", "part", "reason", "job"), TEXT),
-    "severity": OrNull(Choice(State)),
-    "begin": TIME,
-    "end": OrNull(TIME),
-    "value": OrNull(FIGURE),
-    "times": WHOLE,
-}
 HISTORY = _record(
     {
         "schema": Integer(SCHEMA, SCHEMA),
@@ -261,9 +218,8 @@ HISTORY = _record(
         "days": Array(
             _record({"day": TEXT, "worst": OrNull(Choice(State)), "watched_seconds": FIGURE}), MANY
         ),
-        "entries": Array(_record(_ENTRY_FIELDS), MANY),
-    },
-    runs=Array(_record(_ENTRY_FIELDS | {"card": _record(CARD_FIELDS, **CARD_OPTIONAL)}), MANY),
+        **dict.fromkeys(("entries", "runs"), Array(of(Entry, _REST))),
+    }
 )
 """A node's record."""
 
@@ -274,7 +230,7 @@ def parse(body: bytes) -> dict[str, Any]:
     A verdict that is not the worst of the findings is a contradiction, and believed neither way.
     """
     document = _read(body, STATUS, "status document")
-    severities = [finding["severity"] for finding in document["findings"]]
+    severities = [finding.severity for finding in document["findings"]]
     worst = max(severities, key=ORDER.index, default=State.OK)
     if document["verdict"] != worst:
         message = f'sent the verdict "{document["verdict"]}", but its worst finding is "{worst}"'

@@ -12,13 +12,13 @@ import os
 import ssl
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dshealthd.core.host import regular
-from dshealthd.core.options import unknown
+from dshealthd.core.options import decode, join, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from dshealthd.core.options import Errors
 
@@ -27,16 +27,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
-OLD_VERSIONS = ("TLS10", "TLS11")
 CLIENT_AUTH = {
     "": ssl.CERT_NONE,
     "NoClientCert": ssl.CERT_NONE,
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-UNVERIFIED_AUTH = ("RequestClientCert", "RequireAnyClientCert", "RequireClientCert")
-"""Policies that request a certificate but accept any: Python's `ssl` always verifies it."""
+"""Policies; those that request a certificate but accept any are left out, as Python's `ssl` always
+verifies it."""
+VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 SUITES = {
     f"TLS_ECDHE_{key}_WITH_{name}": f"ECDHE-{key}-{ours}"
     for key in ("ECDSA", "RSA")
@@ -49,24 +48,11 @@ SUITES = {
     }.items()
 }
 CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1"}
-_TYPES: Mapping[str, type] = {
-    "cert_file": str,
-    "key_file": str,
-    "client_ca_file": str,
-    "client_auth_type": str,
-    "client_allowed_sans": list,
-    "min_version": str,
-    "max_version": str,
-    "cipher_suites": list,
-    "prefer_server_cipher_suites": bool,
-    "curve_preferences": list,
-}
 _UNSUPPORTED = {
     "cert": "not supported; put the certificate into a file and name it in cert_file",
     "key": "not supported; put the key into a file and name it in key_file",
     "client_ca": "not supported; put the certificates into a file and name it in client_ca_file",
 }
-_WORDS = {str: "a string", list: "a list of strings", bool: "true or false"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +85,50 @@ def _names(certificate: Mapping[str, Any]) -> frozenset[str]:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TlsSettings:
+    """A `tls_server_config`."""
+
+    cert_file: str = option("", "")
+    key_file: str = option("", "")
+    client_ca_file: str = option("", "")
+    client_auth_type: Literal[
+        "", "NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"
+    ] = option("", "")
+    client_allowed_sans: tuple[str, ...] | None = option(None, "")
+    min_version: Literal["TLS12", "TLS13"] = option("TLS12", "")
+    max_version: Literal["TLS12", "TLS13"] = option("TLS13", "")
+    cipher_suites: tuple[str, ...] = option([], "")
+    prefer_server_cipher_suites: bool = option(True, "")
+    curve_preferences: tuple[str, ...] = option([], "")
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Yield the keys whose values cannot be used, and why."""
+        mode, names = CLIENT_AUTH[self.client_auth_type], self.client_allowed_sans
+        for name in ("cert_file", "key_file"):
+            if not getattr(self, name):
+                yield name, "is missing"
+        if self.min_version > self.max_version:
+            yield "min_version", "is later than max_version"
+        for suite in set(self.cipher_suites) - SUITES.keys():
+            known = ", ".join(sorted(SUITES))
+            yield "cipher_suites", f'"{suite}" is not supported; for TLS 1.2 there are {known}'
+        if len(self.curve_preferences) > 1:
+            reason = "only one curve is supported; omit the key to offer the default ones"
+            yield "curve_preferences", reason
+        elif curves := set(self.curve_preferences) - CURVES.keys():
+            reason = f'"{curves.pop()}" is not supported; there are {", ".join(CURVES)}'
+            yield "curve_preferences", reason
+        if self.client_ca_file and mode is ssl.CERT_NONE:
+            yield "client_ca_file", "is set, but client_auth_type requests no certificate"
+        if not self.client_ca_file and mode is not ssl.CERT_NONE:
+            yield "client_ca_file", f"is needed for client_auth_type {self.client_auth_type}"
+        if names is not None and mode is not ssl.CERT_REQUIRED:
+            yield "client_allowed_sans", "needs client_auth_type RequireAndVerifyClientCert"
+        elif names == ():
+            yield "client_allowed_sans", "is empty, so that no client could connect"
+
+
 def files(table: Mapping[str, Any], directory: str) -> dict[str, str]:
     """Return the paths of the files in a `tls_server_config`, by key.
 
@@ -118,36 +148,37 @@ def build(table: Mapping[str, Any], directory: str, key: str, errors: Errors) ->
     If it is invalid, return None and add the reasons to `errors`, each at its key.
     """
     before = len(errors)
+    for name in _UNSUPPORTED.keys() & table.keys():
+        errors.add(join(key, name), _UNSUPPORTED[name])
+    known = {str(name): value for name, value in table.items() if name not in _UNSUPPORTED}
+    given = decode(TlsSettings, known, key, errors)
+    if len(errors) > before:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = VERSIONS[given.min_version]
+    context.maximum_version = VERSIONS[given.max_version]
+    if given.cipher_suites:
+        context.set_ciphers(":".join(SUITES[suite] for suite in given.cipher_suites))
+    if not given.prefer_server_cipher_suites:
+        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    for curve in given.curve_preferences:
+        context.set_ecdh_curve(CURVES[curve])
 
     def wrong(name: str, reason: str) -> None:
-        errors.add(f"{key}.{name}", reason)
+        errors.add(join(key, name), reason)
 
-    good: dict[str, Any] = {}
-    for name, value in table.items():
-        if name in _UNSUPPORTED:
-            wrong(name, _UNSUPPORTED[name])
-        elif name not in _TYPES:
-            wrong(name, unknown(str(name), _TYPES))
-        elif type(value) is not _TYPES[name] or (
-            isinstance(value, list) and not all(isinstance(item, str) for item in value)
-        ):
-            wrong(name, f"must be {_WORDS[_TYPES[name]]}")
-        else:
-            good[name] = value
-    for name in ("cert_file", "key_file"):
-        if not table.get(name):
-            wrong(name, "is missing")
-    table = good
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _set_versions(context, table, wrong)
-    _set_suites(context, table, wrong)
-    _set_curve(context, table, wrong)
     places = files(table, directory)
-    _set_clients(context, table, places, wrong)
+    if "client_ca_file" in places:
+        try:
+            context.load_verify_locations(regular(places["client_ca_file"]))
+        except OSError as error:
+            place = places["client_ca_file"]
+            wrong("client_ca_file", f"{place} holds no certificate: {_reason(error)}")
+        context.verify_mode = CLIENT_AUTH[given.client_auth_type]
     _set_certificate(context, places, key, wrong)
     if len(errors) > before:
         return None
-    return Tls(context, frozenset(_plain(name) for name in table.get("client_allowed_sans", ())))
+    return Tls(context, frozenset(map(_plain, given.client_allowed_sans or ())))
 
 
 def _plain(name: str) -> str:
@@ -157,93 +188,9 @@ def _plain(name: str) -> str:
         return name
 
 
-def _set_versions(context: ssl.SSLContext, table: Mapping[str, Any], wrong: Wrong) -> None:
-    bounds = {
-        "min_version": table.get("min_version", "TLS12"),
-        "max_version": table.get("max_version", "TLS13"),
-    }
-    for name, version in bounds.items():
-        if version in OLD_VERSIONS:
-            wrong(name, f"{version} is not supported: it is broken; use TLS12 or TLS13")
-        elif version not in VERSIONS:
-            wrong(name, f'"{version}" is not one of {", ".join(VERSIONS)}')
-    if all(version in VERSIONS for version in bounds.values()):
-        low, high = (VERSIONS[version] for version in bounds.values())
-        if low > high:
-            wrong("min_version", "is later than max_version")
-        else:
-            context.minimum_version, context.maximum_version = low, high
-
-
-def _set_suites(context: ssl.SSLContext, table: Mapping[str, Any], wrong: Wrong) -> None:
-    suites = table.get("cipher_suites") or []
-    for suite in suites:
-        if suite not in SUITES:
-            wrong(
-                "cipher_suites",
-                f'"{suite}" is not supported; for TLS 1.2 there are {", ".join(sorted(SUITES))}',
-            )
-    if suites and all(suite in SUITES for suite in suites):
-        context.set_ciphers(":".join(SUITES[suite] for suite in suites))
-    if table.get("prefer_server_cipher_suites") is False:
-        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
-
-
-def _set_curve(context: ssl.SSLContext, table: Mapping[str, Any], wrong: Wrong) -> None:
-    curves = table.get("curve_preferences") or []
-    if len(curves) > 1:
-        wrong(
-            "curve_preferences",
-            "only one curve is supported; omit the key to offer the default ones",
-        )
-    elif curves and curves[0] not in CURVES:
-        wrong("curve_preferences", f'"{curves[0]}" is not supported; there are {", ".join(CURVES)}')
-    elif curves:
-        context.set_ecdh_curve(CURVES[curves[0]])
-
-
-def _set_clients(
-    context: ssl.SSLContext, table: Mapping[str, Any], places: Mapping[str, str], wrong: Wrong
-) -> None:
-    policy = table.get("client_auth_type", "")
-    if policy in UNVERIFIED_AUTH:
-        wrong(
-            "client_auth_type",
-            f"{policy} is not supported: it accepts any certificate; use "
-            "RequireAndVerifyClientCert or VerifyClientCertIfGiven",
-        )
-        return
-    if policy not in CLIENT_AUTH:
-        wrong(
-            "client_auth_type",
-            f'"{policy}" is not one of {", ".join(name for name in CLIENT_AUTH if name)}',
-        )
-        return
-    mode = CLIENT_AUTH[policy]
-    if "client_ca_file" in places and mode is ssl.CERT_NONE:
-        wrong("client_ca_file", "is set, but client_auth_type requests no certificate")
-    if "client_ca_file" not in places and mode is not ssl.CERT_NONE:
-        wrong("client_ca_file", f"is needed for client_auth_type {policy}")
-    if table.get("client_allowed_sans") is not None and mode is not ssl.CERT_REQUIRED:
-        wrong("client_allowed_sans", "needs client_auth_type RequireAndVerifyClientCert")
-    elif table.get("client_allowed_sans") == []:
-        wrong("client_allowed_sans", "is empty, so that no client could connect")
-    if "client_ca_file" in places and mode is not ssl.CERT_NONE:
-        try:
-            context.load_verify_locations(regular(places["client_ca_file"]))
-        except OSError as error:
-            wrong(
-                "client_ca_file",
-                f"{places['client_ca_file']} holds no certificate: {_reason(error)}",
-            )
-        context.verify_mode = mode
-
-
 def _set_certificate(
     context: ssl.SSLContext, places: Mapping[str, str], key: str, wrong: Wrong
 ) -> None:
-    if not {"cert_file", "key_file"} <= places.keys():
-        return
     for name in ("cert_file", "key_file"):
         if not os.access(places[name], os.R_OK) or not os.path.isfile(places[name]):
             wrong(name, f"{places[name]} cannot be read")

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
 
 from dshealthd.core import schema
-from dshealthd.training.message import MAX_COUNT, MAX_MEMORY, MAX_TOTAL, Phase, Totals
-from dshealthd.training.report import PARTS, divided
+from dshealthd.training.message import MAX_COUNT, MAX_TOTAL, Phase, Totals
+from dshealthd.training.report import divided
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,91 +32,85 @@ FEW = 2
 TRAINING = "training"
 """The part of the time in which it trains, which its own sums divide."""
 _NONE = Totals(0, 0, 0.0, 0.0)
-_SECONDS = schema.Number(0, MAX_TOTAL)
-_COUNT = schema.Integer(0, MAX_COUNT)
-_SUMS = schema.Array(schema.Number(0, MAX_COUNT), len(_NONE), len(_NONE))
-_PARTS = schema.Record({}, dict.fromkeys((*PARTS, TRAINING), _SECONDS))
-_ACCOUNT = schema.Record(
-    {
-        **dict.fromkeys(("at", "quiet", "stood"), _SECONDS),
-        "spent": _PARTS,
-        **dict.fromkeys(("reached", "step"), _COUNT),
-        "base": _SUMS,
-        "steps": schema.Record({}, rest=_COUNT),
-    },
-    {
-        **dict.fromkeys(("first", "began", "since", "role"), _COUNT),
-        "totals": _SUMS,
-        **dict.fromkeys(("inputs", "evaluated"), _SECONDS),
-        "peak": schema.Integer(0, MAX_MEMORY),
-    },
-)
-_RANK_SECONDS = schema.Number(0, 1e15)
+_Seconds = Annotated[float, schema.Number(0, MAX_TOTAL)]
+_Count = Annotated[int, schema.Integer(0, MAX_COUNT)]
+_RankSeconds = Annotated[float, schema.Number(0, 1e15)]
 """Of so many ranks as a job may have."""
-CARD_FIELDS: dict[str, schema.Type] = {
-    "mark": schema.Integer(),
-    "ranks": schema.Integer(1),
-    "again": schema.Flag(),
-    "times": schema.Record({}, rest=_RANK_SECONDS),
-}
-"""What is told of an attempt on one node: what its ranks on all nodes share, their number here,
-whether there was an attempt before it, and the seconds of each part, summed over them."""
-CARD_OPTIONAL: dict[str, schema.Type] = {
-    "user": schema.Integer(),
-    "world_size": schema.Integer(),
-    "first_step": _COUNT,
-    "failed": schema.UNIX_TIME,
-    "memory_peak_bytes": schema.Integer(0, MAX_MEMORY),
-    "step_seconds": schema.Array(_RANK_SECONDS, len(QUANTILES), len(QUANTILES)),
-    "slowest": schema.Record(
-        {
-            "rank": schema.Integer(),
-            **dict.fromkeys(
-                ("work_seconds", "step_seconds", "usual_seconds", "next_seconds"), _RANK_SECONDS
-            ),
-        }
-    ),
-}
-"""The same, where it is known: when its first rank failed, QUANTILES of step times, and the rank
-with the most own work in a step, beside the usual one and the next."""
+_Natural = Annotated[int, schema.Integer()]
+
+
+@dataclass(slots=True)
+class Slowest:
+    """The rank of an attempt on one node with the most own work in a step."""
+
+    rank: _Natural
+    work_seconds: _RankSeconds
+    step_seconds: _RankSeconds
+    usual_seconds: _RankSeconds
+    """What others of its role have."""
+    next_seconds: _RankSeconds
+    """The most that any other rank here has."""
+
+
+@dataclass(slots=True)
+class Card:
+    """What is told of an attempt on one node; None is unknown."""
+
+    mark: _Natural
+    """What its ranks on all nodes share."""
+    ranks: Annotated[int, schema.Integer(1)]
+    """Their number here."""
+    again: bool
+    """Whether there was an attempt before it."""
+    times: dict[str, _RankSeconds]
+    """The seconds of each part, summed over its ranks here."""
+    user: _Natural | None = None
+    world_size: _Natural | None = None
+    first_step: _Count | None = None
+    failed: Annotated[float, schema.UNIX_TIME] | None = None
+    """When its first rank failed."""
+    memory_peak_bytes: _Natural | None = None
+    step_seconds: tuple[_RankSeconds, ...] | None = None
+    """QUANTILES of step times."""
+    slowest: Slowest | None = None
 
 
 @dataclass(slots=True)
 class Goodput:
     """The account of one process, in seconds."""
 
-    at: float = 0.0
+    at: _Seconds = 0.0
     """Monotonic time of the last read; 0 before the first."""
     before: str = "start"
     """The part of what comes before the end of its first step."""
-    spent: dict[str, float] = field(default_factory=dict)
+    spent: dict[str, _Seconds] = field(default_factory=dict)
     part: str = "start"
     """What it spends its time on since its page last changed, and for how long."""
-    quiet: float = 0.0
-    first: int | None = None
+    quiet: _Seconds = 0.0
+    first: _Count | None = None
     """Steps at the first read."""
-    began: int | None = None
+    began: _Count | None = None
     """Steps before this process; None if unknown."""
-    reached: int = 0
+    reached: _Count = 0
     """Steps that an earlier attempt had made."""
-    since: int | None = None
+    since: _Count | None = None
     """The step from whose end on it trains, None before that; and its sums there."""
     base: Totals = _NONE
     within: str = TRAINING
     """What it stood still in last; and the seconds, which the next sums will have, where those are
     of a step."""
-    stood: float = 0.0
-    step: int = 0
+    stood: _Seconds = 0.0
+    step: _Count = 0
     totals: Totals | None = None
-    inputs: float | None = None
+    inputs: _Seconds | None = None
     """Seconds that its inputs took since."""
-    evaluated: float = 0.0
+    evaluated: _Seconds = 0.0
     """Seconds that its unmarked evaluations had taken at the last read."""
-    role: int | None = None
+    role: _Count | None = None
     """The stage of a pipeline."""
-    peak: int | None = None
+    peak: _Natural | None = None
     """Bytes of its device's memory at their highest."""
-    steps: dict[str, int] = field(default_factory=dict)
+    steps: dict[int, _Count] = field(default_factory=dict)
     """Number of steps by the logarithm of their time to the base RATIO."""
 
     def begin(self, age: float, now: float, *, seen: bool) -> None:
@@ -206,7 +200,7 @@ class Goodput:
         if self.since is None and (made > 0 or message.last_seconds is not None):
             self._begin_training()
         if made > 0 and message.last_seconds is not None:
-            bucket = str(round(math.log(message.last_seconds, RATIO)))
+            bucket = round(math.log(message.last_seconds, RATIO))
             self.steps[bucket] = min(self.steps.get(bucket, 0) + made, MAX_COUNT)
         if self.repeats and self.step >= self.reached:
             self._spend("repeated", self.spent.pop(TRAINING, 0.0))
@@ -269,34 +263,12 @@ class Goodput:
             return None
         return sums.work_seconds / sums.steps, sums.wait_seconds / sums.steps
 
-    def document(self) -> dict[str, Any]:
-        """Return the account for JSON."""
-        return {
-            each.name: value
-            for each in fields(self)
-            if (value := getattr(self, each.name)) is not None
-        }
 
-    @classmethod
-    def restored(cls, document: object) -> Goodput:
-        """Return the account that `document` returned. Raise SchemaError if it is none."""
-        with schema.reading("an account"):
-            known = dict(document)  # type: ignore[call-overload] # or it raises
-            named = {name: known.pop(name) for name in ("part", "before", "within")}
-            _PARTS.read(dict.fromkeys(named.values(), 0.0), "part")
-            found = _ACCOUNT.read(known, "it")
-            for name in {"base", "totals"} & found.keys():
-                step, steps, *seconds = found[name]
-                found[name] = Totals(int(step), int(steps), *seconds)
-            found["steps"] = {str(int(place)): count for place, count in found["steps"].items()}
-        return cls(**named, **found)
-
-
-def quantiles(accounts: Iterable[Goodput]) -> list[float] | None:
+def quantiles(accounts: Iterable[Goodput]) -> tuple[float, ...] | None:
     """Return the step times, in seconds, that QUANTILES of all steps do not exceed."""
     counts: Counter[int] = Counter()
     for account in accounts:
-        counts.update({int(place): count for place, count in account.steps.items()})
+        counts.update(account.steps)
     if not counts:
         return None
     total, below = counts.total(), 0
@@ -305,4 +277,4 @@ def quantiles(accounts: Iterable[Goodput]) -> list[float] | None:
         below += count
         while len(found) < len(QUANTILES) and below >= QUANTILES[len(found)] * total:
             found.append(RATIO**place)
-    return found
+    return tuple(found)

@@ -169,12 +169,12 @@ class Jobs:
             return []
         try:
             self._pace = self._pace or Pace(self._state, host)
-            rows = await self._pace.load()
+            saved = await self._pace.load()
         except (OSError, SchemaError) as error:
             log.warning("cannot load the ranks' baselines, they are learnt again: %s", error)
             return []
-        detector.restore(rows)
-        return [(row["pid"], row["start"], row["user"]) for row in rows]
+        detector.watch.restore(saved)
+        return [(rank.pid, rank.start, rank.user) for rank in saved]
 
     def _receiving(self) -> bool:
         return self._reception is not None and self._reception.receiver.is_open
@@ -210,7 +210,7 @@ class Jobs:
         for job in self._suspicions.due(self._detector.jobs, self._clocks["monotonic"]()):
             asyncio.get_running_loop().call_soon(self._on_suspicion, job)
         if self._pace is not None:
-            self._pace.keep(self._detector.rows(), self._clocks["monotonic"]())
+            self._pace.keep(self._detector.watch.saved(), self._clocks["monotonic"]())
         self._report()
 
     def _report(self) -> None:
@@ -224,7 +224,7 @@ class Jobs:
         if self._detector is not None:
             if self._pace is not None:
                 now = self._clocks["monotonic"]()
-                self._pace.keep(self._detector.rows(), now, at_once=True)
+                self._pace.keep(self._detector.watch.saved(), now, at_once=True)
             self._detector.close()
         self._looking = self._detector = None
 

@@ -1,13 +1,12 @@
-"""Frames between the agent and its gRPC server for NVRx, over a socket pair, and NVRx' answer.
+"""Messages between the agent and its gRPC server for NVRx, over a socket pair, and NVRx' answer.
 
 The server writes `READY` once it listens, and `QUESTION` to request a verdict; the agent answers
-with a frame: its length, then `ANSWER` and a HealthCheckResponse, or `UNKNOWN` and the text of the
-error UNAVAILABLE.
+with a frame of `core.wire`: a HealthCheckResponse, a byte in each character of `response`, or in
+`unknown` the text of the error UNAVAILABLE.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING
 
 from dshealthd.core import documents
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
     from dshealthd.nvrx.fitness import Fitness
 
 READY, QUESTION = b"!", b"?"
-ANSWER, UNKNOWN = b"+", b"-"
-LENGTH = struct.Struct("!I")
-MAX_FRAME = 1 << 20
 MAX_UNKNOWN = 4096
 """Most characters of what could not be checked."""
 MAX_FAILURES = 32
@@ -29,11 +25,11 @@ _SUCCESS, _EXIT_CODE, _OUTPUT, _ERROR = 1, 2, 3, 4
 """Fields of HealthCheckResponse in `nvhcd.proto`."""
 
 
-def frame(fitness: Fitness) -> bytes:
-    """Return the frame that answers a question, without its length."""
+def answer(fitness: Fitness) -> dict[str, str]:
+    """Return the message that answers a question."""
     if fitness.fit is None:
-        text = f"dshealthd does not know: {'; '.join(fitness.unknown)[:MAX_UNKNOWN]}"
-        return UNKNOWN + text.encode(errors="replace")
+        reasons = "; ".join(fitness.unknown)[:MAX_UNKNOWN]
+        return {"unknown": f"dshealthd does not know: {reasons}"}
     failures = [str(failure) for failure in fitness.failures[:MAX_FAILURES]]
     output = {
         "fail_count": len(fitness.failures),
@@ -42,7 +38,8 @@ def frame(fitness: Fitness) -> bytes:
     }
     verdict = _tag(_SUCCESS if fitness.fit else _EXIT_CODE, _VARINT) + _varint(1)
     error = _text(_ERROR, "; ".join(failures)) if failures else b""
-    return ANSWER + verdict + _text(_OUTPUT, documents.dumps(output)) + error
+    response = verdict + _text(_OUTPUT, documents.dumps(output)) + error
+    return {"response": response.decode("latin-1")}
 
 
 def _text(number: int, text: str) -> bytes:

@@ -21,9 +21,10 @@ from concurrent import futures
 
 import grpc
 
+from dshealthd.core import wire
 from dshealthd.core.sockets import clear
 from dshealthd.core.text import print_lines
-from dshealthd.nvrx.frames import ANSWER, LENGTH, MAX_FRAME, QUESTION, READY
+from dshealthd.nvrx.frames import QUESTION, READY
 
 NAME = "nvhcd.HealthCheckService"
 METHOD = "RunHealthCheck"
@@ -58,50 +59,37 @@ class Verdicts:
         """Use a connected socket."""
         channel.settimeout(PATIENCE)
         self._channel = channel
+        self._messages = wire.frames(channel)
         self._lock = threading.Lock()
-        self._last = b""
+        self._last: dict[str, str] = {}
         self._until = 0.0
 
-    def query(self) -> bytes:
-        """Return the agent's frame with a verdict at most a second old, or raise AgentGone."""
+    def query(self) -> dict[str, str]:
+        """Return the agent's message with a verdict at most a second old, or raise AgentGone."""
         with self._lock:
             if time.monotonic() >= self._until:
                 try:
                     self._channel.sendall(QUESTION)
-                    (length,) = LENGTH.unpack(self._receive(LENGTH.size))
-                    if not 0 < length <= MAX_FRAME:
-                        raise ConnectionAbortedError(
-                            errno.ECONNABORTED, f"a frame of {length} bytes"
-                        )
-                    self._last = self._receive(length)
-                except OSError as error:
+                    self._last = next(self._messages)
+                except (OSError, ValueError, ArithmeticError, StopIteration) as error:
                     with contextlib.suppress(OSError):  # it may already be closed
                         # A late answer would be mistaken for the answer to the next question.
                         self._channel.shutdown(socket.SHUT_RDWR)
-                    message = f"the agent does not answer: {error}"
+                    message = f"the agent does not answer: {str(error) or 'it has ended'}"
                     raise AgentGone(message) from error
                 self._until = time.monotonic() + KEPT
             return self._last
-
-    def _receive(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            chunk = self._channel.recv(size - len(data))
-            if not chunk:
-                raise ConnectionResetError(errno.ECONNRESET, "the agent has ended")
-            data += chunk
-        return data
 
 
 def answer(verdicts: Verdicts, _request: bytes, context: grpc.ServicerContext) -> bytes:
     """Answer a gRPC health check; unknown is an error, see `dshealthd.nvrx.fitness`."""
     try:
-        frame = verdicts.query()
+        message = verdicts.query()
     except AgentGone as error:
         context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-    if frame[:1] != ANSWER:
-        context.abort(grpc.StatusCode.UNAVAILABLE, frame[1:].decode(errors="replace"))
-    return frame[1:]
+    if "unknown" in message:
+        context.abort(grpc.StatusCode.UNAVAILABLE, message["unknown"])
+    return message["response"].encode("latin-1")
 
 
 def serve(path: str, verdicts: Verdicts) -> grpc.Server:

@@ -10,10 +10,11 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core import wire
 from dshealthd.core.child import StartError, channel, environment, python, spawn
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.timing import time_limit
-from dshealthd.nvrx.frames import LENGTH, QUESTION, READY, frame
+from dshealthd.nvrx.frames import QUESTION, READY, answer
 from dshealthd.nvrx.options import NvrxOptions
 
 if TYPE_CHECKING:
@@ -170,8 +171,7 @@ class HealthCheckService:
     async def _answer(self, channel: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while (question := await loop.sock_recv(channel, 1)) == QUESTION:
-            answer = frame(self._fitness())
-            await loop.sock_sendall(channel, LENGTH.pack(len(answer)) + answer)
+            await loop.sock_sendall(channel, wire.pack(answer(self._fitness())))
         message = (
             f"nvrx: the server on {self.options.socket} has "
             f"{'broken protocol' if question else 'ended'}"

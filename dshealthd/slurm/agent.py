@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.findings.finding import State
 from dshealthd.findings.series import of_document
 from dshealthd.http.client import Access, local
 from dshealthd.http.exchange import Rejected, Unreachable
 from dshealthd.slurm.options import SlurmOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from dshealthd.config.config import Config
 
@@ -29,28 +31,12 @@ class AgentSilent(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class CriticalFinding:
-    """A critical finding."""
-
-    slug: str
-    part: str
-    """`gpu=3`, `nic=mlx5_0/1`; empty for the node as a whole."""
-    xid: str
-    """Number of the last Xid that the driver logged for the GPU; empty without one."""
-
-    @property
-    def reason(self) -> str:
-        """Return the agent's finding in the form of Slurm's reason: `gpu-lost gpu=3 xid=79`."""
-        xid = f"xid={self.xid}" if self.xid else ""
-        return " ".join(filter(None, (self.slug, self.part, xid)))
-
-
-@dataclass(frozen=True, slots=True)
 class AgentVerdict:
     """The agent's verdict on the node."""
 
-    findings: tuple[CriticalFinding, ...]
-    """The critical findings."""
+    critical: Mapping[str, str]
+    """Each critical finding in the form of Slurm's reason, `gpu-lost gpu=3 xid=79`, by the same
+    without the Xid, which comes and goes with the driver's log."""
     clean: bool
     """Whether everything could be checked and nothing is critical."""
     ready: bool = True
@@ -80,15 +66,16 @@ def query(config: Config, alerts: Iterable[str]) -> AgentVerdict:
 
 def judge(document: Mapping[str, Any], alerts: frozenset[str]) -> AgentVerdict:
     """Return the verdict in the agent's status document."""
-    critical = []
+    critical = {}
     for item in document["findings"]:
-        if item["severity"] == "critical" and item["alert"] in alerts:
-            part = _part(item["component"], item["part"])
+        if item.severity is State.CRITICAL and item.alert in alerts:
+            part = _part(item.component, item.part)
             xid = _xid(document, part.removeprefix("gpu=")) if part.startswith("gpu=") else ""
-            critical.append(CriticalFinding(_word(item["slug"]), part, _word(xid)))
+            key = " ".join(filter(None, (_word(item.slug), part)))
+            critical[key] = f"{key} xid={_word(xid)}" if xid else key
     ready = document["ready"]
-    clean = ready and not critical and document["verdict"] in {"ok", "warning"}
-    return AgentVerdict(tuple(critical), clean, ready)
+    clean = ready and not critical and document["verdict"] in {State.OK, State.WARNING}
+    return AgentVerdict(critical, clean, ready)
 
 
 def _part(component: str, part: str) -> str:

@@ -13,7 +13,7 @@ import fcntl
 import os
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from dshealthd.core import documents, schema, state_file
 from dshealthd.core.host import read
@@ -34,7 +34,6 @@ LOOK_AGAIN = 6.0
 that it sees a new reading. Only a job on a node with a finding waits for it."""
 MAX_LOOKS = 5
 """Most checks of one prolog; more would add up to more than a job should wait."""
-_COUNT = schema.Integer()
 _NAMED = 3
 """Most findings that a reason names; one is enough to find the others."""
 _POLL = 0.1
@@ -97,7 +96,7 @@ class NodeCheck:
         return self._streaks.longest >= self._options.bad_checks
 
     def _judge(self, verdict: AgentVerdict) -> CheckReport:
-        if not verdict.findings:
+        if not verdict.critical:
             if not verdict.ready:
                 text = "nothing done: the agent has not judged all sources yet"
                 return CheckReport(NodeCheckResult.UNKNOWN, text)
@@ -105,9 +104,8 @@ class NodeCheck:
                 self._streaks.bad = {}
                 return CheckReport(NodeCheckResult.UNKNOWN, "")
             return self._clean()
-        # Without the Xid, which comes and goes with the driver's log.
-        self._streaks.count_bad({f"{item.slug} {item.part}" for item in verdict.findings})
-        named = list(dict.fromkeys(finding.reason for finding in verdict.findings))
+        self._streaks.count_bad(verdict.critical)
+        named = list(verdict.critical.values())
         reason = PREFIX + ", ".join(named[:_NAMED])
         if len(named) > _NAMED:
             reason += f", and {len(named) - _NAMED} more"
@@ -165,7 +163,7 @@ class Busy(Exception):
 class Streaks:
     """Counts of consecutive checks."""
 
-    bad: dict[str, int] = field(default_factory=dict)
+    bad: dict[str, Annotated[int, schema.Integer()]] = field(default_factory=dict)
     """Checks in a row with each finding."""
     noted: bool = False
     """Whether we have left a note in the comment of the node."""
@@ -198,9 +196,8 @@ def kept(directory: Path, patience: float) -> Iterator[Streaks]:
         path = directory / "streaks.json"
         streaks = _read(path)
         yield streaks
-        content = {"bad": streaks.bad, "noted": streaks.noted}
         # Not durable: findings from before a reboot confirm nothing.
-        state_file.replace(path, documents.dumps(content).encode(), durable=False)
+        state_file.replace(path, documents.dumps(streaks).encode(), durable=False)
     finally:
         os.close(lock)
 
@@ -222,9 +219,7 @@ def _lock(descriptor: int, patience: float) -> None:
 def _read(path: Path) -> Streaks:
     """Return the saved streaks; empty ones if there are none or they cannot be parsed."""
     try:
-        with schema.reading(str(path)):
-            content = schema.document(read(str(path)))
-            bad = {key: _COUNT.read(value, key) for key, value in content["bad"].items()}
-            return Streaks(bad, bool(content["noted"]))
+        found: Streaks = schema.of(Streaks).read(schema.document(read(str(path))), str(path))
     except (FileNotFoundError, schema.SchemaError):
         return Streaks()  # writes are atomic, so another version wrote this: start counting again
+    return found

@@ -71,7 +71,7 @@ def exclude(asked: AgentQuery, job: str) -> int:
         attempts = [one for found in of_runs.runs(answers, job).values() for one in found]
         jobs = {job, *(one["job"] for one in attempts)}
         entries = (entry for each in answers for entry in each.document.get("entries", ()))
-        if not (known := bool(attempts) or any(entry["job"] in jobs for entry in entries)):
+        if not (known := bool(attempts) or any(entry.job in jobs for entry in entries)):
             print_lines(f"nothing is known of {printable(job)}", error=True)
         blamed = {each.name: None if each.problem else past.blamed(each, jobs) for each in answers}
         nodes = [name for name, found in blamed.items() if found]

@@ -46,14 +46,14 @@ def whole(parts: Sequence[Part]) -> JobPart:
         [
             JobPart(
                 "hung" if job["hang"] else job["state"],
-                (job["hang"] or job.get("stall") or {}).get("cause", ""),
+                (job["hang"] or job["stall"] or {"cause": ""})["cause"],
                 job["ranks_here"],
                 job["world_size"],
                 job["step"],
-                job.get("step_highest", job["step"]),
+                job["step_highest"],
                 job["steps_per_minute"],
                 job["loss"],
-                job.get("attempts"),
+                job["attempts"],
             )
             for _, job in parts
         ]
@@ -68,7 +68,7 @@ def job_lines(name: str, parts: Sequence[Part], paint: Paint) -> Iterator[str]:
     lost = found.loss == "not finite"
     level = State.CRITICAL if lost else _STATES.get(found.state, State.OK)
     says = found.state
-    pauses = [job["stall"] for _, job in parts if job["state"] == "paused" and job.get("stall")]
+    pauses = [job["stall"] for _, job in parts if job["state"] == "paused" and job["stall"]]
     if says == "paused" and pauses:
         longest = max(pauses, key=lambda stall: float(stall["silent_seconds"]))
         says = f"{longest['says']} for {duration(longest['silent_seconds'])}"
@@ -86,11 +86,7 @@ def job_lines(name: str, parts: Sequence[Part], paint: Paint) -> Iterator[str]:
 
 def _slow(parts: Sequence[Part]) -> Iterator[str]:
     """Yield the slow ranks of a job, compared over all nodes that were queried."""
-    shown = [
-        part
-        for answer, job in parts
-        for part in own_work.told(answer.name, job.get("own_work", ()))
-    ]
+    shown = [part for answer, job in parts for part in own_work.told(answer.name, job["own_work"])]
     for slow in own_work.slow_ranks(shown):
         role = f" ({printable(slow.role)})" if slow.role else ""
         lost = f"up to {slow.loss:.0%} of the job's throughput is lost"
@@ -104,10 +100,10 @@ def _slow(parts: Sequence[Part]) -> Iterator[str]:
 def _silence(parts: Sequence[Part]) -> str:
     """Return for how long no rank was heard, and from when on that is judged; empty if unknown."""
     ages = [
-        (answer.document["time"] - rank["heartbeat"], rank.get("bound_seconds"))
+        (answer.document["time"] - rank["heartbeat"], rank["bound_seconds"])
         for answer, job in parts
         for rank in job["ranks"]
-        if rank.get("heartbeat") is not None
+        if rank["heartbeat"] is not None
     ]
     if not ages:
         return ""
@@ -145,7 +141,7 @@ def _followed(parts: Sequence[Part]) -> Iterator[str]:
     """Yield what follows the ranks of a job, where not all send heartbeats."""
     by: Counter[str] = Counter()
     for _, job in parts:
-        told = job.get("followed", {})  # which older agents do not report
+        told = job["followed"]
         by.update({one: told.get(one, 0) for one in (coverage.HEARTBEAT, *coverage.WORDS)})
     others = [f"{by[one]} by {words}" for one, words in coverage.WORDS.items() if by[one]]
     if others:
@@ -158,20 +154,19 @@ def _details(job: Mapping[str, Any], *, hung: bool) -> Iterator[str]:
 
     `hung` is whether the job is, on all nodes together.
     """
-    hang, stall = job["hang"], job.get("stall")
+    hang, stall = job["hang"], job["stall"]
     if hang:
         overdue = hang["overdue_seconds"]
         lasts = "" if overdue is None else f", {duration(overdue)} longer than expected"
-        cause = printable(hang.get("says") or hang["cause"])
+        cause = printable(hang["says"] or hang["cause"])
         yield f"no progress{lasts}; cause: {cause}" if hung else f"waits{lasts}: {cause}"
         for culprit in hang["culprits"]:
-            # Agents of older releases send only a word.
-            yield f"rank {culprit['rank']} {printable(culprit.get('says') or culprit['reason'])}"
+            yield f"rank {culprit['rank']} {printable(culprit['says'])}"
     if stall and job["state"] != "paused":  # which the headline says
         lasts, left = duration(stall["silent_seconds"]), stall["hung_in_seconds"]
         later = "" if left is None or hung else f"; counts as hung in {duration(left)}"
         yield f"{printable(stall['says'])} for {lasts}{later}"
-    for failure in job.get("failures", ()):  # which older agents do not report
+    for failure in job["failures"]:
         rank = "" if failure["rank"] is None else f" on rank {failure['rank']}"
         node = f" ({printable(failure['node'])})" if failure["node"] else ""
         yield f"failure in its log: {printable(failure['slug'])}{rank}{node}"
@@ -187,7 +182,7 @@ def ranks(parts: Sequence[Part]) -> Iterator[str]:
     rows = [_HEADS]
     found = [(answer, rank) for answer, job in parts for rank in job["ranks"]]
     for answer, rank in sorted(found, key=lambda entry: entry[1]["rank"]):
-        heard, ratio = rank.get("heartbeat"), rank.get("work_ratio")
+        heard, ratio = rank["heartbeat"], rank["work_ratio"]
         age = None if heard is None else max(0.0, answer.document["time"] - heard)
         rows.append(
             (
@@ -198,8 +193,8 @@ def ranks(parts: Sequence[Part]) -> Iterator[str]:
                 printable(_place(rank)),
                 printable(rank["process"] or "unknown"),
                 "unknown" if rank["step_seconds"] is None else duration(rank["step_seconds"]),
-                _seconds(rank.get("work_seconds")),
-                _seconds(rank.get("wait_seconds")),
+                _seconds(rank["work_seconds"]),
+                _seconds(rank["wait_seconds"]),
                 "-" if ratio is None else f"{ratio:.2f}",
                 _seconds(rank["overdue_seconds"] or None),
             )

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import duration, plural, printable
 from dshealthd.findings.catalogue import catalogue
+from dshealthd.findings.entry import MARKS
 from dshealthd.findings.finding import SCHEMA, State
-from dshealthd.findings.record import MARKS
 from dshealthd.symptoms.entry import PART_COMPONENTS
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
 
+    from dshealthd.findings.entry import Entry
     from dshealthd.status.paint import Paint
     from dshealthd.status.query import AgentAnswer
 
@@ -40,8 +41,8 @@ def node(answer: AgentAnswer, seconds: float, paint: Paint) -> Iterator[str]:
     yield f"  last {plural(len(document['days']), 'day')}  |{strip}|  {_LEGEND}"
     entries = _within(document, seconds)
     for entry in entries:
-        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["begin"]))
-        state = entry["severity"]
+        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.begin))
+        state = entry.severity
         shown = paint(state, state.upper().ljust(8)) if state else " " * 8
         yield f"  {at}  {shown}  {says(entry, document['time'])}"
     if not entries:
@@ -65,7 +66,7 @@ def report(answers: Sequence[AgentAnswer], seconds: float) -> dict[str, Any]:
     }
 
 
-def blamed(answer: AgentAnswer, jobs: Container[str]) -> list[Mapping[str, Any]]:
+def blamed(answer: AgentAnswer, jobs: Container[str]) -> list[Entry]:
     """Return what of a node's own has struck one of these jobs, by the record that it answered.
 
     Not what is the job's, nor what nodes share, as a file system.
@@ -73,33 +74,33 @@ def blamed(answer: AgentAnswer, jobs: Container[str]) -> list[Mapping[str, Any]]
     return [
         entry
         for entry in answer.document["entries"]
-        if entry["job"] in jobs
-        and entry["severity"] == State.CRITICAL
-        and (known := catalogue().get(f"Dshealthd{entry['what']}")) is not None
+        if entry.job in jobs
+        and entry.severity == State.CRITICAL
+        and (known := catalogue().get(f"Dshealthd{entry.what}")) is not None
         and known.type.component in PART_COMPONENTS - {"path"}
     ]
 
 
-def says(entry: Mapping[str, Any], now: float) -> str:
+def says(entry: Entry, now: float) -> str:
     """Return an entry in words, as the page says it."""
-    if entry["kind"] not in {"finding", "maintenance"}:
-        again = f", {plural(entry['times'], 'time')}" if entry["times"] > 1 else ""
-        return f"{printable(entry['says'])}{again}"
-    part = "" if entry["kind"] == "maintenance" else f"{printable(entry['part'] or 'this node')}: "
-    reason = f" ({printable(entry['reason'])})" if entry["reason"] else ""
-    end, begin = entry["end"], entry["begin"]
+    if entry.kind not in {"finding", "maintenance"}:
+        again = f", {plural(entry.times, 'time')}" if entry.times > 1 else ""
+        return f"{printable(entry.says)}{again}"
+    part = "" if entry.kind == "maintenance" else f"{printable(entry.part or 'this node')}: "
+    reason = f" ({printable(entry.reason)})" if entry.reason else ""
+    end, begin = entry.end, entry.begin
     lasted = f"for {duration(max(0.0, (now if end is None else end) - begin))}"
-    parts = [f"{part}{printable(entry['says'])}{reason}", lasted + " until now" * (end is None)]
-    if entry["times"] > 1:
-        parts.append(plural(entry["times"], "time"))
-    if entry["job"]:
-        parts.append(f"job {printable(entry['job'])}")
+    parts = [f"{part}{printable(entry.says)}{reason}", lasted + " until now" * (end is None)]
+    if entry.times > 1:
+        parts.append(plural(entry.times, "time"))
+    if entry.job:
+        parts.append(f"job {printable(entry.job)}")
     return ", ".join(parts)
 
 
-def _within(document: Mapping[str, Any], seconds: float) -> list[Mapping[str, Any]]:
+def _within(document: Mapping[str, Any], seconds: float) -> list[Entry]:
     begin = document["time"] - seconds
-    return [entry for entry in document["entries"] if entry["end"] is None or entry["end"] >= begin]
+    return [entry for entry in document["entries"] if entry.end is None or entry.end >= begin]
 
 
 def _mark(state: State | None, paint: Paint) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import duration, plural, printable
@@ -14,9 +14,11 @@ from dshealthd.training.report import lines
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from dshealthd.findings.entry import Entry
+    from dshealthd.jobs.goodput import Card
     from dshealthd.status.query import AgentAnswer
 
-    Part = tuple[AgentAnswer, Mapping[str, Any]]
+    Part = tuple[AgentAnswer, Entry, Card]
     """An agent's answer, and what it says of one attempt."""
 
 _WORST = ("boot", "hung", "killed", "crashed", "failed", "unknown", "terminated", "ended", "")
@@ -26,40 +28,38 @@ others do."""
 
 def _attempt(parts: Sequence[Part]) -> dict[str, Any]:
     """Return one attempt, from what all its nodes say of it."""
-    entries = [entry for _, entry in parts]
-    cards = [entry["card"] for entry in entries]
-    ends = [entry["end"] for entry in entries]
-    answer, blamed = min(parts, key=_turn)
+    entries = [entry for _, entry, _ in parts]
+    cards = [card for *_, card in parts]
+    ends = [entry.end for entry in entries if entry.end is not None]
+    answer, blamed, _ = min(parts, key=_turn)
     times: dict[str, float] = {}
     for card in cards:
-        for part, seconds in card["times"].items():
+        for part, seconds in card.times.items():
             times[part] = times.get(part, 0.0) + seconds
 
     def known(name: str) -> list[Any]:
-        return [card[name] for card in cards if name in card]
+        return [value for card in cards if (value := getattr(card, name)) is not None]
 
     return {
-        "job": entries[0]["job"],
-        "begin": min(entry["begin"] for entry in entries),
-        "end": None if None in ends else max(ends),
+        "job": entries[0].job,
+        "begin": min(entry.begin for entry in entries),
+        "end": max(ends) if len(ends) == len(entries) else None,
         "first_step": min(known("first_step"), default=None),
-        "step": min(entry["value"] or 0 for entry in entries),
-        "reason": blamed["reason"],
-        "says": blamed["says"],
-        "part": blamed["part"],
+        "step": min(entry.value or 0 for entry in entries),
+        "reason": blamed.reason,
+        "says": blamed.says,
+        "part": blamed.part,
         "node": answer.name,
-        "nodes": [answer.name for answer, _ in parts],
-        "ranks": sum(card["ranks"] for card in cards),
-        "again": any(card["again"] for card in cards),
+        "nodes": [answer.name for answer, *_ in parts],
+        "ranks": sum(card.ranks for card in cards),
+        "again": any(card.again for card in cards),
         "world_size": next(iter(known("world_size")), None),
         "times": times,
         "step_seconds": [max(each) for each in zip(*known("step_seconds"), strict=True)] or None,
         "memory_peak_bytes": max(known("memory_peak_bytes"), default=None),
         "slowest": _slowest(parts),
         "findings": [
-            {"node": answer.name, **finding}
-            for answer, entry in parts
-            for finding in _seen(answer, entry)
+            (answer.name, finding) for answer, entry, _ in parts for finding in _seen(answer, entry)
         ],
     }
 
@@ -68,38 +68,33 @@ def _slowest(parts: Sequence[Part]) -> dict[str, Any] | None:
     """Return the rank with the most own work in a step, and what the job would gain without it:
     until the next one's work.
     """
-    found = [
-        (answer.name, entry["card"]["slowest"])
-        for answer, entry in parts
-        if "slowest" in entry["card"]
-    ]
+    found = [(answer.name, card.slowest) for answer, _, card in parts if card.slowest]
     if not found:
         return None
-    node, most = max(found, key=lambda each: each[1]["work_seconds"])
-    others = [one["work_seconds"] for _, one in found if one is not most]
-    following = max([*others, most["next_seconds"]])
-    alone = sum(entry["card"]["ranks"] for _, entry in parts) == 1
-    step = most["step_seconds"]
-    gain = None if alone or step <= 0 else (most["work_seconds"] - following) / step
-    return {"node": node, **most, "next_seconds": following, "gain": gain}
+    node, most = max(found, key=lambda each: each[1].work_seconds)
+    others = [one.work_seconds for _, one in found if one is not most]
+    following = max([*others, most.next_seconds])
+    alone = sum(card.ranks for *_, card in parts) == 1
+    step = most.step_seconds
+    gain = None if alone or step <= 0 else (most.work_seconds - following) / step
+    return {"node": node, **asdict(most), "next_seconds": following, "gain": gain}
 
 
 def _turn(part: Part) -> tuple[int, bool, float]:
-    _, entry = part
-    reason = entry["reason"]
+    _, entry, card = part
+    reason = entry.reason
     turn = _WORST.index(reason) if reason in _WORST else _WORST.index("unknown")
     # Which of the ranks failed first counts, not how.
-    failed = entry["card"].get("failed")
-    turn = _WORST.index("killed") if failed is not None and turn > 1 else turn
-    return turn, not entry["part"], failed or entry["begin"]
+    turn = _WORST.index("killed") if card.failed is not None and turn > 1 else turn
+    return turn, not entry.part, card.failed or entry.begin
 
 
-def _seen(answer: AgentAnswer, run: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _seen(answer: AgentAnswer, run: Entry) -> Iterator[Entry]:
     """Yield what this node has found about a job during an attempt."""
     for entry in answer.document["entries"]:
-        over = entry["end"] is not None and entry["end"] < run["begin"]
-        later = run["end"] is not None and entry["begin"] > run["end"] + past.AFTERWARDS
-        if entry["kind"] == "finding" and entry["job"] == run["job"] and not (over or later):
+        over = entry.end is not None and entry.end < run.begin
+        later = run.end is not None and entry.begin > run.end + past.AFTERWARDS
+        if entry.kind == "finding" and entry.job == run.job and not (over or later):
             yield entry
 
 
@@ -108,24 +103,25 @@ def runs(answers: Sequence[AgentAnswer], job: str = "") -> dict[str, list[dict[s
     alone, if it is named.
     """
     found: dict[tuple[str, int | None], list[list[Part]]] = {}
-    entries = [
-        (answer, entry)
+    told = [
+        (answer, entry, entry.card)
         for answer in answers
-        for entry in answer.document.get("runs", ())  # which older agents do not report
+        for entry in answer.document.get("runs", ())
+        if entry.card is not None
     ]
-    for answer, entry in sorted(entries, key=lambda each: each[1]["begin"]):
-        attempts = found.setdefault((entry["what"], entry["card"].get("user")), [])
+    for answer, entry, card in sorted(told, key=lambda each: each[1].begin):
+        attempts = found.setdefault((entry.what, card.user), [])
         for parts in attempts:
-            lasted = any(part["end"] is None or part["end"] >= entry["begin"] for _, part in parts)
-            same = parts[0][1]["card"]["mark"] == entry["card"]["mark"]
-            if same and lasted and all(other is not answer for other, _ in parts):
-                parts.append((answer, entry))
+            lasted = any(part.end is None or part.end >= entry.begin for _, part, _ in parts)
+            same = parts[0][2].mark == card.mark
+            if same and lasted and all(other is not answer for other, *_ in parts):
+                parts.append((answer, entry, card))
                 break
         else:
-            attempts.append([(answer, entry)])
+            attempts.append([(answer, entry, card)])
     whole: dict[str, list[dict[str, Any]]] = {}
     for (run, user), attempts in found.items():
-        names = {part["job"] for parts in attempts for _, part in parts} | {run}
+        names = {part.job for parts in attempts for _, part, _ in parts} | {run}
         if not job or job in names:
             name = run if user is None or run not in whole else f"{run} (uid {user})"
             whole[name] = [_attempt(parts) for parts in attempts]
@@ -138,7 +134,15 @@ def document(answers: Sequence[AgentAnswer], job: str = "") -> dict[str, Any]:
         "schema": SCHEMA,
         "errors": {answer.name: answer.problem for answer in answers if answer.problem},
         "runs": [
-            {"run": run, "attempts": attempts} for run, attempts in runs(answers, job).items()
+            {
+                "run": run,
+                "attempts": [
+                    one | {"findings": [{"node": name} | seen.document() for name, seen in found]}
+                    for one in attempts
+                    for found in [one["findings"]]
+                ],
+            }
+            for run, attempts in runs(answers, job).items()
         ],
     }
 
@@ -216,5 +220,5 @@ def _why(one: Mapping[str, Any]) -> str:
 
 
 def _findings(one: Mapping[str, Any], now: float) -> Iterator[str]:
-    for finding in sorted(one["findings"], key=operator.itemgetter("begin")):
-        yield f"     {printable(finding['node'])}: {past.says(finding, now)}"
+    for node, finding in sorted(one["findings"], key=lambda each: each[1].begin):
+        yield f"     {printable(node)}: {past.says(finding, now)}"

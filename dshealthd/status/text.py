@@ -13,6 +13,7 @@ from dshealthd.status.jobs import job_lines
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from dshealthd.findings.finding import Finding
     from dshealthd.status.paint import Paint
     from dshealthd.status.query import AgentAnswer
 
@@ -32,10 +33,10 @@ def node(answer: AgentAnswer, paint: Paint) -> Iterator[str]:
     document = answer.document
     for finding in document["findings"]:
         yield from _finding(finding, answer, paint)
-    for sign in document.get("watched", ()):
-        seconds = document["time"] - (sign["since"] or document["time"])
-        part, summary = printable(sign["part"] or "this node"), printable(sign["summary"])
-        hold = duration(sign["hold_seconds"])
+    for sign in document["watched"]:
+        seconds = document["time"] - (sign.since or document["time"])
+        part, summary = printable(sign.part or "this node"), printable(sign.summary)
+        hold = duration(sign.hold_seconds)
         yield f"  watched   {part}: {summary} (for {duration(seconds)}; a finding after {hold})"
     for title, lines in (
         ("GPUs", list(_gpus(document))),
@@ -67,27 +68,26 @@ def _headline(answer: AgentAnswer) -> str:
     if answer.problem:
         return printable(answer.problem)
     findings = answer.document["findings"]
-    unread = sum(finding["severity"] == State.UNKNOWN for finding in findings)
+    unread = sum(finding.severity is State.UNKNOWN for finding in findings)
     parts = [plural(len(findings) - unread, "problem") + " found"] if len(findings) > unread else []
     if unread:
         parts.append(f"{plural(unread, 'source')} not readable")
     read = sum(one["state"] == "ok" for one in answer.document["collectors"])
-    so_far = " so far" if answer.document.get("watched") else ""
+    so_far = " so far" if answer.document["watched"] else ""
     return ", ".join(parts) or f"healthy{so_far}, {plural(read, 'collector')} OK"
 
 
-def _finding(finding: Mapping[str, Any], answer: AgentAnswer, paint: Paint) -> Iterator[str]:
-    state = State(finding["severity"])
-    word = state.upper().ljust(8)
-    since = finding["since"]
+def _finding(finding: Finding, answer: AgentAnswer, paint: Paint) -> Iterator[str]:
+    state = finding.severity
+    since = finding.since
     facts = [f"for {duration(answer.document['time'] - since)}"] if since else []
-    facts += filter(None, [printable(finding.get("trend", ""))])  # none of older agents
+    facts += filter(None, [printable(finding.trend)])
     lasts = f" ({', '.join(facts)})" if facts else ""
-    part = printable(finding["part"] or "this node")
-    yield f"  {paint(state, word)}  {part}: {printable(finding['summary'])}{lasts}"
-    yield f"            {printable(finding['detail'])}"
-    yield f"            First step: {printable(finding['first_step'])}"
-    yield f"            Runbook: {printable(answer.url)}{printable(finding['runbook'])}"
+    part = printable(finding.part or "this node")
+    yield f"  {paint(state, state.upper().ljust(8))}  {part}: {printable(finding.summary)}{lasts}"
+    yield f"            {printable(finding.detail)}"
+    yield f"            First step: {printable(finding.first_step)}"
+    yield f"            Runbook: {printable(answer.url)}{printable(finding.runbook)}"
 
 
 def _gpus(document: Mapping[str, Any]) -> Iterator[str]:

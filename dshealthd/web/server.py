@@ -14,6 +14,7 @@ import socket
 import time
 from collections import Counter
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from aiohttp.http_exceptions import HttpProcessingError
@@ -107,11 +108,8 @@ class Server:
         telemetry: SelfMetrics,
         unready: Callable[[], str],
         sections: Callable[[LeftOut], Mapping[str, Any]] = lambda _left_out: {},
-        targets: Callable[[int], bytes] | None = None,
+        documents: Mapping[str, Callable[[], bytes | Awaitable[bytes]]] = MappingProxyType({}),
         fitness: Callable[[], Fitness] | None = None,
-        fleet: Callable[[], Awaitable[bytes]] | None = None,
-        history: Callable[[], bytes] | None = None,
-        trends: Callable[[], bytes] | None = None,
     ) -> None:
         """Prepare to serve `snapshot` and the agent's `own` samples; `start` opens the socket.
 
@@ -119,15 +117,10 @@ class Server:
 
         `unready` returns why nothing follows from the findings yet, empty once all sources were
         judged; `sections` returns further parts of the status document, by name, and notes what
-        it leaves out; `targets` returns, for the
-        port of this agent, the targets that Prometheus should scrape, or raises LookupError;
-        `fitness` judges whether a job can start on this node; `fleet` returns the states that all
-        members report, or raises LookupError; `history` returns the node's record, `trends` the
-        last hour of its figures.
+        it leaves out; `documents` are the others by path, whose makers raise LookupError while
+        they are unknown; `fitness` judges whether a job can start on this node.
         """
-        self._fleet = fleet
         self._fitness = fitness
-        self._targets = targets
         self._unready = unready
         self._sections = sections
         self._options = options
@@ -139,7 +132,8 @@ class Server:
         self._gate = ConnectionLimiter(options.max_connections, options.max_connections_per_address)
         self._requests: Counter[tuple[str, int]] = Counter()
         self._status: tuple[float, bytes] = (-STATUS_KEPT, b"")
-        self._packed = b""
+        self._packed: dict[str, tuple[bytes, bytes]] = {}
+        """The last document of each path, as it is and compressed."""
         self._config = None
         # Imported only by agents that need it.
         if options.config_file is not None:
@@ -153,11 +147,8 @@ class Server:
             self._page[RUNBOOKS + slug] = render(symptom).encode(), "text/plain; charset=utf-8"
         self._routes: dict[str, Callable[[BaseRequest], Response | Awaitable[Response]]] = {
             "/metrics": self._metrics,
-            "/api/v1/status": self._api_status,
-            "/api/v1/history": functools.partial(self._api_whole, history),
-            "/api/v1/trends": functools.partial(self._api_whole, trends),
-            "/api/v1/targets": self._api_targets,
-            "/api/v1/fleet": self._api_fleet,
+            "/api/v1/status": functools.partial(self._document, self.status),
+            **{path: functools.partial(self._document, make) for path, make in documents.items()},
             HEALTHY: self._healthy,
             "/-/ready": self._ready,
             FIT: self._fit,
@@ -184,11 +175,16 @@ class Server:
         """Close the socket and the connections; answers in progress get a second."""
         await self._listener.close()
 
+    @property
+    def port(self) -> int:
+        """The TCP port that the web server listens on."""
+        return self._listener.port
+
     def url(self, hostname: str) -> str:
         """Return the page's URL as a user would type it."""
         host = _to_open(self._options.listen_address, hostname)
         scheme = "http" if self._config is None or self._config.config.tls is None else "https"
-        return f"{scheme}://{host}:{self._listener.port}/"
+        return f"{scheme}://{host}:{self.port}/"
 
     def samples(self) -> Iterator[Sample]:
         """Yield the web server's own metrics."""
@@ -299,47 +295,30 @@ class Server:
                 sections=self._sections(left_out),
                 left_out=left_out,
             )
-            self._status, self._packed = (now, body), b""
+            self._status = now, body
         return body
 
-    def _packed_status(self) -> bytes:
-        body = self.status()
-        if not self._packed:
-            self._packed = gzip.compress(body, 1)
-        return self._packed
-
-    def _api_status(self, request: BaseRequest) -> Response:
-        return _document(request, self.status, self._packed_status)
-
-    @staticmethod
-    def _api_whole(make: Callable[[], bytes] | None, request: BaseRequest) -> Response:
-        if make is None:
-            return plain(HTTPStatus.NOT_FOUND)
-        body = make()
-        return _document(request, lambda: body, lambda: gzip.compress(body, 1))
-
-    def _api_targets(self, _request: BaseRequest) -> Response:
-        """Answer Prometheus' HTTP service discovery.
-
-        On an error, Prometheus keeps its previous targets.
+    async def _document(
+        self, make: Callable[[], bytes | Awaitable[bytes]], request: BaseRequest
+    ) -> Response:
+        """Answer with a document; 503 while it is unknown, at which Prometheus keeps its previous
+        targets.
         """
-        if self._targets is None:
-            return plain(HTTPStatus.NOT_FOUND)
         try:
-            body = self._targets(self._listener.port)
+            made = make()
+            body = made if isinstance(made, bytes) else await made
         except LookupError as error:
             return plain(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
-        return Response(body=body, headers=DOCUMENT_HEADERS)
-
-    async def _api_fleet(self, request: BaseRequest) -> Response:
-        """Answer requests for the fleet; 404 without probes, 503 while members are unknown."""
-        if self._fleet is None:
-            return plain(HTTPStatus.NOT_FOUND)
-        try:
-            body = await self._fleet()
-        except LookupError as error:
-            return plain(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
-        return _document(request, lambda: body, lambda: gzip.compress(body, 1))
+        headers = {**DOCUMENT_HEADERS, "Vary": "Accept-Encoding"}
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            # A fifteenth of the size, for a phone on a slow link.
+            headers["Content-Encoding"] = "gzip"
+            last, packed = self._packed.get(request.path, (b"", b""))
+            if last is not body:
+                packed = gzip.compress(body, 1)
+                self._packed[request.path] = body, packed
+            body = packed
+        return Response(body=body, headers=headers)
 
     def _page_file(self, request: BaseRequest) -> Response:
         body, kind = self._page[request.path]
@@ -370,17 +349,6 @@ class Server:
         else:
             text = f"unknown: {fitness.unknown[0]}"
         return plain(HTTPStatus.SERVICE_UNAVAILABLE, " ".join(text.split())[:FIT_CHARACTERS])
-
-
-def _document(
-    request: BaseRequest, body: Callable[[], bytes], packed: Callable[[], bytes]
-) -> Response:
-    # A fifteenth of the size, for a phone on a slow link.
-    gzipped = "gzip" in request.headers.get("Accept-Encoding", "")
-    headers = {**DOCUMENT_HEADERS, "Vary": "Accept-Encoding"}
-    if gzipped:
-        headers["Content-Encoding"] = "gzip"
-    return Response(body=packed() if gzipped else body(), headers=headers)
 
 
 def _to_open(address: str, hostname: str) -> str:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import json
+import math
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -73,3 +78,80 @@ def test_bounds(kind: schema.Integer | schema.Number, within: float, beyond: flo
     assert kind.read(within, "it") == within
     with pytest.raises(schema.SchemaError, match="it is not a"):
         kind.read(beyond, "it")
+
+
+class Pair(NamedTuple):
+    """A row of a document."""
+
+    rank: int
+    share: float
+
+
+class Color(enum.StrEnum):
+    """A choice."""
+
+    RED = "red"
+
+
+@dataclass(slots=True)
+class Inner:
+    """A part of an object."""
+
+    name: Annotated[str, schema.String(3)]
+
+
+@dataclass(slots=True)
+class Whole:
+    """An object with a field of each kind."""
+
+    color: Color
+    inner: Inner
+    pair: Pair
+    places: dict[tuple[int, int], Inner]
+    counts: dict[str, int]
+    value: float | None = None
+    names: list[str] = field(default_factory=list)
+    now: float = schema.transient(default=7.0)
+
+
+WHOLE = Whole(Color.RED, Inner("a"), Pair(1, 0.5), {(1, 2): Inner("b")}, {"x": 3}, 2.5, ["n"])
+
+
+def test_an_object_is_its_own_document() -> None:
+    """It is read as it was written, but for what does not outlive the agent."""
+    written = json.loads(json.dumps(schema.of(Whole).write(dataclasses.replace(WHOLE, now=1.0))))
+    assert "now" not in written
+    assert schema.of(Whole).read(written) == WHOLE
+    least = {name: written[name] for name in ("color", "inner", "pair", "places", "counts")}
+    assert schema.of(Whole).read(least) == dataclasses.replace(WHOLE, value=None, names=[])
+
+
+@pytest.mark.parametrize(("field", "value", "message"), [
+    ("color", "blue", "body.color is not a valid Color"),
+    ("inner", {"name": "long"}, "body.inner.name is not a text of at most 3 characters"),
+    ("inner", {}, "body.inner lacks name"),
+    ("pair", [1], "body.pair is not a list of 2 items"),
+    ("pair", [1.5, 1], r"body.pair\[0\] is not an integer"),
+    ("places", [[[1], {"name": "b"}]], r"body.places\[0\]\[0\] is not a list of 2 items"),
+    ("counts", {"x": "3"}, "body.counts.x is not an integer"),
+    ("value", "1", "body.value is not a number"),
+    ("now", 1.0, "body has an unknown field"),
+])  # fmt: skip
+def test_an_error_names_the_field(field: str, value: object, message: str) -> None:
+    """What does not fit is refused with its place in the document."""
+    written = schema.of(Whole).write(WHOLE)
+    with pytest.raises(schema.SchemaError, match=message):
+        schema.of(Whole).read({**written, field: value})
+
+
+def test_what_others_add_is_left_out() -> None:
+    """An object of another release may have more fields, if these are allowed."""
+    written = schema.of(Inner).write(Inner("a"))
+    assert schema.of(Inner, schema.String()).read({**written, "later": "x"}) == Inner("a")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 10**400])
+def test_a_figure_that_json_lacks_is_null(value: float) -> None:
+    """And a text that is too long, or no Unicode, is written as far as it can be read."""
+    assert schema.of(float | None).write(value, "it") is None
+    assert schema.String(3).write("a\ud800bc", "it") == "a?b"

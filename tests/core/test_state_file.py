@@ -46,6 +46,19 @@ def test_what_others_put_in_place_of_the_temporary_file(tmp_path: Path, *, durab
     assert not temporary.exists()
 
 
+def test_old_file_stays(tmp_path: Path) -> None:
+    """When the new file cannot be put in place, the old one is as it was."""
+    place = tmp_path / "x"
+    state_file.replace(place, b"1", durable=False)
+    (tmp_path / "x.new").mkdir()
+    with pytest.raises(OSError, match=r"x\.new"):
+        state_file.replace(place, b"2", durable=False)
+    assert place.read_bytes() == b"1"
+    (tmp_path / "x.new").rmdir()
+    state_file.replace(place, b"2", durable=False)
+    assert place.read_bytes() == b"2"
+
+
 @pytest.mark.timeout(10)
 def test_only_files_are_read(tmp_path: Path) -> None:
     """A FIFO, also one with a writer, and a link are errors, in the child too."""

@@ -123,7 +123,7 @@ def test_what_had_arrived_is_read_after_the_deadline() -> None:
 
     async def scene() -> None:
         with child.channel("a test") as (ours, theirs):
-            reader, writer = await child.streams(ours)
+            reader, writer = await asyncio.open_connection(sock=ours)
 
             async def read() -> bytes:
                 async with time_limit(SECONDS):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import bcrypt
 
+from dshealthd.core import documents
 from dshealthd.doctor.check import Result
 from dshealthd.doctor.snapshot_check import SnapshotCheck
 from dshealthd.doctor.status_document import status_document
@@ -62,7 +63,7 @@ def said(agent: RunningAgent, check: SnapshotCheck, outcome: str) -> Result:
     config = dataclasses.replace(look().config, web=web)
     end = time.monotonic() + 240  # a finding may have to last for a minute
     while True:
-        document = status_document(config, Access())
+        document = json.loads(documents.dumps(status_document(config, Access())))  # as of a child
         found = results(check, dataclasses.replace(look(), config=config, document=document))
         if document["source"] == "agent" and [one.outcome.value for one in found] == [outcome]:
             return found[0]

@@ -42,8 +42,8 @@ def test_nothing_is_ok_that_was_not_looked_at() -> None:
     found, _ = examine(
         [(one, None) for one in checks], (), dict, dict, lambda *now: seen.append(now)
     )
-    results = {one.name: one.results[0] for one in found}
-    assert [one.name for one in found] == ["silent", "hang", "broken", "well"]
+    results = {one.check: one.results[0] for one in found}
+    assert [one.check for one in found] == ["silent", "hang", "broken", "well"]
     assert results["silent"].outcome is State.UNKNOWN
     assert "check hang hung: no answer within 0.5 s" in results["hang"].text
     assert "other half cannot be read" in results["broken"].text

@@ -100,7 +100,7 @@ def test_json_is_versioned_and_read_back() -> None:
     with pytest.raises(ValueError, match="version 2"):
         parse_node({**document, "schema": 2}, "node-1")
     document["nodes"][0]["checks"][0]["seconds"] = float("nan")  # as json.loads takes it
-    with pytest.raises(ValueError, match="not a number of seconds"):
+    with pytest.raises(ValueError, match="seconds is not a number"):
         parse_node(document, "node-1")
 
 

@@ -16,7 +16,7 @@ from dshealthd.collectors.job_hang import HANG, OVERDUE
 from dshealthd.collectors.kernel import UPTIME
 from dshealthd.collectors.kernel_log import LAST_XID
 from dshealthd.collectors.training import STEP, WORK_SECONDS
-from dshealthd.core import documents
+from dshealthd.core import documents, schema
 from dshealthd.core.collector import Fault, Reason, Sample
 from dshealthd.core.documents import LeftOut
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
@@ -34,6 +34,7 @@ from tests.status_documents import NOT_JSON
 
 DOCUMENT = Path(__file__).parents[2] / "docs/status-api.md"
 NOW, WALL = 100.0, 1_800_000_000.0
+FORM = schema.of(GpuHistory)
 
 
 def verdict(results: dict[str, Result | None], now: float = NOW) -> Verdict:
@@ -220,18 +221,17 @@ def errors_after(past: GpuHistory, joules: float, uptime: float, xid_age: float 
 
 def test_reset_while_the_agent_was_away() -> None:
     """An Xid is over if its GPU was reset since, also while the agent did not run."""
-    before, after = GpuHistory(), GpuHistory()
+    before = GpuHistory()
     assert errors_after(before, 9e6, uptime=90_000) == {"DshealthdGpuResetNeeded"}
-    after.restore(json.loads(json.dumps(before.document())))
+    after = FORM.read(json.loads(json.dumps(FORM.write(before))))
     assert errors_after(after, 50, uptime=90_000) == set()
 
 
 def test_boot_is_no_reset() -> None:
     """What the driver has logged since a boot, before the agent started, is not over."""
-    before, after = GpuHistory(), GpuHistory()
+    before = GpuHistory()
     assert errors_after(before, 9e6, uptime=90_000) == {"DshealthdGpuResetNeeded"}
-    document = {**before.document(), "settled": WALL - 600}
-    after.restore(document)
+    after = FORM.read({**FORM.write(before), "settled": WALL - 600})
     assert errors_after(after, 50, uptime=120) == {"DshealthdGpuResetNeeded"}
 
 
@@ -272,11 +272,8 @@ def test_figures_of_a_finding_that_json_lacks_are_null(value: float) -> None:
         value=value,
         limit=value,
         since=value,
-        hold_seconds=value,
     )
     document = json.loads(documents.dumps(Verdict.of((odd,)).document()))
     (found,) = document["findings"]
     assert (document["verdict"], found["part"]) == ("critical", "GPU 1")
-    assert [found[name] for name in ("value", "limit", "since", "hold_seconds")] == [None] * 3 + [
-        0.0
-    ]
+    assert [found[name] for name in ("value", "limit", "since")] == [None] * 3

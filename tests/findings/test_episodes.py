@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dshealthd.core import schema
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import Finding, State
 from tests.status_documents import finding
@@ -15,7 +16,8 @@ from tests.status_documents import finding
 
 def sign(part: str = "GPU 3", *, hold: float = 10.0, keep: float = 0.0, **fields: Any) -> Finding:
     """Return what a rule sees of a part."""
-    made = Finding.parse(finding(part=part, reason="", since=None, hold_seconds=hold), keep)
+    usual = finding(part=part, reason="", since=None, hold_seconds=hold, keep_seconds=keep)
+    made: Finding = schema.of(Finding).read(usual)
     return dataclasses.replace(made, **fields)
 
 
@@ -110,8 +112,8 @@ def test_findings_outlive_the_agent() -> None:
     """A restart ends no finding, begins none anew, and loses no time of its keep."""
     episodes, later = Episodes(), Episodes()
     episodes.update([sign(hold=0, keep=30, value=2.0, since=990.0), sign("GPU 4")], 5.0, 1005.0)
-    document = json.loads(json.dumps(episodes.document(8.0)))
-    later.restore(document, 100.0, lambda _alert: True)
+    document = json.loads(json.dumps(episodes.document()))
+    later.restore(document, 8.0, 100.0, lambda _alert: True)
     assert parts(later) == ["GPU 3"]
     later.update([], 101.0, 1101.0, lambda _finding: False)
     later.update([sign(hold=0, keep=30)], 102.0, 1102.0)
@@ -126,7 +128,7 @@ def test_findings_that_a_release_does_not_know_are_forgotten() -> None:
     """After an upgrade that renames a finding, its old name does not last for ever."""
     episodes, later = Episodes(), Episodes()
     episodes.update([sign(hold=0)], 0.0, 1000.0)
-    later.restore(episodes.document(0.0), 0.0, lambda _alert: False)
+    later.restore(episodes.document(), 0.0, 0.0, lambda _alert: False)
     assert parts(later) == []
 
 
@@ -136,7 +138,7 @@ def test_findings_that_a_release_does_not_know_are_forgotten() -> None:
 def test_invalid_document_restores_nothing(document: list[object], episodes: Episodes) -> None:
     """A state file with other content is refused as a whole."""
     with pytest.raises((KeyError, TypeError, ValueError)):
-        episodes.restore(document, 0.0, lambda _alert: True)
+        episodes.restore(document, 0.0, 0.0, lambda _alert: True)
     assert parts(episodes) == []
 
 
@@ -144,7 +146,7 @@ def test_changes_are_told_once(episodes: Episodes) -> None:
     """The state is written when a finding begins or ends, not at each judgement."""
     episodes.update([sign(hold=0)], 0.0, 1000.0)
     assert episodes.changed
-    episodes.document(0.0)
+    episodes.document()
     changes = []
     for now, signs in enumerate(([sign(hold=0)], [])):
         episodes.update(signs, now + 1.0, 1001.0 + now)
@@ -160,7 +162,7 @@ def test_ticket_becomes_a_page(episodes: Episodes) -> None:
     assert episodes.verdict().state is State.WARNING
     assert episodes.due(29.0) == 1.0
     later = Episodes()
-    later.restore(json.loads(json.dumps(episodes.document(29.0))), 500.0, lambda _alert: True)
+    later.restore(json.loads(json.dumps(episodes.document())), 29.0, 500.0, lambda _alert: True)
     assert later.verdict().state is State.WARNING
     later.update([sign(page_seconds=30.0)], 500.5, 1029.5)
     assert later.verdict().state is State.WARNING
@@ -168,7 +170,7 @@ def test_ticket_becomes_a_page(episodes: Episodes) -> None:
     assert later.verdict().state is State.CRITICAL
     assert [one.severity for one in later.firing(501.0)] == [State.CRITICAL]
     last = Episodes()
-    last.restore(json.loads(json.dumps(later.document(501.0))), 900.0, lambda _alert: True)
+    last.restore(json.loads(json.dumps(later.document())), 501.0, 900.0, lambda _alert: True)
     assert last.verdict().state is State.CRITICAL
 
 

@@ -17,6 +17,7 @@ from dshealthd.collectors.job_activity import (
     WATCHDOG,
 )
 from dshealthd.collectors.job_environment import RANKS, WORLD_SIZE
+from dshealthd.core import schema
 from dshealthd.core.collector import Sample
 from dshealthd.core.schema import SchemaError
 from dshealthd.findings.idleness import Idleness, idle
@@ -24,6 +25,7 @@ from dshealthd.findings.series import Series
 from dshealthd.findings.stalls import stalls
 
 JOB = "run-1"
+FORM = schema.of(Idleness)
 
 
 def cpu(main: float, rank: int, others: float = 0.0) -> list[Sample]:
@@ -99,8 +101,7 @@ def test_what_is_not_known_is_no_rest() -> None:
     for at in (0, 10, 20, 30, 40):
         assert signs(idleness, *(WORKS if at < 40 else RESTS), at=at) == []
     assert signs(idleness, *RESTS, at=129) == []
-    restarted = Idleness()
-    restarted.restore(json.loads(json.dumps(idleness.document())))
+    restarted: Idleness = FORM.read(json.loads(json.dumps(FORM.write(idleness))))
     assert signs(restarted, *RESTS, at=5) == []
     assert signs(restarted, *RESTS, at=94) == []
     assert len(signs(restarted, *RESTS, at=95)) == 1
@@ -115,7 +116,7 @@ def test_what_a_job_moves_is_not_known(moves: list[Sample]) -> None:
     series = Series([WATCHDOG(600, JOB), RANKS(3, JOB, JOB), CHILDREN(0.0, JOB), *moves, *RESTS])
     idleness.settle(series, 310)
     assert not any(series("job_idle_seconds"))
-    assert idleness.document() == {JOB: [0.0, 30.0]}
+    assert idleness.jobs[JOB].worked == 30.0
 
 
 @pytest.mark.parametrize(("worked", "moved", "idle"), [
@@ -133,11 +134,11 @@ def test_a_job_that_rests(worked: int, moved: float, idle: bool) -> None:  # noq
     assert bool(judged(idleness, *moves, *RESTS, at=worked + 110)) is idle
 
 
-@pytest.mark.parametrize("document", [{"a": [1]}, {"a": [-1, 0]}, {"a": ["x", 0]}, ["a"]])
+@pytest.mark.parametrize("document", [{"a": 1}, {"a": {"worked": -1}}, {"a": {"x": 0}}, ["a"]])
 def test_a_damaged_file(document: object) -> None:
     """What an agent has not written is refused."""
     with pytest.raises(SchemaError):
-        Idleness().restore(document)  # type: ignore[arg-type]
+        FORM.read({"jobs": document})
 
 
 @pytest.mark.parametrize(("what", "says"), [

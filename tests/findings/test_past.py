@@ -122,7 +122,7 @@ def test_past_outlives_the_agent(kind: Measure) -> None:
             window.dimensions = ("type",)
             window.add(float(now), [(A, value)])
     document = json.loads(json.dumps(past.document(2.0)))
-    later.restore(document, 1002.0)
+    later.restore(document, 2.0, 1002.0)
     mine = later.window(kind, "x_total", 60.0, {"type": ("a", "b")})
     assert mine.dimensions == ("type",)
     mine.add(1010.0, [(A, 4.0)])
@@ -137,8 +137,8 @@ def test_past_that_nobody_has_asked_for_yet_outlives_a_second_restart() -> None:
     window = first.window(Measure.HIGHEST, "x", 60.0, {})
     window.dimensions = ("type",)
     window.add(0.0, [(A, 7.0)])
-    second.restore(first.document(0.0), 0.0)
-    third.restore(second.document(10.0), 10.0)
+    second.restore(first.document(0.0), 0.0, 0.0)
+    third.restore(second.document(10.0), 10.0, 10.0)
     assert dict(third.window(Measure.HIGHEST, "x", 60.0, {}).values()) == {A: 7.0}
     assert third.document(71.0) == {}
 
@@ -162,7 +162,7 @@ def test_invalid_past_is_refused(window: object) -> None:
     """A state file with other content restores nothing of the past."""
     past = Past()
     with pytest.raises((KeyError, ValueError, TypeError)):
-        past.restore({"rise x_total 60 ": window}, 0.0)
+        past.restore({"rise x_total 60 ": window}, 0.0, 0.0)
     assert past.document(0.0) == {}
 
 
@@ -174,7 +174,7 @@ def test_peak_does_not_learn_a_fault() -> None:
         window.add(now, [(A, value)])
         assert dict(window.values()) == {A: 18.0}
     restored = Window(Measure.PEAK, 60.0)
-    restored.restore(json.loads(json.dumps(window.document(1050.0))), 50.0)
+    restored.restore(json.loads(json.dumps(window.document())), 1050.0, 50.0)
     restored.add(100.0, [])
     assert dict(restored.values()) == {A: 18.0}
     restored.add(113.0, [])
@@ -219,10 +219,10 @@ def test_a_level_that_lasts_for_a_day_is_usual() -> None:
     assert play(3.0, 20) == {A: 1.0}
     assert play(1.0, 0.1) == {A: 1.0}
     assert play(3.0, 20) == {A: 1.0}
-    document = json.loads(json.dumps(window.document(now)))
+    document = json.loads(json.dumps(window.document()))
     window = Window(Measure.USUAL, 3600.0)
     window.within = 1.5
-    window.restore(document, now)
+    window.restore(document, now, now)
     assert play(3.0, 3.5) == {A: 1.0}
     assert play(3.0, 1) == {}
     assert play(3.0, 1) == {A: 3.0}
@@ -236,4 +236,4 @@ def test_figures_beyond_all_sources_are_no_values(kind: Measure) -> None:
         window.add(float(now), [(A, MAX_FIGURE), (B, math.nextafter(MAX_FIGURE, math.inf))])
     assert set(dict(window.values())) == {A}
     assert all(map(math.isfinite, dict(window.values()).values()))
-    documents.dumps(window.document(10.0))
+    documents.dumps(window.document())

@@ -42,7 +42,7 @@ def test_past_of_a_source_that_is_gone() -> None:
     list(Series([KEPT(7.0, "3")], past=before, now=0.0).highest("test_kept", 60.0))
     document = json.loads(json.dumps(before.document(1.0)))
     past = Past()
-    past.restore(document, 2.0)
+    past.restore(document, 1.0, 2.0)
     (point,) = Series([], past=past, now=3.0).highest("test_kept", 60.0)
     assert (dict(point.labels), point.value) == ({"gpu": "3"}, 7.0)
     renamed = gauge("dshealthd_test_kept", "For tests.", "gpu", "uuid")

@@ -16,8 +16,8 @@ from dshealthd.collectors.training import STEP_SECONDS
 from dshealthd.core.collector import Reason, Sample
 from dshealthd.core.result import CollectionOutcome, Result, failed
 from dshealthd.core.snapshot import Snapshot
+from dshealthd.findings.entry import Entry
 from dshealthd.findings.finding import Finding, State
-from dshealthd.findings.record import Entry
 from dshealthd.findings.trends import Trends, slope
 
 MAX_LINES, POINTS, STEP = 512, 120, 30.0
@@ -186,7 +186,7 @@ def test_a_clock_that_jumps_moves_nothing() -> None:
         node.read("gpu", heat(50.0))
     year = 365 * 86400.0
     entries = [
-        Entry("finding", "GpuThrottled", "hot", begin, None, part="GPU 0", severity="warning")
+        Entry("finding", "GpuThrottled", "hot", begin, None, part="GPU 0", severity=State.WARNING)
         for begin in (WALL - 1800, WALL + year - 60, WALL + year + 60)
     ]
     boot = Entry("boot", "boot", "The node booted", WALL - 60, WALL - 60)

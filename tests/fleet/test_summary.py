@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dshealthd.core import schema
-from dshealthd.findings.finding import Finding, Verdict
+from dshealthd.findings.finding import Finding, State, Verdict
 from dshealthd.fleet.summary import SummaryCache, summary
 from dshealthd.probe.peers.messages import METHODS
 from tests import status_documents
@@ -15,7 +15,8 @@ ANSWER = METHODS["summary"].answer
 
 def finding(**given: Any) -> Finding:
     """Return a finding."""
-    return Finding.parse(status_documents.finding(detail="x" * 900, **given), 0.0)
+    told = status_documents.finding(detail="x" * 900, **given)
+    return Finding(**told | {"severity": State(told["severity"])})
 
 
 def work(rank: int) -> dict[str, Any]:

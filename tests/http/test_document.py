@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dshealthd.core import documents
 from dshealthd.findings.finding import State
 from dshealthd.http.document import DocumentError, parse
 from dshealthd.slurm import agent
@@ -34,7 +35,12 @@ FULL = document(
                 "culprits": [{"rank": 0, "reason": "input", "says": "has not begun"}],
             },
             followed={"heartbeat": 1, "nothing": 1, "later": [1]},
-            stall={"says": "between two steps", "silent_seconds": 45.0, "hung_in_seconds": 600},
+            stall={
+                "cause": "between_steps",
+                "says": "between two steps",
+                "silent_seconds": 45.0,
+                "hung_in_seconds": 600,
+            },
             failures=[{"slug": "cuda-oom", "rank": None, "node": ""}],
             ranks=[rank(), rank(rank=1, step=None, phase=None, gpu=None)],
         )
@@ -85,7 +91,7 @@ def shown(found: dict[str, Any]) -> str:
         parts = parts_of(one["job"], [answer])
         lines += [*job_lines(one["job"], parts, Paint(color=False)), *ranks(parts)]
     agent.judge(found, frozenset(DRAIN_FOR))
-    return "\n".join([*lines, json.dumps(report([answer]))])
+    return "\n".join([*lines, documents.dumps(report([answer]))])
 
 
 def test_a_document_with_everything_is_read() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dshealthd.core import schema
 from dshealthd.core.schema import SchemaError
 from dshealthd.jobs.goodput import RATIO, Goodput, quantiles
 from dshealthd.training.message import (
@@ -21,6 +22,7 @@ from dshealthd.training.message import (
     Totals,
 )
 
+FORM = schema.of(Goodput)
 READ = 0.25
 """Seconds between two reads of a page."""
 
@@ -243,19 +245,19 @@ def test_it_outlives_the_agent() -> None:
     rank = Rank()
     rank.steps(50, 0.6, 0.4, 0.2)
     rank.pause(Phase.CHECKPOINT, 5.0)
-    made = json.loads(json.dumps(rank.goodput.document()))
+    made = json.loads(json.dumps(FORM.write(rank.goodput)))
     rank.goodput = Goodput()
     rank.steps(10, 0.6, 0.4, 0.2)
-    rank.goodput = Goodput.restored(made)
+    rank.goodput = FORM.read(made)
     rank.steps(50, 0.6, 0.4, 0.2)
     check(rank, PARTS)
-    several: list[Any] = [None, [], {}, made | {"part": "bliss"}, made | {"spent": {"work": -1}}]
+    several: list[Any] = [None, [], made | {"part": 1}, made | {"spent": {"work": -1}}]
     for broken in several:
         with pytest.raises(SchemaError):
-            Goodput.restored(broken)
+            FORM.read(broken)
     for name, value in (("steps", {"x": 1}), ("totals", [1]), ("at", "1"), ("more", 1)):
         with pytest.raises(SchemaError):
-            Goodput.restored(made | {name: value})
+            FORM.read(made | {name: value})
 
 
 def test_whatever_a_process_claims_can_be_kept() -> None:
@@ -272,7 +274,7 @@ def test_whatever_a_process_claims_can_be_kept() -> None:
             made.stall()
             now += 1e4
             made.add(known, now, changed=False)
-    again = Goodput.restored(json.loads(json.dumps(made.document())))
+    again = FORM.read(json.loads(json.dumps(FORM.write(made))))
     assert again == made
     assert sum(again.times(alone=False).values()) == pytest.approx(now - 1000.0 + 5.0)
     assert quantiles([again, made]) is not None

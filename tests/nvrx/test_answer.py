@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
-from dshealthd.nvrx.frames import ANSWER, UNKNOWN, frame
+from dshealthd.nvrx.frames import answer
 from tests.nvrx.client import Response, Said
 
 MAX_FAILURES = 32
@@ -16,7 +16,7 @@ MAX_FAILURES = 32
 
 def said(*findings: FailedCheck) -> Said:
     """Return what a client reads of the answer for these findings."""
-    return Said(Response.FromString(frame(Fitness(findings, ())).removeprefix(ANSWER)))
+    return Said(Response.FromString(answer(Fitness(findings, ()))["response"].encode("latin-1")))
 
 
 def test_fit() -> None:
@@ -68,5 +68,5 @@ def test_any_text(findings: list[FailedCheck]) -> None:
 
 def test_unknown_has_no_answer() -> None:
     """What is not known is neither healthy nor unhealthy: the frame says why."""
-    made = frame(Fitness((), ("gpu: not sampled yet",)))
-    assert made == UNKNOWN + b"dshealthd does not know: gpu: not sampled yet"
+    made = answer(Fitness((), ("gpu: not sampled yet",)))
+    assert made == {"unknown": "dshealthd does not know: gpu: not sampled yet"}

@@ -16,8 +16,10 @@ import pytest
 
 from dshealthd.config import config
 from dshealthd.config.config import Config
+from dshealthd.core import schema
+from dshealthd.findings.finding import Finding
 from dshealthd.slurm import agent
-from dshealthd.slurm.agent import AgentSilent, AgentVerdict, CriticalFinding
+from dshealthd.slurm.agent import AgentSilent, AgentVerdict
 from dshealthd.slurm.options import DRAIN_FOR, SlurmOptions
 from tests import status_documents
 from tests.agents import end, first_line, launch
@@ -49,6 +51,13 @@ def document(**other: Any) -> dict[str, Any]:
     )
 
 
+def judged(**other: Any) -> AgentVerdict:
+    """Return the verdict in a status document."""
+    told = document(**other)
+    told["findings"] = schema.of(list[Finding]).read(told["findings"], "findings")
+    return agent.judge(told, frozenset(DRAIN_FOR))
+
+
 def configured(port: int) -> Config:
     """Return a configuration with the agent on a port."""
     loaded = config.load(None)
@@ -64,16 +73,15 @@ def test_finding_and_its_xid() -> None:
     """A critical finding is named as the reason has it, with the last Xid of its GPU."""
     with serving(saying(json.dumps(document()))) as port:
         verdict = ask(port)
-    assert verdict.findings == (CriticalFinding("gpu-lost", "gpu=3", "79"),)
-    assert verdict.findings[0].reason == "gpu-lost gpu=3 xid=79"
+    assert verdict.critical == {"gpu-lost gpu=3": "gpu-lost gpu=3 xid=79"}
     assert not verdict.clean
 
 
-@pytest.mark.parametrize(("age", "xid"), [(599.0, "79"), (600.0, "")])
+@pytest.mark.parametrize(("age", "xid"), [(599.0, " xid=79"), (600.0, "")])
 def test_an_old_xid_is_of_another_fault(age: float, xid: str) -> None:
     """An Xid belongs to a finding for as long as the findings take it for new."""
-    verdict = agent.judge(document(time=990.0 + age), frozenset(DRAIN_FOR))
-    assert verdict.findings[0].xid == xid
+    verdict = judged(time=990.0 + age)
+    assert verdict.critical["gpu-lost gpu=3"] == f"gpu-lost gpu=3{xid}"
 
 
 @pytest.mark.parametrize(("change", "found", "clean"), [
@@ -89,14 +97,14 @@ def test_verdicts(change: dict[str, Any], found: int, clean: bool) -> None:  # n
     """Unknown is not clean, neither is critical for what does not drain, nor an agent that has not
     judged yet, whose remembered findings count.
     """
-    verdict = agent.judge(document(**change), frozenset(DRAIN_FOR))
-    assert (len(verdict.findings), verdict.clean) == (found, clean)
+    verdict = judged(**change)
+    assert (len(verdict.critical), verdict.clean) == (found, clean)
 
 
 def test_missing_gpus_have_no_name() -> None:
     """GPUs of which only the number is known are not taken for one called `GPUs`."""
-    found = agent.judge(document(findings=[finding(part="2 GPUs")]), frozenset(DRAIN_FOR)).findings
-    assert [one.part for one in found] == [""]
+    found = judged(findings=[finding(part="2 GPUs")]).critical
+    assert [*found] == ["gpu-lost"]
 
 
 def test_only_critical_ones_that_were_asked_for() -> None:
@@ -107,7 +115,7 @@ def test_only_critical_ones_that_were_asked_for() -> None:
         finding(alert="DshealthdFilesystemFull"),
         finding(alert="DshealthdGpusUnwatched", severity="warning"),
     ]
-    assert not agent.judge(document(findings=others), frozenset(DRAIN_FOR)).findings
+    assert not judged(findings=others).critical
 
 
 def test_reason_is_made_of_harmless_characters() -> None:
@@ -117,7 +125,7 @@ def test_reason_is_made_of_harmless_characters() -> None:
         component="path",
         part="/x\n[dshealthd: y]|a=b" + "z" * 100,
     )
-    reason = agent.judge(document(findings=[evil]), frozenset(DRAIN_FOR)).findings[0].reason
+    (reason,) = judged(findings=[evil]).critical.values()
     assert not set(reason) & set("\n[]|;'\"$`")
     assert len(reason.rpartition("=")[2]) == 40
 

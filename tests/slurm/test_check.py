@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.slurm.agent import AgentSilent, AgentVerdict, CriticalFinding
+from dshealthd.slurm.agent import AgentSilent, AgentVerdict
 from dshealthd.slurm.check import Busy, NodeCheck, NodeCheckResult, Streaks, kept
 from dshealthd.slurm.options import DRAIN_FOR, SlurmOptions
 from dshealthd.symptoms import all_symptoms
 from tests.slurm.cluster import NOW, Cluster, node, silent
 
-GONE = CriticalFinding("gpu-lost", "gpu=3", "79")
-BAD = AgentVerdict((GONE,), clean=False)
-CLEAN = AgentVerdict((), clean=True)
-UNKNOWN = AgentVerdict((), clean=False)
-STARTING = AgentVerdict((), clean=False, ready=False)
+BAD = AgentVerdict({"gpu-lost gpu=3": "gpu-lost gpu=3 xid=79"}, clean=False)
+CLEAN = AgentVerdict({}, clean=True)
+UNKNOWN = AgentVerdict({}, clean=False)
+STARTING = AgentVerdict({}, clean=False, ready=False)
 REASON = "dshealthd: gpu-lost gpu=3 xid=79"
 
 
@@ -91,15 +90,15 @@ def test_no_job_waits_for_more_than_five_looks(
 def test_a_reason_names_three_findings(count: int, more: str) -> None:
     """How many more there are is said: one is enough to find the others."""
     node_ = Node(bad_checks=1)
-    found = [CriticalFinding("gpu-lost", f"gpu={gpu}", "") for gpu in (*range(count), 0)]
-    node_.check(AgentVerdict(tuple(found), clean=False))
+    found = {f"gpu-lost gpu={gpu}": f"gpu-lost gpu={gpu}" for gpu in range(count)}
+    node_.check(AgentVerdict(found, clean=False))
     assert node_.cluster.table["n1"].reason.endswith(more)
 
 
 def test_flapping_drains_nothing() -> None:
     """A finding that comes and goes, or is another each time, is no reason."""
     node_ = Node()
-    other = AgentVerdict((CriticalFinding("nvml-broken", "", ""),), clean=False)
+    other = AgentVerdict({"nvml-broken": "nvml-broken"}, clean=False)
     for verdict in (BAD, CLEAN, BAD, other, BAD, UNKNOWN, BAD, AgentSilent("dead"), BAD):
         assert node_.check(verdict) is not NodeCheckResult.DRAINED
     assert not node_.cluster.changes()
@@ -121,7 +120,7 @@ def test_same_finding_without_its_xid() -> None:
     """An Xid that ages out of the log meanwhile is the same finding."""
     node_ = Node()
     node_.check(BAD)
-    later = AgentVerdict((CriticalFinding("gpu-lost", "gpu=3", ""),), clean=False)
+    later = AgentVerdict({"gpu-lost gpu=3": "gpu-lost gpu=3"}, clean=False)
     assert node_.check(later) is NodeCheckResult.DRAINED
 
 

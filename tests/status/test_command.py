@@ -470,7 +470,8 @@ def test_terminals_are_not_commanded_by_an_answer(
 ) -> None:
     """No text of an answer reaches the terminal as it is: an agent may be anybody's."""
     evil = "\x1b]0;owned\x07\x1b[2J"
-    hang = {"cause": evil, "overdue_seconds": 1, "culprits": [{"rank": 0, "reason": evil}]}
+    culprit = {"rank": 0, "reason": evil, "says": evil}
+    hang = {"cause": evil, "says": evil, "overdue_seconds": 1, "culprits": [culprit]}
     failures = [{"slug": evil, "rank": 1, "node": evil}]
     ranks = [rank(phase=evil, stage=evil, process=evil, gpu=evil)]
     texts = dict.fromkeys(("job", "loss", "state", "evidence"), evil)
@@ -552,8 +553,8 @@ def test_members(capsys: pytest.CaptureFixture[str]) -> None:
     """`--members` asks all nodes that the agent probes; where it probes none, it says so."""
     made = snapshot(*HEALTHY, FAULT(1, "0", "GPU-a", "gpu_lost"))
 
-    def both(port: int) -> bytes:
-        return json.dumps([{"targets": [f"127.0.0.1:{port}", "127.0.0.1:1"]}]).encode()
+    def both() -> bytes:
+        return json.dumps([{"targets": [f"127.0.0.1:{served.port}", "127.0.0.1:1"]}]).encode()
 
     with serving(made, targets=both) as served:
         assert run("status", "--members", "--web.listen-address", f"127.0.0.1:{served.port}") == 2

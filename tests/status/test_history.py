@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from dshealthd.cli import main as cli
-from dshealthd.findings.record import DAY, Entry, NodeRecord
+from dshealthd.findings.entry import Entry
+from dshealthd.findings.record import DAY, NodeRecord
+from dshealthd.jobs.goodput import Card
 from tests.findings.test_record import fault
 from tests.web.serving import serving
 
@@ -123,7 +125,7 @@ def test_nodes_to_leave_out_of_a_run(capsys: pytest.CaptureFixture[str]) -> None
     known, which is not that no node is to blame.
     """
     now, made = time.time(), NodeRecord(None)
-    card = {"mark": 1, "ranks": 1, "again": False, "times": {"work": 1.0}}
+    card = Card(mark=1, ranks=1, again=False, times={"work": 1.0})
     for number, run in ((4711, "llama"), (4712, "llama"), (4713, "other")):
         made.add(Entry("run", run, "ended", now - 900, now - 800, job=f"slurm-{number}", card=card))
     for job, code, out, err in (

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from dshealthd.cli import main as cli
-from dshealthd.findings.record import Entry, NodeRecord
+from dshealthd.findings.entry import Entry
+from dshealthd.findings.record import NodeRecord
+from dshealthd.jobs.goodput import Card, Slowest
 from tests.findings.test_record import fault
 from tests.web.serving import serving
 
@@ -42,17 +44,12 @@ def attempt(number: int = 0, **other: Any) -> Entry:
         "end": begin + 1800.0,
         "value": 100.0 + 100.0 * number,
     }
-    return Entry(**given | other, card=card)
+    return Entry(**given | other, card=Card(**card))
 
 
-def slowest(rank: int, work: float, following: float) -> dict[str, Any]:
+def slowest(rank: int, work: float, following: float) -> Slowest:
     """Return the slowest rank of a node, with steps of a second."""
-    names = ("work_seconds", "next_seconds", "usual_seconds")
-    return {
-        "rank": rank,
-        "step_seconds": 1.0,
-        **dict(zip(names, (work, following, 0.5), strict=True)),
-    }
+    return Slowest(rank, work, 1.0, 0.5, following)
 
 
 @pytest.fixture
@@ -87,7 +84,7 @@ def nodes() -> Iterator[tuple[str, str]]:
     ]
     for each in running:
         assert each.card is not None
-        each.card["times"] = WORK | {"start": 0.0, "restart": 50.0}
+        each.card.times = WORK | {"start": 0.0, "restart": 50.0}
     other = attempt(
         3, what="llama", job="slurm-5", end=START + 9e3, card={"times": {"unmeasured": 9.0}}
     )
@@ -153,10 +150,10 @@ def test_json(nodes: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_nothing_is_known(nodes: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a job without an attempt; of a node whose agent is older."""
+    """Of a job without an attempt; of a node without any."""
     assert run("--report", "slurm-1", nodes[0]) == 3
     assert "no attempt of slurm-1 is known" in capsys.readouterr().out
-    body = NodeRecord(None).document("n1", (), 5.0).replace(b',"runs":[]', b"")
+    body = NodeRecord(None).document("n1", (), 5.0)
     with serving(history=lambda: body) as served:
         assert run("--history", f"127.0.0.1:{served.port}") == 0
     assert "no attempt is known" in capsys.readouterr().out

@@ -58,8 +58,8 @@ def lived(life: Life, dice: random.Random) -> Iterator[tuple[float, float]]:
     made._driver = "570"
     for hour in range(HOURS):
         wall = BEGIN + 3600 * hour
-        day = made._days.setdefault(int(wall // DAY), [0.0, 0.0])
-        day[1] += 3600 * life.use
+        watched, busy = made._days.get(int(wall // DAY), (0.0, 0.0))
+        made._days[int(wall // DAY)] = watched, busy + 3600 * life.use
         for kinds, rate in ((FAULTS, life.rate), (OTHERS, 0.2)):
             if dice.random() < rate / 24:
                 kind = dice.choice(kinds)

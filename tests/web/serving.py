@@ -190,7 +190,7 @@ def serving(
     tls: ssl.SSLContext | None = None,
     more: Mapping[str, Any] = MappingProxyType({}),
     guarded: bool = True,
-    targets: Callable[[int], bytes] | None = None,
+    targets: Callable[[], bytes] | None = None,
     history: Callable[[], bytes] = lambda: NodeRecord(None).document("n1", (), time.time()),
     trends: Callable[[], bytes] = lambda: Trends().document("n1", time.time(), ()),
     **given: Any,
@@ -208,9 +208,11 @@ def serving(
         SelfMetrics(time.time()),
         lambda: unready(held),
         lambda _left_out: {**sections(held), **more},
-        targets,
-        history=history,
-        trends=trends,
+        {
+            "/api/v1/history": history,
+            "/api/v1/trends": trends,
+            **({} if targets is None else {"/api/v1/targets": targets}),
+        },
     )
     loop = asyncio.new_event_loop()
     started, stop, problems = threading.Event(), asyncio.Event(), []

@@ -58,10 +58,10 @@ ACCEPTED = {
 
 REFUSED_TLS = {
     "inline": ("cert: x", "cert: not supported; put the certificate into a file "),
-    "number": ("min_version: 12", "min_version: must be a string"),
-    "list of numbers": ("cipher_suites: [1]", "cipher_suites: must be a list of strings"),
-    "old version": ("min_version: TLS10", "min_version: TLS10 is not supported: "),
-    "no version": ("max_version: SSL30", 'max_version: "SSL30" is not one of TLS12, TLS13'),
+    "number": ("min_version: 12", "min_version: 12 is not one of "),
+    "list of numbers": ("cipher_suites: [1]", "cipher_suites: must be a string, not "),
+    "old version": ("min_version: TLS10", 'min_version: "TLS10" is not one of '),
+    "no version": ("max_version: SSL30", 'max_version: "SSL30" is not one of "TLS12", "TLS13"'),
     "no range": (
         "min_version: TLS13\n  max_version: TLS12",
         "min_version: is later than max_version",
@@ -80,11 +80,11 @@ REFUSED_TLS = {
     ),
     "any client": (
         "client_auth_type: RequireAnyClientCert",
-        "client_auth_type: RequireAnyClientCert is not ",
+        'client_auth_type: "RequireAnyClientCert" is not ',
     ),
     "any client if given": (
         "client_auth_type: RequestClientCert",
-        "client_auth_type: RequestClientCert is not ",
+        'client_auth_type: "RequestClientCert" is not ',
     ),
     "no policy": ("client_auth_type: Maybe", 'client_auth_type: "Maybe" is not one of '),
     "no authority": ("client_auth_type: RequireAndVerifyClientCert", "client_ca_file: is needed "),

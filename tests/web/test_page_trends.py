@@ -18,7 +18,8 @@ from dshealthd.collectors.infiniband import UP as PORT_UP
 from dshealthd.collectors.training import STEP_SECONDS
 from dshealthd.core.collector import Sample
 from dshealthd.core.result import CollectionOutcome, Result
-from dshealthd.findings.record import Entry
+from dshealthd.findings.entry import Entry
+from dshealthd.findings.finding import State
 from tests.findings.test_trends import STEP, WALL
 from tests.findings.test_trends import Node as Past
 from tests.web.accessible import SPECIFICATION, violations
@@ -98,7 +99,7 @@ def shown(browser: Browser, past: Past, *begun: Entry, **look: Any) -> Iterator[
 
 LOSS = Entry(
     "finding", "GpuLost", "A GPU is lost to the driver", WALL - 1800, None, f"GPU {LOST}",
-    severity="critical",
+    severity=State.CRITICAL,
 )  # fmt: skip
 
 

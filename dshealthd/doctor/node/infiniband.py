@@ -45,7 +45,7 @@ def _boards(context: NodeContext, ports: dict[Port, float]) -> dict[str, list[Po
 def _problems(context: NodeContext) -> Iterator[Result]:
     series, ports = context.series, _ports(context)
     # A port may have a finding for another reason, which says nothing of this one.
-    told = {(finding["part"], finding["source"]) for finding in context.document["findings"]}
+    told = {(finding.part, finding.source) for finding in context.findings["findings"]}
     rates = {(point.labels["device"], point.labels["port"]): point.value for point in series(_RATE)}
     disabled = series.parts("infiniband_port_physical_state", "device", "port", state="disabled")
     linked = series.parts("infiniband_port_physical_state", "device", "port", state="link_up")

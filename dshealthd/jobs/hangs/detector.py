@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.exits import ExitKind, ExitWatcher
@@ -15,7 +15,7 @@ from dshealthd.jobs.hangs.states import NO_WORK
 from dshealthd.jobs.hangs.watch import RankWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from dshealthd.core.host import Host
     from dshealthd.jobs.hangs.judge import Standstill
@@ -55,7 +55,7 @@ class HangDetector:
         self._work = work
         self._floor = float(options.floor)
         self._exit_watcher = ExitWatcher(host, asyncio.get_running_loop(), wall)
-        self._watch = RankWatch(
+        self.watch = RankWatch(
             host, self._exit_watcher, slack=SLACK * options.interval, floor=self._floor
         )
         self._found: Mapping[str, Standstill] = {}
@@ -82,8 +82,8 @@ class HangDetector:
             if sender.message is not None:
                 present[place] = who, sender.message
         unusual = {job for job, found in self._found.items() if not found.teaches}
-        self._watch.check(present, self._monotonic(), unusual)
-        self.jobs = self._watch.jobs()
+        self.watch.check(present, self._monotonic(), unusual)
+        self.jobs = self.watch.jobs()
         wall = self._wall()
         found = {
             job: standstill
@@ -101,14 +101,6 @@ class HangDetector:
             self._worked[job] = now, work
         at, last = self._worked.get(job, (now, work))
         return last if now - at <= AT_WORK else work
-
-    def restore(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Restore baselines from `rows` of an earlier detector."""
-        self._watch.restore(rows)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the ranks' baselines, for a later detector."""
-        return self._watch.rows()
 
     def close(self) -> None:
         """Release the processes that the detector watches."""

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import errno
-import functools
-import logging
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dshealthd.core import background, schema, state_file
-from dshealthd.core.counter_file import CounterFile
+from dshealthd.core import documents, schema
 from dshealthd.core.host import read
+from dshealthd.core.state_writer import StateFile
+from dshealthd.jobs.hangs.watch import SavedRank
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.core.host import Host
 
-
-log = logging.getLogger(__name__)
 MAX_RANKS = 256
 """As many as can send heartbeats at a time."""
 SAVE = 10.0
 """Seconds between two writes while there are ranks."""
-DEADLINE = 2.0
-"""Deadline in seconds for reading the file, which takes some 20 ms."""
 _LIMIT = 1 << 20
 """Most bytes of the file: 4 KiB for each of MAX_RANKS."""
-_PROCESS = dict.fromkeys(("pid", "start", "user"), schema.Integer())
+
+
+@dataclass(slots=True)
+class SavedRanks:
+    """The ranks of a boot."""
+
+    boot_id: str
+    ranks: list[SavedRank]
 
 
 class Pace:
@@ -34,38 +36,23 @@ class Pace:
 
     def __init__(self, directory: Path, host: Host) -> None:
         """Prepare without reading the file; OSError if the boot id cannot be read."""
-        boot_id = read(host.proc("sys/kernel/random/boot_id")).strip()
-        self._content = ""
-        self._file = CounterFile(directory, "job_hang", boot_id, lambda _place: self._content)
+        self._boot_id = read(host.proc("sys/kernel/random/boot_id")).strip()
+        self._file = StateFile(directory, "job_hang", _LIMIT)
         self._saved = 0.0
         self._kept = True
         """Whether the file may hold ranks."""
 
-    async def load(self) -> list[dict[str, Any]]:
-        """Return the saved rows of the ranks; OSError, SchemaError."""
-        look = functools.partial(state_file.read_in_child, self._file.place, _LIMIT)
-        try:
-            content = await background.call(look, "state of job_hang", DEADLINE, OSError)
-        except FileNotFoundError:
+    async def load(self) -> list[SavedRank]:
+        """Return the ranks that this boot saved; OSError, SchemaError."""
+        if (document := await self._file.load()) is None:
             return []
-        except TimeoutError as error:
-            raise TimeoutError(errno.ETIMEDOUT, "the disk hangs", self._file.place) from error
-        self._content = content.decode(errors="replace")
-        with schema.reading(self._file.place):
-            document = self._file.load()
-            rows = [] if document is None else document["ranks"]
-            return [
-                {name: kind.read(row[name], name) for name, kind in _PROCESS.items()}
-                | {name: row[name] for name in ("sent", "baseline")}
-                for row in rows[:MAX_RANKS]
-            ]
+        found: SavedRanks = schema.of(SavedRanks).read(document, self._file.place)
+        return found.ranks[:MAX_RANKS] if found.boot_id == self._boot_id else []
 
-    def keep(self, rows: list[dict[str, Any]], now: float, *, at_once: bool = False) -> None:
-        """Write the rows in the background, if it is time; `now` is monotonic."""
-        if (now - self._saved < SAVE and not at_once) or not (rows or self._kept):
+    def keep(self, ranks: list[SavedRank], now: float, *, at_once: bool = False) -> None:
+        """Write the ranks in the background, if it is time; `now` is monotonic."""
+        if (now - self._saved < SAVE and not at_once) or not (ranks or self._kept):
             return
-        self._saved, self._kept = now, bool(rows)
-        try:
-            self._file.save({"ranks": rows[:MAX_RANKS]})
-        except OSError as error:
-            log.warning("the ranks' baselines are not saved: %s", error)
+        self._saved, self._kept = now, bool(ranks)
+        saved = schema.of(SavedRanks).write(SavedRanks(self._boot_id, ranks[:MAX_RANKS]))
+        self._file.save(documents.dumps(saved, separators=documents.COMPACT))

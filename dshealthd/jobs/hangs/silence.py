@@ -10,8 +10,7 @@ known: in the first steps, which compile and warm up, and in a phase that has no
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from dshealthd.core import schema
 from dshealthd.training.message import Phase
@@ -54,28 +53,37 @@ HALVED = 12 * 3600.0
 usual."""
 
 
+@dataclass(slots=True)
 class SilenceBaseline:
     """The usual silences of one process.
 
     Times are seconds of any clock that only runs while the process is watched.
     """
 
-    def __init__(self, at: float, step: int, phase: int, floor: float = FLOOR) -> None:
-        """Begin with the first heartbeat, heard `at` that time.
+    first: int
+    """Its step at the first heartbeat, or at the last that resumed from a checkpoint."""
+    began: float
+    step: int
+    phase: int
+    heard: float
+    """Time of the last heartbeat."""
+    overdue: float = 0.0
+    """The last silence in training that was overdue."""
+    longest: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """The longest silence of each phase, and when it ended."""
+    floor: float = schema.transient(default=FLOOR)
+    """The silence that is usual in any job."""
 
-        `floor` is the silence that is usual in any job.
-        """
-        self._floor = floor
-        self._first = step
-        self._began = at
-        self._step = step
-        self._phase = phase
-        self.heard = at
-        """Time of the last heartbeat."""
-        self._overdue = 0.0
-        """The last silence in training that was overdue."""
-        self._longest: dict[int, tuple[float, float]] = {}
-        """The longest silence of each phase, and when it ended."""
+    @classmethod
+    def begin(cls, at: float, step: int, phase: int, floor: float = FLOOR) -> SilenceBaseline:
+        """Begin with the first heartbeat, heard `at` that time."""
+        return cls(step, at, step, int(phase), at, floor=floor)
+
+    def moved(self, seconds: float, floor: float) -> SilenceBaseline:
+        """Return the baseline by a clock that is so many seconds ahead, with another floor."""
+        longest = {phase: (lasted, at + seconds) for phase, (lasted, at) in self.longest.items()}
+        began, heard = self.began + seconds, self.heard + seconds
+        return replace(self, began=began, heard=heard, longest=longest, floor=floor)
 
     def record(self, at: float, step: int, phase: int, *, learn: bool = True) -> None:
         """Learn a silence from a heartbeat heard `at`, not earlier than the previous one.
@@ -83,92 +91,61 @@ class SilenceBaseline:
         `learn` is false for a silence that is not to become usual.
         """
         usual = silence = at - self.heard
-        if learn and self._phase == Phase.TRAINING and silence > self.bound:
+        if learn and self.phase == Phase.TRAINING and silence > self.bound:
             # One may have been a hang, such as a network's failure of a minute; a pause comes
             # again.
-            usual, self._overdue = min(silence, self._overdue), silence
+            usual, self.overdue = min(silence, self.overdue), silence
         self.heard = at
-        if learn and usual and (self._phase != Phase.TRAINING or self.knows_training):
-            longest = self._usual(self._phase)
+        if learn and usual and (self.phase != Phase.TRAINING or self.knows_training):
+            longest = self._usual(self.phase)
             if longest is None or usual >= longest:
-                self._longest[self._phase] = usual, at
-        if step < self._step:  # it resumed from a checkpoint: its first steps are slow again
-            self._first, self._began = step, at
-        self._step, self._phase = step, phase
-
-    def document(self, now: float) -> dict[str, Any]:
-        """Return the baseline to keep across a restart, with times as seconds before `now`."""
-        return {
-            "first": self._first,
-            "began": now - self._began,
-            "step": self._step,
-            "phase": self._phase,
-            "silence": now - self.heard,
-            "longest": {
-                str(phase): [seconds, now - at] for phase, (seconds, at) in self._longest.items()
-            },
-        }
-
-    @classmethod
-    def restored(cls, document: Any, at: float, floor: float = FLOOR) -> SilenceBaseline:
-        """Return a saved baseline, as if no time had passed until `at`.
-
-        SchemaError if `document` cannot be a saved one.
-        """
-        with schema.reading("the baseline"):
-            times = [document["began"], document["silence"]]
-            longest = dict(document["longest"])
-            known = [number for entry in longest.values() for number in entry]
-            if any(not math.isfinite(seconds) for seconds in (*times, *known)) or min(times) < 0:
-                schema.misfit("a time", "is no number of seconds")
-            self = cls(at - float(times[0]), int(document["first"]), int(document["phase"]), floor)
-            self._step, self.heard = int(document["step"]), at - float(times[1])
-            for phase, (seconds, ago) in longest.items():
-                self._longest[int(phase)] = float(seconds), at - float(ago)
-            return self
+                self.longest[self.phase] = usual, at
+        if step < self.step:  # it resumed from a checkpoint: its first steps are slow again
+            self.first, self.began = step, at
+        self.step, self.phase = step, int(phase)
 
     def resume(self, at: float, step: int, phase: int) -> None:
         """Continue `at` that time as if with a heartbeat, after a silence that says nothing: no
         agent ran, or the process was stopped.
         """
-        self.heard, self._step, self._phase = at, step, phase
+        self.heard, self.step, self.phase = at, step, int(phase)
 
     @property
     def knows_training(self) -> bool:
         """Whether the rank is past its first steps, from which nothing is learnt."""
-        return self._step - self._first >= FIRST_STEPS
+        return self.step - self.first >= FIRST_STEPS
 
     @property
     def bound(self) -> float:
         """Seconds of silence that are still usual in its last known phase."""
-        seconds = self._usual(self._phase)
-        if self._phase != Phase.TRAINING:
+        seconds = self._usual(self.phase)
+        if self.phase != Phase.TRAINING:
             return (
                 UNKNOWN
                 if seconds is None
                 else max(MARKED_FLOOR, MARKED_MARGIN * min(seconds, UNKNOWN))
             )
         if not self.knows_training:
-            return max(FIRST, self._floor)
+            return max(FIRST, self.floor)
         if seconds is None:  # steps are too fast for each to be seen: their mean has to do
-            seconds = (self.heard - self._began) / (self._step - self._first)
-        return max(self._floor, MARGIN * min(seconds, LONGEST))
+            seconds = (self.heard - self.began) / (self.step - self.first)
+        return max(self.floor, MARGIN * min(seconds, LONGEST))
 
     @property
     def idle_bound(self) -> float:
         """The same while nothing here is at work."""
-        if self._phase not in SHOWN:
+        if self.phase not in SHOWN:
             return self.bound
-        seconds = self._usual(self._phase) or 0.0
-        return max(FIRST, self._floor, MARKED_MARGIN * min(seconds, UNKNOWN))
+        seconds = self._usual(self.phase) or 0.0
+        return max(FIRST, self.floor, MARKED_MARGIN * min(seconds, UNKNOWN))
 
     def _usual(self, phase: int) -> float | None:
         """Return the longest silence of a phase as it counts at the last heartbeat; None before
         one.
         """
-        if phase not in self._longest:
+        if phase not in self.longest:
             return None
-        seconds, at = self._longest[phase]
+        seconds, at = self.longest[phase]
         return float(seconds * 0.5 ** (max(0.0, self.heard - at) / HALVED))
 
     def silence(self, now: float) -> float:

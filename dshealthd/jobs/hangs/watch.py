@@ -7,12 +7,11 @@ rank overdue. It does not depend on the system clock, which may be set.
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
-from dshealthd.core.schema import SchemaError
+from dshealthd.core import schema
 from dshealthd.jobs.environment import watchdog_seconds
 from dshealthd.jobs.hangs.exits import End
 from dshealthd.jobs.hangs.judge import NOTICE, UNEXPLAINED
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 
     from dshealthd.core.host import Host
     from dshealthd.jobs.hangs.exits import ExitWatcher
-
-log = logging.getLogger(__name__)
 
 GRACE = 3
 """Checks for which a process that has stopped reporting is kept.
@@ -165,6 +162,20 @@ class Watched:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class SavedRank:
+    """What a later agent of this boot is told of a rank, so that it knows what is usual."""
+
+    pid: Annotated[int, schema.Integer()]
+    start: Annotated[int, schema.Integer()]
+    user: Annotated[int, schema.Integer()]
+    sent: float
+    """When its last message was sent."""
+    clock: float
+    """The watch's time."""
+    baseline: SilenceBaseline
+
+
 class RankWatch:
     """The ranks of this node that send heartbeats, and for a while those that did."""
 
@@ -183,25 +194,19 @@ class RankWatch:
         self._clock = 0.0
         self._count = 0
         self.watched: dict[Place, Watched] = {}
-        self._saved: dict[tuple[int, int], dict[str, Any]] = {}
-        """Rows of an earlier agent, by pid and start."""
+        self._saved: dict[tuple[int, int], SavedRank] = {}
+        """Those of an earlier agent, by pid and start."""
 
-    def restore(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Restore from earlier `rows`; they apply to processes that report again."""
-        self._saved = {(row["pid"], row["start"]): row for row in rows}
+    def restore(self, saved: Iterable[SavedRank]) -> None:
+        """Restore what was `saved`; it applies to processes that report again."""
+        self._saved = {(rank.pid, rank.start): rank for rank in saved}
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the running ranks, for a later agent."""
+    def saved(self) -> list[SavedRank]:
+        """Return the running ranks, for a later agent."""
         return [
-            {
-                "pid": watched.who.process.pid,
-                "start": watched.who.process.start,
-                "user": watched.who.process.user,
-                "sent": watched.message.sent,
-                "baseline": watched.baseline.document(self._clock),
-            }
-            for watched in self.watched.values()
-            if watched.end is None and watched.who.process.user is not None
+            SavedRank(*one.key, user, one.message.sent, self._clock, one.baseline)
+            for one in self.watched.values()
+            if one.end is None and (user := one.who.process.user) is not None
         ] + list(self._saved.values())
 
     def check(
@@ -265,20 +270,11 @@ class RankWatch:
 
     def _baseline(self, who: Identity, message: Message, heard: float) -> SilenceBaseline:
         """Return the baseline of a newly watched process: the saved one, if any."""
-        fresh = SilenceBaseline(heard, message.step, message.phase, self._floor)
         saved = self._saved.pop((who.process.pid, who.process.start), None)
         if saved is None:
-            return fresh
-        try:
-            baseline = SilenceBaseline.restored(saved["baseline"], self._clock, self._floor)
-        except SchemaError as error:
-            log.warning(
-                "invalid saved baseline of process %s, it is learnt again: %s",
-                who.process.pid,
-                error,
-            )
-            return fresh
-        if saved["sent"] != message.sent:
+            return SilenceBaseline.begin(heard, message.step, message.phase, self._floor)
+        baseline = saved.baseline.moved(self._clock - saved.clock, self._floor)
+        if saved.sent != message.sent:
             baseline.resume(heard, message.step, message.phase)
         return baseline
 

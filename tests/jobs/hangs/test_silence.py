@@ -25,7 +25,7 @@ def trained(seconds: float, steps: int = 3 * FIRST_STEPS) -> tuple[SilenceBaseli
     """Return the pace of a rank after so many steps of this length, with the time and step it is
     at.
     """
-    baseline, now = SilenceBaseline(0.0, 0, Phase.TRAINING), 0.0
+    baseline, now = SilenceBaseline.begin(0.0, 0, Phase.TRAINING), 0.0
     for step in range(1, steps + 1):
         now += seconds
         baseline.record(now, step, Phase.TRAINING)
@@ -50,7 +50,7 @@ def test_healthy_history_is_never_overdue(
     """Steps that vary by a quarter, a first one that compiles, and unmarked pauses short of the
     bound are never taken for a stop; of the first steps, those that are not longer than usual ones.
     """
-    baseline, now = SilenceBaseline(0.0, 0, Phase.TRAINING), 0.0
+    baseline, now = SilenceBaseline.begin(0.0, 0, Phase.TRAINING), 0.0
     pauses = pause * (max(FLOOR, MARGIN * 0.75 * seconds) - 1.25 * seconds)
     for step, factor in enumerate(jitter, 1):
         silence = (
@@ -125,10 +125,10 @@ def test_fast_steps() -> None:
     """Of steps that are so fast that the second heartbeat heard is past the first steps, the mean
     is known at once.
     """
-    baseline = SilenceBaseline(0.0, 5, Phase.TRAINING)
+    baseline = SilenceBaseline.begin(0.0, 5, Phase.TRAINING)
     baseline.record(2.0, 5 + FIRST_STEPS, Phase.TRAINING)
     assert baseline.bound == 30.0
-    slow = SilenceBaseline(0.0, 5, Phase.TRAINING)
+    slow = SilenceBaseline.begin(0.0, 5, Phase.TRAINING)
     slow.record(1000.0, 5 + FIRST_STEPS, Phase.TRAINING)
     assert slow.bound == 200.0
 
@@ -137,7 +137,7 @@ def test_slow_first_steps_are_not_learnt() -> None:
     """A compilation of minutes in the first steps does not make later stops invisible for
     minutes.
     """
-    baseline = SilenceBaseline(0.0, 0, Phase.TRAINING)
+    baseline = SilenceBaseline.begin(0.0, 0, Phase.TRAINING)
     for step in range(1, 30):
         baseline.record(500.0 + step, step, Phase.TRAINING)
     assert baseline.bound == 30.0
@@ -158,7 +158,7 @@ def test_a_hang_that_ended_does_not_hide_the_next() -> None:
 
 def test_a_hang_of_slow_steps() -> None:
     """Where nothing but the mean of the first steps is known, a hang does not replace it."""
-    baseline = SilenceBaseline(0.0, 5, Phase.TRAINING)
+    baseline = SilenceBaseline.begin(0.0, 5, Phase.TRAINING)
     baseline.record(1000.0, 5 + FIRST_STEPS, Phase.TRAINING)
     baseline.record(1500.0, 6 + FIRST_STEPS, Phase.TRAINING)
     assert baseline.bound > 200.0
@@ -210,7 +210,7 @@ def test_going_back_to_a_checkpoint() -> None:
 
 def test_the_floor_is_an_option() -> None:
     """Where trainings have unmarked pauses, all may be granted more."""
-    baseline = SilenceBaseline(0.0, 0, Phase.TRAINING, floor=120.0)
+    baseline = SilenceBaseline.begin(0.0, 0, Phase.TRAINING, floor=120.0)
     for step in range(1, 30):
         baseline.record(float(step), step, Phase.TRAINING)
     assert baseline.bound == 120.0

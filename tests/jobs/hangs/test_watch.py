@@ -407,9 +407,9 @@ def test_a_saved_baseline_counts_for_a_minute(scene: Scene, seconds: int, known:
         process = dataclasses.replace(identity.process, user=7)
         scene.present[place] = dataclasses.replace(identity, process=process), message
     scene.train(20)
-    rows = scene.watch.rows()
+    saved = scene.watch.saved()
     scene.watch = RankWatch(Host(procfs=scene.proc), cast("ExitWatcher", scene.ends), slack=3.0)
-    scene.watch.restore(rows)
+    scene.watch.restore(saved)
     present, scene.present = scene.present, {}
     for _ in range(seconds):
         scene.look()

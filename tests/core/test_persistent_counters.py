@@ -1,56 +1,21 @@
-"""Counts that outlive the agent within a boot: the file and what is in it."""
+"""Counts that outlive the agent."""
 
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dshealthd.core import schema
 from dshealthd.core.collector import counter
-from dshealthd.core.counter_file import CounterFile, PersistentCounters
+from dshealthd.core.persistent_counters import PersistentCounters, Row
 
 FAULTS = counter("test_faults_total", "For the test.", "device", "code")
 EVENTS = counter("test_events_total", "For the test.", "event")
 WIDTHS = {FAULTS: 2, EVENTS: 1}
-
-
-def test_saved_and_loaded(tmp_path: Path) -> None:
-    """What was saved is loaded by the same boot, and by no other."""
-    assert CounterFile(tmp_path, "x", "boot 1").load() is None
-    ledger = CounterFile(tmp_path, "x", "boot 1")
-    ledger.save({"position": 5})
-    assert ledger.writer.wait(60.0)
-    assert CounterFile(tmp_path, "x", "boot 1").load() == {"boot_id": "boot 1", "position": 5}
-    assert CounterFile(tmp_path, "x", "boot 2").load() is None
-    assert os.listdir(tmp_path) == ["x.json"]
-
-
-def test_old_file_stays(tmp_path: Path) -> None:
-    """When the new file cannot be put in place, the old one is as it was."""
-    ledger = CounterFile(tmp_path, "x", "boot")
-    ledger.save({"position": 1})
-    assert ledger.writer.wait(60.0)
-    (tmp_path / "x.json.new").mkdir()
-    ledger.save({"position": 2})
-    assert ledger.writer.wait(60.0)
-    assert ledger.writer.error is not None
-    assert ledger.load() == {"boot_id": "boot", "position": 1}
-    (tmp_path / "x.json.new").rmdir()
-    ledger.save({"position": 2})
-    assert ledger.writer.wait(60.0)
-    assert ledger.load() == {"boot_id": "boot", "position": 2}
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", "{}", '{"boot_id": 1}', "[" * 100_000])
-def test_broken_file(tmp_path: Path, content: str) -> None:
-    """What is no state is a ValueError, not an empty state."""
-    (tmp_path / "x.json").write_text(content)
-    with pytest.raises(ValueError, match=r"."):
-        CounterFile(tmp_path, "x", "boot").load()
+ROWS = schema.of(list[Row])
 
 
 def test_tally_over_a_restart() -> None:
@@ -62,7 +27,7 @@ def test_tally_over_a_restart() -> None:
     tally.count(FAULTS, "a", "1")
     tally.put(7.5, EVENTS, "x")
     changes = [tally.changed]
-    rows = json.loads(json.dumps(tally.rows()))
+    rows = ROWS.read(json.loads(json.dumps(tally.rows())), "rows")
     changes.append(tally.changed)
     assert changes == [True, False]
     again = PersistentCounters(WIDTHS, 10)
@@ -92,7 +57,7 @@ def test_limit() -> None:
 def test_no_number(value: object) -> None:
     """What is no count is refused."""
     with pytest.raises(ValueError, match=r"."):
-        PersistentCounters(WIDTHS, 10).restore([["test_events_total", ["x"], value]])
+        ROWS.read([["test_events_total", ["x"], value]], "rows")
 
 
 @given(
@@ -107,6 +72,6 @@ def test_any_rows(rows: object) -> None:
     tally = PersistentCounters(WIDTHS, 10)
     tally.count(EVENTS, "x")
     try:
-        tally.restore(rows)
+        tally.restore(ROWS.read(rows, "rows"))
     except ValueError:
         assert list(tally) == [(EVENTS, ("x",), 1.0)]
