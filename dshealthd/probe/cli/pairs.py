@@ -12,7 +12,7 @@ from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.members.membership import load
 from dshealthd.probe.members.own_name import local_addresses, own_name
-from dshealthd.probe.members.schedule import Cell
+from dshealthd.probe.members.schedule import Timetable
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.options import MembershipOptions, ProbeOptions
 from dshealthd.probe.peers.client import PeerClient
@@ -66,8 +66,7 @@ async def between(
     except CredentialError as error:
         raise ConfigError(source, [str(error)]) from error
     entries: list[dict[str, Any]] = []
-    schedule = Cell(names, {})
-    pairs: set[tuple[str, ...]] = set()
+    schedule = Timetable(names, {})
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def probe(pair: Sequence[str]) -> None:
@@ -80,9 +79,7 @@ async def between(
 
     try:
         for epoch in range(schedule.cycle):
-            new = set(schedule.groups(epoch)) - pairs
-            pairs |= new
-            await asyncio.gather(*map(probe, sorted(new)))
+            await asyncio.gather(*map(probe, schedule.groups(epoch)))
     finally:
         await client.close()
     return {

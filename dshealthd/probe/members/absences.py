@@ -30,6 +30,8 @@ ANNOUNCEMENT = 2.0
 """Timeout in seconds of an announcement to one member."""
 AT_ONCE = 16
 """Concurrent announcements."""
+MOST = 256
+"""Announcements between two checks: a large fleet takes several."""
 TRIES = 3
 """Attempts to notify a member that does not answer."""
 LONGEST = 31 * 86400.0
@@ -93,11 +95,12 @@ class Absences:
             if end != announced:
                 failed.clear()
                 announced = end
+            concerned = {*others(), *self._acknowledged} if end else self._acknowledged.keys()
             due = [
                 name
-                for name in {*others(), *self._acknowledged}
+                for name in concerned
                 if self._acknowledged.get(name, 0.0) != end and failed.get(name, 0) < TRIES
-            ]
+            ][:MOST]
             found = await asyncio.gather(*(self._announce(peers, name, end, slots) for name in due))
             for name, done in zip(due, found, strict=True):
                 if not done:

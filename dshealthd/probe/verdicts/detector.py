@@ -102,7 +102,7 @@ class Detector:
 
     def apply_members(self, leaves: Mapping[str, str]) -> None:
         """Apply a new list of members; removed ones are no longer suspects."""
-        self._company.apply_members(leaves, self._epoch)
+        self._company.apply_members(leaves)
         self._keep_company()
 
     def _keep_company(self) -> None:
@@ -135,9 +135,6 @@ class Detector:
         if scheduled:
             # Even if it is lower: the clock was wrong and has been corrected.
             self._epoch = observation.epoch
-            if self._company.turn_to(self._epoch):
-                self._keep_company()
-        self._company.admit(peer)
         if observation.outcome in {Outcome.DECLINED, Outcome.INCONCLUSIVE}:
             if peer:
                 self._company.rest(peer, observation.at, busy=observation.reason == BUSY)

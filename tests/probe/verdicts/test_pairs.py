@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from dshealthd.core.schema import SchemaError
-from dshealthd.probe.members.schedule import ERA, MEMBERS, Timetable
 from dshealthd.probe.observation import HARD, Kind, PeerReport
 from dshealthd.probe.peers.messages import REPORT
 from dshealthd.probe.verdicts.company import Company, Met
@@ -240,30 +239,22 @@ def test_what_is_told_of_pairs() -> None:
 
 
 def test_what_is_kept_does_not_grow_with_the_fleet() -> None:
-    """Among 10,000 members, a node keeps what it knows of those that it meets in an era, and drops
-    it when the next begins; a member met besides, as one of a hung job is, counts until then.
+    """Among 10,000 members, a node keeps the last reports, forgets who has rested, and chooses
+    among a few members on either side of its leaf, but among all of a small fleet.
     """
     leaves = {f"n{number:05}": f"leaf-{number // 32:03}" for number in range(10_000)}
     known = Company("n00000", leaves)
-    timetable = Timetable(leaves, leaves)
-    stranger = next(name for name in leaves if name not in timetable.company("n00000", 2 * ERA))
-    for epoch in range(0, 2 * ERA + 1, 16):
-        known.turn_to(epoch)
-        for name in timetable.group_of("n00000", epoch):
-            known.record_report(a_round(epoch, name, epoch, WELL))
-            known.rest(name, 10.0 * epoch)
-        assert len(known.leaves) <= MEMBERS
-        assert len(known._reports) <= MEMBERS
-        assert len(known._rests) <= MEMBERS
-    assert known.intra_leaf == 31
-    assert known.inter_leaf == len(known.leaves) - 32
-    assert not known.turn_to(2 * ERA)
-    known.admit(stranger)
-    known.admit("nobody")
-    assert known.leaves[stranger] == leaves[stranger]
-    assert "nobody" not in known.leaves
-    assert known.turn_to(3 * ERA)
-    assert stranger not in known.leaves or stranger in timetable.company("n00000", 3 * ERA)
+    assert (known.intra_leaf, known.inter_leaf) == (31, 9968)
+    for epoch, name in enumerate(leaves):
+        known.record_report(a_round(epoch, name, epoch, WELL))
+        known.rest(name, 10.0 * epoch)
+    assert len(known._reports) == 64
+    assert known.report("n09999") is not None
+    assert len(known._rests) <= 3
+    chosen = {known.choose(near=None, asked={}, ill=set(), now=1e6) for _ in range(3)}
+    assert chosen < leaves.keys()
+    assert 32 <= len(known._choice) <= 31 + 64
+    assert sorted(company()._choice) == sorted(set(company().leaves) - {company().me})
 
 
 def test_a_report_is_as_long_as_peers_read() -> None:
