@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.timing import happens
@@ -107,7 +106,7 @@ async def _light(context: RoundContext, active: ActiveRound, declined: str) -> R
     active.offset = echoes.offset
     if declined in WHOLE:
         return RoundResult(Outcome.DECLINED, Stage.INVITE, echoes.timings, late, declined)
-    return RoundResult(Outcome.OK, Stage.DONE, echoes.timings, (), active.reason, echoes.bounds)
+    return RoundResult(Outcome.OK, Stage.DONE, echoes.timings, (), active.reason)
 
 
 async def _full(context: RoundContext, active: ActiveRound) -> RoundResult:
@@ -166,7 +165,6 @@ async def _tell(context: RoundContext, active: ActiveRound, result: RoundResult)
         "timings": timing_fields(timings),
         "late": result.late,
         "reason": result.reason,
-        "bounds": [asdict(bounds) for bounds in result.bounds],
         **({} if active.offset is None else {"offset": active.offset}),
     }
     answer = await context.ask(active.peer, "conclusion", body, CONCLUSION)

@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.timing import time_limit
-from dshealthd.probe.observation import Bounds, Kind, Outcome, Stage
+from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.rounds.conclusion import (
     SILENT,
@@ -94,12 +94,10 @@ def _conclude(me: str, active: ActiveRound) -> RoundResult:
     timings = timings_of(told["timings"])
     if told["kind"] is not Kind.LIGHT:
         timings = own(timings, active.shares.get(me))
-    bounds = tuple(Bounds(**entry) for entry in told.get("bounds", ()))
     return RoundResult(
         told["outcome"],
         told["stage"],
         timings,
         tuple(name for name in told["late"] if name in active.plan.members),
         told["reason"],
-        bounds,
     )

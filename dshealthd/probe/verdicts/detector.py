@@ -231,20 +231,14 @@ class Detector:
         if not ok:
             return
         family = str(observation.kind) if observation.kind in {Kind.LOCAL, Kind.LIGHT} else "fabric"
-        for op, size, part, least, most in _times(observation):
-            series = TimingClass(
-                observation.kind,
-                observation.backend,
-                op,
-                size,
-                part,
-                bool(round.peer) and not round.near,
-            )
-            signal = Signal(family, observation.backend, op, size, part)
-            measurement = self._timed(round, series, least, most)
+        for timing in observation.timings:
+            what = observation.backend, timing.op, timing.size, timing.part
+            series = TimingClass(observation.kind, *what, bool(round.peer) and not round.near)
+            signal = Signal(family, *what)
+            measurement = self._timed(round, series, timing.seconds)
             # No history is started before enough is known to judge.
             history = self._history.get(signal) if measurement is None else self._of(signal)
-            is_exact, bad = least == most, False
+            bad = False
             blamed = told is not None and accuses_itself(told, signal, self._high)
             if measurement is not None and history is not None:
                 bad = measurement.bad
@@ -253,32 +247,28 @@ class Detector:
                     and told is not None
                     and accuses_itself(told, signal, self._high, measurement.ratio)
                 )
-                if is_exact or bad or measurement.good:
-                    yield history, measurement
+                yield history, measurement
             if (
                 # Learn only if nothing hints at a fault: an extra round runs because something may
                 # be wrong, an open investigation may concern a fault that does not flag every
                 # round, and a peer that is slow by its own account slows this timing too.
-                is_exact
-                and not (bad or blamed or round.extra)
+                not (bad or blamed or round.extra)
                 and (history is None or history.investigation is None)
             ):
-                self._baselines.update(series, least, round.at)
+                self._baselines.update(series, timing.seconds, round.at)
 
     def _timed(
-        self, round: ObservedRound, series: TimingClass, least: float, most: float
+        self, round: ObservedRound, series: TimingClass, seconds: float
     ) -> Measurement | None:
-        """Return the measurement of a time with bounds; None if too little is known to judge it."""
-        low = self._baselines.ratio(series, least)
-        high = low if least == most else self._baselines.ratio(series, most)
-        if low is None or high is None:
+        """Return the measurement of a time; None if too little is known to judge it."""
+        found = self._baselines.ratio(series, seconds)
+        if found is None:
             return None
         return Measurement(
             round,
-            # The possible ratio that is nearest to the usual.
-            min(max(1.0, low.ratio), high.ratio),
-            low.ratio >= low.limit,
-            high.ratio < 1 + (high.limit - 1) * _CALM,
+            found.ratio,
+            found.ratio >= found.limit,
+            found.ratio < 1 + (found.limit - 1) * _CALM,
             SLOW,
         )
 
@@ -540,10 +530,3 @@ class Detector:
                 self._company.told(self._epoch),
             )
         return self._told
-
-
-def _times(observation: Observation) -> Iterator[tuple[str, int, str, float, float]]:
-    for timing in observation.timings:
-        yield timing.op, timing.size, timing.part, timing.seconds, timing.seconds
-    for bounds in observation.bounds:
-        yield bounds.op, bounds.size, "", bounds.at_least, bounds.at_most
