@@ -10,7 +10,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.timing import happens
-from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import Kind, Outcome, PeerReport, Stage
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.rounds import light
@@ -24,7 +23,6 @@ from dshealthd.probe.rounds.conclusion import (
     timing_fields,
     without,
 )
-from dshealthd.probe.rounds.plan import ON_DEMAND
 
 if TYPE_CHECKING:
     from dshealthd.probe.rounds.active_round import ActiveRound, RoundContext
@@ -35,10 +33,6 @@ INVITATION = 2.0
 """Seconds for the answer to an invitation."""
 SHARE = 4.0
 """Seconds that the root waits for the member's share after its own workers have ended."""
-CROSSING = 0.2
-"""Seconds to wait for the invitation of a member that has refused this node's and may be starting
-the same round itself: the refusal may arrive before it.
-"""
 FIRST = 1.0
 """Seconds after which the root checks that a silent member is alive, and the interval at which it
 repeats the check.
@@ -50,11 +44,11 @@ CONCLUSION = 2.0
 
 
 async def lead(context: RoundContext, active: ActiveRound) -> RoundResult:
-    """Lead a round and return its result, which counts for nothing if it has a successor."""
+    """Lead a round and return its result, which counts for nothing if it has given way."""
     active.inviting = True
     error = await _invite(context, active)
     active.inviting = False
-    if active.successor is not None:
+    if active.has_given_way:
         return RoundResult(Outcome.DECLINED, Stage.INVITE, reason=Decline.TESTING)
     if error is not None and error.outcome is not Outcome.DECLINED:
         return without(active.peer, error, Stage.INVITE)
@@ -69,17 +63,11 @@ async def lead(context: RoundContext, active: ActiveRound) -> RoundResult:
 
 
 async def _invite(context: RoundContext, active: ActiveRound) -> PeerError | None:
-    """Invite the member; return the error if it is not ready. Measure its clock. If it comes first
-    in the epoch's order and says that it is testing, it may have begun this same round.
-    """
-    plan = active.plan
-    invitation = {**plan.invitation(), "report": context.node.report().message()}
+    """Invite the member; return the error if it is not ready. Measure its clock."""
+    invitation = {**active.plan.invitation(), "report": context.node.report().message()}
     sent_at, sent = context.wall(), context.monotonic()
     answer = await context.ask(active.peer, "invite", invitation, INVITATION)
     if isinstance(answer, PeerError):
-        first = root_order(plan.members, plan.epoch)[0]
-        if answer.reason == Decline.TESTING and plan.epoch != ON_DEMAND and first == active.peer:
-            await happens(active.succeeded, CROSSING)
         return answer
     active.report = PeerReport.of(answer["report"])
     # As in NTP: assume that the clock was read half-way between call and answer. The monotonic

@@ -75,8 +75,8 @@ class Rounds:
 
     async def lead(self, plan: RoundPlan, reason: str = "") -> RoundReport | None:
         """Lead a round and return its report; None if the agent is already in another round, beside
-        which this one cannot run. `reason` says why a plan for a light round is one. If the other
-        member leads the same round, return the report of that one.
+        which this one cannot run, or takes part in one that the other member has begun at the same
+        time. `reason` says why a plan for a light round is one.
         """
         beside = self._current is not None and self._runs_beside(self._current, plan)
         if self._current is not None and not beside:
@@ -88,10 +88,7 @@ class Rounds:
             result = await leader.lead(self._context, active)
         finally:
             self._leave(active)
-        if active.successor is not None:
-            # Others wait for its end too: canceling this call must not cancel it.
-            return await asyncio.shield(active.successor.ended)
-        return self._end(active, result)
+        return None if active.has_given_way else self._end(active, result)
 
     # Taking part
 
@@ -110,8 +107,7 @@ class Rounds:
         active = self._begin(plan, led=False, reason=objection)
         active.report = PeerReport.of(body["report"])
         if current is not None:
-            current.successor, self._current = active, None
-            current.succeeded.set()
+            current.has_given_way, self._current = True, None
         if plan.kind is Kind.LIGHT or objection:
             self._spawn(self._follow(active, member.await_light), plan)
             if objection:
@@ -226,7 +222,6 @@ class Rounds:
             active.led,
             active.offset,
         )
-        active.ended.set_result(report)
         self._done(report)
         return report
 
