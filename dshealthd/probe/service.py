@@ -103,7 +103,7 @@ class ProbeService:
         gpus = GpuOccupancy(snapshot, monotonic)
         self._state = ProbeState(
             options=options,
-            local_membership=LocalMembership(options.members, host, hostname, monotonic),
+            local_membership=LocalMembership(options.members, hostname, monotonic),
             gpus=gpus,
             policy=Policy(options.policy, gpus, monotonic),
             absences=Absences(snapshot, wall),

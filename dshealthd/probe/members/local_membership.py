@@ -13,14 +13,13 @@ from dshealthd.core import background
 from dshealthd.core.collector import gauge
 from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.membership import Membership, Watcher, load
-from dshealthd.probe.members.own_name import local_addresses, own_name
+from dshealthd.probe.members.own_name import own_name
 from dshealthd.probe.members.schedule import Timetable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dshealthd.core.collector import Sample
-    from dshealthd.core.host import Host
     from dshealthd.probe.options import MembershipOptions
 
 log = logging.getLogger(__name__)
@@ -50,12 +49,10 @@ class LocalMembership:
     def __init__(
         self,
         options: MembershipOptions,
-        host: Host,
         hostname: Callable[[], str],
         monotonic: Callable[[], float],
     ) -> None:
         self._options = options
-        self._host = host
         self._hostname = hostname
         self._monotonic = monotonic
         self._watcher: Watcher | None = None
@@ -165,9 +162,7 @@ class LocalMembership:
         elif not self._watcher.changed() and not again and not self.errors:
             return None
         membership = load(self._options)
-        return membership, own_name(
-            membership.names, self._hostname(), local_addresses(self._host), self._options.name
-        )
+        return membership, own_name(membership.names, self._hostname(), self._options.name)
 
     def _wrong(self, errors: tuple[str, ...]) -> None:
         if errors != self.errors:
