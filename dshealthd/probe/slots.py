@@ -36,7 +36,6 @@ from dshealthd.probe.rounds.plan import (
     local_job,
     local_plan,
     steps_at,
-    within,
 )
 from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.verdicts.confirmation import Confirmations
@@ -117,10 +116,6 @@ class SlotRunner:
             monotonic=state.monotonic,
             resolver=resolver,
         )
-        self._within = within(
-            options.policy.gloo_bytes_per_minute, options.period, options.large_every
-        )
-        """The small and the large collectives of a node without GPUs."""
         self._names = membership.names
         self._recent: deque[Observation] = deque(maxlen=2 * TRIES)
         """Recent scheduled rounds, including those that came to nothing."""
@@ -296,20 +291,14 @@ class SlotRunner:
         gpus = self._state.gpus.count()
         # The same for two epochs, as one is inside leaves and one between them.
         kind = kind or (Kind.RAIL if gpus > 1 and epoch // 2 % 2 else Kind.PAIR)
-        if steps is not None:
-            planned = steps
-        elif gpus:
-            planned = steps_at(max(epoch, 0), self._state.options.large_every)
-        else:
-            planned = steps_at(max(epoch, 0), self._state.options.large_every, *self._within)
-            kind = kind if planned else Kind.LIGHT
+        backend = Backend.NCCL if gpus else Backend.GLOO
         plan = RoundPlan(
             epoch=epoch,
             kind=kind,
-            backend=Backend.NCCL if gpus else Backend.GLOO,
+            backend=backend,
             members=members,
             digest=self._state.local_membership.membership.digest,
-            steps=planned,
+            steps=steps or steps_at(max(epoch, 0), self._state.options.large_every, backend),
             ranks=gpus or 1,
         )
         if plan.kind is Kind.LIGHT:
@@ -388,7 +377,7 @@ class SlotRunner:
             findings = RoundResult(Outcome.DECLINED, Stage.INVITE, reason=reason)
             self._state.metrics.skip(reason)
         else:
-            work = local_job(gpus, steps_at(0, 1), DEADLINES)
+            work = local_job(gpus, steps_at(0, 1, Backend.NCCL), DEADLINES)
             results = await self._state.worker_pool.run(
                 work, LocalStore(), lambda _rank, _stage: None
             )
