@@ -56,9 +56,11 @@ class Met(NamedTuple):
 class Company:
     """The other members, as this node knows them."""
 
-    def __init__(self, me: str, leaves: Mapping[str, str]) -> None:
-        """`leaves` has every member, with "" if its leaf is not known."""
-        self.me = me
+    def __init__(self, me: str, leaves: Mapping[str, str], high: float) -> None:
+        """`leaves` has every member, with "" if its leaf is not known. From a score of `high` on, a
+        node blames itself.
+        """
+        self.me, self.high = me, high
         self.log: deque[Met] = deque(maxlen=_LOG)
         """The last rounds that no peer takes the blame for."""
         self._reports: OrderedDict[str, ObservedRound] = OrderedDict()
@@ -77,6 +79,7 @@ class Company:
         near = [name for name in others if self.near(name)]
         far = [name for name in others if not self.near(name)]
         self.intra_leaf, self.inter_leaf = len(near), len(far)
+        """Other members on this node's leaf, 0 if the leaf is not known; and elsewhere."""
         self._choice = [one for side in (near, far) for one in side[:: len(side) // _CHOICE + 1]]
         self.log = deque((met for met in self.log if met.round.peer in leaves), _LOG)
 

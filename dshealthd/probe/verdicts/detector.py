@@ -18,7 +18,7 @@ from dshealthd.probe.observation import HARD, Kind, Observation, Outcome, Part, 
 from dshealthd.probe.verdicts.accusation import AMBIGUOUS, Verdicts, accusations
 from dshealthd.probe.verdicts.baseline import TimingClass
 from dshealthd.probe.verdicts.company import Company, Met
-from dshealthd.probe.verdicts.explanation import Surroundings, explain, reason_of
+from dshealthd.probe.verdicts.explanation import explain, reason_of
 from dshealthd.probe.verdicts.pairs import Finding, PairSuspicion
 from dshealthd.probe.verdicts.planner import (
     Confirmation,
@@ -86,7 +86,7 @@ class Detector:
         self._baselines = baselines
         self._wall = wall
         self._high = 1 + baselines.slow_ratio
-        self._company = Company(me, leaves)
+        self._company = Company(me, leaves, self._high)
         self._history: dict[Signal, SignalHistory] = {}
         self._pairs: dict[str, PairSuspicion] = {}
         self._ended: dict[str, PairSuspicion] = {}
@@ -98,22 +98,11 @@ class Detector:
         self._epoch = -1
         self._number = 0
         self._told: PeerReport | None = None
-        self._keep_company()
 
     def apply_members(self, leaves: Mapping[str, str]) -> None:
         """Apply a new list of members; removed ones are no longer suspects."""
         self._company.apply_members(leaves)
-        self._keep_company()
-
-    def _keep_company(self) -> None:
-        company = self._company
-        self._around = Surroundings(
-            self._me,
-            company.intra_leaf,
-            company.inter_leaf,
-            self._high,
-        )
-        for gone in {*self._pairs, *self._ended, *self._gone} - company.leaves.keys():
+        for gone in {*self._pairs, *self._ended, *self._gone} - leaves.keys():
             self._pairs.pop(gone, None)
             self._ended.pop(gone, None)
             self._gone.pop(gone, None)
@@ -355,7 +344,7 @@ class Detector:
             if investigation.verdict:
                 self._review(history, investigation)
                 continue
-            cause = explain(investigation, signal, self._around)
+            cause = explain(investigation, signal, self._company)
             if cause is Cause.NOTHING:
                 history.forget()
             elif cause.decided and not early(signal, self._history):
@@ -390,7 +379,7 @@ class Detector:
                 del self._pairs[pair.peer]
             self._ended.clear()
         elif investigation.bads and any(entry.bad for entry in investigation.measurements):
-            cause = explain(investigation, history.signal, self._around)
+            cause = explain(investigation, history.signal, self._company)
             if cause in {Cause.SELF, Cause.LEAF, Cause.FABRIC}:
                 investigation.verdict = cause, reason_of(investigation.bads)
 
@@ -403,7 +392,7 @@ class Detector:
             pair.accused not in {"", AMBIGUOUS}
         ):
             return
-        found = pair.find(self._company, self._unreached(), self._epoch, self._high)
+        found = pair.find(self._company, self._unreached(), self._epoch)
         if found is Finding.LINK:
             pair.accused = pair.reason
         elif found is Finding.AMBIGUOUS:
@@ -454,7 +443,6 @@ class Detector:
             self._pairs,
             self._verdicts,
             self._unreached(),
-            self._around,
             self._epoch,
             now,
         )
