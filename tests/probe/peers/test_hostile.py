@@ -213,7 +213,7 @@ async def test_strangers_do_not_make_memory_grow(key: Path) -> None:
                 assert await raw.ask(session.sign("request", REQUEST)) == b""
         assert not node.server._guard._allowances._left
         assert not node.server._requests
-        await until(lambda: not node.server._gate.strangers and not node.server._gate.all)
+        await until(lambda: not node.server._gate.total)
 
 
 async def test_answers_that_nobody_reads(key: Path) -> None:
