@@ -159,7 +159,6 @@ class ProbeService:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        await self._state.local_membership.close()
         if self._state.worker_pool is not None:
             await self._state.worker_pool.close()
 

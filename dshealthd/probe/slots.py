@@ -146,36 +146,42 @@ class SlotRunner:
                 tasks.create_task(
                     self._state.hung_jobs.work(self._neighborhood()), name="hung jobs"
                 )
+                tasks.create_task(self._follow_members(), name="members")
                 await self._epochs(tasks)
         except* Renamed:
             log.warning("probe: this node has another name in the new list of members")
 
     async def _epochs(self, tasks: asyncio.TaskGroup) -> None:
-        """Start the slot of every epoch as this node's clock reaches it; raises Renamed."""
+        """Start the slot of every epoch as this node's clock reaches it."""
         period = self._state.options.period
         last = self.node.epoch()
         while True:
             now = self._state.wall()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout((epoch_at(now, period) + 1) * period - now):
-                    await self._state.again.wait()
-            if self._state.again.is_set():
-                self._state.again.clear()
-                await self._refresh_members(
-                    again=True
-                )  # not within the timeout, which would cancel it
+            await asyncio.sleep((epoch_at(now, period) + 1) * period - now)
             # Read from the clock, not counted up: after a suspend or a clock step the missed epochs
             # are skipped, as the peers are already past them.
             epoch = self.node.epoch()
             if epoch != last:
                 last = epoch
-                await self._refresh_members()
                 # Not awaited: a round may last into the next epoch, which must start on time.
                 tasks.create_task(self._epoch(epoch), name=f"epoch {epoch}")
 
-    async def _refresh_members(self, *, again: bool = False) -> None:
-        """Apply a new list of members, if any; Renamed if it gives this node another name."""
-        if await self._state.local_membership.refresh(again=again):
+    async def _follow_members(self) -> None:
+        """Apply each new list of members, half an epoch before its first rounds, as all nodes do.
+        Raises Renamed if it gives this node another name.
+        """
+        again, period = self._state.again, self._state.options.period
+        while True:
+            now = self._state.wall()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(
+                    (epoch_at(now - period / 2, period) + 1.5) * period - now
+                ):
+                    await again.wait()
+            demanded = again.is_set()
+            again.clear()
+            if not await self._state.local_membership.refresh(again=demanded):
+                continue
             if self._state.local_membership.me != self._me:
                 raise Renamed
             membership = self._state.local_membership.membership
