@@ -87,7 +87,7 @@ class Guard:
 
     async def request(self, connection: PeerConnection, hello: Hello, frame: bytes) -> bytes:
         """Return an accepted request. Raises RequestRejected."""
-        keys = await self._credentials.current()
+        keys = self._credentials.current()
         content = None
         if connection.session is None:
             for session in (PeerSession(key, hello, connection.challenge) for key in keys):
