@@ -30,7 +30,7 @@ from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.requests import MAX_LISTED
 from dshealthd.probe.slots import SlotRunner
 from dshealthd.probe.state import ProbeState
-from dshealthd.probe.verdicts.baseline import BaselineError, Baselines
+from dshealthd.probe.verdicts.baseline import Baselines
 from dshealthd.probe.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -309,9 +309,9 @@ class ProbeService:
             return
         try:
             await background.call(
-                lambda: baselines.load(file), "baselines", PREPARATION, BaselineError, OSError
+                lambda: baselines.load(file), "baselines", PREPARATION, ValueError, OSError
             )
-        except (BaselineError, OSError) as error:
+        except (ValueError, OSError) as error:
             why = str(error) or f"no answer within {PREPARATION:g} s"
             log.warning("probe: baselines start from scratch: %s", why)
 
