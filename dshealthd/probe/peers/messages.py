@@ -249,7 +249,6 @@ METHODS: Mapping[str, Method] = {
         Record(
             {
                 "round": ROUND,
-                "kind": Choice(Kind),
                 "outcome": Choice(Outcome),
                 "stage": Choice(Stage),
                 "timings": Array(TIMING, 128),

@@ -57,7 +57,6 @@ class RoundReport:
 
     observation: Observation
     plan: RoundPlan
-    """The plan as intended; the observation says whether the round became a light one."""
     seconds: float
     led: bool
     offset: float | None = None

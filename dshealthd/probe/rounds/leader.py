@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.timing import happens
 from dshealthd.probe.observation import Kind, Outcome, PeerReport, Stage
 from dshealthd.probe.peers.protocol import PeerError
-from dshealthd.probe.rounds import light
-from dshealthd.probe.rounds.active_round import WHOLE, Decline
+from dshealthd.probe.rounds.active_round import DISAGREEMENTS, Decline
 from dshealthd.probe.rounds.conclusion import (
     SILENT,
     MemberResult,
@@ -23,6 +22,7 @@ from dshealthd.probe.rounds.conclusion import (
     timing_fields,
     without,
 )
+from dshealthd.probe.rounds.light import measure
 
 if TYPE_CHECKING:
     from dshealthd.probe.rounds.active_round import ActiveRound, RoundContext
@@ -52,10 +52,13 @@ async def lead(context: RoundContext, active: ActiveRound) -> RoundResult:
         return RoundResult(Outcome.DECLINED, Stage.INVITE, reason=Decline.TESTING)
     if error is not None and error.outcome is not Outcome.DECLINED:
         return without(active.peer, error, Stage.INVITE)
-    if active.plan.kind is Kind.LIGHT or error is not None:
-        result = await _light(context, active, "" if error is None else error.reason)
-    else:
-        result = await _full(context, active)
+    if error is not None:
+        if error.reason in DISAGREEMENTS:
+            await _light(context, active)  # by how much the clocks differ
+        active.plan = active.plan.light()
+        return RoundResult(Outcome.DECLINED, Stage.INVITE, (), (active.peer,), error.reason)
+    light = active.plan.kind is Kind.LIGHT
+    result = await (_light if light else _full)(context, active)
     # Before the member is told: a root starved of CPU sees silence everywhere.
     result = result.unless_starved(starved=active.lag.starved)
     await _tell(context, active, result)
@@ -76,24 +79,14 @@ async def _invite(context: RoundContext, active: ActiveRound) -> PeerError | Non
     return None
 
 
-async def _light(context: RoundContext, active: ActiveRound, declined: str) -> RoundResult:
-    """Run a light round, or the light one that replaces a round which the member has declined."""
-    if active.plan.kind is not Kind.LIGHT:
-        active.plan = active.plan.light()
-        active.reason = declined
-    late = (active.peer,)
-    if declined == Decline.TESTING:
-        return RoundResult(Outcome.DECLINED, Stage.INVITE, (), late, declined)
-    active.stage = Stage.SIZES
+async def _light(context: RoundContext, active: ActiveRound) -> RoundResult:
     try:
-        echoes = await light.measure(
+        echoes = await measure(
             context.peers, active.peer, context.monotonic, context.wall, context.waited
         )
     except PeerError as error:
         return without(active.peer, error, Stage.SIZES)
     active.offset = echoes.offset
-    if declined in WHOLE:
-        return RoundResult(Outcome.DECLINED, Stage.INVITE, echoes.timings, late, declined)
     return RoundResult(Outcome.OK, Stage.DONE, echoes.timings, (), active.reason)
 
 
@@ -147,7 +140,6 @@ async def _tell(context: RoundContext, active: ActiveRound, result: RoundResult)
         timings = merge(rank for share in active.shares.values() for rank in share.ranks)
     body = {
         "round": active.plan.round,
-        "kind": active.plan.kind,
         "outcome": result.outcome,
         "stage": result.stage,
         "timings": timing_fields(timings),

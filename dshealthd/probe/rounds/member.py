@@ -58,7 +58,6 @@ async def take_part(context: RoundContext, active: ActiveRound) -> RoundResult:
 
 async def await_light(context: RoundContext, active: ActiveRound) -> RoundResult:
     """Wait, as a member, for a light round's end; its echoes are answered like any others."""
-    active.plan = active.plan.light()
     try:
         async with time_limit(LIGHT_ROUND):
             await asyncio.shield(active.told)
@@ -89,10 +88,8 @@ def _conclude(me: str, active: ActiveRound) -> RoundResult:
     """Return the root's conclusion."""
     told = active.told.result()
     active.offset = -told["offset"] if "offset" in told else None
-    if told["kind"] is Kind.LIGHT:
-        active.plan = active.plan.light()
     timings = timings_of(told["timings"])
-    if told["kind"] is not Kind.LIGHT:
+    if active.plan.kind is not Kind.LIGHT:
         timings = own(timings, active.shares.get(me))
     return RoundResult(
         told["outcome"],
