@@ -76,7 +76,7 @@ what is this
     with pytest.raises(MembershipError) as error:
         parse(text, "/etc/topology.conf")
     assert error.value.errors == (
-        '/etc/topology.conf:1: "n[1-2" has a bracket that is not closed',
+        '/etc/topology.conf:1: "n[1-2" has nested brackets or an unmatched one',
         '/etc/topology.conf:3: "Nodes=n2" has no valid SwitchName= or BlockName=',
         '/etc/topology.conf:5: "SwitchName=a,b    Nodes=n5" has no valid SwitchName= or BlockName=',
         '/etc/topology.conf:7: "SwitchName=s5 Nodes=n6 Nodes=n7" has Nodes twice',
