@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dshealthd.probe.members.local_membership import LocalMembership
 from dshealthd.probe.members.schedule import epoch_at
+from dshealthd.probe.options import ProbeOptions
+from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.rounds.plan import ON_DEMAND, RoundPlan
+from dshealthd.probe.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from dshealthd.probe.members.membership import Membership
     from dshealthd.probe.observation import PeerReport
-    from dshealthd.probe.state import ProbeState
     from dshealthd.probe.verdicts.detector import Detector
-    from dshealthd.probe.workers.worker_pool import WorkerPool
 
 NO_PYTHON = "no_python"
 WARMING_UP = "warming_up"
@@ -27,10 +31,23 @@ PREPARATION = 60.0
 """Timeout in seconds for importing torch from a cold disk."""
 
 
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What a node has for rounds, whatever its name."""
+
+    options: ProbeOptions
+    local_membership: LocalMembership
+    gpus: GpuOccupancy
+    policy: Policy
+    worker_pool: WorkerPool | None
+    monotonic: Callable[[], float]
+    wall: Callable[[], float]
+
+
 class ThisNode:
     """This node, with its GPUs and its workers."""
 
-    def __init__(self, state: ProbeState, detector: Detector, address: tuple[str, str]) -> None:
+    def __init__(self, state: NodeState, detector: Detector, address: tuple[str, str]) -> None:
         """`address` is this node's numeric address for the workers, and its interface."""
         self.name = state.local_membership.me
         self.address, self.interface = address

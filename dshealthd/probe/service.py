@@ -309,9 +309,14 @@ class ProbeService:
             return
         try:
             await background.call(
-                lambda: baselines.load(file), "baselines", PREPARATION, ValueError, OSError
+                lambda: baselines.load(file),
+                "baselines",
+                PREPARATION,
+                ValueError,
+                ArithmeticError,
+                OSError,
             )
-        except (ValueError, OSError) as error:
+        except (ValueError, ArithmeticError, OSError) as error:
             why = str(error) or f"no answer within {PREPARATION:g} s"
             log.warning("probe: baselines start from scratch: %s", why)
 

@@ -9,25 +9,15 @@ from typing import Any
 
 from dshealthd.probe.hung_jobs import HungJobs
 from dshealthd.probe.members.absences import Absences
-from dshealthd.probe.members.local_membership import LocalMembership
 from dshealthd.probe.metrics import RoundMetrics
-from dshealthd.probe.options import ProbeOptions
-from dshealthd.probe.policy import GpuOccupancy, Policy
+from dshealthd.probe.node import NodeState
 from dshealthd.probe.verdicts.baseline import Baselines
-from dshealthd.probe.workers.worker_pool import WorkerPool
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeState:
+class ProbeState(NodeState):
     """What the slots of this node share with those after a change of its name."""
 
-    options: ProbeOptions
-    local_membership: LocalMembership
-    gpus: GpuOccupancy
-    policy: Policy
-    worker_pool: WorkerPool | None
-    monotonic: Callable[[], float]
-    wall: Callable[[], float]
     waited: Callable[[], float | None]
     """Returns the seconds that this agent has waited for a CPU."""
     absences: Absences
