@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.sockets import listen_address
 from dshealthd.probe.hung_jobs import ANSWER, Neighborhood
 from dshealthd.probe.members.absences import MAINTENANCE
-from dshealthd.probe.members.schedule import epoch_at, root_order
+from dshealthd.probe.members.schedule import Timetable, epoch_at, root_order
 from dshealthd.probe.node import ThisNode
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, PeerReport, Stage
 from dshealthd.probe.peers.client import PeerClient
@@ -117,6 +117,7 @@ class SlotRunner:
             resolver=resolver,
         )
         self._names = membership.names
+        self._timetable = Timetable(membership.names, membership.leaves)
         self._recent: deque[Observation] = deque(maxlen=2 * TRIES)
         """Recent scheduled rounds, including those that came to nothing."""
         self._requested: set[tuple[str, ...]] = set()
@@ -188,6 +189,7 @@ class SlotRunner:
             for name in set(self._names) - set(membership.names):
                 self.client.forget(name)
             self._names = names = membership.names
+            self._timetable = Timetable(names, membership.leaves)
             self.detector.apply_members(membership.leaves)
             self._state.metrics.forget(names)
             self._state.absences.forget(names)
@@ -229,7 +231,7 @@ class SlotRunner:
         if self._state.absences.own_end():
             self._state.metrics.skip(MAINTENANCE)
             return
-        pair = self._state.local_membership.timetable.group_of(self._me, epoch)
+        pair = self._timetable.group_of(self._me, epoch)
         if pair:
             await self._in_pair(epoch, pair)
         else:

@@ -13,7 +13,6 @@ from dshealthd.core.collector import gauge
 from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.membership import Membership, Watcher, load
 from dshealthd.probe.members.own_name import own_name
-from dshealthd.probe.members.schedule import Timetable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,7 +53,6 @@ class LocalMembership:
         self._membership: Membership | None = None
         self.me = ""
         """This node's name among the members; empty before the first usable list."""
-        self.timetable = Timetable((), {})
         self.errors: tuple[str, ...] = ()
         """Errors in the list as last read."""
 
@@ -104,7 +102,6 @@ class LocalMembership:
         ):
             return False
         self._membership, self.me = membership, me
-        self.timetable = Timetable(membership.names, membership.leaves)
         log.info(
             "probe: %d members from %s, hash %s; this node is %s",
             len(membership.names),
