@@ -138,7 +138,7 @@ class Cluster:
         """What is yet to happen, by time: the last rounds of an epoch may end in the next one."""
         self._order = itertools.count()
         options = baseline or BaselineOptions()
-        usual = self._usual(options).document().decode()
+        usual = self._usual(options).document()
         self.judges = []
         for name in self.names:
             baselines = Baselines(options)

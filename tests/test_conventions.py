@@ -54,9 +54,8 @@ TIMEOUTS = {"asyncio.timeout", "asyncio.timeout_at", "asyncio.wait_for"}
 TIMEOUTS_ELSEWHERE = {
     "http/connection_limiter.py": "waits for our own connections",
     "probe/service.py": "a pause that something may end early",
-    "probe/slots.py": "what begins in a slot ends with it",
+    "probe/slots.py": "a pause that something may end early",
     "probe/workers/session.py": "its end is moved while a stage makes progress",
-    "probe/workers/worker_pool.py": "what is left of workers that were killed is counted",
 }
 
 

@@ -131,8 +131,6 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("linux.socket_owners", "parse_inode", TEXT),
         ("linux.tcp_sockets", "parse_sockstat", LINES),
         ("linux.tcp_sockets", "parse_tcp", LINES),
-        ("probe.members.own_name", "parse_fib_trie", LINES),
-        ("probe.members.own_name", "parse_if_inet6", LINES),
         ("probe.members.membership", "parse_nodes", st.lists(TEXT)),
         ("probe.peers.key_file", "parse_keys", BYTES),
         ("probe.peers.protocol", "parse_challenge", BYTES),

@@ -13,9 +13,8 @@ from dshealthd.probe.observation import Kind, Outcome
 from dshealthd.probe.rounds.active_round import DISAGREEMENTS
 from dshealthd.probe.rounds.conclusion import timing_fields
 from dshealthd.probe.rounds.light import PAYLOAD
-from dshealthd.probe.rounds.plan import SMALLEST_LARGE
-from dshealthd.probe.workers.job import BANDWIDTH as BANDWIDTH_STEPS
-from dshealthd.probe.workers.job import LATENCY
+from dshealthd.probe.workers.job import BANDWIDTH as LARGE
+from dshealthd.probe.workers.job import GLOO_BANDWIDTH, LATENCY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -108,19 +107,13 @@ MEMBER = gauge(
 
 BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 LAST_ROUNDS = 20
-MAX_SERIES = 64
-"""Maximum number of operation series: other nodes choose the sizes of on-demand rounds."""
-_LARGE = BANDWIDTH_STEPS[0][0]
-SIZES = frozenset(
-    {0, len(PAYLOAD), *(size for size, _ in LATENCY)}
-    | {_LARGE >> shift for shift in range((_LARGE // SMALLEST_LARGE).bit_length())}
-)
-"""Payload bytes of scheduled rounds."""
+SIZES = frozenset({0, len(PAYLOAD), *(size for size, _ in LATENCY + LARGE + GLOO_BANDWIDTH)})
+"""Payload bytes of scheduled rounds between nodes; those of other rounds, which people and other
+members choose, are no series.
+"""
 LATEST = 32
 """Round-trip times and clock offsets kept for their metrics."""
 MAX_DISAGREEING = 64
-
-Operation = tuple[str, str, str, str]
 
 
 class RoundMetrics:
@@ -133,7 +126,7 @@ class RoundMetrics:
         self._skips: Counter[str] = Counter()
         self._starved = self._untimed = 0
         self._durations: dict[str, Buckets] = {}
-        self._timings: OrderedDict[Operation, Timing] = OrderedDict()
+        self._timings: dict[tuple[str, str, str, str], Timing] = {}
         self._trips: deque[float] = deque(maxlen=LATEST)
         self._offsets: OrderedDict[str, float] = OrderedDict()
         self._disagreeing: OrderedDict[str, str] = OrderedDict()
@@ -172,11 +165,8 @@ class RoundMetrics:
             if key not in slowest or timing.seconds > slowest[key].seconds:
                 slowest[key] = timing
         for (op, size), timing in slowest.items():
-            if not report.led and size not in SIZES:
-                continue  # other members choose this size and must not create series here
-            _put_bounded(
-                self._timings, (kind, str(observation.backend), op, str(size)), timing, MAX_SERIES
-            )
+            if size in SIZES or observation.kind is Kind.LOCAL:
+                self._timings[kind, str(observation.backend), op, str(size)] = timing
             if observation.kind is Kind.LIGHT and size == 0 and report.led:
                 self._trips.append(timing.seconds)
         peer = next((name for name in observation.members if name != me), "")

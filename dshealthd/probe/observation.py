@@ -121,18 +121,6 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """Lower and upper bound on the time of one operation at one size."""
-
-    op: str
-    size: int
-    at_least: float
-    """Seconds."""
-    at_most: float
-    """Seconds."""
-
-
-@dataclass(frozen=True, slots=True)
 class PeerReport:
     """A peer's report in a round: on itself, and on the peers that it has just met."""
 
@@ -189,8 +177,6 @@ class Observation:
     """What the other member reported, or the second one if this node is none of them."""
     at: float = 0.0
     """Unix time in seconds of the round's end."""
-    bounds: tuple[Bounds, ...] = ()
-    """Bounds on times that are not known exactly because an agent waited for a CPU."""
 
 
 class Part(enum.StrEnum):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dshealthd.core.options import Bytes, Duration, Section, option
+from dshealthd.core.options import Duration, Section, option
 from dshealthd.core.sockets import listen_address
 from dshealthd.probe.members.hostlist import is_name, quote
 
@@ -117,13 +117,6 @@ class PolicyOptions:
         minimum=0.0,
         maximum=1.0,
     )
-    gloo_bytes_per_minute: Bytes = option(
-        Bytes(64 * 10**6),
-        "Bytes that the scheduled collectives of a node without GPUs may send per minute; it "
-        "receives as many. Fewer make their largest message smaller, and leave it out at last. "
-        "Should be equal on all nodes.",
-        minimum=0,
-    )
     confirmations_per_minute: int = option(
         6, "Extra rounds per minute to confirm or clear a suspicion.", minimum=0, maximum=60
     )
@@ -191,8 +184,8 @@ class ProbeOptions(Section):
     )
     large_every: int = option(
         6,
-        "Epochs between rounds that include a large collective, of 64 MiB between GPUs; 0 for "
-        "never.",
+        "Epochs between rounds that include a large collective, of 64 MiB between GPUs, otherwise "
+        "4 MiB; 0 for never.",
         minimum=0,
     )
     members: MembershipOptions = field(default_factory=MembershipOptions)

@@ -25,13 +25,11 @@ RELEASED = "draining"
 DUTY = "duty"
 SAVED = 120.0
 """Seconds over which unused GPU time accumulates: at most their share can be spent at once."""
-ON_DEMAND_RATIO = 0.1
-"""Share of time for which rounds outside the schedule may occupy the GPUs; once it is used up, this
-node refuses requests for such rounds.
+ASKED_RATIO = 0.1
+"""Share of time for which rounds outside the schedule, and those of other nodes that hang or fail,
+may occupy the GPUs; once it is used up, this node refuses other nodes' rounds.
 """
-FRUITLESS_RATIO = 0.1
-"""Share of time that other nodes' rounds without a result may take: those that hang or fail."""
-FRUITLESS_SAVED = 600.0
+ASKED_SAVED = 600.0
 """Seconds over which that share accumulates: a hung node takes several rounds of 5 to 12 s until it
 is confirmed.
 """
@@ -136,7 +134,7 @@ class GpuOccupancy:
 class Account:
     """A budget of GPU time for rounds: it accrues as a share of elapsed time, up to a bound."""
 
-    def __init__(self, ratio: float, monotonic: Callable[[], float], saved: float = SAVED) -> None:
+    def __init__(self, ratio: float, monotonic: Callable[[], float], saved: float) -> None:
         self._ratio = ratio
         self._monotonic = monotonic
         self._most = self._balance = ratio * saved
@@ -171,24 +169,23 @@ class Policy:
         self._options = options
         self._gpus = gpus
         # Separate budgets, so that rounds requested by members never use up the schedule's share.
-        self._scheduled = Account(options.duty_ratio, monotonic)
-        self._on_demand = Account(ON_DEMAND_RATIO, monotonic)
-        self._fruitless = Account(FRUITLESS_RATIO, monotonic, FRUITLESS_SAVED)
+        self._scheduled = Account(options.duty_ratio, monotonic, SAVED)
+        self._asked = Account(ASKED_RATIO, monotonic, ASKED_SAVED)
 
     @property
     def used(self) -> float:
         """GPU seconds used since the start, each round counted by the GPU that it used longest."""
-        return self._scheduled.used + self._on_demand.used + self._fruitless.used
+        return self._scheduled.used + self._asked.used
 
     def spend(self, seconds: float, *, scheduled: bool) -> None:
         """Charge a round's GPU time to its budget."""
-        (self._scheduled if scheduled else self._on_demand).spend(seconds)
+        (self._scheduled if scheduled else self._asked).spend(seconds)
 
     def spend_in_vain(self, seconds: float) -> None:
         """Charge the whole duration of another node's round that hung or failed: it has no
         timings.
         """
-        self._fruitless.spend(min(seconds, LONGEST))
+        self._asked.spend(min(seconds, LONGEST))
 
     def objection(self, *, scheduled: bool, asked: bool = False) -> str:
         """Return why the policy keeps a round off the GPUs now, as a slug, or empty. The share of
@@ -198,7 +195,5 @@ class Policy:
         if self._options.gpus == "never":
             return NEVER
         busy = self._gpus.objection() if self._options.gpus == "idle" else ""
-        account = self._scheduled if scheduled else self._on_demand if asked else None
-        spent = account is not None and not account.open
-        in_vain = asked and not self._fruitless.open
-        return busy or (DUTY if spent or in_vain else "")
+        spent = (scheduled and not self._scheduled.open) or (asked and not self._asked.open)
+        return busy or (DUTY if spent else "")

@@ -30,7 +30,7 @@ from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.requests import MAX_LISTED
 from dshealthd.probe.slots import SlotRunner
 from dshealthd.probe.state import ProbeState
-from dshealthd.probe.verdicts.baseline import BaselineError, Baselines
+from dshealthd.probe.verdicts.baseline import Baselines
 from dshealthd.probe.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class ProbeService:
         gpus = GpuOccupancy(snapshot, monotonic)
         self._state = ProbeState(
             options=options,
-            local_membership=LocalMembership(options.members, host, hostname, monotonic),
+            local_membership=LocalMembership(options.members, hostname, monotonic),
             gpus=gpus,
             policy=Policy(options.policy, gpus, monotonic),
             absences=Absences(snapshot, wall),
@@ -159,7 +159,6 @@ class ProbeService:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        await self._state.local_membership.close()
         if self._state.worker_pool is not None:
             await self._state.worker_pool.close()
 
@@ -310,9 +309,14 @@ class ProbeService:
             return
         try:
             await background.call(
-                lambda: baselines.load(file), "baselines", PREPARATION, BaselineError, OSError
+                lambda: baselines.load(file),
+                "baselines",
+                PREPARATION,
+                ValueError,
+                ArithmeticError,
+                OSError,
             )
-        except (BaselineError, OSError) as error:
+        except (ValueError, ArithmeticError, OSError) as error:
             why = str(error) or f"no answer within {PREPARATION:g} s"
             log.warning("probe: baselines start from scratch: %s", why)
 

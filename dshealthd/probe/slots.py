@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.sockets import listen_address
 from dshealthd.probe.hung_jobs import ANSWER, Neighborhood
 from dshealthd.probe.members.absences import MAINTENANCE
-from dshealthd.probe.members.schedule import epoch_at, root_order
+from dshealthd.probe.members.schedule import Timetable, epoch_at, root_order
 from dshealthd.probe.node import ThisNode
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, PeerReport, Stage
 from dshealthd.probe.peers.client import PeerClient
@@ -36,7 +36,6 @@ from dshealthd.probe.rounds.plan import (
     local_job,
     local_plan,
     steps_at,
-    within,
 )
 from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.verdicts.confirmation import Confirmations
@@ -117,11 +116,8 @@ class SlotRunner:
             monotonic=state.monotonic,
             resolver=resolver,
         )
-        self._within = within(
-            options.policy.gloo_bytes_per_minute, options.period, options.large_every
-        )
-        """The small and the large collectives of a node without GPUs."""
         self._names = membership.names
+        self._timetable = Timetable(membership.names, membership.leaves)
         self._recent: deque[Observation] = deque(maxlen=2 * TRIES)
         """Recent scheduled rounds, including those that came to nothing."""
         self._requested: set[tuple[str, ...]] = set()
@@ -151,42 +147,49 @@ class SlotRunner:
                 tasks.create_task(
                     self._state.hung_jobs.work(self._neighborhood()), name="hung jobs"
                 )
+                tasks.create_task(self._follow_members(), name="members")
                 await self._epochs(tasks)
         except* Renamed:
             log.warning("probe: this node has another name in the new list of members")
 
     async def _epochs(self, tasks: asyncio.TaskGroup) -> None:
-        """Start the slot of every epoch as this node's clock reaches it; raises Renamed."""
+        """Start the slot of every epoch as this node's clock reaches it."""
         period = self._state.options.period
         last = self.node.epoch()
         while True:
             now = self._state.wall()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout((epoch_at(now, period) + 1) * period - now):
-                    await self._state.again.wait()
-            if self._state.again.is_set():
-                self._state.again.clear()
-                await self._refresh_members(
-                    again=True
-                )  # not within the timeout, which would cancel it
+            await asyncio.sleep((epoch_at(now, period) + 1) * period - now)
             # Read from the clock, not counted up: after a suspend or a clock step the missed epochs
             # are skipped, as the peers are already past them.
             epoch = self.node.epoch()
             if epoch != last:
                 last = epoch
-                await self._refresh_members()
                 # Not awaited: a round may last into the next epoch, which must start on time.
                 tasks.create_task(self._epoch(epoch), name=f"epoch {epoch}")
 
-    async def _refresh_members(self, *, again: bool = False) -> None:
-        """Apply a new list of members, if any; Renamed if it gives this node another name."""
-        if await self._state.local_membership.refresh(again=again):
+    async def _follow_members(self) -> None:
+        """Apply each new list of members, half an epoch before its first rounds, as all nodes do.
+        Raises Renamed if it gives this node another name.
+        """
+        again, period = self._state.again, self._state.options.period
+        while True:
+            now = self._state.wall()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(
+                    (epoch_at(now - period / 2, period) + 1.5) * period - now
+                ):
+                    await again.wait()
+            demanded = again.is_set()
+            again.clear()
+            if not await self._state.local_membership.refresh(again=demanded):
+                continue
             if self._state.local_membership.me != self._me:
                 raise Renamed
             membership = self._state.local_membership.membership
             for name in set(self._names) - set(membership.names):
                 self.client.forget(name)
             self._names = names = membership.names
+            self._timetable = Timetable(names, membership.leaves)
             self.detector.apply_members(membership.leaves)
             self._state.metrics.forget(names)
             self._state.absences.forget(names)
@@ -221,15 +224,14 @@ class SlotRunner:
         return False
 
     def _others(self) -> list[str]:
-        """Return the other members among which this node's rounds take place now."""
-        timetable = self._state.local_membership.timetable
-        return [name for name in timetable.company(self._me, self.node.epoch()) if name != self._me]
+        """Return the other members."""
+        return [name for name in self._names if name != self._me]
 
     async def _epoch(self, epoch: int) -> None:
         if self._state.absences.own_end():
             self._state.metrics.skip(MAINTENANCE)
             return
-        pair = self._state.local_membership.timetable.group_of(self._me, epoch)
+        pair = self._timetable.group_of(self._me, epoch)
         if pair:
             await self._in_pair(epoch, pair)
         else:
@@ -297,20 +299,14 @@ class SlotRunner:
         gpus = self._state.gpus.count()
         # The same for two epochs, as one is inside leaves and one between them.
         kind = kind or (Kind.RAIL if gpus > 1 and epoch // 2 % 2 else Kind.PAIR)
-        if steps is not None:
-            planned = steps
-        elif gpus:
-            planned = steps_at(max(epoch, 0), self._state.options.large_every)
-        else:
-            planned = steps_at(max(epoch, 0), self._state.options.large_every, *self._within)
-            kind = kind if planned else Kind.LIGHT
+        backend = Backend.NCCL if gpus else Backend.GLOO
         plan = RoundPlan(
             epoch=epoch,
             kind=kind,
-            backend=Backend.NCCL if gpus else Backend.GLOO,
+            backend=backend,
             members=members,
             digest=self._state.local_membership.membership.digest,
-            steps=planned,
+            steps=steps or steps_at(max(epoch, 0), self._state.options.large_every, backend),
             ranks=gpus or 1,
         )
         if plan.kind is Kind.LIGHT:
@@ -389,7 +385,7 @@ class SlotRunner:
             findings = RoundResult(Outcome.DECLINED, Stage.INVITE, reason=reason)
             self._state.metrics.skip(reason)
         else:
-            work = local_job(gpus, steps_at(0, 1), DEADLINES)
+            work = local_job(gpus, steps_at(0, 1, Backend.NCCL), DEADLINES)
             results = await self._state.worker_pool.run(
                 work, LocalStore(), lambda _rank, _stage: None
             )

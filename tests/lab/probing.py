@@ -87,7 +87,6 @@ def settings(
         "policy": {
             "gpus": gpus,
             "confirmations_per_minute": confirmations,
-            **({"gloo_bytes_per_minute": "450MB"} if large else {}),
         },
         "baseline": {"slow_ratio": slow_ratio},
     }

@@ -21,7 +21,6 @@ from dshealthd.linux import starvation
 from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.probe.observation import Kind, Observation, Outcome, PeerReport, Stage, Timing
 from dshealthd.probe.options import PeerOptions
-from dshealthd.probe.peers import credentials
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.server import PeerServer
@@ -36,7 +35,6 @@ from tests.probe.peering import KEY, PATIENT, secret
 EPOCH = 1000
 Deadlines = tuple[tuple[ModuleType, tuple[str, ...]], ...]
 ANSWERS: Deadlines = (
-    (credentials, ("CHECK_PATIENCE",)),
     (leader, ("INVITATION", "PRESENCE", "CONCLUSION")),
     (member, ("HANDING_IN", "LIGHT_ROUND")),
     (light, ("DEADLINE", "PATIENCE")),

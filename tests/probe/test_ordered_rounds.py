@@ -15,7 +15,7 @@ from dshealthd.probe import policy as policy_module
 from dshealthd.probe.observation import Kind, Observation, Outcome
 from dshealthd.probe.options import PolicyOptions, ProbeOptions
 from dshealthd.probe.peers.messages import Backend
-from dshealthd.probe.policy import DUTY, ON_DEMAND_RATIO, SAVED
+from dshealthd.probe.policy import ASKED_RATIO, DUTY
 from dshealthd.probe.rounds.active_round import Decline
 from dshealthd.probe.rounds.plan import ON_DEMAND, WARM_UP, RoundPlan
 from dshealthd.probe.slots import SlotRunner
@@ -28,6 +28,8 @@ PERIOD = 3600.0
 EXPENSIVE = ((64 << 20, 1000),)
 """The most repetitions that an invitation can ask for; they take 1.7 s of GPU time."""
 CHEAP = ((8, 1),)
+SAVED = 60.0
+"""Seconds over which the share of what others ask for accumulates, in place of `ASKED_SAVED`."""
 
 
 def idle(
@@ -86,11 +88,14 @@ def gpu_seconds(observation: Observation) -> float:
     return timing.seconds * (repetitions + WARM_UP + 1)
 
 
-async def test_receiver_keeps_to_its_share_of_gpu_time(tmp_path: Path) -> None:
+async def test_receiver_keeps_to_its_share_of_gpu_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rounds run until the share for what others ask is used up; from then on they are light ones.
     Its share for the schedule is untouched, and so are its own confirmations.
     """
     policy = PolicyOptions()
+    monkeypatch.setattr(policy_module, "ASKED_SAVED", SAVED)
     begin = time.monotonic()
     async with idle(tmp_path, policy) as members:
         receiver = members[1]
@@ -107,7 +112,7 @@ async def test_receiver_keeps_to_its_share_of_gpu_time(tmp_path: Path) -> None:
         used = receiver.value("probe_gpu_seconds_total")
         elapsed = time.monotonic() - begin
         assert used == pytest.approx(sum(map(gpu_seconds, ran)), rel=0.01)
-        assert used <= ON_DEMAND_RATIO * (SAVED + elapsed) + one
+        assert used <= ASKED_RATIO * (SAVED + elapsed) + one
         assert victim.node.obstacle(scheduled=True) == ""
         assert victim.node.obstacle(scheduled=False) == ""
 
@@ -118,7 +123,7 @@ async def test_receiver_charges_rounds_that_hang(
     """A member that hangs in each round it orders holds the receiver's GPU for a share alone. Such
     a round has no timings, so that its whole duration counts.
     """
-    monkeypatch.setattr(policy_module, "FRUITLESS_SAVED", 60.0)
+    monkeypatch.setattr(policy_module, "ASKED_SAVED", SAVED)
     policy = PolicyOptions()
     async with idle(tmp_path, policy, "hung") as members:
         receiver = members[1]
@@ -131,7 +136,7 @@ async def test_receiver_charges_rounds_that_hang(
             assert hung < 10
         assert hung
         assert (found.kind, found.outcome, found.reason) == (Kind.LIGHT, Outcome.OK, DUTY)
-        spent = policy_module.FRUITLESS_RATIO * policy_module.FRUITLESS_SAVED
+        spent = ASKED_RATIO * SAVED
         used = receiver.value("probe_gpu_seconds_total")
         assert spent < used < time.monotonic() - begin
         assert victim.node.obstacle(scheduled=True) == ""

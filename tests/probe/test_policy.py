@@ -13,10 +13,11 @@ from dshealthd.core.result import CollectionOutcome, Result, failed, not_availab
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.probe.options import PolicyOptions
 from dshealthd.probe.policy import (
+    ASKED_RATIO,
+    ASKED_SAVED,
     BUSY,
     DUTY,
     NEVER,
-    ON_DEMAND_RATIO,
     RELEASED,
     SAVED,
     TRAINING,
@@ -131,7 +132,6 @@ def test_what_others_ask_for() -> None:
     schedule or to this node's own confirmations.
     """
     clock = Time()
-    ratio = ON_DEMAND_RATIO
     asked = policy(snapshot(), clock)
     refused = 0
     for _ in range(5000):
@@ -143,4 +143,4 @@ def test_what_others_ask_for() -> None:
         assert asked.objection(scheduled=False) == ""
         clock.now += 1.0
     assert refused > 4000
-    assert asked.used / 5000 <= ratio * (1 + SAVED / 5000) + 8.0 / 5000
+    assert asked.used / 5000 <= ASKED_RATIO * (1 + ASKED_SAVED / 5000) + 8.0 / 5000

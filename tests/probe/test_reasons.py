@@ -102,16 +102,15 @@ def test_series_are_bounded() -> None:
 
 
 def test_sizes_that_others_choose_are_no_series() -> None:
-    """On-demand rounds that others lead, each of another size, add no series; our own do."""
+    """On-demand rounds of other sizes add no series, except among this node's own GPUs."""
     metrics = RoundMetrics()
     plan = RoundPlan(
         round="x", epoch=-1, kind=Kind.PAIR, backend=Backend.GLOO, members=("b", "a"), digest=""
     )
-    for size in (8, 12345, 12346):
-        for led in (False, size == 12346):
-            timings = (Timing("all_reduce", size, 0.001, 1e6),)
-            seen = Observation(-1, Kind.PAIR, "gloo", ("b", "a"), Outcome.OK, Stage.DONE, timings)
-            metrics.add(RoundReport(seen, plan, 0.1, led=led), "a")
+    for size, kind in ((8, Kind.PAIR), (12345, Kind.PAIR), (12346, Kind.LOCAL)):
+        timings = (Timing("all_reduce", size, 0.001, 1e6),)
+        seen = Observation(-1, kind, "gloo", ("b", "a"), Outcome.OK, Stage.DONE, timings)
+        metrics.add(RoundReport(seen, plan, 0.1, led=True), "a")
     sizes = {sample.labels[-1] for sample in metrics.samples(()) if sample.metric is OPERATION}
     assert sizes == {"8", "12346"}
 

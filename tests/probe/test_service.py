@@ -281,7 +281,6 @@ async def test_real_workers(tmp_path: Path) -> None:
         python=Path(sys.executable),
         period=Duration(2.0),
         large_every=0,
-        policy=replace(options.policy, gloo_bytes_per_minute=10**9),
     )
     async with agents(tmp_path, 2, change=change) as members:
         await until(

@@ -13,7 +13,7 @@ from dshealthd.jobs.environment import is_loopback
 from dshealthd.linux.local_network import local_ports
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.tcp_sockets import parse_tcp
-from dshealthd.probe.members.own_name import local_addresses
+from dshealthd.probe.members.own_name import is_local
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,7 +134,7 @@ def _is_here(context: JobContext) -> bool:
     if not address:
         return True
     resolved = rendezvous.resolve([address])[address]
-    return resolved.is_loopback or bool({*local_addresses(context.host)} & {*resolved.addresses})
+    return resolved.is_loopback or any(map(is_local, resolved.addresses))
 
 
 def _sockets(context: JobContext) -> str:

@@ -11,8 +11,8 @@ from dshealthd.probe.cli import report
 from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.members.membership import load
-from dshealthd.probe.members.own_name import local_addresses, own_name
-from dshealthd.probe.members.schedule import Cell
+from dshealthd.probe.members.own_name import own_name
+from dshealthd.probe.members.schedule import Timetable
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.options import MembershipOptions, ProbeOptions
 from dshealthd.probe.peers.client import PeerClient
@@ -59,15 +59,15 @@ async def between(
         )
         raise ConfigError(source, [message])
     try:
-        me, names = own_place(loaded, members)
+        names = load(members).names
+        me = own_name(names, hostname(), members.name)
         client = member_client(loaded, me)
     except MembershipError as error:
         raise ConfigError(source, list(error.errors)) from error
     except CredentialError as error:
         raise ConfigError(source, [str(error)]) from error
     entries: list[dict[str, Any]] = []
-    schedule = Cell(names, {})
-    pairs: set[tuple[str, ...]] = set()
+    schedule = Timetable(names, {})
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def probe(pair: Sequence[str]) -> None:
@@ -80,9 +80,7 @@ async def between(
 
     try:
         for epoch in range(schedule.cycle):
-            new = set(schedule.groups(epoch)) - pairs
-            pairs |= new
-            await asyncio.gather(*map(probe, sorted(new)))
+            await asyncio.gather(*map(probe, schedule.groups(epoch)))
     finally:
         await client.close()
     return {
@@ -92,14 +90,6 @@ async def between(
         "units": report.UNITS,
         "rounds": entries,
     }
-
-
-def own_place(loaded: Config, members: MembershipOptions) -> tuple[str, tuple[str, ...]]:
-    """Return this node's name among the members, and all their names. Raises MembershipError. Reads
-    files, and may wait for a name server.
-    """
-    names = load(members).names
-    return own_name(names, hostname(), local_addresses(loaded.path.host), members.name), names
 
 
 def member_client(loaded: Config, me: str) -> PeerClient:

@@ -1,6 +1,6 @@
 """Members in maintenance: this node, by its own collector, and the others, by their announcements.
 
-A node in maintenance announces the end time to every member, and again whenever that changes.
+A node in maintenance announces the end time to every member, and again when that changes.
 Until then the others neither call nor accuse it, even while its agent is gone. A member can
 announce only its own absence, and the announcement lapses once that member leads a scheduled round.
 """
@@ -15,7 +15,7 @@ from dshealthd.collectors import maintenance
 from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from dshealthd.core.snapshot import Snapshot
     from dshealthd.probe.peers.client import PeerClient
@@ -44,9 +44,6 @@ class Absences:
         self._snapshot = snapshot
         self._wall = wall
         self._ends: dict[str, float] = {}
-        self._acknowledged: dict[str, float] = {}
-        """The end of this node's maintenance that each member has acknowledged, unless it is over.
-        """
 
     def own_end(self) -> float:
         """Return the Unix time at which this node's maintenance ends, 0 outside maintenance."""
@@ -78,43 +75,25 @@ class Absences:
 
     def forget(self, names: Iterable[str]) -> None:
         """Drop the absences of members that are not in `names`."""
-        kept = set(names)
-        for known in (self._ends, self._acknowledged):
-            for name in known.keys() - kept:
-                del known[name]
+        for name in self._ends.keys() - set(names):
+            del self._ends[name]
 
     async def keep_announcing(self, peers: PeerClient, others: Callable[[], Iterable[str]]) -> None:
         """Announce this node's maintenance and its end to the other members, until cancelled."""
-        failed: dict[str, int] = {}
-        announced = 0.0
-        slots = asyncio.Semaphore(AT_ONCE)
-        while True:
-            end = self.own_end()
-            if end != announced:
-                failed.clear()
-                announced = end
-            due = [
-                name
-                for name in {*others(), *self._acknowledged}
-                if self._acknowledged.get(name, 0.0) != end and failed.get(name, 0) < TRIES
-            ]
-            found = await asyncio.gather(*(self._announce(peers, name, end, slots) for name in due))
-            for name, done in zip(due, found, strict=True):
-                if not done:
-                    failed[name] = failed.get(name, 0) + 1
-            await asyncio.sleep(CHECK_INTERVAL)
 
-    async def _announce(
-        self, peers: PeerClient, name: str, end: float, slots: asyncio.Semaphore
-    ) -> bool:
-        async with slots:
-            try:
-                await peers.call(name, "absent", {"end": end}, ANNOUNCEMENT)
-            except PeerError as error:
-                log.debug("probe: cannot announce this node's maintenance to %s: %s", name, error)
-                return False
-            if end:
-                self._acknowledged[name] = end
-            else:
-                self._acknowledged.pop(name, None)
-            return True
+        async def announce(names: Iterator[str], end: float, failed: list[str]) -> None:
+            for name in names:
+                try:
+                    await peers.call(name, "absent", {"end": end}, ANNOUNCEMENT)
+                except PeerError as error:
+                    log.debug("probe: cannot announce maintenance to %s: %s", name, error)
+                    failed.append(name)
+
+        announced, due, tries = 0.0, list[str](), 0
+        while True:
+            if (end := self.own_end()) != announced:
+                announced, due, tries = end, list(others()), TRIES
+            if due and tries:
+                names, due, tries = iter(due), [], tries - 1
+                await asyncio.gather(*(announce(names, end, due) for _ in range(AT_ONCE)))
+            await asyncio.sleep(CHECK_INTERVAL)

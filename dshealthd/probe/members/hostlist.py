@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 MAX_NAMES = 65_536
 """Maximum number of names in one expression; Slurm's own limit is the same."""
@@ -23,6 +23,7 @@ _MAX_DIGITS = 9
 _MAX_BRACKETS = 8
 
 _NAME = re.compile(r"(?=[^A-Za-z0-9]*[A-Za-z0-9])[A-Za-z0-9_.:][A-Za-z0-9_.:-]*")
+_ITEM = re.compile(r"(?:\[[^\[\]]*\]|[^\[\],\s])+")
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
 
@@ -59,12 +60,21 @@ def expand(expression: str, limit: int = MAX_NAMES) -> tuple[str, ...]:
     """
     names: dict[str, None] = {}
     total = 0
-    for item in _items(expression):
-        axes = _axes(item)
-        total += math.prod(map(len, axes))
+    if not {"[", "]"}.isdisjoint(_ITEM.sub("", expression)):
+        message = f"{quote(expression)} has nested brackets or an unmatched one"
+        raise HostlistError(message)
+    for item in _ITEM.findall(expression):
+        texts = _BRACKETS.split(item)
+        if len(texts) // 2 > _MAX_BRACKETS:
+            message = f"{quote(item)} has more than {_MAX_BRACKETS} brackets"
+            raise HostlistError(message)
+        numbers = [_ranges(text, item) for text in texts[1::2]]
+        total += math.prod(sum(len(values) for values, _ in ranges) for ranges in numbers)
         if total > limit:
             message = f"{quote(item)} expands to more than {limit} names"
             raise HostlistError(message)
+        axes = [[text] for text in texts]
+        axes[1::2] = [[f"{n:0{width}}" for values, width in one for n in values] for one in numbers]
         for parts in itertools.product(*axes):
             name = "".join(parts)
             if not is_name(name):
@@ -86,62 +96,20 @@ def quote(text: str) -> str:
     return ascii(shown).replace("'", '"')
 
 
-def _items(expression: str) -> list[str]:
-    """Split a host list at commas and spaces outside brackets."""
-    items, start, depth = [], 0, 0
-    for position, character in enumerate(f"{expression},"):
-        if character == "[":
-            depth += 1
-        elif character == "]":
-            depth -= 1
-        if depth not in (0, 1):
-            message = f"{quote(expression[start:])} has nested brackets or an unmatched one"
+def _ranges(text: str, item: str) -> list[tuple[range, int]]:
+    """Return the numbers in one pair of brackets of an item, each range with its width."""
+    found = []
+    for part in text.split(","):
+        low, dash, high = part.partition("-")
+        last = high if dash else low
+        if not all(
+            number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS
+            for number in (low, last)
+        ):
+            message = f"{quote(part)} in {quote(item)} is neither a number nor a range of numbers"
             raise HostlistError(message)
-        if depth == 0 and (character == "," or character.isspace()):
-            items.append(expression[start:position])
-            start = position + 1
-    if depth:
-        message = f"{quote(expression[start:])} has a bracket that is not closed"
-        raise HostlistError(message)
-    return [item for item in items if item]
-
-
-def _axes(item: str) -> list[_Numbers | tuple[str]]:
-    """Return the choices of text for each segment of an item; literal text is a single choice."""
-    parts = _BRACKETS.split(item)
-    if len(parts) // 2 > _MAX_BRACKETS:
-        message = f"{quote(item)} has more than {_MAX_BRACKETS} brackets"
-        raise HostlistError(message)
-    return [_Numbers(part, item) if index % 2 else (part,) for index, part in enumerate(parts)]
-
-
-class _Numbers:
-    """The numbers of one pair of brackets, generated on iteration."""
-
-    def __init__(self, text: str, item: str) -> None:
-        self._ranges: list[tuple[int, int, int]] = []
-        for part in text.split(","):
-            low, dash, high = part.partition("-")
-            last = high if dash else low
-            if not all(
-                number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS
-                for number in (low, last)
-            ):
-                message = (
-                    f"{quote(part)} in {quote(item)} is neither a number nor a range of numbers"
-                )
-                raise HostlistError(message)
-            if int(last) < int(low):
-                message = f"{quote(part)} in {quote(item)} is a descending range"
-                raise HostlistError(message)
-            self._ranges.append((int(low), int(last), len(low)))
-
-    def __len__(self) -> int:
-        return sum(high - low + 1 for low, high, _ in self._ranges)
-
-    def __iter__(self) -> Iterator[str]:
-        return (
-            f"{number:0{width}}"
-            for low, high, width in self._ranges
-            for number in range(low, high + 1)
-        )
+        if int(last) < int(low):
+            message = f"{quote(part)} in {quote(item)} is a descending range"
+            raise HostlistError(message)
+        found.append((range(int(low), int(last) + 1), len(low)))
+    return found

@@ -4,7 +4,6 @@ and addresses.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 from typing import TYPE_CHECKING
@@ -13,14 +12,12 @@ from dshealthd.core import background
 from dshealthd.core.collector import gauge
 from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.membership import Membership, Watcher, load
-from dshealthd.probe.members.own_name import local_addresses, own_name
-from dshealthd.probe.members.schedule import Timetable
+from dshealthd.probe.members.own_name import own_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dshealthd.core.collector import Sample
-    from dshealthd.core.host import Host
     from dshealthd.probe.options import MembershipOptions
 
 log = logging.getLogger(__name__)
@@ -38,10 +35,6 @@ OK = gauge(
 
 DEADLINE = 10.0
 """Timeout in seconds for reading the files or for DNS."""
-PATIENCE = 0.5
-"""Seconds that `refresh` waits for them, once for each reading. So a hung file system or name
-server delays few epochs, and those hardly.
-"""
 
 
 class LocalMembership:
@@ -50,25 +43,16 @@ class LocalMembership:
     def __init__(
         self,
         options: MembershipOptions,
-        host: Host,
         hostname: Callable[[], str],
         monotonic: Callable[[], float],
     ) -> None:
         self._options = options
-        self._host = host
         self._hostname = hostname
         self._monotonic = monotonic
         self._watcher: Watcher | None = None
-        self._reading: asyncio.Task[tuple[Membership, str] | None] | None = None
-        """The reading in progress, or one whose result was not taken yet."""
-        self._overdue = False
-        """Whether a call has waited for it in vain."""
-        self._again = False
-        """Whether a reading was demanded meanwhile."""
         self._membership: Membership | None = None
         self.me = ""
         """This node's name among the members; empty before the first usable list."""
-        self.timetable = Timetable((), {})
         self.errors: tuple[str, ...] = ()
         """Errors in the list as last read."""
 
@@ -87,39 +71,10 @@ class LocalMembership:
 
     async def refresh(self, *, again: bool = False) -> bool:
         """Read the members if their source has changed, or if `again`; tell whether they differ.
-        There is one reading at a time. If it takes longer than PATIENCE while members are known, it
-        goes on, and a later call takes its result.
+        Waits for a disk or name server that hangs, up to DEADLINE.
         """
-        self._again |= again
-        patience = PATIENCE if self.known else None
-        if self._reading is None:
-            again, self._again = self._again, False
-            self._reading = asyncio.create_task(self._read(again=again), name="members")
-        elif self._overdue:
-            patience = 0.0
-        await asyncio.wait({self._reading}, timeout=patience)
-        self._overdue = not self._reading.done()
-        if self._overdue:
-            return False
-        found, self._reading = self._reading.result(), None
-        return found is not None and self._take(*found)
-
-    async def close(self) -> None:
-        """Give up a reading that is in progress; its thread ends on its own."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
-            self._reading = None
-
-    def _sources(self) -> str:
-        options = self._options
-        files = [str(file) for file in (options.hostfile, options.topology) if file is not None]
-        return ", ".join([*files, options.dns] if options.dns else files) or "the members"
-
-    async def _read(self, *, again: bool) -> tuple[Membership, str] | None:
-        """Return what `_load` does; None if it failed or hangs."""
         try:
-            return await background.call(
+            found = await background.call(
                 lambda: self._load(again=again), "members", DEADLINE, MembershipError, OSError
             )
         except TimeoutError:
@@ -128,7 +83,14 @@ class LocalMembership:
             self._wrong(error.errors)
         except OSError as error:
             self._wrong((str(error),))
-        return None
+        else:
+            return found is not None and self._take(*found)
+        return False
+
+    def _sources(self) -> str:
+        options = self._options
+        files = [str(file) for file in (options.hostfile, options.topology) if file is not None]
+        return ", ".join([*files, options.dns] if options.dns else files) or "the members"
 
     def _take(self, membership: Membership, me: str) -> bool:
         """Apply what was read; tell whether it differs from what was known."""
@@ -140,7 +102,6 @@ class LocalMembership:
         ):
             return False
         self._membership, self.me = membership, me
-        self.timetable = Timetable(membership.names, membership.leaves)
         log.info(
             "probe: %d members from %s, hash %s; this node is %s",
             len(membership.names),
@@ -165,9 +126,7 @@ class LocalMembership:
         elif not self._watcher.changed() and not again and not self.errors:
             return None
         membership = load(self._options)
-        return membership, own_name(
-            membership.names, self._hostname(), local_addresses(self._host), self._options.name
-        )
+        return membership, own_name(membership.names, self._hostname(), self._options.name)
 
     def _wrong(self, errors: tuple[str, ...]) -> None:
         if errors != self.errors:

@@ -91,7 +91,7 @@ def load(
         raise MembershipError([f"members: set {count} of hostfile, nodes, dns, slurm"])
     errors: list[str] = []
     members: tuple[Member, ...] = ()
-    switches: tuple[topology.Switch, ...] = ()
+    switches: Mapping[str, list[str]] = {}
     try:
         members, source = _members(options, resolve)
     except MembershipError as error:

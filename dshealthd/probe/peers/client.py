@@ -150,7 +150,7 @@ class PeerClient:
 
     async def _exchange(self, peer: str, request: bytes, on_timeout: TimeoutMeaning) -> bytes:
         """Return the peer's verified answer to a signed request."""
-        key = (await self._credentials.current())[0]
+        key = self._credentials.current()[0]
         link = await self._pool.acquire(peer, key, on_timeout)
         content = None
         try:

@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 class PeerConnection(Connection):
     """One caller's connection: a frame at a time, and its answer."""
 
+    _gate: PeerGate
     __slots__ = (
         "_blocked",
         "_frames",
-        "_peer_gate",
         "_receiving",
         "_serve",
         "_task",
@@ -58,9 +58,6 @@ class PeerConnection(Connection):
         self._blocked = False
         """Whether the caller has not read its last answer yet."""
         self._task: asyncio.Task[None] | None = None
-        self._peer_gate = gate
-        gate.strangers[self] = client
-        gate.all.add(self)
 
     @property
     def address(self) -> str:
@@ -71,9 +68,8 @@ class PeerConnection(Connection):
     def prove(self, session: PeerSession) -> None:
         """Record that a request has proved who is at the connection's other end."""
         self.session = session
-        client = self._peer_gate.strangers.pop(self, None)
-        if client is not None:
-            self._peer_gate.know(client)
+        if self._client is not None:
+            self._gate.know(self._client)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the timeout for the first frame."""
@@ -121,7 +117,7 @@ class PeerConnection(Connection):
         if self.transport is None or self._client is None:
             return
         self.transport.write(frame)
-        if self._peer_gate.ends:
+        if self._gate.ends:
             self.transport.close()
         elif not self._blocked:
             self.rest()
@@ -146,12 +142,13 @@ class PeerConnection(Connection):
     def rest(self) -> None:
         """Record that an answer was sent; a stranger must send its next frame soon."""
         super().rest()
+        if self.session is None and self._client is not None:
+            self._gate.awaits(self._client, self)
         stranger = self.session is None
         self._allow(self._header_timeout if stranger else IDLE_TIMEOUT, CloseReason.HEADERS)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Give up the request that is being served."""
-        self._peer_gate.all.discard(self)
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -163,58 +160,36 @@ class PeerConnection(Connection):
         elif self.transport is not None:  # an idle node's connection, which nobody refuses
             self.transport.abort()
 
-    def release(self) -> None:
-        """Give up the peer connection's place in the gate."""
-        self._peer_gate.strangers.pop(self, None)
-        super().release()
-
-    def end(self) -> None:
-        """Close the connection unless a request is being served."""
-        if self._task is None and self.transport is not None:
-            self.transport.abort()
-
 
 class PeerGate(ConnectionLimiter):
-    """A gate that, when full, evicts its oldest stranger instead of turning a newcomer away. So
-    flooding the listener with connections does not keep nodes out: they need only a few
-    milliseconds to authenticate. Strangers go first whose address has never authenticated.
+    """A gate that, when full, evicts only strangers. So flooding the listener with connections does
+    not keep nodes out: they need only a few milliseconds to authenticate. Strangers go first whose
+    address has never authenticated.
     """
 
     answered_are_known: ClassVar[bool] = False
     """Only clients that have proved who they are count as known."""
-
-    def __init__(self, limit: int, limit_per_address: int) -> None:
-        """Admit `limit` connections at a time, `limit_per_address` of them from one client."""
-        super().__init__(limit, limit_per_address)
-        self.strangers: dict[PeerConnection, str] = {}
-        """Unauthenticated connections and their clients, oldest first."""
-        self.all: set[PeerConnection] = set()
-        self.ends = False
-        """Whether connections are closed after the answers in progress."""
+    ends = False
+    """Whether connections are closed after the answers in progress."""
 
     def end(self) -> None:
-        """Close all connections; those with a request in progress after its answer."""
+        """Close the connections without a request in progress, and the others after it."""
         self.ends = True
-        for connection in list(self.all):
-            connection.end()
+        idle = [connection for connections in self._idle.values() for connection in connections]
+        for connection in (*self._awaiting, *idle):
+            self.closing += 1
+            connection.evict()
 
-    def _make_room(self, client: str) -> None:
-        """Evict a stranger for a connection of `client`, if there is no place for it. Never evict
-        an authenticated node, however long it is idle: the newcomer may be anyone.
+    def close_answering(self) -> None:
+        """Close the connections whose request is still in progress."""
+        for connection in list(self._answering):
+            self.closing += 1
+            connection.evict()
+
+    def _longest_idle(self, _client: str) -> None:
+        """An authenticated node is never evicted, however long it is idle: the newcomer may be
+        anyone.
         """
-        if not self._may_evict(client):
-            return
-        if self._open[client] >= self._limit_per_address:
-            self.evict(
-                next(
-                    (connection for connection, whose in self.strangers.items() if whose == client),
-                    None,
-                )
-            )
-        elif self.total >= self.limit:
-            strangers = (
-                connection
-                for connection, whose in self.strangers.items()
-                if whose not in self._known
-            )
-            self.evict(next(strangers, None) or next(iter(self.strangers), None))
+
+    def _slow(self) -> None:
+        """Nor while its request is being answered."""

@@ -33,10 +33,6 @@ RELOAD_OK = gauge(
 THREAD = "peer credentials"
 CHECK_INTERVAL = 1.0
 """Seconds for which the key file counts as unchanged after a check."""
-CHECK_PATIENCE = 0.5
-"""Seconds that a call waits for a check of the file. A hung file system delays one call: later
-calls do not wait for the same check.
-"""
 SETTLE = 0.2
 """Seconds for which a changed file must stay unchanged: half a key may look like one."""
 
@@ -57,18 +53,14 @@ class Credentials:
         """Whether calls are turned off by `off_file`."""
         self._checked = monotonic()
         self._check: asyncio.Task[None] | None = None
-        self._overdue: asyncio.Task[None] | None = None
         self._ok = True
 
-    async def current(self) -> tuple[bytes, ...]:
-        """Return the keys in force, after a check of their file, unless that hangs."""
+    def current(self) -> tuple[bytes, ...]:
+        """Return the keys in force. Begin a check of their file if one is due, for later calls: no
+        call waits for the disk.
+        """
         if self._check is None and self._monotonic() - self._checked >= CHECK_INTERVAL:
             self._check = asyncio.create_task(self._refresh(), name="peer credentials")
-        check = self._check
-        if check is not None and check is not self._overdue:
-            _, pending = await asyncio.wait({check}, timeout=CHECK_PATIENCE)
-            if pending:
-                self._overdue = check
         return self.keys
 
     def samples(self) -> Iterator[Sample]:

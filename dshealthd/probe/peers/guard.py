@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from dshealthd.probe.peers.credentials import Credentials
     from dshealthd.probe.peers.resolver import Resolver
 
-MAX_SENDERS = 256
-"""Senders remembered before silent ones are forgotten."""
+COUNTED = 5.0
+"""Seconds for which the calls of each sender are counted together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,8 @@ class PeerLimits:
     connections_per_address: int = 8
     patience: float = 5.0
     """Seconds for a frame to arrive, and to look up a caller's name."""
-    calls_per_second: float = 200.0
-    """Sustained rate of calls from one node."""
-    burst: int = 1000
-    """Calls that one node may make at once after a pause."""
+    calls: int = 1000
+    """Calls from one node in `COUNTED` seconds; a round with its rendezvous takes some dozens."""
 
 
 class RequestRejected(Exception):
@@ -72,7 +70,9 @@ class Guard:
         self._credentials = credentials
         # Anyone with the shared key could sign as any node.
         self._resolver = resolver if options.check_addresses else None
-        self._allowances = Allowances(limits, monotonic)
+        self._monotonic = monotonic
+        self._calls: Counter[str] = Counter()
+        self._since = monotonic()
         self.refused: Counter[Rejection] = Counter(dict.fromkeys(Rejection, 0))
 
     def greet(self, connection: PeerConnection, frame: bytes) -> bytes:
@@ -87,7 +87,7 @@ class Guard:
 
     async def request(self, connection: PeerConnection, hello: Hello, frame: bytes) -> bytes:
         """Return an accepted request. Raises RequestRejected."""
-        keys = await self._credentials.current()
+        keys = self._credentials.current()
         content = None
         if connection.session is None:
             for session in (PeerSession(key, hello, connection.challenge) for key in keys):
@@ -113,7 +113,12 @@ class Guard:
             raise RequestRejected(Rejection.SELF)
         if hello.sender not in self._members():
             raise RequestRejected(Rejection.SENDER)
-        if not self._allowances.admit(hello.sender):
+        now = self._monotonic()
+        if now - self._since >= COUNTED:
+            self._calls.clear()
+            self._since = now
+        self._calls[hello.sender] += 1
+        if self._calls[hello.sender] > self._limits.calls:
             raise RequestRejected(Rejection.RATE)
         if self._credentials.off:
             raise RequestRejected(Rejection.OFF)
@@ -128,29 +133,6 @@ class Guard:
         except (LookupFailed, TimeoutError):
             return False
         return bool(address) and plain(address) in {plain(other) for _, other in known}
-
-
-class Allowances:
-    """The calls that each member may still make; they grow at a fixed rate, up to a bound."""
-
-    def __init__(self, limits: PeerLimits, monotonic: Callable[[], float]) -> None:
-        self._rate, self._burst = limits.calls_per_second, float(limits.burst)
-        self._monotonic = monotonic
-        self._left: dict[str, tuple[float, float]] = {}
-        """What each sender had left, and when."""
-
-    def admit(self, sender: str) -> bool:
-        """Take one call from a sender's allowance; False if there is none left."""
-        now = self._monotonic()
-        if sender not in self._left and len(self._left) >= MAX_SENDERS:
-            # After that time an allowance is full again.
-            filled = now - self._burst / self._rate
-            self._left = {name: seen for name, seen in self._left.items() if seen[1] > filled}
-        left, at = self._left.get(sender, (self._burst, now))
-        left = min(self._burst, left + (now - at) * self._rate)
-        admitted = left >= 1.0
-        self._left[sender] = left - admitted, now
-        return admitted
 
 
 def plain(address: str) -> str:

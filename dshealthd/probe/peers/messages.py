@@ -37,14 +37,6 @@ WAITED = Number(0, 1e10)
 MAX_BANDWIDTH = 1e14
 """Bytes per second: fifty times a B200's NVLink bandwidth."""
 STEP = Record({"size": Integer(1, MAX_SIZE), "repetitions": Integer(1, 1000)})
-BOUNDS = Record(
-    {
-        "op": Choice(Op),
-        "size": Integer(0, MAX_SIZE),
-        "at_least": SECONDS,
-        "at_most": SECONDS,
-    }
-)
 RANK_NUMBER = Integer(0, 10**7)
 """The largest jobs have 10^5 ranks."""
 PART_SECONDS = Number(INSTANT, LONGEST_STEP)
@@ -257,14 +249,13 @@ METHODS: Mapping[str, Method] = {
         Record(
             {
                 "round": ROUND,
-                "kind": Choice(Kind),
                 "outcome": Choice(Outcome),
                 "stage": Choice(Stage),
                 "timings": Array(TIMING, 128),
                 "late": LATE,
                 "reason": KnownReason(),
             },
-            {"offset": Number(-1e11, 1e11), "bounds": Array(BOUNDS, 8)},
+            {"offset": Number(-1e11, 1e11)},
         ),
         Record({}),
     ),

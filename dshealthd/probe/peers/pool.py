@@ -74,12 +74,12 @@ class ConnectionPool:
         """
         self._prune()
         # The one used last has been idle for the shortest time, so it is the least likely to be
-        # closed.
+        # closed meanwhile.
         for link in [link for link in reversed(self._idle) if self._idle[link] == peer]:
             del self._idle[link]
-            if link.usable() and link.session is not None and link.session.key == key:
+            if link.session is not None and link.session.key == key:
                 break
-            link.abort()
+            link.close()
         else:
             link = await self._open(peer, on_timeout)
         self._busy.add(link)
@@ -88,8 +88,8 @@ class ConnectionPool:
     def release(self, link: Link, peer: str, *, keep: bool) -> None:
         """Keep a connection in the pool for later calls, or close it."""
         self._busy.discard(link)
-        if not keep or link.broken:
-            link.abort()
+        if not keep:
+            link.close()
             return
         link.idle_since = self._monotonic()
         self._idle[link] = peer
@@ -99,24 +99,26 @@ class ConnectionPool:
         """Close the pool's idle connections to a peer."""
         for link in [link for link, whose in self._idle.items() if whose == peer]:
             del self._idle[link]
-            link.abort()
+            link.close()
 
     async def close(self) -> None:
-        """Close all connections of the pool."""
-        links = [*self._idle, *self._busy]
+        """Close all connections of the pool; calls in progress fail."""
+        for idle in self._idle:
+            idle.close()
         self._idle.clear()
-        await asyncio.gather(*(link.close() for link in links))
+        for busy in self._busy:
+            busy.end()
         await self._resolver.close()
 
     def _prune(self) -> None:
         now = self._monotonic()
         for link in [
-            link for link in self._idle if link.broken or now - link.idle_since > IDLE_TIMEOUT
+            link for link in self._idle if now - link.idle_since > IDLE_TIMEOUT or not link.usable()
         ]:
             del self._idle[link]
-            link.abort()
+            link.close()
         while len(self._idle) > MAX_IDLE:
-            self._idle.popitem(last=False)[0].abort()
+            self._idle.popitem(last=False)[0].close()
 
     async def _open(self, peer: str, on_timeout: TimeoutMeaning) -> Link:
         host, port = self._addresses(peer)
@@ -131,14 +133,14 @@ class ConnectionPool:
             raise PeerError(Outcome.INCONCLUSIVE, "name_server") from error
         on_timeout.becomes(Outcome.UNREACHABLE, "connect_timeout")
         try:
-            connection = await self._connect(addresses, port)
-            self.opened += 1
-            return await _linked(connection)
+            link = await self._connect(addresses, port)
         except OSError as error:
             free_frames(error)
             raise PeerError(*meaning(error)) from error
+        self.opened += 1
+        return link
 
-    async def _connect(self, addresses: tuple[Address, ...], port: int) -> socket.socket:
+    async def _connect(self, addresses: tuple[Address, ...], port: int) -> Link:
         for one in addresses[:-1]:
             try:
                 async with time_limit(FIRST_PATIENCE):
@@ -147,9 +149,10 @@ class ConnectionPool:
                 continue
         return await self._connect_one(addresses[-1], port)
 
-    async def _connect_one(self, to: Address, port: int) -> socket.socket:
+    async def _connect_one(self, to: Address, port: int) -> Link:
         family, address = to
         connection = socket.socket(family, socket.SOCK_STREAM)
+        link = Link(connection)
         try:
             connection.settimeout(0)
             if self._local is not None and self._local[0] == family:
@@ -157,21 +160,9 @@ class ConnectionPool:
                 connection.bind((self._local[1], 0))
             await asyncio.get_running_loop().sock_connect(connection, (address, port))
         except BaseException:
-            connection.close()
+            link.close()
             raise
-        return connection
-
-
-async def _linked(connection: socket.socket) -> Link:
-    link = Link()
-    try:
-        await asyncio.get_running_loop().create_connection(lambda: link, sock=connection)
-    except BaseException:
-        # The transport owns the socket and closes it later. If it were closed here, another
-        # connection could get its descriptor while the transport still reads from it.
-        link.abort()
-        raise
-    return link
+        return link
 
 
 def meaning(error: OSError) -> tuple[Outcome, str]:

@@ -23,8 +23,6 @@ KEPT = 60.0
 """Seconds for which a name's addresses are cached."""
 FAILURE_KEPT = 5.0
 """Seconds before a failed look-up of a name is retried."""
-PATIENCE = 0.5
-"""Seconds that a caller with a cached address waits for a newer one."""
 MAX_LOOKUPS = 4
 """Concurrent look-ups, each in a thread."""
 MAX_ADDRESSES = 4
@@ -76,10 +74,11 @@ class Resolver:
                 task = self._pending[host] = asyncio.create_task(
                     self._refresh(host), name=f"looking up {host}"
                 )
-            # Not awaited directly: several callers share the look-up, and one that gives up must
-            # not cancel it for the others.
-            await asyncio.wait({task}, timeout=None if known is None else PATIENCE)
-            known = self._known.get(host)
+            if known is None:
+                # Not awaited directly: several callers share the look-up, and one that gives up
+                # must not cancel it for the others.
+                await asyncio.wait({task})
+                known = self._known.get(host)
         if known is None:
             raise self._failed.get(host, LookupFailed)(host)
         return known

@@ -116,8 +116,7 @@ class PeerServer:
         """Stop listening for peers and close the connections; answers in progress get a second."""
         self._gate.end()
         await self._listener.close()
-        for connection in list(self._gate.all):
-            connection.evict()
+        self._gate.close_answering()
         await self._credentials.close()
 
     def samples(self) -> Iterator[Sample]:

@@ -57,7 +57,6 @@ class RoundReport:
 
     observation: Observation
     plan: RoundPlan
-    """The plan as intended; the observation says whether the round became a light one."""
     seconds: float
     led: bool
     offset: float | None = None
@@ -81,9 +80,6 @@ class ActiveRound:
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     """The root's message that the round is over."""
-    ended: asyncio.Future[RoundReport] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
     report: PeerReport | None = None
     """What the other member has reported."""
     lag: LoopLag = field(default_factory=LoopLag)
@@ -93,10 +89,8 @@ class ActiveRound:
     """Seconds by which the other member's clock is ahead of this node's, where it is known."""
     inviting: bool = False
     """Whether this node leads it and awaits the member's answer to its invitation."""
-    successor: ActiveRound | None = None
-    """The round under the other member that replaces it, as both have begun one."""
-    succeeded: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once there is one."""
+    has_given_way: bool = False
+    """Whether one that the other member has begun at the same time takes its place."""
 
     @property
     def peer(self) -> str:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.linux.starvation import STARVED
-from dshealthd.probe.observation import FLOOR, Bounds, Observation, Outcome, Stage, Timing
+from dshealthd.probe.observation import FLOOR, Observation, Outcome, Stage, Timing
 from dshealthd.probe.workers.job import OWN, STAGES, RankResult, late
 
 if TYPE_CHECKING:
@@ -93,7 +93,6 @@ class RoundResult:
     timings: tuple[Timing, ...] = ()
     late: tuple[str, ...] = ()
     reason: str = ""
-    bounds: tuple[Bounds, ...] = ()
 
     def unless_starved(self, *, starved: bool) -> RoundResult:
         """Return this result, or an inconclusive one if this node was starved of CPU and may have
@@ -123,7 +122,6 @@ class RoundResult:
             self.reason,
             told,
             at,
-            self.bounds,
         )
 
 

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.timing import happens
-from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import Kind, Outcome, PeerReport, Stage
 from dshealthd.probe.peers.protocol import PeerError
-from dshealthd.probe.rounds import light
-from dshealthd.probe.rounds.active_round import WHOLE, Decline
+from dshealthd.probe.rounds.active_round import DISAGREEMENTS, Decline
 from dshealthd.probe.rounds.conclusion import (
     SILENT,
     MemberResult,
@@ -25,7 +22,7 @@ from dshealthd.probe.rounds.conclusion import (
     timing_fields,
     without,
 )
-from dshealthd.probe.rounds.plan import ON_DEMAND
+from dshealthd.probe.rounds.light import measure
 
 if TYPE_CHECKING:
     from dshealthd.probe.rounds.active_round import ActiveRound, RoundContext
@@ -36,10 +33,6 @@ INVITATION = 2.0
 """Seconds for the answer to an invitation."""
 SHARE = 4.0
 """Seconds that the root waits for the member's share after its own workers have ended."""
-CROSSING = 0.2
-"""Seconds to wait for the invitation of a member that has refused this node's and may be starting
-the same round itself: the refusal may arrive before it.
-"""
 FIRST = 1.0
 """Seconds after which the root checks that a silent member is alive, and the interval at which it
 repeats the check.
@@ -51,18 +44,21 @@ CONCLUSION = 2.0
 
 
 async def lead(context: RoundContext, active: ActiveRound) -> RoundResult:
-    """Lead a round and return its result, which counts for nothing if it has a successor."""
+    """Lead a round and return its result, which counts for nothing if it has given way."""
     active.inviting = True
     error = await _invite(context, active)
     active.inviting = False
-    if active.successor is not None:
+    if active.has_given_way:
         return RoundResult(Outcome.DECLINED, Stage.INVITE, reason=Decline.TESTING)
     if error is not None and error.outcome is not Outcome.DECLINED:
         return without(active.peer, error, Stage.INVITE)
-    if active.plan.kind is Kind.LIGHT or error is not None:
-        result = await _light(context, active, "" if error is None else error.reason)
-    else:
-        result = await _full(context, active)
+    if error is not None:
+        if error.reason in DISAGREEMENTS:
+            await _light(context, active)  # by how much the clocks differ
+        active.plan = active.plan.light()
+        return RoundResult(Outcome.DECLINED, Stage.INVITE, (), (active.peer,), error.reason)
+    light = active.plan.kind is Kind.LIGHT
+    result = await (_light if light else _full)(context, active)
     # Before the member is told: a root starved of CPU sees silence everywhere.
     result = result.unless_starved(starved=active.lag.starved)
     await _tell(context, active, result)
@@ -70,17 +66,11 @@ async def lead(context: RoundContext, active: ActiveRound) -> RoundResult:
 
 
 async def _invite(context: RoundContext, active: ActiveRound) -> PeerError | None:
-    """Invite the member; return the error if it is not ready. Measure its clock. If it comes first
-    in the epoch's order and says that it is testing, it may have begun this same round.
-    """
-    plan = active.plan
-    invitation = {**plan.invitation(), "report": context.node.report().message()}
+    """Invite the member; return the error if it is not ready. Measure its clock."""
+    invitation = {**active.plan.invitation(), "report": context.node.report().message()}
     sent_at, sent = context.wall(), context.monotonic()
     answer = await context.ask(active.peer, "invite", invitation, INVITATION)
     if isinstance(answer, PeerError):
-        first = root_order(plan.members, plan.epoch)[0]
-        if answer.reason == Decline.TESTING and plan.epoch != ON_DEMAND and first == active.peer:
-            await happens(active.succeeded, CROSSING)
         return answer
     active.report = PeerReport.of(answer["report"])
     # As in NTP: assume that the clock was read half-way between call and answer. The monotonic
@@ -89,25 +79,15 @@ async def _invite(context: RoundContext, active: ActiveRound) -> PeerError | Non
     return None
 
 
-async def _light(context: RoundContext, active: ActiveRound, declined: str) -> RoundResult:
-    """Run a light round, or the light one that replaces a round which the member has declined."""
-    if active.plan.kind is not Kind.LIGHT:
-        active.plan = active.plan.light()
-        active.reason = declined
-    late = (active.peer,)
-    if declined == Decline.TESTING:
-        return RoundResult(Outcome.DECLINED, Stage.INVITE, (), late, declined)
-    active.stage = Stage.SIZES
+async def _light(context: RoundContext, active: ActiveRound) -> RoundResult:
     try:
-        echoes = await light.measure(
+        echoes = await measure(
             context.peers, active.peer, context.monotonic, context.wall, context.waited
         )
     except PeerError as error:
         return without(active.peer, error, Stage.SIZES)
     active.offset = echoes.offset
-    if declined in WHOLE:
-        return RoundResult(Outcome.DECLINED, Stage.INVITE, echoes.timings, late, declined)
-    return RoundResult(Outcome.OK, Stage.DONE, echoes.timings, (), active.reason, echoes.bounds)
+    return RoundResult(Outcome.OK, Stage.DONE, echoes.timings, (), active.reason)
 
 
 async def _full(context: RoundContext, active: ActiveRound) -> RoundResult:
@@ -160,13 +140,11 @@ async def _tell(context: RoundContext, active: ActiveRound, result: RoundResult)
         timings = merge(rank for share in active.shares.values() for rank in share.ranks)
     body = {
         "round": active.plan.round,
-        "kind": active.plan.kind,
         "outcome": result.outcome,
         "stage": result.stage,
         "timings": timing_fields(timings),
         "late": result.late,
         "reason": result.reason,
-        "bounds": [asdict(bounds) for bounds in result.bounds],
         **({} if active.offset is None else {"offset": active.offset}),
     }
     answer = await context.ask(active.peer, "conclusion", body, CONCLUSION)

@@ -1,8 +1,8 @@
 """A light round with one peer: echoes between agents measure its presence, latency and clock.
 
 An echo's time counts only if the agents hardly waited for a CPU meanwhile: on a busy node that wait
-is a hundred times the network's time. If no echo counts, the network's time is bounded: at most the
-shortest echo, and at least the least that an echo leaves without its waiting.
+is a hundred times the network's time. A path that is slow itself takes most of its echoes' time, so
+they count.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.probe.observation import Bounds, Outcome, Timing
+from dshealthd.probe.observation import Outcome, Timing
 from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from dshealthd.probe.peers.client import PeerClient
 
@@ -47,9 +47,7 @@ class Echoes:
     """What the echoes with one peer measured, without a payload and with one."""
 
     timings: tuple[Timing, ...]
-    """The times that are exact; their bandwidth counts both directions."""
-    bounds: tuple[Bounds, ...]
-    """The bounds of the times that are not."""
+    """The times that count; their bandwidth counts both directions."""
     offset: float
     """Seconds by which the peer's clock is ahead, accurate to half of the fastest echo's time."""
 
@@ -104,28 +102,22 @@ async def measure(
         due = len(echoes) % (ECHOES + 1) == 1
         echoes.append(await exchange(PAYLOAD if due and not transfers else b""))
     timings: list[Timing] = []
-    bounds: list[Bounds] = []
     # Of the empty echoes the lower of two: an agent's other work only makes an echo longer.
     for payload, counting in ((b"", trips), (PAYLOAD, transfers)):
         size = len(payload)
         if counting:
             seconds = statistics.median_low(counting)
             timings.append(Timing(OP, size, seconds, 2 * size / max(seconds, 1e-9)))
-        elif times := list(_times(echoes, payload)):
-            least = min(max(0.0, seconds - waits) for seconds, waits in times)
-            bounds.append(Bounds(OP, size, least, min(seconds for seconds, _ in times)))
     offset = min(echoes, key=lambda result: result.seconds).offset
-    return Echoes(tuple(timings), tuple(bounds), offset)
+    return Echoes(tuple(timings), offset)
 
 
 def _counting(echoes: Sequence[_Echo], payload: bytes) -> list[float]:
     """Return the seconds of the echoes with this payload that count."""
-    return [seconds for seconds, waits in _times(echoes, payload) if waits <= WAITED * seconds]
-
-
-def _times(echoes: Sequence[_Echo], payload: bytes) -> Iterator[tuple[float, float]]:
-    """Yield the time of each echo with this payload, and how long both ends waited, in seconds."""
-    for before, result, after in zip(echoes, echoes[1:], echoes[2:], strict=False):
+    return [
+        result.seconds
         # Only the next answer includes how long the peer waited while it sent this one.
-        if result.payload == payload:
-            yield result.seconds, result.here + max(0.0, after.there - before.there)
+        for before, result, after in zip(echoes, echoes[1:], echoes[2:], strict=False)
+        if result.payload == payload
+        and result.here + max(0.0, after.there - before.there) <= WAITED * result.seconds
+    ]

@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.timing import time_limit
-from dshealthd.probe.observation import Bounds, Kind, Outcome, Stage
+from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.rounds.conclusion import (
     SILENT,
@@ -58,7 +58,6 @@ async def take_part(context: RoundContext, active: ActiveRound) -> RoundResult:
 
 async def await_light(context: RoundContext, active: ActiveRound) -> RoundResult:
     """Wait, as a member, for a light round's end; its echoes are answered like any others."""
-    active.plan = active.plan.light()
     try:
         async with time_limit(LIGHT_ROUND):
             await asyncio.shield(active.told)
@@ -89,17 +88,13 @@ def _conclude(me: str, active: ActiveRound) -> RoundResult:
     """Return the root's conclusion."""
     told = active.told.result()
     active.offset = -told["offset"] if "offset" in told else None
-    if told["kind"] is Kind.LIGHT:
-        active.plan = active.plan.light()
     timings = timings_of(told["timings"])
-    if told["kind"] is not Kind.LIGHT:
+    if active.plan.kind is not Kind.LIGHT:
         timings = own(timings, active.shares.get(me))
-    bounds = tuple(Bounds(**entry) for entry in told.get("bounds", ()))
     return RoundResult(
         told["outcome"],
         told["stage"],
         timings,
         tuple(name for name in told["late"] if name in active.plan.members),
         told["reason"],
-        bounds,
     )

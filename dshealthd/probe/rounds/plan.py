@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from dshealthd import __version__
 from dshealthd.probe.observation import Kind, Stage
 from dshealthd.probe.peers.messages import Backend
-from dshealthd.probe.workers.job import BANDWIDTH, LATENCY, DeviceSteps, RankSpec, WorkerJob
+from dshealthd.probe.workers.job import (
+    BANDWIDTH,
+    GLOO_BANDWIDTH,
+    LATENCY,
+    DeviceSteps,
+    RankSpec,
+    WorkerJob,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,8 +28,6 @@ ON_DEMAND = -1
 PAIR = 2
 """Members of a round between nodes."""
 WARM_UP = 2
-SMALLEST_LARGE = 1 << 20
-"""Bytes below which an all-reduce tells latency, not bandwidth."""
 DEADLINES: Mapping[Stage, float] = {
     Stage.IMPORT: 10.0,  # torch was imported before the invitation was answered
     Stage.STORE: 4.0,
@@ -103,39 +108,12 @@ def local_plan(me: str, gpus: int, epoch: int = ON_DEMAND) -> RoundPlan:
     )
 
 
-def steps_at(
-    epoch: int, large_every: int, small: Steps = LATENCY, large: Steps = BANDWIDTH
-) -> Steps:
+def steps_at(epoch: int, large_every: int, backend: Backend) -> Steps:
     """Return the collectives planned for an epoch: small ones always, a large one now and then. Two
     epochs in a row have the large one, so that it runs both inside leaves and between them.
     """
-    return small + large if large_every and epoch % (2 * large_every) < PAIR else small
-
-
-def within(bytes_per_minute: float, period: float, large_every: int) -> tuple[Steps, Steps]:
-    """Return the small and the large collectives with which a node sends at most so many bytes. The
-    large one shrinks by powers of two, down to 1 MiB; what does not fit is left out.
-    """
-    each_minute = 60.0 / period
-    left, small = bytes_per_minute, list[tuple[int, int]]()
-    for size, repetitions in LATENCY:
-        left -= sent(size, repetitions) * each_minute
-        if left < 0:
-            return tuple(small), ()
-        small.append((size, repetitions))
-    ((size, repetitions),) = BANDWIDTH
-    while size >= SMALLEST_LARGE:
-        if large_every and sent(size, repetitions) * each_minute / large_every <= left:
-            return LATENCY, ((size, repetitions),)
-        size //= 2
-    return LATENCY, ()
-
-
-def sent(size: int, repetitions: int) -> int:
-    """Return the bytes that each of two nodes sends in one collective, with the untimed
-    operations.
-    """
-    return size * (repetitions + WARM_UP + 1)
+    large = BANDWIDTH if backend is Backend.NCCL else GLOO_BANDWIDTH
+    return LATENCY + large if large_every and epoch % (2 * large_every) < PAIR else LATENCY
 
 
 def job(

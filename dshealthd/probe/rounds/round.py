@@ -3,7 +3,7 @@
 The root invites the member, which answers that it is ready, which starts its workers, or declines
 with a reason. The workers meet in the root's store. The member sends its workers' results to the
 root, which draws the conclusion and announces it with the end of the round. If one may not use its
-GPUs now, the round becomes a light one. One that falls silent is late.
+GPUs now, the root leads a light round instead. One that falls silent is late.
 """
 
 from __future__ import annotations
@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
 from dshealthd.probe.members.schedule import root_order
-from dshealthd.probe.observation import Kind, PeerReport
+from dshealthd.probe.observation import Kind, Outcome, PeerReport
 from dshealthd.probe.peers.protocol import Refusal
 from dshealthd.probe.rounds import leader, member, remote_store
-from dshealthd.probe.rounds.active_round import ActiveRound, Decline, RoundContext, RoundReport
+from dshealthd.probe.rounds.active_round import (
+    WHOLE,
+    ActiveRound,
+    Decline,
+    RoundContext,
+    RoundReport,
+)
 from dshealthd.probe.rounds.conclusion import MemberResult
 from dshealthd.probe.rounds.plan import ON_DEMAND, RoundPlan
 
@@ -75,8 +81,8 @@ class Rounds:
 
     async def lead(self, plan: RoundPlan, reason: str = "") -> RoundReport | None:
         """Lead a round and return its report; None if the agent is already in another round, beside
-        which this one cannot run. `reason` says why a plan for a light round is one. If the other
-        member leads the same round, return the report of that one.
+        which this one cannot run, or takes part in one that the other member has begun at the same
+        time. `reason` says why a plan for a light round is one.
         """
         beside = self._current is not None and self._runs_beside(self._current, plan)
         if self._current is not None and not beside:
@@ -88,9 +94,10 @@ class Rounds:
             result = await leader.lead(self._context, active)
         finally:
             self._leave(active)
-        if active.successor is not None:
-            # Others wait for its end too: canceling this call must not cancel it.
-            return await asyncio.shield(active.successor.ended)
+        if active.has_given_way:
+            return None
+        if result.outcome is Outcome.DECLINED and result.reason not in WHOLE:
+            return await self.lead(plan.light(), result.reason)
         return self._end(active, result)
 
     # Taking part
@@ -99,7 +106,6 @@ class Rounds:
         plan = RoundPlan.invited(body)
         self._check(sender, plan)
         current = self._current
-        objection = "" if plan.kind is Kind.LIGHT else self._node.objection(plan)
         if current is not None and self._runs_beside(current, plan):
             current = None
         elif current is not None and not self._gives_way(current, plan):
@@ -107,17 +113,14 @@ class Rounds:
         # Limits the state that peers can pile up here: a light round costs them one message.
         if len(self._parts) >= MAX_WAITING:
             raise Refusal(Decline.TESTING)
-        active = self._begin(plan, led=False, reason=objection)
+        if plan.kind is not Kind.LIGHT and (objection := self._node.objection(plan)):
+            raise Refusal(objection)
+        active = self._begin(plan, led=False, reason="")
         active.report = PeerReport.of(body["report"])
         if current is not None:
-            current.successor, self._current = active, None
-            current.succeeded.set()
-        if plan.kind is Kind.LIGHT or objection:
+            current.has_given_way, self._current = True, None
+        if plan.kind is Kind.LIGHT:
             self._spawn(self._follow(active, member.await_light), plan)
-            if objection:
-                # Refuse, but follow: the root turns a declined round into a light one, and says how
-                # that ended.
-                raise Refusal(objection)
         else:
             self._current = active
             self._spawn(self._follow(active, member.take_part), plan)
@@ -226,7 +229,6 @@ class Rounds:
             active.led,
             active.offset,
         )
-        active.ended.set_result(report)
         self._done(report)
         return report
 

@@ -8,10 +8,7 @@ once if the part becomes faster, as no fault does that.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
-from array import array
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
@@ -21,7 +18,6 @@ from dshealthd.core import documents, schema, state_file
 from dshealthd.probe.observation import FLOOR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from dshealthd.probe.options import BaselineOptions
@@ -66,7 +62,7 @@ ANCHOR_KEPT = 15 * 86400.0
 counts for as long again. So one wrong value does not count forever, and a part may creep by
 `CREEP_RATIO` in a month.
 """
-_FORMAT = 3
+_FORMAT = 4
 _MOST_BYTES = 1 << 24
 
 
@@ -88,10 +84,6 @@ class Reading(NamedTuple):
     ratio: float
     limit: float
     """The ratio from which the timing is flagged."""
-
-
-class BaselineError(Exception):
-    """An unusable file; it has been moved to `*.bad`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -237,7 +229,7 @@ class Baselines:
         return Reading(seconds / usual, self._limit(series, sigma))
 
     def document(self) -> bytes:
-        """Return the baselines as `load` reads them: a checksum line and a line of classes."""
+        """Return the baselines as `load` reads them."""
         rows = [
             [
                 *series,
@@ -245,40 +237,35 @@ class Baselines:
                     value if math.isfinite(value) else None  # JSON has no infinity
                     for value in (known.kept_at, known.anchor, known.earlier, known.anchored)
                 ),
-                _pack(known.values),
+                # Far finer than the repeatability of a timing.
+                [float(f"{value:.7g}") for value in known.values],
             ]
             for series, known in self._classes.items()
             if known.values
         ]
-        body = documents.dumps(
-            {"stamp": self._stamp, "classes": rows}, separators=(",", ":")
-        ).encode()
         self.changed = False
-        head = documents.dumps({"format": _FORMAT, "blake2b": _checksum(body)}).encode()
-        return head + b"\n" + body + b"\n"
+        content = {"format": _FORMAT, "stamp": self._stamp, "classes": rows}
+        return documents.dumps(content, separators=(",", ":")).encode()
 
     def load(self, path: Path) -> bool:
         """Load the baselines of an earlier run; return False if there are none of this software.
-        Raises BaselineError if the file is corrupt, having moved it to `*.bad`, and OSError if it
-        cannot be read. Call it in a thread.
+        Raises ValueError if the file is of another shape, and OSError if it cannot be read. Call it
+        in a thread.
         """
         try:
-            return self.restore(state_file.read_in_child(str(path), _MOST_BYTES).decode())
+            return self.restore(state_file.read_in_child(str(path), _MOST_BYTES))
         except FileNotFoundError:
             return False
-        except (ValueError, ArithmeticError) as error:
-            bad = f"{path}.bad"
-            state_file.set_aside_in_child(str(path))
-            message = f"{path}: {error}; moved to {bad}"
-            raise BaselineError(message) from error
 
-    def restore(self, document: str) -> bool:
+    def restore(self, content: bytes) -> bool:
         """Restore what `document` returned; return False if that is of other software. Raises
-        ValueError if it is corrupt.
+        ValueError if it is of another shape.
         """
-        stamp, classes = _parse(document)
-        if stamp != self._stamp:
-            return False
+        with schema.reading("the file of baselines"):
+            document = schema.document(content)
+            if document["format"] != _FORMAT or document["stamp"] != self._stamp:
+                return False
+            classes = dict(map(_row, document["classes"]))
         for series, known in classes.items():
             self._put(series, known)
         # Only after all are in place: a class is compared with its siblings too.
@@ -287,38 +274,13 @@ class Baselines:
         return True
 
 
-def _pack(values: Iterable[float]) -> str:
-    # Single precision is far finer than the repeatability of a timing, and halves the file.
-    return base64.b64encode(array("f", values).tobytes()).decode()
-
-
-def _checksum(body: bytes) -> str:
-    return hashlib.blake2b(body, digest_size=16).hexdigest()
-
-
-def _parse(content: str) -> tuple[str, dict[TimingClass, _Class]]:
-    head, _, body = content.partition("\n")
-    body = body.removesuffix("\n")
-    header = schema.document(head)
-    if not isinstance(header, dict) or header.get("format") != _FORMAT:
-        message = f"not a baseline file of format {_FORMAT}"
-        raise ValueError(message)
-    if header.get("blake2b") != _checksum(body.encode()):
-        message = "the checksum does not match the content"
-        raise ValueError(message)
-    with schema.reading("the content"):
-        document = schema.document(body)
-        return str(document["stamp"]), dict(map(_row, document["classes"]))
-
-
 def _row(row: list[Any]) -> tuple[TimingClass, _Class]:
-    *key, kept_at, anchor, earlier, anchored, packed = row
-    values = array("f", base64.b64decode(packed, validate=True))
+    *key, kept_at, anchor, earlier, anchored, values = row
     if not values or not all(0 < value < math.inf for value in values):
         message = f"{key} has values that are not positive, finite times"
         raise ValueError(message)
     return TimingClass(*key), _Class(
-        deque(values, KEPT),
+        deque(map(float, values), KEPT),
         -math.inf if kept_at is None else float(kept_at),
         math.inf if anchor is None else float(anchor),
         math.inf if earlier is None else float(earlier),

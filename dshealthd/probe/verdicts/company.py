@@ -1,14 +1,12 @@
-"""The members among which this node's rounds take place: its rounds with them, and their
-reports.
-"""
+"""The other members: this node's rounds with them, and their reports."""
 
 from __future__ import annotations
 
+import bisect
 import zlib
-from collections import deque
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.probe.members.schedule import Timetable
 from dshealthd.probe.observation import HARD, MAX_PAIRS
 
 if TYPE_CHECKING:
@@ -24,7 +22,13 @@ _BUSY = 2.0
 _RECENT = 60.0
 """Seconds for which a good round shows that a member is well."""
 _LOG = 64
-"""Rounds remembered: more than the scheduled and extra ones of _MEMORY epochs."""
+"""Rounds, and members' reports, remembered: more than the scheduled and extra ones of _MEMORY
+epochs.
+"""
+_CHOICE = 64
+"""Members on either side of its leaf among which a node chooses peers for extra rounds: a few are
+needed, and a search among thousands would take milliseconds.
+"""
 _SHORT = 3
 """Epochs within which a silent peer must answer again for a short outage: booting takes longer."""
 _MEMORY = 16
@@ -52,50 +56,32 @@ class Met(NamedTuple):
 class Company:
     """The other members, as this node knows them."""
 
-    def __init__(self, me: str, leaves: Mapping[str, str]) -> None:
-        """`leaves` has every member, with "" if its leaf is not known."""
-        self.me = me
-        self.leaves: dict[str, str] = {}
-        """The leaf of each member in whose company this node's rounds take place now."""
+    def __init__(self, me: str, leaves: Mapping[str, str], high: float) -> None:
+        """`leaves` has every member, with "" if its leaf is not known. From a score of `high` on, a
+        node blames itself.
+        """
+        self.me, self.high = me, high
         self.log: deque[Met] = deque(maxlen=_LOG)
         """The last rounds that no peer takes the blame for."""
-        self._reports: dict[str, ObservedRound] = {}
+        self._reports: OrderedDict[str, ObservedRound] = OrderedDict()
         """The last round in which each peer has made a report."""
         self._rests: dict[str, float] = {}
         """Until when a member that declined is not asked again."""
         self.apply_members(leaves)
 
-    def apply_members(self, leaves: Mapping[str, str], epoch: int = 0) -> None:
+    def apply_members(self, leaves: Mapping[str, str]) -> None:
         """Apply a new list of members and drop what is known of removed ones."""
-        self._every = leaves
-        self._timetable = Timetable(leaves, leaves)
-        self._names: tuple[str, ...] = ()
-        self.turn_to(epoch)
-
-    def turn_to(self, epoch: int) -> bool:
-        """Apply the company of an epoch, and tell whether it is another one. What is known of other
-        members is dropped: it would grow with the fleet, and be old when they are met again.
-        """
-        names = self._timetable.company(self.me, epoch)
-        if names == self._names:
-            return False
-        self._names = names
-        self.leaves = {name: self._every.get(name, "") for name in names}
-        self.leaf = self.leaves.get(self.me, "")
-        same = sum(leaf == self.leaf for leaf in self.leaves.values()) - 1
-        self.intra_leaf = same if self.leaf else 0
-        self.inter_leaf = max(0, len(names) - 1 - self.intra_leaf)
-        self.log = deque((met for met in self.log if met.round.peer in self.leaves), _LOG)
-        self._reports = {name: said for name, said in self._reports.items() if name in self.leaves}
-        self._rests = {name: end for name, end in self._rests.items() if name in self.leaves}
-        return True
-
-    def admit(self, name: str) -> None:
-        """Count a member among the company that is met all the same, such as one of a hung job.
-        Until the company changes.
-        """
-        if name in self._every:
-            self.leaves.setdefault(name, self._every[name])
+        self.leaves = leaves
+        self.leaf = leaves.get(self.me, "")
+        names = sorted(leaves)
+        place = bisect.bisect(names, self.me)
+        others = [name for name in (*names[place:], *names[:place]) if name != self.me]
+        near = [name for name in others if self.near(name)]
+        far = [name for name in others if not self.near(name)]
+        self.intra_leaf, self.inter_leaf = len(near), len(far)
+        """Other members on this node's leaf, 0 if the leaf is not known; and elsewhere."""
+        self._choice = [one for side in (near, far) for one in side[:: len(side) // _CHOICE + 1]]
+        self.log = deque((met for met in self.log if met.round.peer in leaves), _LOG)
 
     def near(self, name: str) -> bool:
         """Return whether a peer is known to be on this node's leaf, where the node itself, "",
@@ -105,6 +91,7 @@ class Company:
 
     def rest(self, name: str, at: float, *, busy: bool = False) -> None:
         """Record that a peer cannot take part now; `busy` if it is in another round."""
+        self._rests = {other: end for other, end in self._rests.items() if self.rests(other, at)}
         self._rests[name] = at + (_BUSY if busy else _RESTS)
 
     def rests(self, name: str, now: float) -> bool:
@@ -115,6 +102,9 @@ class Company:
         """Record what a peer reported in a round."""
         if round.told is not None:
             self._reports[round.peer] = round
+            self._reports.move_to_end(round.peer)
+            if len(self._reports) > _LOG:
+                self._reports.popitem(last=False)
 
     def record_gone(self, name: str) -> None:
         """Drop the failed rounds with a peer that others do not reach either: they say nothing of
@@ -182,9 +172,8 @@ class Company:
                 zlib.crc32(f"{self.me}/{name}".encode()),
                 name,
             )
-            for name in self.leaves
-            if name != self.me
-            and (near is None or self.near(name) is near)
+            for name in self._choice
+            if (near is None or self.near(name) is near)
             and name not in ill
             and not self.rests(name, now)
         ]

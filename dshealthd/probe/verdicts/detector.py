@@ -18,7 +18,7 @@ from dshealthd.probe.observation import HARD, Kind, Observation, Outcome, Part, 
 from dshealthd.probe.verdicts.accusation import AMBIGUOUS, Verdicts, accusations
 from dshealthd.probe.verdicts.baseline import TimingClass
 from dshealthd.probe.verdicts.company import Company, Met
-from dshealthd.probe.verdicts.explanation import Surroundings, explain, reason_of
+from dshealthd.probe.verdicts.explanation import explain, reason_of
 from dshealthd.probe.verdicts.pairs import Finding, PairSuspicion
 from dshealthd.probe.verdicts.planner import (
     Confirmation,
@@ -86,7 +86,7 @@ class Detector:
         self._baselines = baselines
         self._wall = wall
         self._high = 1 + baselines.slow_ratio
-        self._company = Company(me, leaves)
+        self._company = Company(me, leaves, self._high)
         self._history: dict[Signal, SignalHistory] = {}
         self._pairs: dict[str, PairSuspicion] = {}
         self._ended: dict[str, PairSuspicion] = {}
@@ -98,22 +98,11 @@ class Detector:
         self._epoch = -1
         self._number = 0
         self._told: PeerReport | None = None
-        self._keep_company()
 
     def apply_members(self, leaves: Mapping[str, str]) -> None:
         """Apply a new list of members; removed ones are no longer suspects."""
-        self._company.apply_members(leaves, self._epoch)
-        self._keep_company()
-
-    def _keep_company(self) -> None:
-        company = self._company
-        self._around = Surroundings(
-            self._me,
-            company.intra_leaf,
-            company.inter_leaf,
-            self._high,
-        )
-        for gone in {*self._pairs, *self._ended, *self._gone} - company.leaves.keys():
+        self._company.apply_members(leaves)
+        for gone in {*self._pairs, *self._ended, *self._gone} - leaves.keys():
             self._pairs.pop(gone, None)
             self._ended.pop(gone, None)
             self._gone.pop(gone, None)
@@ -135,9 +124,6 @@ class Detector:
         if scheduled:
             # Even if it is lower: the clock was wrong and has been corrected.
             self._epoch = observation.epoch
-            if self._company.turn_to(self._epoch):
-                self._keep_company()
-        self._company.admit(peer)
         if observation.outcome in {Outcome.DECLINED, Outcome.INCONCLUSIVE}:
             if peer:
                 self._company.rest(peer, observation.at, busy=observation.reason == BUSY)
@@ -234,20 +220,14 @@ class Detector:
         if not ok:
             return
         family = str(observation.kind) if observation.kind in {Kind.LOCAL, Kind.LIGHT} else "fabric"
-        for op, size, part, least, most in _times(observation):
-            series = TimingClass(
-                observation.kind,
-                observation.backend,
-                op,
-                size,
-                part,
-                bool(round.peer) and not round.near,
-            )
-            signal = Signal(family, observation.backend, op, size, part)
-            measurement = self._timed(round, series, least, most)
+        for timing in observation.timings:
+            what = observation.backend, timing.op, timing.size, timing.part
+            series = TimingClass(observation.kind, *what, bool(round.peer) and not round.near)
+            signal = Signal(family, *what)
+            measurement = self._timed(round, series, timing.seconds)
             # No history is started before enough is known to judge.
             history = self._history.get(signal) if measurement is None else self._of(signal)
-            is_exact, bad = least == most, False
+            bad = False
             blamed = told is not None and accuses_itself(told, signal, self._high)
             if measurement is not None and history is not None:
                 bad = measurement.bad
@@ -256,32 +236,28 @@ class Detector:
                     and told is not None
                     and accuses_itself(told, signal, self._high, measurement.ratio)
                 )
-                if is_exact or bad or measurement.good:
-                    yield history, measurement
+                yield history, measurement
             if (
                 # Learn only if nothing hints at a fault: an extra round runs because something may
                 # be wrong, an open investigation may concern a fault that does not flag every
                 # round, and a peer that is slow by its own account slows this timing too.
-                is_exact
-                and not (bad or blamed or round.extra)
+                not (bad or blamed or round.extra)
                 and (history is None or history.investigation is None)
             ):
-                self._baselines.update(series, least, round.at)
+                self._baselines.update(series, timing.seconds, round.at)
 
     def _timed(
-        self, round: ObservedRound, series: TimingClass, least: float, most: float
+        self, round: ObservedRound, series: TimingClass, seconds: float
     ) -> Measurement | None:
-        """Return the measurement of a time with bounds; None if too little is known to judge it."""
-        low = self._baselines.ratio(series, least)
-        high = low if least == most else self._baselines.ratio(series, most)
-        if low is None or high is None:
+        """Return the measurement of a time; None if too little is known to judge it."""
+        found = self._baselines.ratio(series, seconds)
+        if found is None:
             return None
         return Measurement(
             round,
-            # The possible ratio that is nearest to the usual.
-            min(max(1.0, low.ratio), high.ratio),
-            low.ratio >= low.limit,
-            high.ratio < 1 + (high.limit - 1) * _CALM,
+            found.ratio,
+            found.ratio >= found.limit,
+            found.ratio < 1 + (found.limit - 1) * _CALM,
             SLOW,
         )
 
@@ -368,7 +344,7 @@ class Detector:
             if investigation.verdict:
                 self._review(history, investigation)
                 continue
-            cause = explain(investigation, signal, self._around)
+            cause = explain(investigation, signal, self._company)
             if cause is Cause.NOTHING:
                 history.forget()
             elif cause.decided and not early(signal, self._history):
@@ -403,7 +379,7 @@ class Detector:
                 del self._pairs[pair.peer]
             self._ended.clear()
         elif investigation.bads and any(entry.bad for entry in investigation.measurements):
-            cause = explain(investigation, history.signal, self._around)
+            cause = explain(investigation, history.signal, self._company)
             if cause in {Cause.SELF, Cause.LEAF, Cause.FABRIC}:
                 investigation.verdict = cause, reason_of(investigation.bads)
 
@@ -416,7 +392,7 @@ class Detector:
             pair.accused not in {"", AMBIGUOUS}
         ):
             return
-        found = pair.find(self._company, self._unreached(), self._epoch, self._high)
+        found = pair.find(self._company, self._unreached(), self._epoch)
         if found is Finding.LINK:
             pair.accused = pair.reason
         elif found is Finding.AMBIGUOUS:
@@ -467,7 +443,6 @@ class Detector:
             self._pairs,
             self._verdicts,
             self._unreached(),
-            self._around,
             self._epoch,
             now,
         )
@@ -543,10 +518,3 @@ class Detector:
                 self._company.told(self._epoch),
             )
         return self._told
-
-
-def _times(observation: Observation) -> Iterator[tuple[str, int, str, float, float]]:
-    for timing in observation.timings:
-        yield timing.op, timing.size, timing.part, timing.seconds, timing.seconds
-    for bounds in observation.bounds:
-        yield bounds.op, bounds.size, "", bounds.at_least, bounds.at_most

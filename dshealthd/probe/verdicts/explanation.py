@@ -8,7 +8,6 @@ node, or the part of it that was timed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.probe.observation import Outcome
@@ -17,6 +16,7 @@ from dshealthd.probe.verdicts.signals import Cause, accuses_itself
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from dshealthd.probe.verdicts.company import Company
     from dshealthd.probe.verdicts.signals import Investigation, Measurement, Signal
 
 _CUT_OFF = frozenset({Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED})
@@ -34,25 +34,13 @@ accuses nobody. Fewer if there are fewer.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """The circumstances in which an investigation is judged."""
-
-    me: str
-    intra_leaf: int
-    """Other members on this node's leaf; 0 if the leaf is not known."""
-    inter_leaf: int
-    """Members elsewhere."""
-    high: float
-
-
 def reason_of(measurements: Iterable[Measurement]) -> str:
     """Return the most common reason among measurements."""
     reasons = [measurement.reason for measurement in measurements]
     return max(reasons, key=reasons.count)
 
 
-def explain(investigation: Investigation, signal: Signal, around: Surroundings) -> Cause:
+def explain(investigation: Investigation, signal: Signal, company: Company) -> Cause:
     """Return the cause of an investigation's bad rounds, as far as its rounds show it."""
     rounds = list(investigation.measurements)
     if signal.timed:
@@ -68,12 +56,12 @@ def explain(investigation: Investigation, signal: Signal, around: Surroundings) 
     bads = [entry for entry in rounds if entry.bad and not entry.explained]
     spent = len(rounds) >= _MOST or investigation.asked >= 2 * _MOST
     if (
-        around.intra_leaf
-        and around.inter_leaf
+        company.intra_leaf
+        and company.inter_leaf
         and not any(entry.explained for entry in rounds)
         and not any(entry.round.near for entry in investigation.bads)
     ):
-        cause = _uplink(rounds, bads, signal, around, needed)
+        cause = _uplink(rounds, bads, signal, company, needed)
     else:
         # An intermittent fault lets a round through now and then. A node that is cut off gets no
         # answer at all.
@@ -81,9 +69,9 @@ def explain(investigation: Investigation, signal: Signal, around: Surroundings) 
         if sum(entry.good for entry in rounds) > (not cut_off):
             return Cause.NOTHING
         cause = (
-            _inward(rounds, bads, signal, around, needed, spent=spent)
+            _inward(rounds, bads, signal, company, needed, spent=spent)
             if sum(entry.bad for entry in rounds) >= needed
-            else _next(rounds, around)
+            else _next(rounds, company)
         )
     return Cause.UNCLEAR if spent and not cause.decided else cause
 
@@ -92,7 +80,7 @@ def _inward(
     rounds: Sequence[Measurement],
     bads: Sequence[Measurement],
     signal: Signal,
-    around: Surroundings,
+    company: Company,
     needed: int,
     *,
     spent: bool,
@@ -100,18 +88,18 @@ def _inward(
     """Distinguish leaf and node as the cause when rounds are bad inside and outside the leaf."""
     if signal.local:
         return Cause.SELF
-    near_same, near_other = _words(rounds, signal, around, near=True)
-    far_same, far_other = _words(rounds, signal, around, near=False)
-    if not around.intra_leaf:
+    near_same, near_other = _words(rounds, signal, company, near=True)
+    far_same, far_other = _words(rounds, signal, company, near=False)
+    if not company.intra_leaf:
         if far_same > max(PEERS, far_other):
             return Cause.FABRIC
-    elif near_same >= min(PEERS, around.intra_leaf) and near_same > near_other:
-        if around.inter_leaf and not far_other and far_same < PEERS and not spent:
+    elif near_same >= min(PEERS, company.intra_leaf) and near_same > near_other:
+        if company.inter_leaf and not far_other and far_same < PEERS and not spent:
             return Cause.MORE_FAR  # one alone may be faulty itself
         return Cause.FABRIC if far_same >= PEERS and far_same > far_other else Cause.LEAF
     if len(bads) < needed or len({entry.round.peer for entry in bads}) < PEERS:
-        return _next(rounds, around)
-    if around.intra_leaf and (
+        return _next(rounds, company)
+    if company.intra_leaf and (
         near_same > near_other or (signal.timed and not (near_same or near_other))
     ):
         return Cause.MORE_NEAR
@@ -122,7 +110,7 @@ def _uplink(
     rounds: Sequence[Measurement],
     bads: Sequence[Measurement],
     signal: Signal,
-    around: Surroundings,
+    company: Company,
     needed: int,
 ) -> Cause:
     """Find whether rounds are bad because they leave the leaf."""
@@ -130,22 +118,22 @@ def _uplink(
     if sum(not round.near for round in good) > signal.timed:
         return Cause.NOTHING
     peers = {entry.round.peer for entry in bads}
-    if len(bads) < needed or len(peers) < min(PEERS, around.inter_leaf):
+    if len(bads) < needed or len(peers) < min(PEERS, company.inter_leaf):
         return Cause.MORE_FAR
-    if sum(round.near for round in good) < min(PEERS, around.intra_leaf):
+    if sum(round.near for round in good) < min(PEERS, company.intra_leaf):
         return Cause.MORE_NEAR
     told = [(entry.round.near, entry.round.told) for entry in rounds if entry.round.told]
     if any(not near and word.uplink for near, word in told):
         return Cause.FABRIC
     if any(
-        near and (word.uplink or accuses_itself(word, signal, around.high)) for near, word in told
+        near and (word.uplink or accuses_itself(word, signal, company.high)) for near, word in told
     ):
         return Cause.LEAF
     return Cause.MORE_NEAR
 
 
 def _words(
-    rounds: Iterable[Measurement], signal: Signal, around: Surroundings, *, near: bool
+    rounds: Iterable[Measurement], signal: Signal, company: Company, *, near: bool
 ) -> tuple[int, int]:
     """Return how many peers report this node's problem about themselves, and how many deny it.
 
@@ -157,16 +145,16 @@ def _words(
     for entry in rounds:
         told = entry.round.told
         if entry.round.near is near and told is not None and told.node is not None:
-            same = accuses_itself(told, signal, around.high, entry.ratio)
-            known = same or told.is_well(around.me, around.high)
+            same = accuses_itself(told, signal, company.high, entry.ratio)
+            known = same or told.is_well(company.me, company.high)
             words[entry.round.peer] = same if known else None
     return sum(word is True for word in words.values()), sum(
         word is False for word in words.values()
     )
 
 
-def _next(rounds: Sequence[Measurement], around: Surroundings) -> Cause:
+def _next(rounds: Sequence[Measurement], company: Company) -> Cause:
     near = sum(entry.round.near for entry in rounds)
-    if not around.intra_leaf or not around.inter_leaf:
-        return Cause.MORE_NEAR if around.intra_leaf else Cause.MORE_FAR
+    if not company.intra_leaf or not company.inter_leaf:
+        return Cause.MORE_NEAR if company.intra_leaf else Cause.MORE_FAR
     return Cause.MORE_NEAR if near <= len(rounds) - near else Cause.MORE_FAR

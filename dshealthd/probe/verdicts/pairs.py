@@ -185,7 +185,6 @@ class PairSuspicion:
         company: Company,
         unreached: Collection[str],
         epoch: int,
-        high: float,
     ) -> Finding:
         """Return what the rounds of the pair, of its ends with others, and others' calls show."""
         mine = self.others(company)
@@ -199,7 +198,7 @@ class PairSuspicion:
         if REACH not in self.signals:
             if self.missing > 0:
                 return Finding.NOTHING
-            if mine.fine and self.theirs(company, high).fine:
+            if mine.fine and self.theirs(company).fine:
                 return Finding.LINK
             return Finding.NOTHING if waits else Finding.AMBIGUOUS
         words = [well for _, well in self.words.values()]
@@ -210,7 +209,7 @@ class PairSuspicion:
             if (
                 all(words)
                 and not self.is_good
-                and self.theirs(company, high).fine
+                and self.theirs(company).fine
                 and not company.fails_with_others(self.peer, epoch)
                 and self.missing <= 0
                 and mine.well >= max(PEERS, _CUT_RATIO * mine.ill)
@@ -233,11 +232,11 @@ class PairSuspicion:
                 well += (light or not met.light) and (near or not met.round.near)
         return Others(well, ill, good)
 
-    def theirs(self, company: Company, high: float) -> Others:
+    def theirs(self, company: Company) -> Others:
         """Return how the peer's last rounds with others went, by its own report."""
         report = company.report(self.peer, self.first.number)
         ratios = [] if report is None else company.pairs_of(self.peer, report)
-        high = HARD if self.hard else max(high, self.least / FAR_BELOW)
+        high = HARD if self.hard else max(company.high, self.least / FAR_BELOW)
         well = sum(ratio < high for ratio in ratios)
         return Others(well, len(ratios) - well)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dshealthd.probe.observation import Kind
 from dshealthd.probe.verdicts.accusation import AMBIGUOUS, Verdicts, waits_for_home
 from dshealthd.probe.verdicts.company import Company
-from dshealthd.probe.verdicts.explanation import CONFIRMATIONS, PEERS, Surroundings, explain
+from dshealthd.probe.verdicts.explanation import CONFIRMATIONS, PEERS, explain
 from dshealthd.probe.verdicts.pairs import HARD_BADS, PairSuspicion
 from dshealthd.probe.verdicts.signals import REACH, RUN, Cause, Signal, SignalHistory
 
@@ -61,7 +61,6 @@ class PlanningInput:
     verdicts: Verdicts
     unreached: Collection[str]
     """Members that did not answer when last called, with whom no round is planned."""
-    around: Surroundings
     epoch: int
     now: float
 
@@ -118,7 +117,7 @@ def _for_case(
     if signal.local:
         yield ExtraRound(Confirmation((me,), Kind.LOCAL), signal)
         return
-    cause = explain(investigation, signal, state.around)
+    cause = explain(investigation, signal, state.company)
     met = Counter(entry.round.peer for entry in investigation.measurements)
     asked = met + Counter(entry.round.peer for entry in investigation.first if entry.bad)
     accused = {pair.peer for pair in state.pairs.values() if pair.accused}

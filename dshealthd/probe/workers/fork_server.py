@@ -140,7 +140,7 @@ class ForkServer:
                 raise
         self.ended = self._child.ended
         self.usable = True
-        """False once it has ended or has been closed or killed."""
+        """False once it has ended or has been killed."""
         self.about: dict[str, Any] = {}
         """Versions `torch`, `cuda`, `python`; `gpus`, how many GPUs torch can use, and `no_gpus`,
         why none; `threads`, the threads left by the import.
@@ -200,19 +200,17 @@ class ForkServer:
         except OSError:
             self._reaped(child.pid, None)
 
-    def close(self) -> None:
-        """Let the fork server end by itself, and kill it after a second."""
-        self.usable = False
-        if not self.ended.is_set():
-            self._loop.remove_reader(self._socket)
-            self._socket.close()
-            self._loop.call_later(1.0, self.kill)
-
     def kill(self) -> None:
         """Kill the fork server; the kernel kills its workers with it."""
         self.usable = False
+        self._close()
         if not self.ended.is_set():
             self._child.kill()
+
+    def _close(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
 
     def _send(self, message: dict[str, Any], *descriptors: int) -> None:
         if self.ended.is_set() or self._socket.fileno() < 0:
@@ -271,8 +269,7 @@ class ForkServer:
     def _end(self) -> None:
         if self._socket.fileno() >= 0:
             self._receive()  # its last message, such as why it failed
-            self._loop.remove_reader(self._socket)
-            self._socket.close()
+            self._close()
         self.usable = False
         code = self._child.code
         how = "has ended" if code is None else how_ended(code)

@@ -17,7 +17,11 @@ STAGES = tuple(Stage)
 LATENCY = ((8, 40), (1 << 10, 40), (64 << 10, 40))
 """Small all-reduces, cheap and the first to show bad cables: bytes and repetitions."""
 BANDWIDTH = ((64 << 20, 5),)
-"""A large all-reduce, run now and then."""
+"""A large all-reduce between GPUs, run now and then."""
+GLOO_BANDWIDTH = ((4 << 20, 5),)
+"""The same between nodes without GPUs, which share the network with other traffic: 34 MB with the
+untimed ones. Below 1 MiB an all-reduce tells latency.
+"""
 OWN = frozenset(
     {
         "stopped",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.child import StartError, cause, channel
 from dshealthd.core.collector import gauge
 from dshealthd.core.text import plural
-from dshealthd.core.timing import Backoff
+from dshealthd.core.timing import Backoff, happens
 from dshealthd.linux.starvation import STARVED, LoopLag, run_queue
 from dshealthd.probe.observation import Outcome, Stage
 from dshealthd.probe.workers.fork_server import (
@@ -80,7 +80,6 @@ class WorkerPool:
         self._program = program
         self._backoff = backoff or Backoff()
         self._parent: ForkServer | None = None
-        self._retired: ForkServer | None = None
         self._starting = asyncio.Lock()
         self._running = 0
         self._idle: asyncio.TimerHandle | None = None
@@ -179,14 +178,10 @@ class WorkerPool:
         """End the pool's fork server, and with it every worker."""
         if self._idle is not None:
             self._idle.cancel()
-        parents = [parent for parent in (self._parent, self._retired) if parent is not None]
-        self._parent = self._retired = None
-        for parent in parents:
+        parent, self._parent = self._parent, None
+        if parent is not None:
             parent.kill()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(KILL_DEADLINE):
-                for parent in parents:
-                    await parent.ended.wait()
+            await happens(parent.ended, KILL_DEADLINE)
 
     def samples(self) -> Iterator[Sample]:
         """Yield the worker pool's own metrics."""
@@ -217,7 +212,7 @@ class WorkerPool:
             finally:
                 if parent is not None and not parent.about:
                     parent.kill()  # also when this call was cancelled
-                    self._parent, self._retired = None, parent
+                    self._parent = None
             self._trouble = None
             if parent.about["threads"] > 1:
                 log.warning(
@@ -236,8 +231,8 @@ class WorkerPool:
     def _retire(self) -> None:
         self._idle = None
         if self._parent is not None and not self._running:
-            self._parent.close()
-            self._parent, self._retired = None, self._parent
+            self._parent.kill()
+            self._parent = None
 
     async def _attend(
         self, parent: ForkServer, rank_spec: RankSpec, round_: NodeWorkers

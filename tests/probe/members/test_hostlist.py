@@ -33,7 +33,7 @@ def test_expands_as_slurm_does(expression: str, names: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(("expression", "reason"), [
     ("", "names no node"),
     (" , ", "names no node"),
-    ("gpu[1-3", '"gpu[1-3" has a bracket that is not closed'),
+    ("gpu[1-3", '"gpu[1-3" has nested brackets or an unmatched one'),
     ("gpu1-3]", '"gpu1-3]" has nested brackets or an unmatched one'),
     ("gpu[[1-2]]", '"gpu[[1-2]]" has nested brackets or an unmatched one'),
     ("gpu[]", '"" in "gpu[]" is neither a number nor a range of numbers'),

@@ -148,7 +148,7 @@ def test_errors_of_both_files_are_told_at_once(tmp_path: Path) -> None:
     tree.write_text("SwitchName=s Nodes=a[\n")
     with pytest.raises(MembershipError) as error:
         load(MembershipOptions(hostfile=hosts, topology=tree))
-    assert error.value.errors[1:] == (f'{tree}:1: "a[" has a bracket that is not closed',)
+    assert error.value.errors[1:] == (f'{tree}:1: "a[" has nested brackets or an unmatched one',)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

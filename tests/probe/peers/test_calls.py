@@ -15,7 +15,7 @@ from dshealthd.core.options import Errors, decode
 from dshealthd.core.schema import SchemaError
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
-from dshealthd.probe.peers.guard import MAX_SENDERS, Allowances, PeerLimits
+from dshealthd.probe.peers.guard import COUNTED, PeerLimits
 from dshealthd.probe.peers.messages import MAX_PAYLOAD
 from dshealthd.probe.peers.protocol import MAX_MESSAGE, Hello, Refusal, framed
 from tests.probe.peering import (
@@ -197,19 +197,6 @@ async def test_request_before_the_challenges(key: Path) -> None:
         assert node.refused("no_credentials") == 1
 
 
-@pytest.mark.parametrize(("senders", "calls"), [(MAX_SENDERS, 1), (MAX_SENDERS + 1, 2)])
-def test_allowances_are_bounded(senders: int, calls: int) -> None:
-    """What full allowances have had is forgotten once there are many: it says nothing any more."""
-    clock = Time()
-    allowances = Allowances(PeerLimits(calls_per_second=1.0, burst=1), clock)
-    for number in range(MAX_SENDERS):
-        assert allowances.admit(f"{number}")
-    clock.now += 1.1
-    for number in range(senders - MAX_SENDERS):
-        assert allowances.admit(f"new {number}")
-    assert len(allowances._left) == (MAX_SENDERS if calls == 1 else 1)
-
-
 @pytest.mark.parametrize(("sender", "receiver", "outcome", "reason"), [
     ("a", "c", Outcome.UNAUTHORIZED, "wrong_receiver"),
     ("stranger", "b", Outcome.DECLINED, "not_a_member"),
@@ -352,7 +339,7 @@ async def test_challenges_are_given_once(key: Path) -> None:
 async def test_rate_limit(key: Path) -> None:
     """A sender beyond its rate is declined with the reason for a while; others are not."""
     clock = Time()
-    limits = PeerLimits(calls_per_second=2.0, burst=3)
+    limits = PeerLimits(calls=3)
     async with (
         listening(keyed(key), monotonic=clock, limits=limits) as node,
         calling(keyed(key), node.port) as client,
@@ -362,9 +349,10 @@ async def test_rate_limit(key: Path) -> None:
             await ping(client)
         await fails(ping(client), Outcome.DECLINED, "rate_limited")
         await ping(other)
-        clock.now += 0.5
-        await ping(client)
+        clock.now += 0.9 * COUNTED
         await fails(ping(client), Outcome.DECLINED, "rate_limited")
+        clock.now += 0.1 * COUNTED
+        await ping(client)
         assert node.refused("rate_limited") == 2
 
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +33,6 @@ from tests.probe.peering import (
     talking,
     until,
 )
-from tests.stopwatch import Stopwatch
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every call wait until the files have been looked at, however slow this machine is."""
-    monkeypatch.setattr(module, "CHECK_PATIENCE", PATIENT)
 
 
 def problem(options: PeerOptions) -> str:
@@ -130,10 +122,11 @@ def test_key_among_the_credentials_of_systemd(
 async def looked(credentials: Credentials, clock: Time) -> Any:
     """Return what is in force after the files have been looked at."""
     clock.now += 2
-    return await credentials.current()
+    credentials.current()
+    await until(lambda: credentials._check is None)
+    return credentials.current()
 
 
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     "content",
     ["", KEY[:20], f"{KEY}\n{OTHER_KEY[:9]}"],
@@ -166,7 +159,6 @@ async def test_half_written_key_is_not_used(
     caplog.clear()
 
 
-@pytest.mark.usefixtures("patient")
 async def test_key_that_is_being_written_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,15 +180,14 @@ async def test_key_that_is_being_written_is_waited_for(
     assert (await looked(credentials, clock)) == (OTHER_KEY.encode(),)
 
 
-async def test_file_system_that_hangs_is_waited_for_once(
+async def test_no_call_waits_for_a_file_system_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a look at the files hangs, the first call waits for it a moment, later ones do not.
-    Every call does without, or each takes so much longer that its peer seems to be silent.
-    """
-    hanging = threading.Event()
+    """While a look at the files hangs, the keys before stay in force; there is one look."""
+    hanging, looks = threading.Event(), []
 
     def signatures(files: Any) -> Any:
+        looks.append(files)
         hanging.wait(PATIENT)
         return host.signatures(files)
 
@@ -204,18 +195,15 @@ async def test_file_system_that_hangs_is_waited_for_once(
     credentials = Credentials(keyed(path), clock)
     secret(tmp_path, "key", OTHER_KEY)
     monkeypatch.setattr(module, "signatures", signatures)
-    watch = Stopwatch()
-    first = time.monotonic()
-    assert (await looked(credentials, clock)) == (KEY.encode(),)
-    assert time.monotonic() - first >= module.CHECK_PATIENCE
     for _ in range(20):
-        assert (await looked(credentials, clock)) == (KEY.encode(),)
-    assert watch.seconds() < 3 * module.CHECK_PATIENCE
+        clock.now += 2
+        assert credentials.current() == (KEY.encode(),)
+        await asyncio.sleep(0)
+    assert len(looks) == 1
     hanging.set()
     await until(lambda: credentials.keys == (OTHER_KEY.encode(),))
 
 
-@pytest.mark.usefixtures("patient")
 async def test_switch_turns_calls_off_and_on(tmp_path: Path) -> None:
     """While the file of the switch exists, calls are declined; strangers are told nothing of it."""
     clock, switch = Time(), tmp_path / "off"
@@ -224,12 +212,12 @@ async def test_switch_turns_calls_off_and_on(tmp_path: Path) -> None:
     async with talking(options, credentials=credentials) as (node, client):
         await ping(client)
         switch.touch()
-        clock.now += 2
+        await looked(credentials, clock)
         await fails(ping(client), Outcome.DECLINED, "switched_off")
         other = keyed(secret(tmp_path, "other", OTHER_KEY))
         async with calling(other, node.port) as stranger:
             await fails(ping(stranger), Outcome.UNAUTHORIZED, "rejected")
         switch.unlink()
-        clock.now += 2
+        await looked(credentials, clock)
         await ping(client)
         assert node.refused("switched_off") == 1

@@ -211,9 +211,9 @@ async def test_strangers_do_not_make_memory_grow(key: Path) -> None:
             async with connected(node) as raw:
                 session = await raw.begin(OTHER_KEY, f"stranger-{number}")
                 assert await raw.ask(session.sign("request", REQUEST)) == b""
-        assert not node.server._guard._allowances._left
+        assert not node.server._guard._calls
         assert not node.server._requests
-        await until(lambda: not node.server._gate.strangers and not node.server._gate.all)
+        await until(lambda: not node.server._gate.total)
 
 
 async def test_answers_that_nobody_reads(key: Path) -> None:

@@ -22,15 +22,15 @@ class Connected:
     """A connection without a network."""
 
     def __init__(self) -> None:
-        self.broken = False
+        self.broken = self.closed_by_peer = False
         self.idle_since = 0.0
         self.session: PeerSession | None = SESSION
 
     def usable(self) -> bool:
         """Tell whether it is still open."""
-        return not self.broken
+        return not self.closed_by_peer
 
-    def abort(self) -> None:
+    def close(self) -> None:
         """Close it."""
         self.broken = True
 
@@ -63,7 +63,7 @@ async def test_the_connection_used_last_is_used_next() -> None:
     first, second = await pool.idle(2)
     assert await pool.next() is second
     pool.release(second, "a", keep=True)
-    second.abort()
+    cast("Connected", second).closed_by_peer = True
     assert await pool.next() is first
     assert await pool.next() not in {first, second}
 
@@ -73,7 +73,7 @@ async def test_a_connection_of_another_key_is_not_used() -> None:
     pool = Pool()
     (link,) = await pool.idle(1)
     assert await pool.next(key=b"n" * 32) is not link
-    assert link.broken
+    assert cast("Connected", link).broken
 
 
 async def test_connections_of_a_peer_that_left_are_closed() -> None:
@@ -81,7 +81,7 @@ async def test_connections_of_a_peer_that_left_are_closed() -> None:
     pool = Pool()
     (theirs,), (others,) = await pool.idle(1, "a"), await pool.idle(1, "b")
     pool.forget("a")
-    assert (theirs.broken, others.broken) == (True, False)
+    assert (cast("Connected", theirs).broken, cast("Connected", others).broken) == (True, False)
     assert await pool.next("a") is not others
     assert await pool.next("b") is others
 
@@ -90,7 +90,7 @@ async def test_connections_of_a_peer_that_left_are_closed() -> None:
 async def test_few_are_kept(number: int, closed: int) -> None:
     """Of more than sixteen the one that is idle longest is closed."""
     made = await Pool().idle(number)
-    assert [link.broken for link in made] == [True] * closed + [False] * 16
+    assert [cast("Connected", link).broken for link in made] == [True] * closed + [False] * 16
 
 
 @pytest.mark.parametrize(("seconds", "closed"), [(60.0, False), (60.1, True)])
@@ -100,19 +100,20 @@ async def test_idle_for_a_minute(seconds: float, *, closed: bool) -> None:
     (link,) = await pool.idle(1)
     pool.now += seconds
     assert (await pool.next() is not link) is closed
-    assert link.broken is closed
+    assert cast("Connected", link).broken is closed
 
 
-@pytest.mark.parametrize(("keep", "broken"), [(False, False), (True, True)])
-async def test_what_cannot_be_used_again_is_closed(*, keep: bool, broken: bool) -> None:
-    """After an answer that ends a connection, or once it is lost."""
+async def test_what_cannot_be_used_again_is_closed() -> None:
+    """After a call that was given up or refused, and once the peer has closed it."""
     pool = Pool()
-    link = await pool.next()
-    if broken:
-        link.abort()
-    pool.release(link, "a", keep=keep)
-    assert link.broken
+    given_up = await pool.next()
+    pool.release(given_up, "a", keep=False)
+    (closed,) = await pool.idle(1)
+    assert len(pool) == 1
+    cast("Connected", closed).closed_by_peer = True
     assert len(pool) == 0
+    assert cast("Connected", given_up).broken
+    assert cast("Connected", closed).broken
 
 
 @pytest.mark.parametrize(("number", "outcome", "reason"), [

@@ -85,10 +85,9 @@ def test_slow_echoes_give_a_time(network: float) -> None:
     assert peer.calls == light.LEAST
 
 
-def waits(end: str, seconds: Iterable[float], network: float = USUAL) -> ScriptedPeer:
+def waits(end: str, seconds: Iterable[float]) -> ScriptedPeer:
     """Return a peer at which one end waits for so long in each echo."""
     return ScriptedPeer(
-        network=network,
         here=seconds if end == "here" else (),
         before=seconds if end == "before" else (),
         after=seconds if end == "after" else (),
@@ -101,32 +100,14 @@ def test_waits_now_and_then(end: str) -> None:
     peer = waits(end, (0.0, 0.02, 0.0, 0.03, 0.0, 0.0, 0.0))
     found = peer.measure()
     assert seconds(found) == pytest.approx([USUAL, USUAL])
-    assert found.bounds == ()
 
 
 @pytest.mark.parametrize("end", ["here", "before", "after"])
 def test_always_waits(end: str) -> None:
-    """Where an end waits each time, no time is known, and the echoes come to an end. The time is
-    not above that of an echo, and not below what it is without the waits around it.
-    """
+    """Where an end waits each time, no time is known, and the echoes come to an end."""
     peer = waits(end, itertools.repeat(0.02))
-    found = peer.measure()
-    assert found.timings == ()
-    assert [bounds.size for bounds in found.bounds] == [0, len(light.PAYLOAD)]
-    for bounds in found.bounds:
-        assert bounds.at_least <= USUAL * 1.001
-        assert bounds.at_most == pytest.approx(USUAL + 0.02)
+    assert peer.measure().timings == ()
     assert peer.calls <= light.TRIES + 1
-
-
-@pytest.mark.parametrize("end", ["here", "before", "after"])
-def test_slow_network_of_which_no_time_counts(end: str) -> None:
-    """Of a path that has become 500 times slower the bounds say so, despite waits."""
-    found = waits(end, itertools.repeat(0.12), network=500 * USUAL).measure()
-    assert found.timings == ()
-    (bounds,) = (bounds for bounds in found.bounds if bounds.size)
-    assert 250 * USUAL < bounds.at_least <= 500.1 * USUAL
-    assert bounds.at_most == pytest.approx(500 * USUAL + 0.12)
 
 
 def test_long_waits_end_early() -> None:
@@ -164,9 +145,6 @@ def test_peer_that_tells_nonsense(told: tuple[float, ...]) -> None:
     for found in (Liar().measure(), Liar(here=itertools.repeat(0.02)).measure()):
         for timing in found.timings:
             assert timing.seconds >= USUAL * 0.999
-        for bounds in found.bounds:
-            assert bounds.at_least <= bounds.at_most
-            assert bounds.at_most >= USUAL * 0.999
     assert Liar(here=itertools.repeat(0.02)).measure().timings == ()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dshealthd.probe.observation import Kind, PeerReport
-from dshealthd.probe.verdicts.explanation import Surroundings, explain
+from dshealthd.probe.verdicts.company import Company
+from dshealthd.probe.verdicts.explanation import explain
 from dshealthd.probe.verdicts.signals import (
     Cause,
     Investigation,
@@ -46,7 +47,8 @@ def cause(*rounds: Measurement, near: int = 3, far: int = 3, asked: int = 0) -> 
     """
     investigation = Investigation((), 0.0, asked=asked)
     investigation.measurements.extend(rounds)
-    return explain(investigation, TIMED, Surroundings("me", near, far, 1.07))
+    leaves = {"me": "l"} | {f"n{n}": "l" for n in range(near)} | {f"f{n}": "m" for n in range(far)}
+    return explain(investigation, TIMED, Company("me", leaves, 1.07))
 
 
 LEAVES = (bad("f1"), bad("f2"), bad("f1"))

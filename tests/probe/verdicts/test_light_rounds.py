@@ -10,7 +10,6 @@ import pytest
 
 from dshealthd.probe.members.schedule import Timetable, root_order
 from dshealthd.probe.observation import (
-    Bounds,
     Kind,
     Observation,
     Outcome,
@@ -38,8 +37,6 @@ NAMED = 15
 """Epochs until a slow node is accused: it has to have two rounds, and to confirm them."""
 EXTRAS = 20
 """Maximum extra rounds per epoch."""
-WAIT = 0.15
-"""Maximum seconds that agents without a CPU wait during an echo."""
 
 
 class Company:
@@ -55,8 +52,6 @@ class Company:
         """Whether the two of PAIR cannot call each other."""
         self.untimed = 0.0
         """Share of times that do not count because an agent waited for a CPU."""
-        self.bounded = False
-        """Whether bounds on those times are known."""
         self._draws = random.Random(start)
         self._timetable = Timetable(NAMES, NO_LEAVES)
         self._detectors = {
@@ -121,8 +116,7 @@ class Company:
             )
             seen -= {member}
         else:
-            echoes, bounds = self._times({*ends})
-            observation = replace(observation, timings=echoes, bounds=bounds)
+            observation = replace(observation, timings=tuple(self._times({*ends})))
         reports = {name: self._detectors[name].report() for name in ends}
         for name in sorted(seen):
             if member in seen:
@@ -132,25 +126,15 @@ class Company:
             for extra in self._detectors[name].observe(observation, requested=requested):
                 yield name, extra
 
-    def _times(self, ends: set[str]) -> tuple[tuple[Timing, ...], tuple[Bounds, ...]]:
+    def _times(self, ends: set[str]) -> Iterator[Timing]:
         slow = (self.slow and SLOW in ends) or (self.slow_pair and ends == PAIR)
-        echoes: list[Timing] = []
-        bounds: list[Bounds] = []
         for size, usual in (
             (EMPTY, SLOWED if self.slow and slow else USUAL),
             (PAYLOAD, SLOWED if slow else USUAL),
         ):
             seconds = usual * (1 + 0.2 * self._draws.random())
             if self._draws.random() >= self.untimed:
-                echoes.append(Timing("echo", size, seconds, 0.0))
-            elif self.bounded:
-                waited = WAIT * self._draws.random()
-                # The part of a wait that passes while the answer is still in transit delays
-                # nothing.
-                delay = waited * self._draws.random()
-                least = max(0.0, seconds + delay - waited)
-                bounds.append(Bounds("echo", size, least, seconds + delay))
-        return tuple(echoes), tuple(bounds)
+                yield Timing("echo", size, seconds, 0.0)
 
 
 def known(start: int, epochs: int = KNOWN) -> Company:
@@ -180,28 +164,22 @@ def test_slow_node_is_named_whoever_leads(start: int) -> None:
     assert not company.told(4 * NAMED)[-1]
 
 
-@pytest.mark.parametrize(
-    ("untimed", "bounded"), [(0.0, False), (0.3, False), (0.6, False), (0.95, True), (1.0, True)]
-)
+@pytest.mark.parametrize("untimed", [0.0, 0.3, 0.6])
 @pytest.mark.parametrize("start", FEW_STARTS)
-def test_slow_link_is_named_whoever_leads_and_times(
-    start: int, untimed: float, *, bounded: bool
-) -> None:
+def test_slow_link_is_named_whoever_leads_and_times(start: int, untimed: float) -> None:
     """A link that is slow for large payloads is accused, even if one end leads all of its first
-    meetings and hardly any time counts, as agents wait for a CPU: then the times' bounds do.
+    meetings and most times do not count, as agents wait for a CPU.
     """
     company = known(start)
-    company.slow_pair, company.untimed, company.bounded = True, untimed, bounded
+    company.slow_pair, company.untimed = True, untimed
     named(company, 4 * NAMED, "link", "n0--n1", "slow")
 
 
 @pytest.mark.parametrize("start", FEW_STARTS)
 def test_nodes_without_a_cpu_are_not_slow(start: int) -> None:
-    """Echoes that take a hundred times as long because agents wait for a CPU accuse nobody, and the
-    baselines learnt from those that count do not change.
-    """
+    """While few times count, nobody is accused, and the baselines do not change."""
     company = known(start)
-    company.untimed, company.bounded = 0.95, True
+    company.untimed = 0.95
     assert not any(company.told(4 * NAMED))
     company.untimed, company.slow_pair = 0.0, True
     assert company.told(NAMED)[-1] == {Suspect(Part.LINK, "n0--n1", "slow")}

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from dshealthd.core.schema import SchemaError
-from dshealthd.probe.members.schedule import ERA, MEMBERS, Timetable
 from dshealthd.probe.observation import HARD, Kind, PeerReport
 from dshealthd.probe.peers.messages import REPORT
 from dshealthd.probe.verdicts.company import Company, Met
@@ -32,7 +31,7 @@ def a_round(
 
 def company(names: tuple[str, ...] = NAMES) -> Company:
     """Return members whose leaves are not known."""
-    return Company("me", dict.fromkeys(names, ""))
+    return Company("me", dict.fromkeys(names, ""), HIGH)
 
 
 def met(known: Company, peer: str, ratio: float, number: int = 10, epoch: int = 1) -> None:
@@ -133,7 +132,7 @@ def test_a_pair_is_ambiguous_in_the_end(bads: int, epoch: int, *, ambiguous: int
     """If the peer does not say how it is with others, the pair is ambiguous after twelve epochs and
     as many bad rounds.
     """
-    found = suspicion(ECHO, bads, 10.0).find(company(), set(), epoch, HIGH)
+    found = suspicion(ECHO, bads, 10.0).find(company(), set(), epoch)
     assert found is (Finding.AMBIGUOUS if ambiguous else Finding.NOTHING)
 
 
@@ -155,7 +154,7 @@ def test_a_link_has_two_ends_that_are_well(
     for name, ratio in mine.items():
         met(known, name, ratio)
     known.record_report(a_round(20, told=PeerReport(node=1.0, pairs=theirs)))
-    found = suspicion(ECHO, 6, 10.0).find(known, set(), 1, HIGH)
+    found = suspicion(ECHO, 6, 10.0).find(known, set(), 1)
     assert found is (Finding.LINK if link else Finding.NOTHING)
 
 
@@ -176,8 +175,8 @@ def test_whom_nobody_reaches(words: list[bool], found: Finding) -> None:
         met(known, name, 1.0)
     known.record_report(a_round(20, told=WELL))
     pair.words = {name: (1, well) for name, well in zip(("a", "b"), words, strict=False)}
-    assert pair.find(known, {"peer"}, 1, HIGH) is found
-    first = pair.find(known, {"peer"}, 0, HIGH)
+    assert pair.find(known, {"peer"}, 1) is found
+    first = pair.find(known, {"peer"}, 0)
     assert first is Finding.NOTHING, "in its first epoch others may know what was before the fault"
 
 
@@ -190,7 +189,7 @@ def test_who_loses_packets_blames_no_link(well: int, *, link: bool) -> None:
         met(known, "ab"[number % 2], 1.0, 11 + number)
     known.record_report(a_round(20, told=WELL))
     pair.words = {"a": (1, True), "b": (1, True)}
-    found = pair.find(known, {"peer"}, 1, HIGH)
+    found = pair.find(known, {"peer"}, 1)
     assert found is (Finding.LINK if link else Finding.NOTHING)
 
 
@@ -240,30 +239,22 @@ def test_what_is_told_of_pairs() -> None:
 
 
 def test_what_is_kept_does_not_grow_with_the_fleet() -> None:
-    """Among 10,000 members, a node keeps what it knows of those that it meets in an era, and drops
-    it when the next begins; a member met besides, as one of a hung job is, counts until then.
+    """Among 10,000 members, a node keeps the last reports, forgets who has rested, and chooses
+    among a few members on either side of its leaf, but among all of a small fleet.
     """
     leaves = {f"n{number:05}": f"leaf-{number // 32:03}" for number in range(10_000)}
-    known = Company("n00000", leaves)
-    timetable = Timetable(leaves, leaves)
-    stranger = next(name for name in leaves if name not in timetable.company("n00000", 2 * ERA))
-    for epoch in range(0, 2 * ERA + 1, 16):
-        known.turn_to(epoch)
-        for name in timetable.group_of("n00000", epoch):
-            known.record_report(a_round(epoch, name, epoch, WELL))
-            known.rest(name, 10.0 * epoch)
-        assert len(known.leaves) <= MEMBERS
-        assert len(known._reports) <= MEMBERS
-        assert len(known._rests) <= MEMBERS
-    assert known.intra_leaf == 31
-    assert known.inter_leaf == len(known.leaves) - 32
-    assert not known.turn_to(2 * ERA)
-    known.admit(stranger)
-    known.admit("nobody")
-    assert known.leaves[stranger] == leaves[stranger]
-    assert "nobody" not in known.leaves
-    assert known.turn_to(3 * ERA)
-    assert stranger not in known.leaves or stranger in timetable.company("n00000", 3 * ERA)
+    known = Company("n00000", leaves, HIGH)
+    assert (known.intra_leaf, known.inter_leaf) == (31, 9968)
+    for epoch, name in enumerate(leaves):
+        known.record_report(a_round(epoch, name, epoch, WELL))
+        known.rest(name, 10.0 * epoch)
+    assert len(known._reports) == 64
+    assert known.report("n09999") is not None
+    assert len(known._rests) <= 3
+    chosen = {known.choose(near=None, asked={}, ill=set(), now=1e6) for _ in range(3)}
+    assert chosen < leaves.keys()
+    assert 32 <= len(known._choice) <= 31 + 64
+    assert sorted(company()._choice) == sorted(set(company().leaves) - {company().me})
 
 
 def test_a_report_is_as_long_as_peers_read() -> None:

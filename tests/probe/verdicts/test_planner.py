@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dshealthd.probe.verdicts.explanation import Surroundings
 from dshealthd.probe.verdicts.planner import PlanningInput, plan
 from dshealthd.probe.verdicts.signals import REACH
-from tests.probe.verdicts.test_pairs import HIGH, company, suspicion
+from tests.probe.verdicts.test_pairs import company, suspicion
 
 
 @pytest.mark.parametrize(("sought", "itself"), [(5, False), (6, True)])
@@ -17,7 +16,6 @@ def test_call_of_an_unreached_peer(sought: int, *, itself: bool) -> None:
     """
     pair = suspicion(REACH, 3)
     pair.words, pair.sought = {"a": (5, True)}, sought
-    around = Surroundings("me", 0, 6, HIGH)
-    state = PlanningInput(company(), {}, {"peer": pair}, {}, (), around, epoch=6, now=0.0)
+    state = PlanningInput(company(), {}, {"peer": pair}, {}, (), epoch=6, now=0.0)
     caller, called = next(plan(state)).confirmation.members
     assert (caller == "me", called) == (itself, "peer")
