@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from dshealthd.explain import identities
 from dshealthd.explain import input as logs
 from dshealthd.explain.events import Event, Origin, Place, Stamp
 from dshealthd.explain.ledger import Ledger
@@ -21,7 +22,7 @@ _WORLD = re.compile(
 )
 _OWN_RANK = re.compile(r"\[(?:rank|Rank|RANK)[ :]?(\d{1,6})\]")
 """A rank that a process puts before its lines."""
-_NCCL_RANK = re.compile(r"NCCL INFO .*\brank (\d{1,6}) nranks (\d{1,6})\b")
+_NCCL_RANK = re.compile(r"NCCL INFO .*\brank (\d{1,6}) nranks \d{1,6}\b")
 
 MAX_KNOWN = 100_000
 """Maximum number of ranks, processes and tasks that are remembered."""
@@ -77,6 +78,8 @@ class SourceFacts:
     """The last stamp in it."""
     origins: dict[Origin, None] = field(default_factory=lambda: Bounded(MAX_STREAMS))
     """The origins of its lines."""
+    headings: list[tuple[int, identities.Heading]] = field(default_factory=list)
+    """Where parts of other hosts or processes begin, in order."""
     is_troubled: bool = False
     """Whether a line of a watchdog, a traceback or a launcher's summary has come."""
     lines_before: int = 0
@@ -140,6 +143,10 @@ class Recognized:
         default_factory=lambda: Bounded(MAX_KNOWN)
     )
     """Ranks by source, task and local rank; several if a file is from several nodes."""
+    seats: dict[identities.Seat, None] = field(default_factory=lambda: Bounded(MAX_KNOWN))
+    """What lines say of where ranks run."""
+    nodes: dict[str, str] = field(default_factory=lambda: Bounded(MAX_KNOWN))
+    """Nodes by the pods that run on them."""
     ranks_seen: set[int] = field(default_factory=set)
     tasks_with_ranks: dict[tuple[int, int], set[int]] = field(
         default_factory=lambda: Bounded(MAX_KNOWN)
@@ -153,10 +160,11 @@ class Recognized:
     """Events beyond MAX_EVENTS."""
     statistics: logs.Statistics = field(default_factory=logs.Statistics)
 
-    def learn(self, line: Line, *, ranks: bool, launches: bool) -> None:
-        """Learn from a line which rank, task and process belong together, and the world size.
+    def learn(self, line: Line, *, ranks: bool, pairs: bool, launches: bool) -> None:
+        """Learn from a line which rank, task, process and host belong together, and the world size.
 
-        `ranks` and `launches` are whether it speaks of ranks, and whether torchrun speaks.
+        `ranks`, `pairs` and `launches` are whether it speaks of ranks, whether it may say what
+        belongs together, and whether torchrun speaks.
         """
         origin, text, source = line.origin, line.text, line.origin.source
         facts = self.sources[source]
@@ -166,6 +174,7 @@ class Recognized:
         if origin.local is not None:
             facts.is_launcher = True
         elif line.launcher is not None:
+            facts.is_launcher = True
             pids = self.launchers.setdefault((source, origin.task), set())
             if len(pids) < SEVERAL:
                 pids.add(line.launcher)
@@ -181,7 +190,14 @@ class Recognized:
                 own = self.ranks_by_prefix.setdefault((source, origin.pid), set())
                 if len(own) < SEVERAL:
                     own.add(int(match[1]))
-        elif launches:
+        if pairs:
+            rank = None if origin.pid is None else self.ranks_by_pid.get((source, origin.pid))
+            seat = identities.seat(text, origin, rank)
+            if seat is not None:
+                self.seats[seat] = None
+            elif on := identities.node_of(text):
+                self.nodes.setdefault(*on)
+        if launches and not ranks:
             facts.is_launcher = True
 
     def _meet(self, origin: Origin, source: int) -> None:

@@ -62,6 +62,10 @@ class Kind:
     """Whether it is part of a traceback whose end must follow."""
     ranks: bool
     """Whether it speaks of ranks or of the world's size."""
+    heads: bool
+    """Whether a part of another host or process may begin with it."""
+    pairs: bool
+    """Whether it may say which rank is where."""
     launches: bool
     """Whether torchrun speaks."""
     is_alive: bool
@@ -117,6 +121,8 @@ class Kinds:
             in_gradients=text.startswith("#") and GRADIENTS.match(text) is not None,
             opens=HEAD in text or text.startswith('  File "'),
             ranks="rank" in text or "orld" in text or "WORLD" in text,
+            heads=identities.heading(text) is not None,
+            pairs=identities.may_pair(template),
             launches="torch/distributed/elastic/" in text or "torchrun" in text,
             is_alive=ends or works or shown is not None,
             ends=ends,

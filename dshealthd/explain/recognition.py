@@ -8,9 +8,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from dshealthd.explain import identities, remarks
 from dshealthd.explain import input as logs
 from dshealthd.explain import patterns as known
-from dshealthd.explain import remarks
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.facts import MAX_STREAMS, Bounded, Recognized, SourceFacts
 from dshealthd.explain.identities import NAMES_RANKS, Details, spoken_rank
@@ -171,6 +171,8 @@ class Reader:
                 self._facts.lines_before += item.lines
                 self._facts.progress_before |= item.is_progress
             self._order += 1
+            if self._facts.headings:  # another may be among these lines
+                self._head(identities.Heading())
             if item.has_loss:
                 self._facts.finite = self._order
             return
@@ -268,7 +270,9 @@ class Reader:
             self._begins_in_stack = True
         self._order += 1
         self._details.feed(text, is_detail=kind.is_detail)
-        self._found.learn(line, ranks=kind.ranks, launches=kind.launches)
+        if kind.heads and (heading := identities.heading(text)):
+            self._head(heading)
+        self._found.learn(line, ranks=kind.ranks, pairs=kind.pairs, launches=kind.launches)
         if (kind.begins or self._summary.is_open) and self._summary.take(line, place):
             return True
         if kind.in_gradients:
@@ -309,6 +313,10 @@ class Reader:
             facts.statements.follow(text, place)
             facts.calm += kind.level == "calm"
         return False
+
+    def _head(self, heading: identities.Heading) -> None:
+        if len(self._facts.headings) < MAX_PARTS:
+            self._facts.headings.append((self._order, heading))
 
     def _embedded(self, line: Line, text: str) -> Line:
         """Return the exception in a line as one of its own."""

@@ -72,6 +72,8 @@ _RAY = re.compile(
     r"\((?P<actor>[\w.]+)(?:[ \[]rank=(?P<rank>\d{1,6})\]?)?[^()]{0,80}?pid=(?P<pid>\d{1,10})"
     r"(?:, ip=(?P<host>[\w.:-]+))?\)[ ]?"
 )
+_LABEL = re.compile(r"\b(?:host(?:name)?|node(?:_name)?|pod)=\"?(?P<host>[\w.-]{2,63})")
+"""What a collector such as Loki says of a line's origin, before its text."""
 _TASK = re.compile(r"[ ]*(?P<task>\d{1,6}):(?:[ ]|$)")
 _NODE = re.compile(r"(?P<host>[A-Za-z][\w.-]*[\w]):(?:[ ]|$)")
 _ENOUGH = 4
@@ -308,6 +310,9 @@ class Splitter:
         lead = self._lead
         for _ in range(MAX_PREFIXES):
             if lead is not None and (match := lead.match(text)):
+                if label := _LABEL.search(match[0]):
+                    begin = whole - len(text)
+                    host = slice(begin + label.start("host"), begin + label.end("host"))
                 text = text[match.end() :]
             match = self._prefix(text)
             if match is None:
@@ -315,7 +320,6 @@ class Splitter:
                 if anchor is None or "traceback" in text[: anchor.start()].lower():
                     break
                 lead = self._leading(text[: anchor.start()])
-                text = text[anchor.start() :]
                 continue
             begin = whole - len(text)
             found = {name: value for name, value in match.groupdict().items() if value}
