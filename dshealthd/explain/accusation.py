@@ -52,7 +52,7 @@ def accused(
             if _is_common(same, case):
                 return (), places, f"{root.says} ({listed(same)} alike)"
             return tuple(same), places, root.says
-        ranks = [] if root.role == "loss" else _of_one(root, case)
+        ranks = [] if root.role == "loss" else _of_one(root, alike, case)
         return tuple(ranks), tuple(proof), root.says
     if root.slug == "rendezvous-unreachable":
         # Where most ranks cannot reach the master, it is the master that is gone, and they its
@@ -104,7 +104,12 @@ def _are_alike(event: Event, root: Event) -> bool:
     if (event.slug, event.layer, event.role) != (root.slug, root.layer, root.role):
         return False
     is_known = not {event.pattern, root.pattern} & _QUOTED
-    return is_known or bare(event.says) == bare(root.says)
+    return is_known or _words(event) == _words(root)
+
+
+def _words(event: Event) -> str:
+    """Return what happened, without the numbers in it and without where it did."""
+    return bare(event.title + event.fields.get("message", "").partition("\n")[0])
 
 
 def _is_common(ranks: Sequence[int], case: Case) -> bool:
@@ -114,7 +119,7 @@ def _is_common(ranks: Sequence[int], case: Case) -> bool:
     return len(ranks) >= SEVERAL and not case.identities.share_a_host(ranks)
 
 
-def _of_one(root: Event, case: Case) -> list[int]:
+def _of_one(root: Event, alike: Sequence[Event], case: Case) -> list[int]:
     """Return the rank that a cause is of: its own, or else that which failed first on its host, or
     by torchrun's summary.
     """
@@ -131,6 +136,9 @@ def _of_one(root: Event, case: Case) -> list[int]:
         )
         first = min(of_host, key=lambda event: (event.time or 0.0, event.order), default=None)
         return [] if first is None or first.rank is None else [first.rank]
+    several = {failure.rank for failure in case.found.failures if (failure.exit or 0) > 0}
+    if len(several) > 1 and sum(event.count for event in alike) > 1:
+        return []  # each of these ranks may have printed it
     pid = root.origin.pid
     found = [
         failure for failure in case.found.failures if failure.root and pid in {None, failure.pid}

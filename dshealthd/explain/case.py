@@ -128,7 +128,12 @@ def _place(case: Case, year: int) -> None:
         if event.rank is None:  # a launcher may print again below what a rank had printed before
             again = identities.above(event.origin.source, event.last_order)
             event.rank = again.rank if above.rank is None else above.rank
-        event.host = fields.get("host") or event.origin.host or above.host
+        event.host = (
+            fields.get("host")
+            or event.origin.host
+            or identities.before(event.place.quote)
+            or above.host
+        )
         if event.host in found.nodes:
             event.fields = {**fields, "pod": event.host}
             event.host = found.nodes[event.host]

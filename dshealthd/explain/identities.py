@@ -88,6 +88,7 @@ _ASKS = re.compile(r"\b(?:ssh|kubectl|oc|talosctl)\b")
 _FIRST_NODE = re.compile(r"\*\*\* (?:JOB|STEP) \S{1,60} ON ([\w.-]{1,64})")
 """A job's first node, which Slurm says whatever ended the job: a name, and no more."""
 _WORD = re.compile(r"[\w][\w.-]*\w")
+_BEFORE = re.compile(r"\[?([\w][\w.-]*\w)[\]@ ]")
 _TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
 
 
@@ -280,6 +281,13 @@ class Identities:
         self._names: dict[str, str] = {}
         """Names of hosts that stand where only a host can stand, by their first part."""
         self._launched: set[str] = set()
+        self._homes = {
+            short(origin.host)
+            for facts in found.sources
+            for origin in facts.origins
+            if origin.local is not None and origin.host is not None
+        }
+        """Hosts of lines with a rank within the node."""
         for (_, pid), rank in found.ranks_by_pid.items():
             self._ranks[pid].add(rank)
         for (_, pid), ranks in found.ranks_by_prefix.items():
@@ -363,7 +371,8 @@ class Identities:
                     return next(iter(first)) + origin.local
                 if first:
                     return None
-            return None if len(found.launchers) > 1 else origin.local
+            is_one = len(found.launchers) < 2 and len(self._homes) < 2  # noqa: PLR2004
+            return origin.local if is_one else None
         if origin.pid is not None:
             known = found.ranks_by_pid.get((origin.source, origin.pid))
             if known is not None:
@@ -417,14 +426,21 @@ class Identities:
         for begin, heading in reversed(self._found.sources[source].headings):
             if begin > order:
                 continue
-            names = {short(word) for word in heading.words}
-            host = heading.host or only({self._names[name] for name in names & self._names.keys()})
-            pod = only(heading.words & self._found.nodes.keys())
-            if pod is not None:
-                host = pod
+            host = heading.host or self.known(heading.words)
             if host is not None or not heading.is_name:
                 return heading._replace(host=host)
         return Heading()
+
+    def known(self, words: Iterable[str]) -> str | None:
+        """Return the only pod, or else the only host, that words name and other lines know."""
+        words = set(words)
+        hosts = {self._names[word] for word in map(short, words) if word in self._names}
+        return only(words & self._found.nodes.keys()) or only(hosts)
+
+    def before(self, quote: str) -> str | None:
+        """Return the pod or host that a line begins with, if other lines know it."""
+        match = _BEFORE.match(quote)
+        return self.known([match[1]]) if match else None
 
     def is_node(self, source: int, task: int) -> bool:
         """Return whether a task of srun is a launcher of several ranks."""

@@ -343,7 +343,9 @@ def lines(text: str) -> list[str]:
     if not isinstance(message, str):
         return [text]
     when = _time(next((record[name] for name in _TIMES if name in record), None))
-    host = next((record[name] for name in _HOSTS if name in record), None)
+    inner = record.get("kubernetes")  # as Fluent Bit adds it
+    where = {**record, **inner} if isinstance(inner, dict) else record
+    host = next((where[name] for name in _HOSTS if name in where), None)
     prefix = f"{when} " if when else ""
     if when and isinstance(host, str) and host.replace("-", "").replace(".", "").isalnum():
         prefix += f"{host} json: "

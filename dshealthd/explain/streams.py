@@ -46,6 +46,7 @@ _BRACKET = re.compile(
     r"|\d+,(?P<rank_mpi>\d{1,6})\]<std(?:out|err)>:[ ]?"  # mpirun --tag-output
     r"|[ ]*\+?(?P<uptime>\d+\.\d{6})\][ ]"  # dmesg, and its time since the line before
     r"|(?P<ctime>\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4})\][ ]"  # dmesg -T
+    r"|(?P<host_mpi>[A-Za-z][\w-]*\d[\w-]*):(?P<pid>\d{4,10})\][ ]"  # Open MPI
     r"|pod/(?P<host_pod>[\w.-]+)/[\w.-]+\][ ]?)"  # kubectl logs --prefix
 )
 _DIGIT = re.compile(
@@ -81,7 +82,7 @@ _ENOUGH = 4
 _NUMBERS = frozenset({"rank", "local", "task", "pid", "gpu", "launcher"})
 """Groups of prefixes that are numbers of the line's origin."""
 _STAMPS = ("iso", "glog", "uptime", "ctime", "syslog")
-_OF_ORIGIN = {"rank", "rank_mpi", "local", "host_pod", "host", "task", "actor"}
+_OF_ORIGIN = {"rank", "rank_mpi", "local", "host_pod", "host_mpi", "host", "task", "actor"}
 """Groups of prefixes that say where a line comes from, and begin no record."""
 MIN_WIDTH, MAX_WIDTH = 60, 1000
 """Widths in characters at which terminals and loggers wrap lines."""
