@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -28,6 +29,8 @@ MAX_KNOWN = 100_000
 """Maximum number of ranks, processes and tasks that are remembered."""
 MAX_STREAMS = 10_000
 """Maximum number of streams in a file whose last stamp is remembered."""
+MAX_HEADINGS = 1000
+"""Maximum number of headings of a file that are remembered: the last ones."""
 MAX_FAILURES = 10_000
 SEVERAL = 3
 """Number of ranks that suffices to show that there are several."""
@@ -78,7 +81,9 @@ class SourceFacts:
     """The last stamp in it."""
     origins: dict[Origin, None] = field(default_factory=lambda: Bounded(MAX_STREAMS))
     """The origins of its lines."""
-    headings: list[tuple[int, identities.Heading]] = field(default_factory=list)
+    headings: deque[tuple[int, identities.Heading]] = field(
+        default_factory=lambda: deque(maxlen=MAX_HEADINGS)
+    )
     """Where parts of other hosts or processes begin, in order."""
     is_troubled: bool = False
     """Whether a line of a watchdog, a traceback or a launcher's summary has come."""

@@ -171,8 +171,7 @@ class Reader:
                 self._facts.lines_before += item.lines
                 self._facts.progress_before |= item.is_progress
             self._order += 1
-            if self._facts.headings:  # another may be among these lines
-                self._head(identities.Heading())
+            self._head(identities.Heading())  # another may be among these lines
             if item.has_loss:
                 self._facts.finite = self._order
             return
@@ -315,8 +314,10 @@ class Reader:
         return False
 
     def _head(self, heading: identities.Heading) -> None:
-        if len(self._facts.headings) < MAX_PARTS:
-            self._facts.headings.append((self._order, heading))
+        """Begin a part of another host or process, or one of nobody known."""
+        headings = self._facts.headings
+        if not headings or headings[-1][1] != heading:
+            headings.append((self._order, heading))
 
     def _embedded(self, line: Line, text: str) -> Line:
         """Return the exception in a line as one of its own."""

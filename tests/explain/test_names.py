@@ -140,6 +140,51 @@ def test_the_labels_of_a_collector_say_where_a_line_is_from() -> None:
     assert (finding.host, finding.pod, finding.excluded) == (None, "vit-1", ())
 
 
+@pytest.mark.parametrize(
+    ("prefix", "host", "pod"),
+    [
+        ("sft-worker-1 pytorch ", "gpu-8", "sft-worker-1"),
+        ("sft-worker-7 pytorch ", None, None),
+        ("[pod/sft-worker-1/pytorch] ", "gpu-8", "sft-worker-1"),
+        ("[gpu-12:04711] ", "gpu-12", None),
+        ("[train-12:117] ", None, None),
+    ],
+)
+def test_what_stands_before_a_line_is_a_pod_or_a_host(
+    prefix: str, host: str | None, pod: str | None
+) -> None:
+    """Stern, kubectl and Open MPI say it; a file and its line are none."""
+    finding = explained(TABLE[-1].replace("RunContainerError", "Running"), prefix + OOM)
+    assert (finding.host, finding.pod) == (host, pod)
+
+
+def test_fluent_bit_says_host_and_pod_in_an_object_of_its_own() -> None:
+    """Beside the line, under `kubernetes`."""
+    record = {"log": OOM, "time": "2026-01-05T10:00:00Z", "kubernetes": {"host": "gpu-8"}}
+    assert explained(json.dumps(record)).host == "gpu-8"
+
+
+def test_ranks_that_a_launcher_saw_fail_may_each_have_printed_what_came_twice() -> None:
+    """An exception without a rank is that of the first one only if it came once."""
+    error = "ValueError: matrix contains invalid numeric entries"
+    summary = ["Failures:"]
+    for rank in (1, 0):
+        summary += ["Root Cause (first observed failure):"] * (not rank)
+        summary += [f"[{rank}]:", f"  time : 2026-01-05_10:00:0{rank}"]
+        summary += [f"  rank : {rank} (local_rank: {rank})", f"  exitcode : 1 (pid: 7{rank})"]
+    summary.append("=" * 60)
+    assert explained(error, *summary).ranks == (0,)
+    assert explained(error, error, *summary).ranks == ()
+
+
+def test_a_rank_within_a_node_is_none_where_several_nodes_have_some() -> None:
+    """Nothing says where the first rank of each node is."""
+    ready = "[default{}]: up"
+    assert explained("gpu-1: " + ready.format(0), "gpu-1: [default1]:" + OOM).ranks == (1,)
+    hosts = [f"gpu-{number}: {ready.format(0)}" for number in (1, 2, 1, 2)]
+    assert explained(*hosts, "gpu-2: [default1]:" + OOM).ranks == ()
+
+
 def test_only_ranks_with_the_same_words_fail_alike() -> None:
     """The last of two exceptions that no pattern knows may follow from the first."""
     first, last = "[rank{}]: ValueError: no shard {}", "[rank{}]: RuntimeError: a thread failed"
