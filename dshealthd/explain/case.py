@@ -12,7 +12,8 @@ from dshealthd.explain.clocks import Clock
 from dshealthd.explain.coverage import Coverage
 from dshealthd.explain.events import Event, Origin, Stamp
 from dshealthd.explain.facts import Recognized
-from dshealthd.explain.identities import Identities, first_node
+from dshealthd.explain.identities import Identities
+from dshealthd.explain.names import first_node
 from dshealthd.explain.patterns import load, said
 
 if TYPE_CHECKING:

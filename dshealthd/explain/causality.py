@@ -17,7 +17,7 @@ from dshealthd.explain.case import MISMATCH, prepare
 from dshealthd.explain.coverage import ABORTED, TERMINATED
 from dshealthd.explain.events import Event, Place, listed
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
-from dshealthd.explain.identities import named, only
+from dshealthd.explain.names import named, only
 from dshealthd.explain.patterns import advised, load
 from dshealthd.explain.reading import PATTERN as STATED
 from dshealthd.explain.reading import WORTH_READING, cause, standing, worth_reading

@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from dshealthd.explain import identities
 from dshealthd.explain import input as logs
+from dshealthd.explain import names
 from dshealthd.explain.events import Event, Origin, Place, Stamp
 from dshealthd.explain.ledger import Ledger
 from dshealthd.explain.remarks import Statements
@@ -81,7 +81,7 @@ class SourceFacts:
     """The last stamp in it."""
     origins: dict[Origin, None] = field(default_factory=lambda: Bounded(MAX_STREAMS))
     """The origins of its lines."""
-    headings: deque[tuple[int, identities.Heading]] = field(
+    headings: deque[tuple[int, names.Heading]] = field(
         default_factory=lambda: deque(maxlen=MAX_HEADINGS)
     )
     """Where parts of other hosts or processes begin, in order."""
@@ -148,7 +148,7 @@ class Recognized:
         default_factory=lambda: Bounded(MAX_KNOWN)
     )
     """Ranks by source, task and local rank; several if a file is from several nodes."""
-    seats: dict[identities.Seat, None] = field(default_factory=lambda: Bounded(MAX_KNOWN))
+    seats: dict[names.Seat, None] = field(default_factory=lambda: Bounded(MAX_KNOWN))
     """What lines say of where ranks run."""
     nodes: dict[str, str] = field(default_factory=lambda: Bounded(MAX_KNOWN))
     """Nodes by the pods that run on them."""
@@ -197,10 +197,10 @@ class Recognized:
                     own.add(int(match[1]))
         if pairs:
             rank = None if origin.pid is None else self.ranks_by_pid.get((source, origin.pid))
-            seat = identities.seat(text, origin, rank)
+            seat = names.seat(text, origin, rank)
             if seat is not None:
                 self.seats[seat] = None
-            elif on := identities.node_of(text):
+            elif on := names.node_of(text):
                 self.nodes.setdefault(*on)
         if launches and not ranks:
             facts.is_launcher = True

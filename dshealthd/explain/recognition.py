@@ -8,13 +8,13 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from dshealthd.explain import identities, remarks
 from dshealthd.explain import input as logs
+from dshealthd.explain import names, remarks
 from dshealthd.explain import patterns as known
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.facts import MAX_STREAMS, Bounded, Recognized, SourceFacts
-from dshealthd.explain.identities import NAMES_RANKS, Details, spoken_rank
 from dshealthd.explain.kinds import GRADIENTS, Kind, Kinds
+from dshealthd.explain.names import NAMES_RANKS, Details, spoken_rank
 from dshealthd.explain.prefilter import Need, bare
 from dshealthd.explain.reading import PATTERN as STATED
 from dshealthd.explain.reading import STEP
@@ -171,7 +171,7 @@ class Reader:
                 self._facts.lines_before += item.lines
                 self._facts.progress_before |= item.is_progress
             self._order += 1
-            self._head(identities.Heading())  # another may be among these lines
+            self._head(names.Heading())  # another may be among these lines
             if item.has_loss:
                 self._facts.finite = self._order
             return
@@ -269,7 +269,7 @@ class Reader:
             self._begins_in_stack = True
         self._order += 1
         self._details.feed(text, is_detail=kind.is_detail)
-        if kind.heads and (heading := identities.heading(text)):
+        if kind.heads and (heading := names.heading(text)):
             self._head(heading)
         self._found.learn(line, ranks=kind.ranks, pairs=kind.pairs, launches=kind.launches)
         if (kind.begins or self._summary.is_open) and self._summary.take(line, place):
@@ -313,7 +313,7 @@ class Reader:
             facts.calm += kind.level == "calm"
         return False
 
-    def _head(self, heading: identities.Heading) -> None:
+    def _head(self, heading: names.Heading) -> None:
         """Begin a part of another host or process, or one of nobody known."""
         headings = self._facts.headings
         if not headings or headings[-1][1] != heading:
