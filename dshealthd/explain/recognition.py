@@ -323,8 +323,8 @@ class Reader:
         """Return the exception in a line as one of its own."""
         for whole in (text, line.named):
             if (place := remarks.embedded(whole)) is not None:
-                self._splitter.follow(whole[:place])
-                return line._replace(text=whole[place:], shape=None)
+                origin = self._splitter.follow(whole[:place], line.origin)
+                return line._replace(text=whole[place:], origin=origin, shape=None)
         return line
 
     def _progress(self, text: str, kind: Kind) -> None:

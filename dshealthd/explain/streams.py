@@ -223,9 +223,13 @@ class Splitter:
         if len(nodes) > 1 and sum(nodes.values()) >= max(_ENOUGH, _SAMPLE * len(sample)):
             self.nodes = frozenset(map(same_digits, nodes))
 
-    def follow(self, lead: str) -> None:
-        """Take a text, whatever its numbers, for what stands before the next lines, too."""
+    def follow(self, lead: str, origin: Origin) -> Origin:
+        """Take a text, whatever its numbers, for what stands before the next lines, too; return the
+        origin of a line with it.
+        """
         self._lead = self._leading(lead)
+        label = _LABEL.search(lead)
+        return origin._replace(host=label["host"]) if label else origin
 
     def _leading(self, lead: str) -> re.Pattern[str] | None:
         return re.compile(r"\d+".join(map(re.escape, _NUMBER.split(lead)))) if lead else None
