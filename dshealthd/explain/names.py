@@ -20,8 +20,6 @@ T = TypeVar("T")
 
 _SPOKEN = re.compile(
     r"\[(?:PG [^\]]{1,80}\(default_pg\) )?(?:[Rr]ank|RANK)[ :=_]?(?P<rank>\d{1,6})\]"
-    r"|\brank(?P<rank_2>\d{1,6})\[\d{2,10}\]"  # composer
-    r"|--local[-_]rank[= '\",]{1,4}(?P<local>\d{1,4})\b"
 )
 """A rank in the text of a line; that in another group than the default one is not the job's."""
 _SAID = re.compile(
@@ -69,11 +67,11 @@ _ON_NODE = re.compile(
     r"(?P<node_2>[\w.-]{2,62})"
 )
 """A pod and its node, as the scheduler says, and in the wide table of kubectl."""
-_PAIRS = re.compile(
-    r"\blocal[_ -]?rank\b.*\b(?:pid|process|node|host)|\b[Rr]ank\b.*\b(?:pid|PID|host|node|busId)"
-    r"|(?:pid|node|host|process).*\b(?:rank\b|local[_-]rank)|Successfully assigned |^\S+ +/ +[A-Z]"
+_BESIDE = re.compile(
+    r"[Rr]ank\b.*\b(?:pid|PID|node|host|busId)|(?:pid|node|host|process).*[Rr]ank\b"
 )
-"""Lines without their digits that may say what belongs together."""
+_ROW = re.compile(r"Successfully assigned |^\S+ +/ +[A-Z]")
+"""Lines without their digits that may say what belongs together: a rank and more, or a pod."""
 _HEADING = re.compile(
     r"(?:=+>|>{2,}|\#{1,6}|[-=*#]{3,}) ?(?P<title>[\w\[(/.].*)"
     r"|(?P<prompt>\[[\w.@-]{2,60} [^\]]{1,80}\]|[\w.-]+@[\w.-]+:\S{1,80}|)[$#] (?P<command>\w.*)"
@@ -92,12 +90,9 @@ _WORD = re.compile(r"[\w][\w.-]*\w")
 def spoken_rank(text: str) -> dict[str, str]:
     """Return the rank that a line names in its text rather than in a prefix, as a field."""
     match = _SPOKEN.search(text)
-    if match is None and (match := _SAID.search(text)):
-        return {"rank": match["rank"]} if len(_ANY_RANK.findall(text[:400])) == 1 else {}
-    # DeepSpeed's launcher shows the command of its last rank, whichever failed: 0 is the only one.
-    if match is None or (match["local"] or "0") != "0":
-        return {}
-    return {name.partition("_")[0]: value for name, value in match.groupdict().items() if value}
+    if match is None and len(_ANY_RANK.findall(text[:400])) == 1:
+        match = _SAID.search(text)
+    return {} if match is None else {"rank": match["rank"]}
 
 
 def named(text: str) -> dict[str, str]:
@@ -138,7 +133,7 @@ def may_pair(template: str) -> bool:
     """Return whether a line may have a `seat`, or say on which node a pod is; `template` is the
     line without its digits.
     """
-    return _PAIRS.search(template) is not None
+    return (_BESIDE.search(template) or _ROW.search(template)) is not None
 
 
 def seat(text: str, origin: Origin, rank: int | None = None) -> Seat | None:

@@ -311,13 +311,10 @@ class Splitter:
     def _shape(self, text: str) -> Shape:
         numbers: dict[str, slice] = {}
         host, stamp, level, named, prefixed = None, None, "", None, False
-        whole = len(text)
+        told, whole = text, len(text)
         lead = self._lead
         for _ in range(MAX_PREFIXES):
             if lead is not None and (match := lead.match(text)):
-                if label := _LABEL.search(match[0]):
-                    begin = whole - len(text)
-                    host = slice(begin + label.start("host"), begin + label.end("host"))
                 text = text[match.end() :]
             match = self._prefix(text)
             if match is None:
@@ -325,6 +322,7 @@ class Splitter:
                 if anchor is None or "traceback" in text[: anchor.start()].lower():
                     break
                 lead = self._leading(text[: anchor.start()])
+                text = text[anchor.start() :]
                 continue
             begin = whole - len(text)
             found = {name: value for name, value in match.groupdict().items() if value}
@@ -349,6 +347,8 @@ class Splitter:
             if "host_nccl" in found:
                 break
         start = whole - len(text)
+        if host is None and lead is not None and (label := _LABEL.search(told, 0, start)):
+            host = slice(*label.span("host"))
         return Shape(start, named, tuple(numbers.items()), host, stamp, level, prefixed, lead)
 
     def _prefix(self, text: str) -> re.Match[str] | None:
