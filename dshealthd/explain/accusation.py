@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from dshealthd.explain import clocks
 from dshealthd.explain.events import listed
+from dshealthd.explain.facts import SEVERAL
 from dshealthd.explain.group_verdicts import MAX_SIZE
+from dshealthd.explain.prefilter import bare
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 ON_ALL = " (on all ranks)"
 """The end of a statement on a cause that all ranks report alike."""
+_QUOTED = {"child-failed/python", "child-failed/stated"}
+"""What no pattern knows."""
 _OF_PEERS = {
     "nccl-remote-error",
     "nccl-timeout",
@@ -32,11 +36,7 @@ def accused(
     root: Event, case: Case, verdicts: Sequence[GroupVerdict]
 ) -> tuple[tuple[int, ...], tuple[Place, ...], str]:
     """Return the culprit ranks of a failure, the proof, and the statement."""
-    alike = [
-        event
-        for event in case.causes
-        if event.slug == root.slug and event.layer == root.layer and event.role == root.role
-    ]
+    alike = [event for event in case.causes if _are_alike(event, root)]
     same = sorted({event.rank for event in alike if event.rank is not None})
     places = tuple(event.place for event in alike[:3])
     proof = [root.place]
@@ -44,15 +44,15 @@ def accused(
         if root.ranks:
             is_all = len(root.ranks) >= (case.world or len(case.seen) + 1)
             return () if is_all else root.ranks, (root.place,), root.says
-        ranks = [root.rank] if root.rank is not None else _summary(case, root)
         if root.pattern == "child-failed/signal":
-            return tuple(ranks), (root.place,), root.says
+            return () if root.rank is None else (root.rank,), (root.place,), root.says
         if root.layer == "program" and len(same) > 1 and _tied(alike):
-            ranks = same if len(same) < (case.world or len(case.seen)) else []
-            text = f"{root.says}{ON_ALL}" if not ranks else root.says
-            return tuple(ranks), places, text
-        if root.role == "loss":
-            ranks = []
+            if len(same) >= (case.world or len(case.seen)):
+                return (), places, f"{root.says}{ON_ALL}"
+            if _is_common(same, case):
+                return (), places, f"{root.says} ({listed(same)} alike)"
+            return tuple(same), places, root.says
+        ranks = [] if root.role == "loss" else _of_one(root, alike, case)
         return tuple(ranks), tuple(proof), root.says
     if root.slug == "rendezvous-unreachable":
         # Where most ranks cannot reach the master, it is the master that is gone, and they its
@@ -99,18 +99,52 @@ def _without_culprit(case: Case, verdict: GroupVerdict) -> tuple[tuple[()], tupl
     return (), verdict.proof[:3], verdict.says
 
 
-def _summary(case: Case, root: Event) -> list[int]:
-    """Return the rank that failed first by torchrun's summaries, unless the cause is known to be of
-    another process.
+def _are_alike(event: Event, root: Event) -> bool:
+    """Return whether two events are of one kind; what no pattern knows must have the same words."""
+    if (event.slug, event.layer, event.role) != (root.slug, root.layer, root.role):
+        return False
+    is_known = not {event.pattern, root.pattern} & _QUOTED
+    return is_known or _words(event) == _words(root)
+
+
+def _words(event: Event) -> str:
+    """Return what happened, without the numbers in it and without where it did."""
+    return bare(event.title + event.fields.get("message", "").partition("\n")[0])
+
+
+def _is_common(ranks: Sequence[int], case: Case) -> bool:
+    """Return whether so many ranks fail alike that the cause is none of theirs: not if all of them
+    are on one host, and other ranks are elsewhere.
     """
-    if root.layer == "scheduler":
-        return []
+    return len(ranks) >= SEVERAL and not case.identities.share_a_host(ranks)
+
+
+def _of_one(root: Event, alike: Sequence[Event], case: Case) -> list[int]:
+    """Return the rank that a cause is of: its own, or else that which failed first on its host, or
+    by torchrun's summary.
+    """
+    if root.rank is not None:
+        return [root.rank]
+    if root.layer in {"hardware", "scheduler"}:
+        of_host = (
+            event
+            for event in case.causes
+            if event.layer == "program"
+            and event.rank is not None
+            and root.host is not None
+            and case.identities.host(event.rank) == root.host
+        )
+        first = min(of_host, key=lambda event: (event.time or 0.0, event.order), default=None)
+        return [] if first is None or first.rank is None else [first.rank]
+    several = {failure.rank for failure in case.found.failures if (failure.exit or 0) > 0}
+    if len(several) > 1 and sum(event.count for event in alike) > 1:
+        return []  # each of these ranks may have printed it
     pid = root.origin.pid
     found = [
         failure for failure in case.found.failures if failure.root and pid in {None, failure.pid}
     ]
-    first = min(found, key=lambda failure: failure.time, default=None)
-    return [] if first is None or first.rank is None else [first.rank]
+    failed = min(found, key=lambda failure: failure.time, default=None)
+    return [] if failed is None or failed.rank is None else [failed.rank]
 
 
 def _blocked_alone(events: Sequence[Event], case: Case) -> int | None:

@@ -13,6 +13,7 @@ from dshealthd.explain.coverage import Coverage
 from dshealthd.explain.events import Event, Origin, Stamp
 from dshealthd.explain.facts import Recognized
 from dshealthd.explain.identities import Identities
+from dshealthd.explain.names import first_node
 from dshealthd.explain.patterns import load, said
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Case:
     """Everything in all logs, sorted by the part it may play."""
 
     found: Recognized
+    identities: Identities
     causes: list[Event] = field(default_factory=list)
     consequences: list[Event] = field(default_factory=list)
     recovered: list[Event] = field(default_factory=list)
@@ -88,7 +90,7 @@ class Case:
 def prepare(found: Recognized, *, year: int) -> Case:
     """Work out the case without modifying `found`: a followed log is judged repeatedly."""
     found = replace(found, events=[replace(event) for event in found.events])
-    case = Case(found, seen=set(found.ranks_seen), world=found.world)
+    case = Case(found, Identities(found), seen=set(found.ranks_seen), world=found.world)
     _place(case, year)
     _merge(case.found.events)
     _signals(case)
@@ -100,33 +102,49 @@ def prepare(found: Recognized, *, year: int) -> Case:
 def _place(case: Case, year: int) -> None:
     """Work out rank, host and time of every event."""
     found = case.found
-    identities = Identities(found)
+    identities = case.identities
     stated = (kept.event for facts in found.sources for kept in facts.statements)
     events = [*found.events, *stated]
     stamps = [event.stamp for event in events if event.stamp]
     stamps += [stamp for facts in found.sources for stamp in facts.last_stamp.values()]
     year = case.year = clocks.year_of(stamps, year)
     for event in events:
+        fields = event.fields
         event.rank = identities.rank(event.origin)
         # A launcher that quotes a command shows that of any rank.
-        if event.rank is None and "local" in event.fields and event.pattern not in _QUOTES_COMMANDS:
-            local = int(event.fields["local"])
-            event.rank = identities.rank(event.origin._replace(local=local))
-            if event.rank is not None and "pid" in event.fields:
-                identities.learn(int(event.fields["pid"]), event.rank)
-    for event in events:
-        if "rank" in event.fields and event.rank is None:
-            event.rank = int(event.fields["rank"])
-        if "rank_other" in event.fields and event.rank is not None:
-            both = {int(event.fields["rank"]), int(event.fields["rank_other"])}
+        if event.rank is None and "local" in fields and event.pattern not in _QUOTES_COMMANDS:
+            event.rank = identities.rank(event.origin._replace(local=int(fields["local"])))
+        if "rank" in fields and event.rank is None:
+            event.rank = int(fields["rank"])
+        if "rank_other" in fields and event.rank is not None:
+            both = {int(fields["rank"]), int(fields["rank_other"])}
             # Ranks of a group, if the one that names them is neither.
             event.ranks = tuple(sorted(both)) if event.rank in both else ()
-        tasks = _numbers(event.fields.get("tasks", event.fields.get("task", "")))
+        tasks = _numbers(fields.get("tasks", fields.get("task", "")))
         if event.rank is None and tasks and not identities.is_node(event.origin.source, tasks[0]):
             event.rank, event.ranks = tasks[0], tasks
-        if event.rank is None and "pid" in event.fields:
-            event.rank = identities.of_pid(int(event.fields["pid"]))
-        event.host = event.fields.get("host") or event.origin.host
+        if event.rank is None and "pid" in fields:
+            event.rank = identities.of_pid(int(fields["pid"]))
+        above = identities.above(event.origin.source, event.order)
+        if event.rank is None:  # a launcher may print again below what a rank had printed before
+            again = identities.above(event.origin.source, event.last_order)
+            event.rank = again.rank if above.rank is None else above.rank
+        event.host = (
+            fields.get("host")
+            or event.origin.host
+            or identities.before(event.place.quote)
+            or above.host
+        )
+        if event.host in found.nodes:
+            event.fields = {**fields, "pod": event.host}
+            event.host = found.nodes[event.host]
+        if event.rank is None and "pci" in fields:
+            event.rank = identities.of_gpu(event.host, fields["pci"])
+        identities.place(None, fields.get("host"))
+        if event.layer == "launcher":
+            ranks = event.ranks or (() if event.rank is None else (event.rank,))
+            identities.launch(ranks, event.host)
+        identities.launch((), first_node(event.place.quote))
         if event.stamp is not None:
             event.time = clocks.seconds(event.stamp, year)
         if event.rank is not None:

@@ -17,7 +17,7 @@ from dshealthd.explain.case import MISMATCH, prepare
 from dshealthd.explain.coverage import ABORTED, TERMINATED
 from dshealthd.explain.events import Event, Place, listed
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
-from dshealthd.explain.identities import named
+from dshealthd.explain.names import named, only
 from dshealthd.explain.patterns import advised, load
 from dshealthd.explain.reading import PATTERN as STATED
 from dshealthd.explain.reading import WORTH_READING, cause, standing, worth_reading
@@ -36,7 +36,8 @@ AND_AFTER = "what these logs say after the last of these lines, or the logs of a
 
 _NOTICED = re.compile(r"watchdog at work|Timeout at NCCL work")
 """Words of a watchdog that saw a collective fail; it also prints its state now and then."""
-_OF_LOST_PEERS = {f"nccl-remote-error/{name}" for name in ("nccl", "gloo", "store")}
+_PEER_LOST = "nccl-remote-error"
+_OF_LOST_PEERS = {f"{_PEER_LOST}/{name}" for name in ("nccl", "gloo", "store")}
 """Reports that a peer is gone: how it ended, or what cut it off, only its own log can say."""
 _OF_NO_RANK = {"symmetric", "mismatch"}
 """Kinds of verdicts that have a first step although they name no culprit."""
@@ -143,7 +144,7 @@ def decide(found: Recognized, *, year: int) -> Finding:
     slug = root.slug
     # Ranks report this error when they have lost another one: a rank that left silently is the one
     # they lost, and so the cause.
-    if slug == "nccl-remote-error" and (left := left_silently(case)) is not None:
+    if slug == _PEER_LOST and (left := left_silently(case)) is not None:
         slug, root = left.slug, left
         says = f"{left.says}, and only {listed(ranks)} reported no error" if ranks else left.says
         proof = (left.place, *proof)
@@ -161,7 +162,13 @@ def decide(found: Recognized, *, year: int) -> Finding:
     host, gpu = _whereabouts(root, ranks, case)
     beside = _beside(root, ranks)
     host = host or beside.get("host")
-    if host == beside.get("pod") or says.endswith(ON_ALL):  # a collector's name of a pod; or of all
+    is_peers = not ranks and any(
+        event.slug == _PEER_LOST and event.order <= root.order
+        for event in (*case.causes, *case.consequences)
+        if root.pattern in _OF_LOST_PEERS or root.layer == "launcher"
+    )
+    # A collector's name of a pod; of all; of who only noticed that another is gone.
+    if host == beside.get("pod") or says.endswith(ON_ALL) or is_peers:
         host = None
     if gpu is None and "gpu" in beside:
         gpu = int(beside["gpu"])
@@ -234,19 +241,11 @@ def _adopt(root: Event, case: Case) -> None:
     is_own = root.pattern == STATED  # an exception may be that of all ranks
     if is_own and root.rank is None and len({(event.rank, event.ranks) for event in ends}) == 1:
         root.rank, root.ranks = ends[0].rank, ends[0].ranks
-    told = [(event.rank, event.host) for event in ends]
-    # A rank that is two processes was started again, maybe on another host.
-    pids: dict[tuple[int, int | None], int | None] = {}
-    failures = case.found.failures
-    if all(pids.setdefault((one.source, one.rank), one.pid) == one.pid for one in failures):
-        told += [(failure.rank, failure.host) for failure in failures]
-    for hosts in (
-        {host for rank, host in told if rank is not None and rank == root.rank},
-        {event.host for event in ends if root.rank is None or event.rank is None},
-    ):
-        short = {host.partition(".")[0]: host for host in hosts if host}
-        if root.host is None and len(short) == 1 and "localhost" not in short:
-            (root.host,) = short.values()
+    reported = {event.host for event in ends if not root.origin.labeled or event.rank is None}
+    reported |= {failure.host for failure in case.found.failures if root.layer == "hardware"}
+    hosts = {case.identities.name(host) for host in reported if host}
+    if root.host is None and case.identities.has_one_host:
+        root.host = only(hosts)
 
 
 def _step(
@@ -301,17 +300,16 @@ def _whereabouts(root: Event, ranks: Sequence[int], case: Case) -> tuple[str | N
     if root.pattern == MISMATCH and not ranks:
         return None, None
     own = root
+    hosts = {case.identities.host(rank) for rank in ranks}
     if ranks and root.rank is not None and root.rank not in ranks:
-        events = (event for event in case.found.events if event.rank in ranks)
-        hosts = {event.host or event.origin.host for event in case.found.events}
-        found = next(events, None)
+        found = next((event for event in case.found.events if event.rank in ranks), None)
         if found is None:
-            return hosts.pop() if len(hosts) == 1 else None, None
+            return only(hosts), None
         own = found
     gpu = int(own.fields["gpu"]) if "gpu" in own.fields else own.origin.gpu
-    if not ranks and root.slug == "nccl-remote-error":
+    if not ranks and root.slug == _PEER_LOST:
         gpu = None  # it is the GPU of the rank that noticed the failure
-    return own.host or own.origin.host or own.fields.get("host"), gpu
+    return own.host or only(hosts), gpu
 
 
 def _first_failure(case: Case) -> float | None:

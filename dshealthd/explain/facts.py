@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from dshealthd.explain import input as logs
+from dshealthd.explain import names
 from dshealthd.explain.events import Event, Origin, Place, Stamp
 from dshealthd.explain.ledger import Ledger
 from dshealthd.explain.remarks import Statements
@@ -21,12 +23,14 @@ _WORLD = re.compile(
 )
 _OWN_RANK = re.compile(r"\[(?:rank|Rank|RANK)[ :]?(\d{1,6})\]")
 """A rank that a process puts before its lines."""
-_NCCL_RANK = re.compile(r"NCCL INFO .*\brank (\d{1,6}) nranks (\d{1,6})\b")
+_NCCL_RANK = re.compile(r"NCCL INFO .*\brank (\d{1,6}) nranks \d{1,6}\b")
 
 MAX_KNOWN = 100_000
 """Maximum number of ranks, processes and tasks that are remembered."""
 MAX_STREAMS = 10_000
 """Maximum number of streams in a file whose last stamp is remembered."""
+MAX_HEADINGS = 1000
+"""Maximum number of headings of a file that are remembered: the last ones."""
 MAX_FAILURES = 10_000
 SEVERAL = 3
 """Number of ranks that suffices to show that there are several."""
@@ -77,6 +81,10 @@ class SourceFacts:
     """The last stamp in it."""
     origins: dict[Origin, None] = field(default_factory=lambda: Bounded(MAX_STREAMS))
     """The origins of its lines."""
+    headings: deque[tuple[int, names.Heading]] = field(
+        default_factory=lambda: deque(maxlen=MAX_HEADINGS)
+    )
+    """Where parts of other hosts or processes begin, in order."""
     is_troubled: bool = False
     """Whether a line of a watchdog, a traceback or a launcher's summary has come."""
     lines_before: int = 0
@@ -140,6 +148,10 @@ class Recognized:
         default_factory=lambda: Bounded(MAX_KNOWN)
     )
     """Ranks by source, task and local rank; several if a file is from several nodes."""
+    seats: dict[names.Seat, None] = field(default_factory=lambda: Bounded(MAX_KNOWN))
+    """What lines say of where ranks run."""
+    nodes: dict[str, str] = field(default_factory=lambda: Bounded(MAX_KNOWN))
+    """Nodes by the pods that run on them."""
     ranks_seen: set[int] = field(default_factory=set)
     tasks_with_ranks: dict[tuple[int, int], set[int]] = field(
         default_factory=lambda: Bounded(MAX_KNOWN)
@@ -153,10 +165,11 @@ class Recognized:
     """Events beyond MAX_EVENTS."""
     statistics: logs.Statistics = field(default_factory=logs.Statistics)
 
-    def learn(self, line: Line, *, ranks: bool, launches: bool) -> None:
-        """Learn from a line which rank, task and process belong together, and the world size.
+    def learn(self, line: Line, *, ranks: bool, pairs: bool, launches: bool) -> None:
+        """Learn from a line which rank, task, process and host belong together, and the world size.
 
-        `ranks` and `launches` are whether it speaks of ranks, and whether torchrun speaks.
+        `ranks`, `pairs` and `launches` are whether it speaks of ranks, whether it may say what
+        belongs together, and whether torchrun speaks.
         """
         origin, text, source = line.origin, line.text, line.origin.source
         facts = self.sources[source]
@@ -166,6 +179,7 @@ class Recognized:
         if origin.local is not None:
             facts.is_launcher = True
         elif line.launcher is not None:
+            facts.is_launcher = True
             pids = self.launchers.setdefault((source, origin.task), set())
             if len(pids) < SEVERAL:
                 pids.add(line.launcher)
@@ -181,7 +195,14 @@ class Recognized:
                 own = self.ranks_by_prefix.setdefault((source, origin.pid), set())
                 if len(own) < SEVERAL:
                     own.add(int(match[1]))
-        elif launches:
+        if pairs:
+            rank = None if origin.pid is None else self.ranks_by_pid.get((source, origin.pid))
+            seat = names.seat(text, origin, rank)
+            if seat is not None:
+                self.seats[seat] = None
+            elif on := names.node_of(text):
+                self.nodes.setdefault(*on)
+        if launches and not ranks:
             facts.is_launcher = True
 
     def _meet(self, origin: Origin, source: int) -> None:

@@ -1,7 +1,4 @@
-"""Identities: the rank, host, pod, process and device that lines name, and whose line is whose.
-
-A name is taken only where it can be one: a false name is worse than none.
-"""
+"""Identities: whose line is whose, by what all logs together say of ranks, hosts and pods."""
 
 from __future__ import annotations
 
@@ -9,116 +6,16 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from dshealthd.explain.events import is_name_of_host
+from dshealthd.explain.names import PCI, Heading, only, short
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dshealthd.explain.events import Origin
     from dshealthd.explain.facts import Recognized
 
-_SPOKEN = re.compile(
-    r"\[(?:PG [^\]]{1,80}\(default_pg\) )?(?:[Rr]ank|RANK)[ :]?(?P<rank>\d{1,6})\]"
-    r"|--local[-_]rank[= '\",]{1,4}(?P<local>\d{1,4})\b"
-)
-"""A rank in the text of a line; that in another group than the default one is not the job's."""
-_SAID = re.compile(
-    r"(?:(?:^|[:(,] ?|\b(?:on|process) )[Rr]ank[ =]|\brank=)"
-    r"(?P<rank>\d{1,6})\b(?![-.]\d|,? (?:and|or|to) )"
-)
-_ANY_RANK = re.compile(r"\branks?\b", re.IGNORECASE)
-"""A line that speaks of one rank alone speaks of its own, unless it is sent to or from it."""
-NAMES_RANKS = frozenset({"rank", "local", "task", "tasks", "culprit", "culprits"})
-"""Fields of patterns that say which ranks a line is about."""
-_NAMES = re.compile(
-    r"\b(?:[Nn]ode|[Hh]ost(?:name)?|instance)(?: ?[:=] ?| |/)['\"]?"
-    r"(?P<host>[A-Za-z\d][\w.-]{1,62}[A-Za-z\d])"
-    r"|\b(?:[Nn]ode )?(?:ip|IP)(?: ?[:=] ?| |\[)['\"]?(?P<address>\d{1,3}(?:\.\d{1,3}){3})\b"
-    r"|\b(?:pid|PID)(?: ?[:=] ?| )(?P<pid>\d{2,10})\b"
-    r"|\[(?P<pid_2>\d{2,10})\](?::| trap| general) [^\n]{0,40}(?:segfault|ip|sp)\b"
-    r"|\b(?:GPU |GPU|cuda:|Device:|device |DEVICE\[)(?P<gpu>\d{1,2})\b(?!\.\d|,\d| "
-    r"?(?:[KMG]i?B|%|x\b))"
-    r"|(?<![\w.])(?P<device>mlx5_\d{1,3}(?::\d)?|bnxt_re\d{1,2}|efa_\d{1,2}|hfi1_\d{1,2}"
-    r"|nvme\d{1,2}n\d(?:p\d{1,2})?|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)(?![\w.])"
-    r"|\bpods?[ /](?P<pod>[a-z\d][a-z\d.-]{1,62}+)(?![\w'])"
-    r"|\b(?P<position>(?:DP|TP|PP|EP)\d{1,3}(?:[ _](?:DP|TP|PP|EP)\d{1,3}){0,3})(?=[\] )])"
-)
-_DETAIL = re.compile(
-    r"\s{0,40}(?P<key>[A-Za-z_][\w .-]{0,30}?)\s{0,4}:\s{1,30}['\"]?(?P<value>[^\s'\"]{1,100})"
-)
-_KEYS = {
-    "pid": "pid", "ip": "host", "node_ip": "host", "hostname": "host", "host": "host",
-    "Node": "host", "rank": "rank", "Name": "pod",
-}  # fmt: skip
-"""Keys in a block of `key: value` lines, as Ray and kubectl print them, and whose name each has."""
+_BEFORE = re.compile(r"\[?([\w][\w.-]*\w)[\]@ ]")
 _TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
-
-
-def spoken_rank(text: str) -> dict[str, str]:
-    """Return the rank that a line names in its text rather than in a prefix, as a field."""
-    match = _SPOKEN.search(text)
-    if match is None and (match := _SAID.search(text)):
-        return {"rank": match["rank"]} if len(_ANY_RANK.findall(text[:400])) == 1 else {}
-    # DeepSpeed's launcher shows the command of its last rank, whichever failed: 0 is the only one.
-    if match is None or (match["local"] or "0") != "0":
-        return {}
-    return {name: value for name, value in match.groupdict().items() if value}
-
-
-def named(text: str) -> dict[str, str]:
-    """Return the host, pid, GPU, device and pod that a text names, each only if it names one."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for match in _NAMES.finditer(text):
-        name, value = str(match.lastgroup).partition("_")[0], match[match.lastgroup or 0]
-        if name == "host" and not is_name_of_host(value):
-            continue
-        if name == "pod" and value.isalpha():  # a word: "pod memory"
-            continue
-        found["host" if name == "address" else name].add(value)
-    return {name: values.pop() for name, values in found.items() if len(values) == 1}
-
-
-def is_detail(text: str) -> bool:
-    """Return whether a line has the form `key: value`."""
-    return ":" in text[:40] and _DETAIL.match(text) is not None
-
-
-class Details:
-    """The block of `key: value` lines that the current line is in, or that ends right before it."""
-
-    def __init__(self) -> None:
-        self._fields: dict[str, str] = {}
-        self._is_over = False
-        self._described: dict[str, str] = {}
-        """The pod and the node that `kubectl describe` begins with."""
-
-    def feed(self, text: str, *, is_detail: bool) -> None:
-        """Add a line, or end the block if it is of another form."""
-        match = _DETAIL.match(text) if is_detail else None
-        if self._is_over:
-            self._fields, self._is_over = {}, False
-        if match is None:
-            self._is_over = bool(self._fields) and bool(text.strip())
-            return
-        name = _KEYS.get(match["key"])
-        value = match["value"].partition("/")[0].rstrip(",")
-        if name == "host" and not is_name_of_host(value):
-            return
-        if name in {"pid", "rank"} and not value.isdecimal():
-            return
-        if name is not None and len(self._fields) < len(_KEYS):
-            self._fields.setdefault(name, value)
-        if match["key"] == "Namespace":
-            self._described = dict(self._fields)
-        elif self._described and match["key"] == "Node" and name is not None:
-            self._described.setdefault(name, value)
-
-    @property
-    def fields(self) -> dict[str, str]:
-        """What the block names; a `Name` is a pod's only beside its node."""
-        fields = self._fields
-        # any word may precede a colon
-        if len(fields) < 2 or ("pod" in fields and "host" not in fields):  # noqa: PLR2004
-            fields = {}
-        return {**self._described, **fields}
 
 
 class Identities:
@@ -131,21 +28,79 @@ class Identities:
         }
         """Number of launchers without a summary, by file and task, if there are several."""
         self._first: dict[object, set[int]] = defaultdict(set)
-        """The rank of local rank 0, by file and task, and by folder of a node's torchrun; several
-        if a file holds the output of several nodes."""
-        self._by_pid: dict[int, set[int]] = defaultdict(set)
+        """The rank of local rank 0, by host, by file and task, and by folder of a node's torchrun;
+        several if a file holds the output of several nodes."""
+        self._ranks: dict[object, set[int]] = defaultdict(set)
+        """Ranks by pid, and by the host and the PCI address of their GPU."""
+        self._hosts: dict[int, set[str]] = defaultdict(set)
+        """Hosts by rank."""
+        self._names: dict[str, str] = {}
+        """Names of hosts that stand where only a host can stand, by their first part."""
+        self._launched: set[str] = set()
+        self._homes = {
+            short(origin.host)
+            for facts in found.sources
+            for origin in facts.origins
+            if origin.local is not None and origin.host is not None
+        }
+        """Hosts of lines with a rank within the node."""
         for (_, pid), rank in found.ranks_by_pid.items():
-            self._by_pid[pid].add(rank)
+            self._ranks[pid].add(rank)
+        for (_, pid), ranks in found.ranks_by_prefix.items():
+            self._ranks[pid] |= ranks
         for (source, task, local), ranks in found.ranks_by_local.items():
             first = {rank - local for rank in ranks}
             self._first[source, task] |= first
             if match := self._folder(source):
                 self._first[match["node"]] |= first
+        pids: dict[tuple[int, int | None], int | None] = {}
+        has_restarts = any(
+            pids.setdefault((failure.source, failure.rank), failure.pid) != failure.pid
+            for failure in found.failures
+        )
+        """Whether a rank is two processes: it was started again, maybe on another host."""
         for failure in found.failures:
             if failure.rank is not None and failure.local is not None:
                 self._first[failure.source, failure.task].add(failure.rank - failure.local)
+                if failure.host is not None:
+                    self._first[short(failure.host)].add(failure.rank - failure.local)
             if failure.root and (failure.source, failure.task) in self._untold:
                 self._untold[failure.source, failure.task] -= 1
+            self.launch(
+                [failure.rank] if failure.rank is not None and not has_restarts else [],
+                failure.host,
+            )
+        for seat in found.seats:
+            if seat.rank is not None and seat.local is not None:
+                of = seat.origin
+                key = short(seat.host) if seat.host else (of.source, of.task)
+                self._first[key].add(seat.rank - seat.local)
+        for facts in found.sources:
+            for origin in facts.origins:
+                self.place(self.rank(origin), origin.host)
+            for _, heading in facts.headings:
+                self.place(None, heading.host)
+        for seat in found.seats:
+            origin = seat.origin._replace(rank=seat.rank, local=seat.local, host=seat.host)
+            own = self.rank(origin)
+            self.place(own, seat.host)
+            if own is None:
+                continue
+            if seat.pid is not None:
+                self._ranks[seat.pid].add(own)
+            if seat.pci is not None:
+                self._ranks[None, seat.pci].add(own)
+                if seat.host is not None:
+                    self._ranks[short(seat.host), seat.pci].add(own)
+
+    def place(self, rank: int | None, host: str | None) -> None:
+        """Note that a host has this name, and that a rank runs there if one is given."""
+        host = self._found.nodes.get(host, host) if host else None
+        if host is None or host.startswith("localhost"):
+            return
+        self._names.setdefault(short(host), host)
+        if rank is not None:
+            self._hosts[rank].add(short(host))
 
     def _folder(self, source: int) -> re.Match[str] | None:
         return _TORCHRUN_FOLDER.match(self._found.sources[source].name)
@@ -162,13 +117,18 @@ class Identities:
         if origin.local is not None:
             if self._untold.get((origin.source, origin.task), 0) > 0:
                 return None  # the first rank of a launcher without a summary may be any
-            for key in ((origin.source, origin.task), self._node(origin.source)):
+            for key in (
+                short(origin.host) if origin.host else None,
+                (origin.source, origin.task),
+                self._node(origin.source),
+            ):
                 first = self._first.get(key, set())
                 if len(first) == 1:
                     return next(iter(first)) + origin.local
                 if first:
                     return None
-            return None if len(found.launchers) > 1 else origin.local
+            is_one = len(found.launchers) < 2 and len(self._homes) < 2  # noqa: PLR2004
+            return origin.local if is_one else None
         if origin.pid is not None:
             known = found.ranks_by_pid.get((origin.source, origin.pid))
             if known is not None:
@@ -180,14 +140,63 @@ class Identities:
             return origin.task
         return None
 
-    def learn(self, pid: int, rank: int) -> None:
-        """Note the rank of a process that a launcher's message names."""
-        self._by_pid[pid].add(rank)
-
     def of_pid(self, pid: int) -> int | None:
-        """Return the rank of a process that another file names; None if unknown or ambiguous."""
-        ranks = self._by_pid.get(pid, set())
-        return next(iter(ranks)) if len(ranks) == 1 else None
+        """Return the rank of a process that another line names; None if unknown or ambiguous."""
+        return only(self._ranks.get(pid, set()))
+
+    def of_gpu(self, host: str | None, pci: str) -> int | None:
+        """Return the rank that runs on a GPU; None if unknown or ambiguous."""
+        known = PCI.match(pci.lower())
+        return only(self._ranks.get((host and short(host), known[0]), set())) if known else None
+
+    def launch(self, ranks: Iterable[int], host: str | None) -> None:
+        """Note that a launcher or scheduler has these ranks on a host."""
+        for rank in ranks:
+            self.place(rank, host)
+        self.place(None, host)
+        if host is not None:
+            self._launched.add(short(host))
+
+    @property
+    def has_one_host(self) -> bool:
+        """Whether launchers and schedulers name a single host."""
+        return len(self._launched) == 1
+
+    def name(self, host: str) -> str | None:
+        """Return the name of a host as it is used first; None if it says nothing."""
+        return self._names.get(short(host))
+
+    def host(self, rank: int) -> str | None:
+        """Return the host of a rank; None if unknown, or if it was started again elsewhere."""
+        name = only(self._hosts.get(rank, set()))
+        return None if name is None else self._names[name]
+
+    def share_a_host(self, ranks: Iterable[int]) -> bool:
+        """Return whether ranks are on one host, and others elsewhere."""
+        hosts = [self._hosts.get(rank, set()) for rank in ranks]
+        one = only(set().union(*hosts)) if all(hosts) else None
+        return one is not None and any(found - {one} for found in self._hosts.values())
+
+    def above(self, source: int, order: int) -> Heading:
+        """Return what stands over a part of a log, as far as other lines know its names."""
+        for begin, heading in reversed(self._found.sources[source].headings):
+            if begin > order:
+                continue
+            host = heading.host or self.known(heading.words)
+            if host is not None or not heading.is_name:
+                return heading._replace(host=host)
+        return Heading()
+
+    def known(self, words: Iterable[str]) -> str | None:
+        """Return the only pod, or else the only host, that words name and other lines know."""
+        words = set(words)
+        hosts = {self._names[word] for word in map(short, words) if word in self._names}
+        return only(words & self._found.nodes.keys()) or only(hosts)
+
+    def before(self, quote: str) -> str | None:
+        """Return the pod or host that a line begins with, if other lines know it."""
+        match = _BEFORE.match(quote)
+        return self.known([match[1]]) if match else None
 
     def is_node(self, source: int, task: int) -> bool:
         """Return whether a task of srun is a launcher of several ranks."""

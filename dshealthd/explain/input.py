@@ -41,6 +41,7 @@ _PIPES = ("/dev/stdin", "/dev/fd/")
 _MESSAGES = ("log", "MESSAGE", "message", "msg")
 _TIMES = ("time", "timestamp", "@timestamp", "ts", "__REALTIME_TIMESTAMP")
 _HOSTS = ("_HOSTNAME", "hostname", "host", "node")
+_RANKS = ("rank", "global_rank", "RANK")
 _REASONS = ("error", "err", "reason", "exception", "exc_info", "stacktrace", "stack")
 """Where loggers put what a message is about."""
 _KEYS = tuple(f'"{name}"' for name in _MESSAGES)
@@ -342,10 +343,15 @@ def lines(text: str) -> list[str]:
     if not isinstance(message, str):
         return [text]
     when = _time(next((record[name] for name in _TIMES if name in record), None))
-    host = next((record[name] for name in _HOSTS if name in record), None)
+    inner = record.get("kubernetes")  # as Fluent Bit adds it
+    where = {**record, **inner} if isinstance(inner, dict) else record
+    host = next((where[name] for name in _HOSTS if name in where), None)
     prefix = f"{when} " if when else ""
     if when and isinstance(host, str) and host.replace("-", "").replace(".", "").isalnum():
         prefix += f"{host} json: "
+    rank = next((record[name] for name in _RANKS if name in record), None)
+    if str(rank).isdecimal():
+        prefix += f"[rank{rank}]: "
     said = [message.rstrip("\n"), *(str(record[name]) for name in _REASONS if record.get(name))]
     text = f"{said[0]}: {said[1]}" if len(said) > 1 and "\n" not in said[1] else "\n".join(said[:2])
     return [prefix + line for line in "\n".join([text, *said[2:]]).split("\n")]

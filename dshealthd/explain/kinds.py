@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.explain import identities, progress, remarks
+from dshealthd.explain import names, progress, remarks
 from dshealthd.explain.patterns import Pattern
 from dshealthd.explain.prefilter import bare
 from dshealthd.explain.streams import HEAD, same_digits
@@ -62,6 +62,10 @@ class Kind:
     """Whether it is part of a traceback whose end must follow."""
     ranks: bool
     """Whether it speaks of ranks or of the world's size."""
+    heads: bool
+    """Whether a part of another host or process may begin with it."""
+    pairs: bool
+    """Whether it may say which rank is where."""
     launches: bool
     """Whether torchrun speaks."""
     is_alive: bool
@@ -111,12 +115,14 @@ class Kinds:
             is_exception=as_exception(line) is not line,
             embeds=level not in {"calm", "warning"}
             and any(remarks.embedded(whole) is not None for whole in (text, line.named)),
-            is_detail=identities.is_detail(text),
+            is_detail=names.is_detail(text),
             begins=begins(line),
             is_stack=text.startswith("frame #"),
             in_gradients=text.startswith("#") and GRADIENTS.match(text) is not None,
             opens=HEAD in text or text.startswith('  File "'),
             ranks="rank" in text or "orld" in text or "WORLD" in text,
+            heads=names.heading(text) is not None,
+            pairs=names.may_pair(template),
             launches="torch/distributed/elastic/" in text or "torchrun" in text,
             is_alive=ends or works or shown is not None,
             ends=ends,

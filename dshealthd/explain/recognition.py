@@ -9,12 +9,12 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import input as logs
+from dshealthd.explain import names, remarks
 from dshealthd.explain import patterns as known
-from dshealthd.explain import remarks
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.facts import MAX_STREAMS, Bounded, Recognized, SourceFacts
-from dshealthd.explain.identities import NAMES_RANKS, Details, spoken_rank
 from dshealthd.explain.kinds import GRADIENTS, Kind, Kinds
+from dshealthd.explain.names import NAMES_RANKS, Details, spoken_rank
 from dshealthd.explain.prefilter import Need, bare
 from dshealthd.explain.reading import PATTERN as STATED
 from dshealthd.explain.reading import STEP
@@ -171,6 +171,7 @@ class Reader:
                 self._facts.lines_before += item.lines
                 self._facts.progress_before |= item.is_progress
             self._order += 1
+            self._head(names.Heading())  # another may be among these lines
             if item.has_loss:
                 self._facts.finite = self._order
             return
@@ -268,7 +269,9 @@ class Reader:
             self._begins_in_stack = True
         self._order += 1
         self._details.feed(text, is_detail=kind.is_detail)
-        self._found.learn(line, ranks=kind.ranks, launches=kind.launches)
+        if kind.heads and (heading := names.heading(text)):
+            self._head(heading)
+        self._found.learn(line, ranks=kind.ranks, pairs=kind.pairs, launches=kind.launches)
         if (kind.begins or self._summary.is_open) and self._summary.take(line, place):
             return True
         if kind.in_gradients:
@@ -310,12 +313,18 @@ class Reader:
             facts.calm += kind.level == "calm"
         return False
 
+    def _head(self, heading: names.Heading) -> None:
+        """Begin a part of another host or process, or one of nobody known."""
+        headings = self._facts.headings
+        if not headings or headings[-1][1] != heading:
+            headings.append((self._order, heading))
+
     def _embedded(self, line: Line, text: str) -> Line:
         """Return the exception in a line as one of its own."""
         for whole in (text, line.named):
             if (place := remarks.embedded(whole)) is not None:
-                self._splitter.follow(whole[:place])
-                return line._replace(text=whole[place:], shape=None)
+                origin = self._splitter.follow(whole[:place], line.origin)
+                return line._replace(text=whole[place:], origin=origin, shape=None)
         return line
 
     def _progress(self, text: str, kind: Kind) -> None:

@@ -46,6 +46,7 @@ _BRACKET = re.compile(
     r"|\d+,(?P<rank_mpi>\d{1,6})\]<std(?:out|err)>:[ ]?"  # mpirun --tag-output
     r"|[ ]*\+?(?P<uptime>\d+\.\d{6})\][ ]"  # dmesg, and its time since the line before
     r"|(?P<ctime>\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4})\][ ]"  # dmesg -T
+    r"|(?P<host_mpi>[A-Za-z][\w-]*\d[\w-]*):(?P<pid>\d{4,10})\][ ]"  # Open MPI
     r"|pod/(?P<host_pod>[\w.-]+)/[\w.-]+\][ ]?)"  # kubectl logs --prefix
 )
 _DIGIT = re.compile(
@@ -72,6 +73,8 @@ _RAY = re.compile(
     r"\((?P<actor>[\w.]+)(?:[ \[]rank=(?P<rank>\d{1,6})\]?)?[^()]{0,80}?pid=(?P<pid>\d{1,10})"
     r"(?:, ip=(?P<host>[\w.:-]+))?\)[ ]?"
 )
+_LABEL = re.compile(r"\b(?:host(?:name)?|node(?:_name)?|pod)=\"?(?P<host>[\w.-]{2,63})")
+"""What a collector such as Loki says of a line's origin, before its text."""
 _TASK = re.compile(r"[ ]*(?P<task>\d{1,6}):(?:[ ]|$)")
 _NODE = re.compile(r"(?P<host>[A-Za-z][\w.-]*[\w]):(?:[ ]|$)")
 _ENOUGH = 4
@@ -79,7 +82,7 @@ _ENOUGH = 4
 _NUMBERS = frozenset({"rank", "local", "task", "pid", "gpu", "launcher"})
 """Groups of prefixes that are numbers of the line's origin."""
 _STAMPS = ("iso", "glog", "uptime", "ctime", "syslog")
-_OF_ORIGIN = {"rank", "rank_mpi", "local", "host_pod", "host", "task", "actor"}
+_OF_ORIGIN = {"rank", "rank_mpi", "local", "host_pod", "host_mpi", "host", "task", "actor"}
 """Groups of prefixes that say where a line comes from, and begin no record."""
 MIN_WIDTH, MAX_WIDTH = 60, 1000
 """Widths in characters at which terminals and loggers wrap lines."""
@@ -220,9 +223,13 @@ class Splitter:
         if len(nodes) > 1 and sum(nodes.values()) >= max(_ENOUGH, _SAMPLE * len(sample)):
             self.nodes = frozenset(map(same_digits, nodes))
 
-    def follow(self, lead: str) -> None:
-        """Take a text, whatever its numbers, for what stands before the next lines, too."""
+    def follow(self, lead: str, origin: Origin) -> Origin:
+        """Take a text, whatever its numbers, for what stands before the next lines, too; return the
+        origin of a line with it.
+        """
         self._lead = self._leading(lead)
+        label = _LABEL.search(lead)
+        return origin._replace(host=label["host"]) if label else origin
 
     def _leading(self, lead: str) -> re.Pattern[str] | None:
         return re.compile(r"\d+".join(map(re.escape, _NUMBER.split(lead)))) if lead else None
@@ -304,7 +311,7 @@ class Splitter:
     def _shape(self, text: str) -> Shape:
         numbers: dict[str, slice] = {}
         host, stamp, level, named, prefixed = None, None, "", None, False
-        whole = len(text)
+        told, whole = text, len(text)
         lead = self._lead
         for _ in range(MAX_PREFIXES):
             if lead is not None and (match := lead.match(text)):
@@ -340,6 +347,8 @@ class Splitter:
             if "host_nccl" in found:
                 break
         start = whole - len(text)
+        if host is None and lead is not None and (label := _LABEL.search(told, 0, start)):
+            host = slice(*label.span("host"))
         return Shape(start, named, tuple(numbers.items()), host, stamp, level, prefixed, lead)
 
     def _prefix(self, text: str) -> re.Match[str] | None:

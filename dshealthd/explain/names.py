@@ -1,0 +1,254 @@
+"""The rank, host, pod, process and device that a line names.
+
+A name is taken only where it can be one: a false name is worse than none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from dshealthd.explain.events import is_name_of_host
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from dshealthd.explain.events import Origin
+
+T = TypeVar("T")
+
+_SPOKEN = re.compile(
+    r"\[(?:PG [^\]]{1,80}\(default_pg\) )?(?:[Rr]ank|RANK)[ :=_]?(?P<rank>\d{1,6})\]"
+)
+"""A rank in the text of a line; that in another group than the default one is not the job's."""
+_SAID = re.compile(
+    r"(?:(?:^|[:(,|] ?|\b(?:on|process|[Gg]lobal) )[Rr]ank[ =]|\brank=)"
+    r"(?P<rank>\d{1,6})\b(?![-.]\d|,? (?:and|or|to) )"
+)
+_ANY_RANK = re.compile(r"\branks?\b", re.IGNORECASE)
+"""A line that speaks of one rank alone speaks of its own, unless it is sent to or from it."""
+MAX_HEADING = 200
+"""Maximum characters of what stands over a part of a text."""
+NAMES_RANKS = frozenset({"rank", "local", "task", "tasks", "culprit", "culprits"})
+"""Fields of patterns that say which ranks a line is about."""
+_NAMES = re.compile(
+    r"\b(?:[Nn]ode|[Hh]ost(?:name)?|instance)(?: ?[:=] ?| |/)['\"]?"
+    r"(?P<host>[A-Za-z\d][\w.-]{1,62}[A-Za-z\d])"
+    r"|\b(?:[Nn]ode )?(?:ip|IP)(?: ?[:=] ?| |\[)['\"]?(?P<address>\d{1,3}(?:\.\d{1,3}){3})\b"
+    r"|\b(?:pid|PID)(?: ?[:=] ?| )(?P<pid>\d{2,10})\b"
+    r"|\[(?P<pid_2>\d{2,10})\](?::| trap| general) [^\n]{0,40}(?:segfault|ip|sp)\b"
+    r"|\b(?:GPU |GPU|cuda:|Device:|device |DEVICE\[)(?P<gpu>\d{1,2})\b(?!\.\d|,\d| "
+    r"?(?:[KMG]i?B|%|x\b))"
+    r"|(?<![\w.])(?P<device>mlx5_\d{1,3}(?::\d)?|bnxt_re\d{1,2}|efa_\d{1,2}|hfi1_\d{1,2}"
+    r"|nvme\d{1,2}n\d(?:p\d{1,2})?|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)(?![\w.])"
+    r"|\bpods?(?:[ /]|=\"?)(?P<pod>[a-z\d][a-z\d.-]{1,62}+)(?![\w'])"
+    r"|\b(?P<position>(?:DP|TP|PP|EP)\d{1,3}(?:[ _](?:DP|TP|PP|EP)\d{1,3}){0,3})(?=[\] )])"
+)
+_DETAIL = re.compile(
+    r"\s{0,40}(?P<key>[A-Za-z_][\w .-]{0,30}?)\s{0,4}:\s{1,30}['\"]?(?P<value>[^\s'\"]{1,100})"
+)
+_KEYS = {
+    "pid": "pid", "ip": "host", "node_ip": "host", "hostname": "host", "host": "host",
+    "Node": "host", "rank": "rank", "Name": "pod",
+}  # fmt: skip
+"""Keys in a block of `key: value` lines, as Ray and kubectl print them, and whose name each has."""
+_LOCAL = re.compile(r"\blocal(?:[_-]?rank)?[ =:'\",]{1,4}(\d{1,4})\b")
+_RUN = re.compile(
+    r"(?:(?:on )?[A-Za-z_][\w-]*(?:[=:] ?| )['\"]?[\w.:-]*\d[\w.:-]*['\"]?[,;:|()\[\] ]*){2,12}"
+)
+"""Names and values in a row: what stands among prose may be another's."""
+_PROCESS = re.compile(r"\bprocess (\d{2,10}) spawned\b")
+_BUS = re.compile(r"\bbusId ([0-9a-f]{1,9})\b")
+PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}")
+_ON_NODE = re.compile(
+    r"Successfully assigned [\w.-]+/(?P<pod>[\w.-]+) to (?P<node>[\w.-]+)"
+    r"|^(?P<pod_2>[a-z\d][\w.-]{1,62}) +\d+/\d+ +[A-Z]\w+ .{1,80} \d{1,3}(?:\.\d{1,3}){3} +"
+    r"(?P<node_2>[\w.-]{2,62})"
+)
+"""A pod and its node, as the scheduler says, and in the wide table of kubectl."""
+_BESIDE = re.compile(
+    r"[Rr]ank\b.*\b(?:pid|PID|node|host|busId)|(?:pid|node|host|process).*[Rr]ank\b"
+)
+_ROW = re.compile(r"Successfully assigned |^\S+ +/ +[A-Z]")
+"""Lines without their digits that may say what belongs together: a rank and more, or a pod."""
+_HEADING = re.compile(
+    r"(?:=+>|>{2,}|\#{1,6}|[-=*#]{3,}) ?(?P<title>[\w\[(/.].*)"
+    r"|(?P<prompt>\[[\w.@-]{2,60} [^\]]{1,80}\]|[\w.-]+@[\w.-]+:\S{1,80}|)[$#] (?P<command>\w.*)"
+    r"|(?:ok|changed|fatal|failed|unreachable|skipping): \[(?P<host>[\w.-]+)\]"
+    r"|(?P<host_2>[\w.-]+) \| (?:CHANGED|FAILED|SUCCESS|UNREACHABLE)\b"
+    r"|(?P<alone>[\w.-]*\d[\w.-]*):?$"
+)
+"""What stands over a part of a text: a title, a command at a prompt, hosts of ansible and clush."""
+_RANK_OVER = re.compile(r"[-=*>]{2,}(?!.*\b[Ee][Nn][Dd]\b).*\brank (\d{1,6})\b.*[-=*<>]{2,}$")
+_ASKS = re.compile(r"\b(?:ssh|kubectl|oc|talosctl)\b")
+_FIRST_NODE = re.compile(r"\*\*\* (?:JOB|STEP) \S{1,60} ON ([\w.-]{1,64})")
+"""A job's first node, which Slurm says whatever ended the job: a name, and no more."""
+_WORD = re.compile(r"[\w][\w.-]*\w")
+
+
+def spoken_rank(text: str) -> dict[str, str]:
+    """Return the rank that a line names in its text rather than in a prefix, as a field."""
+    match = _SPOKEN.search(text)
+    if match is None and len(_ANY_RANK.findall(text[:400])) == 1:
+        match = _SAID.search(text)
+    return {} if match is None else {"rank": match["rank"]}
+
+
+def named(text: str) -> dict[str, str]:
+    """Return the host, pid, GPU, device and pod that a text names, each only if it names one."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for match in _NAMES.finditer(text):
+        name, value = str(match.lastgroup).partition("_")[0], match[match.lastgroup or 0]
+        if name == "host" and not is_name_of_host(value):
+            continue
+        if name == "pod" and value.isalpha():  # a word: "pod memory"
+            continue
+        found["host" if name == "address" else name].add(value)
+    return {name: values.pop() for name, values in found.items() if len(values) == 1}
+
+
+def short(host: str) -> str:
+    """Return the name of a host without its domain; an address as it is."""
+    return host if host.replace(".", "").isdecimal() else host.partition(".")[0]
+
+
+def only(found: Collection[T]) -> T | None:
+    """Return the only one of some values; None if there are none or several."""
+    return next(iter(found)) if len(found) == 1 else None
+
+
+class Seat(NamedTuple):
+    """Where a rank runs, as far as one line says."""
+
+    origin: Origin
+    rank: int | None = None
+    local: int | None = None
+    pid: int | None = None
+    host: str | None = None
+    pci: str | None = None
+
+
+def may_pair(template: str) -> bool:
+    """Return whether a line may have a `seat`, or say on which node a pod is; `template` is the
+    line without its digits.
+    """
+    return (_BESIDE.search(template) or _ROW.search(template)) is not None
+
+
+def seat(text: str, origin: Origin, rank: int | None = None) -> Seat | None:
+    """Return where a line says that a rank runs; None if it names no rank or nothing beside it.
+
+    `rank` is that of its process, if known.
+    """
+    local = _LOCAL.search(text)
+    said = None if "[PG " in text else _SAID.search(text)
+    if rank is None and said is not None:
+        rank = int(said["rank"])
+    if rank is None and local is None:
+        return None
+    begin = said.start("rank") if said else local.start(1) if local else 0
+    beside = (run[0] for run in _RUN.finditer(text) if run.start() <= begin < run.end())
+    found = named(next(beside, ""))
+    pid = _PROCESS.search(text)
+    bus = _BUS.search(text)
+    pci = found.get("device", "")
+    if bus:  # NCCL's form: an address without its separators, and zeros
+        digits = bus[1].zfill(9)
+        pci = f"{digits[:4]}:{digits[4:6]}:{digits[6:8]}"
+    return Seat(
+        origin,
+        rank,
+        int(local[1]) if local else None,
+        int(pid[1]) if pid else int(found["pid"]) if "pid" in found else origin.pid,
+        found.get("host", origin.host),
+        match[0] if (match := PCI.match(pci)) else None,
+    )
+
+
+class Heading(NamedTuple):
+    """What stands over a part of a text."""
+
+    words: frozenset[str] = frozenset()
+    """Words of which one may be the name of a host or pod that other lines name, too."""
+    host: str | None = None
+    """The host that it certainly names."""
+    rank: int | None = None
+    is_name: bool = False
+    """Whether it is nothing but a name, and so none if no other line has that name."""
+
+
+def heading(text: str) -> Heading | None:
+    """Return what a line says of the lines below it; None if it is no heading."""
+    match = _HEADING.match(text) if len(text) < MAX_HEADING or text[:1] in "fcosu" else None
+    if match is None:
+        return None
+    if host := match["host"] or match["host_2"]:
+        return Heading(host=host)
+    said = match["title"] or match["alone"] or match["command"]
+    if match["command"] and not _ASKS.search(said):  # other commands may speak of any host
+        said = match["prompt"]
+    rank = _RANK_OVER.match(text)
+    return Heading(
+        frozenset(_WORD.findall(said)), rank=int(rank[1]) if rank else None,
+        is_name=match["alone"] is not None,
+    )  # fmt: skip
+
+
+def first_node(quote: str) -> str | None:
+    """Return the first node of a job that Slurm cancels, which says nothing of why; else None."""
+    match = _FIRST_NODE.search(quote) if " CANCELLED " in quote else None
+    return match[1] if match else None
+
+
+def node_of(text: str) -> tuple[str, str] | None:
+    """Return a pod and the node that a line says it is on; None if it does not."""
+    match = _ON_NODE.search(text)
+    if match is None:
+        return None
+    return match["pod"] or match["pod_2"], match["node"] or match["node_2"]
+
+
+def is_detail(text: str) -> bool:
+    """Return whether a line has the form `key: value`."""
+    return ":" in text[:40] and _DETAIL.match(text) is not None
+
+
+class Details:
+    """The block of `key: value` lines that the current line is in, or that ends right before it."""
+
+    def __init__(self) -> None:
+        self._fields: dict[str, str] = {}
+        self._is_over = False
+        self._described: dict[str, str] = {}
+        """The pod and the node that `kubectl describe` begins with."""
+
+    def feed(self, text: str, *, is_detail: bool) -> None:
+        """Add a line, or end the block if it is of another form."""
+        match = _DETAIL.match(text) if is_detail else None
+        if self._is_over:
+            self._fields, self._is_over = {}, False
+        if match is None:
+            self._is_over = bool(self._fields) and bool(text.strip())
+            return
+        name = _KEYS.get(match["key"])
+        value = match["value"].partition("/")[0].rstrip(",")
+        if name == "host" and not is_name_of_host(value):
+            return
+        if name in {"pid", "rank"} and not value.isdecimal():
+            return
+        if name is not None and len(self._fields) < len(_KEYS):
+            self._fields.setdefault(name, value)
+        if match["key"] == "Namespace":
+            self._described = dict(self._fields)
+        elif self._described and match["key"] == "Node" and name is not None:
+            self._described.setdefault(name, value)
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """What the block names; a `Name` is a pod's only beside its node."""
+        fields = self._fields
+        # any word may precede a colon
+        if len(fields) < 2 or ("pod" in fields and "host" not in fields):  # noqa: PLR2004
+            fields = {}
+        return {**self._described, **fields}

@@ -1,0 +1,277 @@
+"""Which rank, host and pod an answer names: what the text says of them, wherever it says it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.explain.explaining import explained, explained_files
+
+XID = "[Mon Jan  5 10:00:00 2026] NVRM: Xid (PCI:0000:dc:00): 79, GPU has fallen off the bus."
+OOM = "RuntimeError: CUDA error: out of memory"
+COMM = "ncclCommInitRankConfig comm 0x5e rank {} nranks 16 cudaDev 6 nvmlDev 6 busId {} commId 0x9"
+
+
+@pytest.mark.parametrize(
+    ("line", "rank"),
+    [
+        ("[launch] local_rank=6 pid=4711 gpu=0000:dc:00.0 NVIDIA B200", 6),
+        ("[launch] local_rank=6 pid=4711 gpu=0000:1b:00.0 NVIDIA B200", None),
+        ("gpu-7:4711:4712 [6] NCCL INFO " + COMM.format(14, "dc000"), 14),
+        ("gpu-7:4711:4712 [6] NCCL INFO " + COMM.format(14, "1b000"), None),
+        ("rank 14, local 6, pid 4711, device 0000:dc:00.0", 14),
+    ],
+)
+def test_a_gpu_has_the_rank_that_a_line_puts_beside_its_address(
+    line: str, rank: int | None
+) -> None:
+    """A table of the launcher, or NCCL's own line; the number of a device alone is no rank."""
+    finding = explained("gpu-7: a job begins", line, XID)
+    assert (finding.slug, finding.ranks) == ("gpu-lost", () if rank is None else (rank,))
+
+
+@pytest.mark.parametrize(
+    ("line", "host"),
+    [
+        ("| distributed init (rank 3, local 3, world 8, node gpu-12)", "gpu-12"),
+        ("[train] world=8 rank=3 local_rank=3 host=gpu-12", "gpu-12"),
+        ("process rank 3 on node gpu-12 is ready", "gpu-12"),
+        ("srun: error: gpu-12: tasks 0,2-5,7: Killed", "gpu-12"),
+        ("gpu-12:77:78 [3] NCCL INFO " + COMM.format(3, "dc000"), "gpu-12"),
+        ("process rank 3 lost its peer on node gpu-12", None),
+        ("process rank 3 cannot reach host gpu-12", None),
+        ("| distributed init (rank 4, local 4, world 8, node gpu-12)", None),
+    ],
+)
+def test_a_rank_is_on_the_host_that_a_line_puts_beside_it(line: str, host: str | None) -> None:
+    """In a row of names and values, or in srun's list of tasks; not in a sentence about a peer."""
+    finding = explained(line, "[rank3]: " + OOM)
+    assert (finding.ranks, finding.host) == ((3,), host)
+
+
+def test_a_rank_that_two_hosts_had_has_none() -> None:
+    """It was started again elsewhere, and nothing says which of the two failed."""
+    lines = [f"| distributed init (rank 3, local 3, world 8, node gpu-{n})" for n in (12, 13)]
+    assert explained(*lines, "[rank3]: " + OOM).host is None
+
+
+KNOWN = "gpu-12:77:78 [3] NCCL INFO Bootstrap : Using eth0:192.0.2.3<0>"
+OTHER = "gpu-13:77:78 [3] NCCL INFO Bootstrap : Using eth0:192.0.2.4<0>"
+FAULT = "EXT4-fs error (device nvme0n1): ext4_find_entry:1455: inode #2: comm python: reading"
+
+
+@pytest.mark.parametrize(
+    ("above", "host"),
+    [
+        ("## gpu-12", "gpu-12"),
+        ("==== gpu-12 ====", "gpu-12"),
+        ("==> node gpu-12 (rank 1) ==>", "gpu-12"),
+        ("gpu-12:", "gpu-12"),
+        ("[ops@login ~]$ ssh gpu-12 'dmesg | tail'", "gpu-12"),
+        ("root@gpu-12:/# dmesg | tail", "gpu-12"),
+        ("fatal: [gpu-12]: FAILED! => {", "gpu-12"),
+        ("gpu-12 | CHANGED | rc=0 >>", "gpu-12"),
+        ("## gpu-12 and gpu-13", None),
+        ("## gpu-14", None),
+        ("## after the run", None),
+        ("[ops@login ~]$ torchrun --master_addr gpu-12 train.py", None),
+        ("the job on gpu-12 began", None),
+    ],
+)
+def test_a_part_of_a_text_is_of_the_host_over_it(above: str, host: str | None) -> None:
+    """If other lines know that host, or the tool prints nothing else there."""
+    finding = explained(KNOWN, OTHER, "## before", "the table:", above, FAULT)
+    assert (finding.outcome, finding.host) == ("found", host)
+
+
+def test_the_next_heading_ends_a_part() -> None:
+    """Whoever it names: what follows it is no longer of the first host."""
+    assert explained(KNOWN, OTHER, "## gpu-12", "up 3 days", "## the job", FAULT).host is None
+
+
+def test_a_rank_over_its_output_is_that_of_what_it_printed() -> None:
+    """Composer prints the output of each rank between two rules."""
+    error = "ValueError: no shard 7"
+    rule = "----------{} global rank {} STDERR----------"
+    assert explained(rule.format("Begin", 1), error, rule.format("End", 1)).ranks == (1,)
+    assert explained(rule.format("Begin", 1), rule.format("End", 1), error).ranks == ()
+    assert explained(error, rule.format("Begin", 1), error, rule.format("End", 1)).ranks == (1,)
+
+
+EVENT = "  Warning  Failed  13m  kubelet  Error: write /var/lib/kubelet/x: no space left on device"
+TABLE = (
+    "NAME             READY   STATUS              RESTARTS   AGE   IP           NODE     NOMINATED",
+    "sft-worker-0     1/1     Running             0          16m   10.2.9.12    gpu-12   <none>",
+    "sft-worker-1     0/1     RunContainerError   7 (42s ago)   16m   10.2.4.77    gpu-8    <none>",
+)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        TABLE,
+        ("  Normal  Scheduled  16m  scheduler  Successfully assigned ml/sft-worker-1 to gpu-8",),
+    ],
+)  # fmt: skip
+def test_a_pod_is_on_the_node_that_kubernetes_says(lines: tuple[str, ...]) -> None:
+    """The wide table of pods and the scheduler's event say it; the command names the pod."""
+    finding = explained(*lines, "$ kubectl describe pod -n ml sft-worker-1 | tail -3", EVENT)
+    assert (finding.host, finding.pod) == ("gpu-8", "sft-worker-1")
+    assert explained(*lines, "$ kubectl describe pod -n ml sft-worker-7", EVENT).host is None
+
+
+def test_a_record_in_json_has_a_rank() -> None:
+    """A key of its own says it, as others say time and host."""
+    record = {"ts": "2026-01-05T10:00:00Z", "host": "gpu-7", "rank": 5, "msg": OOM}
+    finding = explained(json.dumps(record))
+    assert (finding.ranks, finding.host) == ((5,), "gpu-7")
+    assert explained(json.dumps({**record, "rank": "all"})).ranks == ()
+
+
+def test_the_labels_of_a_collector_say_where_a_line_is_from() -> None:
+    """Loki puts them before each line; a pod is on the node that other lines say."""
+    label = '2026-01-05T10:00:00Z {{container="trainer", {}}} [rank3]: ' + OOM
+    assert explained(label.format('host="gpu-7"')).host == "gpu-7"
+    on = "Normal  Scheduled  9m  default-scheduler  Successfully assigned ml/vit-1 to gpu-8"
+    finding = explained(label.format('pod="vit-1"'), on)
+    assert (finding.host, finding.pod) == ("gpu-8", "vit-1")
+    finding = explained(label.format('pod="vit-1"'))
+    assert (finding.host, finding.pod, finding.excluded) == (None, "vit-1", ())
+
+
+@pytest.mark.parametrize(
+    ("prefix", "host", "pod"),
+    [
+        ("sft-worker-1 pytorch ", "gpu-8", "sft-worker-1"),
+        ("sft-worker-7 pytorch ", None, None),
+        ("[pod/sft-worker-1/pytorch] ", "gpu-8", "sft-worker-1"),
+        ("[gpu-12:04711] ", "gpu-12", None),
+        ("[train-12:117] ", None, None),
+    ],
+)
+def test_what_stands_before_a_line_is_a_pod_or_a_host(
+    prefix: str, host: str | None, pod: str | None
+) -> None:
+    """Stern, kubectl and Open MPI say it; a file and its line are none."""
+    finding = explained(TABLE[-1].replace("RunContainerError", "Running"), prefix + OOM)
+    assert (finding.host, finding.pod) == (host, pod)
+
+
+def test_fluent_bit_says_host_and_pod_in_an_object_of_its_own() -> None:
+    """Beside the line, under `kubernetes`."""
+    record = {"log": OOM, "time": "2026-01-05T10:00:00Z", "kubernetes": {"host": "gpu-8"}}
+    assert explained(json.dumps(record)).host == "gpu-8"
+
+
+def test_ranks_that_a_launcher_saw_fail_may_each_have_printed_what_came_twice() -> None:
+    """An exception without a rank is that of the first one only if it came once."""
+    error = "ValueError: matrix contains invalid numeric entries"
+    summary = ["Failures:"]
+    for rank in (1, 0):
+        summary += ["Root Cause (first observed failure):"] * (not rank)
+        summary += [f"[{rank}]:", f"  time : 2026-01-05_10:00:0{rank}"]
+        summary += [f"  rank : {rank} (local_rank: {rank})", f"  exitcode : 1 (pid: 7{rank})"]
+    summary.append("=" * 60)
+    assert explained(error, *summary).ranks == (0,)
+    assert explained(error, error, *summary).ranks == ()
+
+
+def test_a_rank_within_a_node_is_none_where_several_nodes_have_some() -> None:
+    """Nothing says where the first rank of each node is."""
+    ready = "[default{}]: up"
+    assert explained("gpu-1: " + ready.format(0), "gpu-1: [default1]:" + OOM).ranks == (1,)
+    hosts = [f"gpu-{number}: {ready.format(0)}" for number in (1, 2, 1, 2)]
+    assert explained(*hosts, "gpu-2: [default1]:" + OOM).ranks == ()
+
+
+def test_only_ranks_with_the_same_words_fail_alike() -> None:
+    """The last of two exceptions that no pattern knows may follow from the first."""
+    first, last = "[rank{}]: ValueError: no shard {}", "[rank{}]: RuntimeError: a thread failed"
+    world = "world_size=8"
+    assert explained(world, first.format(5, 7), last.format(2)).ranks == (5,)
+    assert explained(world, first.format(5, 7), first.format(2, 8)).ranks == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks"),
+    [
+        ({0: "gpu-1", 1: "gpu-1", 2: "gpu-1", 3: "gpu-1", 4: "gpu-2"}, (1, 2, 3)),
+        ({0: "gpu-1", 1: "gpu-1", 2: "gpu-1", 3: "gpu-1"}, ()),
+        ({0: "gpu-1", 1: "gpu-1", 2: "gpu-2", 3: "gpu-3"}, ()),
+        ({}, ()),
+    ],
+)
+def test_three_ranks_that_fail_alike_are_to_blame_only_if_they_share_a_host(
+    hosts: dict[int, str], ranks: tuple[int, ...]
+) -> None:
+    """And others are elsewhere: else the code, the data or a service fails on all."""
+    lines = [f"process rank {rank} on node {host} is ready" for rank, host in hosts.items()]
+    errors = [f"[rank{rank}]: ValueError: no shard {rank}" for rank in (1, 2, 3)]
+    finding = explained("world_size=8", "[rank0]: up", *lines, *errors)
+    assert (finding.ranks, finding.slug) == (ranks, "child-failed")
+
+
+def test_what_failed_on_a_host_is_shown_by_its_first_rank_that_failed() -> None:
+    """A killed process of a pod, or a lost file system, has no rank of its own."""
+    lines = [f"process rank {rank} on node gpu-{rank // 4} is ready" for rank in range(8)]
+    errors = [f"[rank{rank}]: OSError: [Errno 107] not connected: '/d'" for rank in (2, 6)]
+    killed = "Jan  5 10:00:00 gpu-1 kernel: Memory cgroup out of memory: Killed process 4711 (fuse)"
+    finding = explained(*lines, *errors, killed + " total-vm:9kB, anon-rss:8123kB, file-rss:0kB")
+    assert (finding.slug, finding.host, finding.ranks) == ("host-memory-pressure", "gpu-1", (6,))
+
+
+def test_who_only_lost_a_peer_is_not_the_host_of_the_cause() -> None:
+    """Neither by its own line nor by its launcher's report of what followed."""
+    lost = "gpu-1:77:90 [0] NCCL WARN socketProgress: Connection closed by remote peer gpu-2<51234>"
+    finding = explained(lost)
+    assert (finding.outcome, finding.host) == ("undecided", None)
+    finding = explained(
+        "W0505 15:40:10.1 7711 torch/distributed/elastic/multiprocessing/api.py:897] a node begins",
+        "[W505 15:40:11.1 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=4, "
+        "addr=[gpu-1]:40112, remote=[gpu-2]:29500): failed to recv, got 0 bytes",
+        "srun: error: gpu-1: task 1: Exited with exit code 1",
+    )
+    assert (finding.outcome, finding.host) == ("undecided", None)
+
+
+def test_a_launcher_s_host_is_the_cause_s_only_if_there_is_no_other() -> None:
+    """What nothing ties to a host may be of any host of the job."""
+    error = "ImportError: libfoo.so.6: cannot open shared object file: No such file or directory"
+    ended = "srun: error: gpu-6: task 1: Exited with exit code 1"
+    first = "slurmstepd: error: *** JOB 77120 ON gpu-5 CANCELLED AT 2026-01-05T10:00:00 ***"
+    assert explained(error, ended).host == "gpu-6"
+    assert explained(error, first, ended).host is None
+
+
+def test_the_host_whose_key_has_changed_is_named() -> None:
+    """OpenSSH says it in the line before the one that fails."""
+    finding = explained(
+        "Host key for gpu-3 has changed and you have requested strict checking.",
+        "Host key verification failed.",
+    )
+    assert (finding.host, finding.statement.partition(":")[0]) == ("gpu-3", "SSH to gpu-3 failed")
+
+
+def test_what_was_skipped_may_have_had_another_heading(tmp_path: object) -> None:
+    """A heading counts up to the lines that were not examined."""
+    from pathlib import Path
+
+    from tests.explain.explaining import explained_text
+
+    chatter = "".join(f"step {n} | lr 0.1\n" for n in range(20000))
+    text = f"{KNOWN}\n{OTHER}\n## gpu-12\n{{}}{FAULT}\n"
+    folder = Path(str(tmp_path))
+    assert explained_text(folder, text.format("")).host == "gpu-12"
+    assert explained_text(folder, text.format(chatter)).host is None
+
+
+def test_a_pid_has_the_rank_that_another_file_gives_it() -> None:
+    """DeepSpeed's launcher lists its processes, the kernel names the one that it killed."""
+    spawned = "process 4711 spawned with command: ['/u/python', '-u', 't.py', '--local_rank=2']"
+    killed = (
+        "Jan  5 10:00:00 gpu-1 kernel: Memory cgroup out of memory: Killed process 4711 (python)"
+    )
+    kernel = killed + " total-vm:9kB, anon-rss:8123kB, file-rss:0kB"
+    finding = explained_files({"job.out": [spawned], "kern.log": [kernel]})
+    assert (finding.ranks, finding.host) == ((2,), "gpu-1")
