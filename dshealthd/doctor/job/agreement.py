@@ -7,17 +7,24 @@ configuration of Accelerate or a pod states it.
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, critical, warning
-from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
+from dshealthd.doctor.job.sources.launcher_command import (
+    FLAGS,
+    VALUED,
+    LauncherCommand,
+    lost_words,
+    nearest,
+)
 from dshealthd.doctor.job.sources.layout import Layout, refusal
 from dshealthd.doctor.job.sources.manifest import MIB
-from dshealthd.doctor.job.sources.shell import PER_NODE
+from dshealthd.doctor.job.sources.shell import LISTS, PER_NODE
 from dshealthd.doctor.job.sources.slurm_script import gpus_per_node, tasks_per_node
 from dshealthd.jobs.environment import natural
 
@@ -41,7 +48,33 @@ _NVIDIA = re.compile(
 )
 """A request of Slurm for GPUs whose type is NVIDIA's; a container may see AMD's without --rocm."""
 _ASKS = ("gres", "gpus", "gpus-per-node")
-_RUNTIME = re.compile(r"(?:.*/)?(?:apptainer|singularity)")
+_DOCKER = {
+    "driver": (
+        ("--gpus", "--runtime", "--device", "--privileged"),
+        "has no GPU in the container, unless the runtime of NVIDIA is its default",
+    ),
+    "network": (
+        ("--network", "--net", "-p", "--publish"),
+        "has a network of its own, where other nodes do not reach the ranks",
+    ),
+    "shared memory": (
+        ("--ipc", "--shm-size", "-v", "--volume", "--mount"),
+        "has 64 MB of shared memory: too few for NCCL between the GPUs of a node",
+    ),
+}
+_APPTAINER = {
+    "driver": (
+        ("--nv", "--nvccli"),
+        "has no driver in the container, unless APPTAINER_NV or apptainer.conf says so",
+    )
+}
+RUNTIMES: Mapping[str, Mapping[str, tuple[tuple[str, ...], str]]] = {
+    "docker": _DOCKER,
+    "podman": _DOCKER,
+    "apptainer": _APPTAINER,
+    "singularity": _APPTAINER,
+}
+"""What ranks need in a container, the options that give it, and what it lacks without them."""
 _NV = re.compile("(?:APPTAINER|SINGULARITY)_NV(?:CCLI)?")
 _LEAST_MEMORY = 256 << 20
 """Bytes of a process that trains, at least: `import torch` alone has 219 MiB (2.13)."""
@@ -73,6 +106,52 @@ EXCLUSIVE = {
 """Options of which a launcher takes one alone; sbatch refuses those of srun."""
 
 
+_COUNT = r"-?\d+"
+_COUNTED = r"([a-z]\w*:)?([\w.-]+:)?\d+(,.*)?"
+FORMS = {
+    **dict.fromkeys(
+        (
+            *("ntasks", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-task", "cpus-per-gpu"),
+            *("node-rank", "master-port", "max-restarts", "num-processes", "num-nodes"),
+            *("num-gpus", "num-accelerators", "zero-stage"),
+        ),
+        _COUNT,
+    ),
+    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task"), _COUNTED),
+    "gres": "[a-z].*",
+    "nnodes": r"\d+(:\d+)?",
+    "nproc-per-node": r"[1-9]\d*|[a-z]\w*",
+    "nodes": r"\d+[km]?([-:,]\d+[km]?)*",
+    **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), r"\d+(\.\d+)?[kmgt]?b?"),
+    "time": r"(\d+-)?\d+(:\d+){0,2}|unlimited|infinite|-1",
+}
+"""What values of options can be, in any case of letters."""
+_LISTED = re.compile(rf"\$\{{?({'|'.join(LISTS)}|SLURM_NODELIST)\b(?!:[\d ]|[^}}]*[\[\]])")
+_NO_HOST = re.compile(r"[\s,()]|[^\[]\[|\[[^\]]*$")
+_VARIES_BY = {
+    "rank": {"SLURM_LOCALID": "nodes", "SLURM_NODEID": "tasks"},
+    "node-rank": {"SLURM_LOCALID": "nodes"},
+    "local-rank": {"SLURM_PROCID": "nodes", "SLURM_NODEID": "tasks"},
+}
+"""Ranks, the variables of Slurm that are another kind of rank, and of what the job then has
+several.
+"""
+_KINDS = {
+    "multi-gpu": "MULTI_GPU",
+    "use-fsdp": "FSDP",
+    "use-deepspeed": "DEEPSPEED",
+    "use-megatron-lm": "MEGATRON_LM",
+    "cpu": "NO",
+}
+"""Options of Accelerate that choose what it starts, and `distributed_type` for the same."""
+_SETTINGS = {
+    "FSDP": re.compile(r"fsdp-(?!version)\w.*"),
+    "DEEPSPEED": re.compile(r"deepspeed-config-file|zero-stage|offload-\w+-device"),
+    "MEGATRON_LM": re.compile(r"megatron-lm-(tp|pp)-degree"),
+}
+"""Options of Accelerate that only one kind of training reads."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """A command, the nodes or pods on which it starts, and what each of these is given."""
@@ -97,6 +176,10 @@ class Start:
     """Slots of each host, as a hostfile gives them."""
     name: str = ""
     """What starts it, for people: empty for a script's command."""
+    strange: Sequence[str] = ()
+    """Options in its script that sbatch does not have."""
+    unset: Mapping[str, str] = field(default_factory=dict)
+    """Variables that its script reads and Slurm does not set, with the option that would."""
 
     @property
     def chain(self) -> list[LauncherCommand]:
@@ -183,6 +266,105 @@ def _waits(start: Start) -> str:
     return f"{program} waits for {plural(wanted, 'node')}, but {start.given}"
 
 
+def _misfit(start: Start) -> str:
+    """Return an option that is none of its launcher's, or whose value cannot be one."""
+    sbatch = LauncherCommand("srun", start.requested, (), strange=start.strange)
+    for one in (sbatch, *start.chain):
+        launcher = "accelerate" if one.by_accelerate else one.program
+        launcher = "sbatch" if one is sbatch else launcher
+        for name in one.strange:
+            known = VALUED[one.program] | FLAGS[one.program]
+            if launcher == "accelerate":
+                known = VALUED[launcher] | FLAGS[launcher]
+            near, is_near = nearest(name, known)
+            others = [] if one.program == "srun" else [o for o in VALUED if name in VALUED[o]]
+            if is_near or others:
+                advice = f"did you mean --{near}?" if is_near else f"it is one of {others[0]}"
+                return f"{launcher} has no option --{name}: {advice}"
+        for name, value in one.options.items():
+            form = FORMS.get(name)
+            is_text = not re.search(r"[$<{@%]", value)  # a template is filled in before
+            if form and is_text and not re.fullmatch(form, value, re.IGNORECASE):
+                shown = f"is {value[:40]!r}, which it cannot be" if value else "is empty"
+                why = [f"Slurm sets {v} only with --{o}" for v, o in start.unset.items()]
+                because = f": {'; '.join(why)}" if why and not value else ""
+                return f"{one.spelled(name)} of {launcher} {shown}{because}"
+    return ""
+
+
+def _no_single_host(start: Start) -> str:
+    """Return an address that is several hosts, or cannot be one."""
+    nodes = start.nodes or start.layout.nodes
+    options = start.program.options if start.program.program != "python" else start.variables
+    for name in ("rdzv-endpoint", "master-addr", "MASTER_ADDR"):
+        value = options.get(name, "")
+        shown = f"{name if name.isupper() else start.program.spelled(name)} {value[:60]}"
+        listed = _LISTED.search(value)
+        if listed and ((nodes or 1) > 1 or listed[1] == "ALL_OWN_ADDRESSES"):
+            return f"{shown} {LISTS.get(listed[1], LISTS['SLURM_JOB_NODELIST'])}, no host"
+        if "$" not in value and _NO_HOST.search(value):
+            return f"{shown} cannot be a host"
+    return ""
+
+
+def _other_rank(start: Start) -> str:
+    """Return a rank that is set to another kind of rank."""
+    program, tasks = start.program, start.layout.ranks_per_node or 1
+    have = {name.replace("_", "-"): value for name, value in program.stated.items()}
+    if program.program == "python":
+        have = {n.lower().replace("_", "-"): v for n, v in start.variables.items()} | have
+    else:
+        have, tasks = dict(program.options), 1
+    several = {"nodes": (start.nodes or start.layout.nodes or 1) > 1, "tasks": tasks > 1}
+    for name, wrong in _VARIES_BY.items():
+        for variable, of in wrong.items():
+            if several[of] and re.search(rf"\$\{{?{variable}\b", have.get(name, "")):
+                shown = program.spelled(name) if name in program.options else name
+                return (
+                    f"{shown} is {variable}, which is another number: {of} of the job have it too"
+                )
+    return ""
+
+
+def _behind_script(start: Start) -> str:
+    """Return an option of the launcher that stands behind the script, which gets it instead."""
+    program = start.program
+    if program.program != "torchrun":
+        return ""
+    names = ("nproc-per-node", "nnodes", "rdzv-endpoint", "rdzv-backend", "standalone")
+    if program.by_accelerate:
+        names = ("num-processes", "num-machines", "machine-rank", "main-process-ip", "multi-gpu")
+    said = program.stated
+    for name in names:
+        at = name.replace("-", "_")
+        if at in said and not program.options.keys() & {*names, "nnodes"}:
+            return f"--{at} stands behind the script, which gets it in place of the launcher"
+    return ""
+
+
+def _other_kind(start: Start) -> str:
+    """Return what a configuration of Accelerate states, but what it starts does not read."""
+    inner = start.torchrun
+    if inner is None or not inner.by_accelerate:
+        return ""
+    stated = inner.options.get("distributed-type", "")
+    chosen = [(name, kind) for name, kind in _KINDS.items() if name in inner.options]
+    name, kind = chosen[0] if chosen else ("", stated)
+    if name and stated in _SETTINGS and stated != kind:
+        return f"--{name.replace('-', '_')} overrides distributed_type {stated}: it has no effect"
+    if not stated and not chosen:
+        return ""  # a configuration of the user's home may say more
+    for other, pattern in _SETTINGS.items():
+        found = next(filter(pattern.fullmatch, inner.options), "")
+        if found and other != kind and (kind != "NO" or (inner.number("num-processes") or 0) > 1):
+            shown = f"--{name.replace('-', '_')}" if name else f"distributed_type {kind}"
+            return f"{found.replace('-', '_')} has no effect: {shown} is no {other}"
+    count = inner.number("num-processes") or 0
+    if kind == "NO" and count > 1:
+        return f"distributed_type NO starts one process, not num_processes {count}"
+    return ""
+
+
 def _varies(start: Start) -> str:
     """Return what must be the same on all nodes, but is computed on each of them."""
     if start.copies == 1 or (start.torchrun and start.layout.nodes == 1):
@@ -228,7 +410,7 @@ def _same_rank(start: Start) -> str:
     text = inner.options.get("node-rank", "$" if inner.is_partial else "0")
     if natural(text) is None or inner.options.get("rdzv-backend", default) != "static":
         return ""
-    name = "machine" if any("accelerate" in word for word in start.chain[0].arguments) else "node"
+    name = "machine" if inner.by_accelerate else "node"
     return (
         f"every node gets --{name}-rank {text}, and the static rendezvous needs another on each:"
         f" the batch shell expands words of srun once, for all nodes, {protected}"
@@ -353,18 +535,49 @@ def _devices(start: Start) -> str:
     return f"the training wants {plural(wanted, 'process', 'processes')} (devices), but {started}"
 
 
-def _no_driver(start: Start) -> str:
-    """Return a container that gets no driver of the NVIDIA GPUs for which the job asks."""
+def _isolated(start: Start) -> str:
+    """Return what a container is not given that the ranks in it need: each runtime's own table."""
     outer = start.find("srun")
     asked = {**start.requested, **(outer.options if outer else {})}
-    is_nvidia = any(_NVIDIA.fullmatch(asked.get(name, "")) for name in _ASKS)
     words = [word for one in start.chain for word in one.wrapper]
-    runtime = next((word for word in words if _RUNTIME.fullmatch(word)), "")
-    is_told = any(word.startswith(("--nv", "$")) for word in words)
-    if not runtime or not is_nvidia or is_told or any(map(_NV.fullmatch, start.variables)):
+    at, runtime = next(
+        ((at, one) for at, one in enumerate(map(os.path.basename, words)) if one in RUNTIMES),
+        (0, ""),
+    )
+    if (
+        not runtime
+        or words[at + 1 : at + 2] == ["build"]
+        or any(word.startswith("$") for word in words)
+    ):
+        return ""  # a variable may hold the options
+    is_nvidia = any(_NVIDIA.fullmatch(asked.get(name, "")) for name in _ASKS)
+    ranks, nodes = start.layout.ranks_per_node or 1, start.nodes or start.layout.nodes or 1
+    needed = {"driver": is_nvidia, "network": nodes > 1, "shared memory": ranks > 1}
+    for need, (options, lack) in RUNTIMES[runtime].items():
+        given = any(word.partition("=")[0] in options for word in words[at:])
+        if needed[need] and not given and not any(map(_NV.fullmatch, start.variables)):
+            return f"{runtime} without {options[0]} {lack}"
+    return ""
+
+
+def _lost(start: Start) -> str:
+    """Return words behind the script of a shell, which it does not read."""
+    outer = start.find("srun")
+    lost = lost_words(outer.arguments) if outer else ""
+    return f"bash -c runs {lost[:40]!r} alone: the words behind it are its $0, $1, ..." * bool(lost)
+
+
+def _same_port(start: Start) -> str:
+    """Return a port that launches which run at once on a node would share."""
+    inner = start.torchrun
+    at_once = max((one.at_once or 1 for one in start.chain), default=1)
+    if inner is None or at_once == 1 or inner.is_partial or "standalone" in inner.options:
         return ""
-    who, others = runtime.rpartition("/")[2], "APPTAINER_NV or apptainer.conf"
-    return f"{who} without --nv has no driver in the container, unless {others} says so"
+    text = inner.options.get("rdzv-endpoint") or inner.options.get("master-port", "29500")
+    if start.nodes != 1 or "$" in text or re.search(r":0$|^0$", text):
+        return ""
+    port = text.rpartition(":")[2]
+    return f"{at_once} launches at once on one node share the port {port}: one alone can open it"
 
 
 def _little_memory(start: Start) -> str:
@@ -380,8 +593,18 @@ def _little_memory(start: Start) -> str:
 
 INVARIANTS = (
     Invariant(_exclusive, "options", "sbatch(1); deepspeed/launcher/runner.py", is_refused=True),
+    Invariant(_misfit, "options", "man page or --help of the launcher", is_refused=True),
     Invariant(_beyond, "srun", "srun(1)", is_refused=True),
     Invariant(_no_script, ""),
+    Invariant(_behind_script, "options"),
+    Invariant(_other_kind, "distributed_type", "accelerate/commands/launch.py", make=warning),
+    Invariant(
+        _no_single_host,
+        "rendezvous",
+        "sbatch(1), SLURM_JOB_NODELIST",
+        "scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1  # in the script",
+    ),
+    Invariant(_other_rank, "rank", "srun(1), OUTPUT ENVIRONMENT VARIABLES"),
     Invariant(_waits, "", remedy="torchrun --nnodes={nodes} ..."),
     Invariant(
         _varies,
@@ -408,7 +631,9 @@ INVARIANTS = (
     ),
     Invariant(_devices, "devices", "lightning/fabric/plugins/environments/slurm.py"),
     Invariant(_little_memory, "memory", "sbatch(1), --mem"),
-    Invariant(_no_driver, "--nv", "apptainer-exec(1)", "apptainer exec --nv ...", make=warning),
+    Invariant(_isolated, "container", "docker-run(1); apptainer-exec(1)", make=warning),
+    Invariant(_lost, "bash -c", "bash(1), -c"),
+    Invariant(_same_port, "--master-port", "torch/distributed/run.py", "dshealthd free-port"),
 )
 """In which a start must agree with itself."""
 
@@ -424,6 +649,8 @@ def occupancy(start: Start, place: str) -> Iterator[Result]:
         if ranks > gpus:
             make, effect = critical, "ranks without a GPU fail with `invalid device ordinal`"
         said = f"{plural(ranks, 'process', 'processes')} ({start.layout.source})"
+        if (start.layout.nodes or 1) > 1 and (total := start.option("num-processes")):
+            said += f" of num_processes {total}, the sum of all nodes,"
         yield make(
             f"{place}: {said} for {plural(gpus, 'GPU')}: {effect}",
             limit=str(gpus),
