@@ -97,6 +97,55 @@ def _refused(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[s
     yield from (f"the API server refuses it: {one}" for one in pod.refused)
 
 
+def _misread(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
+    yield from pod.misread
+
+
+def _behind_proxy(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]:
+    several = sum(one.count for one in manifest.pods) > 1
+    if pod.proxy and several and pod.is_training and pod.has_cluster_names:
+        yield (
+            f"{pod.proxy} puts its sidecar into it: connections of the rendezvous and of NCCL go"
+            " through a proxy, and ranks hang or are refused; a label of the pods opts out, such as"
+            ' sidecar.istio.io/inject: "false"'
+        )
+
+
+def _locked(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
+    if pod.is_locked and pod.gpus:
+        yield (
+            "it has RDMA devices but not the capability IPC_LOCK: memory cannot be registered"
+            " with them beyond the runtime's limit (memlock), often 8 MiB"
+        )
+
+
+def _unserved(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]:
+    """Yield why the Service of the pods' domain gives them no names."""
+    meeting = rendezvous(pod.command, pod.variables).address
+    is_asked = pod.domain and meeting.partition(".")[2].partition(".")[0] == pod.domain
+    for service in manifest.services if is_asked else ():
+        if service["name"] != pod.domain:
+            continue
+        if not service["is_headless"]:
+            yield f"{meeting[:80]} does not resolve: the Service {pod.domain} is not headless"
+        of_job = {"job-name": pod.job, "batch.kubernetes.io/job-name": pod.job}
+        have = {**of_job, **pod.labels} if pod.kind == "Job" else pod.labels
+        for name, value in service["selector"].items():
+            given = have.get(name, value if "/" in name else "")
+            if given != value:
+                yield (
+                    f"{meeting[:80]} does not resolve: the Service {pod.domain} selects"
+                    f" {name}={value}, which these pods are not"
+                )
+
+
+def _same_index(pod: PodTemplate, start: Start, _manifest: Manifest) -> Iterator[str]:
+    rank = start.torchrun.options.get("node-rank", "") if start.torchrun else ""
+    rank = rank or pod.variables.get("RANK", "")
+    if pod.groups > 1 and re.fullmatch(rf"\$\{{?{_INDEX}\}}?", rank):
+        yield f"{_INDEX} begins with 0 in each of the {pod.groups} jobs: ranks must differ"
+
+
 def _killed(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
     ends = pod.kind.endswith(("Job", "JobSet", "Pod"))  # servers are another matter
     if ends and pod.is_training and pod.gpus and (pod.patience or TIMEOUT) < TIMEOUT:
@@ -118,10 +167,11 @@ def _without_shared_memory(pod: PodTemplate, _start: Start, manifest: Manifest) 
 
 
 def _beyond_memory(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
-    if pod.memory and pod.shared_memory and pod.shared_memory > pod.memory:
+    shared = pod.shared_memory or 0
+    if pod.gpus and pod.memory and shared > pod.memory:
         yield (
-            f"{SHARED_MEMORY} may take {pod.shared_memory // MIB} MiB, which count as memory of the"
-            f" container, limited to {pod.memory // MIB} MiB: it is killed for it"
+            f"{SHARED_MEMORY} may take {shared // MIB} MiB, which count as memory of the container,"
+            f" limited to {pod.memory // MIB} MiB: it is killed for it"
         )
 
 
@@ -149,7 +199,12 @@ def _not_found(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[
         )
     if not is_named:
         return
-    if all(manifest.names) and not any(host.startswith(f"{one}-") for one in manifest.names):
+    known = [one.names for one in manifest.pods]
+    of_pods = frozenset(name for names in known for name in names or ())
+    if all(manifest.names) and None not in known and host not in of_pods | {*manifest.names}:
+        few = ", ".join(sorted(of_pods)[:4])
+        yield f"MASTER_ADDR {shown} is no pod of this manifest, which has {few}"
+    elif all(manifest.names) and not any(host.startswith(f"{one}-") for one in manifest.names):
         names = " or ".join(f"{one}-" for one in manifest.names[:4])
         yield f"MASTER_ADDR {shown} is no pod of this manifest, whose names begin with {names}"
     elif pod.kind in {"Job", "JobSet", "StatefulSet"} and domain.partition(".")[0] != pod.domain:
@@ -224,6 +279,11 @@ def _elastic(pod: PodTemplate, start: Start, manifest: Manifest) -> Iterator[str
 
 NEEDS = (
     PodNeed(_refused, "API"),
+    PodNeed(_misread, "command"),
+    PodNeed(_behind_proxy, "sidecar", make=warning),
+    PodNeed(_locked, "IPC_LOCK", make=warning),
+    PodNeed(_unserved, "Service"),
+    PodNeed(_same_index, _INDEX),
     PodNeed(_releases, "image"),
     PodNeed(_unqueued, QUEUE),
     PodNeed(_unindexed, "completionMode"),
