@@ -75,9 +75,6 @@ def _keys(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
             near, _ = _nearest(key, inspection.models.get(error.get("model", ""), ()))
             text = f"{block} has no key {key!r}, so DeepSpeed aborts at startup{_advice(near)}"
             yield at_key(name, path, text, source=source)
-        elif error["kind"] == "removed":
-            text = f"DeepSpeed aborts on {path!r}: {error['text']}"
-            yield at_key(name, path, text, source=source)
     for line in inspection.warnings:
         if match := _DEPRECATED.match(line):
             instead = f", use {match[2]!r}" if match[2] else ""
@@ -86,6 +83,8 @@ def _keys(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
         else:
             yield warning(f"{name}: DeepSpeed warns: {line.partition(chr(10))[0][:300]}")
     if inspection.unread is None:
+        if not any(error["kind"] == "unknown" for error in inspection.errors):
+            yield from _misspelt(name, context.document)
         yield unknown(
             f"{name}: keys without effect cannot be found while DeepSpeed refuses other keys"
         )
