@@ -1,35 +1,27 @@
-"""What a job is given and what starts there agree: one table of invariants over one model.
-
-A `Start` holds who starts how many processes where and with what, as a batch script, a command, a
-configuration of Accelerate or a pod states it.
-"""
+"""What a job is given and what starts there agree: one table of invariants over one model."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Result, critical, warning
-from dshealthd.doctor.job.sources.launcher_command import (
-    FLAGS,
-    VALUED,
-    LauncherCommand,
-    lost_words,
-    nearest,
-)
-from dshealthd.doctor.job.sources.layout import Layout, refusal
+from dshealthd.doctor.check import critical, warning
+from dshealthd.doctor.job.options import OPTIONS
+from dshealthd.doctor.job.sources.layout import refusal
 from dshealthd.doctor.job.sources.manifest import MIB
 from dshealthd.doctor.job.sources.shell import LISTS, PER_NODE
 from dshealthd.doctor.job.sources.slurm_script import gpus_per_node, tasks_per_node
+from dshealthd.doctor.job.start import OF_DATA, Invariant
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from dshealthd.doctor.check import Result
+    from dshealthd.doctor.job.start import Start
 
 _COMMON = (
     *("nnodes", "rdzv-id", "rdzv-backend", "rdzv-endpoint", "master-addr", "master-port"),
@@ -37,12 +29,6 @@ _COMMON = (
 )
 """Options and variables that must be the same on all nodes of a job."""
 _OF_NODE = re.compile(rf"\$\{{?({'|'.join(sorted(PER_NODE))})\b")
-_DEGREES = re.compile(
-    r"((tensor|pipeline)_model|context|data|tensor|pipeline)_parallel"
-    r"(_(shard|replicate))?_(size|degree)|parallelism_config_(tp|cp|sp|dp_shard|dp_replicate)_size"
-)
-"""Arguments of Megatron, NeMo, torchtitan and Accelerate that divide the ranks into parts."""
-_OF_DATA = re.compile("data|_dp_")
 _NVIDIA = re.compile(
     r"(?:.*:)?(?:nvidia|tesla|titan|[rg]tx|g?[abhklptv]\d)[\w.-]*:\d+", re.IGNORECASE
 )
@@ -78,54 +64,6 @@ RUNTIMES: Mapping[str, Mapping[str, tuple[tuple[str, ...], str]]] = {
 _NV = re.compile("(?:APPTAINER|SINGULARITY)_NV(?:CCLI)?")
 _LEAST_MEMORY = 256 << 20
 """Bytes of a process that trains, at least: `import torch` alone has 219 MiB (2.13)."""
-EXCLUSIVE = {
-    # Slurm 22.05.8, which does not refuse what sbatch(1) says of --hint
-    "srun": (
-        *("mem mem-per-cpu mem-per-gpu", "cpus-per-task cpus-per-gpu"),
-        *("ntasks-per-gpu gpus-per-task", "ntasks-per-gpu gpus-per-socket"),
-        "ntasks-per-gpu ntasks-per-node",
-    ),
-    # deepspeed/launcher/runner.py, parse_resource_filter and main
-    "deepspeed": (
-        "include exclude",
-        *(f"include {one}" for one in ("num-gpus", "num-accelerators", "num-nodes")),
-        *(f"exclude {one}" for one in ("num-gpus", "num-accelerators", "num-nodes")),
-    ),
-    # accelerate/commands/launch.py, launch_command; utils/dataclasses.py, DeepSpeedPlugin
-    "accelerate": (
-        "cpu multi-gpu tpu use-deepspeed use-fsdp use-megatron-lm",
-        *(
-            f"deepspeed-config-file {one}"
-            for one in (
-                *("zero-stage", "gradient-accumulation-steps", "gradient-clipping"),
-                *("offload-optimizer-device", "offload-param-device", "zero3-save-16bit-model"),
-            )
-        ),
-    ),
-}
-"""Options of which a launcher takes one alone; sbatch refuses those of srun."""
-
-
-_COUNT = r"-?\d+"
-_COUNTED = r"([a-z]\w*:)?([\w.-]+:)?\d+(,.*)?"
-FORMS = {
-    **dict.fromkeys(
-        (
-            *("ntasks", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-task", "cpus-per-gpu"),
-            *("node-rank", "master-port", "max-restarts", "num-processes", "num-nodes"),
-            *("num-gpus", "num-accelerators", "zero-stage"),
-        ),
-        _COUNT,
-    ),
-    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task"), _COUNTED),
-    "gres": "[a-z].*",
-    "nnodes": r"\d+(:\d+)?",
-    "nproc-per-node": r"[1-9]\d*|[a-z]\w*",
-    "nodes": r"\d+[km]?([-:,]\d+[km]?)*",
-    **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), r"\d+(\.\d+)?[kmgt]?b?"),
-    "time": r"(\d+-)?\d+(:\d+){0,2}|unlimited|infinite|-1",
-}
-"""What values of options can be, in any case of letters."""
 _LISTED = re.compile(rf"\$\{{?({'|'.join(LISTS)}|SLURM_NODELIST)\b(?!:[\d ]|[^}}]*[\[\]])")
 _NO_HOST = re.compile(r"[\s,()]|[^\[]\[|\[[^\]]*$")
 _VARIES_BY = {
@@ -136,113 +74,6 @@ _VARIES_BY = {
 """Ranks, the variables of Slurm that are another kind of rank, and of what the job then has
 several.
 """
-_KINDS = {
-    "multi-gpu": "MULTI_GPU",
-    "use-fsdp": "FSDP",
-    "use-deepspeed": "DEEPSPEED",
-    "use-megatron-lm": "MEGATRON_LM",
-    "cpu": "NO",
-}
-"""Options of Accelerate that choose what it starts, and `distributed_type` for the same."""
-_SETTINGS = {
-    "FSDP": re.compile(r"fsdp-(?!version)\w.*"),
-    "DEEPSPEED": re.compile(r"deepspeed-config-file|zero-stage|offload-\w+-device"),
-    "MEGATRON_LM": re.compile(r"megatron-lm-(tp|pp)-degree"),
-}
-"""Options of Accelerate that only one kind of training reads."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """A command, the nodes or pods on which it starts, and what each of these is given."""
-
-    command: LauncherCommand | None
-    layout: Layout
-    """What the command starts."""
-    variables: Mapping[str, str]
-    requested: Mapping[str, str] = field(default_factory=dict)
-    """What the job, not its srun, asks of Slurm, by option."""
-    nodes: int | None = None
-    """Nodes that the job is given."""
-    given: str = ""
-    """Who gives them, for people."""
-    gpus: int | None = None
-    """GPUs that each of them has for the job."""
-    memory: int | None = None
-    """Bytes of memory that each of them gives, if they are limited."""
-    copies: int = 1
-    """Nodes on which these words start the command."""
-    pool: Mapping[str, set[int]] = field(default_factory=dict)
-    """Slots of each host, as a hostfile gives them."""
-    name: str = ""
-    """What starts it, for people: empty for a script's command."""
-    strange: Sequence[str] = ()
-    """Options in its script that sbatch does not have."""
-    unset: Mapping[str, str] = field(default_factory=dict)
-    """Variables that its script reads and Slurm does not set, with the option that would."""
-
-    @property
-    def chain(self) -> list[LauncherCommand]:
-        """The launchers, from the outermost in."""
-        return list(self.command.chain()) if self.command else []
-
-    def find(self, program: str) -> LauncherCommand | None:
-        """Return the call of a launcher, if there is one."""
-        return self.command.find(program) if self.command else None
-
-    @property
-    def program(self) -> LauncherCommand:
-        """The innermost launcher, or Python."""
-        return [LauncherCommand("", {}, ()), *self.chain][-1]
-
-    @property
-    def torchrun(self) -> LauncherCommand | None:
-        """The call of torchrun, if there is one."""
-        return self.find("torchrun")
-
-    def option(self, name: str) -> int | None:
-        """Return an option of torchrun as a number; None if it is none."""
-        return self.torchrun.number(name) if self.torchrun else None
-
-    @property
-    def has_ranks(self) -> bool:
-        """Whether what starts is the ranks; a single Python may start others in its own way."""
-        return self.program.program != "python" or (self.layout.ranks or 0) > 1
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """The arguments of the training that are whole numbers."""
-        given = {name.replace("-", "_"): text for name, text in self.program.options.items()}
-        stated = {**given, **self.program.stated}
-        return {name: int(text) for name, text in stated.items() if natural(text) is not None}
-
-    @property
-    def degrees(self) -> dict[str, int]:
-        """The parts into which the arguments of the training divide the ranks."""
-        numbers = self.numbers.items()
-        return {name: value for name, value in numbers if _DEGREES.fullmatch(name) and value}
-
-    @property
-    def model_parallel(self) -> int | None:
-        """Ranks that share one copy of the model by these arguments; None if only a shell knows."""
-        stated = self.program.stated
-        if any(_DEGREES.fullmatch(name) and "$" in value for name, value in stated.items()):
-            return None
-        return math.prod(v for name, v in self.degrees.items() if not _OF_DATA.search(name))
-
-
-class Invariant(NamedTuple):
-    """Something in which a start must agree with itself."""
-
-    broken: Callable[[Start], str]
-    """What disagrees; empty where all agrees, as far as known."""
-    component: str
-    source: str = ""
-    remedy: str = ""
-    """For a script; `{nodes}` and `{program}` are those of the start."""
-    is_refused: bool = False
-    """Whether nothing then starts as it is stated, so that the rest does not matter."""
-    make: Callable[..., Result] = critical
 
 
 def disagreements(start: Start) -> Iterator[Result]:
@@ -264,32 +95,6 @@ def _waits(start: Start) -> str:
     if not wanted or not start.nodes or wanted == start.nodes:
         return ""
     return f"{program} waits for {plural(wanted, 'node')}, but {start.given}"
-
-
-def _misfit(start: Start) -> str:
-    """Return an option that is none of its launcher's, or whose value cannot be one."""
-    sbatch = LauncherCommand("srun", start.requested, (), strange=start.strange)
-    for one in (sbatch, *start.chain):
-        launcher = "accelerate" if one.by_accelerate else one.program
-        launcher = "sbatch" if one is sbatch else launcher
-        for name in one.strange:
-            known = VALUED[one.program] | FLAGS[one.program]
-            if launcher == "accelerate":
-                known = VALUED[launcher] | FLAGS[launcher]
-            near, is_near = nearest(name, known)
-            others = [] if one.program == "srun" else [o for o in VALUED if name in VALUED[o]]
-            if is_near or others:
-                advice = f"did you mean --{near}?" if is_near else f"it is one of {others[0]}"
-                return f"{launcher} has no option --{name}: {advice}"
-        for name, value in one.options.items():
-            form = FORMS.get(name)
-            is_text = not re.search(r"[$<{@%]", value)  # a template is filled in before
-            if form and is_text and not re.fullmatch(form, value, re.IGNORECASE):
-                shown = f"is {value[:40]!r}, which it cannot be" if value else "is empty"
-                why = [f"Slurm sets {v} only with --{o}" for v, o in start.unset.items()]
-                because = f": {'; '.join(why)}" if why and not value else ""
-                return f"{one.spelled(name)} of {launcher} {shown}{because}"
-    return ""
 
 
 def _no_single_host(start: Start) -> str:
@@ -323,45 +128,6 @@ def _other_rank(start: Start) -> str:
                 return (
                     f"{shown} is {variable}, which is another number: {of} of the job have it too"
                 )
-    return ""
-
-
-def _behind_script(start: Start) -> str:
-    """Return an option of the launcher that stands behind the script, which gets it instead."""
-    program = start.program
-    if program.program != "torchrun":
-        return ""
-    names = ("nproc-per-node", "nnodes", "rdzv-endpoint", "rdzv-backend", "standalone")
-    if program.by_accelerate:
-        names = ("num-processes", "num-machines", "machine-rank", "main-process-ip", "multi-gpu")
-    said = program.stated
-    for name in names:
-        at = name.replace("-", "_")
-        if at in said and not program.options.keys() & {*names, "nnodes"}:
-            return f"--{at} stands behind the script, which gets it in place of the launcher"
-    return ""
-
-
-def _other_kind(start: Start) -> str:
-    """Return what a configuration of Accelerate states, but what it starts does not read."""
-    inner = start.torchrun
-    if inner is None or not inner.by_accelerate:
-        return ""
-    stated = inner.options.get("distributed-type", "")
-    chosen = [(name, kind) for name, kind in _KINDS.items() if name in inner.options]
-    name, kind = chosen[0] if chosen else ("", stated)
-    if name and stated in _SETTINGS and stated != kind:
-        return f"--{name.replace('-', '_')} overrides distributed_type {stated}: it has no effect"
-    if not stated and not chosen:
-        return ""  # a configuration of the user's home may say more
-    for other, pattern in _SETTINGS.items():
-        found = next(filter(pattern.fullmatch, inner.options), "")
-        if found and other != kind and (kind != "NO" or (inner.number("num-processes") or 0) > 1):
-            shown = f"--{name.replace('-', '_')}" if name else f"distributed_type {kind}"
-            return f"{found.replace('-', '_')} has no effect: {shown} is no {other}"
-    count = inner.number("num-processes") or 0
-    if kind == "NO" and count > 1:
-        return f"distributed_type NO starts one process, not num_processes {count}"
     return ""
 
 
@@ -439,7 +205,7 @@ def _parts(start: Start) -> str:
         product = " x ".join(f"{name} {value}" for name, value in degrees.items())
         said = f"{plural(ranks, 'rank')} ({start.layout.source})"
         return f"{said} cannot be divided into groups of {product} = {whole}"
-    is_data = any(map(_OF_DATA.search, degrees))
+    is_data = any(map(OF_DATA.search, degrees))
     copies = ranks if is_data else ranks // whole
     batch, micro = have.get("global_batch_size"), have.get("micro_batch_size")
     if not batch or not micro or is_data or batch % (micro * copies) == 0:
@@ -478,33 +244,11 @@ def _too_rarely(start: Start) -> str:
     return f"the job has {start.nodes} nodes but torchrun starts only on the first: srun is missing"
 
 
-def _no_script(start: Start) -> str:
-    is_launcher = start.program.program in {"torchrun", "deepspeed"}
-    if not is_launcher or start.program.arguments or any(one.is_partial for one in start.chain):
-        return ""
-    return f"{start.program.program} is given no script to run"
-
-
 def _no_host(start: Start) -> str:
     inner = start.find("deepspeed")
     problem = refusal(start.pool, inner.options) if inner and start.pool else ""
     is_known = problem not in {"", "$"}
     return f"deepspeed refuses --include or --exclude, and ends at once: {problem}" * is_known
-
-
-def _exclusive(start: Start) -> str:
-    """Return options of which a launcher takes one alone."""
-    given = [(one.program, one.options) for one in start.chain]
-    for program, options in (*given, ("sbatch", start.requested)):
-        launcher = {"torchrun": "accelerate", "sbatch": "srun"}.get(program, program)
-        for group in EXCLUSIVE.get(launcher, ()):
-            names = sorted({*group.split()} & options.keys())
-            if names[1:]:
-                dashes = "" if launcher == "accelerate" else "--"  # keys of its configuration
-                names = names if launcher == "srun" else [one.replace("-", "_") for one in names]
-                shown = " and ".join(dashes + one for one in names)
-                return f"{shown} exclude each other: {program if dashes else launcher} refuses them"
-    return ""
 
 
 def _beyond(start: Start) -> str:
@@ -560,13 +304,6 @@ def _isolated(start: Start) -> str:
     return ""
 
 
-def _lost(start: Start) -> str:
-    """Return words behind the script of a shell, which it does not read."""
-    outer = start.find("srun")
-    lost = lost_words(outer.arguments) if outer else ""
-    return f"bash -c runs {lost[:40]!r} alone: the words behind it are its $0, $1, ..." * bool(lost)
-
-
 def _same_port(start: Start) -> str:
     """Return a port that launches which run at once on a node would share."""
     inner = start.torchrun
@@ -592,12 +329,8 @@ def _little_memory(start: Start) -> str:
 
 
 INVARIANTS = (
-    Invariant(_exclusive, "options", "sbatch(1); deepspeed/launcher/runner.py", is_refused=True),
-    Invariant(_misfit, "options", "man page or --help of the launcher", is_refused=True),
+    *OPTIONS,
     Invariant(_beyond, "srun", "srun(1)", is_refused=True),
-    Invariant(_no_script, ""),
-    Invariant(_behind_script, "options"),
-    Invariant(_other_kind, "distributed_type", "accelerate/commands/launch.py", make=warning),
     Invariant(
         _no_single_host,
         "rendezvous",
@@ -632,7 +365,6 @@ INVARIANTS = (
     Invariant(_devices, "devices", "lightning/fabric/plugins/environments/slurm.py"),
     Invariant(_little_memory, "memory", "sbatch(1), --mem"),
     Invariant(_isolated, "container", "docker-run(1); apptainer-exec(1)", make=warning),
-    Invariant(_lost, "bash -c", "bash(1), -c"),
     Invariant(_same_port, "--master-port", "torch/distributed/run.py", "dshealthd free-port"),
 )
 """In which a start must agree with itself."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.host import Host
 from dshealthd.core.text import printable
-from dshealthd.doctor.job.agreement import Start
 from dshealthd.doctor.job.arguments import add_arguments
 from dshealthd.doctor.job.sources import (
     deepspeed_config,
@@ -35,6 +34,7 @@ from dshealthd.doctor.job.sources.source import (
     training_variables,
     variables_in_deepspeed_env,
 )
+from dshealthd.doctor.job.start import Start
 from dshealthd.jobs import checkpoint_files
 from dshealthd.jobs.checkpoint_files import Checkpoint
 from dshealthd.jobs.environment import natural

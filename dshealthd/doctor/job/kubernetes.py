@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
-from dshealthd.doctor.job.agreement import Start, disagreements, occupancy
+from dshealthd.doctor.job.agreement import disagreements, occupancy
 from dshealthd.doctor.job.sources.layout import Layout, torchrun
 from dshealthd.doctor.job.sources.manifest import MIB, QUEUE, SHARED_MEMORY
 from dshealthd.doctor.job.sources.rendezvous import rendezvous
+from dshealthd.doctor.job.start import Start
 from dshealthd.jobs.environment import TIMEOUT, is_loopback, natural
 
 if TYPE_CHECKING:
