@@ -10,7 +10,13 @@ from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.agreement import disagreements, occupancy
 from dshealthd.doctor.job.sources.layout import Layout, torchrun
-from dshealthd.doctor.job.sources.manifest import MIB, QUEUE, SHARED_MEMORY
+from dshealthd.doctor.job.sources.manifest import (
+    CONTROLLERS,
+    INDEX,
+    MIB,
+    QUEUE,
+    SHARED_MEMORY,
+)
 from dshealthd.doctor.job.sources.rendezvous import rendezvous
 from dshealthd.doctor.job.start import Start
 from dshealthd.jobs.environment import TIMEOUT, is_loopback, natural
@@ -23,7 +29,6 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job.sources.source import Source
 
 _MPI = ("mpirun", "mpiexec")
-_INDEX = "JOB_COMPLETION_INDEX"
 _RELEASE = re.compile(r"v?(\d+(?:\.\d+)+)")
 _OF_PODS = re.compile(r"[a-z0-9][a-z0-9-]*-\d+")
 """Names that StatefulSets, indexed Jobs, JobSets and PyTorchJobs give their pods."""
@@ -143,8 +148,8 @@ def _unserved(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[s
 def _same_index(pod: PodTemplate, start: Start, _manifest: Manifest) -> Iterator[str]:
     rank = start.torchrun.options.get("node-rank", "") if start.torchrun else ""
     rank = rank or pod.variables.get("RANK", "")
-    if pod.groups > 1 and re.fullmatch(rf"\$\{{?{_INDEX}\}}?", rank):
-        yield f"{_INDEX} begins with 0 in each of the {pod.groups} jobs: ranks must differ"
+    if pod.groups > 1 and re.fullmatch(rf"\$\{{?{INDEX}\}}?", rank):
+        yield f"{INDEX} begins with 0 in each of the {pod.groups} jobs: ranks must differ"
 
 
 def _killed(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
@@ -250,10 +255,13 @@ def _mounted(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[st
             yield f"the claim {claim} is ReadWriteOnce, so only pods of one node can mount it"
 
 
-def _unindexed(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
-    texts = [*pod.words, *pod.variables.values()]
-    if not pod.is_indexed and any(_INDEX in text for text in texts):
-        yield f"it uses {_INDEX}, which only completionMode: Indexed sets"
+def _not_given(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
+    text = "\n".join((*pod.words, *pod.variables.values()))
+    for name, controller in CONTROLLERS.items() if pod.given is not None else ():
+        is_set = name in (pod.given or ()) or name in pod.variables
+        is_read = re.search(rf"\$[({{]?{name}\b(?!:)", text)
+        if is_read and not is_set and not re.search(rf"(?<![$\w-]){name}=", text):
+            yield f"it uses {name}, which only {controller} sets"
 
 
 def _unqueued(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
@@ -284,10 +292,10 @@ NEEDS = (
     PodNeed(_behind_proxy, "sidecar", make=warning),
     PodNeed(_locked, "IPC_LOCK", make=warning),
     PodNeed(_unserved, "Service"),
-    PodNeed(_same_index, _INDEX),
+    PodNeed(_same_index, INDEX),
     PodNeed(_releases, "image"),
     PodNeed(_unqueued, QUEUE),
-    PodNeed(_unindexed, "completionMode"),
+    PodNeed(_not_given, "env"),
     PodNeed(_mounted, "persistentVolumeClaim", make=warning),
     PodNeed(_loopback, "MASTER_ADDR"),
     PodNeed(_not_found, "MASTER_ADDR"),

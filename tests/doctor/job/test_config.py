@@ -615,6 +615,29 @@ def test_batch_size_of_the_trainer(tmp_path: Path, argument: str, outcome: State
     assert outcomes("batch-sizes", job)[-1] is outcome
 
 
+@pytest.mark.parametrize(
+    ("half", "outcome"),
+    [
+        ("--bf16", OK),
+        ("--bf16 True", OK),
+        ("--bf16 $HALF", OK),
+        ("", CRITICAL),
+        ("--bf16 False", CRITICAL),
+        ("--bf16 --fp16", CRITICAL),
+        ("--pure_bf16", OK),
+    ],
+)
+def test_half_precision_of_the_trainer(tmp_path: Path, half: str, outcome: State) -> None:
+    """Hugging Face's Trainer refuses another half precision than the configuration's."""
+    file = tmp_path / "ds.json"
+    file.write_text(
+        '{"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true},'
+        ' "fp16": {"enabled": false}}'
+    )
+    words = f"deepspeed --num_gpus=1 x.py --per_device_train_batch_size 4 {half} --deepspeed {file}"
+    assert outcomes("batch-sizes", asked(launch=words)) == [outcome]
+
+
 @pytest.mark.parametrize(("rate", "outcome"), [("1e-5", OK), ("2e-5", CRITICAL), ("$LR", OK)])
 def test_other_arguments_of_the_trainer(tmp_path: Path, rate: str, outcome: State) -> None:
     """What the Trainer would fill in must be what its arguments say; no other program compares."""

@@ -415,6 +415,7 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
         ("JOB_ID'", "JOB_ID_$SLURM_NODEID'", "reads SLURM_JOB_ID_, which nobody sets: ${SLURM_JO"),
         ("'python", "'RANK=$SLURM_LOCALID python", "rank is SLURM_LOCALID, which is another num"),
         ("'python", "'LOCAL_RANK=$SLURM_PROCID python", "local-rank is SLURM_PROCID, which is an"),
+        ("'python", "'RANK=$OMPI_COMM_WORLD_RANK python", "reads OMPI_COMM_WORLD_RANK, which nob"),
         ("--time", "--array=1-4 --output=a.log --time", "all tasks of the array write --output"),
         ("srun", "cat <<EOF > w\nA=$SLURM_LOCALID\nEOF\nsrun", "writes SLURM_LOCALID into a file"),
         ("1-0", "5", "it comes 300 s before the end of a job that has 300 s"),

@@ -52,8 +52,15 @@ _MESHES = {
 that of a pod, which decides.
 """
 _PROGRAMS = frozenset({"torchrun", "deepspeed", "accelerate", "python", "python3"})
-_GIVEN = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "JOB_COMPLETION_INDEX"})
-"""Variables that controllers set in containers."""
+INDEX = "JOB_COMPLETION_INDEX"
+CONTROLLERS = {
+    **dict.fromkeys(("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), "a PyTorchJob"),
+    INDEX: "completionMode: Indexed",
+    **dict.fromkeys(
+        ("LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"), "a LeaderWorkerSet"
+    ),
+}
+"""Variables that controllers set in containers, and which of them."""
 _ROOTS = re.compile(r"(?:^|[_-])(?:out|output|save|ckpt|checkpoints?|results?)(?:$|[_-])")
 """In an option that names where a training writes."""
 _REFERENCE = re.compile(r"\$\((\w+)\)")
@@ -107,8 +114,8 @@ class PodTemplate:
     """Whether a queue of Kueue that it names is one that Kueue reads."""
     claims: Sequence[str]
     """Claims of volumes that it mounts."""
-    is_indexed: bool
-    """Whether its pods, if they are of a Job, have an index."""
+    given: Sequence[str] | None
+    """Variables that its controller sets; None if unknown."""
     replaces: bool
     """Whether a pod that fails is replaced."""
     members: Sequence[int | None]
@@ -348,7 +355,7 @@ def _pod(
             str(_of(one, "persistentVolumeClaim").get("claimName"))
             for one in spec.get("volumes") or ()
         ],
-        "is_indexed": kind != "Job" or not is_batch or above.get("completionMode") == "Indexed",
+        "given": _given(whole, above, kind, is_batch=is_batch),
         "image": str(main.get("image", "")),
         "is_queued": not kind.endswith(("Job", "JobSet"))
         or QUEUE in _of(whole, "metadata", "labels")
@@ -372,7 +379,7 @@ def _misread(main: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[str]:
     if lost := launcher_command.lost_words(words):
         yield f"bash -c runs {lost[:40]!r} alone: the words behind it are its $0, $1, ..."
     if program.rpartition("/")[2] in _PROGRAMS and not launcher_command.runs_shell(words):
-        own = {*_GIVEN, *(str(one.get("name")) for one in main.get("env") or ())}
+        own = {*CONTROLLERS, *(str(one.get("name")) for one in main.get("env") or ())}
         names = re.findall(r"(?<!\$)\$\{?([A-Za-z_]\w*)", " ".join(words))
         for name in itertools.islice(filter(own.__contains__, names), 1):  # not of a template
             yield f"no shell expands ${name} in command or args: write $({name})"
@@ -390,6 +397,23 @@ def _misread(main: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[str]:
         if _ROOTS.search(option) and inside:
             yield f"--{option} {path[:80]} cannot be written: {inside[0]} is mounted read-only"
             return
+
+
+def _given(
+    whole: Mapping[str, Any], above: Mapping[str, Any], kind: str, *, is_batch: bool
+) -> list[str] | None:
+    """Return the variables that the controller of an object sets; None where they are unknown."""
+    of = {
+        "Job": "completionMode: Indexed" if above.get("completionMode") == "Indexed" else "",
+        "JobSet": "completionMode: Indexed",
+        "LeaderWorkerSet": "a LeaderWorkerSet",
+        **dict.fromkeys(("Pod", "StatefulSet", "Deployment", "ReplicaSet"), ""),
+    }
+    if _required(whole) == "pytorch":
+        of[kind] = "a PyTorchJob"
+    if kind not in of or (kind == "Job" and not is_batch):
+        return None
+    return [name for name, controller in CONTROLLERS.items() if controller == of[kind]]
 
 
 def _is_locked(main: Mapping[str, Any]) -> bool:

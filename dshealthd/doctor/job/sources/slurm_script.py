@@ -47,6 +47,12 @@ _EARLY = re.compile(
     re.MULTILINE,
 )
 """A here-document without quotes that becomes a file and has a variable without a backslash."""
+_OF_MPI = {
+    "OMPI_COMM_WORLD_RANK": "SLURM_PROCID",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "SLURM_LOCALID",
+    "OMPI_COMM_WORLD_SIZE": "SLURM_NTASKS",
+}
+"""Variables that mpirun sets, and those that srun sets in their place."""
 _NAMED = re.compile(r"(?<![\\$])\$\{?([A-Za-z]\w*(?<!_)_|SLURM_\w+)\b(?!:|-|\+|\?)")
 _GPUS = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?")
 
@@ -238,6 +244,9 @@ def _unread(text: str) -> dict[str, str]:
             found[name] = meant or name.rstrip("_")
         elif name.startswith("SLURM_") and is_near:
             found[name] = near
+    if "srun" in lines and not re.search("mpirun|mpiexec|orterun|prterun", lines):
+        read = set(re.findall(r"\$\{?(OMPI_COMM_WORLD_\w+)(?!:)\b", lines))
+        found |= {name: one for name, one in _OF_MPI.items() if name in read}
     return found
 
 
