@@ -206,13 +206,11 @@ def _not_found(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[
     if not is_named:
         return
     known = [one.names for one in manifest.pods]
-    of_pods = frozenset(name for names in known for name in names or ())
-    if all(manifest.names) and None not in known and host not in of_pods | {*manifest.names}:
+    of_pods = {name for names in known for name in names or ()}
+    services = {service["name"] for service in manifest.services}
+    if None not in known and host not in of_pods | services:
         few = ", ".join(sorted(of_pods)[:4])
         yield f"MASTER_ADDR {shown} is no pod of this manifest, which has {few}"
-    elif all(manifest.names) and not any(host.startswith(f"{one}-") for one in manifest.names):
-        names = " or ".join(f"{one}-" for one in manifest.names[:4])
-        yield f"MASTER_ADDR {shown} is no pod of this manifest, whose names begin with {names}"
     elif pod.kind in {"Job", "JobSet", "StatefulSet"} and domain.partition(".")[0] != pod.domain:
         where = f"are in the subdomain {pod.domain}" if pod.domain else "have no subdomain"
         yield f"{shown} does not resolve: pods of this {pod.kind} {where}"

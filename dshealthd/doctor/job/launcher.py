@@ -115,7 +115,7 @@ def _script(context: JobContext, name: str, script: SlurmScript) -> Iterator[Res
         yield warning(f"{name}: {problem}", source="sbatch(1), --array", component="--array")
     for read, meant in script.unread.items():
         yield warning(
-            f"{name} reads {read}, which nobody sets: ${{{meant}}} is meant",
+            f"{name} reads {read}, which is never set: ${{{meant}}} is meant",
             paste("grep", "-n", "-F", "-e", f"${read}", "--", name),
             source="bash(1), PARAMETERS; sbatch(1)",
             component=read,

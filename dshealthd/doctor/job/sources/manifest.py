@@ -134,13 +134,15 @@ class PodTemplate:
     def names(self) -> frozenset[str] | None:
         """The names of its pods; None where its controller invents them, or they are unknown."""
         each = range(min(self.count // max(self.groups, 1), 4096))
+        if not self.job:
+            return None
         if self.kind == "JobSet":
             outer = range(min(self.groups, 4096))
             return frozenset(f"{self.job}-{self.name}-{one}-{two}" for one in outer for two in each)
         first = {"Job": self.job, "StatefulSet": self.job}.get(self.kind)
         if self.kind == "PyTorchJob":
             first = f"{self.job}-{self.name.lower()}"
-        return frozenset(f"{first}-{one}" for one in each) if first and self.job else None
+        return frozenset(f"{first}-{one}" for one in each) if first else None
 
     @property
     def command(self) -> LauncherCommand | None:
@@ -165,8 +167,6 @@ class Manifest:
     """The pods of a manifest."""
 
     pods: tuple[PodTemplate, ...]
-    names: tuple[str, ...]
-    """Of its objects with pods, and services, whose names begin so; empty for a generated one."""
     of_one: tuple[str, ...] = ()
     """Claims that pods of one node alone can mount."""
     services: tuple[Mapping[str, Any], ...] = ()
@@ -182,24 +182,21 @@ def parse(text: str) -> dict[str, Any]:
     import yaml
 
     pods: list[dict[str, Any]] = []
-    names: list[str] = []
     claims: list[str] = []
     services: list[dict[str, Any]] = []
     spaces: dict[object, dict[str, str]] = {}
     try:
         for document in yaml.safe_load_all(text):
             if isinstance(document, dict):
-                kind, before = str(document.get("kind", "")), len(pods)
+                kind = str(document.get("kind", ""))
                 if kind == "Namespace":
                     spaces[_of(document, "metadata").get("name")] = _marks(document)
                 if kind == "Service":
                     services.append(_service(document))
                 found = _pods(document, document, kind, 1)
-                pods += itertools.islice(found, MAX_PODS - before)
+                pods += itertools.islice(found, MAX_PODS - len(pods))
                 if kind == "PersistentVolumeClaim" and _is_of_one(document):
                     claims.append(str(_of(document, "metadata").get("name")))
-                if kind == "Service" or len(pods) > before:
-                    names.append(str(_of(document, "metadata").get("name", "")))
     except yaml.YAMLError as error:
         message = f"is not YAML: {' '.join(str(error).split())}"
         raise ValueError(message) from error
@@ -211,7 +208,7 @@ def parse(text: str) -> dict[str, Any]:
         raise ValueError(message)
     for pod in pods:
         pod["proxy"] = _proxy(spaces.get(pod.pop("space"), {}), pod.pop("marks"))
-    return {"pods": pods, "names": names, "of_one": claims, "services": services}
+    return {"pods": pods, "of_one": claims, "services": services}
 
 
 def _marks(node: Mapping[str, Any]) -> dict[str, str]:
@@ -526,4 +523,4 @@ def _gpus(container: Mapping[str, Any]) -> int:
 def from_json(document: dict[str, Any]) -> Manifest:
     """Return the manifest whose fields a JSON document has."""
     pods = tuple(PodTemplate(**pod) for pod in document["pods"])
-    return Manifest(pods, *(tuple(document[key]) for key in ("names", "of_one", "services")))
+    return Manifest(pods, *(tuple(document[key]) for key in ("of_one", "services")))

@@ -92,7 +92,7 @@ class SlurmScript:
     early: str = ""
     """A variable of each task that it expands itself, once, in a file that it writes."""
     unread: Mapping[str, str] = field(default_factory=dict)
-    """Variables that it reads, but nobody sets, with those that are meant."""
+    """Variables that it reads, but are never set, with those that are meant."""
 
 
 def requested(
@@ -224,7 +224,7 @@ def parse(
 
 
 def _unread(text: str) -> dict[str, str]:
-    """Return variables that a script reads and nobody sets, with those that are meant: a shell
+    """Return variables that a script reads but are never set, with those that are meant: a shell
     takes each letter, digit and underscore behind a `$` for the name.
     """
     found: dict[str, str] = {}
