@@ -488,6 +488,7 @@ def test_signal_in_time(tmp_path: Path, limit: str, seconds: int) -> None:
         ("USR1\n", "ERR\n"),
         ("--time", "--mem-per-gpu=9G --cpus-per-gpu=4 --time"),
         ("--time", "--mem=2G --time"),
+        (" MASTER_PORT", " \\\n MASTER_PORT"),
         ("$(hostname)", "$(echo $SLURM_JOB_NODELIST | cut -d'[' -f1)"),
         ("$(hostname)", "$(echo $SLURM_JOB_NODELIST | cut -c1-4)"),
         ("$(hostname)", "${SLURM_NODELIST:0:4}"),

@@ -110,6 +110,7 @@ def manifest(tmp_path: Path, text: str) -> JobContext:
         ("=c10d", "=c10d --rdzv-id=$RANK", CRITICAL, "it uses RANK, which only a PyTorchJob sets"),
         ("=c10d", "=c10d --rdzv-id=$JOB_COMPLETION_INDEX", OK, "2 pods"),
         ("- torchrun", "- RANK=1; torchrun --rdzv-id=$RANK", OK, "2 pods"),
+        ('gpu: "8"', 'gpu: "8", rdma/ib: 1', OK, "2 pods"),
         ('gpu: "8"', 'gpu: "8", rdma/hca: 1', WARNING, "RDMA devices but not the capability IPC_L"),
         ("[bash, -c]", '["bash -c"]', CRITICAL, "no program is named 'bash -c'"),
         ("MASTER_ADDR):1", "POD):1", OK, "2 pods with 16 GPUs"),  # only the cluster knows

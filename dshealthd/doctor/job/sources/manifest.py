@@ -61,6 +61,10 @@ CONTROLLERS = {
     ),
 }
 """Variables that controllers set in containers, and which of them."""
+_UNLIMITED = frozenset({"rdma/ib"})
+"""RDMA devices of CoreWeave, whose own examples need no IPC_LOCK; those of NVIDIA's device plugins
+do (k8s-rdma-shared-dev-plugin, README).
+"""
 _ROOTS = re.compile(r"(?:^|[_-])(?:out|output|save|ckpt|checkpoints?|results?)(?:$|[_-])")
 """In an option that names where a training writes."""
 _REFERENCE = re.compile(r"\$\((\w+)\)")
@@ -418,7 +422,8 @@ def _is_locked(main: Mapping[str, Any]) -> bool:
     security = main.get("securityContext") or {}
     may = {*(_of(security, "capabilities").get("add") or ())} & {"IPC_LOCK", "CAP_IPC_LOCK", "ALL"}
     limits = _of(main, "resources", "limits")
-    has_rdma = any(name.startswith("rdma/") and natural(str(limits[name])) for name in limits)
+    asked = {name for name in limits if name.startswith("rdma/") and natural(str(limits[name]))}
+    has_rdma = bool(asked - _UNLIMITED)
     return has_rdma and not may and security.get("privileged") is not True
 
 

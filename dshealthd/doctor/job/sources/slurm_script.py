@@ -197,7 +197,8 @@ def parse(
             yield command
 
     launch = launcher_command.find_launch(watched(), variables, read=read)
-    exported = {name for words in _EXPORT.findall(text) for name in re.findall(r"\w+", words)}
+    joined = text.replace("\\\n", " ")
+    exported = {name for words in _EXPORT.findall(joined) for name in re.findall(r"\w+", words)}
     carried = {
         name: name in exported or "set -a" in text
         for name in training_variables(launch.variables)
