@@ -112,6 +112,21 @@ def _no_single_host(start: Start) -> str:
     return ""
 
 
+def _no_port(start: Start) -> str:
+    """Return a port that is the number of the job, which has no bound that a port has."""
+    options = start.program.options if start.program.program != "python" else start.variables
+    for name in ("rdzv-endpoint", "master-port", "MASTER_PORT"):
+        value = options.get(name, "")
+        port = value.rpartition(":")[2] if name == "rdzv-endpoint" else value
+        if re.search(r"\$\{?SLURM_JOB_?ID\b(?!%|:)", port):
+            shown = name if name.isupper() else start.program.spelled(name)
+            return (
+                f"{shown} is the job's number, which passes 65535: take it modulo, as in"
+                " $((20000 + SLURM_JOB_ID % 10000))"
+            )
+    return ""
+
+
 def _other_rank(start: Start) -> str:
     """Return a rank that is set to another kind of rank."""
     program, tasks = start.program, start.layout.ranks_per_node or 1
@@ -205,6 +220,11 @@ def _parts(start: Start) -> str:
         product = " x ".join(f"{name} {value}" for name, value in degrees.items())
         said = f"{plural(ranks, 'rank')} ({start.layout.source})"
         return f"{said} cannot be divided into groups of {product} = {whole}"
+    heads, tensor = have.get("num_attention_heads", 0), degrees.get("tensor_model_parallel_size", 1)
+    if heads % tensor:  # megatron/core/transformer/transformer_config.py
+        return (
+            f"num_attention_heads {heads} is not a multiple of tensor_model_parallel_size {tensor}"
+        )
     is_data = any(map(OF_DATA.search, degrees))
     copies = ranks if is_data else ranks // whole
     batch, micro = have.get("global_batch_size"), have.get("micro_batch_size")
@@ -337,6 +357,7 @@ INVARIANTS = (
         "sbatch(1), SLURM_JOB_NODELIST",
         "scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1  # in the script",
     ),
+    Invariant(_no_port, "--master-port", "slurm.conf(5), MaxJobId: 67043328"),
     Invariant(_other_rank, "rank", "srun(1), OUTPUT ENVIRONMENT VARIABLES"),
     Invariant(_waits, "", remedy="torchrun --nnodes={nodes} ..."),
     Invariant(

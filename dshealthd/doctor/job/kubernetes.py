@@ -134,6 +134,11 @@ def _unserved(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[s
             continue
         if not service["is_headless"]:
             yield f"{meeting[:80]} does not resolve: the Service {pod.domain} is not headless"
+        if pod.awaits and not service["is_early"]:
+            yield (
+                f"{meeting[:80]} does not resolve until its pod is ready (readinessProbe), unless"
+                f" the Service {pod.domain} has publishNotReadyAddresses: true"
+            )
         of_job = {"job-name": pod.job, "batch.kubernetes.io/job-name": pod.job}
         have = {**of_job, **pod.labels} if pod.kind == "Job" else pod.labels
         for name, value in service["selector"].items():

@@ -103,6 +103,9 @@ def _script(context: JobContext, name: str, script: SlurmScript) -> Iterator[Res
                 source="sbatch(1)",
                 component=f"--{option}",
             )
+    if script.refused:
+        show = paste("head", "-n", "3", "--", name)
+        yield critical(f"{name} {script.refused}: sbatch refuses it", show, source="sbatch(1)")
     if script.early:
         yield critical(
             f"{name} writes {script.early} into a file: its own shell expands it once, to 0 for all"

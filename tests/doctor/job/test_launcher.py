@@ -415,6 +415,13 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
         ("JOB_ID'", "JOB_ID_$SLURM_NODEID'", "reads SLURM_JOB_ID_, which is never set: ${SLURM_J"),
         ("'python", "'RANK=$SLURM_LOCALID python", "rank is SLURM_LOCALID, which is another num"),
         ("'python", "'LOCAL_RANK=$SLURM_PROCID python", "local-rank is SLURM_PROCID, which is an"),
+        *(
+            ("PORT=29500", f"PORT={port}", "MASTER_PORT is the job's number, which passes 65535")
+            for port in ("$SLURM_JOB_ID", "$((10000 + SLURM_JOBID))")
+        ),
+        ("ARGS=(", "ARGS=(--num-attention-heads 6 ", "num_attention_heads 6 is not a multiple of"),
+        ("#!/bin/bash\n", "\n", "does not begin with #!: sbatch refuses it"),
+        ("#!/bin/bash\n", "#!/bin/bash\r\n", "lines that end with CR LF: sbatch refuses it"),
         ("'python", "'RANK=$OMPI_COMM_WORLD_RANK python", "reads OMPI_COMM_WORLD_RANK, which is n"),
         ("--time", "--array=1-4 --output=a.log --time", "all tasks of the array write --output"),
         ("srun", "cat <<EOF > w\nA=$SLURM_LOCALID\nEOF\nsrun", "writes SLURM_LOCALID into a file"),
@@ -489,6 +496,9 @@ def test_signal_in_time(tmp_path: Path, limit: str, seconds: int) -> None:
         ("--time", "--mem-per-gpu=9G --cpus-per-gpu=4 --time"),
         ("--time", "--mem=2G --time"),
         (" MASTER_PORT", " \\\n MASTER_PORT"),
+        ("PORT=29500", "PORT=$((10000 + SLURM_JOB_ID % 10000))"),
+        ("PORT=29500", "PORT=${SLURM_JOB_ID: -4}"),
+        ("ARGS=(", "ARGS=(--num-attention-heads 8 "),
         ("$(hostname)", "$(echo $SLURM_JOB_NODELIST | cut -d'[' -f1)"),
         ("$(hostname)", "$(echo $SLURM_JOB_NODELIST | cut -c1-4)"),
         ("$(hostname)", "${SLURM_NODELIST:0:4}"),

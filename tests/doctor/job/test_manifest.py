@@ -330,6 +330,13 @@ LIMITED = POD.replace('gpu: "8"', 'gpu: "8", memory: 8Gi').replace(
             "Linkerd puts its sidecar into it",
         ),
         (
+            f"{SERVICE}spec: {{clusterIP: None, publishNotReadyAddresses: false}}\n---"
+            + jobset(POD.replace("    resources", "    readinessProbe: {x: y}\n    resources")),
+            "publishNotReadyAddresses: false",
+            "publishNotReadyAddresses: true",
+            "does not resolve until its pod is ready (readinessProbe)",
+        ),
+        (
             f"{SERVICE}spec: {{clusterIP: 192.0.2.1}}\n---{jobset(POD)}",
             "192.0.2.1",
             "None",

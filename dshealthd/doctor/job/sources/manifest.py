@@ -133,6 +133,8 @@ class PodTemplate:
     is_locked: bool
     """Whether it has RDMA devices, but may not lock memory for them."""
     labels: Mapping[str, str]
+    awaits: bool
+    """Whether it has no name until a probe says that it is ready."""
 
     @property
     def names(self) -> frozenset[str] | None:
@@ -174,7 +176,7 @@ class Manifest:
     of_one: tuple[str, ...] = ()
     """Claims that pods of one node alone can mount."""
     services: tuple[Mapping[str, Any], ...] = ()
-    """Its services: `name`, `is_headless` and `selector`."""
+    """Its services: `name`, `is_headless`, `is_early` and `selector`."""
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -239,6 +241,7 @@ def _service(document: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": str(_of(document, "metadata").get("name")),
         "is_headless": spec.get("clusterIP") == "None",
+        "is_early": spec.get("publishNotReadyAddresses") is True,
         "selector": {str(name): str(value) for name, value in _of(spec, "selector").items()},
     }
 
@@ -364,6 +367,7 @@ def _pod(
         # KubeRay makes one text of command and args for a shell
         "misread": [] if kind.startswith("Ray") else list(_misread(main, spec)),
         "is_locked": _is_locked(main),
+        "awaits": bool(main.get("readinessProbe")),
         "replaces": not never and ("podFailurePolicy" in above or policy.get("backoffLimit") != 0),
         "members": [natural(str(elastic.get(key))) for key in ("minReplicas", "maxReplicas")],
     }

@@ -209,6 +209,8 @@ def _computed(text: str, variables: Variables) -> str:
     try:
         return str(_number(ast.parse(known.strip(), mode="eval").body))
     except (ValueError, SyntaxError, ArithmeticError, MemoryError, RecursionError):
+        if names & {"SLURM_JOB_ID", "SLURM_JOBID"} and not re.search("[%/&]", text):
+            return "${SLURM_JOB_ID}"  # plus something
         # a quotient may be common
         of_node = names & PER_NODE if "/" not in text else ()
         return f"${{{min(of_node)}}}" if of_node else _UNKNOWN

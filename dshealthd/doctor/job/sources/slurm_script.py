@@ -89,6 +89,8 @@ class SlurmScript:
     """Options that sbatch does not have."""
     unset: Mapping[str, str] = field(default_factory=dict)
     """Variables that it reads and Slurm does not set, with the option that would."""
+    refused: str = ""
+    """Why sbatch does not take it for a script."""
     early: str = ""
     """A variable of each task that it expands itself, once, in a file that it writes."""
     unread: Mapping[str, str] = field(default_factory=dict)
@@ -161,7 +163,13 @@ def parse(
 
     `read` returns the text of a file that it runs; empty where there is none.
     """
-    if not text.startswith("#!"):
+    refused = ""
+    if "\n#SBATCH" in text and "\r\n" in text:
+        refused = "contains lines that end with CR LF"
+    elif "\n#SBATCH" in text and not text.startswith("#!"):
+        refused = "does not begin with #!"
+    text = text.replace("\r\n", "\n")
+    if not text.startswith("#!") and not refused:
         message = "is not a batch script: it does not begin with #!"
         raise ValueError(message)
     directives: dict[str, str] = {}
@@ -219,6 +227,7 @@ def parse(
         "".join(orphans[:1]),
         launcher_command.strange_options(directives, "srun"),
         {name: one for name, one in unset(directives).items() if re.search(rf"\b{name}\b", text)},
+        refused,
         next((match[3] for match in _EARLY.finditer(text)), ""),
         _unread(text),
     )
