@@ -206,6 +206,7 @@ DOCUMENTS_ELSEWHERE = {
     "doctor/status_document.py": "what this process has just rendered",
     "explain/patterns.py": "files of this repository",
     "doctor/job/sources/deepspeed_config.py": "a file of this repository",
+    "doctor/job/sources/launcher_command.py": "a file of this repository",
     "jobs/nccl/names.py": "a file of this repository",
     "probe/workers/session.py": "its caller takes documents.MISSHAPEN",
     "probe/workers/worker.py": "the agent's own messages, in a worker",
@@ -238,6 +239,7 @@ NAMED_ELSEWHERE = {
     "evidence/command.py": "the summary that the agent has just written",
     "explain/patterns.py": "files of this repository",
     "doctor/job/sources/deepspeed_config.py": "a file of this repository",
+    "doctor/job/sources/launcher_command.py": "a file of this repository",
     "jobs/nccl/names.py": "a file of this repository",
     "symptoms/__init__.py": "files of this repository",
 }

@@ -1,28 +1,27 @@
-"""What a job is given and what starts there agree: one table of invariants over one model.
-
-A `Start` holds who starts how many processes where and with what, as a batch script, a command, a
-configuration of Accelerate or a pod states it.
-"""
+"""What a job is given and what starts there agree: one table of invariants over one model."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Result, critical, warning
-from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
-from dshealthd.doctor.job.sources.layout import Layout, refusal
+from dshealthd.doctor.check import critical, warning
+from dshealthd.doctor.job.options import OPTIONS
+from dshealthd.doctor.job.sources.layout import refusal
 from dshealthd.doctor.job.sources.manifest import MIB
-from dshealthd.doctor.job.sources.shell import PER_NODE
+from dshealthd.doctor.job.sources.shell import LISTS, PER_NODE
 from dshealthd.doctor.job.sources.slurm_script import gpus_per_node, tasks_per_node
+from dshealthd.doctor.job.start import OF_DATA, Invariant
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from dshealthd.doctor.check import Result
+    from dshealthd.doctor.job.start import Start
 
 _COMMON = (
     *("nnodes", "rdzv-id", "rdzv-backend", "rdzv-endpoint", "master-addr", "master-port"),
@@ -30,136 +29,51 @@ _COMMON = (
 )
 """Options and variables that must be the same on all nodes of a job."""
 _OF_NODE = re.compile(rf"\$\{{?({'|'.join(sorted(PER_NODE))})\b")
-_DEGREES = re.compile(
-    r"((tensor|pipeline)_model|context|data|tensor|pipeline)_parallel"
-    r"(_(shard|replicate))?_(size|degree)|parallelism_config_(tp|cp|sp|dp_shard|dp_replicate)_size"
-)
-"""Arguments of Megatron, NeMo, torchtitan and Accelerate that divide the ranks into parts."""
-_OF_DATA = re.compile("data|_dp_")
 _NVIDIA = re.compile(
     r"(?:.*:)?(?:nvidia|tesla|titan|[rg]tx|g?[abhklptv]\d)[\w.-]*:\d+", re.IGNORECASE
 )
 """A request of Slurm for GPUs whose type is NVIDIA's; a container may see AMD's without --rocm."""
 _ASKS = ("gres", "gpus", "gpus-per-node")
-_RUNTIME = re.compile(r"(?:.*/)?(?:apptainer|singularity)")
+_DOCKER = {
+    "driver": (
+        ("--gpus", "--runtime", "--device", "--privileged"),
+        "has no GPU in the container, unless the runtime of NVIDIA is its default",
+    ),
+    "network": (
+        ("--network", "--net", "-p", "--publish"),
+        "has a network of its own, where other nodes do not reach the ranks",
+    ),
+    "shared memory": (
+        ("--ipc", "--shm-size", "-v", "--volume", "--mount"),
+        "has 64 MB of shared memory: too few for NCCL between the GPUs of a node",
+    ),
+}
+_APPTAINER = {
+    "driver": (
+        ("--nv", "--nvccli"),
+        "has no driver in the container, unless APPTAINER_NV or apptainer.conf says so",
+    )
+}
+RUNTIMES: Mapping[str, Mapping[str, tuple[tuple[str, ...], str]]] = {
+    "docker": _DOCKER,
+    "podman": _DOCKER,
+    "apptainer": _APPTAINER,
+    "singularity": _APPTAINER,
+}
+"""What ranks need in a container, the options that give it, and what it lacks without them."""
 _NV = re.compile("(?:APPTAINER|SINGULARITY)_NV(?:CCLI)?")
 _LEAST_MEMORY = 256 << 20
 """Bytes of a process that trains, at least: `import torch` alone has 219 MiB (2.13)."""
-EXCLUSIVE = {
-    # Slurm 22.05.8, which does not refuse what sbatch(1) says of --hint
-    "srun": (
-        *("mem mem-per-cpu mem-per-gpu", "cpus-per-task cpus-per-gpu"),
-        *("ntasks-per-gpu gpus-per-task", "ntasks-per-gpu gpus-per-socket"),
-        "ntasks-per-gpu ntasks-per-node",
-    ),
-    # deepspeed/launcher/runner.py, parse_resource_filter and main
-    "deepspeed": (
-        "include exclude",
-        *(f"include {one}" for one in ("num-gpus", "num-accelerators", "num-nodes")),
-        *(f"exclude {one}" for one in ("num-gpus", "num-accelerators", "num-nodes")),
-    ),
-    # accelerate/commands/launch.py, launch_command; utils/dataclasses.py, DeepSpeedPlugin
-    "accelerate": (
-        "cpu multi-gpu tpu use-deepspeed use-fsdp use-megatron-lm",
-        *(
-            f"deepspeed-config-file {one}"
-            for one in (
-                *("zero-stage", "gradient-accumulation-steps", "gradient-clipping"),
-                *("offload-optimizer-device", "offload-param-device", "zero3-save-16bit-model"),
-            )
-        ),
-    ),
+_LISTED = re.compile(rf"\$\{{?({'|'.join(LISTS)}|SLURM_NODELIST)\b(?!:[\d ]|[^}}]*[\[\]])")
+_NO_HOST = re.compile(r"[\s,()]|[^\[]\[|\[[^\]]*$")
+_VARIES_BY = {
+    "rank": {"SLURM_LOCALID": "nodes", "SLURM_NODEID": "tasks"},
+    "node-rank": {"SLURM_LOCALID": "nodes"},
+    "local-rank": {"SLURM_PROCID": "nodes", "SLURM_NODEID": "tasks"},
 }
-"""Options of which a launcher takes one alone; sbatch refuses those of srun."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """A command, the nodes or pods on which it starts, and what each of these is given."""
-
-    command: LauncherCommand | None
-    layout: Layout
-    """What the command starts."""
-    variables: Mapping[str, str]
-    requested: Mapping[str, str] = field(default_factory=dict)
-    """What the job, not its srun, asks of Slurm, by option."""
-    nodes: int | None = None
-    """Nodes that the job is given."""
-    given: str = ""
-    """Who gives them, for people."""
-    gpus: int | None = None
-    """GPUs that each of them has for the job."""
-    memory: int | None = None
-    """Bytes of memory that each of them gives, if they are limited."""
-    copies: int = 1
-    """Nodes on which these words start the command."""
-    pool: Mapping[str, set[int]] = field(default_factory=dict)
-    """Slots of each host, as a hostfile gives them."""
-    name: str = ""
-    """What starts it, for people: empty for a script's command."""
-
-    @property
-    def chain(self) -> list[LauncherCommand]:
-        """The launchers, from the outermost in."""
-        return list(self.command.chain()) if self.command else []
-
-    def find(self, program: str) -> LauncherCommand | None:
-        """Return the call of a launcher, if there is one."""
-        return self.command.find(program) if self.command else None
-
-    @property
-    def program(self) -> LauncherCommand:
-        """The innermost launcher, or Python."""
-        return [LauncherCommand("", {}, ()), *self.chain][-1]
-
-    @property
-    def torchrun(self) -> LauncherCommand | None:
-        """The call of torchrun, if there is one."""
-        return self.find("torchrun")
-
-    def option(self, name: str) -> int | None:
-        """Return an option of torchrun as a number; None if it is none."""
-        return self.torchrun.number(name) if self.torchrun else None
-
-    @property
-    def has_ranks(self) -> bool:
-        """Whether what starts is the ranks; a single Python may start others in its own way."""
-        return self.program.program != "python" or (self.layout.ranks or 0) > 1
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """The arguments of the training that are whole numbers."""
-        given = {name.replace("-", "_"): text for name, text in self.program.options.items()}
-        stated = {**given, **self.program.stated}
-        return {name: int(text) for name, text in stated.items() if natural(text) is not None}
-
-    @property
-    def degrees(self) -> dict[str, int]:
-        """The parts into which the arguments of the training divide the ranks."""
-        numbers = self.numbers.items()
-        return {name: value for name, value in numbers if _DEGREES.fullmatch(name) and value}
-
-    @property
-    def model_parallel(self) -> int | None:
-        """Ranks that share one copy of the model by these arguments; None if only a shell knows."""
-        stated = self.program.stated
-        if any(_DEGREES.fullmatch(name) and "$" in value for name, value in stated.items()):
-            return None
-        return math.prod(v for name, v in self.degrees.items() if not _OF_DATA.search(name))
-
-
-class Invariant(NamedTuple):
-    """Something in which a start must agree with itself."""
-
-    broken: Callable[[Start], str]
-    """What disagrees; empty where all agrees, as far as known."""
-    component: str
-    source: str = ""
-    remedy: str = ""
-    """For a script; `{nodes}` and `{program}` are those of the start."""
-    is_refused: bool = False
-    """Whether nothing then starts as it is stated, so that the rest does not matter."""
-    make: Callable[..., Result] = critical
+"""Ranks, the variables of Slurm that are another kind of rank, and of what the job then has
+several.
+"""
 
 
 def disagreements(start: Start) -> Iterator[Result]:
@@ -181,6 +95,55 @@ def _waits(start: Start) -> str:
     if not wanted or not start.nodes or wanted == start.nodes:
         return ""
     return f"{program} waits for {plural(wanted, 'node')}, but {start.given}"
+
+
+def _no_single_host(start: Start) -> str:
+    """Return an address that is several hosts, or cannot be one."""
+    nodes = start.nodes or start.layout.nodes
+    options = start.program.options if start.program.program != "python" else start.variables
+    for name in ("rdzv-endpoint", "master-addr", "MASTER_ADDR"):
+        value = options.get(name, "")
+        shown = f"{name if name.isupper() else start.program.spelled(name)} {value[:60]}"
+        listed = _LISTED.search(value)
+        if listed and ((nodes or 1) > 1 or listed[1] == "ALL_OWN_ADDRESSES"):
+            return f"{shown} {LISTS.get(listed[1], LISTS['SLURM_JOB_NODELIST'])}, no host"
+        if "$" not in value and _NO_HOST.search(value):
+            return f"{shown} cannot be a host"
+    return ""
+
+
+def _no_port(start: Start) -> str:
+    """Return a port that is the number of the job, which has no bound that a port has."""
+    options = start.program.options if start.program.program != "python" else start.variables
+    for name in ("rdzv-endpoint", "master-port", "MASTER_PORT"):
+        value = options.get(name, "")
+        port = value.rpartition(":")[2] if name == "rdzv-endpoint" else value
+        if re.search(r"\$\{?SLURM_JOB_?ID\b(?!%|:)", port):
+            shown = name if name.isupper() else start.program.spelled(name)
+            return (
+                f"{shown} is the job's number, which passes 65535: take it modulo, as in"
+                " $((20000 + SLURM_JOB_ID % 10000))"
+            )
+    return ""
+
+
+def _other_rank(start: Start) -> str:
+    """Return a rank that is set to another kind of rank."""
+    program, tasks = start.program, start.layout.ranks_per_node or 1
+    have = {name.replace("_", "-"): value for name, value in program.stated.items()}
+    if program.program == "python":
+        have = {n.lower().replace("_", "-"): v for n, v in start.variables.items()} | have
+    else:
+        have, tasks = dict(program.options), 1
+    several = {"nodes": (start.nodes or start.layout.nodes or 1) > 1, "tasks": tasks > 1}
+    for name, wrong in _VARIES_BY.items():
+        for variable, of in wrong.items():
+            if several[of] and re.search(rf"\$\{{?{variable}\b", have.get(name, "")):
+                shown = program.spelled(name) if name in program.options else name
+                return (
+                    f"{shown} is {variable}, which is another number: {of} of the job have it too"
+                )
+    return ""
 
 
 def _varies(start: Start) -> str:
@@ -228,7 +191,7 @@ def _same_rank(start: Start) -> str:
     text = inner.options.get("node-rank", "$" if inner.is_partial else "0")
     if natural(text) is None or inner.options.get("rdzv-backend", default) != "static":
         return ""
-    name = "machine" if any("accelerate" in word for word in start.chain[0].arguments) else "node"
+    name = "machine" if inner.by_accelerate else "node"
     return (
         f"every node gets --{name}-rank {text}, and the static rendezvous needs another on each:"
         f" the batch shell expands words of srun once, for all nodes, {protected}"
@@ -257,7 +220,12 @@ def _parts(start: Start) -> str:
         product = " x ".join(f"{name} {value}" for name, value in degrees.items())
         said = f"{plural(ranks, 'rank')} ({start.layout.source})"
         return f"{said} cannot be divided into groups of {product} = {whole}"
-    is_data = any(map(_OF_DATA.search, degrees))
+    heads, tensor = have.get("num_attention_heads", 0), degrees.get("tensor_model_parallel_size", 1)
+    if heads % tensor:  # megatron/core/transformer/transformer_config.py
+        return (
+            f"num_attention_heads {heads} is not a multiple of tensor_model_parallel_size {tensor}"
+        )
+    is_data = any(map(OF_DATA.search, degrees))
     copies = ranks if is_data else ranks // whole
     batch, micro = have.get("global_batch_size"), have.get("micro_batch_size")
     if not batch or not micro or is_data or batch % (micro * copies) == 0:
@@ -296,33 +264,11 @@ def _too_rarely(start: Start) -> str:
     return f"the job has {start.nodes} nodes but torchrun starts only on the first: srun is missing"
 
 
-def _no_script(start: Start) -> str:
-    is_launcher = start.program.program in {"torchrun", "deepspeed"}
-    if not is_launcher or start.program.arguments or any(one.is_partial for one in start.chain):
-        return ""
-    return f"{start.program.program} is given no script to run"
-
-
 def _no_host(start: Start) -> str:
     inner = start.find("deepspeed")
     problem = refusal(start.pool, inner.options) if inner and start.pool else ""
     is_known = problem not in {"", "$"}
     return f"deepspeed refuses --include or --exclude, and ends at once: {problem}" * is_known
-
-
-def _exclusive(start: Start) -> str:
-    """Return options of which a launcher takes one alone."""
-    given = [(one.program, one.options) for one in start.chain]
-    for program, options in (*given, ("sbatch", start.requested)):
-        launcher = {"torchrun": "accelerate", "sbatch": "srun"}.get(program, program)
-        for group in EXCLUSIVE.get(launcher, ()):
-            names = sorted({*group.split()} & options.keys())
-            if names[1:]:
-                dashes = "" if launcher == "accelerate" else "--"  # keys of its configuration
-                names = names if launcher == "srun" else [one.replace("-", "_") for one in names]
-                shown = " and ".join(dashes + one for one in names)
-                return f"{shown} exclude each other: {program if dashes else launcher} refuses them"
-    return ""
 
 
 def _beyond(start: Start) -> str:
@@ -353,18 +299,42 @@ def _devices(start: Start) -> str:
     return f"the training wants {plural(wanted, 'process', 'processes')} (devices), but {started}"
 
 
-def _no_driver(start: Start) -> str:
-    """Return a container that gets no driver of the NVIDIA GPUs for which the job asks."""
+def _isolated(start: Start) -> str:
+    """Return what a container is not given that the ranks in it need: each runtime's own table."""
     outer = start.find("srun")
     asked = {**start.requested, **(outer.options if outer else {})}
-    is_nvidia = any(_NVIDIA.fullmatch(asked.get(name, "")) for name in _ASKS)
     words = [word for one in start.chain for word in one.wrapper]
-    runtime = next((word for word in words if _RUNTIME.fullmatch(word)), "")
-    is_told = any(word.startswith(("--nv", "$")) for word in words)
-    if not runtime or not is_nvidia or is_told or any(map(_NV.fullmatch, start.variables)):
+    at, runtime = next(
+        ((at, one) for at, one in enumerate(map(os.path.basename, words)) if one in RUNTIMES),
+        (0, ""),
+    )
+    if (
+        not runtime
+        or words[at + 1 : at + 2] == ["build"]
+        or any(word.startswith("$") for word in words)
+    ):
+        return ""  # a variable may hold the options
+    is_nvidia = any(_NVIDIA.fullmatch(asked.get(name, "")) for name in _ASKS)
+    ranks, nodes = start.layout.ranks_per_node or 1, start.nodes or start.layout.nodes or 1
+    needed = {"driver": is_nvidia, "network": nodes > 1, "shared memory": ranks > 1}
+    for need, (options, lack) in RUNTIMES[runtime].items():
+        given = any(word.partition("=")[0] in options for word in words[at:])
+        if needed[need] and not given and not any(map(_NV.fullmatch, start.variables)):
+            return f"{runtime} without {options[0]} {lack}"
+    return ""
+
+
+def _same_port(start: Start) -> str:
+    """Return a port that launches which run at once on a node would share."""
+    inner = start.torchrun
+    at_once = max((one.at_once or 1 for one in start.chain), default=1)
+    if inner is None or at_once == 1 or inner.is_partial or "standalone" in inner.options:
         return ""
-    who, others = runtime.rpartition("/")[2], "APPTAINER_NV or apptainer.conf"
-    return f"{who} without --nv has no driver in the container, unless {others} says so"
+    text = inner.options.get("rdzv-endpoint") or inner.options.get("master-port", "29500")
+    if start.nodes != 1 or "$" in text or re.search(r":0$|^0$", text):
+        return ""
+    port = text.rpartition(":")[2]
+    return f"{at_once} launches at once on one node share the port {port}: one alone can open it"
 
 
 def _little_memory(start: Start) -> str:
@@ -379,9 +349,16 @@ def _little_memory(start: Start) -> str:
 
 
 INVARIANTS = (
-    Invariant(_exclusive, "options", "sbatch(1); deepspeed/launcher/runner.py", is_refused=True),
+    *OPTIONS,
     Invariant(_beyond, "srun", "srun(1)", is_refused=True),
-    Invariant(_no_script, ""),
+    Invariant(
+        _no_single_host,
+        "rendezvous",
+        "sbatch(1), SLURM_JOB_NODELIST",
+        "scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1  # in the script",
+    ),
+    Invariant(_no_port, "--master-port", "slurm.conf(5), MaxJobId: 67043328"),
+    Invariant(_other_rank, "rank", "srun(1), OUTPUT ENVIRONMENT VARIABLES"),
     Invariant(_waits, "", remedy="torchrun --nnodes={nodes} ..."),
     Invariant(
         _varies,
@@ -408,7 +385,8 @@ INVARIANTS = (
     ),
     Invariant(_devices, "devices", "lightning/fabric/plugins/environments/slurm.py"),
     Invariant(_little_memory, "memory", "sbatch(1), --mem"),
-    Invariant(_no_driver, "--nv", "apptainer-exec(1)", "apptainer exec --nv ...", make=warning),
+    Invariant(_isolated, "container", "docker-run(1); apptainer-exec(1)", make=warning),
+    Invariant(_same_port, "--master-port", "torch/distributed/run.py", "dshealthd free-port"),
 )
 """In which a start must agree with itself."""
 
@@ -424,6 +402,8 @@ def occupancy(start: Start, place: str) -> Iterator[Result]:
         if ranks > gpus:
             make, effect = critical, "ranks without a GPU fail with `invalid device ordinal`"
         said = f"{plural(ranks, 'process', 'processes')} ({start.layout.source})"
+        if (start.layout.nodes or 1) > 1 and (total := start.option("num-processes")):
+            said += f" of num_processes {total}, the sum of all nodes,"
         yield make(
             f"{place}: {said} for {plural(gpus, 'GPU')}: {effect}",
             limit=str(gpus),

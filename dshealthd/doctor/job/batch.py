@@ -25,6 +25,7 @@ TRAIN, MICRO, ACCUMULATION = (
 SOURCE = "deepspeed/runtime/config.py, _set_batch_related_parameters and _batch_assertion"
 _TRAINER = "per_device_train_batch_size"
 """An argument that only Hugging Face's Trainer has."""
+_FALSE = frozenset({"false", "no", "0", "n", "f"})
 _FILLED = {
     MICRO: _TRAINER,
     ACCUMULATION: "gradient_accumulation_steps",
@@ -63,6 +64,17 @@ def _of_trainer(context: JobContext, name: str, document: dict[str, Any]) -> Ite
     """Yield settings that are not those of the arguments of Hugging Face's Trainer."""
     said = context.launcher.stated if context.launcher else {}
     of = Settings(document)
+    for half in ("fp16", "bf16") if _TRAINER in said and "pure_bf16" not in said else ():
+        value, text = of(f"{half}.enabled"), said.get(half, "false")
+        if isinstance(value, bool) and "$" not in text and value == (text.lower() in _FALSE):
+            told = f"says --{half} {text}" if half in said else f"has no --{half}"
+            yield at_key(
+                name,
+                f"{half}.enabled",
+                f"{half}.enabled is {str(value).lower()}, but the command {told}: Hugging Face's"
+                " Trainer refuses to start; write auto in the configuration",
+                source="transformers/integrations/deepspeed.py, fill_match",
+            )
     for path, argument in _FILLED.items() if _TRAINER in said else ():
         value = of(path)
         try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.check import Result, check_of, critical, unknown, warning
 from dshealthd.doctor.job.sources import deepspeed_config
 from dshealthd.doctor.job.sources.deepspeed_config import TOP
+from dshealthd.doctor.job.sources.launcher_command import nearest
 from dshealthd.doctor.remedies import at_key, find_key, paste, unreadable
 
 if TYPE_CHECKING:
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job.sources.source import Source
 
 UNREADABLE = "there is no readable configuration"
-LIKENESS = 0.75
-"""Share of letters in common with a known key from which that key is suggested."""
-MISSPELT = 0.88
-"""Likeness from which a key is taken for a misspelt one: `zero_optimisation` has 0.94."""
 _COMMENTS = ("_", "//", "#", "$", "comment")
 """Beginnings of keys that people use for comments, as JSON has none; DeepSpeed has no such key."""
 _DEPRECATED = re.compile(r"Config parameter (\S+) is deprecated(?: use (.+?) instead)?\b")
@@ -79,9 +75,6 @@ def _keys(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
             near, _ = _nearest(key, inspection.models.get(error.get("model", ""), ()))
             text = f"{block} has no key {key!r}, so DeepSpeed aborts at startup{_advice(near)}"
             yield at_key(name, path, text, source=source)
-        elif error["kind"] == "removed":
-            text = f"DeepSpeed aborts on {path!r}: {error['text']}"
-            yield at_key(name, path, text, source=source)
     for line in inspection.warnings:
         if match := _DEPRECATED.match(line):
             instead = f", use {match[2]!r}" if match[2] else ""
@@ -90,6 +83,8 @@ def _keys(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
         else:
             yield warning(f"{name}: DeepSpeed warns: {line.partition(chr(10))[0][:300]}")
     if inspection.unread is None:
+        if not any(error["kind"] == "unknown" for error in inspection.errors):
+            yield from _misspelt(name, context.document)
         yield unknown(
             f"{name}: keys without effect cannot be found while DeepSpeed refuses other keys"
         )
@@ -126,14 +121,8 @@ def _advice(near: str) -> str:
 
 
 def _nearest(key: str, known: Iterable[str]) -> tuple[str, bool]:
-    """Return the known key that resembles a key, and whether the key certainly means that one.
-
-    Empty if none resembles it, or if the key is a comment.
-    """
-    close = difflib.get_close_matches(key[:100], list(known), n=1, cutoff=LIKENESS)
-    if not close or key.lower().startswith(_COMMENTS):
-        return "", False
-    return close[0], difflib.SequenceMatcher(None, key[:100], close[0]).ratio() >= MISSPELT
+    """Return what `nearest` does, for a key that is no comment."""
+    return ("", False) if key.lower().startswith(_COMMENTS) else nearest(key, known)
 
 
 KEYS = check_of(

@@ -33,20 +33,6 @@ _NEEDED = {
 _CONFIG, _ENGINE = "deepspeed/runtime/config.py", "deepspeed/runtime/engine.py"
 _OFFLOAD = "deepspeed/runtime/zero/offload_config.py"
 _SCHEDULES = "deepspeed/runtime/lr_schedules.py"
-_UNUSABLE = {
-    "optimizer": {
-        "unknown": "neither DeepSpeed nor torch.optim has the optimizer {}",
-        "untested": "ZeRO is not tested with {}, and DeepSpeed aborts at startup unless"
-        " zero_allow_untested_optimizer is true",
-    },
-    "scheduler": {
-        "unknown": "neither DeepSpeed nor torch.optim.lr_scheduler has the scheduler {}",
-        "wrapped": "{} is torch's and takes an optimizer of torch, but ZeRO, fp16 and bf16 wrap the"
-        " optimizer: it raises TypeError at startup; create it in the script instead, as a callable"
-        " given to deepspeed.initialize(lr_scheduler=...)",
-    },
-}
-"""Why the engine of the installed DeepSpeed refuses an optimizer or scheduler."""
 
 
 class Contradiction(NamedTuple):
@@ -240,9 +226,6 @@ def _conflicts(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
                 source=source,
                 component=f"{name}: {path}" if path else name,
             )
-    for key, meanings in _UNUSABLE.items():
-        if text := meanings.get(settings.get(f"{key}_problem") or "", ""):
-            yield at_key(name, f"{key}.type", text.format(settings[key]), source=source)
     if not settings and not refusals:
         yield unknown(f"{name}: refused keys hide the rest")
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.host import Host
 from dshealthd.core.text import printable
-from dshealthd.doctor.job.agreement import Start
 from dshealthd.doctor.job.arguments import add_arguments
 from dshealthd.doctor.job.sources import (
     deepspeed_config,
@@ -35,6 +34,7 @@ from dshealthd.doctor.job.sources.source import (
     training_variables,
     variables_in_deepspeed_env,
 )
+from dshealthd.doctor.job.start import Start
 from dshealthd.jobs import checkpoint_files
 from dshealthd.jobs.checkpoint_files import Checkpoint
 from dshealthd.jobs.environment import natural
@@ -188,6 +188,8 @@ class JobContext:
             memory=slurm_script.memory(self.slurm_options),
             copies=(nodes or self.layout.nodes or 1) if outer == "srun" else 1,
             pool=slots(self.deepspeed, self.members, self.gpus_per_node),
+            strange=self.batch_script.strange if self.batch_script else (),
+            unset=self.batch_script.unset if self.batch_script else {},
         )
 
     @cached_property
@@ -377,9 +379,12 @@ def _named_config(made: JobContext, directory: str) -> str:
     """Return the configuration of DeepSpeed that the training's arguments name; "" if none is known
     and here.
     """
-    said = made.launcher.stated if made.launcher else {}
+    inner = list(made.launcher.chain())[-1] if made.launcher else None
+    said = inner.stated if inner else {}
+    options = {"deepspeed_config_file": inner.options.get("deepspeed-config-file")} if inner else {}
     names = (
-        said.get(one, "") for one in ("deepspeed", "deepspeed_config", "deepspeed_config_file")
+        said.get(one) or options.get(one) or ""
+        for one in ("deepspeed", "deepspeed_config", "deepspeed_config_file")
     )
     name = next((name for name in names if name.endswith((".json", ".hjson"))), "")
     places = [place for place in (name, os.path.join(directory, name)) if os.path.isfile(place)]

@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
-from dshealthd.doctor.job.agreement import Start, disagreements, occupancy
+from dshealthd.doctor.job.agreement import disagreements, occupancy
 from dshealthd.doctor.job.sources.layout import Layout, torchrun
-from dshealthd.doctor.job.sources.manifest import MIB, QUEUE, SHARED_MEMORY
+from dshealthd.doctor.job.sources.manifest import (
+    CONTROLLERS,
+    INDEX,
+    MIB,
+    QUEUE,
+    SHARED_MEMORY,
+)
 from dshealthd.doctor.job.sources.rendezvous import rendezvous
+from dshealthd.doctor.job.start import Start
 from dshealthd.jobs.environment import TIMEOUT, is_loopback, natural
 
 if TYPE_CHECKING:
@@ -22,7 +29,6 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job.sources.source import Source
 
 _MPI = ("mpirun", "mpiexec")
-_INDEX = "JOB_COMPLETION_INDEX"
 _RELEASE = re.compile(r"v?(\d+(?:\.\d+)+)")
 _OF_PODS = re.compile(r"[a-z0-9][a-z0-9-]*-\d+")
 """Names that StatefulSets, indexed Jobs, JobSets and PyTorchJobs give their pods."""
@@ -97,6 +103,60 @@ def _refused(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[s
     yield from (f"the API server refuses it: {one}" for one in pod.refused)
 
 
+def _misread(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
+    yield from pod.misread
+
+
+def _behind_proxy(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]:
+    several = sum(one.count for one in manifest.pods) > 1
+    if pod.proxy and several and pod.is_training and pod.has_cluster_names:
+        yield (
+            f"{pod.proxy} puts its sidecar into it: connections of the rendezvous and of NCCL go"
+            " through a proxy, and ranks hang or are refused; a label of the pods opts out, such as"
+            ' sidecar.istio.io/inject: "false"'
+        )
+
+
+def _locked(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
+    if pod.is_locked and pod.gpus:
+        yield (
+            "it has RDMA devices but not the capability IPC_LOCK: memory cannot be registered"
+            " with them beyond the runtime's limit (memlock), often 8 MiB"
+        )
+
+
+def _unserved(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]:
+    """Yield why the Service of the pods' domain gives them no names."""
+    meeting = rendezvous(pod.command, pod.variables).address
+    is_asked = pod.domain and meeting.partition(".")[2].partition(".")[0] == pod.domain
+    for service in manifest.services if is_asked else ():
+        if service["name"] != pod.domain:
+            continue
+        if not service["is_headless"]:
+            yield f"{meeting[:80]} does not resolve: the Service {pod.domain} is not headless"
+        if pod.awaits and not service["is_early"]:
+            yield (
+                f"{meeting[:80]} does not resolve until its pod is ready (readinessProbe), unless"
+                f" the Service {pod.domain} has publishNotReadyAddresses: true"
+            )
+        of_job = {"job-name": pod.job, "batch.kubernetes.io/job-name": pod.job}
+        have = {**of_job, **pod.labels} if pod.kind == "Job" else pod.labels
+        for name, value in service["selector"].items():
+            given = have.get(name, value if "/" in name else "")
+            if given != value:
+                yield (
+                    f"{meeting[:80]} does not resolve: the Service {pod.domain} selects"
+                    f" {name}={value}, which these pods are not"
+                )
+
+
+def _same_index(pod: PodTemplate, start: Start, _manifest: Manifest) -> Iterator[str]:
+    rank = start.torchrun.options.get("node-rank", "") if start.torchrun else ""
+    rank = rank or pod.variables.get("RANK", "")
+    if pod.groups > 1 and re.fullmatch(rf"\$\{{?{INDEX}\}}?", rank):
+        yield f"{INDEX} begins with 0 in each of the {pod.groups} jobs: ranks must differ"
+
+
 def _killed(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
     ends = pod.kind.endswith(("Job", "JobSet", "Pod"))  # servers are another matter
     if ends and pod.is_training and pod.gpus and (pod.patience or TIMEOUT) < TIMEOUT:
@@ -118,10 +178,11 @@ def _without_shared_memory(pod: PodTemplate, _start: Start, manifest: Manifest) 
 
 
 def _beyond_memory(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
-    if pod.memory and pod.shared_memory and pod.shared_memory > pod.memory:
+    shared = pod.shared_memory or 0
+    if pod.gpus and pod.memory and shared > pod.memory:
         yield (
-            f"{SHARED_MEMORY} may take {pod.shared_memory // MIB} MiB, which count as memory of the"
-            f" container, limited to {pod.memory // MIB} MiB: it is killed for it"
+            f"{SHARED_MEMORY} may take {shared // MIB} MiB, which count as memory of the container,"
+            f" limited to {pod.memory // MIB} MiB: it is killed for it"
         )
 
 
@@ -149,9 +210,12 @@ def _not_found(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[
         )
     if not is_named:
         return
-    if all(manifest.names) and not any(host.startswith(f"{one}-") for one in manifest.names):
-        names = " or ".join(f"{one}-" for one in manifest.names[:4])
-        yield f"MASTER_ADDR {shown} is no pod of this manifest, whose names begin with {names}"
+    known = [one.names for one in manifest.pods]
+    of_pods = {name for names in known for name in names or ()}
+    services = {service["name"] for service in manifest.services}
+    if None not in known and host not in of_pods | services:
+        few = ", ".join(sorted(of_pods)[:4])
+        yield f"MASTER_ADDR {shown} is no pod of this manifest, which has {few}"
     elif pod.kind in {"Job", "JobSet", "StatefulSet"} and domain.partition(".")[0] != pod.domain:
         where = f"are in the subdomain {pod.domain}" if pod.domain else "have no subdomain"
         yield f"{shown} does not resolve: pods of this {pod.kind} {where}"
@@ -194,10 +258,13 @@ def _mounted(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[st
             yield f"the claim {claim} is ReadWriteOnce, so only pods of one node can mount it"
 
 
-def _unindexed(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
-    texts = [*pod.words, *pod.variables.values()]
-    if not pod.is_indexed and any(_INDEX in text for text in texts):
-        yield f"it uses {_INDEX}, which only completionMode: Indexed sets"
+def _not_given(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
+    text = "\n".join((*pod.words, *pod.variables.values()))
+    for name, controller in CONTROLLERS.items() if pod.given is not None else ():
+        is_set = name in (pod.given or ()) or name in pod.variables
+        is_read = re.search(rf"\$[({{]?{name}\b(?!:)", text)
+        if is_read and not is_set and not re.search(rf"(?<![$\w-]){name}=", text):
+            yield f"it uses {name}, which only {controller} sets"
 
 
 def _unqueued(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
@@ -224,9 +291,14 @@ def _elastic(pod: PodTemplate, start: Start, manifest: Manifest) -> Iterator[str
 
 NEEDS = (
     PodNeed(_refused, "API"),
+    PodNeed(_misread, "command"),
+    PodNeed(_behind_proxy, "sidecar", make=warning),
+    PodNeed(_locked, "IPC_LOCK", make=warning),
+    PodNeed(_unserved, "Service"),
+    PodNeed(_same_index, INDEX),
     PodNeed(_releases, "image"),
     PodNeed(_unqueued, QUEUE),
-    PodNeed(_unindexed, "completionMode"),
+    PodNeed(_not_given, "env"),
     PodNeed(_mounted, "persistentVolumeClaim", make=warning),
     PodNeed(_loopback, "MASTER_ADDR"),
     PodNeed(_not_found, "MASTER_ADDR"),

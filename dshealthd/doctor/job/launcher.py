@@ -103,6 +103,26 @@ def _script(context: JobContext, name: str, script: SlurmScript) -> Iterator[Res
                 source="sbatch(1)",
                 component=f"--{option}",
             )
+    if script.refused:
+        show = paste("head", "-n", "3", "--", name)
+        yield critical(f"{name} {script.refused}: sbatch refuses it", show, source="sbatch(1)")
+    if script.early:
+        yield critical(
+            f"{name} writes {script.early} into a file: its own shell expands it once, to 0 for all"
+            " tasks, unless \\ protects its $",
+            paste("grep", "-n", "-e", script.early, "--", name),
+            source="bash(1), Here Documents",
+            component=script.early,
+        )
+    if problem := _array(script):
+        yield warning(f"{name}: {problem}", source="sbatch(1), --array", component="--array")
+    for read, meant in script.unread.items():
+        yield warning(
+            f"{name} reads {read}, which is never set: ${{{meant}}} is meant",
+            paste("grep", "-n", "-F", "-e", f"${read}", "--", name),
+            source="bash(1), PARAMETERS; sbatch(1)",
+            component=read,
+        )
     if script.orphan:
         yield critical(
             f"{name}: bash runs {script.orphan[:60]} as a command: the line before it ends without"
@@ -133,10 +153,23 @@ def _script(context: JobContext, name: str, script: SlurmScript) -> Iterator[Res
         )
 
 
+def _array(script: SlurmScript) -> str:
+    """Return what the tasks of a job array would share, though each needs its own."""
+    if "array" not in script.directives:
+        return ""
+    if "$SLURM_ARRAY_JOB_ID" in script.requeues.replace("{", "") and "TASK" not in script.requeues:
+        return "scontrol requeue SLURM_ARRAY_JOB_ID requeues all tasks of the array"
+    for option in ("output", "error"):
+        path = script.directives.get(option, "%")
+        if "%" not in path and not path.startswith("/dev/"):
+            return f"all tasks of the array write --{option} {path[:80]}: %a or %j is missing"
+    return ""
+
+
 def _requeue(script: SlurmScript) -> str:
     """Return that the job may not be requeued, though its trap would."""
     said = "the trap requeues the job, but --no-requeue forbids it"
-    return said * (script.requeues and "no-requeue" in script.directives)
+    return said * bool(script.requeues and "no-requeue" in script.directives)
 
 
 def _signal(script: SlurmScript) -> str:

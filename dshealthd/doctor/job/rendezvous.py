@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 REMEDY = "hostname -I"
 PRIVILEGED = 1024
 """The kernel's default of net.ipv4.ip_unprivileged_port_start (ip(7))."""
+FEWEST = 4
+"""GPUs of the smallest nodes on which collectives are trained (HGX boards have 4 or 8)."""
 MAX_SOCKETS = 16 << 20
 """Maximum bytes of `/proc/net/tcp`: about 100,000 sockets."""
 
@@ -93,6 +95,14 @@ def _port(context: JobContext, written: str) -> Iterator[Result]:
         text = f"{written[:40]!r} is not a port of the rendezvous, 1 to {rendezvous.MAX_PORT}"
         yield critical(text, remedy, component="MASTER_PORT")
         return
+    if _is_shared(context):
+        yield warning(
+            f"tasks of the array that run on one node at once want the same port {port}",
+            "dshealthd free-port",
+            source="sbatch(1), --array",
+            component="MASTER_PORT",
+        )
+        return
     if context.runs_elsewhere or not _is_here(context):
         yield ok(f"{port} is a port; whether it is free is seen where the job's script runs")
         return
@@ -126,6 +136,15 @@ def _port(context: JobContext, written: str) -> Iterator[Result]:
             source="net.ipv4.ip_local_port_range and ip_local_reserved_ports",
             component="MASTER_PORT",
         )
+
+
+def _is_shared(context: JobContext) -> bool:
+    """Return whether jobs of one array may share a node, as one takes less than a node has."""
+    options, gpus = context.slurm_options, context.gpus_per_node
+    inner = context.launcher.find("torchrun") if context.launcher else None
+    alone = "exclusive" in options or options.get("array", "%1").endswith("%1")
+    standalone = inner is not None and "standalone" in inner.options
+    return not (alone or standalone) and context.layout.nodes == 1 and (gpus or FEWEST) < FEWEST
 
 
 def _is_here(context: JobContext) -> bool:

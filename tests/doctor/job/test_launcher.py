@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dshealthd.doctor.job.sources import launcher_command, slurm_script
-from dshealthd.doctor.job.sources.launcher_command import FLAGS
+from dshealthd.doctor.job.sources.launcher_command import FLAGS, VALUED
 from dshealthd.doctor.job.sources.layout import layout
 from dshealthd.findings.finding import State
 from dshealthd.probe.members.membership import parse_hostfile
@@ -58,8 +58,7 @@ def stop(parser, *_, **__):
     raise Stop(parser)
 def options(parser, flags):
     return sorted({option.lstrip("-").replace("_", "-") for action in parser._actions
-                   if (action.nargs == 0) == flags for option in action.option_strings
-                   if not flags or option.startswith("--") or len(option) == 2})
+                   if (action.nargs == 0) == flags for option in action.option_strings})
 argparse.ArgumentParser.parse_args = stop
 try:
     runner.parse_args([])
@@ -104,7 +103,7 @@ def test_flags_are_the_launchers_own(oracle: dict[str, Any], program: str) -> No
     """Options without a value are those of the installed launcher; what is read exists there."""
     # torch.distributed.launch, which is torchrun otherwise, has it
     assert sorted(FLAGS[program] - {"use-env"}) == oracle[program]["flags"]
-    assert not FLAGS[program] & {*oracle[program]["valued"]}
+    assert sorted(VALUED[program]) == oracle[program]["valued"]
 
 
 def test_filters_as_deepspeed_applies_them(oracle: dict[str, Any]) -> None:
@@ -278,6 +277,17 @@ def test_deepspeed_on_each_node(command: str, outcome: State) -> None:
         ),
         ("deepspeed --include localhost:0 x.py", ""),
         ("torchrun --nproc-per-node=8", "is given no script"),
+        ("torchrun --nprocs-per-node=8 x.py", "did you mean --nproc-per-node?"),
+        ("torchrun --num_gpus=8 x.py", "torchrun has no option --num-gpus: it is one of deepspeed"),
+        ("torchrun --of-next-year=8 x.py", ""),
+        ("torchrun --nproc_per_node= x.py", "--nproc-per-node of torchrun is empty"),
+        ("torchrun --nproc_per_node=gpu --nnodes=1:4 x.py", ""),
+        ("torchrun x.py --nproc_per_node=8", "--nproc_per_node stands behind the script"),
+        ("torchrun --nproc_per_node=2 x.py --nnodes=8", ""),
+        ("accelerate launch --num_proceses 8 x.py", "did you mean --num-processes?"),
+        ("accelerate launch --num_process 8 --same_network x.py", ""),  # a prefix of one alone
+        ("srun -N1 -n1 bash -c 'python x.py' --lr 1", "bash -c runs 'python x.py' alone"),
+        ("srun -N1 -n1 bash -c 'python x.py $@' -- --lr 1", ""),
         ("torchrun $ARGS", ""),
     ],
 )
@@ -384,6 +394,37 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
             "=WORLD_SIZE container --module=gpu bash",
             "sets MASTER_ADDR, MASTER_PORT, but does not pass them on",
         ),
+        *(
+            ("$(hostname)", address, f"MASTER_ADDR {shown}")
+            for address, shown in (
+                ("$(echo $SLURM_JOB_NODELIST | cut -d, -f1)", "${SLURM_JOB_NODELIST} is a compr"),
+                ("${SLURM_NODELIST%%,*}", "${SLURM_NODELIST%%,*} is a compressed list"),
+                ("$(scontrol show hostnames)", "${NAMES_OF_ALL_NODES} is a list of all nodes"),
+                ("$(hostname -I)", "${ALL_OWN_ADDRESSES} is a list of all addresses"),
+                ("'n1 n2'", "n1 n2 cannot be a host"),
+            )
+        ),
+        ("--time", "--gpu-per-node=8 --time", "no option --gpu-per-node: did you mean --gpus-per"),
+        ("--time=1-0", "-t=1-0", "--time of sbatch is '=1-0', which it cannot be"),
+        ("srun", "srun -n $SLURM_TASKS_PER_NODE", "--ntasks of srun is '8(x2)', which it cannot"),
+        (
+            "srun",
+            "srun --gpus-per-task=$SLURM_GPUS_PER_TASK",
+            "--gpus-per-task of srun is empty: Slurm sets SLURM_GPUS_PER_TASK only with --gpus-per",
+        ),
+        ("JOB_ID'", "JOB_ID_$SLURM_NODEID'", "reads SLURM_JOB_ID_, which is never set: ${SLURM_J"),
+        ("'python", "'RANK=$SLURM_LOCALID python", "rank is SLURM_LOCALID, which is another num"),
+        ("'python", "'LOCAL_RANK=$SLURM_PROCID python", "local-rank is SLURM_PROCID, which is an"),
+        *(
+            ("PORT=29500", f"PORT={port}", "MASTER_PORT is the job's number, which passes 65535")
+            for port in ("$SLURM_JOB_ID", "$((10000 + SLURM_JOBID))")
+        ),
+        ("ARGS=(", "ARGS=(--num-attention-heads 6 ", "num_attention_heads 6 is not a multiple of"),
+        ("#!/bin/bash\n", "\n", "does not begin with #!: sbatch refuses it"),
+        ("#!/bin/bash\n", "#!/bin/bash\r\n", "lines that end with CR LF: sbatch refuses it"),
+        ("'python", "'RANK=$OMPI_COMM_WORLD_RANK python", "reads OMPI_COMM_WORLD_RANK, which is n"),
+        ("--time", "--array=1-4 --output=a.log --time", "all tasks of the array write --output"),
+        ("srun", "cat <<EOF > w\nA=$SLURM_LOCALID\nEOF\nsrun", "writes SLURM_LOCALID into a file"),
         ("1-0", "5", "it comes 300 s before the end of a job that has 300 s"),
         ("1-0", "00:04:59", "it comes 300 s before the end of a job that has 299 s"),
         ("--nodes=2 --n", "--nodes=$N --n", "#SBATCH --nodes=$N is read as it stands"),
@@ -454,6 +495,20 @@ def test_signal_in_time(tmp_path: Path, limit: str, seconds: int) -> None:
         ("USR1\n", "ERR\n"),
         ("--time", "--mem-per-gpu=9G --cpus-per-gpu=4 --time"),
         ("--time", "--mem=2G --time"),
+        (" MASTER_PORT", " \\\n MASTER_PORT"),
+        ("PORT=29500", "PORT=$((10000 + SLURM_JOB_ID % 10000))"),
+        ("PORT=29500", "PORT=${SLURM_JOB_ID: -4}"),
+        ("ARGS=(", "ARGS=(--num-attention-heads 8 "),
+        ("$(hostname)", "$(echo $SLURM_JOB_NODELIST | cut -d'[' -f1)"),
+        ("$(hostname)", "$(echo $SLURM_JOB_NODELIST | cut -c1-4)"),
+        ("$(hostname)", "${SLURM_NODELIST:0:4}"),
+        ("$(hostname)", "$(hostname -I | awk '{print $1}')"),
+        ("$(hostname)", "$(scontrol show hostnames | head -n 1)"),
+        ("--time", "--array=1-4 --output=%a.log --time"),
+        ("--time", "--tasks-per-node=8 --of-a-plugin --time"),
+        ("srun", "cat <<'EOF' > w\nA=$SLURM_LOCALID\nEOF\nsrun"),
+        ("'python", "'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID python"),
+        ("JOB_ID'", "JOB_ID'; echo ${SLURM_JOB_ID}_$SLURM_TMPDIR"),
         ("--time", "--mem=0 --time"),
         ("--time", "--mem-per-cpu=256 --time"),
         ("=2 '", "=2 trainer.devices=8 '"),
@@ -493,7 +548,7 @@ gpu_ids: all
         ("stage: 3", "stage: 2", "launcher", "offload_param needs ZeRO stage 3"),
         ("192.0.2.1", "localhost", "master-address", "each node's own loopback"),
         ("port: 29500", "port: 70000", "master-port", "is not a port"),
-        ("ids: all", "ids: 0,1", "ranks-and-gpus", "each node: 8 processes (torchrun) for 2 GPUs"),
+        ("ids: all", "ids: 0,1", "ranks-and-gpus", "sum of all nodes, for 2 GPUs"),
     ],
 )
 def test_configuration_of_accelerate(
@@ -571,6 +626,57 @@ def test_options_of_accelerate_that_exclude_each_other(tmp_path: Path) -> None:
     (found,) = results("launcher", asked(str(file)))
     words = "deepspeed_config_file and zero_stage exclude each other: accelerate refuses them"
     assert found.text == words
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "words"),
+    [
+        ("FSDP", "", ""),
+        ("FSDP", "--use_fsdp", ""),
+        ("FSDP", "--multi_gpu", "--multi_gpu overrides distributed_type FSDP"),
+        ("MULTI_GPU", "", "fsdp_sharding_strategy has no effect: distributed_type MULTI_GPU is no"),
+        ("'NO'", "--num_processes 1", ""),
+        ("MULTI_GPU", "--use_fsdp --zero_stage 3", "zero_stage has no effect"),
+    ],
+)
+def test_kind_that_accelerate_starts(
+    tmp_path: Path, settings: str, options: str, words: str
+) -> None:
+    """What a configuration states is in effect only for the kind of training that starts."""
+    file, job = tmp_path / "a.yaml", tmp_path / "job.sh"
+    file.write_text(
+        f"distributed_type: {settings}\nnum_processes: 8\nnum_machines: 1\n"
+        "fsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n"
+    )
+    if "zero" in options:
+        file.write_text(f"distributed_type: {settings}\nnum_processes: 8\nnum_machines: 1\n")
+    job.write_text(f"#!/bin/sh\naccelerate launch --config_file a.yaml {options} x.py\n")
+    found = [one for one in results("launcher", asked(str(job))) if one.outcome is WARNING]
+    assert [words in one.text for one in found] == [True] * bool(words), found
+
+
+def test_configuration_that_accelerate_names(tmp_path: Path) -> None:
+    """A half precision that Accelerate is told is that of the configuration of DeepSpeed's."""
+    (tmp_path / "z.json").write_text('{"fp16": {"enabled": true}}')
+    file, job = tmp_path / "a.yaml", tmp_path / "job.sh"
+    job.write_text("#!/bin/sh\naccelerate launch --config_file a.yaml x.py\n")
+    for half, outcome in (("bf16", CRITICAL), ("fp16", UNKNOWN)):
+        file.write_text(
+            f"distributed_type: DEEPSPEED\nmixed_precision: {half}\n"
+            "deepspeed_config: {deepspeed_config_file: z.json}\n"
+        )
+        assert outcomes("config-conflicts", asked(str(job)))[0] is outcome
+
+
+@pytest.mark.parametrize(("address", "outcome"), [("localhost", CRITICAL), ("n1", UNKNOWN)])
+def test_variable_of_tasks_in_the_batch_shell(tmp_path: Path, address: str, outcome: State) -> None:
+    """Srun sets some variables for its tasks alone: the shell of the script uses its default."""
+    job = tmp_path / "job.sh"
+    job.write_text(
+        "#!/bin/sh\n#SBATCH -N 2\nsrun torchrun --nnodes=2 --rdzv-backend=c10d"
+        f" --rdzv-endpoint=${{SLURM_LAUNCH_NODE_IPADDR:-{address}}}:29501 x.py\n"
+    )
+    assert outcomes("master-address", asked(str(job))) == [outcome]
 
 
 def test_no_script() -> None:
@@ -689,6 +795,21 @@ def test_launches_at_once(tmp_path: Path, text: str, count: int | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "says"),
+    [("", 1), ("--standalone", 0), ("--rdzv-endpoint=localhost:0", 0), ("--master-port=$1", 0)],
+)
+def test_port_of_launches_at_once(tmp_path: Path, options: str, says: int) -> None:
+    """Launches that run at once on a node cannot share a port."""
+    file = tmp_path / "job.sh"
+    launch = f"torchrun --nproc-per-node=4 {options} x.py"
+    file.write_text(f"#!/bin/bash\n#SBATCH -N 1 --gres=gpu:8\n{launch} &\n{launch} & wait\n")
+    found = [one for one in results("launcher", asked(str(file))) if "at once" in one.text]
+    assert [one.outcome for one in found] == [CRITICAL] * says
+    file.write_text(f"#!/bin/bash\n#SBATCH -N 1 --gres=gpu:8\n{launch}\n{launch}\n")
+    assert not [one for one in results("launcher", asked(str(file))) if "at once" in one.text]
+
+
+@pytest.mark.parametrize(
     ("head", "text", "says"),
     [
         (
@@ -708,13 +829,19 @@ def test_launches_at_once(tmp_path: Path, text: str, count: int | None) -> None:
         ("--gres=gpu:a100:4", "srun torchrun x.py", 0),
         ("--gres=gpu:mi250:8", "srun singularity exec x.sif torchrun x.py", 0),
         ("--gpus-per-node=8", "srun singularity exec x.sif torchrun x.py", 0),
+        ("--gres=gpu:a100:4", "docker run x torchrun x.py", 1),
+        ("--gres=gpu:a100:4", "docker run --gpus all x torchrun x.py", 0),
+        ("--gres=gpu:4", "docker run --gpus all x torchrun --nproc-per-node=4 x.py", 1),
+        ("--gres=gpu:4", "docker run --ipc=host x torchrun --nproc-per-node=4 x.py", 0),
+        ("-N 2", "srun docker run x torchrun --nnodes=2 --rdzv-endpoint=n1:1 x.py", 1),
+        ("-N 2", "srun docker run --net=host x torchrun --nnodes=2 --rdzv-endpoint=n1:1 x.py", 0),
     ],
 )
-def test_container_without_a_driver(tmp_path: Path, head: str, text: str, says: int) -> None:
-    """Apptainer gives a container the driver of NVIDIA's GPUs only where it is told to."""
+def test_container_without_what_ranks_need(tmp_path: Path, head: str, text: str, says: int) -> None:
+    """A runtime gives a container GPUs, shared memory and a network as its options say."""
     file = tmp_path / "job.sh"
     file.write_text(f"#!/bin/bash\n#SBATCH {head}\n{text}\n")
-    found = [one for one in results("launcher", asked(str(file))) if "driver" in one.text]
+    found = [one for one in results("launcher", asked(str(file))) if one.component == "container"]
     assert [one.outcome for one in found] == [WARNING] * says
 
 

@@ -52,6 +52,7 @@ spec:
 
 def pytorchjob(pod: str) -> str:
     """Return a PyTorchJob of a master and a worker."""
+    pod = pod.replace("llm-workers-0-0.llm", "llm-master-0")
     replicas = "".join(
         f"""
     {name}:
@@ -100,6 +101,18 @@ def manifest(tmp_path: Path, text: str) -> JobContext:
         ("$(MASTER_ADDR):1", "localhost:1", CRITICAL, "each pod's own loopback"),
         ("llm-workers-0-0.llm", "old-workers-0-0.old", CRITICAL, "is no pod of this manifest"),
         ("llm-workers-0-0.llm", "llm-workers-0-0.old", CRITICAL, "are in the subdomain llm"),
+        (
+            "llm-workers-0-0.",
+            "llm-workers-0-2.",
+            CRITICAL,
+            "which has llm-workers-0-0, llm-workers",
+        ),
+        ("=c10d", "=c10d --rdzv-id=$RANK", CRITICAL, "it uses RANK, which only a PyTorchJob sets"),
+        ("=c10d", "=c10d --rdzv-id=$JOB_COMPLETION_INDEX", OK, "2 pods"),
+        ("- torchrun", "- RANK=1; torchrun --rdzv-id=$RANK", OK, "2 pods"),
+        ('gpu: "8"', 'gpu: "8", rdma/ib: 1', OK, "2 pods"),
+        ('gpu: "8"', 'gpu: "8", rdma/hca: 1', WARNING, "RDMA devices but not the capability IPC_L"),
+        ("[bash, -c]", '["bash -c"]', CRITICAL, "no program is named 'bash -c'"),
         ("MASTER_ADDR):1", "POD):1", OK, "2 pods with 16 GPUs"),  # only the cluster knows
         ("$(MASTER_ADDR):1", "$HOSTNAME:1", CRITICAL, "$HOSTNAME:1 is another on each node"),
         ("rdzv-backend=c10d", "node-rank=1", CRITICAL, "every node gets --node-rank 1"),
@@ -131,7 +144,7 @@ def manifest(tmp_path: Path, text: str) -> JobContext:
         ('gpu: "8"', 'gpu: "8", memory: 2Gi', OK, "2 pods"),
         ("valueFrom: {}", "value: 29500", CRITICAL, "the value of POD is 29500, not a string"),
         ("valueFrom: {}", 'value: "29500"', OK, "2 pods"),
-        ("[bash, -c]", "[bash, -c, 7]", CRITICAL, "7 in command is no string: quote it"),
+        ("[bash, -c]", "[nice, -n, 7, bash, -c]", CRITICAL, "7 in command is no string: quote it"),
         ('gpu: "8"', 'gpu: "0.5"', CRITICAL, "0.5 nvidia.com/gpu in limits is no whole number"),
         ("emptyDir: {medium: Memory", "persistentVolumeClaim: {claimName: x", OK, "2 pods"),
     ],
@@ -214,6 +227,48 @@ def test_other_kinds(tmp_path: Path) -> None:
     assert [one.outcome for one in results("manifest", manifest(tmp_path, ray))] == [OK]
 
 
+def test_words_that_are_not_read_as_meant(tmp_path: Path) -> None:
+    """Without a shell nothing expands a variable, and a shell runs one word alone."""
+    alone = "[torchrun, --nnodes=2, --nproc-per-node=8, --rdzv-backend=c10d, '--rdzv-id={}', x]"
+    for command, words in (
+        (alone.format("$POD"), "no shell expands $POD in command or args: write $(POD)"),
+        (alone.format("$(POD)"), ""),
+        (alone.format("$OF_A_TEMPLATE"), ""),
+        ("[bash, -c, torchrun x, x]", "bash -c runs 'torchrun x' alone"),
+        ("[bash, -c, 'torchrun x', --, x]", "bash -c runs 'torchrun x' alone"),
+        ("[bash, -lc, --]", ""),
+    ):
+        text = jobset(POD.replace("[bash, -c]", command).replace("    args:", "    more:"))
+        found = [one.text for one in results("manifest", manifest(tmp_path, text))]
+        assert (
+            [text for text in found if words in text]
+            if words
+            else not any("no shell" in one or "alone" in one for one in found)
+        )
+
+
+@pytest.mark.parametrize(
+    ("mount", "says"), [("readOnly: true", 1), ("readOnly: false", 0), ("subPath: x", 0)]
+)
+def test_output_on_a_read_only_mount(tmp_path: Path, mount: str, says: int) -> None:
+    """A training cannot write where its container has a mount that is read-only."""
+    pod = POD.replace(":1 x", ":1 x --output_dir /data/run --data /data/in").replace(
+        "/dev/shm}", f"/dev/shm}}, {{name: shm, mountPath: /data, {mount}}}"
+    )
+    found = results("manifest", manifest(tmp_path, jobset(pod)))
+    assert ["/data/run cannot be written" in one.text for one in found] == [bool(says)]
+
+
+def test_index_that_several_jobs_share(tmp_path: Path) -> None:
+    """An index begins with 0 in each job of a JobSet, so it is no rank among several jobs."""
+    text = jobset(POD.replace("rdzv-backend=c10d", "node-rank=$JOB_COMPLETION_INDEX"))
+    assert [one.outcome for one in results("manifest", manifest(tmp_path, text))] == [OK]
+    text = text.replace("replicas: 1", "replicas: 2").replace("parallelism: 2", "parallelism: 1")
+    (found,) = results("manifest", manifest(tmp_path, text))
+    assert "begins with 0 in each of the 2 jobs" in found.text
+
+
+SERVICE = "kind: Service\nmetadata: {name: llm}\n"
 CLAIM = """kind: PersistentVolumeClaim
 metadata: {name: x}
 spec: {accessModes: [ReadWriteOnce]}
@@ -259,6 +314,39 @@ LIMITED = POD.replace('gpu: "8"', 'gpu: "8", memory: 8Gi').replace(
             "NonIndexed",
             "Indexed",
             "it uses JOB_COMPLETION_INDEX, which only completionMode: Indexed sets",
+        ),
+        (
+            "kind: Namespace\nmetadata: {name: m, labels: {istio-injection: enabled}}\n---"
+            + jobset(POD).replace("name: llm}", "name: llm, namespace: m}"),
+            "enabled",
+            "disabled",
+            "Istio puts its sidecar into it",
+        ),
+        (
+            "kind: Namespace\nmetadata: {name: m, annotations: {linkerd.io/inject: enabled}}\n---"
+            + jobset(POD).replace("name: llm}", "name: llm, namespace: m}"),
+            "name: m, a",
+            "name: other, a",
+            "Linkerd puts its sidecar into it",
+        ),
+        (
+            f"{SERVICE}spec: {{clusterIP: None, publishNotReadyAddresses: false}}\n---"
+            + jobset(POD.replace("    resources", "    readinessProbe: {x: y}\n    resources")),
+            "publishNotReadyAddresses: false",
+            "publishNotReadyAddresses: true",
+            "does not resolve until its pod is ready (readinessProbe)",
+        ),
+        (
+            f"{SERVICE}spec: {{clusterIP: 192.0.2.1}}\n---{jobset(POD)}",
+            "192.0.2.1",
+            "None",
+            "the Service llm is not headless",
+        ),
+        (
+            f"{SERVICE}spec: {{clusterIP: None, selector: {{app: llm}}}}\n---{jobset(POD)}",
+            "selector: {app: llm}",
+            "selector: {jobset.sigs.k8s.io/jobset-name: llm}",
+            "the Service llm selects app=llm, which these pods are not",
         ),
         (
             f"{CLAIM}---{jobset(POD.replace('volumes: [', CLAIMED))}",

@@ -107,3 +107,22 @@ def test_ephemeral_port() -> None:
     found = results("master-port", port_job(first))
     (result,) = (one for one in found if "is in the ephemeral range" in one.text)
     assert mended_port(result) == [OK]
+
+
+@pytest.mark.parametrize(
+    ("head", "options", "says"),
+    [
+        ("--gres=gpu:3 --array=1-4", "", 1),
+        ("--gres=gpu:4 --array=1-4", "", 0),
+        ("--gres=gpu:1 --array=1-4%1", "", 0),
+        ("--gres=gpu:1 --array=1-4 --exclusive", "", 0),
+        ("--gres=gpu:1 --array=1-4", "--standalone", 0),
+        ("--gres=gpu:1", "", 0),
+    ],
+)
+def test_port_of_an_array(tmp_path: Path, head: str, options: str, says: int) -> None:
+    """Tasks of an array that may share a node need a port each."""
+    file = tmp_path / "job.sh"
+    file.write_text(f"#!/bin/sh\n#SBATCH -N 1 {head}\ntorchrun --nproc-per-node=1 {options} x.py\n")
+    found = [one for one in results("master-port", asked(str(file))) if "array" in one.text]
+    assert [one.outcome for one in found] == [WARNING] * says

@@ -30,7 +30,7 @@ import resource
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 CPU_SECONDS = 120
 """CPU time limit of this process; importing torch takes 2 to 10."""
@@ -175,36 +175,6 @@ class Warnings(logging.Handler):
             self.lines.append(record.getMessage())
 
 
-def removed(module: Any, document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Delete keys that DeepSpeed has removed, and return its message for each."""
-    found = []
-    blocks = (
-        ("", document, getattr(module, "_REMOVED_TOP_LEVEL_CONFIG_KEYS", {})),
-        (
-            "zero_optimization.",
-            document.get("zero_optimization"),
-            getattr(module, "_REMOVED_ZERO_CONFIG_KEYS", {}),
-        ),
-    )
-    for prefix, block, gone in blocks:
-        if isinstance(block, dict):
-            for key in [key for key in block if key in gone]:
-                del block[key]
-                found.append({"kind": "removed", "path": f"{prefix}{key}", "text": gone[key]})
-    return found
-
-
-def remove(document: dict[str, Any], path: list[str]) -> bool:
-    """Delete a key from the configuration; return False if it is absent."""
-    block: Any = document
-    for key in path[:-1]:
-        block = block.get(key) if isinstance(block, dict) else None
-    if not isinstance(block, dict) or not path or path[-1] not in block:
-        return False
-    del block[path[-1]]
-    return True
-
-
 def complaints(error: Any, document: dict[str, Any], looks: Looks) -> list[dict[str, Any]]:
     """Return the errors in a pydantic ValidationError from DeepSpeed, with their paths."""
     found = []
@@ -229,57 +199,9 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def optimizer_problem(module: Any, config: Any) -> str:
-    """Return why the engine refuses the optimizer: `unknown`, `untested` with ZeRO, or "".
-
-    Follows DeepSpeedEngine's `_is_supported_optimizer` and `_do_optimizer_sanity_check`.
-    """
-    import torch
-    from deepspeed.runtime.zero.utils import (  # type: ignore[import-untyped]
-        ZERO_SUPPORTED_OPTIMIZERS,
-    )
-
-    name = config.optimizer_name
-    if name is None:
-        return ""
-    found = getattr(torch.optim, name, None)
-    if name not in module.DEEPSPEED_OPTIMIZERS:
-        if found is None:
-            return "unknown"
-        untested = found not in ZERO_SUPPORTED_OPTIMIZERS
-    else:
-        untested = name == "lamb"
-    zero = config.zero_enabled and not config.zero_allow_untested_optimizer
-    return "untested" if untested and zero else ""
-
-
-def scheduler_problem(config: Any) -> str:
-    """Return why the engine refuses the scheduler: `unknown`, `wrapped` optimizer, or "".
-
-    Follows DeepSpeedEngine's `_scheduler_from_config` and `_do_optimizer_sanity_check`: schedulers
-    of torch take an optimizer of torch, which DeepSpeed's wrappers for ZeRO and half precision are
-    not.
-    """
-    import torch
-    from deepspeed.runtime import lr_schedules
-
-    name = config.scheduler_name
-    if name is None or hasattr(lr_schedules, name):
-        return ""
-    if not hasattr(torch.optim.lr_scheduler, name):
-        return "unknown"
-    settings = understood(config)
-    return "wrapped" if settings["stage"] or settings["fp16"] or settings["bf16"] else ""
-
-
 def understood(config: Any) -> dict[str, Any]:
     """Return the settings that other checks compare, as DeepSpeed understood them."""
     zero = config.zero_config
-
-    def enabled(block: str, flag: str) -> bool:
-        # older releases have a flag instead of the block
-        found = getattr(config, block, None)
-        return bool(getattr(config, flag, False) if found is None else found.enabled)
 
     def device(block: Any) -> str:
         return str(getattr(getattr(block, "device", "none"), "value", None) or block.device)
@@ -288,10 +210,6 @@ def understood(config: Any) -> dict[str, Any]:
         "stage": int(config.zero_optimization_stage),
         "offload_optimizer": device(zero.offload_optimizer) if zero.offload_optimizer else "none",
         "offload_param": device(zero.offload_param) if zero.offload_param else "none",
-        "optimizer": config.optimizer_name,
-        "scheduler": config.scheduler_name,
-        "fp16": enabled("float16_config", "fp16_enabled"),
-        "bf16": enabled("bfloat16_config", "bfloat16_enabled"),
         "load_universal": bool(getattr(config, "load_universal_checkpoint", False)),
     }
 
@@ -311,7 +229,7 @@ def world(ranks: int | None) -> Iterator[None]:
 
 
 def validate(deepspeed: Any, document: dict[str, Any]) -> dict[str, Any]:
-    """Give a configuration to DeepSpeed, deleting the keys it refuses until it accepts the rest."""
+    """Give a configuration to DeepSpeed; return what it refuses, else what it understands."""
     import deepspeed.runtime.config as module  # type: ignore[import-untyped]
     import pydantic
     from deepspeed.runtime.config_utils import DeepSpeedConfigModel  # type: ignore[import-untyped]
@@ -326,43 +244,25 @@ def validate(deepspeed: Any, document: dict[str, Any]) -> dict[str, Any]:
                 self.train_micro_batch_size_per_gpu = self.gradient_accumulation_steps = 1
 
     original = copy.deepcopy(document)
-    errors = removed(module, document)
     aio = document.get("aio")
     if isinstance(aio, dict):
         aio.pop("use_gds", None)  # refused without a GPU, as in this process
-    looks, config = Looks(), None
-    while len(errors) < MAX_ERRORS:
-        try:
-            config = Inspected(Block(document, "", looks))
-        except pydantic.ValidationError as error:
-            found = complaints(error, document, looks)
-            errors += found
-            gone = [remove(document, one["path"].split(".")) for one in found]
-            if not all(gone):
-                break
-            continue
-        except Exception as error:  # noqa: BLE001 - parts of DeepSpeed raise any exception
-            errors.append({"kind": "refused", "path": looks.block, "text": first_line(error)})
-            if is_enabled(document, "fp16") and remove(document, ["bf16"]):
-                continue  # it refuses both together, which would hide other errors
-        break
-    settings = None
-    if config is not None:
-        settings = understood(config)
-        settings["optimizer_problem"] = optimizer_problem(module, config)
-        settings["scheduler_problem"] = scheduler_problem(config)
+    looks, config, errors = Looks(), None, []
+    try:
+        config = Inspected(Block(document, "", looks))
+    except pydantic.ValidationError as error:
+        errors = complaints(error, document, looks)
+    except Exception as error:  # noqa: BLE001 - parts of DeepSpeed raise any exception
+        errors.append({"kind": "refused", "path": looks.block, "text": first_line(error)})
     known = looks.keys.get("", set()) | read_by_source(deepspeed)
-    refused = {one["path"] for one in errors}
     return {
         "errors": errors[:MAX_ERRORS],
-        "settings": settings,
+        "settings": None if config is None else understood(config),
         # After a refusal, later keys are never looked up, so the unread ones are unknown.
         "unread": None
-        if settings is None
+        if config is None
         else [
-            path
-            for path in unread(original, looks)
-            if path not in known and path not in refused and path != "aio.use_gds"
+            path for path in unread(original, looks) if path not in known and path != "aio.use_gds"
         ],
         "looked_up": {
             **{path: sorted(keys) for path, keys in looks.keys.items()},
@@ -370,12 +270,6 @@ def validate(deepspeed: Any, document: dict[str, Any]) -> dict[str, Any]:
         },
         "models": models(DeepSpeedConfigModel),
     }
-
-
-def is_enabled(document: dict[str, Any], block: str) -> bool:
-    """Return whether a block of the configuration is enabled."""
-    found = document.get(block)
-    return isinstance(found, dict) and found.get("enabled") is True
 
 
 def from_hjson(text: str) -> Any:
@@ -406,20 +300,15 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     except (ValueError, ArithmeticError, RecursionError) as error:
         found["syntax"] = first_line(error)
     if isinstance(document, dict):
-        with world(request.get("ranks")):
-            found.update(attempt(lambda: validate(deepspeed, document)))
+        try:
+            with world(request.get("ranks")):
+                found.update(validate(deepspeed, document))
+        except (ImportError, AttributeError, TypeError, KeyError) as error:
+            found["problem"] = f"this release of DeepSpeed is not supported: {first_line(error)}"
     for logger in loggers:
         logger.removeHandler(warnings)
     found["warnings"] = warnings.lines
     return found
-
-
-def attempt(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return a function's value, or under `problem` that this DeepSpeed release is unsupported."""
-    try:
-        return function()
-    except (ImportError, AttributeError, TypeError, KeyError) as error:
-        return {"problem": f"this release of DeepSpeed is not supported: {first_line(error)}"}
 
 
 def main() -> None:

@@ -2,18 +2,20 @@
 
 It is never run.
 
-Of a launcher's grammar only what ends its options is known: which of them have no value (DeepSpeed
-0.19.8, launcher/runner.py; torch 2.13, distributed/run.py; Slurm 25.05, srun.1). A word with a `$`,
-which only a shell can compute, stays as written, and anything that depends on it is unknown.
+The options of each launcher are in `launchers.toml`. A word with a `$`, which only a shell can
+compute, stays as written, and anything that depends on it is unknown.
 """
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import os
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dshealthd.doctor.job.sources import shell
@@ -37,19 +39,17 @@ _MODULES = {
     "torch.distributed.launch": "torchrun",
     "deepspeed.launcher.runner": "deepspeed",
 }
-FLAGS = {
-    program: frozenset(text.split())
-    for program, text in {
-        "deepspeed": "module no-python no-local-rank no-ssh no-ssh-check force-multi save-pid"
-        " bind-cores-to-rank quiet help q h",
-        "torchrun": "standalone module no-python run-path virtual-local-rank help use-env m h",
-        "accelerate": "multi-gpu use-deepspeed use-fsdp use-megatron-lm cpu module no-python quiet"
-        " debug m q h help",
-        "srun": "label unbuffered verbose quiet pty overlap exact overcommit exclusive preserve-env"
-        " kill-on-bad-exit contiguous multi-prog disable-status help l u v Q O K X E",
-    }.items()
-}
+_DATA = tomllib.loads(
+    resources.files(__package__).joinpath("launchers.toml").read_text(encoding="utf-8")
+)
+ONLY_WITH: dict[str, str] = _DATA.pop("slurm")
+"""Variables that Slurm sets only with an option, and that option."""
+OF_SLURM = frozenset(_DATA.pop("variables")["names"].split()) | ONLY_WITH.keys()
+"""Variables of Slurm."""
+FLAGS = {program: frozenset(kinds["flags"].split()) for program, kinds in _DATA.items()}
 """Options without a value, by launcher."""
+VALUED = {program: frozenset(kinds["valued"].split()) for program, kinds in _DATA.items()}
+"""Options with a value, by launcher; those of srun are also those of sbatch."""
 SHORT = {
     "deepspeed": {"H": "hostfile", "i": "include", "e": "exclude"},
     "torchrun": {},
@@ -84,6 +84,45 @@ READ = (
 """Options that checks read; argparse accepts any prefix that no other option shares."""
 
 
+LIKENESS = 0.75
+"""Share of letters in common with a known name from which that name is suggested."""
+MISSPELT = 0.88
+"""Likeness from which a name is taken for a misspelt one: `zero_optimisation` has 0.94."""
+
+
+def nearest(name: str, known: Iterable[str]) -> tuple[str, bool]:
+    """Return the known name that resembles a name, and whether it certainly is what is meant."""
+    close = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=LIKENESS)
+    if not close:
+        return "", False
+    return close[0], difflib.SequenceMatcher(None, name[:100], close[0]).ratio() >= MISSPELT
+
+
+def pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the arguments in words by their last name, such as `num_nodes` for `--num-nodes 2` and
+    `trainer.num_nodes=2`.
+    """
+    for word, following in itertools.pairwise([*words, "--"]):
+        name, equals, value = word.partition("=")
+        if equals or word.startswith("--"):
+            last = name.lstrip("-+").rpartition(".")[2].replace("-", "_")
+            yield last, value if equals or following.startswith("--") else following
+
+
+def runs_shell(words: Sequence[str]) -> bool:
+    """Return whether one of these words is a shell, which reads what follows."""
+    return any(os.path.basename(word) in _SHELLS for word in words)
+
+
+def lost_words(words: Sequence[str]) -> str:
+    """Return the script of a shell that words follow which it does not read; empty for none."""
+    for at, word in enumerate(words[:-2]):
+        if os.path.basename(word) in _SHELLS and re.fullmatch("-[a-z]*c", words[at + 1]):
+            text, behind = words[at + 2], words[at + 3 :]
+            return text if behind and not re.search(r"\$\{?[\d@*]|^[$-]", text) else ""
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class LauncherCommand:
     """One launcher with its options, and what it starts."""
@@ -104,6 +143,17 @@ class LauncherCommand:
     """Words before it, such as those of a container's runtime."""
     at_once: int | None = field(default=1, compare=False)
     """Commands like it that its shell runs at once; None if unknown."""
+    by_accelerate: bool = False
+    """Whether Accelerate runs this torchrun: some of its options have other names there."""
+    strange: Sequence[str] = ()
+    """Its options that the launcher does not have."""
+
+    def spelled(self, name: str) -> str:
+        """Return an option as people write it for this launcher."""
+        if self.by_accelerate:
+            names = {short: long for long, short in _ACCELERATE.items()}
+            return names.get(name, name).replace("-", "_")
+        return f"--{name}"
 
     def number(self, name: str) -> int | None:
         """Return an option's value as a number; None if it is absent or not a plain number."""
@@ -111,17 +161,10 @@ class LauncherCommand:
 
     @property
     def stated(self) -> dict[str, str]:
-        """The arguments of the innermost program by their last name, such as `num_nodes` for
-        `--num-nodes 2` and `trainer.num_nodes=2`; those with two values are left out.
-        """
+        """The arguments of the innermost program by name; those with two values are left out."""
         found: dict[str, set[str]] = {}
-        words = [*list(self.chain())[-1].arguments, "--"]
-        for word, following in itertools.pairwise(words):
-            name, equals, value = word.partition("=")
-            if equals or word.startswith("--"):
-                last = name.lstrip("-+").rpartition(".")[2].replace("-", "_")
-                value = value if equals or following.startswith("--") else following
-                found.setdefault(last, set()).add(value)
+        for name, value in pairs(list(self.chain())[-1].arguments):
+            found.setdefault(name, set()).add(value)
         return {name: values.pop() for name, values in found.items() if len(values) == 1}
 
     def chain(self) -> Iterator[LauncherCommand]:
@@ -273,6 +316,8 @@ def _launcher(
     if _PYTHON.fullmatch(program):
         at = rest.index("-m") if "-m" in rest else len(rest)
         program = _MODULES.get("".join(rest[at + 1 : at + 2]), "python")
+        if program == "python" and rest[:1] == ["-c"]:
+            return None
         if program == "python":
             return LauncherCommand(program, {}, tuple(rest), own, wrapper=wrapper)
         rest = rest[at + 2 :]
@@ -300,6 +345,7 @@ def _launcher(
         found = _accelerate(rest[1:], own, read) if rest[:1] == ["launch"] else None
         return found and replace(found, wrapper=wrapper)
     options, arguments, is_partial = _options(rest, program)
+    strange = strange_options(options, program)
     inner = None
     if program == "srun" and arguments:
         started = shell.ShellCommand(tuple(arguments))
@@ -308,17 +354,21 @@ def _launcher(
         known = {
             name: value
             for name, value in variables.items()
-            if name not in shell.PER_NODE and (passes_all or name in passed.split(","))
+            if not shell.is_of_task(name) and (passes_all or name in passed.split(","))
         }
         inner = _launcher(started, {**known, **own}, nesting + 1, read, is_task=True)
-    return LauncherCommand(program, options, tuple(arguments), own, inner, is_partial, wrapper)
+    words = tuple(arguments)
+    return LauncherCommand(
+        program, options, words, own, inner, is_partial, wrapper, strange=strange
+    )
 
 
 def _accelerate(rest: Sequence[str], own: dict[str, str], read: Read) -> LauncherCommand:
     """Return `accelerate launch` as torchrun; a configuration that is not known may say more."""
     options, arguments, _ = _options(rest, "accelerate")
     settings = accelerate_settings(read(options["config-file"])) if "config-file" in options else {}
-    return _of_accelerate({**settings, **options}, arguments, own)
+    found = _of_accelerate({**settings, **options}, arguments, own)
+    return replace(found, strange=strange_options(options, "accelerate"))
 
 
 def _of_accelerate(
@@ -332,7 +382,9 @@ def _of_accelerate(
         options.setdefault("rdzv-backend", "static")
     if (gpus := options.get("gpu-ids", "all")) != "all":
         own = {"CUDA_VISIBLE_DEVICES": gpus, **own}
-    return LauncherCommand("torchrun", options, tuple(arguments), own, is_partial=True)
+    return LauncherCommand(
+        "torchrun", options, tuple(arguments), own, is_partial=True, by_accelerate=True
+    )
 
 
 def of_accelerate(settings: Mapping[str, str]) -> LauncherCommand:
@@ -406,39 +458,49 @@ def _options(rest: Sequence[str], program: str) -> tuple[dict[str, str], list[st
             break
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            name = _long(name.replace("_", "-"))
+            name = long_option(name.replace("_", "-"), program)
         else:
-            name, value = SHORT[program].get(word[1], word[1]), word[2:].removeprefix("=")
+            name, value = SHORT[program].get(word[1], word[1]), word[2:]
             equals = value
         if name in FLAGS[program]:
             value = ""
-        elif not equals and not _is_flag(name, rest[at : at + 1]):
+        elif not equals and not _is_flag(name, rest[at : at + 1], program):
             value = rest[at]
             at += 1
         options[name] = value
     return options, list(rest[at:]), is_partial
 
 
-def _is_flag(name: str, following: Sequence[str]) -> bool:
-    """Return whether an option that is not known has no value, as the word after it says.
+def _is_flag(name: str, following: Sequence[str], program: str) -> bool:
+    """Return whether an option has no value, as the word after it says if it is not known.
 
     A value is no option itself, and rarely the name of a program. An option that begins with `no-`
     switches something off.
     """
-    if name.startswith("no-") or not following or following[0].startswith("-"):
+    if not following or name in VALUED[program]:
+        return not following
+    if name.startswith("no-") or following[0].startswith("-"):
         return True
-    program = os.path.basename(following[0])
-    return name not in READ and (_runs_programs(program) or program in _WRAPPERS)
+    word = os.path.basename(following[0])
+    return _runs_programs(word) or word in _WRAPPERS
 
 
 def _runs_programs(name: str) -> bool:
     return name in FLAGS or name in _SHELLS or _PYTHON.fullmatch(name) is not None
 
 
-def _long(name: str) -> str:
-    """Return the option that a name stands for."""
-    longer = [option for option in READ if option.startswith(name)]
-    return longer[0] if len(longer) == 1 and name not in READ else name
+def long_option(name: str, program: str) -> str:
+    """Return the option that a name stands for: parsers accept any prefix of one option alone."""
+    name = "ntasks-per-node" if name == "tasks-per-node" else name
+    known = FLAGS[program] | VALUED[program]
+    longer = [option for option in known if option.startswith(name)]
+    return longer[0] if len(longer) == 1 and name not in known else name
+
+
+def strange_options(options: Mapping[str, str], program: str) -> tuple[str, ...]:
+    """Return the options that a launcher does not have."""
+    known = FLAGS[program] | VALUED[program]
+    return tuple(name for name in options if len(name) > 1 and name not in known)
 
 
 def from_json(document: dict[str, Any] | None) -> LauncherCommand | None:

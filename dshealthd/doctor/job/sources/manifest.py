@@ -44,6 +44,29 @@ _CONTAINERS = {
 processes it has meet at the name of a Service (v1: pkg/webhooks/utils/utils.go, and before it
 *_validation.go); MPI jobs meet in another way, and other operators have kinds of these names.
 """
+_MESHES = {
+    "Istio": ("istio-injection=enabled", "istio.io/rev", "sidecar.istio.io/inject"),
+    "Linkerd": ("linkerd.io/inject=enabled", "linkerd.io/inject=ingress", "linkerd.io/inject"),
+}
+"""Meshes, the labels or annotations of a namespace by which they put a proxy into its pods, and
+that of a pod, which decides.
+"""
+_PROGRAMS = frozenset({"torchrun", "deepspeed", "accelerate", "python", "python3"})
+INDEX = "JOB_COMPLETION_INDEX"
+CONTROLLERS = {
+    **dict.fromkeys(("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), "a PyTorchJob"),
+    INDEX: "completionMode: Indexed",
+    **dict.fromkeys(
+        ("LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"), "a LeaderWorkerSet"
+    ),
+}
+"""Variables that controllers set in containers, and which of them."""
+_UNLIMITED = frozenset({"rdma/ib"})
+"""RDMA devices of CoreWeave, whose own examples need no IPC_LOCK; those of NVIDIA's device plugins
+do (k8s-rdma-shared-dev-plugin, README).
+"""
+_ROOTS = re.compile(r"(?:^|[_-])(?:out|output|save|ckpt|checkpoints?|results?)(?:$|[_-])")
+"""In an option that names where a training writes."""
 _REFERENCE = re.compile(r"\$\((\w+)\)")
 _SIZE = re.compile(r"(\d+)(?:\.\d+)?([kMGT]?)(i?)")
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a path of the pod; nothing is opened
@@ -95,12 +118,37 @@ class PodTemplate:
     """Whether a queue of Kueue that it names is one that Kueue reads."""
     claims: Sequence[str]
     """Claims of volumes that it mounts."""
-    is_indexed: bool
-    """Whether its pods, if they are of a Job, have an index."""
+    given: Sequence[str] | None
+    """Variables that its controller sets; None if unknown."""
     replaces: bool
     """Whether a pod that fails is replaced."""
     members: Sequence[int | None]
     """Least and most pods of an elastic job, as the object says."""
+    groups: int
+    """Replicas of a job inside it: of a JobSet's."""
+    proxy: str
+    """The service mesh that puts a proxy into it."""
+    misread: Sequence[str]
+    """Words of its command that are not read as they are meant."""
+    is_locked: bool
+    """Whether it has RDMA devices, but may not lock memory for them."""
+    labels: Mapping[str, str]
+    awaits: bool
+    """Whether it has no name until a probe says that it is ready."""
+
+    @property
+    def names(self) -> frozenset[str] | None:
+        """The names of its pods; None where its controller invents them, or they are unknown."""
+        each = range(min(self.count // max(self.groups, 1), 4096))
+        if not self.job:
+            return None
+        if self.kind == "JobSet":
+            outer = range(min(self.groups, 4096))
+            return frozenset(f"{self.job}-{self.name}-{one}-{two}" for one in outer for two in each)
+        first = {"Job": self.job, "StatefulSet": self.job}.get(self.kind)
+        if self.kind == "PyTorchJob":
+            first = f"{self.job}-{self.name.lower()}"
+        return frozenset(f"{first}-{one}" for one in each) if first else None
 
     @property
     def command(self) -> LauncherCommand | None:
@@ -125,10 +173,10 @@ class Manifest:
     """The pods of a manifest."""
 
     pods: tuple[PodTemplate, ...]
-    names: tuple[str, ...]
-    """Of its objects with pods, and services, whose names begin so; empty for a generated one."""
     of_one: tuple[str, ...] = ()
     """Claims that pods of one node alone can mount."""
+    services: tuple[Mapping[str, Any], ...] = ()
+    """Its services: `name`, `is_headless`, `is_early` and `selector`."""
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -140,18 +188,21 @@ def parse(text: str) -> dict[str, Any]:
     import yaml
 
     pods: list[dict[str, Any]] = []
-    names: list[str] = []
     claims: list[str] = []
+    services: list[dict[str, Any]] = []
+    spaces: dict[object, dict[str, str]] = {}
     try:
         for document in yaml.safe_load_all(text):
             if isinstance(document, dict):
-                kind, before = str(document.get("kind", "")), len(pods)
+                kind = str(document.get("kind", ""))
+                if kind == "Namespace":
+                    spaces[_of(document, "metadata").get("name")] = _marks(document)
+                if kind == "Service":
+                    services.append(_service(document))
                 found = _pods(document, document, kind, 1)
-                pods += itertools.islice(found, MAX_PODS - before)
+                pods += itertools.islice(found, MAX_PODS - len(pods))
                 if kind == "PersistentVolumeClaim" and _is_of_one(document):
                     claims.append(str(_of(document, "metadata").get("name")))
-                if kind == "Service" or len(pods) > before:
-                    names.append(str(_of(document, "metadata").get("name", "")))
     except yaml.YAMLError as error:
         message = f"is not YAML: {' '.join(str(error).split())}"
         raise ValueError(message) from error
@@ -161,7 +212,38 @@ def parse(text: str) -> dict[str, Any]:
     if not pods:
         message = "has no template of pods"
         raise ValueError(message)
-    return {"pods": pods, "names": names, "of_one": claims}
+    for pod in pods:
+        pod["proxy"] = _proxy(spaces.get(pod.pop("space"), {}), pod.pop("marks"))
+    return {"pods": pods, "of_one": claims, "services": services}
+
+
+def _marks(node: Mapping[str, Any]) -> dict[str, str]:
+    """Return the labels and annotations of an object or template."""
+    metadata = _of(node, "metadata")
+    found = {**_of(metadata, "annotations"), **_of(metadata, "labels")}
+    return {str(name): str(value).lower() for name, value in found.items()}
+
+
+def _proxy(space: Mapping[str, str], own: Mapping[str, str]) -> str:
+    """Return the mesh that puts a proxy into a pod with these marks, in such a namespace."""
+    for mesh, (*switches, key) in _MESHES.items():
+        pairs = (switch.partition("=") for switch in switches)
+        is_on = any(
+            space.get(name) == value if value else name in space for name, _, value in pairs
+        )
+        if own.get(key, "true" if is_on else "false") in {"true", "enabled", "ingress"}:
+            return mesh
+    return ""
+
+
+def _service(document: Mapping[str, Any]) -> dict[str, Any]:
+    spec = _of(document, "spec")
+    return {
+        "name": str(_of(document, "metadata").get("name")),
+        "is_headless": spec.get("clusterIP") == "None",
+        "is_early": spec.get("publishNotReadyAddresses") is True,
+        "selector": {str(name): str(value) for name, value in _of(spec, "selector").items()},
+    }
 
 
 def _is_of_one(claim: Mapping[str, Any]) -> bool:
@@ -180,18 +262,27 @@ def _of(mapping: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 
 
 def _pods(
-    whole: Mapping[str, Any], node: Mapping[str, Any], name: str, count: int
+    whole: Mapping[str, Any],
+    node: Mapping[str, Any],
+    name: str,
+    count: int,
+    *,
+    above: Mapping[str, Any] = {},
+    groups: int = 1,
 ) -> Iterator[dict[str, Any]]:
     if isinstance(node.get("containers"), list):
-        yield _pod(whole, node, name, count)
+        yield {**_pod(whole, node, name, count), **_placed(whole, above, groups)}
         return
     if "resourcesPerNode" in node:  # of a TrainJob; its runtime has the template, with /dev/shm
         container = {**node, "resources": node["resourcesPerNode"]}
         pod = {"containers": [container], "hostIPC": True}
-        yield _pod(whole, pod, name, _number(node, "numNodes", 1))
+        found = _pod(whole, pod, name, _number(node, "numNodes", 1))
+        yield {**found, **_placed(whole, {}, groups)}
         return
     parallelism = _number(node, "parallelism", 1)
     count *= _number(node, "replicas", 1)
+    if whole.get("kind") == "JobSet":
+        groups *= _number(node, "replicas", 1)
     count *= min(parallelism, _number(node, "completions", parallelism))
     if "workerTemplate" in node:  # replicas of a LeaderWorkerSet are groups of this size
         count = _number(node, "size", 1) - ("leaderTemplate" in node)
@@ -200,7 +291,18 @@ def _pods(
             if isinstance(one, dict):
                 named = str(one.get("name") or key)
                 inner = name if key in {"spec", "template"} else named
-                yield from _pods(whole, one, inner, 1 if key == "leaderTemplate" else count)
+                many = 1 if key == "leaderTemplate" else count
+                yield from _pods(whole, one, inner, many, above=node, groups=groups)
+
+
+def _placed(whole: Mapping[str, Any], above: Mapping[str, Any], groups: int) -> dict[str, Any]:
+    """Return what of a pod is said around its template."""
+    return {
+        "groups": groups,
+        "space": _of(whole, "metadata").get("namespace"),
+        "marks": _marks(above),
+        "labels": {str(k): str(v) for k, v in _of(above, "metadata", "labels").items()},
+    }
 
 
 def _number(node: Mapping[str, Any], key: str, default: int) -> int:
@@ -257,14 +359,76 @@ def _pod(
             str(_of(one, "persistentVolumeClaim").get("claimName"))
             for one in spec.get("volumes") or ()
         ],
-        "is_indexed": kind != "Job" or not is_batch or above.get("completionMode") == "Indexed",
+        "given": _given(whole, above, kind, is_batch=is_batch),
         "image": str(main.get("image", "")),
         "is_queued": not kind.endswith(("Job", "JobSet"))
         or QUEUE in _of(whole, "metadata", "labels")
         or not any(QUEUE in labels for labels in _labels(above)),
+        # KubeRay makes one text of command and args for a shell
+        "misread": [] if kind.startswith("Ray") else list(_misread(main, spec)),
+        "is_locked": _is_locked(main),
+        "awaits": bool(main.get("readinessProbe")),
         "replaces": not never and ("podFailurePolicy" in above or policy.get("backoffLimit") != 0),
         "members": [natural(str(elastic.get(key))) for key in ("minReplicas", "maxReplicas")],
     }
+
+
+def _misread(main: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is not read as it is meant: without a shell nothing expands a variable or splits
+    words, and a shell runs one word alone.
+    """
+    words = [str(word) for key in ("command", "args") for word in main.get(key) or ()]
+    program = words[0] if words and main.get("command") else ""
+    if len(program.split()) > 1 and not program.startswith("{"):
+        yield f"no program is named {program[:60]!r}: each word of command needs an item of its own"
+    if lost := launcher_command.lost_words(words):
+        yield f"bash -c runs {lost[:40]!r} alone: the words behind it are its $0, $1, ..."
+    if program.rpartition("/")[2] in _PROGRAMS and not launcher_command.runs_shell(words):
+        own = {*CONTROLLERS, *(str(one.get("name")) for one in main.get("env") or ())}
+        names = re.findall(r"(?<!\$)\$\{?([A-Za-z_]\w*)", " ".join(words))
+        for name in itertools.islice(filter(own.__contains__, names), 1):  # not of a template
+            yield f"no shell expands ${name} in command or args: write $({name})"
+    volumes = {one.get("name"): one for one in spec.get("volumes") or ()}
+    fixed = {
+        str(one.get("mountPath"))
+        for one in main.get("volumeMounts") or ()
+        if one.get("readOnly") is True
+        or _of(volumes, one.get("name"), "persistentVolumeClaim").get("readOnly") is True
+        or volumes.get(one.get("name"), {}).keys() & {"configMap", "secret"}
+    }
+    written = [*words, *(word for text in words for word in text.split())]
+    for option, path in launcher_command.pairs(written):
+        inside = [one for one in fixed if path == one or path.startswith(f"{one.rstrip('/')}/")]
+        if _ROOTS.search(option) and inside:
+            yield f"--{option} {path[:80]} cannot be written: {inside[0]} is mounted read-only"
+            return
+
+
+def _given(
+    whole: Mapping[str, Any], above: Mapping[str, Any], kind: str, *, is_batch: bool
+) -> list[str] | None:
+    """Return the variables that the controller of an object sets; None where they are unknown."""
+    of = {
+        "Job": "completionMode: Indexed" if above.get("completionMode") == "Indexed" else "",
+        "JobSet": "completionMode: Indexed",
+        "LeaderWorkerSet": "a LeaderWorkerSet",
+        **dict.fromkeys(("Pod", "StatefulSet", "Deployment", "ReplicaSet"), ""),
+    }
+    if _required(whole) == "pytorch":
+        of[kind] = "a PyTorchJob"
+    if kind not in of or (kind == "Job" and not is_batch):
+        return None
+    return [name for name, controller in CONTROLLERS.items() if controller == of[kind]]
+
+
+def _is_locked(main: Mapping[str, Any]) -> bool:
+    """Return whether a container has RDMA devices, but no right to lock memory for them."""
+    security = main.get("securityContext") or {}
+    may = {*(_of(security, "capabilities").get("add") or ())} & {"IPC_LOCK", "CAP_IPC_LOCK", "ALL"}
+    limits = _of(main, "resources", "limits")
+    asked = {name for name in limits if name.startswith("rdma/") and natural(str(limits[name]))}
+    has_rdma = bool(asked - _UNLIMITED)
+    return has_rdma and not may and security.get("privileged") is not True
 
 
 def _refused(
@@ -290,6 +454,9 @@ def _refused(
         for word in main.get(key) or ():
             if not isinstance(word, str):
                 yield f"{word} in {key} is no string: quote it"
+    masters = _of(whole, "spec", "pytorchReplicaSpecs", "Master").get("replicas", 1)
+    if required and masters != 1:
+        yield f"{masters} replicas of Master: there is one"
     policy = spec.get("restartPolicy", "Always")
     if _is_of(whole, "batch") and whole.get("kind") in {"Job", "CronJob"} and policy == "Always":
         yield "restartPolicy of a Job must be Never or OnFailure"
@@ -365,4 +532,4 @@ def _gpus(container: Mapping[str, Any]) -> int:
 def from_json(document: dict[str, Any]) -> Manifest:
     """Return the manifest whose fields a JSON document has."""
     pods = tuple(PodTemplate(**pod) for pod in document["pods"])
-    return Manifest(pods, tuple(document["names"]), tuple(document["of_one"]))
+    return Manifest(pods, *(tuple(document[key]) for key in ("of_one", "services")))

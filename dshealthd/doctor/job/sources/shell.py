@@ -59,6 +59,19 @@ PER_NODE = frozenset(
     }
 )
 """Variables that have another value in the shell of each node or task."""
+OF_STEP = ("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST", "SLURM_STEP_NODELIST")
+"""Variables that only srun sets, for its tasks (srun(1))."""
+LISTS = {
+    "SLURM_JOB_NODELIST": "is a compressed list such as n[1-2]",
+    "NAMES_OF_ALL_NODES": "is a list of all nodes",
+    "ALL_OWN_ADDRESSES": "is a list of all addresses of a node",
+}
+"""Variables that are no single host, and why; those that Slurm does not set stand for the output of
+a command.
+"""
+_COMPRESSED = re.compile(r"\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\b(?!:)")
+_CUTS = re.compile(r"(?:echo|printf|cut|head|tail|awk|sed|tr|cat|sort)(?:\s|$)")
+"""A program that takes a part of its input."""
 MAX_ARRAY = 1 << 16
 """Maximum characters of an array; the arguments of Megatron are some 4,000."""
 _GIVEN = re.compile(
@@ -157,11 +170,33 @@ def _without_substitutions(text: str) -> str:
 
 def _substituted(command: str) -> str:
     """Return what stands for the output of a command: a variable of the node where it is one's."""
+    if kind := _list_of(command):
+        return f"${{{kind}}}"
     if _OWN_NAME.match(command):
         return "${HOSTNAME}"
     if command.startswith("(") and command.endswith(")") and len(command) < MAX_VALUE // 4:
         return f"${{{_COMPUTED}{command[1:-1].encode().hex()}}}"
     return "${RANDOM}" if _RANDOM.search(command) else _UNKNOWN
+
+
+def _list_of(command: str) -> str:
+    """Return the list of hosts that a command prints; empty where it prints none, or none is known.
+
+    A part of a compressed list still is one, unless its brackets or columns are treated.
+    """
+    programs = re.split(r"\|&?", command.strip())
+    if re.fullmatch(r"hostname\s+(-I|--all-ip-addresses)", programs[0].strip()):
+        return "" if programs[1:] else "ALL_OWN_ADDRESSES"
+    if re.fullmatch(r"scontrol\s+show\s+hostnames?\b[^;&]*", programs[0].strip()):
+        return "" if programs[1:] else "NAMES_OF_ALL_NODES"
+    treats = re.search(r"[\[\]]|substr|\s-c|--char", command)
+    is_cut = all(_CUTS.match(one.strip()) for one in programs) and not treats
+    return "SLURM_JOB_NODELIST" if is_cut and _COMPRESSED.search(command) else ""
+
+
+def is_of_task(name: str) -> bool:
+    """Return whether each node or task has its own value of a variable."""
+    return name in PER_NODE or name in OF_STEP
 
 
 def _computed(text: str, variables: Variables) -> str:
@@ -170,10 +205,12 @@ def _computed(text: str, variables: Variables) -> str:
     """
     names = {name for name in _NAME.findall(text) if name not in variables}
     known = _VARIABLE.sub(lambda match: _value(match, variables), text)
-    known = _NAME.sub(lambda match: variables.get(match[0], match[0]), known)
+    known = _NAME.sub(lambda match: variables.get(match[0], match[0]) or "0", known)
     try:
         return str(_number(ast.parse(known.strip(), mode="eval").body))
     except (ValueError, SyntaxError, ArithmeticError, MemoryError, RecursionError):
+        if names & {"SLURM_JOB_ID", "SLURM_JOBID"} and not re.search("[%/&]", text):
+            return "${SLURM_JOB_ID}"  # plus something
         # a quotient may be common
         of_node = names & PER_NODE if "/" not in text else ()
         return f"${{{min(of_node)}}}" if of_node else _UNKNOWN

@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.job.sources import launcher_command, shell
-from dshealthd.doctor.job.sources.launcher_command import SHORT, LauncherCommand, no_file
+from dshealthd.doctor.job.sources.launcher_command import (
+    ONLY_WITH,
+    SHORT,
+    LauncherCommand,
+    long_option,
+    no_file,
+)
 from dshealthd.doctor.job.sources.source import training_variables
 from dshealthd.jobs.environment import natural
 
@@ -35,6 +41,19 @@ _SAYS = frozenset({"echo", "printf", "date", "true", "exit"})
 """Commands that end at once."""
 _EXPORT = re.compile(r"\b(?:export|(?:declare|typeset)\s+-\w*x\w*)\b([^\n]*)")
 _MEMORY = re.compile(r"(\d{1,12})([KMGTkmgt]?)B?")
+_EARLY = re.compile(
+    r"^[ \t]*cat\b(?=[^\n]*>[ \t]*[^&\s])[^\n]*<<-?[ \t]*(\w+)\b[^\n]*\n"
+    r"((?:(?!\t*\1$)[^\n]*\n)*?[^\n]*(?<!\\)\$\{?(SLURM_(?:PROCID|LOCALID|NODEID))\b)",
+    re.MULTILINE,
+)
+"""A here-document without quotes that becomes a file and has a variable without a backslash."""
+_OF_MPI = {
+    "OMPI_COMM_WORLD_RANK": "SLURM_PROCID",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "SLURM_LOCALID",
+    "OMPI_COMM_WORLD_SIZE": "SLURM_NTASKS",
+}
+"""Variables that mpirun sets, and those that srun sets in their place."""
+_NAMED = re.compile(r"(?<![\\$])\$\{?([A-Za-z]\w*(?<!_)_|SLURM_\w+)\b(?!:|-|\+|\?)")
 _GPUS = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?")
 
 
@@ -62,10 +81,20 @@ class SlurmScript:
     """Whether its shell waits for the job in such a way that traps run while the job does."""
     is_left: bool = False
     """Whether it starts the job in the background, and ends."""
-    requeues: bool = False
-    """Whether a trap, or a function, requeues the job."""
+    requeues: str = ""
+    """The command of a trap, or a function, that requeues the job."""
     orphan: str = ""
     """An option that begins a line of its own, where a shell takes it for a command."""
+    strange: Sequence[str] = ()
+    """Options that sbatch does not have."""
+    unset: Mapping[str, str] = field(default_factory=dict)
+    """Variables that it reads and Slurm does not set, with the option that would."""
+    refused: str = ""
+    """Why sbatch does not take it for a script."""
+    early: str = ""
+    """A variable of each task that it expands itself, once, in a file that it writes."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Variables that it reads, but are never set, with those that are meant."""
 
 
 def requested(
@@ -134,7 +163,13 @@ def parse(
 
     `read` returns the text of a file that it runs; empty where there is none.
     """
-    if not text.startswith("#!"):
+    refused = ""
+    if "\n#SBATCH" in text and "\r\n" in text:
+        refused = "contains lines that end with CR LF"
+    elif "\n#SBATCH" in text and not text.startswith("#!"):
+        refused = "does not begin with #!"
+    text = text.replace("\r\n", "\n")
+    if not text.startswith("#!") and not refused:
         message = "is not a batch script: it does not begin with #!"
         raise ValueError(message)
     directives: dict[str, str] = {}
@@ -170,7 +205,8 @@ def parse(
             yield command
 
     launch = launcher_command.find_launch(watched(), variables, read=read)
-    exported = {name for words in _EXPORT.findall(text) for name in re.findall(r"\w+", words)}
+    joined = text.replace("\\\n", " ")
+    exported = {name for words in _EXPORT.findall(joined) for name in re.findall(r"\w+", words)}
     carried = {
         name: name in exported or "set -a" in text
         for name in training_variables(launch.variables)
@@ -187,9 +223,41 @@ def parse(
         tuple(traps),
         "wait" in calls or (launch.is_background and not is_left),
         is_left,
-        bool(traps) and "scontrol requeue" in text,
+        "".join(re.findall("scontrol requeue[^\n;]*", text)[:1]) if traps else "",
         "".join(orphans[:1]),
+        launcher_command.strange_options(directives, "srun"),
+        {name: one for name, one in unset(directives).items() if re.search(rf"\b{name}\b", text)},
+        refused,
+        next((match[3] for match in _EARLY.finditer(text)), ""),
+        _unread(text),
     )
+
+
+def _unread(text: str) -> dict[str, str]:
+    """Return variables that a script reads but are never set, with those that are meant: a shell
+    takes each letter, digit and underscore behind a `$` for the name.
+    """
+    found: dict[str, str] = {}
+    lines = "\n".join(line for line in text.split("\n") if not line.lstrip().startswith("#"))
+    for name in dict.fromkeys(_NAMED.findall(lines)):
+        if name in launcher_command.OF_SLURM:
+            continue
+        if re.search(rf"(?<![$\w{{]){name}\b", lines):
+            continue  # set, or named in another way
+        meant = max(
+            (one for one in launcher_command.OF_SLURM if name.startswith(f"{one}_")),
+            key=len,
+            default="",
+        )
+        near, is_near = launcher_command.nearest(name, launcher_command.OF_SLURM)
+        if name.endswith("_") or meant:
+            found[name] = meant or name.rstrip("_")
+        elif name.startswith("SLURM_") and is_near:
+            found[name] = near
+    if "srun" in lines and not re.search("mpirun|mpiexec|orterun|prterun", lines):
+        read = set(re.findall(r"\$\{?(OMPI_COMM_WORLD_\w+)(?!:)\b", lines))
+        found |= {name: one for name, one in _OF_MPI.items() if name in read}
+    return found
 
 
 def _continued(
@@ -224,8 +292,9 @@ def _directives(line: str) -> dict[str, str]:
         word = words.pop(0)
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
+            name = long_option(name, "srun")
         elif word.startswith("-") and len(word) > 1:
-            name, value = SHORT["srun"].get(word[1], word[1]), word[2:].removeprefix("=")
+            name, value = SHORT["srun"].get(word[1], word[1]), word[2:]
             equals = value
         else:
             continue
@@ -257,7 +326,24 @@ def _slurm_variables(directives: Mapping[str, str]) -> shell.Variables:
         found["SLURM_NTASKS"] = found["SLURM_NPROCS"] = str(nodes * each)
     if "nodes" in directives or "ntasks" not in directives:
         found["SLURM_JOB_NUM_NODES"] = found["SLURM_NNODES"] = directives.get("nodes", "1")
-    return found
+    if nodes and (tasks := tasks_per_node(directives)):
+        found["SLURM_TASKS_PER_NODE"] = f"{tasks}(x{nodes})" if nodes > 1 else str(tasks)
+    given = {name: directives.get(option) for name, option in ONLY_WITH.items()}
+    found |= {name: value for name, value in given.items() if value is not None}
+    return found | dict.fromkeys((*shell.OF_STEP, *unset(directives)), "")
+
+
+def unset(directives: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that Slurm does not set, because the job asks for such a thing with another
+    option, each with the option that would set it.
+    """
+    asked = {option.partition("-")[0] for option in directives}
+    asked |= {"gpus"} if gpus_per_node(directives) else set()
+    return {
+        name: option
+        for name, option in ONLY_WITH.items()
+        if option not in directives and option.partition("-")[0] in asked
+    }
 
 
 def from_json(document: dict[str, Any]) -> SlurmScript:
