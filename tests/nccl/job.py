@@ -223,6 +223,16 @@ class Job:
             if not operation.startswith(("Send", "Recv")) and len(book.members) > 1:
                 book.launched[rank][operation] += times
 
+    def send(self, name: str, sender: int, receiver: int, times: int) -> None:
+        """Have a rank send to another one, which receives; NCCL connects them at the first."""
+        numbers = [self.books[name].members.index(rank) for rank in (sender, receiver)]
+        self._together(
+            {
+                sender: f"do {name} Send{numbers[1]} {times}",
+                receiver: f"do {name} Recv{numbers[0]} {times}",
+            }
+        )
+
     def hold(self) -> None:
         """Have kernels that are launched not end."""
         self._control[0] = 1
