@@ -21,6 +21,7 @@ PACKAGES = {
     "mkfs.ext4": "e2fsprogs",
     "nft": "nftables",
     "openssl": "openssl",
+    "pdsh": "pdsh",
     "prometheus": "prometheus",
     "prometheus-alertmanager": "prometheus-alertmanager",
     "prometheus-node-exporter": "prometheus-node-exporter",

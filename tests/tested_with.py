@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.training import foreign
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 HEADING = "## Tested with"
@@ -35,12 +37,18 @@ def package(name: str) -> str:
     return found[-1].name.partition("_")[2] if found else ""
 
 
+def version_of(torch: foreign.Torch | None) -> str:
+    """Return the version of the torch that tests of environments have met."""
+    return torch.version if torch else ""
+
+
 MET: dict[str, Callable[[], str]] = {
     "Prometheus": lambda: program("prometheus", "--version"),
     "Alertmanager": lambda: program("prometheus-alertmanager", "--version"),
     "VictoriaMetrics, vmagent, vmalert": lambda: package("victoria-metrics"),
     "Slurm": lambda: program("slurmctld", "-V"),
     "torch of trainings and probes": lambda: metadata.version("torch"),
+    "torch in users' environments": lambda: version_of(foreign.torch()),
     "DeepSpeed": lambda: metadata.version("deepspeed"),
     "NVIDIA's nvidia-ml-py": lambda: metadata.version("nvidia-ml-py"),
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1] / "dshealthd/training"
-ARCHIVE = "dshealthd_site-2-py3-none-any.whl"
+ARCHIVE = "dshealthd_site-3-py3-none-any.whl"
 """On PYTHONPATH torch finds it, as `importlib.metadata` reads archives. pip skips archives that are
 named as wheels (`_looks_like_wheel`), so that `pip list` and `pip freeze` are as they were.
 

@@ -19,11 +19,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from tests.lab.station import Station
-
-_SCRIPT = Path(__file__).with_name("rank.py")
+SCRIPT = Path(__file__).with_name("rank.py")
 _numbers = itertools.count(1)
 RAS_PORT = 28028
 GPUS = 8
@@ -43,6 +41,13 @@ LOOPBACK = {
     "NCCL_WORK_FIFO_BYTES": "65536",
 }
 """What NCCL needs to take loopback and shared memory, with small buffers as no data moves."""
+
+
+class Place(Protocol):
+    """Where a rank runs."""
+
+    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start a process there."""
 
 
 class Fate(enum.Enum):
@@ -70,7 +75,12 @@ class Rank:
     """One process."""
 
     def __init__(
-        self, number: int, folder: Path, environment: Mapping[str, str], popen: Callable[..., Any]
+        self,
+        number: int,
+        folder: Path,
+        environment: Mapping[str, str],
+        popen: Callable[..., Any],
+        script: Path,
     ) -> None:
         self.number = number
         self.fate = Fate.RUNS
@@ -78,7 +88,7 @@ class Rank:
         """When its fate was done to it."""
         with (folder / f"rank-{number}.log").open("wb") as log:
             self.process: subprocess.Popen[str] = popen(
-                [sys.executable, str(_SCRIPT)],
+                [sys.executable, str(script)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -131,7 +141,8 @@ class Job:
         folder: Path,
         environment: Mapping[str, str] | None = None,
         wrap: Iterable[Mapping[str, str]] = (),
-        stations: Sequence[Station] = (),
+        stations: Sequence[Place] = (),
+        script: Path = SCRIPT,
     ) -> None:
         """Start the processes; `wrap` has what single ranks have in their environment. With
         `stations` rank number i runs on the i-th of them, otherwise all run here.
@@ -169,6 +180,7 @@ class Job:
                 folder,
                 {**shared, "RANK": str(number), "LOCAL_RANK": str(number % GPUS), **own[number]},
                 stations[number].popen if stations else subprocess.Popen,
+                script,
             )
             for number in range(size)
         ]
@@ -210,6 +222,16 @@ class Job:
             # RAS counts neither send and receive nor what a communicator of one rank does.
             if not operation.startswith(("Send", "Recv")) and len(book.members) > 1:
                 book.launched[rank][operation] += times
+
+    def send(self, name: str, sender: int, receiver: int, times: int) -> None:
+        """Have a rank send to another one, which receives; NCCL connects them at the first."""
+        numbers = [self.books[name].members.index(rank) for rank in (sender, receiver)]
+        self._together(
+            {
+                sender: f"do {name} Send{numbers[1]} {times}",
+                receiver: f"do {name} Recv{numbers[0]} {times}",
+            }
+        )
 
     def hold(self) -> None:
         """Have kernels that are launched not end."""

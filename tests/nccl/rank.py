@@ -142,6 +142,10 @@ class Rank:
             check(nccl.ncclAllGather(place, place, number, FLOAT, *end))
         elif operation == "ReduceScatter":
             check(nccl.ncclReduceScatter(place, place, number, FLOAT, SUM, *end))
+        elif operation == "AlltoAll":
+            check(nccl.ncclAlltoAll(place, place, number, FLOAT, *end))
+        elif operation in {"Gather", "Scatter"}:
+            check(getattr(nccl, f"nccl{operation}")(place, place, number, FLOAT, ROOT, *end))
         elif operation.startswith("Send"):
             check(nccl.ncclSend(place, number, FLOAT, int(operation[4:]), *end))
         elif operation.startswith("Recv"):

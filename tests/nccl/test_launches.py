@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dshealthd.jobs.launches.library import places
+from dshealthd.jobs.launches.programs import FUNCTIONS, ORDERED, UNORDERED
+from dshealthd.linux.elf import functions
 from tests.jobs.launches.machine import Machine
+from tests.jobs.launches.service import run, text_of, wait, wait_for_original_text
+from tests.nccl.header import launching
 from tests.nccl.job import Job
+from tests.nccl.sources import RELEASES
 
 pytestmark = [
     pytest.mark.nccl,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root may set breakpoints"),
+    pytest.mark.parametrize("version", RELEASES),
 ]
 SIZE = 4
 OPERATIONS = ("AllReduce", "Broadcast", "Reduce", "AllGather", "ReduceScatter")
+SINCE_2_28 = ("AlltoAll", "Gather", "Scatter")
 
 
-@pytest.mark.parametrize("version", ["2.27.7", "2.28.9", "2.30.7"])
+def test_what_takes_a_stream_is_counted(version: str, libraries: Callable[[str], Path]) -> None:
+    """Each function of a release that launches is counted by its communicator, but for one that
+    calls another; the library exports them, and each can take a breakpoint.
+    """
+    lib = libraries(version)
+    found = launching((lib.parent / "include/nccl.h").read_text())
+    known = {**ORDERED, **UNORDERED}
+    assert found == {name: known[name] for name in found}
+    with (lib / "libnccl.so.2").open("rb") as file:
+        exported = places(functions(file.fileno(), FUNCTIONS)).keys()
+    assert found.keys() == exported & known.keys()
+
+
 def test_counts(version: str, make_job: Callable[..., Job], tmp_path: Path) -> None:
     """By rank and communicator, of one that is split off as well; who skips is behind, and while a
     stream is held nobody is.
@@ -30,14 +51,16 @@ def test_counts(version: str, make_job: Callable[..., Job], tmp_path: Path) -> N
     for rank in job.ranks:
         rank.ask("sync")
     machine = Machine(tmp_path, [rank.pid for rank in job.ranks])
+    operations = OPERATIONS + SINCE_2_28 * (int(version.split(".")[1]) >= 28)
     try:
         machine.turn()
         job.join()
         job.join("pair", [1, 3])
         job.split("halves", [0, 0, 1, 1])
-        for times, operation in enumerate(OPERATIONS, 3):
+        for times, operation in enumerate(operations, 3):
             for name in ("world", "pair", "halves/0", "halves/1"):
                 job.launch(name, operation, times)
+        job.send("world", 0, 1, 5)
         found = machine.turn()
         compared = 0
         for rank in job.ranks:
@@ -46,6 +69,7 @@ def test_counts(version: str, make_job: Callable[..., Job], tmp_path: Path) -> N
             assert sorted(one["collectives"] for one in counted) == sorted(
                 book.launched[rank.number].total() for book in books
             )
+            assert sum(one["sends"] for one in counted) == (5 if rank.number < 2 else 0)
             compared += sum(one["behind"] == 0 for one in counted)
         assert compared == SIZE + 2  # of the world and the pair: a split has no name
         job.hold()
@@ -67,3 +91,34 @@ def behind(machine: Machine, job: Job) -> list[Any]:
         for one in found[rank.pid]["communicators"]
         if one["size"] == SIZE
     ]
+
+
+def test_the_end_leaves_the_original_bytes(
+    version: str, make_job: Callable[..., Job], libraries: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """SIGKILL of the service while ranks launch removes each breakpoint, and the ranks go on."""
+    job = make_job(version, 2)
+    for rank in job.ranks:
+        rank.ask("sync")
+    machine = Machine(tmp_path, [rank.pid for rank in job.ranks])
+    machine.close()
+    library = libraries(version) / "libnccl.so.2"
+    with library.open("rb") as file:
+        names = set(functions(file.fileno(), FUNCTIONS))
+    service, output = run(tmp_path, machine.procfs)
+    try:
+        wait(output, lambda found: [one["refused"] for one in found["ranks"]] == [None, None])
+        job.join()
+        for rank in job.ranks:
+            assert all(
+                memory != file for memory, file in text_of(rank.pid, library, names).values()
+            )
+            rank.say("do world AllReduce 50000")
+    finally:
+        service.send_signal(signal.SIGKILL)
+        service.wait(60)
+    for rank in job.ranks:
+        wait_for_original_text(rank.pid, library, names)
+        rank.hear()
+    job.launch("world", "AllReduce", 3)
+    assert not job.ended()

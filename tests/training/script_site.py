@@ -1,5 +1,6 @@
 """A training that knows of no heartbeat: python script_site.py (ddp | fsdp2 | loop) STEPS."""
 
+import importlib
 import sys
 import threading
 
@@ -16,9 +17,12 @@ if how == "ddp":
     net = torch.nn.parallel.DistributedDataParallel(net)
 elif how == "fsdp2":
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
-    fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    name = "torch.distributed.fsdp"
+    if not hasattr(importlib.import_module(name), "fully_shard"):  # torch 2.4 and 2.5
+        name = "torch.distributed._composable.fsdp"
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    importlib.import_module(name).fully_shard(net, mesh=mesh)
 optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
 threads = threading.active_count()
 for _ in range(steps):

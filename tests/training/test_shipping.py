@@ -6,7 +6,6 @@ Alone, for old interpreters too, and started by a variable.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ import pytest
 
 import dshealthd
 import dshealthd.training
+from tests.training import foreign
 from tests.training.agents_end import AgentsEnd
 
 PACKAGE = Path(dshealthd.training.__file__).parent
@@ -109,19 +109,13 @@ def test_runs_without_the_agent_installed(name: str, agents_end: AgentsEnd, tmp_
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with torch and the distribution, installed as users do."""
-    if importlib.util.find_spec("torch") is None:
+    if (torch := foreign.torch()) is None:
         pytest.skip("torch is not installed")
     directory = tmp_path_factory.mktemp("environment")
-    made, venv = ["-w", str(directory), str(PROJECT)], str(directory / "venv")
+    made = ["-w", str(directory), str(PROJECT)]
     wheel = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
     subprocess.run([sys.executable, *wheel, *made], check=True, timeout=100)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    python = directory / "venv/bin/python"
-    (site,) = (directory / "venv/lib").glob("python*/site-packages")
-    torch = importlib.util.find_spec("torch")
-    assert torch is not None
-    assert torch.origin is not None
-    (site / "torch.pth").write_text(str(Path(torch.origin).parents[1]))
+    python = foreign.environment(directory / "venv", torch)
     install = f"-m pip --python {python} install -q --no-deps --no-index".split()
     subprocess.run(
         [sys.executable, *install, *map(str, directory.glob("*.whl"))], check=True, timeout=100

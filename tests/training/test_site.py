@@ -12,7 +12,6 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -21,41 +20,25 @@ from deploy.training import directory
 from dshealthd.collectors import nccl_inspector
 from dshealthd.jobs import environment
 from dshealthd.training import report
+from tests.training import foreign
 from tests.training.agents_end import AgentsEnd
+from tests.training.foreign import Switch
 
-torch = importlib.util.find_spec("torch")
-if torch is None or torch.origin is None:
+found = foreign.torch()
+if found is None:
     pytest.skip("takes torch", allow_module_level=True)
+TORCH = found
 GATE = directory.HERE / "site/dshealthd_site.py"
 SCRIPT = Path(__file__).with_name("script_site.py")
 RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-DIGEST = "e340f7ccd35113387276a52d0b89b62f4d80891c93f1e885c015d4fcbd960425"
+DIGEST = "4669488263a52b1f35ec0b2b14fcfafcbab8bc6353f428116b9d2cb7a983bd87"
 """Of the archive; see `directory.ARCHIVE` before changing it."""
-
-
-class Switch(NamedTuple):
-    """A site's directory, and the interpreter of a foreign environment."""
-
-    directory: Path
-    python: Path
-
-    @property
-    def archive(self) -> str:
-        """What the switch adds to PYTHONPATH."""
-        return str(self.directory / directory.ARCHIVE)
 
 
 @pytest.fixture(scope="module")
 def switch(tmp_path_factory: pytest.TempPathFactory) -> Switch:
     """An environment with torch and without dshealthd, beside the directory of a package."""
-    folder = tmp_path_factory.mktemp("site")
-    directory.make(folder / "training")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
-    (packages,) = (folder / "venv/lib").glob("python*/site-packages")
-    assert torch is not None
-    assert torch.origin is not None
-    (packages / "torch.pth").write_text(str(Path(torch.origin).parents[1]))
-    return Switch(folder / "training", folder / "venv/bin/python")
+    return foreign.switch(tmp_path_factory.mktemp("site"), TORCH)
 
 
 def variables(agents_end: AgentsEnd, switch: Switch | None = None, **more: str) -> dict[str, str]:
@@ -116,7 +99,8 @@ def test_training_is_followed(
         assert ended.returncode == 0, ended.stderr
         lines = re.findall(r"rank \d loss \d+\.\d{6}", ended.stdout)
         printed.append((sorted(lines), ended.stderr))
-        assert [message.step for message in agents_end.messages()] == ([steps] * 2 if on else [])
+        followed = [steps] * 2 if on and TORCH.loads_backends else []
+        assert [message.step for message in agents_end.messages()] == followed
     assert printed[0] == printed[1]
     assert len(printed[0][0]) == 2 * steps
     assert sorted(switch.directory.rglob("*")) == before
@@ -242,10 +226,27 @@ def test_program_is_unchanged(
 
 
 def test_those_programs_train(switch: Switch, agents_end: AgentsEnd, tmp_path: Path) -> None:
-    """A rank of its own that runs the same steps is followed: the test above can fail."""
+    """A rank of its own that runs the same steps is followed: the test above can fail. Torch before
+    2.5 calls nothing.
+    """
     ended = run([str(switch.python), "-c", TRAINS], variables(agents_end, switch, **RANK), tmp_path)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
-    assert agents_end.message().step == 3
+    assert [message.step for message in agents_end.messages()] == [3] * TORCH.loads_backends
+
+
+@pytest.mark.parametrize("before", ["", "/mine:", "/mine:/yours:", ":"])
+def test_children_of_who_declines(
+    switch: Switch, agents_end: AgentsEnd, tmp_path: Path, before: str
+) -> None:
+    """They get the path that they had without the switch: a launcher may pass on this variable
+    alone.
+    """
+    environ = variables(agents_end, switch, DSHEALTHD_HEARTBEAT="0")
+    environ["PYTHONPATH"] = before + switch.archive
+    code = "import torch, os; print(repr(os.environ.get('PYTHONPATH')))"
+    ended = run([str(switch.python), "-c", code], environ, tmp_path)
+    kept = before.removesuffix(":") or None if TORCH.loads_backends else environ["PYTHONPATH"]
+    assert (ended.stdout, ended.stderr) == (f"{kept!r}\n", "")
 
 
 @pytest.mark.parametrize("command", ["list", "freeze"])

@@ -33,12 +33,26 @@ FOLDER, KIND = 0o040000, 0o170000  # as in `stat`, which torch need not have imp
 def load() -> None:
     """Wait for the first step; torch calls this at the end of its import."""
     environ = os.environ
-    if environ.get("DSHEALTHD_HEARTBEAT") != "0" and any(map(environ.__contains__, RANKS)):
+    if environ.get("DSHEALTHD_HEARTBEAT") == "0":
+        decline()
+    elif any(map(environ.__contains__, RANKS)):
         inspect(os.path.join(os.path.dirname(os.path.dirname(__file__)), PLUGIN))
         optimizers = sys.modules.get("torch.optim.optimizer")
         register = getattr(optimizers, "register_optimizer_step_post_hook", None)
         if register is not None:
             register(FirstStep(getattr(sys.modules["torch"], "compiler", None)))
+
+
+def decline() -> None:
+    """Take the archive out of what children get: DeepSpeed's launcher passes `PYTHONPATH` on over
+    ssh, and not the variable by which a user declines.
+    """
+    paths = os.environ.get("PYTHONPATH", "").split(":")
+    kept = ":".join(path for path in paths if path != os.path.dirname(__file__))
+    if kept:
+        os.environ["PYTHONPATH"] = kept
+    elif paths != [""]:
+        del os.environ["PYTHONPATH"]
 
 
 def inspect(plugin: str) -> None:

@@ -30,6 +30,8 @@ _RIGHTS = {
     "CAP_SYS_PTRACE": 19,
 }
 """Numbers of the capabilities without which other users' ranks or libraries are not found."""
+_HOST_PIDS = 0xEFFFFFFC
+"""Inode of the first PID namespace, whose pids programs have (PID_NS_INIT_INO, linux/nsfs.h)."""
 _TRIED = "getppid"
 """A function of libc that does nothing else, to try breakpoints on in this process."""
 
@@ -43,6 +45,8 @@ class Breakpoints:
             raise Refused(Obstacle.UNSUPPORTED, f"not written for {os.uname().machine}")
         if lacking := _lacking():
             raise Refused(Obstacle.DENIED, f"this process lacks {', '.join(lacking)}")
+        if os.stat("/proc/self/ns/pid").st_ino != _HOST_PIDS:
+            raise Refused(Obstacle.UNSUPPORTED, "not in the host's PID namespace")
         self._programs: dict[object, int] = {}
         self._links: dict[int, list[int]] = {}
         try:

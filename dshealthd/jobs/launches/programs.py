@@ -28,7 +28,7 @@ from dshealthd.jobs.launches.bpf import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ORDERED: Mapping[str, int] = {
+_COLLECTIVES = {
     "ncclAllReduce": 5,
     "ncclBroadcast": 5,
     "ncclReduce": 6,
@@ -38,11 +38,22 @@ ORDERED: Mapping[str, int] = {
     "ncclGather": 5,
     "ncclScatter": 5,
 }
+ORDERED: Mapping[str, int] = {
+    f"{name}{form}": argument
+    for name, argument in _COLLECTIVES.items()
+    for form in ("", "Config")  # since NCCL 2.32; neither form calls the other
+}
 """Collectives, which all ranks of a communicator launch in the same order, and which argument is
 the communicator. `ncclBcast` calls `ncclBroadcast`.
 """
-UNORDERED: Mapping[str, int] = {"ncclSend": 4, "ncclRecv": 4}
-"""Which ranks launch as often as they have peers."""
+UNORDERED: Mapping[str, int] = {
+    "ncclSend": 4,
+    "ncclRecv": 4,
+    "ncclPutSignal": 9,
+    "ncclSignal": 4,
+    "ncclWaitSignal": 2,
+}
+"""Which ranks launch as often as they have peers; the last three since NCCL 2.29."""
 INIT = ("ncclCommInitRank", "ncclCommInitRankConfig")
 DESTROY = ("ncclCommDestroy", "ncclCommAbort")
 FUNCTIONS = frozenset((*ORDERED, *UNORDERED, *INIT, *DESTROY))
@@ -174,10 +185,11 @@ def _enter(maps: Maps) -> bytes:
 
 
 def _argument(position: int) -> bytes:
-    """Put an argument at -8 of the stack; the seventh is above the return address."""
+    """Put an argument at -8 of the stack; from the seventh on they are above the return address."""
     if position < len(_ARGUMENTS):
         return load(1, 6, _ARGUMENTS[position]) + store(10, -8, 1)
-    text = load(3, 6, _STACK) + add(3, 8) + pointer(1, 10, -8) + number(2, 8)
+    above = 8 * (position - len(_ARGUMENTS) + 1)
+    text = load(3, 6, _STACK) + add(3, above) + pointer(1, 10, -8) + number(2, 8)
     return text + call(bpf.READ_USER)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import shutil
 import signal
@@ -19,9 +18,9 @@ import pytest
 from dshealthd.jobs.launches import watch
 from dshealthd.jobs.launches.obstacle import Obstacle
 from dshealthd.jobs.launches.programs import MAX_COMMUNICATORS
-from dshealthd.linux.elf import functions
 from tests.jobs.launches import libraries
 from tests.jobs.launches.machine import Machine
+from tests.jobs.launches.service import run, text_of, wait, wait_for_original_text
 from tests.nccl import job as job_module
 from tests.nccl.job import Job
 
@@ -67,22 +66,6 @@ def only(rank: dict[str, Any]) -> dict[str, Any]:
     (one,) = rank["communicators"]
     assert isinstance(one, dict)
     return one
-
-
-def text_of(pid: int, library: Path, names: set[str]) -> dict[str, tuple[bytes, bytes]]:
-    """Return the first bytes of functions, in a process and in the file that it has mapped."""
-    found = {}
-    with open(library, "rb") as file, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-        for name, function in functions(file.fileno(), names).items():
-            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-                at, _, offset, _, _, *path = line.split(None, 5)
-                start, end = (int(each, 16) for each in at.split("-"))
-                within = function.offset - int(offset, 16)
-                if path == [str(library)] and 0 <= within < end - start:
-                    memory.seek(start + within)
-                    found[name] = memory.read(8), function.code
-    assert found.keys() == names
-    return found
 
 
 def test_counts_are_the_books(start: Callable[..., tuple[Job, Machine]]) -> None:
@@ -324,26 +307,6 @@ def test_a_script_that_starts_the_rank(tmp_path: Path) -> None:
         shell.stdout.close()
 
 
-def run(folder: Path, procfs: Path, *before: str) -> tuple[subprocess.Popen[bytes], Path]:
-    """Start the service as a process of its own. Return it, and the file it writes."""
-    output = folder / "launches.json"
-    command = [*before, sys.executable, "-m", "dshealthd", "launches"]
-    flags = ["--output", str(output), "--path.procfs", str(procfs)]
-    return subprocess.Popen([*command, *flags]), output
-
-
-def wait(output: Path, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    """Return the first document for which a condition holds."""
-    end = time.monotonic() + 120
-    while time.monotonic() < end:
-        if output.exists():
-            document: dict[str, Any] = json.loads(output.read_bytes())
-            if condition(document):
-                return document
-        time.sleep(0.05)
-    pytest.fail("the service has not written what was waited for")
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_end_leaves_the_original_bytes(
     number: signal.Signals, start: Callable[..., tuple[Job, Machine]], tmp_path: Path
@@ -361,10 +324,7 @@ def test_the_end_leaves_the_original_bytes(
     finally:
         service.send_signal(number)
         service.wait(60)
-    end = time.monotonic() + 60
-    while any(a != b for a, b in text_of(job.ranks[0].pid, library, names).values()):
-        assert time.monotonic() < end, "a breakpoint is left"
-        time.sleep(0.05)
+    wait_for_original_text(job.ranks[0].pid, library, names)
     assert output.exists() is (number is signal.SIGKILL)
     job.join()
     job.launch("world", "AllReduce", 3)

@@ -1,0 +1,93 @@
+"""A site's switch under DeepSpeed's launcher, which starts ranks by pdsh over a real ssh."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.processes import free_port
+from tests.doctor.job.sshd import sshd
+from tests.training import foreign
+from tests.training.agents_end import AgentsEnd
+from tests.training.foreign import Switch
+
+PDSH = "pdsh"
+HOSTS = ("127.0.0.1", "127.0.0.2")
+STEPS = 3
+SCRIPT = Path(__file__).with_name("script_site.py")
+if importlib.util.find_spec("deepspeed") is None:
+    pytest.skip("takes deepspeed", allow_module_level=True)
+if shutil.which(PDSH) is None:
+    pytest.skip("pdsh is not installed", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def switch(tmp_path_factory: pytest.TempPathFactory) -> Switch:
+    """An environment with DeepSpeed and without dshealthd, beside the directory of a package."""
+    torch = foreign.torch()
+    assert torch is not None
+    return foreign.switch(tmp_path_factory.mktemp("site"), torch)
+
+
+@pytest.fixture(scope="module")
+def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory with an `ssh` that reaches the test's own sshd, first in PATH."""
+    folder = tmp_path_factory.mktemp("sshd")
+    with sshd(folder) as client:
+        program = folder / "bin/ssh"
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\nPATH={os.environ["PATH"]} exec {client} "$@"\n')
+        program.chmod(0o755)
+        yield program.parent
+
+
+@pytest.mark.parametrize("declined", [False, True])
+def test_ranks_over_ssh(
+    switch: Switch, ssh: Path, agents_end: AgentsEnd, tmp_path: Path, *, declined: bool
+) -> None:
+    """The launcher passes the switch on, to both hosts; and not that of a user who declines, whose
+    variable it leaves behind.
+    """
+    (tmp_path / "hostfile").write_text("".join(f"{host} slots=1\n" for host in HOSTS))
+    # What the tests need beyond the switch; a user's own is read here too.
+    (tmp_path / ".deepspeed_env").write_text(
+        f"DSHEALTHD_HEARTBEAT_SOCKET={agents_end.path}\nDS_ACCELERATOR=cpu\nOMP_NUM_THREADS=1\n"
+    )
+    environ = {
+        "PATH": f"{ssh}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "DS_ACCELERATOR": "cpu",
+        "PYTHONPATH": f"/mine:{switch.archive}",
+        **({"DSHEALTHD_HEARTBEAT": "0"} if declined else {}),
+    }
+    command = [str(switch.python), "-m", "deepspeed.launcher.runner", "--launcher", PDSH]
+    command += ["--hostfile", "hostfile", "--no_local_rank"]
+    command += ["--master_addr", HOSTS[0], "--master_port", str(free_port())]
+    # A session of its own, and never SIGINT or SIGTERM: at either the launcher runs `pkill -f`.
+    launcher = subprocess.Popen(
+        [*command, str(SCRIPT), "ddp", str(STEPS)],
+        env=environ,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = launcher.communicate(timeout=240)
+    finally:
+        if launcher.poll() is None:
+            os.killpg(launcher.pid, signal.SIGKILL)
+            launcher.wait(60)
+    assert launcher.returncode == 0, said
+    assert said.count(" loss ") == len(HOSTS) * STEPS
+    followed = [] if declined else [STEPS] * len(HOSTS)
+    assert [message.step for message in agents_end.messages()] == followed
