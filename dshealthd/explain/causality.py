@@ -165,9 +165,11 @@ def decide(found: Recognized, *, year: int) -> Finding:
         host = None
     if gpu is None and "gpu" in beside:
         gpu = int(beside["gpu"])
+    if root.is_effect:
+        case.missing.append(_sender(host))
     is_symmetric = not ranks and any(verdict.kind == "symmetric" for verdict in verdicts)
     is_end = root.layer == "launcher" and _wraps(root) and not root.is_crash
-    is_end |= root.pattern in _OF_LOST_PEERS and not ranks
+    is_end |= root.is_effect or (root.pattern in _OF_LOST_PEERS and not ranks)
     return Finding(
         outcome="undecided" if is_end else "found",
         slug=slug,
@@ -194,6 +196,12 @@ def decide(found: Recognized, *, year: int) -> Finding:
             for kept in standing(case)
         ),
     )
+
+
+def _sender(host: str | None) -> str:
+    """Return which logs say who ended a process by a signal, and why."""
+    node = host or "the process's node"
+    return f"the kernel's log of {node} and the scheduler's at that time: who sent the signal, why"
 
 
 def _wraps(event: Event) -> bool:
@@ -364,8 +372,10 @@ def _without_cause(case: Case) -> Finding:
         ranks = () if own is None else (own,)
         whose = "logs of the ranks" if ended[0].rank is None else f"log of rank {ended[0].rank}"
         case.missing.append(f"the {whose}: a launcher only reports that one failed")
+        if ended[0].is_effect:
+            case.missing.append(_sender(ended[0].host))
         return Finding(
-            outcome="found" if ended[0].signal else "undecided",
+            outcome="undecided" if ended[0].is_effect or not ended[0].signal else "found",
             slug="child-failed", title=ended[0].title, statement=says,
             root=ended[0], step=_step(ended[0], ranks, ended[0].host, []), ranks=ranks,
             host=ended[0].host, time=ended[0].time,

@@ -285,6 +285,8 @@ class Reader:
         text = text[:MAX_MATCHED]
         if kind.is_alive:
             self._progress(text, kind)
+            if kind.ends:
+                facts.finished_at = self._stamp(line)
         if kind.embeds:
             for traceback in self._assembler.feed_bare(self._embedded(line, text), place):
                 self._exception(traceback)
@@ -299,7 +301,8 @@ class Reader:
             return False
         if found is not None:
             pattern, match = found
-            self._keep(pattern, match.groupdict(), line, place)
+            is_warning = kind.level in {"calm", "warning"}
+            self._keep(pattern, match.groupdict(), line, place, is_warning=is_warning)
             return pattern.slug == "nccl-timeout"
         if facts.statements.again(kind.template, place, self._order, facts.calm):
             return False
@@ -343,6 +346,7 @@ class Reader:
             return
         if remark is None:
             facts.calm += kind.level == "calm"
+            facts.statements.settle(text, self._order)
             return
         # The rest of a line, where a log was cut, says nothing: it has no name or level before it.
         is_rest = text[0].islower() and ":" not in text.partition(" ")[0]
@@ -371,7 +375,7 @@ class Reader:
 
     def _keep(
         self, pattern: Pattern, fields: dict[str, str | None], line: Line, place: Place,
-        traceback: Traceback | None = None,
+        traceback: Traceback | None = None, *, is_warning: bool = False,
     ) -> Event:  # fmt: skip
         known_fields = {pattern.names[name]: value for name, value in fields.items() if value}
         # Watchdogs give the rank in their group; the ledger reads it.
@@ -385,6 +389,7 @@ class Reader:
         if traceback is None and (is_plain or is_watchdog):
             kept = self._parent.again(key, known_fields, place, self._order, self._facts.progress)
             if kept is not None:
+                kept.calm, kept.is_warning = self._facts.calm, is_warning
                 return kept
         event = Event(
             slug=pattern.slug,
@@ -404,6 +409,8 @@ class Reader:
             first=pattern.first,
             fields=known_fields,
             progress=self._facts.progress,
+            calm=self._facts.calm,
+            is_warning=is_warning,
         )
         if traceback is not None:
             event.stamp = traceback.stamp

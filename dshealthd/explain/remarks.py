@@ -41,7 +41,7 @@ WORDS = (
     "core dump", "egfault", "egmentation", "us error", "navailable", "isconnect", "ismatch",
     "nresponsive", "ncorrectable", "ssertion", "igquit", "SIGTERM", "SIGKILL", "SIGSEGV",
     "SIGABRT", "SIGQUIT", "non-zero", "closed", "exit code", "xit Code", "eturn code",
-    "exited with", "exit status", "blocked for more", "rrImagePull",
+    "exited with", "exit status", "blocked for more", "rrImagePull", "Normal ",
 )  # fmt: skip
 """Each remark has one of these: what the search through all lines of a log looks for."""
 _LEVEL = re.compile(
@@ -135,6 +135,10 @@ _EVENT = re.compile(
     r"(?:(?:[\dsmhd]+|<\w+>)(?: \(x\d+ over \w+\))?\s+\S+|[\w.-]+/\S+)\s+(?P<message>\S.*)"
 )
 """A row of Kubernetes' events."""
+_WENT_ON = re.compile(r"(?:^|\s)Normal\s+(?:Scheduled|Pulled|Created|Started)\s")
+"""A row that shows that a pod got on."""
+_TABLE = 20
+"""Maximum lines between two rows about one pod: the API server forgets events after an hour."""
 _STACK = re.compile(
     r"\s*(?:Exception raised from |frame #|#\d+ |File \"|raise\b|return\b|await\b|with\b|assert\b"
     r"|@|\^+|~+|[\w.]+ = |[\w.]+\((?:.*\))?$)"
@@ -147,11 +151,14 @@ _PROCESSES = (
     r"(?:child(?:ren)?|workers?|engines?|subprocess|process(?:es)?|ranks?|tasks?|actors?|jobs?|step"
     r"|pods?|containers?|scheduler|server|launcher|group)"
 )
+_ELSEWHERE = re.compile(
+    r"\b(?:see|check) (?:the )?(?:\w+ ){0,2}(?:above|below|logs?|stack|trace(?:back)?|root cause)"
+    r"|(?:reported|described|shown|printed) (?:as )?above",
+    re.IGNORECASE,
+)
+"""Where else to look."""
 _WRAPS = re.compile(
-    # Where else to look.
-    r"\bsee (?:the )?(?:\w+ ){0,2}(?:above|below|logs?|stack|trace|root cause)|root cause"
-    r"|of the following|(?:reported|described|shown|printed) (?:as )?above"
-    r"|for more (?:details|information)"
+    r"of the following|for more (?:details|information)|root cause"
     # Who failed.
     rf"|\b{_PROCESSES}\b[^.:]{{0,40}}\b(?:failed|fails|died|dead|exited|terminated|killed|crashed"
     r"|aborted|cancell?ed|stopped|lost|unhealthy|evicted)\b"
@@ -169,7 +176,7 @@ _WRAPS = re.compile(
     # That the attempts are used up.
     r"|(?:reach|exceed)(?:ed|es|ing)? [^.:]{0,40}\b(?:back-?off|restarts)\b"
     # What a process notices of another.
-    r"|\bpeers?\b|\bremote\b|heartbeat|broken pipe"
+    r"|\bpeers?\b|\bremote\b|heartbeat|broken pipe|\bbarrier\b|rendezvous"
     r"|connection (?:to \S{1,60} )?(?:was )?(?:reset|closed|aborted)"
     r"|\bNCCL work\b|WorkNCCL|collectives?\b|watchdog thread|ProcessGroup|PyTorch|\[PG |TCPStore",
     re.IGNORECASE,
@@ -197,6 +204,8 @@ _GENERIC = frozenset(
 """Words that say that something failed, of whatever kind, and those that say nothing."""
 _CONTENT = 2
 """Words that say why: "permission denied" and "no space left" have as many, a code has none."""
+_PATH = re.compile(r"(?<![\w.])/[\w.-]++/[\w./-]++(?!:\d)")
+"""A file that a message is about, not the line of the program that wrote it."""
 _WORD = re.compile(r"(?<![\w./:=-])[A-Za-z][a-z]{2,}(?![\w/=(]|[.:]\w)")
 """A word of prose: no name, symbol, path, number, setting or acronym."""
 _LOGGER = re.compile(
@@ -254,7 +263,11 @@ def level_of(text: str, level: str = "") -> str:
 def may_be(template: str) -> bool:
     """Return whether a line may be a remark; `template` is the line without its digits."""
     text = template[:MAX_READ]
-    return _EXCEPTION.search(text) is not None or (_fails(text) and level_of(text) != "calm")
+    return (
+        _EXCEPTION.search(text) is not None
+        or (_fails(text) and level_of(text) != "calm")
+        or _WENT_ON.search(text) is not None
+    )
 
 
 def is_orderly(text: str) -> bool:
@@ -265,8 +278,10 @@ def is_orderly(text: str) -> bool:
 
 def is_hollow(text: str) -> bool:
     """Return whether a message only says that something failed, in names, codes and symbols."""
+    if _ELSEWHERE.search(text) is not None:
+        return True
     told = sum(word.lower() not in _GENERIC for word in _WORD.findall(text))
-    return told < _CONTENT and text.isascii()
+    return told + len(_PATH.findall(text)) < _CONTENT and text.isascii()
 
 
 def _fails(text: str) -> bool:
@@ -390,6 +405,16 @@ class Statements:
         self._kept[template] = kept
         return True
 
+    def settle(self, text: str, order: int) -> None:
+        """Drop what a pod failed at if its row of events shows that it got on."""
+        if _WENT_ON.search(text) is None:
+            return
+        for template, kept in list(self._kept.items()):
+            row = _EVENT.search(kept.event.place.quote)
+            is_step = row is not None and re.fullmatch(r"Failed\w+", row["reason"]) is not None
+            if is_step and order - kept.event.last_order <= _TABLE:
+                del self._kept[template]
+
     def add(self, template: str, remark: Remark, event: Event, calm: int) -> None:
         """Keep a remark; `template` is its line without digits."""
         if len(self._kept) >= MAX_SHAPES:
@@ -405,7 +430,7 @@ class Statements:
         opened, self._open = self._open, None
         if opened is None or weight > opened.remark.weight or _FIELD.match(text := text.strip()):
             return False
-        if " " not in text or text[-1] == ":":
+        if " " not in text or text[-1] == ":" or is_hollow(text):
             return False
         content = f"{opened.remark.content} {text}"[:MAX_CONTENT]
         opened.remark = Remark(opened.remark.weight, content, wraps=False)

@@ -138,6 +138,8 @@ class Assembler:
             self._ignored.add(key)
         if HEAD in text and len(text) < MAX_HEAD:
             done = self._finish(key)
+            if text.partition(HEAD)[0].strip().isalpha():
+                done = []  # `Original Traceback`: what the exception before it wraps
             opened = self._open.setdefault(key, [])
             if len(opened) < MAX_OPEN:
                 chained = self._chained.pop(key, False)

@@ -262,6 +262,14 @@ HOLLOW, CORRUPT = "RuntimeError: load_all failed: ok=False", "ERROR loader: shar
         ([HOLLOW, *(f"line {n}" for n in range(60)),
           CORRUPT],
          HOLLOW),
+        (["Traceback (most recent call last):", '  File "t.py", line 7, in f',
+          "ValueError: Caught ValueError in DataLoader worker process 2.",
+          "Original Traceback (most recent call last):", '  File "d.py", line 9, in g',
+          "ValueError: Checksum failure: /nvme/shard.7", "RuntimeError: Failed. Check other log."],
+         "ValueError: Checksum failure: /nvme/shard.7 at d.py:9 in g"),
+        (["E0718 12:20:44.981000 31 x/api.py:882] Error in exit barrier. Elapsed: 600 seconds",
+          "container-cli: requirement error: unsatisfied condition: cuda>=12.9, update it"],
+         "unsatisfied condition: cuda>=12.9, update it"),
     ],
 )  # fmt: skip
 def test_the_innermost_content_is_quoted(lines: list[str], quoted: str) -> None:
@@ -332,16 +340,72 @@ STORE = (
     [
         ([SRUN], "undecided"),
         (["srun: error: n2: task 1: Segmentation fault"], "found"),
+        (["srun: error: n2: task 1: Killed"], "undecided"),
+        (["srun: error: n2: task 1: Bus error"], "undecided"),
+        (["Fatal Python error: Bus error"], "found"),
+        (
+            [
+                "srun: error: n2: task 1: Killed",
+                "n2 kernel: Out of memory: Killed process 7 (python)",
+            ],
+            "found",
+        ),
+        (["[launch.py:434:x] ['python'] exits with return code = -7"], "undecided"),
+        (["failed (exitcode: -15) local_rank: 1 (pid: 7) of binary: python"], "undecided"),
+        (["RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."], "undecided"),
         (["ValueError: bad batch", SRUN], "found"),
         ([STORE], "found"),
         (["step 1 | loss 2.1", STORE], "undecided"),
     ],
 )
 def test_who_ended_is_said_although_nothing_says_why(lines: list[str], outcome: str) -> None:
-    """An exit code is no cause, a signal is; a rendezvous that worked before is not unreachable."""
+    """An exit code is no cause, nor is a signal from a sender that nobody knows; a rendezvous that
+    worked before is not unreachable.
+    """
     finding = explained(*lines)
     assert finding.outcome == outcome
     assert finding.proof
+    is_killed = finding.root is not None and finding.root.is_effect
+    assert any("sent the signal" in one for one in finding.missing) == is_killed
+
+
+UNFOUND = "[WARNING] [engine.py:2601:load_checkpoint] Unable to find latest file at ckpt/latest"
+
+
+@pytest.mark.parametrize(
+    ("lines", "slug"),
+    [
+        ([UNFOUND], "checkpoint-incompatible"),
+        ([UNFOUND, "[INFO] [x.py:4:f] building the data"], "child-failed"),
+        ([UNFOUND.replace("WARNING", "ERROR"), "[INFO] [x.py:4:f] the end"],
+         "checkpoint-incompatible"),
+    ],
+)  # fmt: skip
+def test_a_warning_that_healthy_lines_follow_ended_nothing(lines: list[str], slug: str) -> None:
+    """Whether or not a pattern knows it."""
+    assert explained(*lines, "[ERROR] ['python'] exits with return code = -7").slug == slug
+
+
+ADDED = "Jan  5 {}:00 n-1 kernel: nvme 0000:38:00.0:   device [144d:a824] error status=1000"
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome"),
+    [
+        (["[exiting program after 62100 iterations] datetime: 2026-01-05 11:00:00 ",
+          ADDED.format("10:20")], "nothing"),
+        (["[exiting program after 62100 iterations] datetime: 2026-01-05 11:00:00 ",
+          ADDED.format("11:20")], "undecided"),
+        ([ADDED.format("10:20"), "9          gpu  COMPLETED      0:0"], "nothing"),
+        ([ADDED.format("10:20"), "9.extern   gpu  COMPLETED      0:0"], "undecided"),
+        ([ADDED.format("10:20"), "9          gpu     FAILED      1:0"], "undecided"),
+    ],
+)  # fmt: skip
+def test_what_stands_behind_a_good_end_but_is_older_ended_nothing(
+    lines: list[str], outcome: str
+) -> None:
+    """A kernel's log that somebody appended; Slurm's row of a whole job says how it ended."""
+    assert explained("2026-01-05 10:59:59 step 1 | loss 2.1", *lines).outcome == outcome
 
 
 def test_an_exit_that_the_job_went_on_after_is_over() -> None:
@@ -386,3 +450,14 @@ def test_the_last_event_of_a_pod_is_what_it_ended_of() -> None:
         row("UnexpectedAdmissionError", 12, "Allocate failed: requested 8 devices, available 7"),
     )
     assert finding.statement.startswith("UnexpectedAdmissionError")
+
+
+def test_what_a_pod_got_beyond_is_over() -> None:
+    """Rows that are no warnings show it; a container that ran may still fail for good."""
+    row = "  {}  {}  4m  kubelet  {}".format
+    mount = row("Warning", "FailedMount", "volume cache is held by another node")
+    probe = row("Warning", "Unhealthy", "liveness probe refused on port 8080")
+    started = row("Normal", "Started", "Started container trainer")
+    assert explained(mount).statement.startswith("FailedMount")
+    assert explained(mount, started).outcome == "nothing"
+    assert explained(probe, started).statement.startswith("Unhealthy")
