@@ -284,9 +284,11 @@ class Reader:
             return consumed
         text = text[:MAX_MATCHED]
         if kind.is_alive:
-            self._progress(text, kind)
+            self._progress(line, text, kind)
             if kind.ends:
                 facts.finished_at = self._stamp(line)
+        if kind.embeds and facts.is_plain and _is_of_service(line):
+            return False
         if kind.embeds:
             for traceback in self._assembler.feed_bare(self._embedded(line, text), place):
                 self._exception(traceback)
@@ -321,7 +323,7 @@ class Reader:
                 return line._replace(text=whole[place:], shape=None)
         return line
 
-    def _progress(self, text: str, kind: Kind) -> None:
+    def _progress(self, line: Line, text: str, kind: Kind) -> None:
         """Learn how a line shows the job at work."""
         facts = self._facts
         if kind.ends:
@@ -331,6 +333,7 @@ class Reader:
         if not kind.advances:
             return
         facts.progress += 1
+        facts.is_plain = not line.named
         facts.alive = self._order
         facts.progress_before |= not facts.is_troubled
         if kind.step is not None:
@@ -448,6 +451,12 @@ class Reader:
         if event.place is place:
             self._last[line.origin] = event
             event.says += event.whence
+
+
+def _is_of_service(line: Line) -> bool:
+    """Return whether a line has syslog's host and tag, as another service's in the journal has."""
+    host = line.origin.host
+    return host is not None and line.named.startswith(f"{host} ")
 
 
 def _match(near: Iterable[Pattern], text: str, level: str) -> tuple[Pattern, re.Match[str]] | None:

@@ -42,6 +42,7 @@ WORDS = (
     "nresponsive", "ncorrectable", "ssertion", "igquit", "SIGTERM", "SIGKILL", "SIGSEGV",
     "SIGABRT", "SIGQUIT", "non-zero", "closed", "exit code", "xit Code", "eturn code",
     "exited with", "exit status", "blocked for more", "rrImagePull", "Normal ",
+    "xpelled", "xpired",
 )  # fmt: skip
 """Each remark has one of these: what the search through all lines of a log looks for."""
 _LEVEL = re.compile(
@@ -51,6 +52,7 @@ _LEVEL = re.compile(
     r"|(?P<warning_2>warn|warning|Warning)"
     r"|(?P<error_2>error|err|critical|crit|fatal|alert|emerg|panic|Error|Fatal))\s{0,8}[\]>|:\"')]"
     r"|^<(?P<error_3>[0-3])>|^<(?P<warning_3>[4])>|^<(?P<calm_3>[567])>"
+    r"|(?:^|: )\[(?:(?P<error_4>[EF])|(?P<warning_4>W)|(?P<calm_4>[INDV]))\] "
 )
 _NCCL = "NCCL WARN "
 _GLOG = {"E": "error", "F": "error", "W": "warning", "I": "calm", "D": "calm", "V": "calm"}
@@ -61,7 +63,7 @@ _FAILURES = (
     r"|illegal|corrupt(?:ed|ion)?|stuck|hangs?|hung|lost|dead|died|exceed(?:ed|s)?|insufficient"
     r"|not enough|out of memory|oom[- ]?kill(?:ed|er|ing)?|evicted|preempted|preemption|back-?off"
     r"|unhealthy|not ready|terminated|\w{0,30}backoff|errimagepull|oomkilled|cancell?ed|unavailable"
-    r"|disconnected|mismatch(?:ed|es)?"
+    r"|disconnected|mismatch(?:ed|es)?|expelled|expired"
 )
 """Words of failure, which may also be spoken of as possible."""
 _FAILS = re.compile(
@@ -98,6 +100,8 @@ _ORDERLY = re.compile(
 _NEGATED = re.compile(
     r"\b(?:not|fail\w*|unable|cannot|never|without|instead of)\b|n't\b|un$", re.IGNORECASE
 )
+_IGNORED = re.compile(r"\W*(?:ignor|skipp)(?:ed|ing)\W*")
+"""A line that says that the one before it was dealt with, as Ansible prints it."""
 _SPENT = re.compile(
     r"retr(?:y|ies)\b.{0,20}(?:exceed|exhaust|fail|limit|left)"
     r"|(?:exceed|exhaust|after|max).{0,30}retr",
@@ -188,6 +192,8 @@ _INNER = re.compile(
     r"(?=[^\s,'\"]{2,})"
 )
 """What a wrapper puts before its content; in JSON, Go's loggers (zap) have it as an error."""
+_QUOTED = re.compile(r'"([^"\\]{12,1000})"')
+"""A text in a structured line."""
 _FIELD = re.compile(r"[A-Z][\w -]{0,60}: {2,}\S")
 """A field and its value, as `kubectl describe` pads them: settings and states, no content."""
 _FAILED = re.compile(r"\b(?:failed|failure): (?=\S+ \S+ \S)")
@@ -328,7 +334,7 @@ def read(text: str, level: str) -> Remark | None:
     """
     if is_of_shell(text):
         return Remark(STATES, " ".join(text.split())[:MAX_CONTENT], wraps=True)
-    text = text[:MAX_READ].partition(_NCCL)[2] or text[:MAX_READ]
+    told, text = text, text[:MAX_READ].partition(_NCCL)[2] or text[:MAX_READ]
     text = text.partition(" [repeated ")[0]  # Ray's count of equal lines
     text = _LOGGER.sub("", text.strip(), count=1).strip()
     if _STACK.match(text) or is_orderly(text):
@@ -363,6 +369,11 @@ def read(text: str, level: str) -> Remark | None:
         or (event is None and ended(text) is not None)
         or (inner is None and (_WRAPS.search(text) or _FIELD.match(text)) is not None)
     )
+    if wraps and '"' in told:  # what a command printed, in a structured report of its end
+        for quoted in _QUOTED.findall(told):
+            found = read(quoted, level_of(quoted))
+            if found is not None and not found.wraps and found.weight >= SAYS:
+                return Remark(weight, found.content, wraps=False)
     return Remark(weight, " ".join(text.split())[:MAX_CONTENT], wraps)
 
 
@@ -382,6 +393,8 @@ class Statements:
 
     def __init__(self) -> None:
         self._kept: dict[str, Statement] = {}
+        self._last: str | None = None
+        """The template of the remark that the line before was."""
         self._open: Statement | None = None
         """A remark that ends in a colon, so that the next line is its content."""
 
@@ -420,6 +433,7 @@ class Statements:
         if len(self._kept) >= MAX_SHAPES:
             del self._kept[next(iter(self._kept))]
         self._kept[template] = kept = Statement(remark, event, calm, calm)
+        self._last = template
         self._open = kept if remark.content.endswith(":") else None
 
     def follow(self, text: str, place: Place, weight: int = DEALT) -> bool:
@@ -427,7 +441,9 @@ class Statements:
 
         A line whose own `weight` is greater is a remark of its own.
         """
-        opened, self._open = self._open, None
+        if self._last is not None and _IGNORED.fullmatch(text):
+            self._kept.pop(self._last, None)
+        opened, self._open, self._last = self._open, None, None
         if opened is None or weight > opened.remark.weight or _FIELD.match(text := text.strip()):
             return False
         if " " not in text or text[-1] == ":" or is_hollow(text):

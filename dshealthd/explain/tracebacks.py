@@ -138,7 +138,7 @@ class Assembler:
             self._ignored.add(key)
         if HEAD in text and len(text) < MAX_HEAD:
             done = self._finish(key)
-            if text.partition(HEAD)[0].strip().isalpha():
+            if text.partition(HEAD)[0].strip().istitle():
                 done = []  # `Original Traceback`: what the exception before it wraps
             opened = self._open.setdefault(key, [])
             if len(opened) < MAX_OPEN:
@@ -296,7 +296,7 @@ class LauncherSummary:
         if match[1] == "time":
             failure.time = value.strip()
         elif match[1] == "host":
-            failure.host = value.strip()
+            failure.host = value.strip(' ",')
         elif match[1] == "rank" and (ranks := _SUMMARY_RANK.match(value)):
             failure.rank, failure.local = int(ranks[1]), int(ranks[2])
         elif match[1] == "exitcode" and (exits := _SUMMARY_EXIT.match(value)):

@@ -461,3 +461,76 @@ def test_what_a_pod_got_beyond_is_over() -> None:
     assert explained(mount).statement.startswith("FailedMount")
     assert explained(mount, started).outcome == "nothing"
     assert explained(probe, started).statement.startswith("Unhealthy")
+
+
+ANSIBLE = (
+    'fatal: [n-12]: FAILED! => {{"cmd": "apptainer exec x.sif torchrun", "msg": "non-zero return '
+    'code", "rc": 255, "stderr_lines": ["INFO: /etc/singularity/ exists", "{}"], "stdout": ""}}'
+)
+JOINED = "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. {}"
+LOOP = "FATAL: container creation failed: no loop devices available"
+
+
+def test_why_a_rank_never_arrived_explains_those_that_waited_for_it() -> None:
+    """What a command printed stands in a report of its end; whoever waited is not to blame."""
+    late = JOINED.format("12/16 clients joined.")
+    finding = explained(ANSIBLE.format(LOOP), f"[rank0]: {late}")
+    assert finding.statement == "no loop devices available"
+    assert (finding.ranks, finding.slug) == ((), "child-failed")
+    assert explained(f"[rank0]: {late}").slug == "ranks-stuck-at-init"
+    denied = ANSIBLE.format("sync: error syncing '/mnt/stale': Permission denied")
+    ignored = explained(denied, "...ignoring", ANSIBLE.format(LOOP), f"[rank0]: {late}")
+    assert ignored.statement == finding.statement
+
+
+JOURNAL = "Nov 02 17:{} lab-2 {}"
+STALE = "[rank2]: OSError: [Errno 116] Stale file handle: '/gpfs/a/shard'"
+
+
+def test_the_exception_of_another_service_is_not_the_jobs() -> None:
+    """Its journal stands behind the job's output; a job may also write to the journal itself."""
+    error = "JS ERROR: TypeError: this.window_container is null"
+    other = JOURNAL.format("20:48", f"gnome-shell[3210]: {error}")
+    killed = (
+        "systemd-oomd[1024]: Killed /user.slice/seg.scope due to memory used (126) / total (134)"
+    )
+    finding = explained("step 1 | loss 2.1", other, JOURNAL.format("26:14", killed))
+    assert (finding.slug, finding.host) == ("host-memory-pressure", "lab-2")
+    assert explained("step 1 | loss 2.1", other).root is None
+    step = JOURNAL.format("20:47", "train[3210]: step 1 | loss 2.1")
+    assert explained(step, other.replace("gnome-shell", "train")).slug == "child-failed"
+
+
+@pytest.mark.parametrize(
+    ("service", "error", "is_reason"),
+    [
+        (("19:40", "mmfs: [E] Node n-7 is being expelled because of an expired lease"), STALE, 1),
+        (("19:20", "mmfs: [E] Node n-7 is being expelled because of an expired lease"), STALE, 0),
+        (("19:40", "mmfs: [W] Node n-7 lease renewal is overdue"), STALE, 0),
+        (("19:40", "mmfs: [E] Node n-7 is being expelled because of an expired lease"),
+         "[rank2]: OSError: [Errno 28] No space left on device", 0),
+    ],
+)  # fmt: skip
+def test_what_a_file_system_said_of_its_node_explains_a_lost_file(
+    service: tuple[str, str], error: str, *, is_reason: int
+) -> None:
+    """Not long before, and not for an error that says why itself."""
+    when, said = service
+    lines = ["2026-08-03 19:40:50 step 9 | loss 2", error, f"Aug  3 {when}:52 n-3 {said}"]
+    finding = explained(*lines)
+    assert finding.statement.startswith("Node n-7") == bool(is_reason)
+    assert (finding.ranks, finding.outcome) == ((2,), "found")
+
+
+@pytest.mark.parametrize(("address", "name"), [("127.0.1.1", "loopback"), ("10.0.0.5", "gloo")])
+def test_a_name_of_a_loopback_address_explains_a_failure_to_connect(
+    address: str, name: str
+) -> None:
+    """Alone it is harmless: one node needs no other address."""
+    fact = f"[train] world=2 rank=1 host=node-b gethostbyname={address}"
+    mesh = "RuntimeError: Gloo connectFullMesh failed with [gloo/pair.cc:144] no error"
+    finding = explained(fact, mesh)
+    assert finding.root is not None
+    assert finding.root.pattern == f"rendezvous-unreachable/{name}"
+    assert finding.proof
+    assert explained(fact, "step 1 | loss 2.1").outcome == "nothing"
