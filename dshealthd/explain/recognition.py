@@ -441,8 +441,18 @@ class Reader:
             name = text.partition(":")[0].strip()[:120] or "exception"
             is_end = traceback.ignored or name.endswith(("SystemExit", "KeyboardInterrupt"))
             is_end = is_end or remarks.is_orderly(name)
-            chosen = _PYTHON_EXIT if is_end else _PYTHON if traceback.frames else _PYTHON_BARE
+            ended = remarks.end_of(text) if remarks.is_hollow(text) else {}
+            chosen = (
+                _PYTHON_EXIT
+                if is_end
+                else _PYTHON_END
+                if ended
+                else _PYTHON
+                if traceback.frames
+                else _PYTHON_BARE
+            )
             fields = {"exception": name, "message": text.partition(":")[2].strip()[:200]}
+            fields |= {key: value for key, value in ended.items() if key in _PYTHON.names}
         if traceback.chained and previous is not None and previous.role == "cause":
             if not previous.weak or chosen.weak or chosen.role != "cause":
                 return  # raised while the first was handled: the first is the cause
@@ -481,9 +491,12 @@ def _fullest(pattern: Pattern, text: str) -> re.Match[str] | None:
 
 _PYTHON = known.Pattern(
     slug="child-failed", name="python", expression=".", need=Need(), source="CPython",
-    names={"exception": "exception", "message": "message"}, layer="program", weak=True,
+    names={name: name for name in ("exception", "message", "exit", "signal")}, layer="program",
+    weak=True,
     title="{exception} in the program", says=("{exception}: {message}", "{exception}"),
     where="exception", match=(), no_match=(),
 )  # fmt: skip
 _PYTHON_EXIT = replace(_PYTHON, name="exit", role="consequence", layer="launcher")
+_PYTHON_END = replace(_PYTHON, name="ended", role="consequence", layer="launcher")
+"""A process that another one says has ended."""
 _PYTHON_BARE = replace(_PYTHON, step=STEP)

@@ -120,7 +120,8 @@ _BY = "|".join(
     for number, word in enumerate(("on", "by", "with", "got", "received"))
 )
 _ENDED = re.compile(
-    r"exit(?:ed|ing|s)?(?: (?!signal)\w+){0,3}? ?(?:with )?(?:code|status|value)?s?[ :=(]{1,12}"
+    r"(?:exit(?:ed|ing|s)?|terminated)(?: (?!signal)\w+){0,3}? ?(?:with )?(?:code|status|value)?s?"
+    r"[ :=(]{1,12}"
     r"(?:(?P<exit>-?[1-9]\d{0,4})\b|-?0x[1-9a-f]\w*\b)"
     r"|nonzero (?:exit|return|status)|non-zero (?:exit|return|status)"
     r"|return(?:ed)?[ -]?code[ :=]{1,3}(?P<exit_2>-?[1-9]\d{0,4})"
@@ -205,7 +206,7 @@ _GENERIC = frozenset(
     function call called api command process child task job run running worker rank operation
     client server bad request url runtime value type system base assertion the and for with
     from that this has have had was were are been but while when during into its your please see
-    not did does""".split()  # noqa: SIM905
+    not did does terminated killed died signal unexpectedly""".split()  # noqa: SIM905
 )
 """Words that say that something failed, of whatever kind, and those that say nothing."""
 _CONTENT = 2
