@@ -21,7 +21,7 @@ from dshealthd.explain.identities import named
 from dshealthd.explain.patterns import advised, load
 from dshealthd.explain.reading import PATTERN as STATED
 from dshealthd.explain.reading import WORTH_READING, cause, standing, worth_reading
-from dshealthd.explain.remarks import STATES
+from dshealthd.explain.remarks import SAYS, STATES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -246,7 +246,7 @@ def _beneath(root: Event, case: Case) -> Event | None:
     said = (
         kept.event
         for kept in standing(case)
-        if kept.remark.weight >= STATES and not kept.remark.wraps and kept.event.exact
+        if kept.remark.weight >= SAYS and not kept.remark.wraps and kept.event.exact
     )
     for one in said:
         if one.origin.host is not None and order.is_near(one.time, root.time):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.explain.events import Event
@@ -27,6 +28,8 @@ MAX_BEFORE = 200
 """Maximum characters before an exception that loggers and collectors put there."""
 MAX_SHAPES = 300
 """Maximum number of different remarks kept of a file; the latest ones are those near its end."""
+MAX_CHAIN = 20
+"""Maximum number of reasons in a chain that are read."""
 MAX_READ = 1000
 """Maximum characters of a line that are read."""
 
@@ -195,10 +198,9 @@ _INNER = re.compile(
 """What a wrapper puts before its content; in JSON, Go's loggers (zap) have it as an error."""
 _QUOTED = re.compile(r'"([^"\\]{12,1000})"')
 """A text in a structured line."""
+_COLON = re.compile(r": (?=[A-Za-z])")
 _FIELD = re.compile(r"[A-Z][\w -]{0,60}: {2,}\S")
 """A field and its value, as `kubectl describe` pads them: settings and states, no content."""
-_FAILED = re.compile(r"\b(?:failed|failure): (?=\S+ \S+ \S)")
-"""Such words, whose content may be of another process, too."""
 _GENERIC = frozenset(
     """error errors fail failed fails failure failing exception exceptions fatal abort aborted
     crash crashed unknown internal unexpected unhandled uncaught raised occurred happened
@@ -362,8 +364,6 @@ def read(text: str, level: str) -> Remark | None:
     # A code says less than the words before it.
     elif (inner := _INNER.search(text)) and len(text[inner.end() :].split()) > 2:  # noqa: PLR2004
         text = text[inner.end() :]
-    elif failed := _FAILED.search(text):
-        text = text[failed.end() :]
     wraps = (
         is_hollow(text)
         or text.endswith(":")
@@ -375,7 +375,27 @@ def read(text: str, level: str) -> Remark | None:
             found = read(quoted, level_of(quoted))
             if found is not None and not found.wraps and found.weight >= SAYS:
                 return Remark(weight, found.content, wraps=False)
+    if wraps and exception is None and (reason := _reason(text)):
+        return Remark(weight, " ".join(reason.split())[:MAX_CONTENT], wraps=False)
     return Remark(weight, " ".join(text.split())[:MAX_CONTENT], wraps)
+
+
+def _reason(text: str) -> str:
+    """Return the innermost reason of a failure in a chain of them; empty if it has none.
+
+    Go's programs put a reason behind what failed of it, parted by a colon.
+    """
+    found = ""
+    for colon in islice(_COLON.finditer(text), MAX_CHAIN):
+        rest = text[colon.end() :]
+        says_why = _fails(rest) or rest.startswith(("no ", "not ", "missing "))
+        if says_why and _fails(text[: colon.start()]) and not _says_nothing(rest):
+            found = rest
+    return "" if _FIELD.match(text) else found
+
+
+def _says_nothing(text: str) -> bool:
+    return is_hollow(text) or ended(text) is not None or _WRAPS.search(text) is not None
 
 
 @dataclass(slots=True)

@@ -267,6 +267,12 @@ HOLLOW, CORRUPT = "RuntimeError: load_all failed: ok=False", "ERROR loader: shar
           "Original Traceback (most recent call last):", '  File "d.py", line 9, in g',
           "ValueError: Checksum failure: /nvme/shard.7", "RuntimeError: Failed. Check other log."],
          "ValueError: Checksum failure: /nvme/shard.7 at d.py:9 in g"),
+        ([("docker: Error response from daemon: failed to create task: exit status 1: container-"
+           "cli: initialization error: nvml error: driver not loaded: unknown."), "exit code 125"],
+         "nvml error: driver not loaded: unknown."),
+        (["RuntimeError: Critical error in pipeline:", "Error in MIXED operator `decoders.image`,",
+          "encountered:", "Error in thread 3: Unrecognized image format"],
+         "Error in thread 3: Unrecognized image format"),
         (["E0718 12:20:44.981000 31 x/api.py:882] Error in exit barrier. Elapsed: 600 seconds",
           "container-cli: requirement error: unsatisfied condition: cuda>=12.9, update it"],
          "unsatisfied condition: cuda>=12.9, update it"),
