@@ -157,7 +157,8 @@ class Event:
         A process that says so itself has a stack, and one whose instruction raised it needs none.
         """
         is_told = self.layer in {"hardware", "scheduler"} or self.pattern == "child-failed/crash"
-        return self.signal not in {0, *_FAULTS} and not is_told
+        is_signal = self.signal > 0 or "how" in self.fields
+        return is_signal and self.signal not in _FAULTS and not is_told
 
     @property
     def is_timeout(self) -> bool:

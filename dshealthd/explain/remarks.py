@@ -159,14 +159,11 @@ _PROCESSES = (
     r"(?:child(?:ren)?|workers?|engines?|subprocess|process(?:es)?|ranks?|tasks?|actors?|jobs?|step"
     r"|pods?|containers?|scheduler|server|launcher|group)"
 )
-_ELSEWHERE = re.compile(
-    r"\b(?:see|check) (?:the )?(?:\w+ ){0,2}(?:above|below|logs?|stack|trace(?:back)?|root cause)"
-    r"|(?:reported|described|shown|printed) (?:as )?above",
-    re.IGNORECASE,
-)
-"""Where else to look."""
 _WRAPS = re.compile(
-    r"of the following|for more (?:details|information)|root cause"
+    # Where else to look.
+    r"\bsee (?:the )?(?:\w+ ){0,2}(?:above|below|logs?|stack|trace|root cause)|root cause"
+    r"|of the following|(?:reported|described|shown|printed) (?:as )?above"
+    r"|for more (?:details|information)"
     # Who failed.
     rf"|\b{_PROCESSES}\b[^.:]{{0,40}}\b(?:failed|fails|died|dead|exited|terminated|killed|crashed"
     r"|aborted|cancell?ed|stopped|lost|unhealthy|evicted)\b"
@@ -213,8 +210,6 @@ _GENERIC = frozenset(
 """Words that say that something failed, of whatever kind, and those that say nothing."""
 _CONTENT = 2
 """Words that say why: "permission denied" and "no space left" have as many, a code has none."""
-_PATH = re.compile(r"(?<![\w.])/[\w.-]++/[\w./-]++(?!:\d)")
-"""A file that a message is about, not the line of the program that wrote it."""
 _WORD = re.compile(r"(?<![\w./:=-])[A-Za-z][a-z]{2,}(?![\w/=(]|[.:]\w)")
 """A word of prose: no name, symbol, path, number, setting or acronym."""
 _LOGGER = re.compile(
@@ -287,10 +282,8 @@ def is_orderly(text: str) -> bool:
 
 def is_hollow(text: str) -> bool:
     """Return whether a message only says that something failed, in names, codes and symbols."""
-    if _ELSEWHERE.search(text) is not None:
-        return True
     told = sum(word.lower() not in _GENERIC for word in _WORD.findall(text))
-    return told + len(_PATH.findall(text)) < _CONTENT and text.isascii()
+    return told < _CONTENT and text.isascii()
 
 
 def _fails(text: str) -> bool:
