@@ -71,9 +71,26 @@ class Case:
         return self._coverage
 
     def is_over(self, event: Event) -> bool:
-        """Return whether the job went on, or ended well, after something failed."""
+        """Return whether the job went on, or ended well, after something failed.
+
+        A warning ended nothing unless it is the last that its log says.
+        """
         facts = self.found.sources[event.origin.source]
-        return facts.progress - event.progress >= self.enough or event.last_order < facts.finished
+        is_passed = event.is_warning and event.layer == "program" and facts.calm > event.calm
+        return is_passed or facts.progress - event.progress >= self.enough or self.ended_well(event)
+
+    def ended_well(self, event: Event) -> bool:
+        """Return whether the job ended well after a line.
+
+        A kernel's log that somebody has appended stands behind that end, but is older.
+        """
+        facts = self.found.sources[event.origin.source]
+        if event.last_order < facts.finished:
+            return True
+        if facts.finished_at is None or event.time is None or not event.exact:
+            return False
+        finished = clocks.seconds(facts.finished_at, self.year)
+        return finished is not None and finished - event.time > clocks.UNCERTAINTY
 
     def later(self, event: Event, other: Event) -> float | None:
         """Return by how many seconds one event is later than another at least; 0 is a tie.

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from dshealthd.explain.names import named, only
 from dshealthd.explain.patterns import advised, load
 from dshealthd.explain.reading import PATTERN as STATED
 from dshealthd.explain.reading import WORTH_READING, cause, standing, worth_reading
-from dshealthd.explain.remarks import STATES
+from dshealthd.explain.remarks import SAYS, STATES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +41,9 @@ _OF_LOST_PEERS = {f"{_PEER_LOST}/{name}" for name in ("nccl", "gloo", "store")}
 """Reports that a peer is gone: how it ended, or what cut it off, only its own log can say."""
 _OF_NO_RANK = {"symmetric", "mismatch"}
 """Kinds of verdicts that have a first step although they name no culprit."""
+_LOOPBACK = "rendezvous-unreachable/loopback"
+_FILE_LOST = re.compile(r"\[Errno (?:5|19|107|108|116|121)\]|Stale file handle|Input/output error")
+"""An error of what is below a file (EIO, ENODEV, ENOTCONN, ESHUTDOWN, ESTALE, EREMOTEIO)."""
 _OF_THE_JOB = {"host-memory-pressure"}
 """Slugs of faults that the job brings along to any node."""
 _NO_NODE = re.compile(r"[\d.]+|[\da-f:]*:[\da-f:.]*|[\da-f]{12}|localhost\S*|\S*container\S*")
@@ -119,26 +122,19 @@ class Finding:
 def decide(found: Recognized, *, year: int) -> Finding:
     """Return the cause of the failure that all logs together show."""
     case = prepare(found, year=year)
-    first = _first_failure(case)
-    ordered = sorted(case.causes, key=lambda event: order.key(event, first, case))
-    if not ordered or _wraps(ordered[0]):
-        # That a process ended is no cause: what it said before is.
-        confirmed = any(_is_telling(event, case) for event in (*ordered, *case.consequences))
-        hollow = ordered[0] if ordered and ordered[0].is_hollow else None
-        confirmed = confirmed or bool(hollow or case.found.failures)
-        said = standing(case, near=hollow)
-        if ordered and ordered[0].layer == "scheduler":
-            said = [kept for kept in said if _precedes(kept.event, ordered[0])]
-        stated = cause(case, said, confirmed=confirmed)
-        is_end = stated is not None and (stated.is_crash or "how" in stated.fields)
-        if stated is not None and not (is_end and ordered and ordered[0].is_crash):
-            ordered.insert(0, stated)
+    ordered = _ordered(case)
     if not ordered:
         return _without_cause(case)
     root = ordered[0]
-    _adopt(root, case)
+    # Who waits for a peer, or has lost it, is not that peer.
+    is_of_peer = root.pattern == STATED and [*ordered, root][1].layer == "communication"
+    if not is_of_peer:
+        _adopt(root, case)
     verdicts = _judged(case) if root.is_timeout else []
     ranks, proof, says = accused(root, case, verdicts)
+    proof = proof or (root.place,)
+    if is_of_peer and root.rank is None:
+        ranks = ()
     if root.pattern == STATED:
         proof = (*proof, *(event.place for event in worth_reading(standing(case))))[:WORTH_READING]
     slug = root.slug
@@ -172,9 +168,11 @@ def decide(found: Recognized, *, year: int) -> Finding:
         host = None
     if gpu is None and "gpu" in beside:
         gpu = int(beside["gpu"])
+    if root.is_effect:
+        case.missing.append(_sender(host))
     is_symmetric = not ranks and any(verdict.kind == "symmetric" for verdict in verdicts)
     is_end = root.layer == "launcher" and _wraps(root) and not root.is_crash
-    is_end |= root.pattern in _OF_LOST_PEERS and not ranks
+    is_end |= root.is_effect or (root.pattern in _OF_LOST_PEERS and not ranks)
     return Finding(
         outcome="undecided" if is_end else "found",
         slug=slug,
@@ -203,14 +201,64 @@ def decide(found: Recognized, *, year: int) -> Finding:
     )
 
 
+def _ordered(case: Case) -> list[Event]:
+    """Return what may be the cause, in the order of causes."""
+    first = _first_failure(case)
+    ordered = sorted(case.causes, key=lambda event: order.key(event, first, case))
+    if not ordered or _wraps(ordered[0]):
+        # That a process ended is no cause: what it said before is.
+        confirmed = any(_is_telling(event, case) for event in (*ordered, *case.consequences))
+        hollow = ordered[0] if ordered and ordered[0].is_hollow else None
+        confirmed = confirmed or bool(hollow or case.found.failures)
+        said = standing(case, near=hollow)
+        if ordered and ordered[0].layer == "scheduler":
+            said = [kept for kept in said if _precedes(kept.event, ordered[0])]
+        stated = cause(case, said, confirmed=confirmed)
+        is_end = stated is not None and (stated.is_crash or "how" in stated.fields)
+        if stated is not None and not (is_end and ordered and ordered[0].is_crash):
+            ordered.insert(0, stated)
+    elif (beneath := _beneath(ordered[0], case)) is not None:
+        ordered.insert(0, beneath)
+    if ordered and ordered[0].pattern == "rendezvous-unreachable/gloo":
+        # With the loopback address, a single node works.
+        ordered[:0] = [one for one in case.found.events if one.pattern == _LOOPBACK][:1]
+    return ordered
+
+
+def _sender(host: str | None) -> str:
+    """Return which logs say who ended a process by a signal, and why."""
+    node = host or "the process's node"
+    return f"the kernel's log of {node} and the scheduler's at that time: who sent the signal, why"
+
+
 def _wraps(event: Event) -> bool:
     """Return whether an event says that something ended or failed, but not why."""
     if event.layer == "launcher":
         return not event.first
     if event.is_hollow or (event.layer == "scheduler" and event.signal):
         return True
+    if event.slug == "ranks-stuck-at-init":  # why those that are missing did not start
+        return True
     # NCCL's own words of an error say why.
     return event.layer == "communication" and event.weak and "error" not in event.fields
+
+
+def _beneath(root: Event, case: Case) -> Event | None:
+    """Return what a service of a node, as its file system's, said about when a file was lost.
+
+    The node that lost it need not be the one whose service says so.
+    """
+    if root.layer != "program" or _FILE_LOST.search(root.place.quote) is None:
+        return None
+    said = (
+        kept.event
+        for kept in standing(case)
+        if kept.remark.weight >= SAYS and not kept.remark.wraps and kept.event.exact
+    )
+    for one in said:
+        if one.origin.host is not None and order.is_near(one.time, root.time):
+            return replace(one, origin=root.origin, rank=root.rank, host=root.host)
+    return None
 
 
 def _precedes(event: Event, other: Event) -> bool:
@@ -362,8 +410,10 @@ def _without_cause(case: Case) -> Finding:
         ranks = () if own is None else (own,)
         whose = "logs of the ranks" if ended[0].rank is None else f"log of rank {ended[0].rank}"
         case.missing.append(f"the {whose}: a launcher only reports that one failed")
+        if ended[0].is_effect:
+            case.missing.append(_sender(ended[0].host))
         return Finding(
-            outcome="found" if ended[0].signal else "undecided",
+            outcome="undecided" if ended[0].is_effect or not ended[0].signal else "found",
             slug="child-failed", title=ended[0].title, statement=says,
             root=ended[0], step=_step(ended[0], ranks, ended[0].host, []), ranks=ranks,
             host=ended[0].host, time=ended[0].time,

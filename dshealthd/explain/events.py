@@ -13,7 +13,9 @@ MAX_NAMED = 8
 MAX_QUOTE = 300
 """Maximum characters quoted from a line."""
 
-_CRASHES = {signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV}
+_FAULTS = {signal.SIGILL, signal.SIGFPE, signal.SIGSEGV}
+"""Signals that an instruction of the process itself raises."""
+_CRASHES = {*_FAULTS, signal.SIGBUS, signal.SIGKILL}
 _NUMBERS = {
     name.upper(): one.value
     for one in signal.Signals
@@ -115,6 +117,10 @@ class Event:
     """`order` of that place."""
     progress: int = 0
     """Lines of progress before it, in its file."""
+    calm: int = 0
+    """Healthy lines before it, in its file."""
+    is_warning: bool = False
+    """Whether its line has a level below that of an error."""
     rank: int | None = None
     """The rank in the whole job, once `causality` has worked it out."""
     ranks: tuple[int, ...] = ()
@@ -143,6 +149,16 @@ class Event:
         end.
         """
         return self.signal in _CRASHES
+
+    @property
+    def is_effect(self) -> bool:
+        """Whether it says that a signal ended a process, but neither who sent it nor why.
+
+        A process that says so itself has a stack, and one whose instruction raised it needs none.
+        """
+        is_told = self.layer in {"hardware", "scheduler"} or self.pattern == "child-failed/crash"
+        is_signal = self.signal > 0 or "how" in self.fields
+        return is_signal and self.signal not in _FAULTS and not is_told
 
     @property
     def is_timeout(self) -> bool:

@@ -103,6 +103,10 @@ class SourceFacts:
     """Order of the last line that shows NCCL or the training at work."""
     finished: int = 0
     """Order of the last line that says that the training has ended well."""
+    is_plain: bool = False
+    """Whether the job at work is shown by lines without syslog's host and tag."""
+    finished_at: Stamp | None = None
+    """The last stamp up to that line."""
     summaries: int = 0
     """Launchers' summaries that begin in it."""
     root_causes: int = 0

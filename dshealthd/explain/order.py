@@ -52,7 +52,7 @@ RULES = (
     Rule(
         "a fault long before or after the first failure has nothing to do with it", NOTHING,
         lambda event, _case, first: event.layer == "hardware"
-        and not _is_near(event.time, first),
+        and not is_near(event.time, first),
     ),
     Rule(
         "a program's failure after the communication broke follows from that", NOTHING,
@@ -93,7 +93,8 @@ def explains(root: Event, other: Event) -> bool:
     return _LAYERS[other.layer] > _LAYERS[root.layer]
 
 
-def _is_near(when: float | None, first: float | None) -> bool:
+def is_near(when: float | None, first: float | None) -> bool:
+    """Return whether a fault of a node may be the cause of what first failed at a time."""
     return when is None or first is None or first - BEFORE <= when <= first + AFTER
 
 

@@ -15,6 +15,8 @@ _FINISHED = re.compile(
     r"\b[Tt]rain(?:ing)? (?:is |has "
     r")?(?:completed|complete|finished|done)\b|['\"]train_runtime['\"]"
     r"|`Trainer\.fit` stopped: |exits successfully|\b[Ff]inished training\b"
+    r"|\bexiting program (?:after|at) (?:iteration )?\d"  # Megatron-LM
+    r"|^\d+(?:_\d+)?\s(?:.*\s)?COMPLETED\s+0:0\b"  # a whole job's row of Slurm's `sacct`
 )
 _NCCL_TRACE = re.compile(r"NCCL INFO [\w/.]{1,80}:\d+ -> \d")
 """Where an error was passed up within NCCL."""
@@ -22,7 +24,8 @@ _NCCL_TRACE = re.compile(r"NCCL INFO [\w/.]{1,80}:\d+ -> \d")
 
 def is_end(text: str) -> bool:
     """Return whether a line says that the training has ended well."""
-    return ("rain" in text or "exits" in text) and _FINISHED.search(text) is not None
+    is_likely = "rain" in text or "exit" in text or "COMPLETED" in text
+    return is_likely and _FINISHED.search(text) is not None
 
 
 def is_nccl_at_work(text: str) -> bool:

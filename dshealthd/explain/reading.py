@@ -41,7 +41,7 @@ def standing(case: Case, near: Event | None = None) -> list[Statement]:
             event, weight = kept.event, kept.remark.weight
             if near is not None and not are_near(near, event):
                 continue
-            if weight < remarks.HINTS or event.last_order < facts.finished:
+            if weight < remarks.HINTS or case.ended_well(event):
                 continue
             # A warning counts only as the last that a log says.
             if weight == remarks.HINTS and facts.calm > kept.calm:

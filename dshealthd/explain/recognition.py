@@ -287,7 +287,11 @@ class Reader:
             return consumed
         text = text[:MAX_MATCHED]
         if kind.is_alive:
-            self._progress(text, kind)
+            self._progress(line, text, kind)
+            if kind.ends:
+                facts.finished_at = self._stamp(line)
+        if kind.embeds and facts.is_plain and _is_of_service(line):
+            return False
         if kind.embeds:
             for traceback in self._assembler.feed_bare(self._embedded(line, text), place):
                 self._exception(traceback)
@@ -302,7 +306,8 @@ class Reader:
             return False
         if found is not None:
             pattern, match = found
-            self._keep(pattern, match.groupdict(), line, place)
+            is_warning = kind.level in {"calm", "warning"}
+            self._keep(pattern, match.groupdict(), line, place, is_warning=is_warning)
             return pattern.slug == "nccl-timeout"
         if facts.statements.again(kind.template, place, self._order, facts.calm):
             return False
@@ -327,7 +332,7 @@ class Reader:
                 return line._replace(text=whole[place:], origin=origin, shape=None)
         return line
 
-    def _progress(self, text: str, kind: Kind) -> None:
+    def _progress(self, line: Line, text: str, kind: Kind) -> None:
         """Learn how a line shows the job at work."""
         facts = self._facts
         if kind.ends:
@@ -337,6 +342,7 @@ class Reader:
         if not kind.advances:
             return
         facts.progress += 1
+        facts.is_plain = not line.named
         facts.alive = self._order
         facts.progress_before |= not facts.is_troubled
         if kind.step is not None:
@@ -352,6 +358,7 @@ class Reader:
             return
         if remark is None:
             facts.calm += kind.level == "calm"
+            facts.statements.settle(text, self._order)
             return
         # The rest of a line, where a log was cut, says nothing: it has no name or level before it.
         is_rest = text[0].islower() and ":" not in text.partition(" ")[0]
@@ -380,7 +387,7 @@ class Reader:
 
     def _keep(
         self, pattern: Pattern, fields: dict[str, str | None], line: Line, place: Place,
-        traceback: Traceback | None = None,
+        traceback: Traceback | None = None, *, is_warning: bool = False,
     ) -> Event:  # fmt: skip
         known_fields = {pattern.names[name]: value for name, value in fields.items() if value}
         # Watchdogs give the rank in their group; the ledger reads it.
@@ -394,6 +401,7 @@ class Reader:
         if traceback is None and (is_plain or is_watchdog):
             kept = self._parent.again(key, known_fields, place, self._order, self._facts.progress)
             if kept is not None:
+                kept.calm, kept.is_warning = self._facts.calm, is_warning
                 return kept
         event = Event(
             slug=pattern.slug,
@@ -413,6 +421,8 @@ class Reader:
             first=pattern.first,
             fields=known_fields,
             progress=self._facts.progress,
+            calm=self._facts.calm,
+            is_warning=is_warning,
         )
         if traceback is not None:
             event.stamp = traceback.stamp
@@ -440,8 +450,18 @@ class Reader:
             name = text.partition(":")[0].strip()[:120] or "exception"
             is_end = traceback.ignored or name.endswith(("SystemExit", "KeyboardInterrupt"))
             is_end = is_end or remarks.is_orderly(name)
-            chosen = _PYTHON_EXIT if is_end else _PYTHON if traceback.frames else _PYTHON_BARE
+            ended = remarks.end_of(text) if remarks.is_hollow(text) else {}
+            chosen = (
+                _PYTHON_EXIT
+                if is_end
+                else _PYTHON_END
+                if ended
+                else _PYTHON
+                if traceback.frames
+                else _PYTHON_BARE
+            )
             fields = {"exception": name, "message": text.partition(":")[2].strip()[:200]}
+            fields |= {key: value for key, value in ended.items() if key in _PYTHON.names}
         if traceback.chained and previous is not None and previous.role == "cause":
             if not previous.weak or chosen.weak or chosen.role != "cause":
                 return  # raised while the first was handled: the first is the cause
@@ -450,6 +470,12 @@ class Reader:
         if event.place is place:
             self._last[line.origin] = event
             event.says += event.whence
+
+
+def _is_of_service(line: Line) -> bool:
+    """Return whether a line has syslog's host and tag, as another service's in the journal has."""
+    host = line.origin.host
+    return host is not None and line.named.startswith(f"{host} ")
 
 
 def _match(near: Iterable[Pattern], text: str, level: str) -> tuple[Pattern, re.Match[str]] | None:
@@ -474,9 +500,12 @@ def _fullest(pattern: Pattern, text: str) -> re.Match[str] | None:
 
 _PYTHON = known.Pattern(
     slug="child-failed", name="python", expression=".", need=Need(), source="CPython",
-    names={"exception": "exception", "message": "message"}, layer="program", weak=True,
+    names={name: name for name in ("exception", "message", "exit", "signal")}, layer="program",
+    weak=True,
     title="{exception} in the program", says=("{exception}: {message}", "{exception}"),
     where="exception", match=(), no_match=(),
 )  # fmt: skip
 _PYTHON_EXIT = replace(_PYTHON, name="exit", role="consequence", layer="launcher")
+_PYTHON_END = replace(_PYTHON, name="ended", role="consequence", layer="launcher")
+"""A process that another one says has ended."""
 _PYTHON_BARE = replace(_PYTHON, step=STEP)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.explain.events import Event
@@ -27,6 +28,8 @@ MAX_BEFORE = 200
 """Maximum characters before an exception that loggers and collectors put there."""
 MAX_SHAPES = 300
 """Maximum number of different remarks kept of a file; the latest ones are those near its end."""
+MAX_CHAIN = 20
+"""Maximum number of reasons in a chain that are read."""
 MAX_READ = 1000
 """Maximum characters of a line that are read."""
 
@@ -41,7 +44,8 @@ WORDS = (
     "core dump", "egfault", "egmentation", "us error", "navailable", "isconnect", "ismatch",
     "nresponsive", "ncorrectable", "ssertion", "igquit", "SIGTERM", "SIGKILL", "SIGSEGV",
     "SIGABRT", "SIGQUIT", "non-zero", "closed", "exit code", "xit Code", "eturn code",
-    "exited with", "exit status", "blocked for more", "rrImagePull",
+    "exited with", "exit status", "blocked for more", "rrImagePull", "Normal ",
+    "xpelled", "xpired",
 )  # fmt: skip
 """Each remark has one of these: what the search through all lines of a log looks for."""
 _LEVEL = re.compile(
@@ -51,6 +55,7 @@ _LEVEL = re.compile(
     r"|(?P<warning_2>warn|warning|Warning)"
     r"|(?P<error_2>error|err|critical|crit|fatal|alert|emerg|panic|Error|Fatal))\s{0,8}[\]>|:\"')]"
     r"|^<(?P<error_3>[0-3])>|^<(?P<warning_3>[4])>|^<(?P<calm_3>[567])>"
+    r"|(?:^|: )\[(?:(?P<error_4>[EF])|(?P<warning_4>W)|(?P<calm_4>[INDV]))\] "
 )
 _NCCL = "NCCL WARN "
 _GLOG = {"E": "error", "F": "error", "W": "warning", "I": "calm", "D": "calm", "V": "calm"}
@@ -61,7 +66,7 @@ _FAILURES = (
     r"|illegal|corrupt(?:ed|ion)?|stuck|hangs?|hung|lost|dead|died|exceed(?:ed|s)?|insufficient"
     r"|not enough|out of memory|oom[- ]?kill(?:ed|er|ing)?|evicted|preempted|preemption|back-?off"
     r"|unhealthy|not ready|terminated|\w{0,30}backoff|errimagepull|oomkilled|cancell?ed|unavailable"
-    r"|disconnected|mismatch(?:ed|es)?"
+    r"|disconnected|mismatch(?:ed|es)?|expelled|expired"
 )
 """Words of failure, which may also be spoken of as possible."""
 _FAILS = re.compile(
@@ -98,6 +103,8 @@ _ORDERLY = re.compile(
 _NEGATED = re.compile(
     r"\b(?:not|fail\w*|unable|cannot|never|without|instead of)\b|n't\b|un$", re.IGNORECASE
 )
+_IGNORED = re.compile(r"\W*(?:ignor|skipp)(?:ed|ing)\W*")
+"""A line that says that the one before it was dealt with, as Ansible prints it."""
 _SPENT = re.compile(
     r"retr(?:y|ies)\b.{0,20}(?:exceed|exhaust|fail|limit|left)"
     r"|(?:exceed|exhaust|after|max).{0,30}retr",
@@ -116,7 +123,8 @@ _BY = "|".join(
     for number, word in enumerate(("on", "by", "with", "got", "received"))
 )
 _ENDED = re.compile(
-    r"exit(?:ed|ing|s)?(?: (?!signal)\w+){0,3}? ?(?:with )?(?:code|status|value)?s?[ :=(]{1,12}"
+    r"(?:exit(?:ed|ing|s)?|terminated)(?: (?!signal)\w+){0,3}? ?(?:with )?(?:code|status|value)?s?"
+    r"[ :=(]{1,12}"
     r"(?:(?P<exit>-?[1-9]\d{0,4})\b|-?0x[1-9a-f]\w*\b)"
     r"|nonzero (?:exit|return|status)|non-zero (?:exit|return|status)"
     r"|return(?:ed)?[ -]?code[ :=]{1,3}(?P<exit_2>-?[1-9]\d{0,4})"
@@ -135,6 +143,10 @@ _EVENT = re.compile(
     r"(?:(?:[\dsmhd]+|<\w+>)(?: \(x\d+ over \w+\))?\s+\S+|[\w.-]+/\S+)\s+(?P<message>\S.*)"
 )
 """A row of Kubernetes' events."""
+_WENT_ON = re.compile(r"(?:^|\s)Normal\s+(?:Scheduled|Pulled|Created|Started)\s")
+"""A row that shows that a pod got on."""
+_TABLE = 20
+"""Maximum lines between two rows about one pod: the API server forgets events after an hour."""
 _STACK = re.compile(
     r"\s*(?:Exception raised from |frame #|#\d+ |File \"|raise\b|return\b|await\b|with\b|assert\b"
     r"|@|\^+|~+|[\w.]+ = |[\w.]+\((?:.*\))?$)"
@@ -169,7 +181,7 @@ _WRAPS = re.compile(
     # That the attempts are used up.
     r"|(?:reach|exceed)(?:ed|es|ing)? [^.:]{0,40}\b(?:back-?off|restarts)\b"
     # What a process notices of another.
-    r"|\bpeers?\b|\bremote\b|heartbeat|broken pipe"
+    r"|\bpeers?\b|\bremote\b|heartbeat|broken pipe|\bbarrier\b|rendezvous"
     r"|connection (?:to \S{1,60} )?(?:was )?(?:reset|closed|aborted)"
     r"|\bNCCL work\b|WorkNCCL|collectives?\b|watchdog thread|ProcessGroup|PyTorch|\[PG |TCPStore",
     re.IGNORECASE,
@@ -181,10 +193,11 @@ _INNER = re.compile(
     r"(?=[^\s,'\"]{2,})"
 )
 """What a wrapper puts before its content; in JSON, Go's loggers (zap) have it as an error."""
+_QUOTED = re.compile(r'"([^"\\]{12,1000})"')
+"""A text in a structured line."""
+_COLON = re.compile(r": (?=[A-Za-z])")
 _FIELD = re.compile(r"[A-Z][\w -]{0,60}: {2,}\S")
 """A field and its value, as `kubectl describe` pads them: settings and states, no content."""
-_FAILED = re.compile(r"\b(?:failed|failure): (?=\S+ \S+ \S)")
-"""Such words, whose content may be of another process, too."""
 _GENERIC = frozenset(
     """error errors fail failed fails failure failing exception exceptions fatal abort aborted
     crash crashed unknown internal unexpected unhandled uncaught raised occurred happened
@@ -192,7 +205,7 @@ _GENERIC = frozenset(
     function call called api command process child task job run running worker rank operation
     client server bad request url runtime value type system base assertion the and for with
     from that this has have had was were are been but while when during into its your please see
-    not did does""".split()  # noqa: SIM905
+    not did does terminated killed died signal unexpectedly""".split()  # noqa: SIM905
 )
 """Words that say that something failed, of whatever kind, and those that say nothing."""
 _CONTENT = 2
@@ -254,7 +267,11 @@ def level_of(text: str, level: str = "") -> str:
 def may_be(template: str) -> bool:
     """Return whether a line may be a remark; `template` is the line without its digits."""
     text = template[:MAX_READ]
-    return _EXCEPTION.search(text) is not None or (_fails(text) and level_of(text) != "calm")
+    return (
+        _EXCEPTION.search(text) is not None
+        or (_fails(text) and level_of(text) != "calm")
+        or _WENT_ON.search(text) is not None
+    )
 
 
 def is_orderly(text: str) -> bool:
@@ -313,7 +330,7 @@ def read(text: str, level: str) -> Remark | None:
     """
     if is_of_shell(text):
         return Remark(STATES, " ".join(text.split())[:MAX_CONTENT], wraps=True)
-    text = text[:MAX_READ].partition(_NCCL)[2] or text[:MAX_READ]
+    told, text = text, text[:MAX_READ].partition(_NCCL)[2] or text[:MAX_READ]
     text = text.partition(" [repeated ")[0]  # Ray's count of equal lines
     text = _LOGGER.sub("", text.strip(), count=1).strip()
     if _STACK.match(text) or is_orderly(text):
@@ -340,15 +357,38 @@ def read(text: str, level: str) -> Remark | None:
     # A code says less than the words before it.
     elif (inner := _INNER.search(text)) and len(text[inner.end() :].split()) > 2:  # noqa: PLR2004
         text = text[inner.end() :]
-    elif failed := _FAILED.search(text):
-        text = text[failed.end() :]
     wraps = (
         is_hollow(text)
         or text.endswith(":")
         or (event is None and ended(text) is not None)
         or (inner is None and (_WRAPS.search(text) or _FIELD.match(text)) is not None)
     )
+    if wraps and '"' in told:  # what a command printed, in a structured report of its end
+        for quoted in _QUOTED.findall(told):
+            found = read(quoted, level_of(quoted))
+            if found is not None and not found.wraps and found.weight >= SAYS:
+                return Remark(weight, found.content, wraps=False)
+    if wraps and exception is None and (reason := _reason(text)):
+        return Remark(weight, " ".join(reason.split())[:MAX_CONTENT], wraps=False)
     return Remark(weight, " ".join(text.split())[:MAX_CONTENT], wraps)
+
+
+def _reason(text: str) -> str:
+    """Return the innermost reason of a failure in a chain of them; empty if it has none.
+
+    Go's programs put a reason behind what failed of it, parted by a colon.
+    """
+    found = ""
+    for colon in islice(_COLON.finditer(text), MAX_CHAIN):
+        rest = text[colon.end() :]
+        says_why = _fails(rest) or rest.startswith(("no ", "not ", "missing "))
+        if says_why and _fails(text[: colon.start()]) and not _says_nothing(rest):
+            found = rest
+    return "" if _FIELD.match(text) else found
+
+
+def _says_nothing(text: str) -> bool:
+    return is_hollow(text) or ended(text) is not None or _WRAPS.search(text) is not None
 
 
 @dataclass(slots=True)
@@ -367,6 +407,8 @@ class Statements:
 
     def __init__(self) -> None:
         self._kept: dict[str, Statement] = {}
+        self._last: str | None = None
+        """The template of the remark that the line before was."""
         self._open: Statement | None = None
         """A remark that ends in a colon, so that the next line is its content."""
 
@@ -390,11 +432,22 @@ class Statements:
         self._kept[template] = kept
         return True
 
+    def settle(self, text: str, order: int) -> None:
+        """Drop what a pod failed at if its row of events shows that it got on."""
+        if _WENT_ON.search(text) is None:
+            return
+        for template, kept in list(self._kept.items()):
+            row = _EVENT.search(kept.event.place.quote)
+            is_step = row is not None and re.fullmatch(r"Failed\w+", row["reason"]) is not None
+            if is_step and order - kept.event.last_order <= _TABLE:
+                del self._kept[template]
+
     def add(self, template: str, remark: Remark, event: Event, calm: int) -> None:
         """Keep a remark; `template` is its line without digits."""
         if len(self._kept) >= MAX_SHAPES:
             del self._kept[next(iter(self._kept))]
         self._kept[template] = kept = Statement(remark, event, calm, calm)
+        self._last = template
         self._open = kept if remark.content.endswith(":") else None
 
     def follow(self, text: str, place: Place, weight: int = DEALT) -> bool:
@@ -402,10 +455,12 @@ class Statements:
 
         A line whose own `weight` is greater is a remark of its own.
         """
-        opened, self._open = self._open, None
+        if self._last is not None and _IGNORED.fullmatch(text):
+            self._kept.pop(self._last, None)
+        opened, self._open, self._last = self._open, None, None
         if opened is None or weight > opened.remark.weight or _FIELD.match(text := text.strip()):
             return False
-        if " " not in text or text[-1] == ":":
+        if " " not in text or text[-1] == ":" or is_hollow(text):
             return False
         content = f"{opened.remark.content} {text}"[:MAX_CONTENT]
         opened.remark = Remark(opened.remark.weight, content, wraps=False)

@@ -319,9 +319,12 @@ class Splitter:
             match = self._prefix(text)
             if match is None:
                 anchor = _ANCHOR.search(text, 1, MAX_LEAD)
-                if anchor is None or "traceback" in text[: anchor.start()].lower():
+                before = text[: anchor.start()] if anchor is not None else ""
+                # `Original Traceback` is what another exception wraps.
+                is_word = before.strip().isalpha() and before.istitle()
+                if anchor is None or "traceback" in before.lower() or is_word:
                     break
-                lead = self._leading(text[: anchor.start()])
+                lead = self._leading(before)
                 text = text[anchor.start() :]
                 continue
             begin = whole - len(text)

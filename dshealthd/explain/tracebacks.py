@@ -138,6 +138,8 @@ class Assembler:
             self._ignored.add(key)
         if HEAD in text and len(text) < MAX_HEAD:
             done = self._finish(key)
+            if text.partition(HEAD)[0].strip().istitle():
+                done = []  # `Original Traceback`: what the exception before it wraps
             opened = self._open.setdefault(key, [])
             if len(opened) < MAX_OPEN:
                 chained = self._chained.pop(key, False)
@@ -219,7 +221,7 @@ class Assembler:
         # pydantic names each field on a line of its own, without a blank before it.
         if "validation error" in closing.message[0] and _FIELD.fullmatch(line.text):
             return True
-        if closing.message[-1].rstrip().endswith(":") and line.text.strip():
+        if closing.message[-1].rstrip().endswith((":", ",")) and line.text.strip():
             return HEAD not in line.text and not _FRAME.match(line.text)
         if opened or is_logged or not line.origin.labeled:
             return _CONTINUES.match(line.text) is not None and not _FRAME.match(line.text)
@@ -294,7 +296,7 @@ class LauncherSummary:
         if match[1] == "time":
             failure.time = value.strip()
         elif match[1] == "host":
-            failure.host = value.strip()
+            failure.host = value.strip(' ",')
         elif match[1] == "rank" and (ranks := _SUMMARY_RANK.match(value)):
             failure.rank, failure.local = int(ranks[1]), int(ranks[2])
         elif match[1] == "exitcode" and (exits := _SUMMARY_EXIT.match(value)):

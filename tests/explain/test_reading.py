@@ -161,7 +161,7 @@ def test_a_known_cause_is_not_replaced_by_words() -> None:
 def test_what_a_shell_says_of_a_signal_needs_no_language(line: str) -> None:
     """Its form shows that a signal ended the process, in every language of the user's."""
     finding = explained(*STEPS, line)
-    assert (finding.outcome, finding.slug, finding.pid) == ("found", "child-failed", 28171)
+    assert (finding.outcome, finding.slug, finding.pid) == ("undecided", "child-failed", 28171)
     killed = explained(*STEPS, line, "srun: error: gpu-3: task 2: Exited with exit code 137")
     assert (killed.title, killed.ranks, killed.host) == ("A process was killed", (2,), "gpu-3")
 
@@ -262,6 +262,20 @@ HOLLOW, CORRUPT = "RuntimeError: load_all failed: ok=False", "ERROR loader: shar
         ([HOLLOW, *(f"line {n}" for n in range(60)),
           CORRUPT],
          HOLLOW),
+        (["Traceback (most recent call last):", '  File "t.py", line 7, in f',
+          "ValueError: Caught ValueError in DataLoader worker process 2.",
+          "Original Traceback (most recent call last):", '  File "d.py", line 9, in g',
+          "ValueError: Checksum failure: /nvme/shard.7"],
+         "ValueError: Checksum failure: /nvme/shard.7 at d.py:9 in g"),
+        ([("docker: Error response from daemon: failed to create task: exit status 1: container-"
+           "cli: initialization error: nvml error: driver not loaded: unknown."), "exit code 125"],
+         "nvml error: driver not loaded: unknown."),
+        (["RuntimeError: Critical error in pipeline:", "Error in MIXED operator `decoders.image`,",
+          "encountered:", "Error in thread 3: Unrecognized image format"],
+         "Error in thread 3: Unrecognized image format"),
+        (["E0718 12:20:44.981000 31 x/api.py:882] Error in exit barrier. Elapsed: 600 seconds",
+          "container-cli: requirement error: unsatisfied condition: cuda>=12.9, update it"],
+         "unsatisfied condition: cuda>=12.9, update it"),
     ],
 )  # fmt: skip
 def test_the_innermost_content_is_quoted(lines: list[str], quoted: str) -> None:
@@ -332,16 +346,76 @@ STORE = (
     [
         ([SRUN], "undecided"),
         (["srun: error: n2: task 1: Segmentation fault"], "found"),
+        (["srun: error: n2: task 1: Killed"], "undecided"),
+        (["srun: error: n2: task 1: Bus error"], "undecided"),
+        (["Fatal Python error: Bus error"], "found"),
+        (
+            [
+                "srun: error: n2: task 1: Killed",
+                "n2 kernel: Out of memory: Killed process 7 (python)",
+            ],
+            "found",
+        ),
+        (["[launch.py:434:x] ['python'] exits with return code = -7"], "undecided"),
+        (["failed (exitcode: -15) local_rank: 1 (pid: 7) of binary: python"], "undecided"),
+        (["RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."], "undecided"),
+        (["spawn.ProcessExitedException: process 2 terminated with signal SIGKILL"], "undecided"),
+        (["[rank: 3] Child process with PID 7 terminated with code -9."], "undecided"),
+        (["7.0  train  FAILED  0:9  01:00:00", "n2: task 1: Killed"], "undecided"),
+        (["7.0  train  OUT_OF_MEMORY  0:125  01:00:00", "n2: task 1: Killed"], "found"),
         (["ValueError: bad batch", SRUN], "found"),
         ([STORE], "found"),
         (["step 1 | loss 2.1", STORE], "undecided"),
     ],
 )
 def test_who_ended_is_said_although_nothing_says_why(lines: list[str], outcome: str) -> None:
-    """An exit code is no cause, a signal is; a rendezvous that worked before is not unreachable."""
+    """An exit code is no cause, nor is a signal from a sender that nobody knows; a rendezvous that
+    worked before is not unreachable.
+    """
     finding = explained(*lines)
     assert finding.outcome == outcome
     assert finding.proof
+    is_killed = finding.root is not None and finding.root.is_effect
+    assert any("sent the signal" in one for one in finding.missing) == is_killed
+
+
+UNFOUND = "[WARNING] [engine.py:2601:load_checkpoint] Unable to find latest file at ckpt/latest"
+
+
+@pytest.mark.parametrize(
+    ("lines", "slug"),
+    [
+        ([UNFOUND], "checkpoint-incompatible"),
+        ([UNFOUND, "[INFO] [x.py:4:f] building the data"], "child-failed"),
+        ([UNFOUND.replace("WARNING", "ERROR"), "[INFO] [x.py:4:f] the end"],
+         "checkpoint-incompatible"),
+    ],
+)  # fmt: skip
+def test_a_warning_that_healthy_lines_follow_ended_nothing(lines: list[str], slug: str) -> None:
+    """Whether or not a pattern knows it."""
+    assert explained(*lines, "[ERROR] ['python'] exits with return code = -7").slug == slug
+
+
+ADDED = "Jan  5 {}:00 n-1 kernel: nvme 0000:38:00.0:   device [144d:a824] error status=1000"
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome"),
+    [
+        (["[exiting program after 62100 iterations] datetime: 2026-01-05 11:00:00 ",
+          ADDED.format("10:20")], "nothing"),
+        (["[exiting program after 62100 iterations] datetime: 2026-01-05 11:00:00 ",
+          ADDED.format("11:20")], "undecided"),
+        ([ADDED.format("10:20"), "9          gpu  COMPLETED      0:0"], "nothing"),
+        ([ADDED.format("10:20"), "9.extern   gpu  COMPLETED      0:0"], "undecided"),
+        ([ADDED.format("10:20"), "9          gpu     FAILED      1:0"], "undecided"),
+    ],
+)  # fmt: skip
+def test_what_stands_behind_a_good_end_but_is_older_ended_nothing(
+    lines: list[str], outcome: str
+) -> None:
+    """A kernel's log that somebody appended; Slurm's row of a whole job says how it ended."""
+    assert explained("2026-01-05 10:59:59 step 1 | loss 2.1", *lines).outcome == outcome
 
 
 def test_an_exit_that_the_job_went_on_after_is_over() -> None:
@@ -386,3 +460,87 @@ def test_the_last_event_of_a_pod_is_what_it_ended_of() -> None:
         row("UnexpectedAdmissionError", 12, "Allocate failed: requested 8 devices, available 7"),
     )
     assert finding.statement.startswith("UnexpectedAdmissionError")
+
+
+def test_what_a_pod_got_beyond_is_over() -> None:
+    """Rows that are no warnings show it; a container that ran may still fail for good."""
+    row = "  {}  {}  4m  kubelet  {}".format
+    mount = row("Warning", "FailedMount", "volume cache is held by another node")
+    probe = row("Warning", "Unhealthy", "liveness probe refused on port 8080")
+    started = row("Normal", "Started", "Started container trainer")
+    assert explained(mount).statement.startswith("FailedMount")
+    assert explained(mount, started).outcome == "nothing"
+    assert explained(probe, started).statement.startswith("Unhealthy")
+
+
+ANSIBLE = (
+    'fatal: [n-12]: FAILED! => {{"cmd": "apptainer exec x.sif torchrun", "msg": "non-zero return '
+    'code", "rc": 255, "stderr_lines": ["INFO: /etc/singularity/ exists", "{}"], "stdout": ""}}'
+)
+JOINED = "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. {}"
+LOOP = "FATAL: container creation failed: no loop devices available"
+
+
+def test_why_a_rank_never_arrived_explains_those_that_waited_for_it() -> None:
+    """What a command printed stands in a report of its end; whoever waited is not to blame."""
+    late = JOINED.format("12/16 clients joined.")
+    finding = explained(ANSIBLE.format(LOOP), f"[rank0]: {late}")
+    assert finding.statement == "no loop devices available"
+    assert (finding.ranks, finding.slug) == ((), "child-failed")
+    assert explained(f"[rank0]: {late}").slug == "ranks-stuck-at-init"
+    denied = ANSIBLE.format("sync: error syncing '/mnt/stale': Permission denied")
+    ignored = explained(denied, "...ignoring", ANSIBLE.format(LOOP), f"[rank0]: {late}")
+    assert ignored.statement == finding.statement
+
+
+JOURNAL = "Nov 02 17:{} lab-2 {}"
+STALE = "[rank2]: OSError: [Errno 116] Stale file handle: '/gpfs/a/shard'"
+
+
+def test_the_exception_of_another_service_is_not_the_jobs() -> None:
+    """Its journal stands behind the job's output; a job may also write to the journal itself."""
+    error = "JS ERROR: TypeError: this.window_container is null"
+    other = JOURNAL.format("20:48", f"gnome-shell[3210]: {error}")
+    killed = (
+        "systemd-oomd[1024]: Killed /user.slice/seg.scope due to memory used (126) / total (134)"
+    )
+    finding = explained("step 1 | loss 2.1", other, JOURNAL.format("26:14", killed))
+    assert (finding.slug, finding.host) == ("host-memory-pressure", "lab-2")
+    assert explained("step 1 | loss 2.1", other).root is None
+    step = JOURNAL.format("20:47", "train[3210]: step 1 | loss 2.1")
+    assert explained(step, other.replace("gnome-shell", "train")).slug == "child-failed"
+
+
+@pytest.mark.parametrize(
+    ("service", "error", "is_reason"),
+    [
+        (("19:40", "mmfs: [E] Node n-7 is being expelled because of an expired lease"), STALE, 1),
+        (("19:20", "mmfs: [E] Node n-7 is being expelled because of an expired lease"), STALE, 0),
+        (("19:40", "mmfs: [W] Node n-7 lease renewal is overdue"), STALE, 0),
+        (("19:40", "mmfs: [E] Node n-7 is being expelled because of an expired lease"),
+         "[rank2]: OSError: [Errno 28] No space left on device", 0),
+    ],
+)  # fmt: skip
+def test_what_a_file_system_said_of_its_node_explains_a_lost_file(
+    service: tuple[str, str], error: str, *, is_reason: int
+) -> None:
+    """Not long before, and not for an error that says why itself."""
+    when, said = service
+    lines = ["2026-08-03 19:40:50 step 9 | loss 2", error, f"Aug  3 {when}:52 n-3 {said}"]
+    finding = explained(*lines)
+    assert finding.statement.startswith("Node n-7") == bool(is_reason)
+    assert (finding.ranks, finding.outcome) == ((2,), "found")
+
+
+@pytest.mark.parametrize(("address", "name"), [("127.0.1.1", "loopback"), ("10.0.0.5", "gloo")])
+def test_a_name_of_a_loopback_address_explains_a_failure_to_connect(
+    address: str, name: str
+) -> None:
+    """Alone it is harmless: one node needs no other address."""
+    fact = f"[train] world=2 rank=1 host=node-b gethostbyname={address}"
+    mesh = "RuntimeError: Gloo connectFullMesh failed with [gloo/pair.cc:144] no error"
+    finding = explained(fact, mesh)
+    assert finding.root is not None
+    assert finding.root.pattern == f"rendezvous-unreachable/{name}"
+    assert finding.proof
+    assert explained(fact, "step 1 | loss 2.1").outcome == "nothing"
