@@ -80,13 +80,12 @@ connections[0].recv(1)
 """
 
 HEARTBEATS = """
-import sys, time
+import time
 from dshealthd.training.heartbeat import Heartbeat
-heartbeats = [Heartbeat(socket=path) for path in sys.argv[1:]]
+heartbeat = Heartbeat()
 print(flush=True)
 while True:
-    for heartbeat in heartbeats:
-        heartbeat.step()
+    heartbeat.step()
     time.sleep(0.5)
 """
 
@@ -136,27 +135,25 @@ def beside_a_job(ticks: int) -> None:
 
 
 @contextlib.contextmanager
-def agents() -> Iterator[tuple[list[Server], list[str]]]:
-    """Run an agent without GPUs and one with eight, and return their sockets for heartbeats."""
+def agents() -> Iterator[list[Server]]:
+    """Run an agent without GPUs and one with eight."""
     with tempfile.TemporaryDirectory() as directory:
         gpus = Simulator(Path(directory), 8)
         sysfs = Path(directory, "sys")
         gpus.pci_sysfs(sysfs)
-        paths = [f"{directory}/{name}.sock" for name in ("plain", "gpus")]
-        plain, simulated = (f'[collectors.training]\nsocket = "{path}"\n' for path in paths)
-        simulated += f'[path]\nsysfs = "{sysfs}"\n'
+        simulated = f'[path]\nsysfs = "{sysfs}"\n'
         with (
-            agent(plain, "dshealthd, no GPU") as first,
+            agent("", "dshealthd, no GPU") as first,
             agent(simulated, "dshealthd, 8 GPUs", gpus.environment()) as second,
         ):
-            yield [first, second], paths
+            yield [first, second]
 
 
 def beside_node_exporter(ticks: int, *, processes: bool) -> None:
     """Print what both agents and node_exporter spend, alone and beside others."""
     rows: list[list[object]] = []
     sizes: list[list[object]] = []
-    with agents() as (ours, paths), node_exporter() as theirs:
+    with agents() as ours, node_exporter() as theirs:
 
         def row(beside: str) -> None:
             spent = measure([*ours, theirs], ticks)
@@ -178,7 +175,7 @@ def beside_node_exporter(ticks: int, *, processes: bool) -> None:
         if processes:
             with sleepers(500):
                 row("500 processes")
-        with ranks(HEARTBEATS, *paths):
+        with ranks(HEARTBEATS):
             row("8 ranks with heartbeats")
             size("8 ranks with heartbeats")
     print(f"CPU ms per second, sampling and scrape every {INTERVAL:g} s, {ticks} ticks\n")

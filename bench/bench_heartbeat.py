@@ -1,15 +1,15 @@
 """What a heartbeat costs a training.
 
-A step of torch on the CPU with the agent up, stopped or absent, and without a heartbeat.
+A step of torch on the CPU with a heartbeat, which an agent reads, and without one.
 
     python -m bench.bench_heartbeat [--steps 400] [--width 512]
 
-Four trainings of the same model take turns, step by step, in one process; three of them have a
+Two trainings of the same model take turns, step by step, in one process; one of them has a
 heartbeat. First table: the whole step, and its ratio to the step without. Second: what the
 heartbeat itself does in a step, before the forward pass, after it, and after the optimizer: once
 behind a step of the training without, which leaves nothing of it in the processor's caches, and
-once more at once; of steps that are measured and steps of which only the position is told. The
-stopped agent is a real one under SIGSTOP. Third: the CPU time that each source of a step's own work
+once more at once; of steps that are measured and steps of which only the position is told. Third:
+the CPU time that each source of a step's own work
 adds to a step, with what torch does to call it, as shipped and if every step is measured; the same
 job runs by turns with a heartbeat and without. Last, what an agent spends on the ranks of a node.
 """
@@ -22,15 +22,12 @@ import functools
 import importlib
 import math
 import os
-import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from bench.processes import agent, table
 from dshealthd.training import attach, step_timer
@@ -49,7 +46,6 @@ TURN = 20
 """Steps until the heartbeat is attached or closed."""
 SHARES = {"measured": math.inf, "not measured": 0.0}
 """`step_timer.SHARE` for either kind of step."""
-CONFIG = '[collectors.training]\nsocket = "{socket}"\n'
 
 
 class Trial:
@@ -76,15 +72,11 @@ def timed(call: Callable[[], None]) -> float:
     return (time.perf_counter() - start) * 1e6
 
 
-def measure(sockets: dict[str, Path | None], steps: int, width: int) -> None:
+def measure(steps: int, width: int) -> None:
     """Print the first two tables."""
-    trials, heartbeats = {}, {}
-    for name, path in sockets.items():
-        trials[name] = Trial(width)
-        if path is not None:
-            heartbeats[name] = attach(
-                optimizer=trials[name].optimizer, model=trials[name].model, socket=str(path)
-            )
+    trials = {name: Trial(width) for name in ("no heartbeat", "heartbeat")}
+    attached = trials["heartbeat"]
+    heartbeats = {"heartbeat": attach(optimizer=attached.optimizer, model=attached.model)}
     whole: dict[str, list[float]] = {name: [] for name in trials}
     for number in range(steps + WARM_UP):
         for name in rotated(list(trials), number):
@@ -132,7 +124,7 @@ def measure(sockets: dict[str, Path | None], steps: int, width: int) -> None:
         heartbeat.close()
 
 
-def measure_sources(socket: Path, turns: int) -> None:
+def measure_sources(turns: int) -> None:
     """Print the third table."""
     torch.distributed.init_process_group("gloo")
     functional = importlib.import_module("torch.distributed._functional_collectives")
@@ -165,7 +157,6 @@ def measure_sources(socket: Path, turns: int) -> None:
                 attach,
                 optimizer=trial.optimizer,
                 model=trial.model if forward else None,
-                socket=str(socket),
             )
             with measuring(share):
                 rows.append((name, *added(trial, attached, collectives, turns)))
@@ -238,37 +229,20 @@ def main() -> None:
     os.environ.update(
         RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500"
     )
-    with tempfile.TemporaryDirectory() as folder:
-        up, stopped, absent = (
-            Path(folder, name) for name in ("up.sock", "stopped.sock", "absent.sock")
-        )
-        with (
-            agent(CONFIG.format(socket=up)) as running,
-            agent(CONFIG.format(socket=stopped)) as standing,
-        ):
-            os.kill(standing.process.pid, signal.SIGSTOP)
-            try:
-                sockets = {
-                    "no heartbeat": None,
-                    "agent up": up,
-                    "agent stopped": stopped,
-                    "agent absent": absent,
-                }
-                measure(sockets, options.steps, options.width)
-                measure_sources(up, options.steps // 4)
-            finally:
-                os.kill(standing.process.pid, signal.SIGCONT)
-            rows = []
-            for ranks in (0, RANKS):
-                with contextlib.ExitStack() as stack:
-                    for rank in range(ranks):
-                        stack.enter_context(beating(up, rank))
-                    time.sleep(3.0)
-                    before, started = running.cpu(), time.monotonic()
-                    time.sleep(15.0)
-                    rows.append(
-                        (ranks, 1000.0 * (running.cpu() - before) / (time.monotonic() - started))
-                    )
+    with agent("") as running:
+        measure(options.steps, options.width)
+        measure_sources(options.steps // 4)
+        rows = []
+        for ranks in (0, RANKS):
+            with contextlib.ExitStack() as stack:
+                for rank in range(ranks):
+                    stack.enter_context(beating(rank))
+                time.sleep(3.0)
+                before, started = running.cpu(), time.monotonic()
+                time.sleep(15.0)
+                rows.append(
+                    (ranks, 1000.0 * (running.cpu() - before) / (time.monotonic() - started))
+                )
     print(
         "CPU of the whole agent, ms a second; each rank makes 20 steps a "
         f"second\n\n{table(('ranks', 'agent'), rows)}"
@@ -276,12 +250,12 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def beating(path: Path, rank: int) -> Iterator[None]:
+def beating(rank: int) -> Iterator[None]:
     """Run a process that does nothing but tell of its steps."""
-    code = f"""
+    code = """
 import time
 from dshealthd.training.heartbeat import Heartbeat
-heartbeat = Heartbeat(socket={str(path)!r})
+heartbeat = Heartbeat()
 while True:
     heartbeat.step()
     time.sleep(0.05)

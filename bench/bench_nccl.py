@@ -23,7 +23,6 @@ from pathlib import Path
 
 from bench.bench_pages import p95
 from bench.processes import table
-from tests.lab import jobs
 from tests.lab.node import INTERFACE, Node
 from tests.lab.paging import QUIET_COLLECTORS, Paging
 from tests.lab.receiver import FIRING, Alert
@@ -165,7 +164,6 @@ def running(trial: Trial, nodes: Sequence[Node], folder: Path) -> Iterator[Job]:
         {
             "NCCL_HOSTID": node.name,
             "LOCAL_RANK": str(number % EACH),
-            "DSHEALTHD_HEARTBEAT_SOCKET": str(jobs.socket(node)),
         }
         for number, node in enumerate(places)
     ]

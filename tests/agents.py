@@ -28,14 +28,18 @@ LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 class Scrape:
     """One answer of /metrics."""
 
-    def __init__(self, text: str, seconds: float) -> None:
-        """`seconds` is how long the answer took, less what other work on this machine took."""
+    def __init__(self, text: str, seconds: float, job: str | None = None) -> None:
+        """`seconds` is how long the answer took, less what other work on this machine took. Series
+        of other trainings than `job`, if one is given, are left out of `series`.
+        """
         self.text = text
         self.seconds = seconds
         self.series: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
         for line in text.splitlines():
             if not line.startswith("#") and (match := SERIES.fullmatch(line)):
                 name, labels, value = match.groups()
+                if job not in {None, dict(LABEL.findall(labels or "")).get("training_job", job)}:
+                    continue
                 self.series.setdefault(name, {})[frozenset(LABEL.findall(labels or ""))] = float(
                     value
                 )
@@ -71,6 +75,8 @@ class RunningAgent:
         self.log = log
         self.address = address
         self._connect = connect
+        self.job: str | None = None
+        """The training that scrapes are about; other tests have some on this machine too."""
 
     @property
     def pid(self) -> int:
@@ -93,7 +99,7 @@ class RunningAgent:
     def scrape(self, timeout: float = 60.0) -> Scrape:
         """Ask for /metrics."""
         watch = Stopwatch(self.pid)
-        return Scrape(self.get("/metrics", timeout), watch.seconds())
+        return Scrape(self.get("/metrics", timeout), watch.seconds(), self.job)
 
     def status(self) -> Any:
         """Ask for /api/v1/status."""

@@ -62,18 +62,6 @@ def run(command: list[str], checkout: Path, path: str | None = None) -> str:
     return done.stdout
 
 
-def test_run_makes_the_directory_of_heartbeats(checkout: Path) -> None:
-    """`./dev run` as root makes /run/dshealthd, for the socket by which trainings report. Who is
-    not root gets neither the directory nor an error.
-    """
-    program(checkout / ".venv/bin/dshealthd", 'echo "$*"; [ ! -d /run/dshealthd ] || echo made')
-    flags = "run --path.state build/state --web.listen-address :0\n"
-    script = "mount -t tmpfs none /run && ./dev run --web.listen-address :0"
-    assert run([*AS_ROOT, script], checkout) == f"{flags}made\n"
-    script = f"mount -t tmpfs none /run && exec unshare --user {script.rpartition('&& ')[2]}"
-    assert run([*AS_ROOT, script], checkout) == flags
-
-
 def test_demo_installs_no_server(checkout: Path, tmp_path: Path) -> None:
     """`./dev demo` unpacks Prometheus and Alertmanager from their packages and installs neither.
     Alertmanager finds the templates that it opens by absolute path; other programs see no change.

@@ -9,7 +9,6 @@ import json
 import math
 import pickle
 import struct
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,7 +20,7 @@ from dshealthd.collectors.nccl_inspector import BANDWIDTH, SECONDS
 from dshealthd.collectors.nccl_ras import _samples as ras_samples
 from dshealthd.collectors.training import Training
 from dshealthd.core import documents, schema
-from dshealthd.core.collector import Context
+from dshealthd.core.collector import CollectorOptions, Context
 from dshealthd.core.documents import LeftOut
 from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
@@ -40,7 +39,6 @@ from dshealthd.fleet import jobs as fleet_jobs
 from dshealthd.fleet.summary import summary
 from dshealthd.http.document import parse
 from dshealthd.jobs.nccl import inspector
-from dshealthd.jobs.options import HeartbeatOptions
 from dshealthd.jobs.own_work import Course
 from dshealthd.jobs.ras.evaluation import JobProgress, check
 from dshealthd.jobs.ras.from_json import parse_json
@@ -136,11 +134,10 @@ class Node:
             ]
             for place, message in ranks.items()
         }
-        receiver = SimpleNamespace(rejected=Counter(), unidentified=Counter())
         jobs = Jobs.__new__(Jobs)
-        jobs.heartbeats = lambda: SimpleNamespace(receiver=receiver, ranks=lambda: heard)  # type: ignore[method-assign,assignment,return-value]
+        jobs.heartbeats = lambda: SimpleNamespace(rejected=0, unidentified={}, ranks=lambda: heard)  # type: ignore[method-assign,assignment,return-value]
         context = Context(host=Host(), monotonic=lambda: self.now, services=(jobs,))
-        result = attempt(Training(HeartbeatOptions(), context), lambda: self.now)
+        result = attempt(Training(CollectorOptions(), context), lambda: self.now)
         # As from a worker, where other collectors of what users write run.
         metrics = {"training": {one.metric.name: one.metric for one in result.samples}}
         frame = Encoder().pack("training", result)[4:]

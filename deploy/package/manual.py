@@ -30,7 +30,6 @@ EXIT = (
 FILES = (
     ("/etc/dshealthd/dshealthd.toml", "the configuration, see dshealthd.toml(5)"),
     ("/var/lib/dshealthd", "what outlives a restart; evidence of hangs in evidence/"),
-    ("/run/dshealthd/heartbeat.sock", "heartbeats of trainings"),
 )
 
 

@@ -31,8 +31,8 @@ from dshealthd.findings.judge import Judge
 from dshealthd.findings.judgement import series_of
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.findings.overview import overview
-from dshealthd.findings.series import Series
 from dshealthd.findings.work import work
+from dshealthd.jobs.heartbeats.page import page_holder
 from dshealthd.jobs.service import Jobs
 from dshealthd.nvrx.fitness import fitness
 from dshealthd.nvrx.options import NvrxOptions
@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 
     from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
+    from dshealthd.findings.series import Series
     from dshealthd.jobs.hangs.judge import Standstill
+    from dshealthd.jobs.heartbeats.page import PageHolder
     from dshealthd.nvrx.fitness import Fitness
 
 log = logging.getLogger(__name__)
@@ -109,6 +111,7 @@ class Agent:
             self._pages,
             self._judge.attempts.settle,
         )
+        self._snapshot.on_result["heartbeat_pages"] = jobs.follow
         self._scheduler = Scheduler(
             self._snapshot, time.monotonic, time.time, config.path.state, services=(jobs,)
         )
@@ -289,18 +292,14 @@ class Agent:
             if service is not self._judge:
                 yield from service.samples()
 
-    def _pages(self) -> Iterator[tuple[int, int, int]]:
-        """Yield pid, start and user of the processes that have a page with heartbeats."""
-        # Of the one collector that has them: an index of all samples would be too much for this.
-        found = Series(
-            sample
-            for latest in self._snapshot
-            if latest.name == "job_environment"
-            for sample in self._snapshot.samples(latest)
-        )
-        for point in found("job_heartbeat_page_info"):
-            if (user := point.labels["user"]).isdigit():
-                yield int(point.labels["pid"]), int(point.labels["start"]), int(user)
+    def _pages(self) -> list[PageHolder]:
+        """Return the processes that have a page with heartbeats."""
+        latest = self._snapshot.get("heartbeat_pages")
+        return [
+            page_holder(dict(zip(sample.metric.dimensions, sample.labels, strict=True)))
+            for sample in (() if latest is None else self._snapshot.samples(latest))
+            if sample.metric.name == "dshealthd_job_heartbeat_page_info"
+        ]
 
     def _series(self) -> Series:
         """Return what the overview of jobs reads, with the limits by which findings are judged."""

@@ -146,7 +146,9 @@ class _WorkerGroup:
             member.heard.clear()
             # After a pause (a stopped process, a suspended machine) do not catch up.
             if member.due <= now + SLACK:
-                member.due = next_due(now, member.options.interval)
+                latest = self._snapshot.get(name)
+                samples = () if latest is None else latest.result.samples
+                member.due = next_due(now, member.kind.pace(member.options, samples))
             self._expect(name, member.options.interval)
             if (absence := self._absence(member)) is not None:
                 self._rest(name)

@@ -136,11 +136,11 @@ class JobCheckpoint(Collector):
             if key in self._followed:
                 return process, self._followed[key]
             try:
-                page = find_page(self.host, process.pid)
+                found = find_page(self.host, process.pid)
             except OSError:  # it has ended, or access is denied, which open_files reports
                 continue
-            if page is not None:
-                self._followed[key] = _Followed(page)
+            if found is not None:
+                self._followed[key] = _Followed(found[0])
                 return process, self._followed[key]
         return None
 
@@ -173,7 +173,7 @@ def _last_save(page: int) -> Saved | None:
     """Return where a training job saved its last checkpoint; None during a save or if it never did.
 
     Also None for a page that is being written right now: the next look reads it again. The
-    heartbeat receiver counts pages that never hold a complete message.
+    reader of heartbeats counts pages that never hold a complete message.
     """
     data = os.pread(page, PAGE, 0)
     try:

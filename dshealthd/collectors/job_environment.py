@@ -38,7 +38,6 @@ from dshealthd.jobs.environment import (
     nccl_variables,
 )
 from dshealthd.jobs.environment_problems import Finding
-from dshealthd.jobs.heartbeats.page import find_page
 from dshealthd.jobs.nccl.names import Misnomer, newer
 from dshealthd.jobs.nccl.release import MappedReleases, UnknownRelease
 from dshealthd.jobs.nccl.settings import parse_configuration
@@ -129,12 +128,6 @@ HELD = gauge(
     "they do not say. terminal is true if one of them has a terminal: an interactive session.",
     *("training_job", "run", "terminal"),
 )
-PAGE = gauge(
-    "dshealthd_job_heartbeat_page_info",
-    "1 for a process of a rank here that has a page with heartbeats, which the agent reads whether "
-    "or not the process can reach its socket.",
-    *("training_job", "rank", "user", "pid", "start"),
-)
 LEFT_OUT = gauge(
     "dshealthd_job_runs_left_out",
     "Runs on this node without series because there are more than 16.",
@@ -219,7 +212,6 @@ class JobEnvironment(Collector):
             )
         yield from {told.fault for told in map(self._of, run.processes) if told.fault is not None}
         yield from self._launch(run, machine)
-        yield from self._pages(run)
         yield from self._problems(run, network, gpus)
         yield from self._fingerprints(run)
 
@@ -292,19 +284,6 @@ class JobEnvironment(Collector):
             yield ORPHANED(orphaned.count(True), *labels)
         for variable, kin in run.without(machine).items():
             yield KIN(1, *labels, variable, f"{kin:012x}")
-
-    def _pages(self, run: Run) -> Iterator[Sample]:
-        for process in run.processes[:MAX_RANKS]:
-            if self.context.entering(f"process {process.pid}") is not None:
-                continue
-            try:
-                page = find_page(self.host, process.pid)
-            except OSError:  # it has ended, or access is denied, which open_files reports
-                continue
-            if page is not None:
-                os.close(page)
-                who = (process.user, process.pid, process.start)
-                yield PAGE(1, run.job, str(process.launch.rank), *map(str, who))
 
     def _alike(self, members: list[TrainingProcess]) -> int:
         """Return how many processes with the environment of one rank run the same program.

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, Fault, Sample, counter, gauge
 from dshealthd.jobs.environment import launched_by
-from dshealthd.jobs.heartbeats.page import RejectReason
-from dshealthd.jobs.heartbeats.receiver import PERIOD
-from dshealthd.jobs.options import HeartbeatOptions
+from dshealthd.jobs.heartbeats.reader import PERIOD
 from dshealthd.jobs.own_work import SCALES, compared, level
 from dshealthd.jobs.service import Jobs
 from dshealthd.jobs.shares import MAX_RANKS, shared
@@ -152,12 +150,12 @@ COMMUNICATION = counter(
 )
 REJECTED = counter(
     "dshealthd_heartbeats_rejected_total",
-    "Connections of senders that were refused or closed, by reason.",
-    "reason",
+    "Pages of training processes that held no heartbeat.",
 )
 UNIDENTIFIED = gauge(
     "dshealthd_heartbeat_processes_unidentified",
-    "Processes that send heartbeats but could not be identified, by reason; they get no series.",
+    "Processes with a heartbeat page that could not be identified, by reason; they get no series. "
+    "dshealthd_processes_unseen counts those that could not be searched for one.",
     "reason",
 )
 LEFT_OUT = gauge(
@@ -167,25 +165,21 @@ LEFT_OUT = gauge(
 
 
 class Training(Collector):
-    """Exports the heartbeats that the agent's receiver has read.
+    """Exports the heartbeats that the agent has read.
 
     If several processes report as one rank, the one that started last is shown: older ones are left
     over from an earlier run. Their children (data loaders inherit a rank's environment) do not
     count.
     """
 
-    Options = HeartbeatOptions
-
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the last heartbeat of each rank."""
-        jobs = self.context.service(Jobs, "heartbeats are received only while an agent runs")
-        reception = jobs.heartbeats()
-        receiver = reception.receiver
-        for rejected in RejectReason:
-            yield REJECTED(receiver.rejected[rejected], rejected)
-        for reason, count in receiver.unidentified.items():
+        jobs = self.context.service(Jobs, "heartbeats are read only while an agent runs")
+        reader = jobs.heartbeats()
+        yield REJECTED(reader.rejected)
+        for reason, count in reader.unidentified.items():
             yield UNIDENTIFIED(count, reason)
-        ranks = reception.ranks()
+        ranks = reader.ranks()
         yield LEFT_OUT(max(0, len(ranks) - MAX_RANKS))
         infos = set()
         heard: dict[str, float] = {}

@@ -381,6 +381,11 @@ class Collector(ABC):
         """Return the worker process for these options, where they decide whether it can hang."""
         return cls.worker
 
+    @classmethod
+    def pace(cls, options: Any, samples: Sequence[Sample]) -> float:  # noqa: ARG003 - as above
+        """Return the seconds until the next collection, given the samples of the last one."""
+        return float(options.interval)
+
     parallel: ClassVar[bool] = False
     """Whether several processes may read its parts at once.
 

@@ -126,6 +126,8 @@ class Snapshot:
         self._fresh_until = 0.0
         self.on_change: Callable[[], object] = lambda: None
         """Called in the loop when a result says something else than the one before it."""
+        self.on_result: dict[str, Callable[[], object]] = {}
+        """What to call in the loop when a collector has a result, by its name."""
 
     def __iter__(self) -> Iterator[Latest]:
         """Iterate over the collectors by name."""
@@ -169,6 +171,8 @@ class Snapshot:
             latest.texts.clear()
         if _content(before) != _content(result):
             self.on_change()
+        if (call := self.on_result.get(name)) is not None:
+            call()
 
     def complete(self) -> bool:
         """Return whether every collector has a result."""

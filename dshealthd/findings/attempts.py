@@ -56,10 +56,10 @@ MAX_NAME = 100
 MAX_LAUNCHERS = 64
 """Most torchruns whose first job is remembered; a node has one a job."""
 GONE = 8.0
-"""Seconds without any of its ranks after which an attempt is over: four checks, and a rank that
-reconnects takes one."""
+"""Seconds without any of its ranks after which an attempt is over: four checks. A rank that makes
+another page is without one for up to 5 s."""
 AWAY = 60.0
-"""The same for those of an earlier agent: pages of its ranks are found within 15 s."""
+"""The same for those of an earlier agent: pages of its ranks are found within 5 s."""
 _RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 _ENDS = {
     ExitKind.KILLED: "was killed (SIGKILL)",

@@ -1,4 +1,4 @@
-"""Options of the watch over training jobs: heartbeats and hangs."""
+"""Options of the watch for hangs of training jobs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,6 @@ from dataclasses import dataclass
 
 from dshealthd.core.collector import CollectorOptions
 from dshealthd.core.options import Duration, option
-from dshealthd.training.page import DEFAULT_PATH
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeartbeatOptions(CollectorOptions):
-    """Options of the heartbeats."""
-
-    socket: str = option(
-        DEFAULT_PATH,
-        "Unix socket that training jobs report to. The agent creates it; its directory must "
-        "exist and be open to their users.",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The service for the training jobs on this node: receives heartbeats and watches for hangs.
+"""The service for the training jobs on this node: reads heartbeats and watches for hangs.
 
 The collectors `training` and `job_hang` read from it and define its options.
 """
@@ -16,31 +16,30 @@ from dshealthd.core.timing import Periodic
 from dshealthd.jobs.hangs.detector import HangDetector, Suspicions
 from dshealthd.jobs.hangs.pace import Pace
 from dshealthd.jobs.hangs.states import NO_WORK
-from dshealthd.jobs.heartbeats.reception import Reception
+from dshealthd.jobs.heartbeats.page import PageHolder
+from dshealthd.jobs.heartbeats.reader import HeartbeatReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from dshealthd.config.config import Config
-    from dshealthd.core.collector import Sample
+    from dshealthd.core.collector import CollectorOptions, Sample
     from dshealthd.core.host import Host
     from dshealthd.jobs.hangs.judge import Standstill
     from dshealthd.jobs.hangs.states import Work
-    from dshealthd.jobs.options import HangOptions, HeartbeatOptions
+    from dshealthd.jobs.options import HangOptions
 
 log = logging.getLogger(__name__)
 
 RESTING = 5.0
 """Least seconds between two looks at ranks while there is none."""
-ADOPTION = 15.0
-"""Seconds between two looks for pages of processes that have not connected."""
 SAVE_DEADLINE = 2.0
 """Deadline in seconds of the last write at shutdown, which takes some 20 ms."""
 
 
 class Jobs:
-    """The service: it owns the heartbeat reception and the hang detector."""
+    """The service: it owns the reader of heartbeats and the hang detector."""
 
     name = "jobs"
 
@@ -52,7 +51,7 @@ class Jobs:
         state: Path | None = None,
         on_suspicion: Callable[[str], object] = lambda _job: None,
         work: Callable[[str], Work] = lambda _job: NO_WORK,
-        pages: Callable[[], Iterable[tuple[int, int, int]]] = lambda: (),
+        pages: Callable[[], Sequence[PageHolder]] = lambda: (),
         on_check: Callable[..., object] = lambda *_: None,
     ) -> None:
         """Prepare; `apply` starts the service.
@@ -62,7 +61,7 @@ class Jobs:
         `on_suspicion` with a job that may hang (`dshealthd.jobs.hangs.detector`). Both must return
         at once. `state` is the directory for the ranks' baselines, from which a restarted agent
         continues; None to keep nothing. `work` returns what the GPUs and files of a job show,
-        `pages` pid, start and user of the processes that have a page with heartbeats. `on_check` is
+        `pages` the processes that have a page with heartbeats. `on_check` is
         called with what each check has shown, as `dshealthd.findings.attempts` takes it.
         """
         self._clocks: dict[str, Callable[[], float]] = {"monotonic": monotonic, "wall": wall}
@@ -71,61 +70,62 @@ class Jobs:
         self._work = work
         self._pages = pages
         self._on_check = on_check
-        self._adopting = 0.0
         self._suspicions = Suspicions()
         self._state = state
         self._pace: Pace | None = None
-        self._heartbeat_options: HeartbeatOptions | None = None
+        self._heartbeat_options: tuple[CollectorOptions, ...] = ()
         self._hang_options: HangOptions | None = None
         self._host: Host | None = None
-        self._reception: Reception | None = None
+        self._reader: HeartbeatReader | None = None
+        self._problem: SourceError | None = None
+        """Why the reader is not open."""
         self._detector: HangDetector | None = None
         self._tending: Periodic | None = None
         self._looking: Periodic | None = None
 
     async def apply(self, config: Config) -> None:
-        """Receive heartbeats and watch jobs as `training` and `job_hang` are configured.
+        """Read heartbeats and watch jobs as `training` and `job_hang` are configured.
 
         Parts whose options are unchanged continue, with their senders and baselines.
         """
         host = config.path.host
-        heartbeats = cast("HeartbeatOptions", config.collectors["training"])
+        # One finds the pages, and the other shows what they hold.
+        heartbeats = tuple(config.collectors[name] for name in ("heartbeat_pages", "training"))
         hangs = cast("HangOptions", config.collectors["job_hang"])
         if (host, hangs) != (self._host, self._hang_options):
             self._stop_looking()
         if (host, heartbeats) != (self._host, self._heartbeat_options):
-            self._stop_receiving()
+            self._stop_reading()
         self._host, self._heartbeat_options, self._hang_options = host, heartbeats, hangs
-        known: list[tuple[int, int, int]] = []
-        if heartbeats.enabled and self._tending is None:
-            self._reception = Reception(heartbeats.socket, host, **self._clocks)
-            self._tending = Periodic(self._tend, heartbeats.interval)
+        known: list[PageHolder] = []
+        if all(options.enabled for options in heartbeats) and self._tending is None:
+            self._reader = HeartbeatReader(host, **self._clocks)
+            self._tending = Periodic(self._tend, heartbeats[1].interval)
         if hangs.enabled and self._looking is None:
             self._detector = HangDetector(hangs, host, **self._clocks, work=self._work)
             known = await self._resume(self._detector, host)
             self._looking = Periodic(self._look, hangs.interval)
         if not hangs.enabled:
             self._report()
-        await asyncio.sleep(0)  # run the first turns, so that collectors find the socket open
-        if self._reception is not None and self._receiving():
-            for process in known:
-                self._reception.receiver.adopt(*process)
+        await asyncio.sleep(0)  # run the first turns, so that collectors find the reader open
+        if self._reader is not None and self._reading():
+            self._reader.follow(known)
 
-    def heartbeats(self) -> Reception:
-        """Return the reception of heartbeats; NotAvailable or SourceError if there is none."""
-        if self._reception is None or self._tending is None:
-            message = "heartbeats come in while an agent runs"
+    def heartbeats(self) -> HeartbeatReader:
+        """Return the reader of heartbeats; NotAvailable or SourceError if there is none."""
+        if self._reader is None or self._tending is None:
+            message = "heartbeats are read while an agent runs"
             raise NotAvailable(message)
         if self._tending.failed:
-            raise SourceError(Reason.INTERNAL, "the last check of the heartbeat socket failed")
-        if self._reception.problem is not None:
-            raise self._reception.problem.with_traceback(None)  # without an earlier raise's frames
-        return self._reception
+            raise SourceError(Reason.INTERNAL, "the last check of the heartbeats' senders failed")
+        if self._problem is not None:
+            raise self._problem.with_traceback(None)  # without an earlier raise's frames
+        return self._reader
 
     def hangs(self) -> HangDetector:
         """Return the hang detector; NotAvailable or SourceError if nothing can be known."""
-        if self._detector is None or self._looking is None or not self._receiving():
-            message = "no heartbeats come in"
+        if self._detector is None or self._looking is None or not self._reading():
+            message = "no heartbeats are read"
             raise NotAvailable(message)
         if self._looking.failed:
             raise SourceError(Reason.INTERNAL, "the last check of the ranks failed")
@@ -139,12 +139,17 @@ class Jobs:
         except (NotAvailable, SourceError):
             return {}
 
+    def follow(self) -> None:
+        """Read the pages that there are by now; called when they have been searched for."""
+        if self._reader is not None and self._reader.is_open:
+            self._reader.follow(self._pages())
+
     def samples(self) -> Iterator[Sample]:
         """Yield nothing: collectors export the state of jobs."""
         yield from ()
 
     def status(self) -> Mapping[str, Any]:
-        """Return whether heartbeats can be received, for the status document."""
+        """Return whether heartbeats can be read, for the status document."""
         try:
             self.heartbeats()
         except NotAvailable as absence:
@@ -154,16 +159,16 @@ class Jobs:
         return {"state": "ok"}
 
     async def close(self) -> None:
-        """Stop listening, release all jobs' processes, and save their baselines."""
+        """Release all jobs' processes, and save their baselines."""
         self._stop_looking()
-        self._stop_receiving()
+        self._stop_reading()
         if self._pace is not None:
             await state_writer.settled(SAVE_DEADLINE)
 
-    async def _resume(self, detector: HangDetector, host: Host) -> list[tuple[int, int, int]]:
+    async def _resume(self, detector: HangDetector, host: Host) -> list[PageHolder]:
         """Load the baselines that an earlier agent of this boot saved.
 
-        Return pid, start and user of its ranks: a hung rank sends nothing that would announce it.
+        Return its ranks: the page of one that hangs in the kernel is not searched for.
         """
         if self._state is None:
             return []
@@ -174,34 +179,35 @@ class Jobs:
             log.warning("cannot load the ranks' baselines, they are learnt again: %s", error)
             return []
         detector.watch.restore(saved)
-        return [(rank.pid, rank.start, rank.user) for rank in saved]
+        return [PageHolder(rank.pid, rank.start, rank.user) for rank in saved]
 
-    def _receiving(self) -> bool:
-        return self._reception is not None and self._reception.receiver.is_open
+    def _reading(self) -> bool:
+        return self._reader is not None and self._reader.is_open
 
     def _tend(self) -> None:
-        """Tend the socket, and read what processes that cannot reach it have written: in a pod, no
-        directory of the host need be mounted.
-        """
-        if self._reception is None:
+        """Open the reader, let it drop senders that have ended, and show it the pages there are."""
+        if self._reader is None:
             return
-        self._reception.tend()
-        now = self._clocks["monotonic"]()
-        if self._receiving() and now >= self._adopting:
-            self._adopting = now + ADOPTION
-            for process in self._pages():
-                self._reception.receiver.adopt(*process)
+        if not self._reader.is_open:
+            self._problem = None
+            try:
+                self._reader.start(asyncio.get_running_loop())
+            except SourceError as error:
+                self._problem = error
+                return
+        self._reader.refresh()
+        self.follow()
 
     def _look(self) -> None:
-        if self._reception is None or self._detector is None or self._hang_options is None:
+        if self._reader is None or self._detector is None or self._hang_options is None:
             return
         if self._looking is not None:
-            ranks = self._reception.receiver.connections or self._detector.jobs
+            ranks = len(self._reader) or self._detector.jobs
             interval = self._hang_options.interval
             self._looking.interval = interval if ranks else max(interval, RESTING)
-        if not self._receiving():
+        if not self._reading():
             return
-        senders = self._reception.ranks()
+        senders = self._reader.ranks()
         self._detector.check(senders)
         now, wall = self._clocks["monotonic"](), self._clocks["wall"]()
         found = senders, self._detector.jobs, self._detector.standstills, now, wall
@@ -228,9 +234,9 @@ class Jobs:
             self._detector.close()
         self._looking = self._detector = None
 
-    def _stop_receiving(self) -> None:
+    def _stop_reading(self) -> None:
         if self._tending is not None:
             self._tending.close()
-        if self._reception is not None:
-            self._reception.close()
-        self._tending = self._reception = None
+        if self._reader is not None:
+            self._reader.close()
+        self._tending = self._reader = self._problem = None

@@ -14,7 +14,7 @@
 To leave the script unchanged, install the distribution `dshealthd-training` and set
 `DSHEALTHD_HEARTBEAT=1` in the job's environment, or run `python -m dshealthd.training script.py`;
 `dshealthd.training.watch` describes what that can see. `DSHEALTHD_HEARTBEAT=0` turns every
-heartbeat off, `DSHEALTHD_HEARTBEAT_SOCKET` sets the agent's socket.
+heartbeat off.
 
 This package needs Python 3.9 or newer and only the standard library. It uses torch if the script
 has imported it.
@@ -40,7 +40,6 @@ def attach(
     model: Any = None,
     scaler: Any = None,
     step: int = 0,
-    socket: str | None = None,
     report: bool = False,
 ) -> Heartbeat:
     """Report every step of a DeepSpeed engine or a torch optimizer to the agent until the heartbeat
@@ -50,8 +49,8 @@ def attach(
     result of `torch.compile`. It adds the stage of a step and the time of its input.
     `scaler` is the `torch.amp.GradScaler` that steps the optimizer. It adds skipped steps and the
     loss scale. `step` is the number of steps before this run, for a resumed job; an engine keeps
-    its own count. `socket` is the path of the agent's socket. `report` makes rank 0 print at its
-    exit where its time went, as `DSHEALTHD_REPORT=1` does.
+    its own count. `report` makes rank 0 print at its exit where its time went, as
+    `DSHEALTHD_REPORT=1` does.
 
     If something cannot be attached to, one warning is logged and training goes on without it. The
     only exception raised is TypeError, for a call that names neither engine nor optimizer, names
@@ -65,7 +64,7 @@ def attach(
     if (engine is None) == (optimizer is None) or (engine is not None and model is not None):
         message = "attach(engine) for DeepSpeed, or attach(optimizer=optimizer) for torch"
         raise TypeError(message)
-    heartbeat = Heartbeat(step=step, socket=socket, reports=report)
+    heartbeat = Heartbeat(step=step, reports=report)
     if engine is not None:
         follow_engine(heartbeat, engine)
     else:

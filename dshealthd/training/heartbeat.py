@@ -31,7 +31,7 @@ from dshealthd.training.message import (
     WaitSource,
     encode,
 )
-from dshealthd.training.page import DEFAULT_PATH, Page
+from dshealthd.training.page import Page
 from dshealthd.training.position import BACKWARD, FORWARD, INPUT, Position
 from dshealthd.training.readback import Readback
 from dshealthd.training.saved import Saved
@@ -137,20 +137,11 @@ class Heartbeat(Position):
       but their mean is right, because launching blocks when the device's queue is full.
     """
 
-    def __init__(
-        self,
-        *,
-        step: int = 0,
-        socket: str | None = None,
-        warns: bool = True,
-        reports: bool = False,
-    ) -> None:
-        """Prepare. `step` counts the steps of earlier runs, `socket` is the agent's socket. `warns`
-        is whether to log that no agent listens there, `reports` whether rank 0 prints at its exit
-        where its time went.
+    def __init__(self, *, step: int = 0, reports: bool = False) -> None:
+        """Prepare. `step` counts the steps of earlier runs, `reports` is whether rank 0 prints at
+        its exit where its time went.
         """
-        path = socket or os.environ.get("DSHEALTHD_HEARTBEAT_SOCKET") or DEFAULT_PATH
-        self._page = Page(path, warns=warns)
+        self._page = Page()
         super().__init__(0, *self._page.position)
         self.closed = os.environ.get("DSHEALTHD_HEARTBEAT") == "0"
         self.measures = not self.closed
@@ -615,7 +606,7 @@ class Heartbeat(Position):
             self._step_timer.totals,
             self._evaluation or None,
         )
-        self._page.write(encode(message), now)
+        self._page.write(encode(message))
 
 
 def _memory() -> DeviceMemory | None:

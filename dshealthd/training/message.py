@@ -30,9 +30,6 @@ from typing import NamedTuple
 
 MAGIC = b"dshb"
 VERSION = 3
-HELLO = MAGIC + b"\1"
-"""What a process sends when it hands over its page: the version of the handover, not of
-messages."""
 SLOT = 512
 """Bytes from one message of a page to the next."""
 ROOM = 256

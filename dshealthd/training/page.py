@@ -1,55 +1,28 @@
-"""The memory page that holds a heartbeat's last message and is handed to the agent."""
+"""The memory page that holds a heartbeat's last message, and that the agent finds and reads."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import logging
 import mmap
 import os
-import socket
-import struct
 
-from dshealthd.training.message import (
-    HELLO,
-    PAGE,
-    POSITION,
-    POSITION_AT,
-    PROCESS_AT,
-    ROOM,
-    SLOT,
-    WAIT_AT,
-)
-
-log = logging.getLogger("dshealthd.training")
-
-DEFAULT_PATH = "/run/dshealthd/heartbeat.sock"
-RETRY = 1.0
-"""Seconds between two checks that the agent has the page."""
+from dshealthd.training.message import PAGE, POSITION, POSITION_AT, PROCESS_AT, ROOM, SLOT, WAIT_AT
 
 _NOEXEC_SEAL = 8
 """MFD_NOEXEC_SEAL: without it Linux 6.3 and newer warn or refuse; older kernels do not know it."""
 
 
 class Page:
-    """A page and a connection to the agent.
+    """A page, which the agent finds among the descriptors of the process.
 
     A forked child has to close its parent's, and to make its own: it is a separate process.
     """
 
-    def __init__(self, path: str, *, warns: bool = True) -> None:
-        """Create nothing yet.
-
-        A path on a hung file system would make the first message hang; `/run` is not one.
-        """
-        self._path = path
+    def __init__(self) -> None:
+        """Create nothing yet."""
         self._memory: mmap.mmap | None = None
         self._file = -1
-        self._socket: socket.socket | None = None
         self._offset = 0
-        self._due = 0.0
-        # only one rank of a node warns
-        self._warned = not warns or os.environ.get("LOCAL_RANK", "0") != "0"
         self._map(bytearray(PAGE))
 
     def _map(self, memory: bytearray | mmap.mmap) -> None:
@@ -60,17 +33,14 @@ class Page:
         """The words of the position, and the same as times."""
         self._words = view.cast("I")
 
-    def write(self, data: bytes, now: float) -> None:
-        """Write a message to the heartbeat's page; `now` is monotonic time in seconds."""
+    def write(self, data: bytes) -> None:
+        """Write a message to the heartbeat's page."""
         memory, offset = self._memory, self._offset
         if memory is None:  # another thread closed it just now
             return
         # Two slots in turn: a reader finds one whole while the other is being written.
         self._offset = offset ^ SLOT
         memory[offset : offset + len(data)] = data
-        if now >= self._due:
-            self._due = now + RETRY
-            self._show()
 
     def note(self, data: bytes) -> None:
         """Write the page's note beside the messages; do nothing before this process's first one."""
@@ -89,12 +59,10 @@ class Page:
         self._words[PROCESS_AT // 4], self._words[PROCESS_AT // 4 + 1] = thread, timeout
 
     def close(self) -> None:
-        """Close the heartbeat's page and the connection.
+        """Close the heartbeat's page.
 
         The memory is unmapped with its last view, which another thread may be writing to.
         """
-        self._due = 0.0
-        self._disconnect()
         self._memory = None
         self._map(bytearray(PAGE))
         file, self._file = self._file, -1
@@ -120,40 +88,6 @@ class Page:
         self._map(memory)
         self._memory = memory
 
-    def _show(self) -> None:
-        """Hand the heartbeat's page to the agent, if one runs that does not have it."""
-        if self._socket is not None:
-            try:
-                if self._socket.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK):
-                    return
-            except BlockingIOError:  # connected; the agent never sends anything
-                return
-            except OSError:
-                pass
-            self._disconnect()
-        connection = socket.socket(
-            socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-        )
-        try:
-            connection.connect(self._path)
-            # Before Python 3.12 socket.send_fds drops its flags, and SIGPIPE may be set to kill
-            # the job.
-            page = (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", self._file))
-            connection.sendmsg([HELLO], [page], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except OSError as error:  # no socket, no listener, or a full backlog
-            connection.close()
-            if error.errno == errno.ENOENT and not self._warned:
-                self._warned = True
-                path = self._path.encode(errors="backslashreplace").decode()  # safe for any handler
-                log.warning("no agent listens at %s: heartbeats are lost until one does", path)
-            return
-        self._socket = connection
-
-    def _disconnect(self) -> None:
-        connection, self._socket = self._socket, None
-        if connection is not None:
-            connection.close()
-
     def __del__(self) -> None:
-        """Close without the warning for an unclosed socket; a job need not close its heartbeat."""
+        """Close; a job need not close its heartbeat."""
         self.close()

@@ -28,7 +28,7 @@ def hook() -> AnyOptimizer | None:
     from dshealthd.training.heartbeat import Heartbeat, reports
     from dshealthd.training.optimizer import AnyOptimizer
 
-    return None if reports() else AnyOptimizer(Heartbeat(warns=False))
+    return None if reports() else AnyOptimizer(Heartbeat())
 
 
 def _launched(environ: Mapping[str, str]) -> tuple[str, str] | None:

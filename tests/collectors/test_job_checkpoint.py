@@ -31,7 +31,7 @@ CODE = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from dshealthd.training.heartbeat import Heartbeat
-heartbeat = Heartbeat(socket="/nonexistent/heartbeat.sock")
+heartbeat = Heartbeat()
 heartbeat.step()
 print("done", flush=True)
 for line in sys.stdin:

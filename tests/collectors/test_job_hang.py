@@ -29,7 +29,7 @@ from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.judge import Standstill
 from dshealthd.jobs.hangs.states import RankState
-from dshealthd.jobs.options import HangOptions, HeartbeatOptions
+from dshealthd.jobs.options import HangOptions
 from dshealthd.jobs.service import Jobs
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
@@ -50,7 +50,7 @@ RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 class Node:
     """An agent's collector of hangs, and a job of two or three ranks."""
 
-    def __init__(self, path: Path, service: Jobs, context: Context, ranks: int) -> None:
+    def __init__(self, service: Jobs, context: Context, ranks: int) -> None:
         self.service = service
         self.hang = JobHang(HangOptions(), context)
         self.config = Config()
@@ -58,7 +58,7 @@ class Node:
         """The jobs that were hung, at each look that saw others than the one before."""
         self.ranks = [
             subprocess.Popen(
-                [sys.executable, rank.__file__, str(path / "h.sock")],
+                [sys.executable, rank.__file__],
                 env={
                     "PATH": os.defpath,
                     "PYTHONPATH": str(ROOT),
@@ -152,11 +152,10 @@ async def node(path: Path, ranks: int = 2) -> AsyncIterator[Node]:
             told.append(now)
 
     config = configured(
-        HeartbeatOptions(socket=str(path / "h.sock")),
-        HangOptions(interval=Duration(0.1), floor=Duration(FLOOR)),
+        hangs=HangOptions(interval=Duration(0.1), floor=Duration(FLOOR)),
     )
     async with jobs(config, on_look, path) as (service, context):
-        with contextlib.closing(Node(path, service, context, ranks)) as found:
+        with contextlib.closing(Node(service, context, ranks)) as found:
             found.told, found.config = told, config
             yield found
 
@@ -273,13 +272,12 @@ async def test_an_agent_that_is_started_anew_knows_the_pace_of_ranks_that_go_on(
         await found.restart()
         values = await found.until(lambda values: ("step_bound_seconds", "1") in values)
         assert before <= values["step_bound_seconds", "1"] < FIRST
-        reception = found.service.heartbeats()
-        receiver = reception.receiver
+        reader = found.service.heartbeats()
         await found.until(
             lambda _: (
-                receiver.received > 20
-                and receiver.connections == 2
-                and [len(senders) for senders in reception.ranks().values()] == [1, 1]
+                reader.received > 20
+                and len(reader) == 2
+                and [len(senders) for senders in reader.ranks().values()] == [1, 1]
             )
         )
 

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -19,29 +18,16 @@ from dshealthd.collectors.training import Training, samples, shares, work
 from dshealthd.core.collector import Context, Reason, Sample
 from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
-from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, attempt
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.heartbeats.identity import Identity
-from dshealthd.jobs.heartbeats.reception import by_rank
-from dshealthd.jobs.heartbeats.sender import Sender
-from dshealthd.jobs.options import HeartbeatOptions
+from dshealthd.jobs.heartbeats.sender import Sender, by_rank
 from dshealthd.jobs.own_work import Course
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.training.message import DeviceMemory, Message, Phase, StepStage, Totals, WaitSource
 from tests.jobs.heartbeats.senders import sending
 from tests.jobs.machines import TORCH
-from tests.jobs.service import configured, jobs
-
-
-def options(path: Path, **others: Any) -> HeartbeatOptions:
-    """Return options by which an agent listens there."""
-    return HeartbeatOptions(socket=str(path), **others)
-
-
-async def collected(path: Path, host: Host | None = None) -> Result:
-    """Have an agent listen there, and return its first collection."""
-    async with jobs(configured(options(path), host=host)) as (_, context):
-        return attempt(Training(options(path), context))
+from tests.jobs.service import OFTEN, ON, configured, jobs
 
 
 def test_everything_that_a_message_says() -> None:
@@ -209,22 +195,21 @@ def test_runs_of_one_allocation() -> None:
     }
 
 
-async def test_ranks_on_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ranks_on_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that report are shown with their job; those above the most are counted."""
     torchrun = {**TORCH, "TORCHELASTIC_RUN_ID": "r1"}
-    given = options(tmp_path / "h.sock")
     monkeypatch.setattr("dshealthd.collectors.training.MAX_RANKS", 2)
-    async with jobs(configured(given)) as (service, context):
-        training = Training(given, context)
+    async with jobs(configured(OFTEN)) as (service, context):
+        training = Training(ON, context)
         assert attempt(training).outcome is CollectionOutcome.OK
         with (
-            sending(tmp_path / "h.sock", {**torchrun, "RANK": "0"}) as first,
-            sending(tmp_path / "h.sock", {**torchrun, "RANK": "1"}) as second,
-            sending(tmp_path / "h.sock", {**torchrun, "RANK": "2"}) as third,
+            sending({**torchrun, "RANK": "0"}) as first,
+            sending({**torchrun, "RANK": "1"}) as second,
+            sending({**torchrun, "RANK": "2"}) as third,
         ):
             for sender in (first, second, third):
                 sender.tell(Message(step=5, sent=time.monotonic()))
-            while service.heartbeats().receiver.received < 3:
+            while service.heartbeats().received < 3:
                 await asyncio.sleep(0.01)
             result = attempt(training)
     text = render(result.samples)
@@ -234,41 +219,15 @@ async def test_ranks_on_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     )  # as job_environment names it
     assert "dshealthd_heartbeat_ranks_left_out 1" in text
     assert result.faults == ()
-    assert not (tmp_path / "h.sock").exists()
 
 
-def test_single_collection(tmp_path: Path) -> None:
-    """`dshealthd metrics` takes the socket from no agent."""
-    context = Context(host=Host())
-    result = attempt(Training(options(tmp_path / "h.sock"), context))
+def test_single_collection() -> None:
+    """`dshealthd metrics` reads no heartbeats."""
+    result = attempt(Training(ON, Context(host=Host())))
     assert (result.outcome, result.detail) == (
         CollectionOutcome.NOT_AVAILABLE,
-        "heartbeats are received only while an agent runs",
+        "heartbeats are read only while an agent runs",
     )
-    assert list(tmp_path.iterdir()) == []
-
-
-async def test_no_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Without the directory of the socket nothing is available, which the log says once."""
-    mine = options(tmp_path / "absent/heartbeat.sock")
-    async with jobs(configured(mine)) as (service, context):
-        service._reception.tend()  # type: ignore[union-attr] # the service's next turn
-        result, status = attempt(Training(mine, context)), str(service.status())
-    assert result.outcome is CollectionOutcome.NOT_AVAILABLE
-    assert f"{tmp_path}/absent does not exist" in result.detail
-    assert result.detail in status
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert caplog.messages == [result.detail]
-
-
-async def test_another_agent(tmp_path: Path) -> None:
-    """A socket that another agent serves is an error, which names it."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
-        other.bind(str(tmp_path / "h.sock"))
-        other.listen()
-        result = await collected(tmp_path / "h.sock")
-    assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.IO_ERROR)
-    assert result.detail == f"{tmp_path}/h.sock: another agent listens there"
 
 
 async def test_processes_of_another_namespace(tmp_path: Path) -> None:
@@ -276,6 +235,7 @@ async def test_processes_of_another_namespace(tmp_path: Path) -> None:
     proc = tmp_path / "proc"
     proc.mkdir()
     (proc / "self").symlink_to("1")
-    result = await collected(tmp_path / "h.sock", Host(procfs=proc))
+    async with jobs(configured(host=Host(procfs=proc))) as (_, context):
+        result = attempt(Training(ON, context))
     assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.NOT_FOUND)
     assert "another pid namespace" in result.detail

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 from pathlib import Path
 
@@ -170,34 +171,34 @@ def test_a_web_config_file_without_a_thread_stays_in_force(
 async def test_senders_wait_for_threads(
     short: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a sender asks for is done as soon as threads can be started again."""
+    """What a sender needs is done as soon as threads can be started again."""
     monkeypatch.setattr(blocking_tasks, "RETRY", 0.01)
-    done = asyncio.Event()
+    done: list[int] = []
     tasks = blocking_tasks.BlockingTasks(asyncio.get_running_loop())
-    for _ in range(20):
-        tasks.run(1, lambda: 7, lambda _: done.set())
+    for number in range(20):
+        tasks.run(1, functools.partial(int, number), done.append)
     await asyncio.sleep(0.05)
-    assert len(tasks) == 20
+    assert done == []
     short.undo()
     monkeypatch.setattr(blocking_tasks, "RETRY", 0.01)
     async with asyncio.timeout(60):
-        await done.wait()
-        while len(tasks):
+        while len(done) < 20:
             await asyncio.sleep(0.01)
+    assert sorted(done) == list(range(20))
 
 
 async def test_senders_that_are_let_go_without_a_thread(
     short: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits when the socket is closed is done later."""
+    """What waits when the reader is closed is not done any more."""
     monkeypatch.setattr(blocking_tasks, "RETRY", 0.01)
-    done = threading.Event()
+    done: list[str] = []
     tasks = blocking_tasks.BlockingTasks(asyncio.get_running_loop())
-    tasks.run(1, done.set)
+    tasks.run(1, lambda: "before", done.append)
     tasks.close()
-    await asyncio.sleep(0.05)
-    assert not done.is_set()
     short.undo()
+    tasks.run(1, lambda: "after", done.append)
     async with asyncio.timeout(60):
-        while not done.is_set():
+        while "after" not in done:
             await asyncio.sleep(0.01)
+    assert done == ["after"]

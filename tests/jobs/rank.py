@@ -44,7 +44,7 @@ def trouble(heartbeat: Heartbeat, what: str) -> None:
 def main() -> None:
     """Make steps, with the stages that a model's hooks tell."""
     sys.modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False))  # type: ignore[assignment] # all that is asked
-    heartbeat = Heartbeat(socket=sys.argv[1])
+    heartbeat = Heartbeat()
     while True:
         while not select.select([sys.stdin], [], [], 0)[0]:
             heartbeat.forward_began(Model())

@@ -118,7 +118,7 @@ def orphan(directory: Path, nodes: Sequence[Node], port: int) -> Iterator[Job]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=jobs.environment(node, directory),
+            env=jobs.environment(directory),
         )
     end = time.monotonic() + 60.0
     while f":{port}" not in node.station.tool("ss", "-tlnH"):

@@ -25,13 +25,7 @@ HERE = Path(__file__).parent
 RANKS = 2
 """Of each node."""
 LINE = re.compile(r"rank (\d+) step (\d+) seconds ([\d.]+) .*\n")
-SOCKET = "heartbeat.sock"
 END_SECONDS = 20.0
-
-
-def socket(node: Node) -> Path:
-    """Return where a node's agent takes heartbeats."""
-    return node.directory / SOCKET
 
 
 class Job:
@@ -143,9 +137,9 @@ def variables(pid: int) -> dict[str, str]:
         return {}
 
 
-def environment(node: Node, directory: Path) -> dict[str, str]:
+def environment(directory: Path) -> dict[str, str]:
     """Return what the ranks of a node get; DeepSpeed computes on the CPU."""
-    own = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket(node)), DIRECTORY: str(directory)}
+    own = {DIRECTORY: str(directory)}
     quiet = {
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
@@ -239,6 +233,6 @@ def _start(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**environment(node, directory), **added},
+            env={**environment(directory), **added},
             cwd=directory,
         )

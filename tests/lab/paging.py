@@ -16,7 +16,7 @@ from dshealthd.cli.main import main as dshealthd
 from dshealthd.config import registry
 from dshealthd.core.options import encode
 from tests.kernel_log import KernelLog
-from tests.lab import jobs, probing
+from tests.lab import probing
 from tests.lab.hardware import CHECKPOINTS, DATA, equip, training
 from tests.lab.lab import Lab
 from tests.lab.node import Node, merged, toml
@@ -52,7 +52,6 @@ def settings(node: Node, *, as_shipped: bool = False) -> dict[str, Any]:
         "path": {"dev": str(node.directory / "dev")},
         "collectors": {
             "filesystem": {"paths": [DATA], "write_test": [CHECKPOINTS]},
-            "training": {"socket": str(jobs.socket(node))},
         },
     }
     kinds = registry.all_collectors()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dshealthd.config import registry
 from tests.agents import Scrape
-from tests.lab import Lab, Node, jobs
+from tests.lab import Lab, Node
 from tests.lab.node import merged, toml
 from tests.lab.probing import rounds, settings
 
@@ -36,8 +36,8 @@ def lay_out_adapters(node: Node) -> None:
 
 
 @contextlib.contextmanager
-def ranks(node: Node) -> Iterator[None]:
-    """Run a job on the node, whose ranks send heartbeats."""
+def ranks() -> Iterator[None]:
+    """Run a job whose ranks send heartbeats."""
     with contextlib.ExitStack() as stack:
         for number in range(RANKS):
             environment = os.environ | {
@@ -48,7 +48,7 @@ def ranks(node: Node) -> Iterator[None]:
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": "29599",
             }
-            command = [sys.executable, "-m", "tests.jobs.rank", str(jobs.socket(node))]
+            command = [sys.executable, "-m", "tests.jobs.rank"]
             rank = stack.enter_context(
                 subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, text=True)
             )
@@ -66,7 +66,6 @@ def test_a_busy_node_has_few_series_that_rules_read(tmp_path: Path) -> None:
             "probe": {"members": {"name": node.member}},
             "collectors": {
                 "network": {"include": ["lo"]},
-                "training": {"socket": str(jobs.socket(node))},
             },
         }
         return toml(merged(settings(node, period=2.0, full=True), own))
@@ -91,7 +90,7 @@ def test_a_busy_node_has_few_series_that_rules_read(tmp_path: Path) -> None:
         for node in lab.nodes:
             node.finish()
         busy = lab.nodes[0]
-        with ranks(busy):
+        with ranks():
 
             def ready(scrape: Scrape) -> bool:
                 return (

@@ -16,7 +16,7 @@ import pytest
 from dshealthd.core.options import Duration
 from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.judge import Standstill
-from dshealthd.jobs.options import HangOptions, HeartbeatOptions
+from dshealthd.jobs.options import HangOptions
 from dshealthd.probe.hung_jobs import (
     ASKED,
     GAP,
@@ -141,15 +141,14 @@ def test_the_service_of_jobs_tells_of_a_hang(tmp_path: Path) -> None:
     """A real rank of two waits for the other, which is elsewhere: the nodes of its job meet."""
 
     async def scene() -> None:
-        socket = str(tmp_path / "h.sock")
         options = HangOptions(interval=Duration(0.1), floor=Duration(1.0))
-        config = configured(HeartbeatOptions(socket=socket), options)
+        config = configured(hangs=options)
         async with (
             agents(tmp_path, 2, change=unscheduled) as (one, other),
             jobs(config, one.service.see) as (service, _),
         ):
             process = subprocess.Popen(
-                [sys.executable, rank.__file__, socket],
+                [sys.executable, rank.__file__],
                 env={
                     "PATH": os.defpath,
                     "PYTHONPATH": str(ROOT),

@@ -51,15 +51,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     place = tmp_path_factory.mktemp("site")
     package = place / "package"
     directory.make(package / "training")
-    with Lab(place / "lab", 2, collectors=("training", "job_environment"), start=False) as lab:
+    with Lab(
+        place / "lab", 2, collectors=("heartbeat_pages", "training", "job_environment"), start=False
+    ) as lab:
         (place / "lib").mkdir()
         (place / "lib/dshealthd").symlink_to(package)
         for node in lab.nodes:
-            # Where the package is installed, and where its agent listens.
+            # Where the package is installed.
             layers = f"lowerdir={place}/lib:/usr/lib"
             node.station.tool("mount", "-t", "overlay", "-o", layers, "overlay", "/usr/lib")
-            node.station.tool("mount", "-t", "tmpfs", "run", "/run")
-            node.station.tool("mkdir", "/run/dshealthd")
             node.start()
         prolog = shutil.copy2(package / "training/task-prolog", place / "dshealthd-task-prolog")
         with SlurmCluster(lab, place / "slurm", {"TaskProlog": str(prolog)}, GPUS) as slurm:

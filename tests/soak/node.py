@@ -27,13 +27,10 @@ GPUS = 8
 class Node:
     """What faults are done to."""
 
-    def __init__(
-        self, agent: RunningAgent, gpus: Simulator, log: KernelLog, heartbeats: Path
-    ) -> None:
+    def __init__(self, agent: RunningAgent, gpus: Simulator, log: KernelLog) -> None:
         self.agent = agent
         self.gpus = gpus
         self.log = log
-        self.heartbeats = heartbeats
         self.job_number = 0
 
     @contextlib.contextmanager
@@ -119,7 +116,7 @@ class Node:
         run = {**TORCH, "TORCHELASTIC_RUN_ID": f"soak-{self.job_number}"}
         with contextlib.ExitStack() as stack:
             for rank in range(entry["ranks"]):
-                sender = stack.enter_context(sending(self.heartbeats, {**run, "RANK": str(rank)}))
+                sender = stack.enter_context(sending({**run, "RANK": str(rank)}))
                 sender.tell(Message(step=1, sent=time.monotonic()))
             yield set()
 
@@ -130,13 +127,9 @@ def node(directory: Path) -> Iterator[Node]:
     gpus = Simulator(directory / "gpus")
     gpus.pci_sysfs(directory / "sys")
     log = KernelLog(directory / "dev" / "kmsg")
-    heartbeats = directory / "heartbeats.sock"
-    config = f'[collectors.training]\nsocket = "{heartbeats}"\n'
     flags = ("--path.sysfs", str(directory / "sys"), "--path.dev", str(directory / "dev"))
     # Ctrl-C ends the soak, not the agent: the terminal sends it to a whole process group.
     popen = functools.partial(subprocess.Popen, process_group=0)
-    with running(
-        directory, config, environment=gpus.environment(), flags=flags, popen=popen
-    ) as agent:
-        yield Node(agent, gpus, log, heartbeats)
+    with running(directory, "", environment=gpus.environment(), flags=flags, popen=popen) as agent:
+        yield Node(agent, gpus, log)
     log.close()

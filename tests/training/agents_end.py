@@ -1,42 +1,120 @@
 """The agent's end of the heartbeats, for tests of the sender.
 
-Takes pages and reads them when asked.
+Finds the pages of this process and its children, and reads them when asked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import socket
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dshealthd.training.message import HELLO, PAGE, Message, newest
+import psutil
+
+from dshealthd.core.host import Host
+from dshealthd.jobs.heartbeats.page import open_page
+from dshealthd.training.message import PAGE, Message, newest
 from dshealthd.training.saved import Saved
 from dshealthd.training.saved import decode as decode_saved
 
 
-class AgentsEnd:
-    """Listens; who connects waits until it is asked what was told."""
+@contextlib.contextmanager
+def forked(work: Callable[[], object]) -> Iterator[None]:
+    """Have a forked child do something; it lives on until the end of the block."""
+    (done, does), (ends, end) = os.pipe(), os.pipe()
+    if (child := os.fork()) == 0:
+        work()
+        os.write(does, b"x")
+        os.close(end)
+        os.read(ends, 1)
+        os._exit(0)
+    os.read(done, 1)
+    try:
+        yield
+    finally:
+        for pipe in (done, does, ends, end):
+            os.close(pipe)
+        os.waitpid(child, 0)
 
-    def __init__(self, path: Path) -> None:
-        self.path = str(path)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        self._listener.bind(self.path)
-        self._listener.listen(16)
-        self.connections: list[socket.socket] = []
+
+LINGER = """
+import os, time
+if "ENDS" in os.environ:
+    place = os.path.join(os.environ["ENDS"], str(os.getpid()))
+    open(place, "w").close()
+    while os.path.exists(place):
+        time.sleep(0.01)
+"""
+"""What a program has at its end, so that its page is found before it is gone."""
+
+
+class AgentsEnd:
+    """What becomes of the pages that are made from now on; a page that was found is kept."""
+
+    def __init__(self) -> None:
         self.pages: list[int] = []
+        self._known: set[int] = set()
+        self.look()
+        self.close()  # what is left of another test
+
+    def look(self) -> None:
+        """Find new pages: those of a process that has ended later remain."""
+        me = psutil.Process()
+        for process in (me, *me.children(recursive=True)):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
+                for number in os.listdir(f"/proc/{process.pid}/fd"):
+                    page = open_page(Host(), process.pid, int(number))
+                    if page is not None:
+                        self._keep(page)
+
+    def watch(
+        self, command: Sequence[str], *environs: Mapping[str, str], cwd: Path
+    ) -> list[subprocess.CompletedProcess[str]]:
+        """Run a program in several environments at once, to their ends, and find the pages of those
+        that LINGER until then.
+        """
+        ends = cwd / "ends"
+        ends.mkdir(exist_ok=True)
+        processes = [
+            subprocess.Popen(
+                command,
+                env={**environ, "ENDS": str(ends)},
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for environ in environs
+        ]
+        ended: list[subprocess.CompletedProcess[str]] = []
+        while len(ended) < len(processes):
+            process = processes[len(ended)]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                out, error = process.communicate(timeout=0.1)
+                ended.append(subprocess.CompletedProcess(command, process.returncode, out, error))
+            self.release(ends)
+        return ended
+
+    def release(self, ends: Path) -> None:
+        """Find the pages of programs that LINGER, and let these end."""
+        waiting = [*ends.iterdir()]
+        if waiting:
+            self.look()
+        for each in waiting:
+            each.unlink()
 
     def messages(self) -> list[Message]:
-        """Return what stands in the page of each process that has ever connected, in order."""
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except BlockingIOError:
-                break
-            hello, files, _, _ = socket.recv_fds(connection, len(HELLO) + 1, 1)
-            assert hello == HELLO
-            self.connections.append(connection)
-            self.pages += files
-        return [newest(os.pread(page, PAGE, 0)) for page in self.pages]
+        """Return what stands in each page that there has ever been, in order."""
+        self.look()
+        found = []
+        for page in self.pages:
+            data = os.pread(page, PAGE, 0)
+            if any(data):  # it was made just now
+                found.append(newest(data))
+        return found
 
     def message(self) -> Message:
         """Return what stands in the only page."""
@@ -50,10 +128,15 @@ class AgentsEnd:
         return decode_saved(os.pread(page, PAGE, 0))
 
     def close(self) -> None:
-        """End; senders see a connection that is gone."""
-        for connection in [*self.connections, self._listener]:
-            connection.close()
+        """Let go of the pages, and never find them again."""
         for page in self.pages:
             os.close(page)
-        self.connections.clear()
         self.pages.clear()
+
+    def _keep(self, page: int) -> None:
+        inode = os.fstat(page).st_ino
+        if inode in self._known:
+            os.close(page)
+        else:
+            self._known.add(inode)
+            self.pages.append(page)

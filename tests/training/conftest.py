@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,9 @@ from tests.training.agents_end import AgentsEnd
 
 
 @pytest.fixture
-def agents_end(tmp_path: Path) -> Iterator[AgentsEnd]:
-    """An agent's end that nobody is connected to."""
-    with contextlib.closing(AgentsEnd(tmp_path / "heartbeat.sock")) as end:
+def agents_end() -> Iterator[AgentsEnd]:
+    """An agent's end that has found no page yet."""
+    with contextlib.closing(AgentsEnd()) as end:
         yield end
 
 

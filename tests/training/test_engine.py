@@ -76,7 +76,7 @@ class Engine:
 def test_steps_of_an_engine(agents_end: AgentsEnd) -> None:
     """A step is the engine's own count, which goes on from a checkpoint."""
     engine = Engine()
-    with attach(engine, socket=agents_end.path):
+    with attach(engine):
         for step in (40, 41, 41, 42):
             before = time.monotonic()
             assert engine.backward(2.0, scale=2) == 1.0
@@ -98,7 +98,7 @@ def test_checkpoint_and_evaluation_are_phases(agents_end: AgentsEnd) -> None:
     engine = Engine()
     engine.during_checkpoint = lambda: phases.append(agents_end.message().phase)
     phases: list[int] = []
-    with attach(engine, socket=agents_end.path):
+    with attach(engine):
         with pytest.raises(OSError, match="No space left"):
             engine.save_checkpoint("/full")
         phases.append(agents_end.message().phase)
@@ -115,7 +115,7 @@ def test_a_completed_save_says_where(
     """Where, how often and with how many files of optimizers; not of a save that fails."""
     engine: Any = Engine()
     monkeypatch.chdir("/tmp")
-    with attach(engine, socket=agents_end.path):
+    with attach(engine):
         engine.step()
         with pytest.raises(OSError, match="No space left"):
             engine.save_checkpoint("/full")
@@ -244,7 +244,7 @@ def test_stages_of_a_pipeline(agents_end: AgentsEnd) -> None:
     """
     pytest.importorskip("torch")
     engine = PipelineEngine(agents_end)
-    with attach(engine, socket=agents_end.path) as heartbeat:
+    with attach(engine) as heartbeat:
         heartbeat.enter("other")
         engine.train_batch()
         engine.module.training = False

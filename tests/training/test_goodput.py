@@ -72,8 +72,8 @@ def test_ranks_on_two_nodes(
             tmp_path / "lab",
             nodes=2,
             gpus=0,
-            collectors=("training", "job_hang", "open_files"),
-            config=lambda node: CONFIG.format(socket=node.directory / "heartbeat.sock"),
+            collectors=("heartbeat_pages", "training", "job_hang", "open_files"),
+            config=lambda _: CONFIG,
         ) as lab,
         contextlib.ExitStack() as stack,
     ):
@@ -81,7 +81,6 @@ def test_ranks_on_two_nodes(
         for node in lab.nodes:
             asked = {
                 "CHECKPOINTS": str(tmp_path / "saved"),
-                "DSHEALTHD_HEARTBEAT_SOCKET": str(node.directory / "heartbeat.sock"),
                 "DSHEALTHD_RUN": run,
                 "DS_ACCELERATOR": "cpu",
             }
@@ -115,14 +114,12 @@ def test_ddp_that_torchrun_restarts(tmp_path: Path) -> None:
     counted, the rank that failed is named, and steps that were lost are made again. Rank 0 prints
     its own part.
     """
-    socket = tmp_path / "heartbeat.sock"
     asked = {
-        "DSHEALTHD_HEARTBEAT_SOCKET": str(socket),
         "DSHEALTHD_REPORT": "1",
         "DSHEALTHD_RUN": "ddp-of-the-test",
     }
     with (
-        running(tmp_path, CONFIG.format(socket=socket)) as agent,
+        running(tmp_path, CONFIG) as agent,
         training(
             tmp_path, "script_goodput.py", "160", "80", variables=asked, restarts=1
         ) as trained,

@@ -11,33 +11,23 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from dshealthd.training import attach, page
+from dshealthd.training import attach
 from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.message import PAGE, Phase
 from tests.stopwatch import Stopwatch
-from tests.training.agents_end import AgentsEnd
+from tests.training.agents_end import AgentsEnd, forked
 from tests.training.step_clock import average
 
 AVERAGED = 10
 
 
-SOON = 0.2
-"""Seconds until a heartbeat tries to connect again here, where one waits a second as shipped."""
-
-
-@pytest.fixture(autouse=True)
-def _tries_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "RETRY", SOON)
-
-
 @pytest.fixture
-def heartbeat(agents_end: AgentsEnd) -> Iterator[Heartbeat]:
+def heartbeat() -> Iterator[Heartbeat]:
     """Return a heartbeat that an agent hears."""
-    made = Heartbeat(socket=agents_end.path)
+    made = Heartbeat()
     yield made
     made.close()
 
@@ -55,7 +45,7 @@ def spaced(heartbeat: Heartbeat, steps: int, seconds: float = 0.015) -> list[tup
 
 def test_every_step_is_told(agents_end: AgentsEnd) -> None:
     """A step is told as it ends; the first has no duration, as its beginning is unknown."""
-    heartbeat = Heartbeat(socket=agents_end.path, step=100)
+    heartbeat = Heartbeat(step=100)
     ((last, _),) = spaced(heartbeat, 1)
     message = agents_end.message()
     assert (message.step, message.last_seconds) == (101, None)
@@ -67,28 +57,6 @@ def test_every_step_is_told(agents_end: AgentsEnd) -> None:
         assert message.last_seconds is not None
         assert 0.015 <= message.last_seconds <= after - last
         last = before
-    heartbeat.close()
-
-
-@pytest.mark.parametrize(("local_rank", "lines"), [("0", 1), ("3", 0)])
-def test_a_missing_agent_is_said_once(
-    local_rank: str,
-    lines: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Without a socket one rank of a node warns once, and the training goes on."""
-    monkeypatch.setenv("LOCAL_RANK", local_rank)
-    path = str(tmp_path / "absent/heartbeat.sock")
-    heartbeat = Heartbeat(socket=path)
-    with caplog.at_level(logging.WARNING):
-        heartbeat.step()
-        time.sleep(SOON)
-        heartbeat.step()
-    expected = f"no agent listens at {path}: heartbeats are lost until one does"
-    assert caplog.messages == [expected] * lines
-    assert not heartbeat.closed
     heartbeat.close()
 
 
@@ -107,13 +75,20 @@ def test_size_of_the_page_is_sealed(agents_end: AgentsEnd, heartbeat: Heartbeat)
     """The page that the agent reads stays as long as it is, whatever becomes of the training."""
     heartbeat.step()
     agents_end.message()
-    (page,) = agents_end.pages
+    page = writable(agents_end)
     for size in (0, 2 * PAGE):
         with pytest.raises(PermissionError):
             os.ftruncate(page, size)
     seals = fcntl.fcntl(page, fcntl.F_GET_SEALS)
+    os.close(page)
     assert seals & fcntl.F_SEAL_SHRINK
     assert seals & fcntl.F_SEAL_GROW
+
+
+def writable(agents_end: AgentsEnd) -> int:
+    """Return a descriptor of the only page, to change it."""
+    (page,) = agents_end.pages
+    return os.open(f"/proc/self/fd/{page}", os.O_RDWR)
 
 
 def test_process_that_stops_while_it_writes(agents_end: AgentsEnd, heartbeat: Heartbeat) -> None:
@@ -123,9 +98,10 @@ def test_process_that_stops_while_it_writes(agents_end: AgentsEnd, heartbeat: He
     spaced(heartbeat, 1, 0.1)
     fourth = agents_end.message()
     assert (fourth.step, fourth.last_seconds) != (4, third.last_seconds)
-    (page,) = agents_end.pages
+    page = writable(agents_end)
     with mmap.mmap(page, PAGE) as memory:
         memory[PAGE // 2 + 40] ^= 255  # the fourth message is in the second half
+    os.close(page)
     assert agents_end.message() == third._replace(step=4, sent=fourth.sent)
 
 
@@ -185,38 +161,8 @@ def test_loss(agents_end: AgentsEnd, heartbeat: Heartbeat, loss: float, *, finit
     assert (message.loss_finite, message.nonfinite) == (finite, 0 if finite else 1)
 
 
-def test_no_agent(tmp_path: Path) -> None:
-    """Without an agent nothing is raised, and no more than one connection is tried per interval."""
-    heartbeat = Heartbeat(socket=str(tmp_path / "nobody.sock"))
-    ((tried, _), *_) = spaced(heartbeat, 3)
-    end = AgentsEnd(tmp_path / "nobody.sock")
-    ((_, again),) = spaced(heartbeat, 1)
-    assert end.messages() == [] or again - tried >= SOON
-    time.sleep(SOON)
-    heartbeat.step()
-    assert end.message().step == 5
-    end.close()
-
-
-def test_agent_that_comes_and_goes(
-    agents_end: AgentsEnd, tmp_path: Path, heartbeat: Heartbeat
-) -> None:
-    """An agent that ends is noticed, and the next one is given the page."""
-    spaced(heartbeat, 1)
-    assert agents_end.message().step == 1
-    agents_end.close()
-    os.unlink(agents_end.path)
-    time.sleep(SOON)
-    spaced(heartbeat, 2)
-    successor = AgentsEnd(tmp_path / "heartbeat.sock")
-    time.sleep(SOON)
-    spaced(heartbeat, 1)
-    assert successor.message().step == 4
-    successor.close()
-
-
-def test_agent_that_is_hung(agents_end: AgentsEnd, heartbeat: Heartbeat) -> None:
-    """What an agent that looks at nothing for long finds is the present, and nobody waited for
+def test_agent_that_comes_late(agents_end: AgentsEnd, heartbeat: Heartbeat) -> None:
+    """What an agent finds that looks at nothing for long is the present, and nobody waited for
     it.
     """
     watch = Stopwatch()
@@ -226,26 +172,11 @@ def test_agent_that_is_hung(agents_end: AgentsEnd, heartbeat: Heartbeat) -> None
     assert agents_end.message().step == 2000
 
 
-@pytest.mark.parametrize(
-    "path", ["/proc/nothing/here.sock", "/etc/hostname", "/" + "x" * 200, "relative\udcff.sock"]
-)
-def test_impossible_paths(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A path that cannot be a socket's costs nothing but the heartbeats."""
-    heartbeat = Heartbeat(socket=path)
-    spaced(heartbeat, 2)
-    for message in caplog.messages:
-        assert message.encode()
-
-
 def test_fork(agents_end: AgentsEnd, heartbeat: Heartbeat) -> None:
     """A child of fork has a page of its own, and leaves its parent's alone."""
     spaced(heartbeat, 1)
-    child = os.fork()
-    if child == 0:
-        spaced(heartbeat, 5)
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert [message.step for message in agents_end.messages()] == [1, 6]
+    with forked(lambda: spaced(heartbeat, 5)):
+        assert [message.step for message in agents_end.messages()] == [1, 6]
     spaced(heartbeat, 1)
     assert [message.step for message in agents_end.messages()] == [2, 6]
 
@@ -268,6 +199,7 @@ def test_defects_stay_inside(
 ) -> None:
     """An error is logged once, ends the heartbeat, and does not reach the training."""
     spaced(heartbeat, 1)
+    assert agents_end.message().step == 1
     heartbeat.gradient_norm(object())
     heartbeat.loss(type("Odd", (), {"device": 1, "numel": lambda _: 1})())
     with caplog.at_level(logging.WARNING, "dshealthd.training"):
@@ -277,7 +209,7 @@ def test_defects_stay_inside(
     ]
     assert "AttributeError" in caplog.text
     assert agents_end.message().step == 1
-    assert agents_end.connections[0].recv(1) == b""
+    assert not heartbeat._page.is_open
 
 
 def test_what_cannot_be_attached_to(caplog: pytest.LogCaptureFixture) -> None:

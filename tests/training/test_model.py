@@ -77,7 +77,7 @@ def test_stages(agents_end: AgentsEnd) -> None:
     """Forward, backward and input are told as they begin."""
     model = Slow(agents_end)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with attach(optimizer=optimizer, model=model, socket=agents_end.path) as heartbeat:
+    with attach(optimizer=optimizer, model=model) as heartbeat:
         heartbeat.enter("other")
         assert stage(agents_end) == StepStage.UNKNOWN
         for step in (1, 2):
@@ -97,7 +97,7 @@ def test_stages_of_micro_steps(agents_end: AgentsEnd) -> None:
     """Under accumulation the stages follow the micro-steps."""
     model = Slow(agents_end)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with attach(optimizer=optimizer, model=model, socket=agents_end.path):
+    with attach(optimizer=optimizer, model=model):
         for _ in range(3):
             loss = model(torch.randn(4, 8)).square().mean()
             assert stage(agents_end) == StepStage.BACKWARD
@@ -118,7 +118,7 @@ def test_forward_passes(agents_end: AgentsEnd) -> None:
         message = agents_end.message()
         return message.forward_pass, message.forward_passes
 
-    with attach(optimizer=optimizer, model=model, socket=agents_end.path):
+    with attach(optimizer=optimizer, model=model):
         for _ in range(ALIKE):
             make_step(model, optimizer, micro_steps=3)
             assert passes() == (0, 0)
@@ -141,7 +141,7 @@ def test_times(agents_end: AgentsEnd) -> None:
     """The input has a time of its own."""
     model = Slow(agents_end, 0.02)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with attach(optimizer=optimizer, model=model, socket=agents_end.path):
+    with attach(optimizer=optimizer, model=model):
         waited = []
         for _ in range(15):
             started = time.perf_counter()
@@ -163,7 +163,7 @@ def test_pause_is_no_input(agents_end: AgentsEnd, marked: bool) -> None:  # noqa
     model = Slow(agents_end, 0.001)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     began = time.perf_counter()
-    with attach(optimizer=optimizer, model=model, socket=agents_end.path) as heartbeat:
+    with attach(optimizer=optimizer, model=model) as heartbeat:
         for _ in range(3):
             make_step(model, optimizer)
         with heartbeat.phase("evaluation") if marked else nullcontext(), torch.no_grad():
@@ -196,9 +196,7 @@ def test_compiled(agents_end: AgentsEnd, how: str) -> None:
     model = Compiled()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     trained = torch.compile(model, backend="eager", fullgraph=True) if how != "in place" else model
-    with attach(
-        optimizer=optimizer, model=trained if how == "returned" else model, socket=agents_end.path
-    ) as heartbeat:
+    with attach(optimizer=optimizer, model=trained if how == "returned" else model) as heartbeat:
         if how == "in place":
             model.compile(backend="eager", fullgraph=True)
         for _ in range(3):
@@ -212,10 +210,10 @@ def test_what_is_no_model(agents_end: AgentsEnd, caplog: pytest.LogCaptureFixtur
     """A model that is none is said by the log; steps are told all the same."""
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with attach(optimizer=optimizer, model="model", socket=agents_end.path):
+    with attach(optimizer=optimizer, model="model"):
         make_step(model, optimizer)
+        assert (agents_end.message().step, stage(agents_end)) == (1, StepStage.UNKNOWN)
     assert "step stages unavailable: str is not a torch module" in caplog.text
-    assert (agents_end.message().step, stage(agents_end)) == (1, StepStage.UNKNOWN)
 
 
 def test_program_that_is_not_changed(agents_end: AgentsEnd) -> None:
@@ -224,7 +222,7 @@ def test_program_that_is_not_changed(agents_end: AgentsEnd) -> None:
     inner = Slow(agents_end)
     outer = torch.nn.Sequential(inner)
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.01)
-    heartbeat = watch.register(socket=agents_end.path)
+    heartbeat = watch.register()
     try:
         make_step(outer, optimizer)
         assert stage(agents_end) == StepStage.UNKNOWN
@@ -241,7 +239,7 @@ def test_program_with_two_models(agents_end: AgentsEnd) -> None:
     layer = Slow(agents_end)
     models = [torch.nn.Sequential(layer), torch.nn.Sequential(layer)]
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
-    heartbeat = watch.register(socket=agents_end.path)
+    heartbeat = watch.register()
     try:
         for _ in range(2):
             make_step(models[0], optimizer)
@@ -262,7 +260,7 @@ def test_a_rank_that_waits_in_a_hook_has_begun_its_step(agents_end: AgentsEnd) -
 
     model.register_forward_pre_hook(waits, prepend=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with attach(optimizer=optimizer, model=model, socket=agents_end.path):
+    with attach(optimizer=optimizer, model=model):
         make_step(model, optimizer)
         make_step(model, optimizer)
     assert seen == [StepStage.FORWARD] * 2
@@ -275,7 +273,7 @@ def test_a_model_stays_what_it_was(agents_end: AgentsEnd) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before, after = io.BytesIO(), io.BytesIO()
-    with attach(optimizer=optimizer, model=model, socket=agents_end.path):
+    with attach(optimizer=optimizer, model=model):
         make_step(model, optimizer)
         torch.save(model, after)
         copied = copy.deepcopy(model)

@@ -46,15 +46,11 @@ def train(model: Any, optimizer: Any) -> None:
 
 @pytest.mark.usefixtures("without_garbage_collection")
 @pytest.mark.parametrize("attached", [True, False])
-def test_a_deleted_model_is_freed_at_once(agents_end: AgentsEnd, *, attached: bool) -> None:
+def test_a_deleted_model_is_freed_at_once(*, attached: bool) -> None:
     """Its memory, perhaps most of a GPU's, does not wait for a garbage collection."""
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    heartbeat = (
-        attach(optimizer=optimizer, model=model, socket=agents_end.path)
-        if attached
-        else watch.register(socket=agents_end.path)
-    )
+    heartbeat = attach(optimizer=optimizer, model=model) if attached else watch.register()
     try:
         train(model, optimizer)
         assert "__call__" in vars(type(model))
@@ -65,10 +61,10 @@ def test_a_deleted_model_is_freed_at_once(agents_end: AgentsEnd, *, attached: bo
         heartbeat.close()
 
 
-def test_a_deleted_engine_is_freed(agents_end: AgentsEnd) -> None:
+def test_a_deleted_engine_is_freed() -> None:
     """The heartbeat of a program, which lasts as long as the process, does not keep an engine."""
     engine = Engine()
-    heartbeat = attach(engine, socket=agents_end.path)
+    heartbeat = attach(engine)
     engine.step()
     freed = weakref.ref(engine)
     del engine
@@ -101,7 +97,7 @@ def test_exceptions_of_signal_handlers_reach_the_training(
     agents_end: AgentsEnd, handler: Any
 ) -> None:
     """A signal that comes while the heartbeat works is the training's: its exception passes."""
-    heartbeat = Heartbeat(socket=agents_end.path)
+    heartbeat = Heartbeat()
 
     class Loss:
         """A loss that takes long to read, and meanwhile a signal comes."""

@@ -48,9 +48,9 @@ def trial() -> Trial:
 
 
 @pytest.fixture
-def unchanged(agents_end: AgentsEnd) -> Iterator[Heartbeat]:
+def unchanged() -> Iterator[Heartbeat]:
     """The hook for programs that are not changed; gone after the test."""
-    heartbeat = watch.register(socket=agents_end.path)
+    heartbeat = watch.register()
     yield heartbeat
     heartbeat.close()
 
@@ -58,7 +58,7 @@ def unchanged(agents_end: AgentsEnd) -> Iterator[Heartbeat]:
 def test_optimizer(agents_end: AgentsEnd, trial: Trial) -> None:
     """Each step of the optimizer is told, until the heartbeat is closed."""
     other = Trial()
-    with attach(optimizer=trial.optimizer, step=10, socket=agents_end.path):
+    with attach(optimizer=trial.optimizer, step=10):
         for step in (11, 12, 13):
             trial.step()
             other.step()
@@ -73,14 +73,14 @@ def test_optimizer_that_wraps(agents_end: AgentsEnd, trial: Trial) -> None:
     class Wrapper:
         optimizer = trial.optimizer
 
-    with attach(optimizer=Wrapper(), socket=agents_end.path):
+    with attach(optimizer=Wrapper()):
         trial.step()
-    assert agents_end.message().step == 1
+        assert agents_end.message().step == 1
 
 
 def test_loss_and_norm(agents_end: AgentsEnd, trial: Trial) -> None:
     """A loss and a norm that are handed over as tensors are told with the next step."""
-    with attach(optimizer=trial.optimizer, socket=agents_end.path) as heartbeat:
+    with attach(optimizer=trial.optimizer) as heartbeat:
         heartbeat.loss(trial.loss())
         heartbeat.gradient_norm(torch.nn.utils.clip_grad_norm_(trial.model.parameters(), 1.0))
         trial.step()
@@ -100,7 +100,7 @@ def test_scaler(agents_end: AgentsEnd, trial: Trial) -> None:
     """Steps that a scaler skips, and its scale, are told; its methods are given back."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
     found = []
-    with attach(optimizer=trial.optimizer, scaler=scaler, socket=agents_end.path):
+    with attach(optimizer=trial.optimizer, scaler=scaler):
         for factor in (1.0, math.inf, math.inf, 1.0, 1.0):
             loss = trial.loss() * factor
             trial.optimizer.zero_grad()
@@ -116,9 +116,9 @@ def test_scaler(agents_end: AgentsEnd, trial: Trial) -> None:
 def test_scaler_that_is_off(agents_end: AgentsEnd, trial: Trial) -> None:
     """A scaler that is not enabled skips nothing, and the optimizer's own steps are told."""
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    with attach(optimizer=trial.optimizer, scaler=scaler, socket=agents_end.path):
+    with attach(optimizer=trial.optimizer, scaler=scaler):
         trial.step()
-    message = agents_end.message()
+        message = agents_end.message()
     assert (message.step, message.skipped, message.loss_scale) == (1, None, None)
 
 

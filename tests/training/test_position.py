@@ -31,7 +31,7 @@ from dshealthd.training.message import (
     newest,
 )
 from dshealthd.training.step_timer import StepTimer
-from tests.training.agents_end import AgentsEnd
+from tests.training.agents_end import AgentsEnd, forked
 
 ALIKE = 10
 MAX_COUNT = 10**12
@@ -132,7 +132,7 @@ def test_position_is_read_whole() -> None:
 @pytest.mark.usefixtures("few")
 def test_stages_of_steps_that_are_not_measured(agents_end: AgentsEnd) -> None:
     """Each step, stage and forward pass is told as it begins, though nothing else is."""
-    heartbeat = Heartbeat(socket=agents_end.path)
+    heartbeat = Heartbeat()
     model = SimpleNamespace(parameters=lambda: iter(()))
     measured: list[bool] = []
     told: list[tuple[int, int]] = []
@@ -171,7 +171,7 @@ def test_usual_passes_are_told_of_steps_that_are_not_measured(agents_end: Agents
     """That steps have another number of forward passes is told with the next message at the latest,
     and each step that has another number is counted.
     """
-    heartbeat = Heartbeat(socket=agents_end.path)
+    heartbeat = Heartbeat()
     model = SimpleNamespace(parameters=lambda: iter(()))
 
     def step(passes: int) -> int:
@@ -196,7 +196,7 @@ def test_a_message_is_due_each_second(
 ) -> None:
     """Steps that become long are timed though none of them is one that is measured."""
     monkeypatch.setattr(heartbeat, "SLOW_INTERVAL", 0.1)
-    sender = Heartbeat(socket=agents_end.path)
+    sender = Heartbeat()
     for _ in range(20):
         sender.step()
     assert agents_end.message().last_seconds != pytest.approx(0.2, rel=0.5)
@@ -213,17 +213,17 @@ def test_a_message_is_due_each_second(
 @pytest.mark.usefixtures("few")
 def test_a_child_leaves_its_parents_position_alone(agents_end: AgentsEnd) -> None:
     """A forked child of a process in a step that is not measured has a page of its own."""
-    heartbeat = Heartbeat(socket=agents_end.path)
+    heartbeat = Heartbeat()
     for _ in range(20):
         heartbeat.step()
     assert not heartbeat.measures
-    child = os.fork()
-    if child == 0:
+
+    def steps() -> None:
         for _ in range(5):
             heartbeat.step()
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert [message.step for message in agents_end.messages()] == [20, 25]
+
+    with forked(steps):
+        assert [message.step for message in agents_end.messages()] == [20, 25]
     heartbeat.step()
     assert [message.step for message in agents_end.messages()] == [21, 25]
     heartbeat.close()
@@ -232,7 +232,7 @@ def test_a_child_leaves_its_parents_position_alone(agents_end: AgentsEnd) -> Non
 @pytest.mark.usefixtures("few")
 def test_pause_in_a_step_that_is_not_measured(agents_end: AgentsEnd) -> None:
     """A phase is told at once, and its time is none of a step."""
-    heartbeat = Heartbeat(socket=agents_end.path)
+    heartbeat = Heartbeat()
     for _ in range(20):
         heartbeat.step()
     with heartbeat.phase("evaluation"):
@@ -248,14 +248,14 @@ def test_pause_in_a_step_that_is_not_measured(agents_end: AgentsEnd) -> None:
 
 
 @pytest.mark.parametrize("steps", [MAX_COUNT + 1, 10**15, -1, "many", 1.5, [1]])
-def test_steps_that_no_training_makes(agents_end: AgentsEnd, steps: Any) -> None:
+def test_steps_that_no_training_makes(steps: Any) -> None:
     """A number of steps that cannot be told ends the heartbeat, and not the training: neither that
     of an earlier run, nor one that the training counts itself.
     """
-    told = Heartbeat(socket=agents_end.path)
+    told = Heartbeat()
     told.step()
     told.step(steps)
-    for one in (told, Heartbeat(step=steps, socket=agents_end.path)):
+    for one in (told, Heartbeat(step=steps)):
         assert one.closed
         one.forward_began(None)
         one.forward_ended()
@@ -313,7 +313,7 @@ def test_totals_of_measured_steps_are_those_of_all(cost: str, share: float) -> N
 
 def test_steps_of_an_earlier_run_are_not_counted(agents_end: AgentsEnd) -> None:
     """An engine that loads a checkpoint has made its steps elsewhere."""
-    heartbeat = Heartbeat(socket=agents_end.path)
+    heartbeat = Heartbeat()
     heartbeat._step_timer.on("cpu", None)
     for step in (1, 2, 3, 5001, 5002, 40, 41):
         now = time.monotonic()
@@ -347,7 +347,7 @@ def test_collectives_of_steps_that_are_not_measured(agents_end: AgentsEnd) -> No
     try:
         model = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        with attach(optimizer=optimizer, model=model, socket=agents_end.path) as heartbeat:
+        with attach(optimizer=optimizer, model=model) as heartbeat:
             for number in range(30):
                 loss = model(torch.randn(2, 4)).square().mean()
                 torch.distributed.all_reduce(torch.ones(2))

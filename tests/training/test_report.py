@@ -17,7 +17,7 @@ CODE = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from dshealthd.training.heartbeat import Heartbeat
-heartbeat = Heartbeat(socket="/nonexistent", warns=False)
+heartbeat = Heartbeat()
 for step in range(20):
     time.sleep(0.02)
     heartbeat.step()
@@ -67,12 +67,12 @@ def test_an_error_in_it_is_none_of_the_training(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is printed once, and fails without an exception."""
-    heartbeat = Heartbeat(socket="/nonexistent", warns=False, reports=True)
+    heartbeat = Heartbeat(reports=True)
     heartbeat.step()
     heartbeat.close()
     heartbeat.close()
     assert capsys.readouterr().err.count("1 steps of rank 0") == 1
-    heartbeat = Heartbeat(socket="/nonexistent", warns=False, reports=True)
+    heartbeat = Heartbeat(reports=True)
     monkeypatch.setattr(report, "age", lambda: 1 / 0)
     heartbeat.close()
     assert heartbeat.closed

@@ -19,12 +19,12 @@ import pytest
 import dshealthd
 import dshealthd.training
 from tests.training import foreign
-from tests.training.agents_end import AgentsEnd
+from tests.training.agents_end import LINGER, AgentsEnd
 
 PACKAGE = Path(dshealthd.training.__file__).parent
 PROJECT = PACKAGE.parents[1] / "deploy" / "training"
 OLDEST = (3, 9)
-SCRIPT = """
+SCRIPT = f"""
 import sys
 import torch
 weight = torch.nn.Parameter(torch.ones(1))
@@ -32,8 +32,7 @@ optimizer = torch.optim.SGD([weight], lr=0.1)
 for _ in range(3):
     weight.grad = torch.ones(1)
     optimizer.step()
-print(__name__, sys.argv[1:], "dshealthd.training" in sys.modules)
-"""
+print(__name__, sys.argv[1:], "dshealthd.training" in sys.modules){LINGER}"""
 
 
 @pytest.mark.parametrize("file", sorted(PACKAGE.glob("*.py")), ids=lambda file: file.name)
@@ -91,17 +90,11 @@ def test_runs_without_the_agent_installed(name: str, agents_end: AgentsEnd, tmp_
     )
     environment = {
         "PYTHONPATH": str(tmp_path / "site"),
-        "DSHEALTHD_HEARTBEAT_SOCKET": agents_end.path,
         "PATH": os.defpath,
     }
-    result = subprocess.run(
-        [interpreter, "-W", "error", "-c", code],
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert (result.returncode, result.stdout, result.stderr) == (0, "False\n", "")
+    command = [interpreter, "-W", "error", "-c", code + LINGER]
+    (ended,) = agents_end.watch(command, environment, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "False\n", "")
     message = agents_end.message()
     assert (message.step, message.loss_finite) == (5, True)
 
@@ -127,22 +120,16 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(python: Path, agents_end: AgentsEnd, *arguments: str, heartbeat: str | None = None) -> str:
     """Run a program in the environment and return what it prints."""
     variables = {
-        "DSHEALTHD_HEARTBEAT_SOCKET": agents_end.path,
         "PATH": os.defpath,
         "OMP_NUM_THREADS": "1",
     }
     if heartbeat is not None:
         variables["DSHEALTHD_HEARTBEAT"] = heartbeat
     folder = python.parents[2]
-    result = subprocess.run(
-        [python, "-W", "ignore", *arguments],
-        env=variables,
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=folder,
-    )
-    return result.stdout
+    command = [str(python), "-W", "ignore", *arguments]
+    (ended,) = agents_end.watch(command, variables, cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
 
 
 @pytest.mark.parametrize("heartbeat", ["0", "", None])
@@ -175,6 +162,6 @@ def test_started_by_the_package(
 
 def test_switch_beats_the_script(environment: Path, agents_end: AgentsEnd) -> None:
     """`DSHEALTHD_HEARTBEAT=0` turns off what the script attaches."""
-    code = "from dshealthd.training.heartbeat import Heartbeat; Heartbeat().step()"
+    code = "from dshealthd.training.heartbeat import Heartbeat; Heartbeat().step()" + LINGER
     run(environment, agents_end, "-c", code, heartbeat="0")
     assert agents_end.messages() == []

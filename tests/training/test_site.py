@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from dshealthd.collectors import nccl_inspector
 from dshealthd.jobs import environment
 from dshealthd.training import report
 from tests.training import foreign
-from tests.training.agents_end import AgentsEnd
+from tests.training.agents_end import LINGER, AgentsEnd
 from tests.training.foreign import Switch
 
 found = foreign.torch()
@@ -41,12 +42,11 @@ def switch(tmp_path_factory: pytest.TempPathFactory) -> Switch:
     return foreign.switch(tmp_path_factory.mktemp("site"), TORCH)
 
 
-def variables(agents_end: AgentsEnd, switch: Switch | None = None, **more: str) -> dict[str, str]:
+def variables(home: Path, switch: Switch | None = None, **more: str) -> dict[str, str]:
     """Return the environment of a program, with the switch or without it."""
     found = {
-        "DSHEALTHD_HEARTBEAT_SOCKET": agents_end.path,
         "PATH": os.defpath,
-        "HOME": str(Path(agents_end.path).parent),
+        "HOME": str(home),
         "OMP_NUM_THREADS": "1",
         "PYTHONHASHSEED": "0",
         "PYTHONWARNINGS": "ignore",
@@ -56,31 +56,17 @@ def variables(agents_end: AgentsEnd, switch: Switch | None = None, **more: str) 
 
 
 def run(
-    command: list[str], environ: dict[str, str], folder: Path
+    command: list[str],
+    environ: dict[str, str],
+    folder: Path,
+    end: AgentsEnd | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end."""
-    (ended,) = runs(command, [environ], folder)
-    return ended
-
-
-def runs(
-    command: list[str], environs: list[dict[str, str]], folder: Path
-) -> list[subprocess.CompletedProcess[str]]:
-    """Run a program in several environments at once, to their ends."""
-    started = [
-        subprocess.Popen(
-            command,
-            env=environ,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for environ in environs
-    ]
-    ends = [(process, *process.communicate()) for process in started]
-    return [subprocess.CompletedProcess(command, p.returncode, out, err) for p, out, err in ends]
+    """Run a program to its end, and find its pages if that is asked for."""
+    if end is not None:
+        (ended,) = end.watch(command, environ, cwd=folder)
+        return ended
+    options: dict[str, Any] = {"env": environ, "cwd": folder, "stdin": subprocess.DEVNULL}
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 @pytest.mark.parametrize(("how", "steps"), [("loop", 1), ("ddp", 3), ("fsdp2", 3)])
@@ -95,7 +81,9 @@ def test_training_is_followed(
     for on in (None, switch):
         command = [str(switch.python), "-m", "torch.distributed.run", "--nproc-per-node=2"]
         command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-        ended = run([*command, str(SCRIPT), how, str(steps)], variables(agents_end, on), tmp_path)
+        ended = run(
+            [*command, str(SCRIPT), how, str(steps)], variables(tmp_path, on), tmp_path, agents_end
+        )
         assert ended.returncode == 0, ended.stderr
         lines = re.findall(r"rank \d loss \d+\.\d{6}", ended.stdout)
         printed.append((sorted(lines), ended.stderr))
@@ -156,7 +144,7 @@ SUBPROCESS = f"""
 import subprocess, sys
 print(subprocess.check_output([sys.executable, "-c", {STATE!r}], text=True))
 """
-UNJOINED = f"import os; os.environ['WORLD_SIZE'] = '2'{TRAINS}"
+UNJOINED = f"import os; os.environ['WORLD_SIZE'] = '2'{TRAINS}{LINGER}"
 TEST = "def test_it():\n    import torch\n    assert torch.ones(2).sum() == 2\n"
 
 STOPS = ("-c", "break 7, False", "-c", "continue", "-c", "quit")
@@ -210,14 +198,14 @@ def test_program_is_unchanged(
     """
     texts = {"spawned": SPAWNED.format(how="spawn"), "forked": SPAWNED.format(how="fork")}
     texts |= {"loader": LOADER.format(how="fork"), "loader_spawns": LOADER.format(how="spawn")}
-    for file, text in {**texts, "test_it": TEST, "trains": TRAINS}.items():
+    for file, text in {**texts, "test_it": TEST, "trains": TRAINS + LINGER}.items():
         (tmp_path / f"{file}.py").write_text(text)
     environ = RANK | LAUNCHED.get(name, {})
     environ = {variable: value for variable, value in environ.items() if value}
     if name == "no launcher":
         environ = {}
-    environs = [variables(agents_end, on, **environ) for on in (None, switch)]
-    ended = runs([str(switch.python), *PROGRAMS[name]], environs, tmp_path)
+    environs = [variables(tmp_path, on, **environ) for on in (None, switch)]
+    ended = agents_end.watch([str(switch.python), *PROGRAMS[name]], *environs, cwd=tmp_path)
     without, with_switch = [
         (end.returncode, re.sub(r"\d+\.\d+s|0x\w+", "", end.stdout), end.stderr) for end in ended
     ]
@@ -229,19 +217,22 @@ def test_those_programs_train(switch: Switch, agents_end: AgentsEnd, tmp_path: P
     """A rank of its own that runs the same steps is followed: the test above can fail. Torch before
     2.5 calls nothing.
     """
-    ended = run([str(switch.python), "-c", TRAINS], variables(agents_end, switch, **RANK), tmp_path)
+    ended = run(
+        [str(switch.python), "-c", TRAINS + LINGER],
+        variables(tmp_path, switch, **RANK),
+        tmp_path,
+        agents_end,
+    )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     assert [message.step for message in agents_end.messages()] == [3] * TORCH.loads_backends
 
 
 @pytest.mark.parametrize("before", ["", "/mine:", "/mine:/yours:", ":"])
-def test_children_of_who_declines(
-    switch: Switch, agents_end: AgentsEnd, tmp_path: Path, before: str
-) -> None:
+def test_children_of_who_declines(switch: Switch, tmp_path: Path, before: str) -> None:
     """They get the path that they had without the switch: a launcher may pass on this variable
     alone.
     """
-    environ = variables(agents_end, switch, DSHEALTHD_HEARTBEAT="0")
+    environ = variables(tmp_path, switch, DSHEALTHD_HEARTBEAT="0")
     environ["PYTHONPATH"] = before + switch.archive
     code = "import torch, os; print(repr(os.environ.get('PYTHONPATH')))"
     ended = run([str(switch.python), "-c", code], environ, tmp_path)
@@ -250,14 +241,12 @@ def test_children_of_who_declines(
 
 
 @pytest.mark.parametrize("command", ["list", "freeze"])
-def test_pip_shows_nothing(
-    switch: Switch, agents_end: AgentsEnd, tmp_path: Path, command: str
-) -> None:
+def test_pip_shows_nothing(switch: Switch, tmp_path: Path, command: str) -> None:
     """A list of requirements that a user takes along names nothing of the site's."""
     found = [
         run(
             [sys.executable, "-m", "pip", command, "--disable-pip-version-check"],
-            variables(agents_end, on),
+            variables(tmp_path, on),
             tmp_path,
         )
         for on in (None, switch)
@@ -274,7 +263,10 @@ def test_defect_of_ours(switch: Switch, agents_end: AgentsEnd, tmp_path: Path) -
         broken = copied.directory / "dshealthd/training/site.py"
         broken.unlink() if damage is None else broken.write_text(damage)
         ended = run(
-            [str(switch.python), "-c", TRAINS], variables(agents_end, copied, **RANK), tmp_path
+            [str(switch.python), "-c", TRAINS + LINGER],
+            variables(tmp_path, copied, **RANK),
+            tmp_path,
+            agents_end,
         )
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     assert agents_end.messages() == []
@@ -283,10 +275,10 @@ def test_defect_of_ours(switch: Switch, agents_end: AgentsEnd, tmp_path: Path) -
 def test_script_that_attaches(switch: Switch, agents_end: AgentsEnd, tmp_path: Path) -> None:
     """A script that reports by itself has one heartbeat, its own."""
     attaches = TRAINS.replace("for", "attach(optimizer=optimizer, step=40)\nfor", 1)
-    code = f"from dshealthd.training import attach{attaches}"
-    environ = variables(agents_end, switch, **RANK)
+    code = f"from dshealthd.training import attach{attaches}{LINGER}"
+    environ = variables(tmp_path, switch, **RANK)
     environ["PYTHONPATH"] += f":{switch.directory}"
-    ended = run([str(switch.python), "-c", code], environ, tmp_path)
+    ended = run([str(switch.python), "-c", code], environ, tmp_path, agents_end)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     assert agents_end.message().step == 43
 
@@ -517,7 +509,7 @@ CONTAINERS = [
 def test_enroot_hook(
     switch: Switch, tmp_path: Path, environ: dict[str, str], before: str, added: str
 ) -> None:
-    """A container has the directories, and the archive behind the path that it would have had."""
+    """A container has the directory, and the archive behind the path that it would have had."""
     hook = installed(switch, tmp_path, "enroot-hook.sh")
     mounts = tmp_path / "enroot-mount"
     mounts.write_text('#!/bin/sh\necho "$@" >>"$0.log"\ncat >>"$0.log"\n')
@@ -532,6 +524,4 @@ def test_enroot_hook(
     assert (tmp_path / "enroot-mount.log").read_text().splitlines() == [
         "--root /r -",
         f"{tmp_path} {tmp_path} {flags}",
-        "--root /r -",
-        f"/run/dshealthd /run/dshealthd {flags}",
     ]

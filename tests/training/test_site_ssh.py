@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,8 +59,9 @@ def test_ranks_over_ssh(
     (tmp_path / "hostfile").write_text("".join(f"{host} slots=1\n" for host in HOSTS))
     # What the tests need beyond the switch; a user's own is read here too.
     (tmp_path / ".deepspeed_env").write_text(
-        f"DSHEALTHD_HEARTBEAT_SOCKET={agents_end.path}\nDS_ACCELERATOR=cpu\nOMP_NUM_THREADS=1\n"
+        f"ENDS={tmp_path / 'ends'}\nDS_ACCELERATOR=cpu\nOMP_NUM_THREADS=1\n"
     )
+    (tmp_path / "ends").mkdir()
     environ = {
         "PATH": f"{ssh}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
@@ -71,22 +73,27 @@ def test_ranks_over_ssh(
     command += ["--hostfile", "hostfile", "--no_local_rank"]
     command += ["--master_addr", HOSTS[0], "--master_port", str(free_port())]
     # A session of its own, and never SIGINT or SIGTERM: at either the launcher runs `pkill -f`.
-    launcher = subprocess.Popen(
-        [*command, str(SCRIPT), "ddp", str(STEPS)],
-        env=environ,
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    with (tmp_path / "said").open("wb") as file:
+        launcher = subprocess.Popen(
+            [*command, str(SCRIPT), "ddp", str(STEPS)],
+            env=environ,
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + 240
     try:
-        said, _ = launcher.communicate(timeout=240)
+        while launcher.poll() is None:
+            assert time.monotonic() < deadline, (tmp_path / "said").read_text()
+            agents_end.release(tmp_path / "ends")
+            time.sleep(0.1)
     finally:
         if launcher.poll() is None:
             os.killpg(launcher.pid, signal.SIGKILL)
             launcher.wait(60)
+    said = (tmp_path / "said").read_text()
     assert launcher.returncode == 0, said
     assert said.count(" loss ") == len(HOSTS) * STEPS
     followed = [] if declined else [STEPS] * len(HOSTS)

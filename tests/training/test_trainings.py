@@ -25,7 +25,6 @@ pytestmark = pytest.mark.timeout(600)
 CONFIG = """
 [collectors.training]
 interval = "250ms"
-socket = "{socket}"
 
 [collectors.open_files]
 interval = "1s"
@@ -90,12 +89,11 @@ def check_agreement(agent: RunningAgent, logged: dict[int, list[Step]]) -> None:
 
 def test_torchrun(tmp_path: Path) -> None:
     """A DDP training of two ranks: steps, step times, loss and job are on `/metrics`."""
-    socket = tmp_path / "h.sock"
-    variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket), "LINGER": "600"}
-    with running(tmp_path, CONFIG.format(socket=socket)) as agent:
-        agent.wait(lambda _: socket.is_socket())
+    variables = {"LINGER": "600"}
+    with running(tmp_path, CONFIG) as agent:
         with training(tmp_path, "script_ddp.py", "60", variables=variables) as run:
             run.wait_for(60)
+            agent.job = run.job()
             scrape = agent.wait(lambda scrape: reached(scrape, 60))
             check_agreement(agent, run.steps())
             assert told(scrape, "step") == {"0": 60, "1": 60}
@@ -106,48 +104,40 @@ def test_torchrun(tmp_path: Path) -> None:
             ((info, value),) = scrape.series["dshealthd_job_info"].items()
             labels = dict(info)
             assert (labels["launcher"], labels["world_size"], value) == ("torchrun", "2", 1)
-            agent.wait(
-                lambda scrape: (
-                    labels["training_job"]
-                    in {
-                        dict(key).get("training_job")
-                        for key in scrape.series["dshealthd_open_files"]
-                    }
-                )
-            )
+            agent.wait(lambda scrape: "dshealthd_open_files" in scrape.series)
         agent.wait(lambda scrape: "dshealthd_job_step" not in scrape.series)
 
 
 def test_rank_that_stops(tmp_path: Path) -> None:
     """Of ranks that wait for one that was stopped in its input it is known where each is."""
-    socket = tmp_path / "h.sock"
-    variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket), "STOP": "1:20"}
-    with running(tmp_path, CONFIG.format(socket=socket)) as agent:
-        agent.wait(lambda _: socket.is_socket())
-        with training(tmp_path, "script_ddp.py", FOREVER, variables=variables) as run:
-            scrape = agent.wait(
-                lambda scrape: (
-                    reached(scrape, 20) and stages(scrape) == {"0": "backward", "1": "input"}
-                ),
-                240.0,
-            )
-            before = told(scrape, "heartbeat_timestamp_seconds")
-            time.sleep(1.0)
-            scrape = agent.scrape()
-            assert stages(scrape) == {"0": "backward", "1": "input"}
-            assert told(scrape, "heartbeat_timestamp_seconds") == pytest.approx(before, abs=0.001)
-            os.kill(run.pids()[1], signal.SIGCONT)
-            agent.wait(lambda scrape: reached(scrape, 22))
+    variables = {"STOP": "1:20"}
+    with (
+        running(tmp_path, CONFIG) as agent,
+        training(tmp_path, "script_ddp.py", FOREVER, variables=variables) as run,
+    ):
+        run.wait_for(5)
+        agent.job = run.job()
+        scrape = agent.wait(
+            lambda scrape: (
+                reached(scrape, 20) and stages(scrape) == {"0": "backward", "1": "input"}
+            ),
+            240.0,
+        )
+        before = told(scrape, "heartbeat_timestamp_seconds")
+        time.sleep(1.0)
+        scrape = agent.scrape()
+        assert stages(scrape) == {"0": "backward", "1": "input"}
+        assert told(scrape, "heartbeat_timestamp_seconds") == pytest.approx(before, abs=0.001)
+        os.kill(run.pids()[1], signal.SIGCONT)
+        agent.wait(lambda scrape: reached(scrape, 22))
 
 
 def test_agent_that_stops_and_ends(tmp_path: Path) -> None:
     """A stopped agent and one that ends do not disturb a training."""
-    socket = tmp_path / "h.sock"
-    config = CONFIG.format(socket=socket)
-    variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket)}
-    with training(tmp_path, "script_ddp.py", FOREVER, variables=variables) as run:
-        run.wait_for(5)  # nobody listens yet
-        with running(tmp_path, config) as agent:
+    with training(tmp_path, "script_ddp.py", FOREVER, variables={}) as run:
+        run.wait_for(5)  # no agent runs yet
+        with running(tmp_path, CONFIG) as agent:
+            agent.job = run.job()
             agent.wait(lambda scrape: reached(scrape, 5))
             os.kill(agent.pid, signal.SIGSTOP)
             before = made(run)
@@ -155,7 +145,8 @@ def test_agent_that_stops_and_ends(tmp_path: Path) -> None:
             os.kill(agent.pid, signal.SIGCONT)
             agent.wait(lambda scrape: reached(scrape, before + 40))
         at = made(run)
-        with running(tmp_path, config) as successor:
+        with running(tmp_path, CONFIG) as successor:
+            successor.job = run.job()
             successor.wait(lambda scrape: reached(scrape, at))
 
 
@@ -165,15 +156,10 @@ def made(run: TrainingRun) -> int:
 
 
 def checkpoint(scrape: Scrape, name: str) -> dict[str, float]:
-    """Return the values of a metric of the checkpoints of the agent's only job, by problem.
-
-    Its collector sees the jobs of other tests on the machine too.
-    """
-    (info,) = scrape.series["dshealthd_job_info"]
+    """Return the values of a metric of the job's checkpoints, by problem."""
     return {
         dict(labels).get("problem", ""): value
         for labels, value in scrape.series.get(f"dshealthd_job_checkpoint_{name}", {}).items()
-        if dict(labels)["training_job"] == dict(info)["training_job"]
     }
 
 
@@ -182,9 +168,7 @@ def test_deepspeed(tmp_path: Path, stage: int) -> None:
     """A DeepSpeed training: the engine's steps, their time, norm, skipped steps and time in
     collectives, and checkpoints as pauses, of which the last is found whole.
     """
-    socket = tmp_path / "h.sock"
     variables = {
-        "DSHEALTHD_HEARTBEAT_SOCKET": str(socket),
         "DS_ACCELERATOR": "cpu",
         "CHECKPOINTS": str(tmp_path / "saved"),
         "LINGER": "600",
@@ -195,26 +179,27 @@ def test_deepspeed(tmp_path: Path, stage: int) -> None:
         comms_logger={"enabled": True, "prof_all": True},
     )
     quick = '\n[collectors.job_checkpoint]\ninterval = "1s"\n'
-    with running(tmp_path, CONFIG.format(socket=socket) + quick) as agent:
-        agent.wait(lambda _: socket.is_socket())
-        with training(tmp_path, "script_deepspeed.py", "40", config, variables=variables) as run:
-            run.wait_for(40)
-            scrape = agent.wait(
-                lambda scrape: reached(scrape, 40) and "missing" in checkpoint(scrape, "problems")
-            )
-            problems = ("missing", "empty", "cut_off", "no_directory")
-            assert checkpoint(scrape, "problems") == dict.fromkeys(problems, 0)
-            (size,) = checkpoint(scrape, "next_bytes").values()
-            files = (tmp_path / "saved/global_step11").iterdir()
-            assert size == sum(file.stat().st_size for file in files)
-            check_agreement(agent, run.steps())
-            assert told(scrape, "step") == {"0": 40, "1": 40}
-            assert told(scrape, "skipped_steps_total") == {"0": 0, "1": 0}
-            assert told(scrape, "loss_finite") == {"0": 1, "1": 1}
-            assert all(norm > 0 for norm in told(scrape, "gradient_norm").values())
-            total = sum(step.most for step in run.steps()[0])
-            assert all(
-                0 < seconds < total
-                for seconds in told(scrape, "communication_seconds_total").values()
-            )
-            assert "dshealthd_job_loss_scale" not in scrape.series  # bf16 has none
+    with (
+        running(tmp_path, CONFIG + quick) as agent,
+        training(tmp_path, "script_deepspeed.py", "40", config, variables=variables) as run,
+    ):
+        run.wait_for(40)
+        agent.job = run.job()
+        scrape = agent.wait(
+            lambda scrape: reached(scrape, 40) and "missing" in checkpoint(scrape, "problems")
+        )
+        problems = ("missing", "empty", "cut_off", "no_directory")
+        assert checkpoint(scrape, "problems") == dict.fromkeys(problems, 0)
+        (size,) = checkpoint(scrape, "next_bytes").values()
+        files = (tmp_path / "saved/global_step11").iterdir()
+        assert size == sum(file.stat().st_size for file in files)
+        check_agreement(agent, run.steps())
+        assert told(scrape, "step") == {"0": 40, "1": 40}
+        assert told(scrape, "skipped_steps_total") == {"0": 0, "1": 0}
+        assert told(scrape, "loss_finite") == {"0": 1, "1": 1}
+        assert all(norm > 0 for norm in told(scrape, "gradient_norm").values())
+        total = sum(step.most for step in run.steps()[0])
+        assert all(
+            0 < seconds < total for seconds in told(scrape, "communication_seconds_total").values()
+        )
+        assert "dshealthd_job_loss_scale" not in scrape.series  # bf16 has none

@@ -53,7 +53,7 @@ def train(end: AgentsEnd, meet: Callable[[], object], model: Any = None) -> Mess
     """Make some steps with a wait in each, and return what is told."""
     model = model or torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with attach(optimizer=optimizer, model=model, socket=end.path):
+    with attach(optimizer=optimizer, model=model):
         for _ in range(5):
             model(torch.randn(2, 4)).square().mean().backward()
             meet()
@@ -123,7 +123,7 @@ def test_collectives_between_two_steps(
     monkeypatch.setattr(torch._C._distributed_c10d.Work, "wait", wait)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with attach(optimizer=optimizer, model=model, socket=agents_end.path):
+    with attach(optimizer=optimizer, model=model):
         for _ in range(2):
             loss = model(torch.randn(2, 4)).square().mean()
             WAYS["synchronous"]()
@@ -154,7 +154,7 @@ def test_the_group_of_a_collective_between_two_steps(
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     first, second = torch.distributed.new_group(), torch.distributed.new_group()
-    with attach(optimizer=optimizer, model=model, socket=agents_end.path):
+    with attach(optimizer=optimizer, model=model):
         model(torch.randn(2, 4)).square().mean().backward()
         optimizer.step()
         told.clear()
@@ -217,7 +217,7 @@ def test_backward_of_distributed_data_parallel(agents_end: AgentsEnd) -> None:
 
     model = torch.nn.parallel.DistributedDataParallel(Model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with attach(optimizer=optimizer, model=model, socket=agents_end.path):
+    with attach(optimizer=optimizer, model=model):
         for _ in range(5):
             model(torch.randn(2, 4))["logits"][0].square().mean().backward()
             optimizer.step()
@@ -293,7 +293,7 @@ def test_waits_on_a_device(
     monkeypatch.setattr(torch, "cuda", cuda)
     # They leave an event for an operation that returns before it is awaited.
     monkeypatch.setattr(waits, "OPERATIONS", ())
-    heartbeat = Heartbeat(socket=agents_end.path)
+    heartbeat = Heartbeat()
     heartbeat.parameters = lambda: iter([SimpleNamespace(device=SimpleNamespace(type="cuda"))])
     heartbeat.step()
     device.comes_to(0.0)
@@ -329,7 +329,7 @@ def test_evaluation_of_the_model_within(agents_end: AgentsEnd) -> None:
         time.sleep(0.1)
         model.module(torch.ones(4, 8))
 
-    with attach(optimizer=optimizer, model=model, socket=agents_end.path):
+    with attach(optimizer=optimizer, model=model):
         step()
         for beside in (True, False):
             if beside:

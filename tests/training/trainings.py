@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 import psutil
 
 from bench.processes import free_port
+from dshealthd.core.host import Host
+from dshealthd.jobs.environment import job_name, parse_environ
+from dshealthd.jobs.processes import boot_id
 from tests.lab import Node
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +64,12 @@ class TrainingRun:
                 if (rank := child.environ().get("RANK")) is not None:
                     found[int(rank)] = child.pid
         return found
+
+    def job(self) -> str:
+        """Return the name that an agent gives it, by the environment of one of its ranks."""
+        pid = next(iter(self.pids().values()))
+        environment = parse_environ(Path(f"/proc/{pid}/environ").read_bytes())
+        return job_name(environment, boot_id(Host()))
 
     def wait_for(self, step: int) -> None:
         """Wait until every rank has made so many steps."""

@@ -56,7 +56,7 @@ def enter(arguments: list[str]) -> int:
 
 
 @contextlib.contextmanager
-def training(socket: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+def training() -> Iterator[list[subprocess.Popen[bytes]]]:
     """Run the ranks of a job that send heartbeats until they are written a line."""
     started: list[subprocess.Popen[bytes]] = []
     try:
@@ -72,7 +72,7 @@ def training(socket: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
             }
             started.append(
                 subprocess.Popen(
-                    [sys.executable, RANK, socket],
+                    [sys.executable, RANK],
                     env=os.environ | variables,
                     stdin=subprocess.PIPE,
                 )
@@ -165,9 +165,7 @@ def simulated(
     """Take a picture of a node with eight simulated GPUs under a training's load."""
     with tempfile.TemporaryDirectory() as directory, node(Path(directory)) as made:
         made.train(0)
-        socket = Path(directory) / "heartbeat.sock"
-        config = f'{WITHOUT_CLOCK}[collectors.training]\nsocket = "{socket}"\n'
-        with made.agent(config) as agent, training(socket) as ranks:
+        with made.agent(WITHOUT_CLOCK) as agent, training() as ranks:
             url = f"http://127.0.0.1:{agent.port}/"
             past = lived(LOST if gone else None, hot=None)
             visit = Visit(browser, url, size, scheme, lambda page: remember(page, past, gone))
@@ -229,9 +227,7 @@ def main() -> int:
         )
         with (
             tempfile.TemporaryDirectory() as place,
-            running(
-                Path(place), f'{WITHOUT_CLOCK}[collectors.training]\nsocket = "{place}/beat.sock"\n'
-            ) as agent,
+            running(Path(place), WITHOUT_CLOCK) as agent,
         ):
             agent.wait(lambda scrape: scrape.value("dshealthd_memory_total_bytes"))
             visit = Visit(browser, f"http://127.0.0.1:{agent.port}/", SIZE)

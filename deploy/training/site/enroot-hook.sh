@@ -2,9 +2,8 @@
 # Hook of enroot, and so of pyxis: /etc/enroot/hooks.d. Containers of jobs with GPUs report their
 # trainings. A hook that fails keeps the container from starting, so it ends well whatever happens.
 site=/usr/lib/dshealthd/training
-for directory in "$site" /run/dshealthd; do # also in other jobs: a TaskProlog is run in the container
-    enroot-mount --root "$ENROOT_ROOTFS" - <<<"$directory $directory none x-create=dir,bind,ro,nosuid,nodev,nofail,silent"
-done
+# also in other jobs: a TaskProlog is run in the container
+enroot-mount --root "$ENROOT_ROOTFS" - <<<"$site $site none x-create=dir,bind,ro,nosuid,nodev,nofail,silent"
 [ "${SLURM_JOB_GPUS-}${SLURM_STEP_GPUS-}${CUDA_VISIBLE_DEVICES-}" ] && [ -r "$site/environment.sh" ] || exit 0
 image=$(grep '^PYTHONPATH=' "$ENROOT_ENVIRON" | tail -n 1)
 # What a container sets hides what the job sets, but only pyxis hands on the job's: without it, what

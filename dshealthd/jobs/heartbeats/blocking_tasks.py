@@ -34,12 +34,7 @@ class BlockingTasks:
         self._running: Counter[int] = Counter()
         self._retry: asyncio.TimerHandle | None = None
 
-    def __len__(self) -> int:
-        return len(self._waiting) + self._running.total()
-
-    def run(
-        self, user: int, errand: Callable[[], Any], answer: Callable[[Any], object] = lambda _: None
-    ) -> None:
+    def run(self, user: int, errand: Callable[[], Any], answer: Callable[[Any], object]) -> None:
         """Queue a blocking task for a user, and call `answer` with its result.
 
         The task must not raise.
@@ -49,11 +44,11 @@ class BlockingTasks:
             self._start()
 
     def close(self) -> None:
-        """Run the waiting tasks one after another in one thread, without answers."""
-        waiting, self._waiting = self._waiting, deque()
+        """Drop the tasks that have not begun."""
+        self._waiting.clear()
         if self._retry is not None:
             self._retry.cancel()
-        _finish(self._loop, [errand for _, errand, _ in waiting])
+            self._retry = None
 
     def _start(self) -> None:
         self._retry = None
@@ -88,14 +83,3 @@ class BlockingTasks:
 
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(deliver)
-
-
-def _finish(loop: asyncio.AbstractEventLoop, errands: list[Callable[[], Any]]) -> None:
-    """Run blocking tasks in one thread, as soon as one can be started."""
-    if not errands or loop.is_closed():
-        return
-    try:
-        background.start(lambda: [errand() for errand in errands], "heartbeat senders")
-    except StartError as error:
-        log.warning("%s", error)
-        loop.call_later(RETRY, _finish, loop, errands)

@@ -35,7 +35,7 @@ class UnidentifiedSender(enum.StrEnum):
     GONE = "gone"
     """It has ended, and its pid may have been reused."""
     UNREADABLE = "unreadable"
-    """The kernel's answer is not understood."""
+    """The kernel's answer is not understood, or the agent has no descriptor for the page."""
 
 
 @dataclass(frozen=True, slots=True)

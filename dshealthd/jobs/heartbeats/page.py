@@ -1,88 +1,105 @@
-"""The page of memory with a process's heartbeats: handed over on its connection, or found among
-its descriptors.
-"""
+"""The page of memory with a process's heartbeats, found among its descriptors."""
 
 from __future__ import annotations
 
-import array
-import enum
-import errno
 import fcntl
+import functools
 import os
-import socket
-import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.linux.mounts import mount_id
-from dshealthd.training.message import HELLO, PAGE
+from dshealthd.training.message import PAGE, newest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
     from dshealthd.core.host import Host
 
-CREDENTIALS = struct.Struct("=iII")
-"""struct ucred: pid, user, group."""
-_ANCILLARY = socket.CMSG_SPACE(CREDENTIALS.size) + socket.CMSG_SPACE(array.array("i").itemsize)
-"""Space for the credentials and one descriptor, or two if they fit into the padding.
-
-The kernel closes any further descriptors.
-"""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _LINK = "/memfd:dshealthd-heartbeat (deleted)"
 MAX_DESCRIPTORS = 65_536
 """Most descriptors of a process that are checked."""
 
 
-class RejectReason(enum.StrEnum):
-    """Why a connection was refused, or ended by the agent."""
+class PageHolder(NamedTuple):
+    """A process that has a heartbeat page."""
 
-    MALFORMED = "malformed"
-    """It sent no page, a page that cannot be read or holds no heartbeat, or more than a page."""
-    FORGED = "forged"
-    """The page was handed over by another process than the one that connected, or by one outside
-    this agent's pid namespace.
+    pid: int
+    start: int
+    user: int
+    descriptor: int = -1
+    """Its descriptor of the page; -1 if that has yet to be found."""
+    inode: int = 0
+    """Tells the page from another one of the process; 0 as long as its descriptor is unknown."""
+
+
+def page_holder(labels: Mapping[str, str]) -> PageHolder:
+    """Return the process of which `dshealthd_job_heartbeat_page_info` says that it has a page."""
+    return PageHolder(*(int(labels[name]) for name in PageHolder._fields))
+
+
+def find_page(host: Host, pid: int) -> tuple[int, int] | None:
+    """Return a descriptor of a process's heartbeat page, and its number in the process; None if it
+    has none; OSError.
+
+    Of several pages, which follow each other if a training is attached to anew, this is the one
+    with the latest heartbeat.
     """
-    SENDERS = "senders"
-    """It exceeded the limit in total or of its user, or made room for another connection."""
-    SILENT = "silent"
-    """It sent no page in time."""
+    directory = host.proc(f"{pid}/fd")
+    found: tuple[int, int] | None = None
+    latest = -1.0
+    for name in os.listdir(directory)[:MAX_DESCRIPTORS]:
+        number = int(name)
+        page = open_page(host, pid, number)
+        if page is None:
+            continue
+        sent = _sent(page)
+        if found is None or sent >= latest:
+            if found is not None:
+                os.close(found[0])
+            found, latest = (page, number), sent
+        else:
+            os.close(page)
+    return found
 
 
-def take_page(
-    connection: socket.socket, pid: int, user: int, close: Callable[[int], object] = os.close
-) -> int | RejectReason:
-    """Return the descriptor of the page that a sender hands over, or why there is none.
+def open_page(host: Host, pid: int, number: int) -> int | None:
+    """Return a descriptor of the heartbeat page behind a descriptor of a process, None if that is
+    none; OSError.
 
-    OSError if the connection has ended.
-
-    Received descriptors that are not kept are passed to `close`, because closing another process's
-    file may block: a TCP socket that lingers does, for as long as its owner wishes. The returned
-    page is memory of the size of a page, and stays so. Reading or closing it does not block, and
-    does not fail whatever another process does with it.
+    The target is opened only after it is known to be memory: a file can imitate the kernel's name,
+    and opening it may block. Reading or closing the returned page does not block, and does not fail
+    whatever another process does with it.
     """
-    # One byte more than the greeting, so that a longer message does not match.
-    data, ancillary, _, _ = connection.recvmsg(len(HELLO) + 1, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
-    if not (data or ancillary):
-        raise ConnectionResetError(errno.ECONNRESET, "closed before sending anything")
-    files = array.array("i")
-    same = False
-    for level, kind, value in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            files.frombytes(value[: len(value) - len(value) % files.itemsize])
-        elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-            same = CREDENTIALS.unpack(value)[:2] == (pid, user)
-    rejected = None
-    if not same:
-        rejected = RejectReason.FORGED
-    elif data != HELLO or len(files) != 1 or not is_page(files[0]):
-        rejected = RejectReason.MALFORMED
-    if rejected is None:
-        return files[0]
-    # Received descriptors are ours now, even those of a rejected message.
-    for file in files:
-        close(file)
-    return rejected
+    if not has_page(host, pid, number):
+        return None
+    try:
+        held = os.open(host.proc(f"{pid}/fd/{number}"), os.O_PATH | os.O_CLOEXEC)
+    except FileNotFoundError:  # closed meanwhile
+        return None
+    try:
+        # Not by fstatfs, which queries the target's own file system: one that hangs would not
+        # answer.
+        mount = mount_id(held)
+        if mount < 0 or mount != _memory():
+            return None
+        page = os.open(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(held)
+    if is_page(page):
+        return page
+    os.close(page)
+    return None
+
+
+def has_page(host: Host, pid: int, number: int) -> bool:
+    """Return whether a process's descriptor has the name of a heartbeat page; OSError if that
+    cannot be read. Does not block.
+    """
+    try:
+        return os.readlink(host.proc(f"{pid}/fd/{number}")) == _LINK
+    except FileNotFoundError:
+        return False
 
 
 def is_page(file: int) -> bool:
@@ -95,42 +112,15 @@ def is_page(file: int) -> bool:
         return False
 
 
-def find_page(host: Host, pid: int) -> int | None:
-    """Return a descriptor of a process's heartbeat page, None if it has none; OSError.
-
-    A descriptor's target is opened only after it is known to be memory: a file can imitate the
-    kernel's name, and opening it may block.
-    """
-    directory = host.proc(f"{pid}/fd")
-    for number in os.listdir(directory)[:MAX_DESCRIPTORS]:
-        try:
-            if os.readlink(f"{directory}/{number}") != _LINK:
-                continue
-            held = os.open(f"{directory}/{number}", os.O_PATH | os.O_CLOEXEC)
-        except FileNotFoundError:  # closed meanwhile
-            continue
-        try:
-            page = _opened(held)
-        finally:
-            os.close(held)
-        if page is not None:
-            return page
-    return None
+def _sent(page: int) -> float:
+    """Return the time of a page's last heartbeat; 0 if it has none."""
+    try:
+        return newest(os.pread(page, PAGE, 0)).sent
+    except (OSError, ValueError, ArithmeticError):
+        return 0.0
 
 
-def _opened(held: int) -> int | None:
-    """Open the target of an O_PATH descriptor, if it is a heartbeat page."""
-    # Not by fstatfs, which queries the target's own file system: one that hangs would not answer.
-    mount = mount_id(held)
-    if mount < 0 or mount != _memory():
-        return None
-    page = os.open(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC)
-    if is_page(page):
-        return page
-    os.close(page)
-    return None
-
-
+@functools.cache
 def _memory() -> int:
     """Return the mount id of the kernel's memory files, such as heartbeat pages."""
     file = os.memfd_create("dshealthd-mount", os.MFD_CLOEXEC)

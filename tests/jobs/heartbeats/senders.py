@@ -8,32 +8,27 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
-from dshealthd.training.message import HELLO, PAGE, Message, encode
+import psutil
+
+from dshealthd.core.host import Host, read_bytes
+from dshealthd.jobs.heartbeats.page import PageHolder, find_page
+from dshealthd.linux.process import parse_stat
+from dshealthd.training.message import PAGE, Message, encode
 
 STRANGER = 12345
 """A user that owns nothing here."""
 PRELUDE = f"""
-import fcntl, mmap, os, socket, struct, sys, time
-def connect():
-    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    s.connect(sys.argv[1])
-    return s
+import fcntl, mmap, os, sys, time
 def page(data=b"", size={PAGE}, seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW):
-    file = os.memfd_create("page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    file = os.memfd_create("dshealthd-heartbeat", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, size)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
     os.pwrite(file, data, 0)
     return file
-def hand(s, *files, hello={HELLO!r}, more=()):
-    rights = struct.pack("%di" % len(files), *files)
-    s.sendmsg([hello], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights), *more])
-s = connect()
 """
 FOLLOW = """
 file = page(bytes.fromhex(sys.stdin.readline()))
-hand(s, file)
 print("told", flush=True)
 for line in sys.stdin:
     os.pwrite(file, bytes.fromhex(line), 0)
@@ -54,7 +49,7 @@ class SenderProcess:
         return self.popen.pid
 
     def tell(self, data: bytes | Message) -> None:
-        """Have it write bytes into its page, which it hands over the first time, and wait until it
+        """Have it write bytes into its page, which it makes the first time, and wait until it
         has.
         """
         assert self.popen.stdin is not None
@@ -64,7 +59,10 @@ class SenderProcess:
         assert self.popen.stdout.readline() == "told\n"
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill it, and its children."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.pid).children(recursive=True):
+                child.kill()
         self.popen.kill()
         self.popen.wait()
         for stream in (self.popen.stdin, self.popen.stdout):
@@ -82,11 +80,11 @@ def interpreter(user: int | None) -> str:
 
 @contextlib.contextmanager
 def sending(
-    path: Path, variables: Mapping[str, str], code: str = FOLLOW, user: int | None = None
+    variables: Mapping[str, str], code: str = FOLLOW, user: int | None = None
 ) -> Iterator[SenderProcess]:
-    """Run a sender with these variables and no others; `code` has a connection `s`."""
+    """Run a sender with these variables and no others; `code` may make a `page`."""
     popen = subprocess.Popen(
-        [interpreter(user), "-I", "-c", PRELUDE + code, str(path)],
+        [interpreter(user), "-I", "-c", PRELUDE + code],
         env={"PATH": os.defpath, **variables},
         cwd="/",
         stdin=subprocess.PIPE,
@@ -101,3 +99,18 @@ def sending(
         yield sender
     finally:
         sender.end()
+
+
+def own_pages() -> list[PageHolder]:
+    """Return the pages of the processes that this test has started, and of no other's on this
+    machine.
+    """
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if (page := find_page(Host(), child.pid)) is not None:
+                inode = os.fstat(page[0]).st_ino
+                os.close(page[0])
+                start = parse_stat(read_bytes(f"/proc/{child.pid}/stat", 4096)).start
+                found.append(PageHolder(child.pid, start, child.uids().real, page[1], inode))
+    return found

@@ -55,7 +55,6 @@ async def test_errands_that_hang() -> None:
         await asyncio.sleep(0.01)
     assert {user for user, _ in answers} == {2}
     assert max(seconds for _, seconds in answers) < 1.0
-    assert len(blocking_tasks) == 20
     kernel.release.set()
     while len(answers) < 40:
         await asyncio.sleep(0.01)

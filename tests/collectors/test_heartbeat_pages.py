@@ -1,0 +1,185 @@
+"""Pages of training processes are found, soon, whoever else has processes, and are their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+
+import psutil
+import pytest
+
+from dshealthd.collectors import heartbeat_pages
+from dshealthd.collectors.heartbeat_pages import INFO, HeartbeatPages
+from dshealthd.jobs.heartbeats.page import PageHolder, page_holder
+from dshealthd.jobs.processes import TrainingProcess
+from dshealthd.training.message import Message
+from tests.collectors.bench import Bench
+from tests.jobs.heartbeats.senders import STRANGER, own_pages, sending
+from tests.jobs.machines import TORCH
+
+JOB = f"slurm-{os.getpid()}"
+"""No other test's training on this machine has this name."""
+RANK = {**TORCH, "SLURM_JOB_ID": str(os.getpid())}
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="processes of other users take root")
+
+
+class Node(Bench):
+    """The collector, on this machine; jobs of other tests there are left out."""
+
+    def __init__(self) -> None:
+        super().__init__("heartbeat_pages")
+        self.clock = time.monotonic
+
+    def found(self) -> list[PageHolder]:
+        """Collect; return the pages."""
+        result = self.collect()
+        assert result.faults == ()
+        return [
+            page_holder(dict(zip(sample.metric.dimensions, sample.labels, strict=True)))
+            for sample in result.samples
+            if sample.metric is INFO
+        ]
+
+    def seconds(self) -> float:
+        """Collect; return the seconds until that is due again."""
+        return HeartbeatPages.pace(HeartbeatPages.Options(), self.collect().samples)
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Node:
+    """Return a node that has collected once."""
+    table = HeartbeatPages._table
+
+    def own(self: HeartbeatPages) -> Sequence[TrainingProcess]:
+        return [process for process in table(self) if process.claimed == JOB]
+
+    monkeypatch.setattr(HeartbeatPages, "_table", own)
+    made = Node()
+    made.found()
+    return made
+
+
+def beat(step: int) -> Message:
+    """Return a heartbeat of now."""
+    return Message(step=step, sent=time.monotonic())
+
+
+def test_a_page_is_found_with_the_next_collection(node: Node) -> None:
+    """A process that has no page yet is searched again, and one that has ended is forgotten."""
+    with sending(RANK) as sender:
+        assert node.found() == []
+        sender.tell(beat(1))
+        assert node.found() == own_pages()
+        sender.tell(beat(2))
+        assert node.found() == own_pages()
+    assert node.found() == []
+
+
+def test_it_hurries_while_a_page_is_awaited(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that has not begun to train is looked at more often, in its first ten minutes."""
+    usual, soon = 5.0, 2.0
+    assert node.seconds() == usual
+    with sending(RANK) as sender:
+        assert node.seconds() == soon
+        monkeypatch.setattr(heartbeat_pages, "YOUNG", 0.0)
+        assert node.seconds() == usual
+        monkeypatch.setattr(heartbeat_pages, "YOUNG", 600.0)
+        sender.tell(beat(1))
+        assert node.found()
+        assert node.seconds() == usual
+
+
+AGAIN = """
+first = page(bytes.fromhex(sys.stdin.readline()))
+print("told", flush=True)
+second = page(bytes.fromhex(sys.stdin.readline()))
+print("told", flush=True)
+sys.stdin.readline()
+os.close(second)
+print("told", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_page_that_gives_way_to_another(node: Node) -> None:
+    """A page that stands still is left for one of the same process that is written, and found again
+    when that is gone.
+    """
+    with sending(RANK, AGAIN) as sender:
+        sender.tell(beat(1))
+        (first,) = node.found()
+        sender.tell(beat(2))
+        (second,) = node.found()
+        assert (first.pid, first.start) == (second.pid, second.start)
+        assert first.inode != second.inode
+        sender.tell(b"")
+        assert node.found() == [first]
+
+
+FORK = """
+file = page(bytes.fromhex(sys.stdin.readline()))
+if os.fork() == 0:
+    time.sleep(600)
+print("told", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_a_child_that_holds_the_page_of_its_parent(node: Node, *, end: bool) -> None:
+    """The page is the parent's, also when that has ended: a rank that is gone would seem to
+    hang.
+    """
+    with sending(RANK, FORK) as sender:
+        sender.tell(beat(1))
+        children = psutil.Process(sender.pid).children()
+        assert [holder.pid for holder in node.found()] == [sender.pid]
+        if end:
+            sender.popen.kill()
+            sender.popen.wait()
+            assert node.found() == []
+        for child in children:
+            child.kill()
+
+
+LOADERS = """
+number = next((number for number in range(3) if os.fork() == 0), "parent")
+if str(number) == os.environ["WRITES"]:
+    file = page(bytes.fromhex(sys.stdin.readline()))
+    print("told", flush=True)
+time.sleep(600)
+"""
+"""Has three children; one of all four has a page."""
+
+
+def test_a_rank_is_searched_before_its_data_loaders(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where not all can be searched at a time, what a launcher has started comes first."""
+    monkeypatch.setattr(heartbeat_pages, "MAX_SEARCHED", 1)
+    monkeypatch.setattr(heartbeat_pages, "MIN_CHILDREN", 0)
+    with sending({**RANK, "WRITES": "parent"}, LOADERS) as sender:
+        sender.tell(beat(1))
+        assert [holder.pid for holder in node.found()] == [sender.pid]
+
+
+def test_all_are_searched_in_turn(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a script has started is found, although others of its job are searched before."""
+    monkeypatch.setattr(heartbeat_pages, "MAX_SEARCHED", 2)
+    monkeypatch.setattr(heartbeat_pages, "MIN_CHILDREN", 1)
+    with sending({**RANK, "WRITES": "2"}, LOADERS) as sender:
+        sender.tell(beat(1))
+        assert [node.found() for _ in range(3)][-1] == own_pages() != []
+
+
+@as_root
+def test_no_user_takes_all_places(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One user's many processes, which have come first, leave another user half of the places."""
+    monkeypatch.setattr(heartbeat_pages, "MAX_PAGES", 4)
+    with contextlib.ExitStack() as stack:
+        for user in [STRANGER] * 5 + [STRANGER + 1] * 3:
+            stack.enter_context(sending(RANK, user=user)).tell(beat(1))
+        users = [holder.user for holder in node.found()]
+    assert users == [STRANGER, STRANGER + 1] * 2
