@@ -101,6 +101,9 @@ class Case:
             return None
         unsure = clocks.uncertainty(event.origin, other.origin)
         apart = event.time - other.time
+        # The time of a line without a stamp is that of an earlier one.
+        if not (other if apart > 0 else event).exact:
+            return None
         return 0.0 if abs(apart) <= unsure else apart - unsure if apart > 0 else apart + unsure
 
 

@@ -42,6 +42,8 @@ _OF_LOST_PEERS = {f"{_PEER_LOST}/{name}" for name in ("nccl", "gloo", "store")}
 _OF_NO_RANK = {"symmetric", "mismatch"}
 """Kinds of verdicts that have a first step although they name no culprit."""
 _LOOPBACK = "rendezvous-unreachable/loopback"
+_WORD = re.compile(r"[\w.-]+")
+_OF_FILES = "checkpoint-path"
 _FILE_LOST = re.compile(r"\[Errno (?:5|19|107|108|116|121)\]|Stale file handle|Input/output error")
 """An error of what is below a file (EIO, ENODEV, ENOTCONN, ESHUTDOWN, ESTALE, EREMOTEIO)."""
 _OF_THE_JOB = {"host-memory-pressure"}
@@ -246,17 +248,28 @@ def _wraps(event: Event) -> bool:
 def _beneath(root: Event, case: Case) -> Event | None:
     """Return what a service of a node, as its file system's, said about when a file was lost.
 
-    The node that lost it need not be the one whose service says so.
+    The node that lost it need not be the one whose service says so, if it said so at that time; if
+    that is unknown, of that node.
     """
     if root.layer != "program" or _FILE_LOST.search(root.place.quote) is None:
         return None
-    said = (
+    said = [
         kept.event
         for kept in standing(case)
-        if kept.remark.weight >= SAYS and not kept.remark.wraps and kept.event.exact
+        if kept.remark.weight >= SAYS and not kept.remark.wraps
+    ]
+    hosts = {event.host for event in case.causes if event.rank == root.rank is not None} - {None}
+    known = (
+        event for event in case.causes if event.slug == _OF_FILES and event.layer != root.layer
     )
-    for one in said:
-        if one.origin.host is not None and order.is_near(one.time, root.time):
+    for one in (*known, *said):
+        host = one.host or one.origin.host
+        if not one.exact or host is None:
+            continue
+        is_there = not hosts or any(
+            name in (host, *_WORD.findall(one.place.quote)) for name in hosts
+        )
+        if is_there if root.time is None else order.is_near(one.time, order.span(root, case)):
             return replace(one, origin=root.origin, rank=root.rank, host=root.host)
     return None
 
@@ -360,16 +373,19 @@ def _whereabouts(root: Event, ranks: Sequence[int], case: Case) -> tuple[str | N
     return own.host or only(hosts), gpu
 
 
-def _first_failure(case: Case) -> float | None:
-    """Return when the job first failed; what the kernel says of a GPU may be another program's."""
-    times = [
-        when
+def _first_failure(case: Case) -> order.Span | None:
+    """Return when the job first failed; what the kernel says may be of another program."""
+    spans = [
+        span
         for event in case.causes
         if event.layer in {"program", "communication", "launcher"}
         and "pci" not in event.fields
-        and (when := event.time) is not None
+        and not remarks.is_kernel(event.place.quote)
+        and (span := order.span(event, case)) is not None
     ]
-    return min(times, default=None)
+    if not spans:
+        return None
+    return min(early for early, _ in spans), min(late for _, late in spans)
 
 
 def _argue(root: Event, ordered: Sequence[Event], case: Case) -> None:

@@ -6,7 +6,8 @@ the launcher. The table says where an event stands otherwise; within a place, ti
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import math
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from dshealthd.explain import clocks, remarks
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from dshealthd.explain.case import Case
     from dshealthd.explain.events import Event
 
+Span: TypeAlias = "tuple[float, float]"
+"""The earliest and the latest time at which something may have happened."""
 AFTERMATH = 30.0
 """Seconds after broken communication beyond which a program's failure cannot be its cause: gloo and
 NCCL notice a closed connection at once."""
@@ -41,7 +44,7 @@ class Rule(NamedTuple):
 
     says: str
     place: int
-    applies: Callable[[Event, Case, float | None], bool]
+    applies: Callable[[Event, Case, Span | None], bool]
 
 
 RULES = (
@@ -67,7 +70,7 @@ RULES = (
 """The first that applies counts; else an event stands where its layer does."""
 
 
-def place(event: Event, first: float | None, case: Case) -> int:
+def place(event: Event, first: Span | None, case: Case) -> int:
     """Return where an event stands in the order; `first` is when the job first failed."""
     for rule in RULES:
         if rule.applies(event, case, first):
@@ -75,7 +78,7 @@ def place(event: Event, first: float | None, case: Case) -> int:
     return _LAYERS["loss" if event.role == "loss" else event.layer]
 
 
-def key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
+def key(event: Event, first: Span | None, case: Case) -> tuple[object, ...]:
     """Return the sort key of a candidate cause: the smallest is the cause."""
     # Who sends a signal has a reason.
     is_signal = event.layer == "scheduler" and event.signal > 0
@@ -93,9 +96,30 @@ def explains(root: Event, other: Event) -> bool:
     return _LAYERS[other.layer] > _LAYERS[root.layer]
 
 
-def is_near(when: float | None, first: float | None) -> bool:
-    """Return whether a fault of a node may be the cause of what first failed at a time."""
-    return when is None or first is None or first - BEFORE <= when <= first + AFTER
+def is_near(when: float | None, first: Span | None) -> bool:
+    """Return whether a fault of a node may be the cause of what first failed then."""
+    return when is None or first is None or first[0] - BEFORE <= when <= first[1] + AFTER
+
+
+def span(event: Event, case: Case) -> Span | None:
+    """Return the times between which an event was; None if nothing is known.
+
+    A line without a stamp was after the last stamp before it, and before the next one.
+    """
+    if event.time is None:
+        return None
+    if event.exact:
+        return event.time, event.time
+    later = (
+        other.time
+        for other in (*case.causes, *case.consequences)
+        if other.exact
+        and other.time is not None
+        and other.origin.source == event.origin.source
+        and other.order > event.order
+        and other.time >= (event.time or 0.0)
+    )
+    return event.time, min(later, default=math.inf)
 
 
 def _is_aftermath(event: Event, case: Case) -> bool:

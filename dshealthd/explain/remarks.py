@@ -138,11 +138,13 @@ _SHELL = re.compile(
 """What a shell says, in the user's language, of a child that a signal ended."""
 _PADDED = 24
 """Bytes to which bash (jobs.c, LONGEST_SIGNAL_DESC) pads a signal before the command."""
-_EVENT = re.compile(
-    r"(?:^|\s)Warning\s+(?P<reason>[A-Z][A-Za-z]{3,40})\s+"
+_AFTER_TYPE = (
+    r"\s+(?P<reason>[A-Z][A-Za-z]{3,40})\s+"
     r"(?:(?:[\dsmhd]+|<\w+>)(?: \(x\d+ over \w+\))?\s+\S+|[\w.-]+/\S+)\s+(?P<message>\S.*)"
 )
-"""A row of Kubernetes' events."""
+_EVENT = re.compile(r"(?:^|\s)Warning" + _AFTER_TYPE)
+"""A row of Kubernetes' events that warns."""
+_ROW = re.compile(r"(?:^|\s)(?:Warning|Normal)" + _AFTER_TYPE)
 _WENT_ON = re.compile(r"(?:^|\s)Normal\s+(?:Scheduled|Pulled|Created|Started)\s")
 """A row that shows that a pod got on."""
 _TABLE = 20
@@ -303,7 +305,7 @@ def is_of_shell(text: str) -> bool:
 
 def is_row(quote: str) -> bool:
     """Return whether a line is a row of Kubernetes' events, which are printed after the job."""
-    return _EVENT.search(quote) is not None
+    return _ROW.search(quote) is not None
 
 
 def ended(text: str) -> re.Match[str] | None:

@@ -532,6 +532,55 @@ def test_what_a_file_system_said_of_its_node_explains_a_lost_file(
     assert (finding.ranks, finding.outcome) == ((2,), "found")
 
 
+@pytest.mark.parametrize(("host", "is_reason"), [("n-7", True), ("n-8", False)])
+def test_without_times_it_is_what_the_same_node_s_kernel_said(
+    host: str, *, is_reason: bool
+) -> None:
+    """Another node has its own troubles."""
+    lost = "2: [rank2]: OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/l/a'"
+    ended = "srun: error: n-7: task 2: Exited with exit code 1"
+    kernel = (
+        f"Dec  9 12:05:51 {host} kernel: LustreError: 11-0: a-OST0014-osc-ffff8f0b: operation"
+        " ldlm_enqueue to node 10.2.0.3@o2ib failed: rc = -107"
+    )
+    finding = explained(lost, ended, "srun: error: n-8: task 9: Terminated", kernel)
+    assert (finding.slug == "checkpoint-path") == is_reason
+
+
+@pytest.mark.parametrize(("stamp", "is_reason"), [("03:59:03", True), ("04:40:03", False)])
+def test_a_line_without_a_time_was_before_the_next_that_has_one(
+    stamp: str, *, is_reason: bool
+) -> None:
+    """What the kernel said in between may explain it, however old the last time is."""
+    finding = explained(
+        "2026-01-22 03:20:33 step 9 | loss 2",
+        "13: ERROR: Unexpected bus error encountered in worker. This might be caused by"
+        " insufficient shared memory (shm).",
+        "2: [rank2]:[E122 03:59:12.771809122 ProcessGroupNCCL.cpp:542] [Rank 2] Collective"
+        " WorkNCCL(SeqNum=18, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) raised"
+        " the following async exception: NCCL error: remote process exited or there was a network"
+        " error, NCCL version 2.21.5",
+        f"Jan 22 {stamp} n-2 kernel: EDAC MC5: 1 UE memory read error on CPU_SrcID#1_MC#1_Chan#0"
+        "_DIMM#0 (channel:0 slot:0 page:0x3f8a1c2 offset:0xd40 grain:32)",
+    )
+    assert finding.slug == ("node-failed" if is_reason else "shared-memory")
+
+
+def test_events_are_printed_after_the_job() -> None:
+    """Who sent the signal stands behind what it did, in rows of either type."""
+    finding = explained(
+        "[pod/a-0/pytorch] step 9 | loss 2",
+        "[pod/a-0/pytorch] W1108 14:40:06.118 torch/distributed/elastic/agent/server/api.py:900]"
+        " Received 15 death signal, shutting down workers",
+        "[pod/a-1/pytorch] [rank8]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils"
+        ".hpp:268, remote process exited or there was a network error, NCCL version 2.21.5",
+        "2m9s        Normal    Preempted               workload/pytorchjob-a   Preempted to"
+        " accommodate a workload (UID: 5f0a9c1e) due to prioritization in the ClusterQueue",
+    )
+    assert finding.root is not None
+    assert finding.root.pattern == "job-ended/preempted"
+
+
 @pytest.mark.parametrize(("address", "name"), [("127.0.1.1", "loopback"), ("10.0.0.5", "gloo")])
 def test_a_name_of_a_loopback_address_explains_a_failure_to_connect(
     address: str, name: str
