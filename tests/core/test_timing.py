@@ -143,7 +143,6 @@ OWN_LIMITS = {
     "http/connection_limiter.py": "connections that the agent itself closes",
     "probe/service.py": "a pause",
     "probe/slots.py": "the end of an epoch",
-    "probe/workers/worker_pool.py": "workers that were killed",
 }
 """Modules that use asyncio's own time limit, and for what: nobody is blamed when it is over."""
 
