@@ -115,14 +115,18 @@ def _no_script(start: Start) -> str:
     return f"{start.program.program} is given no script to run"
 
 
+_PLACES = {
+    "torchrun": ("nproc-per-node", "nnodes", "rdzv-endpoint", "rdzv-backend", "standalone"),
+    "accelerate": ("num-processes", "num-machines", "machine-rank", "main-process-ip", "multi-gpu"),
+    "deepspeed": ("hostfile", "num-nodes", "no-ssh"),
+}
+"""Options that say where ranks run, and that no script has for itself."""
+
+
 def _behind_script(start: Start) -> str:
     """Return an option of the launcher that stands behind the script, which gets it instead."""
     program = start.program
-    if program.program != "torchrun":
-        return ""
-    names = ("nproc-per-node", "nnodes", "rdzv-endpoint", "rdzv-backend", "standalone")
-    if program.by_accelerate:
-        names = ("num-processes", "num-machines", "machine-rank", "main-process-ip", "multi-gpu")
+    names = _PLACES.get("accelerate" if program.by_accelerate else program.program, ())
     said = program.stated
     for name in names:
         at = name.replace("-", "_")

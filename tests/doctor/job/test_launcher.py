@@ -283,6 +283,7 @@ def test_deepspeed_on_each_node(command: str, outcome: State) -> None:
         ("torchrun --nproc_per_node= x.py", "--nproc-per-node of torchrun is empty"),
         ("torchrun --nproc_per_node=gpu --nnodes=1:4 x.py", ""),
         ("torchrun x.py --nproc_per_node=8", "--nproc_per_node stands behind the script"),
+        ('deepspeed x.py "${ARGS[@]}" --hostfile hosts', "--hostfile stands behind the script"),
         ("torchrun --nproc_per_node=2 x.py --nnodes=8", ""),
         ("accelerate launch --num_proceses 8 x.py", "did you mean --num-processes?"),
         ("accelerate launch --num_process 8 --same_network x.py", ""),  # a prefix of one alone
