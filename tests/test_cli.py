@@ -108,7 +108,7 @@ def test_help(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     described = re.split(r"^  (?=--)", flags.partition("\nexamples:\n")[0], flags=re.MULTILINE)[1:]
     assert len(described) > 30
     for flag in described:
-        assert re.match(r"--\S+ [A-Z]|--\S+ \w+\|\w+", flag), flag
+        assert re.match(r"(?:--\S+, )*--\S+ [A-Z]|(?:--\S+, )*--\S+ \w+\|\w+", flag), flag
         assert "(default:" in " ".join(flag.split()), flag
     parser = commands.parser()
     for example in command.examples:
