@@ -262,6 +262,7 @@ def _beneath(root: Event, case: Case) -> Event | None:
     known = (
         event for event in case.causes if event.slug == _OF_FILES and event.layer != root.layer
     )
+    when = order.span(root, case)
     for one in (*known, *said):
         host = one.host or one.origin.host
         if not one.exact or host is None:
@@ -269,7 +270,7 @@ def _beneath(root: Event, case: Case) -> Event | None:
         is_there = not hosts or any(
             name in (host, *_WORD.findall(one.place.quote)) for name in hosts
         )
-        if is_there if root.time is None else order.is_near(one.time, order.span(root, case)):
+        if is_there if when is None else order.is_near(one.time, when):
             return replace(one, origin=root.origin, rank=root.rank, host=root.host)
     return None
 
@@ -375,17 +376,20 @@ def _whereabouts(root: Event, ranks: Sequence[int], case: Case) -> tuple[str | N
 
 def _first_failure(case: Case) -> order.Span | None:
     """Return when the job first failed; what the kernel says may be of another program."""
-    spans = [
-        span
-        for event in case.causes
-        if event.layer in {"program", "communication", "launcher"}
-        and "pci" not in event.fields
-        and not remarks.is_kernel(event.place.quote)
-        and (span := order.span(event, case)) is not None
-    ]
-    if not spans:
-        return None
-    return min(early for early, _ in spans), min(late for _, late in spans)
+    first: dict[int, Event] = {}
+    times = []
+    for event in case.causes:
+        is_job = event.layer in {"program", "communication", "launcher"}
+        if not is_job or "pci" in event.fields or remarks.is_kernel(event.place.quote):
+            continue
+        if event.time is None:
+            continue
+        times.append(event.time)
+        earlier = first.setdefault(event.origin.source, event)
+        if event.order < earlier.order:
+            first[event.origin.source] = event
+    spans = (order.span(event, case) for event in first.values())
+    return (min(times), min(span[1] for span in spans if span)) if times else None
 
 
 def _argue(root: Event, ordered: Sequence[Event], case: Case) -> None:

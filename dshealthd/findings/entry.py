@@ -46,6 +46,8 @@ class Entry:
     """How often it came back within the hour."""
     card: Card | None = None
     """Of a run."""
+    text: str = schema.transient(default="", compare=False, repr=False)
+    """The same as JSON, where the record keeps it."""
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -59,9 +59,9 @@ HOURS = 24
 REPAIRED = "repaired"
 """How the reason of a maintenance begins that says that the node's hardware was repaired."""
 MAX_ENTRIES = 2_000
-"""Most entries: 22 a day for 90 days. They have 500 characters, which make a mebibyte."""
-MAX_BYTES = 16 << 20
-"""Most bytes of the file: so many entries, all of whose texts are as long as they can be."""
+"""Most entries: 22 a day for 90 days."""
+MAX_BYTES = 1 << 20
+"""Most bytes of all entries: 500 each, as they have."""
 MAX_RUNS = 200
 """Most of them: two a day. Beyond, the user with most loses the oldest, so that jobs that crash in
 a loop push out neither others' nor the findings."""
@@ -108,7 +108,9 @@ class NodeRecord:
     def __init__(self, state: Path | None) -> None:
         """Begin with nothing; `state` is the directory of the file that outlives the agent."""
         self._entries: deque[Entry] = deque()
-        """In the order in which they were recorded."""
+        """In the order in which they were recorded, each with its text: writing all of them anew
+        takes 50 ms of the loop."""
+        self._bytes = 0
         self._own = 0
         """How many of them, the last ones, this agent has recorded."""
         self._latest: dict[tuple[str, str, str], Entry] = {}
@@ -125,7 +127,7 @@ class NodeRecord:
         """Monotonic time since which the clock has not been set."""
         self.problem = ""
         """Why the record begins anew, or is not kept."""
-        self._file = StateFile(state, "history", MAX_BYTES)
+        self._file = StateFile(state, "history", 2 * MAX_BYTES)
         self._is_kept = False
         self._changed, self._saved = False, 0.0
 
@@ -215,6 +217,12 @@ class NodeRecord:
         for entry in itertools.islice(reversed(self._entries), self._own):
             entry.begin = max(0.0, entry.begin + moved)
             entry.end = max(0.0, (entry.end or 0.0) + moved)
+            self._write(entry)
+
+    def _write(self, entry: Entry) -> None:
+        before = len(entry.text)
+        entry.text = documents.dumps(schema.of(Entry).write(entry), separators=COMPACT)
+        self._bytes += len(entry.text) - before
 
     def add(self, entry: Entry) -> None:
         """Record what has ended."""
@@ -225,6 +233,7 @@ class NodeRecord:
             last.job = last.job or entry.job
             if _rank(entry) > _rank(last):
                 last.severity, last.value = entry.severity, entry.value
+            self._write(last)
         else:
             self._append(entry)
             self._own += 1
@@ -234,12 +243,14 @@ class NodeRecord:
     def _append(self, entry: Entry) -> None:
         self._entries.append(entry)
         self._latest[entry.key] = entry
+        entry.text = ""
+        self._write(entry)
         runs = [each for each in self._entries if each.card] if entry.card else []
         if len(runs) > MAX_RUNS:
             most = Counter(map(_user, runs)).most_common(1)[0][0]
-            self._entries.remove(next(each for each in runs if _user(each) == most))
-        if len(self._entries) > MAX_ENTRIES:
-            self._drop()
+            self._drop(next(each for each in runs if _user(each) == most))
+        while len(self._entries) > MAX_ENTRIES or self._bytes > MAX_BYTES:
+            self._drop(self._entries[0])
 
     def runs(self, name: str, user: int | None) -> list[Entry]:
         """Return the attempts of a user's run that have ended here."""
@@ -249,8 +260,9 @@ class NodeRecord:
             if one.card is not None and (one.what, _user(one)) == (name, user)
         ]
 
-    def _drop(self) -> None:
-        entry = self._entries.popleft()
+    def _drop(self, entry: Entry) -> None:
+        self._entries.remove(entry)
+        self._bytes -= len(entry.text)
         if self._latest.get(entry.key) is entry:
             del self._latest[entry.key]
 
@@ -318,9 +330,9 @@ class NodeRecord:
             return
         if now - self._steady >= DAY:  # by a clock that was right for a day
             while self._entries and (self._entries[0].end or wall) < wall - KEPT:
-                self._drop()
+                self._drop(self._entries[0])
         self._changed, self._saved = False, now
-        whole = RecordFile(
+        without = RecordFile(
             VERSION,
             wall,
             self._began,
@@ -328,10 +340,11 @@ class NodeRecord:
             self._driver,
             self._days,
             self._hours,
-            [*self._entries],
+            [],
         )
-        content = schema.of(RecordFile).write(whole)
-        self._file.save(documents.dumps(content, separators=COMPACT, ensure_ascii=False))
+        head = documents.dumps(schema.of(RecordFile).write(without), separators=COMPACT)
+        entries = ",".join(entry.text for entry in self._entries)
+        self._file.save(f"{head.removesuffix(']}')}{entries}]}}")
 
     def _restore(self, document: Any) -> None:
         found: RecordFile = schema.of(RecordFile).read(document, "it")

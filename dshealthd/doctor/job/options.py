@@ -18,6 +18,12 @@ from dshealthd.doctor.job.start import Invariant
 if TYPE_CHECKING:
     from dshealthd.doctor.job.start import Start
 
+_PLACES = {
+    "torchrun": ("nproc-per-node", "nnodes", "rdzv-endpoint", "rdzv-backend", "standalone"),
+    "accelerate": ("num-processes", "num-machines", "machine-rank", "main-process-ip", "multi-gpu"),
+    "deepspeed": ("hostfile", "num-nodes", "no-ssh"),
+}
+"""Options that say where ranks run, and that no script has for itself."""
 EXCLUSIVE = {
     # Slurm 22.05.8, which does not refuse what sbatch(1) says of --hint
     "srun": (
@@ -113,14 +119,6 @@ def _no_script(start: Start) -> str:
     if not is_launcher or start.program.arguments or any(one.is_partial for one in start.chain):
         return ""
     return f"{start.program.program} is given no script to run"
-
-
-_PLACES = {
-    "torchrun": ("nproc-per-node", "nnodes", "rdzv-endpoint", "rdzv-backend", "standalone"),
-    "accelerate": ("num-processes", "num-machines", "machine-rank", "main-process-ip", "multi-gpu"),
-    "deepspeed": ("hostfile", "num-nodes", "no-ssh"),
-}
-"""Options that say where ranks run, and that no script has for itself."""
 
 
 def _behind_script(start: Start) -> str:

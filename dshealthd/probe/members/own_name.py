@@ -12,9 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 
+_DISCARD = 9
+"""A port to connect to, of RFC 863; any would do."""
+
+
 def is_local(address: str) -> bool:
-    """Return whether an address is one of this machine's, as far as the kernel lets it be bound.
-    Loopback and multicast addresses are those of any machine, and do not count.
+    """Return whether an address is one of this machine's: what it sends there comes from there. No
+    packet is sent. Loopback and multicast addresses are those of any machine, and do not count.
     """
     parsed = _address(address)
     if parsed is None or parsed.is_loopback or parsed.is_multicast or parsed.is_unspecified:
@@ -22,10 +26,10 @@ def is_local(address: str) -> bool:
     family = socket.AF_INET6 if isinstance(parsed, ipaddress.IPv6Address) else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0))
+            probe.connect((address, _DISCARD))
+            return _address(probe.getsockname()[0]) == parsed
     except OSError:
         return False
-    return True
 
 
 def own_name(

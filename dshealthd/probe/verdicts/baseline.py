@@ -62,7 +62,6 @@ ANCHOR_KEPT = 15 * 86400.0
 counts for as long again. So one wrong value does not count forever, and a part may creep by
 `CREEP_RATIO` in a month.
 """
-_FORMAT = 4
 _MOST_BYTES = 1 << 24
 
 
@@ -244,7 +243,7 @@ class Baselines:
             if known.values
         ]
         self.changed = False
-        content = {"format": _FORMAT, "stamp": self._stamp, "classes": rows}
+        content = {"stamp": self._stamp, "classes": rows}
         return documents.dumps(content, separators=(",", ":")).encode()
 
     def load(self, path: Path) -> bool:
@@ -263,7 +262,7 @@ class Baselines:
         """
         with schema.reading("the file of baselines"):
             document = schema.document(content)
-            if document["format"] != _FORMAT or document["stamp"] != self._stamp:
+            if document["stamp"] != self._stamp:
                 return False
             classes = dict(map(_row, document["classes"]))
         for series, known in classes.items():

@@ -10,6 +10,7 @@ import pytest
 
 from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.own_name import is_local, own_name
+from tests.netns import network_namespace
 
 NONE = "by name or address; set name to the right one"
 TWO = "name: this node matches more than one member"
@@ -95,3 +96,21 @@ def test_addresses_of_this_machine() -> None:
         pytest.skip("no ip(8)")
     mine = [line.split()[3].split("/")[0] for line in listing.stdout.splitlines()]
     assert all(map(is_local, mine))
+
+
+def test_an_address_that_only_may_be_bound() -> None:
+    """A node that takes over a virtual address is allowed to bind any: it has not all of them."""
+    with network_namespace():
+        subprocess.run(
+            ["ip", "link", "add", "e0", "type", "veth", "peer", "name", "e1"], check=True
+        )
+        for address in (["192.0.2.2/24"], ["2001:db8::2/64", "nodad"]):
+            subprocess.run(["ip", "address", "add", *address, "dev", "e0"], check=True)
+        for end in ("e0", "e1"):
+            subprocess.run(["ip", "link", "set", end, "up"], check=True)
+        for family in ("ipv4", "ipv6"):
+            subprocess.run(["sysctl", "-qw", f"net.{family}.ip_nonlocal_bind=1"], check=True)
+        assert is_local("192.0.2.2")
+        assert is_local("2001:db8::2")
+        assert not is_local("192.0.2.1")
+        assert not is_local("2001:db8::1")

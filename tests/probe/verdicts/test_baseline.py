@@ -194,7 +194,7 @@ def test_bad_file_is_not_used(tmp_path_factory: pytest.TempPathFactory, content:
 ])  # fmt: skip
 def test_file_of_another_shape(tmp_path: Path, classes: object) -> None:
     """What is no time is not restored."""
-    content = {"format": 4, "stamp": "", "classes": classes}
+    content = {"stamp": "", "classes": classes}
     (tmp_path / "b").write_text(json.dumps(content), encoding="ascii")
     with pytest.raises(ValueError, match="baselines"):
         Baselines(OPTIONS).load(tmp_path / "b")
