@@ -66,6 +66,7 @@ def eight(
 
 
 SETTLED = (
+    'ALERTS{alertname="DshealthdWatchdog",alertstate="firing"}',  # of another group than the rest
     'ALERTS{severity="critical",alertstate="firing"}',
     'ALERTS{severity="warning",alertstate="firing"}',
     'ALERTS{training_job!="",alertstate="firing"}',
