@@ -61,7 +61,7 @@ def said(agent: RunningAgent, check: SnapshotCheck, outcome: str) -> Result:
         if document["source"] == "agent" and [one.outcome.value for one in found] == [outcome]:
             return found[0]
         assert time.monotonic() < end, (document["source"], found)
-        time.sleep(0.1)
+        time.sleep(0.5)
 
 
 def run(words: str, *arguments: str) -> None:
