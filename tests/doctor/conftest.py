@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.doctor import examination, status_document
-from tests.doctor.machine import Machine
+from tests.doctor.machine import Machine, patient
 
 
 @pytest.fixture
@@ -16,8 +15,7 @@ def make_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Machine]:
     """Return a function that makes a machine, whose doctor has time on a loaded one."""
-    monkeypatch.setattr(status_document, "COLLECT_DEADLINE", 45.0)
-    monkeypatch.setattr(examination, "DEADLINE", 60.0)
+    patient(monkeypatch)
 
     def make(gpus: int = 8, profile: str = "h100") -> Machine:
         return Machine(tmp_path / "machine", monkeypatch, capsys, gpus=gpus, profile=profile)

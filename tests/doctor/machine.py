@@ -5,6 +5,8 @@ The command runs here, its collectors in worker processes of their own, as at a 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import shutil
 from dataclasses import dataclass
@@ -14,7 +16,12 @@ from typing import Any
 import pytest
 
 from dshealthd.cli import main as cli
+from dshealthd.collection.supervisor import Supervisor
+from dshealthd.config.config import Config
+from dshealthd.core.options import Duration
+from dshealthd.doctor import examination, status_document
 from dshealthd.doctor.node import limits
+from dshealthd.linux.forked import Function, Pool
 from tests.nvml.simulator import Simulator
 
 FIXTURES = Path(__file__).parents[1] / "collectors" / "fixtures"
@@ -24,6 +31,43 @@ OF_THIS_MACHINE = (
     "nccl-releases,stuck-processes"
 )
 """Checks that look at the machine that the tests run on, which may be ill."""
+PATIENT = 120.0
+"""Seconds within which a source answers, and a check ends, however busy the machine is."""
+
+AS_SHIPPED = (status_document._hurried, Supervisor.__init__)
+
+
+class PatientPool(Pool):
+    """Processes that have longer than they would have beside nothing else."""
+
+    def start(self, name: str, function: Function, deadline: float, *more: Any) -> None:
+        """Start one."""
+        super().start(name, function, max(deadline, PATIENT), *more)
+
+
+def _unhurried(config: Config) -> Config:
+    own = {
+        name: dataclasses.replace(options, deadline=Duration(PATIENT))
+        for name, options in config.collectors.items()
+    }
+    return dataclasses.replace(config, collectors=own)
+
+
+def patient(patch: pytest.MonkeyPatch) -> None:
+    """Give all that the doctor waits for so much time that only a fault takes it."""
+    begin = functools.partialmethod(AS_SHIPPED[1], patience=PATIENT)
+    patch.setattr(Supervisor, "__init__", begin)
+    patch.setattr(status_document, "_hurried", _unhurried)
+    for name in ("ASK_DEADLINE", "COLLECT_DEADLINE"):
+        patch.setattr(status_document, name, PATIENT)
+    patch.setattr(examination, "DEADLINE", 3 * PATIENT)
+    patch.setattr(examination, "Pool", PatientPool)
+
+
+def hurried(patch: pytest.MonkeyPatch) -> None:
+    """Have what hangs found as soon as on a user's machine."""
+    patch.setattr(status_document, "_hurried", AS_SHIPPED[0])
+    patch.setattr(Supervisor, "__init__", AS_SHIPPED[1])
 
 
 @dataclass(frozen=True)
@@ -109,11 +153,20 @@ class Machine:
 
     def run(self, *arguments: str) -> tuple[int, str]:
         """Run the command and return its status and its output."""
+        return self._run(self.arguments(*arguments))
+
+    def _run(self, arguments: list[str]) -> tuple[int, str]:
         self._capsys.readouterr()
-        status = cli.main(self.arguments(*arguments))
+        status = cli.main(arguments)
         return status, self._capsys.readouterr().out
 
     def examine(self, *arguments: str) -> Answer:
         """Return what it says, without the checks of the machine that the tests run on."""
         status, output = self.run("--json", "--skip", OF_THIS_MACHINE, *arguments)
+        return Answer(status, json.loads(output))
+
+    def ask(self, port: int) -> Answer:
+        """Return what it says beside an agent that serves there."""
+        own = "--config.file", str(self.config), "--web.listen-address", f"127.0.0.1:{port}"
+        status, output = self._run(["doctor", "--json", "--skip", OF_THIS_MACHINE, *own])
         return Answer(status, json.loads(output))

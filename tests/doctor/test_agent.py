@@ -22,17 +22,10 @@ from dshealthd.http.client import Access
 from tests.agents import RunningAgent, end, first_line, launch, running
 from tests.command_line import dshealthd
 from tests.doctor.looks import look, named, results
-from tests.doctor.machine import OF_THIS_MACHINE, Answer, Machine
+from tests.doctor.machine import Machine
 from tests.web.certificates import authority, certificate
 
 CONFIG = '[collectors.gpu]\ninterval = "200ms"\n[collectors.ecc]\ninterval = "200ms"\n'
-
-
-def ask(agent: RunningAgent, machine: Machine) -> Answer:
-    """Return what the command says on the agent's machine."""
-    own = "--config.file", str(machine.config), "--web.listen-address", f"127.0.0.1:{agent.port}"
-    done = dshealthd("doctor", "--json", "--skip", OF_THIS_MACHINE, *own)
-    return Answer(done.returncode, json.loads(done.stdout))
 
 
 def test_findings_come_from_the_agent(make_machine: Callable[..., Machine]) -> None:
@@ -44,7 +37,7 @@ def test_findings_come_from_the_agent(make_machine: Callable[..., Machine]) -> N
         agent.wait(lambda _: agent.status()["ready"] and agent.status()["findings"])
         machine.simulator.watch()
         before = machine.simulator.trace()
-        answer = ask(agent, machine)
+        answer = machine.ask(agent.port)
         assert answer.node["source"] == "agent"
         assert answer.found["gpu-memory", "gpu 2"] == ("nccl-all-reduce-failed", "critical")
         assert answer.node["facts"]["gpus"] == "8"
@@ -54,7 +47,7 @@ def test_findings_come_from_the_agent(make_machine: Callable[..., Machine]) -> N
         while agent.status()["verdict"] != "ok" and "GPU 2" in str(agent.status()):
             assert time.monotonic() < end
             time.sleep(0.1)
-        assert ("gpu-memory", "gpu 2") not in ask(agent, machine).found
+        assert ("gpu-memory", "gpu 2") not in machine.ask(agent.port).found
 
 
 def said(agent: RunningAgent, check: SnapshotCheck, outcome: str) -> Result:
@@ -68,7 +61,7 @@ def said(agent: RunningAgent, check: SnapshotCheck, outcome: str) -> Result:
         if document["source"] == "agent" and [one.outcome.value for one in found] == [outcome]:
             return found[0]
         assert time.monotonic() < end, (document["source"], found)
-        time.sleep(0.1)
+        time.sleep(0.5)
 
 
 def run(words: str, *arguments: str) -> None:

@@ -4,14 +4,13 @@ mended.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
 
 from dshealthd.doctor import status_document
 from dshealthd.doctor.status_document import DEADLINE
-from tests.doctor.machine import Machine
+from tests.doctor.machine import Machine, hurried
 
 
 def test_each_fault_is_found_and_passes_once_mended(make_machine: Callable[..., Machine]) -> None:
@@ -72,7 +71,9 @@ def test_broken_nvml(
     machine = make_machine()
     for gpu in gpus:
         machine.simulator.fault(fault, value, function=function, gpu=gpu if len(gpus) > 1 else None)
-    answer = machine.examine()
+    with pytest.MonkeyPatch.context() as patch:
+        hurried(patch)
+        answer = machine.examine()
     assert answer.status == 2
     worst = answer.results("nvml")[0]
     assert worst["outcome"] == "critical"
@@ -92,11 +93,8 @@ def test_a_look_has_its_deadline(
     assert DEADLINE <= 10
     machine = make_machine()
     machine.simulator.fault("hang")
-    monkeypatch.setattr(status_document, "SOURCE_DEADLINE", 600.0)
-    monkeypatch.setattr(status_document, "COLLECT_DEADLINE", 5.0)
-    started = time.monotonic()
-    answer = machine.examine()
-    assert time.monotonic() - started < 200
+    monkeypatch.setattr(status_document, "COLLECT_DEADLINE", 20.0)
+    answer = machine.examine()  # the source itself has longer
     assert answer.results("nvml")[0]["outcome"] == "unknown"
     assert "no answer" in answer.results("nvml")[0]["text"]
     assert answer.results("shared-memory")[0]["outcome"] == "ok"

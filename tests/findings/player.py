@@ -22,21 +22,21 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import unittest.mock
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dshealthd.core.collector import Sample
-from dshealthd.findings import coverage, idleness, stalls
+from dshealthd.findings import coverage, idleness, judgement, stalls
 from dshealthd.findings.agent import CRASHED
 from dshealthd.findings.episodes import Episodes
-from dshealthd.findings.finding import Finding, State
+from dshealthd.findings.finding import Finding, Sign, State
 from dshealthd.findings.gpu_history import GpuHistory
 from dshealthd.findings.idleness import Idleness
-from dshealthd.findings.judgement import seen
 from dshealthd.findings.limits import Limits
-from dshealthd.findings.past import Past
-from dshealthd.findings.series import DEFAULTS, Series
+from dshealthd.findings.past import Measure, Past
+from dshealthd.findings.series import DEFAULTS, Point, Series, short_name
 from generate import reference
 from tests import yaml_files
 from tests.jobs.standstills import standstills
@@ -48,6 +48,7 @@ LOOKBACK = 300.0
 STALE, MISSING = "stale", "_"
 ONLY = "n1"
 """Name of a scene's node where it has only one."""
+Rule = Callable[[Series, float], Iterator[Sign]]
 Row = tuple[str, dict[str, str], list[float | str]]
 """The name, the labels and the values of a series."""
 _UNIT = {"h": 3600, "m": 60, "s": 1, "d": 86400}
@@ -58,6 +59,65 @@ _RUN = re.compile(
     r"(?P<start>[-+]?(?:Inf|NaN|[\d.]+(?:e[-+]?\d+)?)|_)"
     r"(?P<step>[-+][\d.]+(?:e[-+]?\d+)?)?x(?P<times>\d+)"
 )
+
+
+class Rules:
+    """The rules for one node of a scene. They ask for three hundred metrics, and a scene has three:
+    one that has found nothing, and asked only for what there never is, is not run again.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """`names` are the metrics that the scene has."""
+        self.names = {name.removeprefix("dshealthd_") for name in names}
+        self.asked: set[str] = set()
+        """What the rule that runs has asked for."""
+        self.standstill = False
+        """Whether a job has stood still: that is asked for in another way."""
+        self._idle: dict[Rule, set[str]] = {}
+        """What rules that found nothing had asked for."""
+        self._watched = {rule: self._watch(rule) for rule in judgement.RULES}
+
+    @property
+    def due(self) -> tuple[Rule, ...]:
+        """The rules that may find something."""
+        return tuple(
+            watched
+            for rule, watched in self._watched.items()
+            if self.standstill or not (asked := self._idle.get(rule)) or asked & self.names
+        )
+
+    def _watch(self, rule: Rule) -> Rule:
+        @functools.wraps(rule)
+        def watched(series: Series, wall: float) -> Iterator[Sign]:
+            vars(series).pop("gpus", None)  # so that each rule asks for them
+            self.asked = set()
+            signs = list(rule(series, wall))
+            self._idle[rule] = set() if signs else self.asked
+            yield from signs
+
+        return watched
+
+
+class WatchedSeries(Series):
+    """Samples that note what they are asked for."""
+
+    rules: Rules
+
+    def _with(self, name: str, labels: Mapping[str, Any]) -> list[Sample]:
+        self.rules.asked.add(name)
+        return super()._with(name, labels)
+
+    def _over_time(
+        self, kind: Measure, name: str, seconds: float, labels: Mapping[str, Any], **more: Any
+    ) -> Iterator[Point]:
+        self.rules.asked.add(name)
+        return super()._over_time(kind, name, seconds, labels, **more)
+
+    def add(self, samples: Iterable[Sample]) -> None:
+        """Add samples that rules derive."""
+        derived = list(samples)
+        self.rules.names |= {short_name(sample.metric) for sample in derived}
+        super().add(derived)
 
 
 class Scene:
@@ -110,13 +170,16 @@ class Scene:
         agent.
         """
         past, episodes, gpus, idle = Past(), Episodes(), GpuHistory(), Idleness()
+        rules = Rules(name for name, _, _ in self.of_nodes[node])
         self.derived = ()
         for step in range(int(until // self.pace) + 1):
             at = step * self.pace
             own = list(self.samples(node, at))
             if own:
                 wall = at + float(self._value(self.clock, at) or 0)
-                series = Series(own, self.limits, past, at, standstills(own, wall))
+                series = WatchedSeries(own, self.limits, past, at, standstills(own, wall))
+                series.rules = rules
+                rules.standstill |= bool(series.standstills)
                 gpus.settle(series, wall)
                 idle.settle(series, at)
                 coverage.settle(series)
@@ -125,10 +188,11 @@ class Scene:
             yield at, episodes.firing(at) if own else []
 
 
-def _judged(series: Series, node: str, wall: float) -> Iterable[Finding]:
-    judgement = seen(series, node=node, name=node, wall=wall)
-    assert judgement.failed == {}
-    return judgement.found.values()
+def _judged(series: WatchedSeries, node: str, wall: float) -> Iterable[Finding]:
+    with unittest.mock.patch.object(judgement, "RULES", series.rules.due):
+        seen = judgement.seen(series, node=node, name=node, wall=wall)
+    assert seen.failed == {}
+    return seen.found.values()
 
 
 def scene(document: Mapping[str, Any]) -> Scene:

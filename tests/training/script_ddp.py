@@ -1,7 +1,8 @@
 """A plain DDP training as a user writes it: python script_ddp.py STEPS.
 
-Prints a line a step with bounds of its duration. With STOP=RANK:STEP in its environment, this rank
-stops itself in the input of this step, as a debugger or SIGSTOP from outside would.
+Prints a line a step with bounds of its duration. Once there is the file that STOP in its
+environment names, rank 1 stops itself in the input of a step, as a debugger or SIGSTOP from outside
+would.
 """
 
 import datetime as dt
@@ -34,7 +35,8 @@ for step in range(int(sys.argv[1])):
             evaluate(0.5)
         clock.resumed()
     time.sleep(0.04)  # the input
-    if os.environ.get("STOP") == f"{rank}:{step}":
+    if rank == 1 and os.path.exists(stop := os.environ.get("STOP", "")):
+        os.unlink(stop)
         os.kill(os.getpid(), signal.SIGSTOP)
     loss = model(torch.randn(16, 64)).square().mean()
     optimizer.zero_grad()
@@ -42,6 +44,4 @@ for step in range(int(sys.argv[1])):
     heartbeat.loss(loss)
     optimizer.step()
     print(f"rank {rank} step {step + 1} {clock.line()} loss {loss.item():.4f}", flush=True)
-if os.environ.get("LINGER"):
-    time.sleep(float(os.environ["LINGER"]))
 dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A training that knows of no heartbeat: python script_site.py (ddp | fsdp2 | loop) STEPS."""
+"""A training that knows of no heartbeat: python script_site.py (ddp | fsdp2) STEPS."""
 
 import importlib
 import os
@@ -32,9 +32,6 @@ for _ in range(steps):
     loss = net(torch.randn(4, 8)).square().mean()
     optimizer.zero_grad()
     loss.backward()
-    if how == "loop":
-        for parameter in net.parameters():
-            dist.all_reduce(parameter.grad)
     optimizer.step()
     assert threading.active_count() == threads
     print(f"rank {dist.get_rank()} loss {loss.item():.6f}", flush=True)

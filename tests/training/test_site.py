@@ -31,6 +31,7 @@ if found is None:
 TORCH = found
 GATE = directory.HERE / "site/dshealthd_site.py"
 SCRIPT = Path(__file__).with_name("script_site.py")
+STEPS = 3
 RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 DIGEST = "4669488263a52b1f35ec0b2b14fcfafcbab8bc6353f428116b9d2cb7a983bd87"
 """Of the archive; see `directory.ARCHIVE` before changing it."""
@@ -69,28 +70,31 @@ def run(
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
-@pytest.mark.parametrize(("how", "steps"), [("loop", 1), ("ddp", 3), ("fsdp2", 3)])
+@pytest.mark.parametrize("how", ["ddp", "fsdp2"])
 def test_training_is_followed(
-    switch: Switch, agents_end: AgentsEnd, tmp_path: Path, how: str, steps: int
+    switch: Switch, agents_end: AgentsEnd, tmp_path: Path, how: str
 ) -> None:
-    """Each rank reports from its first step on, prints what it prints without the switch, and
-    leaves no file.
+    """Each rank reports from its first step on, whether torchrun starts it or another, and leaves
+    no file.
     """
-    printed = []
     before = sorted(switch.directory.rglob("*"))
-    for on in (None, switch):
-        command = [str(switch.python), "-m", "torch.distributed.run", "--nproc-per-node=2"]
-        command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-        ended = run(
-            [*command, str(SCRIPT), how, str(steps)], variables(tmp_path, on), tmp_path, agents_end
-        )
-        assert ended.returncode == 0, ended.stderr
-        lines = re.findall(r"rank \d loss \d+\.\d{6}", ended.stdout)
-        printed.append((sorted(lines), ended.stderr))
-        followed = [steps] * 2 if on and TORCH.loads_backends else []
-        assert [message.step for message in agents_end.messages()] == followed
-    assert printed[0] == printed[1]
-    assert len(printed[0][0]) == 2 * steps
+    environ, port = variables(tmp_path, switch), str(free_port())
+    if how == "ddp":
+        command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
+        command += [f"--master-port={port}", str(SCRIPT), how, str(STEPS)]
+        environs = [environ]
+    else:
+        command = [str(SCRIPT), how, str(STEPS)]
+        environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environs = [{**environ, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    ended = agents_end.watch([str(switch.python), *command], *environs, cwd=tmp_path)
+    said = "".join(one.stderr for one in ended)
+    assert {one.returncode for one in ended} == {0}, said
+    assert not re.search("dshealthd|Traceback", said)
+    printed = re.findall(r"rank \d loss \d+\.\d{6}", "".join(one.stdout for one in ended))
+    assert len(printed) == 2 * STEPS
+    followed = [STEPS] * 2 if TORCH.loads_backends else []
+    assert [message.step for message in agents_end.messages()] == followed
     assert sorted(switch.directory.rglob("*")) == before
 
 
@@ -121,7 +125,7 @@ if __name__ == "__main__":
     with multiprocessing.get_context("{how}").Pool(2) as pool:
         print(pool.map(work, range(4)))
 """
-LOADER = """
+LOADERS = """
 import torch
 class Numbers(torch.utils.data.Dataset):
     def __len__(self):
@@ -130,15 +134,9 @@ class Numbers(torch.utils.data.Dataset):
         import sys
         return number, int(any(name.startswith("dshealthd.") for name in sys.modules))
 if __name__ == "__main__":
-    loader = torch.utils.data.DataLoader(
-        Numbers(), batch_size=4, num_workers=2, multiprocessing_context="{how}")
-    print(list(loader))
-"""
-MODEL = """
-import io, torch
-net = torch.nn.Linear(2, 1)
-torch.save(net, file := io.BytesIO())
-print(torch.compile(net, backend="eager")(torch.ones(2)).shape, len(file.getvalue()))
+    for how in ("fork", "spawn"):
+        print(list(torch.utils.data.DataLoader(
+            Numbers(), batch_size=4, num_workers=1, multiprocessing_context=how)))
 """
 SUBPROCESS = f"""
 import subprocess, sys
@@ -147,13 +145,13 @@ print(subprocess.check_output([sys.executable, "-c", {STATE!r}], text=True))
 UNJOINED = f"import os; os.environ['WORLD_SIZE'] = '2'{TRAINS}{LINGER}"
 TEST = "def test_it():\n    import torch\n    assert torch.ones(2).sum() == 2\n"
 
-STOPS = ("-c", "break 7, False", "-c", "continue", "-c", "quit")
+TRACED = f"import sys, torch\nsys.settrace(lambda *_: None){TRAINS}{LINGER}"
 PROGRAMS = {
     "hello": ["-c", "print('hello')"],
     "state": ["-c", STATE],
     "state of torch": ["-c", f"import torch\n{STATE}"],
     "state without site": ["-S", "-c", STATE],
-    "isolated": ["-I", "-c", f"import torch\n{STATE}"],
+    "isolated": ["-I", "-c", STATE],
     "without environment": ["-E", "-c", STATE],
     "warnings": ["-W", "error", "-c", "import json; print(json.dumps(1))"],
     "verbose exit": ["-c", "import sys; sys.exit('the end')"],
@@ -170,12 +168,10 @@ PROGRAMS = {
     "asyncio": ["-c", "import asyncio; print(asyncio.run(asyncio.sleep(0, 3)))"],
     "spawned": ["spawned.py"],
     "forked": ["forked.py"],
-    "loader": ["loader.py"],
-    "loader that spawns": ["loader_spawns.py"],
+    "loaders": ["loaders.py"],
     "compile worker": ["-m", "torch._inductor.compile_worker", "--help"],
-    "model": ["-c", MODEL],
     "pytest": ["-m", "pytest", "-qq", "-p", "no:cacheprovider", "test_it.py"],
-    "debugger": ["-m", "pdb", *STOPS, "trains.py"],
+    "debugger": ["-c", TRACED],
     "interactive": ["-i", "trains.py"],
     "no launcher": ["trains.py"],
     "declined": ["trains.py"],
@@ -187,6 +183,8 @@ LAUNCHED = {
     "declined": {"DSHEALTHD_HEARTBEAT": "0"},
     "without autoload": {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
 }
+SILENT = {"debugger", "no launcher", "declined", "not joined", "without autoload"}
+"""What they print without the switch is known: nothing."""
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -197,47 +195,34 @@ def test_program_is_unchanged(
     switch, in the environment of a rank, and reports nothing.
     """
     texts = {"spawned": SPAWNED.format(how="spawn"), "forked": SPAWNED.format(how="fork")}
-    texts |= {"loader": LOADER.format(how="fork"), "loader_spawns": LOADER.format(how="spawn")}
-    for file, text in {**texts, "test_it": TEST, "trains": TRAINS + LINGER}.items():
+    texts |= {"loaders": LOADERS, "test_it": TEST, "trains": TRAINS + LINGER}
+    for file, text in texts.items():
         (tmp_path / f"{file}.py").write_text(text)
     environ = RANK | LAUNCHED.get(name, {})
     environ = {variable: value for variable, value in environ.items() if value}
     if name == "no launcher":
         environ = {}
-    environs = [variables(tmp_path, on, **environ) for on in (None, switch)]
+    environs = [
+        variables(tmp_path, on, **environ) for on in (switch, *[None] * (name not in SILENT))
+    ]
     ended = agents_end.watch([str(switch.python), *PROGRAMS[name]], *environs, cwd=tmp_path)
-    without, with_switch = [
+    with_switch, *without = [
         (end.returncode, re.sub(r"\d+\.\d+s|0x\w+", "", end.stdout), end.stderr) for end in ended
     ]
-    assert with_switch == without
+    assert [with_switch] == (without or [(0, "", "")])
     assert agents_end.messages() == []
 
 
 def test_those_programs_train(switch: Switch, agents_end: AgentsEnd, tmp_path: Path) -> None:
-    """A rank of its own that runs the same steps is followed: the test above can fail. Torch before
-    2.5 calls nothing.
+    """A rank of its own that runs the same steps is followed, so the test above can fail, and it
+    computes what it computes without the switch. Torch before 2.5 calls nothing.
     """
-    ended = run(
-        [str(switch.python), "-c", TRAINS + LINGER],
-        variables(tmp_path, switch, **RANK),
-        tmp_path,
-        agents_end,
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    code = TRAINS.replace("net =", "torch.manual_seed(0)\nnet =", 1)
+    command = [str(switch.python), "-c", f"{code}print(net.weight.tolist()){LINGER}"]
+    environs = [variables(tmp_path, on, **RANK) for on in (switch, None)]
+    ended, without = agents_end.watch(command, *environs, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, without.stdout, "")
     assert [message.step for message in agents_end.messages()] == [3] * TORCH.loads_backends
-
-
-@pytest.mark.parametrize("before", ["", "/mine:", "/mine:/yours:", ":"])
-def test_children_of_who_declines(switch: Switch, tmp_path: Path, before: str) -> None:
-    """They get the path that they had without the switch: a launcher may pass on this variable
-    alone.
-    """
-    environ = variables(tmp_path, switch, DSHEALTHD_HEARTBEAT="0")
-    environ["PYTHONPATH"] = before + switch.archive
-    code = "import torch, os; print(repr(os.environ.get('PYTHONPATH')))"
-    ended = run([str(switch.python), "-c", code], environ, tmp_path)
-    kept = before.removesuffix(":") or None if TORCH.loads_backends else environ["PYTHONPATH"]
-    assert (ended.stdout, ended.stderr) == (f"{kept!r}\n", "")
 
 
 @pytest.mark.parametrize("command", ["list", "freeze"])
@@ -255,20 +240,34 @@ def test_pip_shows_nothing(switch: Switch, tmp_path: Path, command: str) -> None
     assert (found[0].stdout, found[0].stderr) == (found[1].stdout, found[1].stderr)
 
 
+BESIDE = """
+import sys
+sys.path.append(sys.argv[1])
+import dshealthd_site
+step = dshealthd_site.FirstStep(None)
+for _ in range(2):
+    step(None, None, None)
+"""
+"""What torch does with the hook that the archive gives it."""
+
+
 def test_defect_of_ours(switch: Switch, agents_end: AgentsEnd, tmp_path: Path) -> None:
-    """Whatever is wrong beside the archive, or gone, torch is imported and the training goes on."""
-    for damage in ("raise RuntimeError", "def hook(): 1 / 0", "import nothing", "(", None):
-        copied = Switch(tmp_path / str(abs(hash(damage))), switch.python)
-        directory.make(copied.directory)
-        broken = copied.directory / "dshealthd/training/site.py"
+    """Whatever is wrong beside the archive, or gone, the steps of a training go on."""
+    copied = Switch(tmp_path / "training", switch.python)
+    directory.make(copied.directory)
+    broken = copied.directory / "dshealthd/training/site.py"
+    for damage in ("def hook(): 1 / 0", "import nothing", "(", None, "raise RuntimeError"):
         broken.unlink() if damage is None else broken.write_text(damage)
-        ended = run(
-            [str(switch.python), "-c", TRAINS + LINGER],
-            variables(tmp_path, copied, **RANK),
-            tmp_path,
-            agents_end,
-        )
-        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+        command = [str(switch.python), "-c", BESIDE, copied.archive]
+        ended = run(command, variables(tmp_path, **RANK), tmp_path)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", ""), damage
+    ended = run(
+        [str(switch.python), "-c", TRAINS + LINGER],
+        variables(tmp_path, copied, **RANK),
+        tmp_path,
+        agents_end,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     assert agents_end.messages() == []
 
 
@@ -324,6 +323,16 @@ class Gate:
 def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Return the switch of a site that has the plugin."""
     return Gate(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("before", ["", "/mine:", "/mine:/yours:", ":"])
+def test_children_of_who_declines(gate: Gate, before: str) -> None:
+    """They get the path that they had without the switch: a launcher may pass on this variable
+    alone.
+    """
+    archive = os.path.dirname(gate.module.__file__)
+    gate.load(DSHEALTHD_HEARTBEAT="0", PYTHONPATH=before + archive)
+    assert os.environ.get("PYTHONPATH") == (before.removesuffix(":") or None)
 
 
 def test_inspector_of_a_site(gate: Gate) -> None:
