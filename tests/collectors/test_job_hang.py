@@ -24,7 +24,7 @@ from dshealthd.config.config import Config
 from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
-from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, CollectionResult, attempt
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.judge import Standstill
@@ -132,7 +132,7 @@ def known(values: Mapping[tuple[str, ...], float], number: str) -> bool:
     return FLOOR <= values.get(("step_bound_seconds", number), FIRST) < FIRST
 
 
-def shown(result: Result) -> dict[tuple[str, ...], float]:
+def shown(result: CollectionResult) -> dict[tuple[str, ...], float]:
     """Return the values of a collection by metric and labels, without prefix and job."""
     assert result.outcome is CollectionOutcome.OK, result.detail
     return {

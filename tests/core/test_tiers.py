@@ -6,7 +6,7 @@ import pytest
 
 from dshealthd.core.collector import Buckets, gauge, histogram
 from dshealthd.core.exposition import Matcher, Selector, Tier, chooser, parsed
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.judge import JUDGED
 
@@ -60,7 +60,7 @@ def test_each_tier_is_rendered_and_cached_by_itself() -> None:
     snapshot = Snapshot(lambda: 0.0, lambda: 0.0)
     snapshot.expect("c", 9.0)
     samples = (JUDGED(7.0), OTHER(1.0))
-    snapshot.put("c", Result(CollectionOutcome.OK, samples))
+    snapshot.put("c", CollectionResult(CollectionOutcome.OK, samples))
     body = snapshot.body(tuple, Tier.VERDICT)
     assert b"dshealthd_findings_judged_timestamp_seconds 7.0\n" in body
     assert b"dshealthd_x_other" not in body
@@ -69,5 +69,5 @@ def test_each_tier_is_rendered_and_cached_by_itself() -> None:
     everything = snapshot.body(tuple)
     assert b"dshealthd_x_other 1.0\n" in everything
     assert b"dshealthd_collector_up" in everything
-    snapshot.put("c", Result(CollectionOutcome.OK, (JUDGED(8.0),)))
+    snapshot.put("c", CollectionResult(CollectionOutcome.OK, (JUDGED(8.0),)))
     assert b"seconds 8.0\n" in snapshot.body(tuple, Tier.VERDICT)

@@ -17,7 +17,7 @@ from dshealthd.cli import main as cli
 from dshealthd.config.config import Config
 from dshealthd.core.options import ConfigError
 from dshealthd.probe.cli import local, pairs, report
-from dshealthd.probe.observation import Kind, Outcome, Timing
+from dshealthd.probe.observation import Outcome, RoundKind, Timing
 from dshealthd.probe.options import MembershipOptions
 from tests.probe.peering import may_block, until
 from tests.probe.services import NAMES, Agent, agents
@@ -121,7 +121,7 @@ async def test_matrix(tmp_path: Path) -> None:
             config(one, one.name),
             "test",
             hostfile(tmp_path, names),
-            Kind.PAIR,
+            RoundKind.PAIR,
             ((8, 3),),
             told.append,
         )
@@ -130,7 +130,7 @@ async def test_matrix(tmp_path: Path) -> None:
         well = found[frozenset((one.name, two.name))]
         assert (well["outcome"], well["kind"], well["reason"]) == (
             Outcome.OK,
-            Kind.LIGHT,
+            RoundKind.LIGHT,
             "no_python",
         )
         assert {
@@ -150,7 +150,7 @@ async def test_light_on_demand(tmp_path: Path) -> None:
     async with agents(tmp_path, 3) as members:
         await until(lambda: all(agent.value("probe_up") for agent in members))
         light = await pairs.between(
-            config(members[0]), "test", None, Kind.LIGHT, (), lambda _: None
+            config(members[0]), "test", None, RoundKind.LIGHT, (), lambda _: None
         )
         assert light["outcome"] is Outcome.OK
         assert [entry["reason"] for entry in light["rounds"]] == [""] * 3
@@ -165,7 +165,7 @@ async def test_no_member(tmp_path: Path) -> None:
                 config(members[0], NAMES[0]),
                 "test",
                 hostfile(tmp_path, (NAMES[1],)),
-                Kind.PAIR,
+                RoundKind.PAIR,
                 (),
                 print,
             )

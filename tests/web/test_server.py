@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dshealthd.core.collector import Sample, gauge
 from dshealthd.core.exposition import CONTENT_TYPE
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.core.self_metrics import SelfMetrics
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
@@ -160,7 +160,7 @@ def test_sample_that_cannot_be_shown_costs_itself() -> None:
     snapshot.expect("good", 10.0)
     odd = gauge("dshealthd_odd", "Another.", "part")
     samples = (VALUE(1.0, "a"), Sample(odd, ("b", "too many"), 2.0), VALUE(3.0, "c"))
-    snapshot.put("good", Result(CollectionOutcome.OK, samples))
+    snapshot.put("good", CollectionResult(CollectionOutcome.OK, samples))
     with serving(snapshot) as served:
         document = json.loads(served.ask("/api/v1/status")[1])
     shown = document["metrics"][VALUE.name]["samples"]

@@ -13,7 +13,7 @@ from dshealthd.core.text import plural
 from dshealthd.linux.pci import bus
 from dshealthd.probe.cli import report
 from dshealthd.probe.members.local_membership import hostname
-from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.observation import Outcome, RoundKind, Stage
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.rounds.conclusion import MemberResult, combine
 from dshealthd.probe.rounds.plan import PAIR, local_job, local_plan
@@ -83,7 +83,7 @@ async def local(
     plan = local_plan(hostname(), gpus)
     found = combine(plan, plan.root, {plan.root: MemberResult(tuple(results))})
     return {
-        "kind": Kind.LOCAL,
+        "kind": RoundKind.LOCAL,
         "backend": job.backend,
         "gpus": gpus,
         "ranks": len(results),

@@ -13,7 +13,7 @@ from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.members.membership import load
 from dshealthd.probe.members.own_name import own_name
 from dshealthd.probe.members.schedule import Timetable
-from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.observation import Outcome, RoundKind, Stage
 from dshealthd.probe.options import MembershipOptions, ProbeOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.key_file import CredentialError
@@ -37,7 +37,7 @@ async def between(
     loaded: Config,
     source: str,
     hostfile: str | None,
-    kind: Kind,
+    kind: RoundKind,
     steps: tuple[tuple[int, int], ...],
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
@@ -99,7 +99,11 @@ def member_client(loaded: Config, me: str) -> PeerClient:
 
 
 async def one(
-    client: PeerClient, leader: str, member: str, kind: Kind, steps: tuple[tuple[int, int], ...]
+    client: PeerClient,
+    leader: str,
+    member: str,
+    kind: RoundKind,
+    steps: tuple[tuple[int, int], ...],
 ) -> dict[str, Any]:
     """Have one node lead a round with another, and return the entry of that round."""
     body = {
@@ -139,7 +143,7 @@ def show_pairs(document: dict[str, Any]) -> str:
         if entry["outcome"] != Outcome.OK or timing is None:
             cells[frozenset(entry["members"])] = str(entry["outcome"])
         else:
-            light = "~" if entry["kind"] is Kind.LIGHT else ""
+            light = "~" if entry["kind"] is RoundKind.LIGHT else ""
             cells[frozenset(entry["members"])] = f"{light}{timing['busbw'] / 1e9:.3f}"
             largest = max(largest, timing["size"])
     what = (

@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.timing import happens
-from dshealthd.probe.observation import Kind, Outcome, PeerReport, Stage
+from dshealthd.probe.observation import Outcome, PeerReport, RoundKind, Stage
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.rounds.active_round import DISAGREEMENTS, Decline
 from dshealthd.probe.rounds.conclusion import (
@@ -57,7 +57,7 @@ async def lead(context: RoundContext, active: ActiveRound) -> RoundResult:
             await _light(context, active)  # by how much the clocks differ
         active.plan = active.plan.light()
         return RoundResult(Outcome.DECLINED, Stage.INVITE, (), (active.peer,), error.reason)
-    light = active.plan.kind is Kind.LIGHT
+    light = active.plan.kind is RoundKind.LIGHT
     result = await (_light if light else _full)(context, active)
     # Before the member is told: a root starved of CPU sees silence everywhere.
     result = result.unless_starved(starved=active.lag.starved)

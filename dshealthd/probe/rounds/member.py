@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.timing import time_limit
-from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.observation import Outcome, RoundKind, Stage
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.rounds.conclusion import (
     SILENT,
@@ -89,7 +89,7 @@ def _conclude(me: str, active: ActiveRound) -> RoundResult:
     told = active.told.result()
     active.offset = -told["offset"] if "offset" in told else None
     timings = timings_of(told["timings"])
-    if active.plan.kind is not Kind.LIGHT:
+    if active.plan.kind is not RoundKind.LIGHT:
         timings = own(timings, active.shares.get(me))
     return RoundResult(
         told["outcome"],
