@@ -17,9 +17,6 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
-from aiohttp.web_protocol import RequestPayloadError
 from aiohttp.web_response import Response
 
 from dshealthd.core.collector import counter, gauge
@@ -159,7 +156,6 @@ class Server:
             self._handle,
             self._answered,
             header_timeout=options.header_timeout,
-            max_body=max(1, options.max_body_bytes),  # to aiohttp, 0 means no limit
             tls=None if self._config is None else self._tls,
         )
 
@@ -215,7 +211,7 @@ class Server:
                     response.headers[name] = value
 
     async def _handle(self, request: BaseRequest) -> Response:
-        """Answer one HTTP request: authenticate, discard the body, and look up the path."""
+        """Answer one HTTP request: authenticate, refuse a body, and look up the path."""
         connection_of(request).begin()
         path = request.path
         if is_misdirected(request.headers, self._names):
@@ -228,7 +224,9 @@ class Server:
                 return plain(code, **{"WWW-Authenticate": CHALLENGE})
             if code is not None:
                 return plain(code, **{"Retry-After": "1"})
-        if request.body_exists and (refusal := await self._discard_body(request)) is not None:
+        if request.body_exists:
+            refusal = plain(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "no path takes a body")
+            refusal.force_close()  # it is not read
             return refusal
         route = self._routes.get(path)
         if route is None:
@@ -237,29 +235,6 @@ class Server:
             return plain(HTTPStatus.METHOD_NOT_ALLOWED, Allow="GET, HEAD")
         answer = route(request)
         return answer if isinstance(answer, Response) else await answer
-
-    async def _discard_body(self, request: BaseRequest) -> Response | None:
-        """Read and drop a request's body, so that the connection can continue.
-
-        No path needs a body. One that is too large or broken is refused.
-        """
-        limit = self._options.max_body_bytes
-        code = None
-        if (request.content_length or 0) > limit:
-            code = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-        else:
-            try:
-                if len(await request.read()) > limit:
-                    code = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-            except HTTPRequestEntityTooLarge:
-                code = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-            except (RequestPayloadError, HttpProcessingError):
-                code = HTTPStatus.BAD_REQUEST
-        if code is None:
-            return None
-        refusal = plain(code)
-        refusal.force_close()
-        return refusal
 
     def _metrics(self, request: BaseRequest) -> Response:
         """Answer a scrape: everything, or the tier that the query string asks for.
