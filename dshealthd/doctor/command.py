@@ -207,7 +207,8 @@ def _training_environments(options: argparse.Namespace, loaded: Config) -> tuple
 
     An active environment belongs to the user, so root ignores it.
     """
-    found = [one for one in (*options.python, *loaded.section(DoctorOptions).python) if one]
+    configured = getattr(loaded.collectors["software"], "environments", ())
+    found = [*filter(None, options.python), *map(str, configured)]
     if loaded.section(ProbeOptions).python is not None:
         found.append(str(loaded.section(ProbeOptions).python))
     if os.geteuid() != 0:
