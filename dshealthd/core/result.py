@@ -80,7 +80,7 @@ def fault_of(part: str, error: Exception) -> Fault:
     )
 
 
-def parsed(path: str, parse: Callable[[str], T]) -> T:
+def read_parsed(path: str, parse: Callable[[str], T]) -> T:
     """Return what `parse` finds in a kernel file. SourceError if it is malformed; OSError."""
     text = read(path)
     try:

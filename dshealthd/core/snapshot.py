@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Reason, Sample, counter, gauge
-from dshealthd.core.exposition import Renderer, Tier, verdict
+from dshealthd.core.exposition import Renderer, Tier, verdict_chooser
 from dshealthd.core.result import CollectionOutcome, CollectionResult, not_available
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _content(result: CollectionResult) -> tuple[object, ...]:
 
 
 def _of(tier: Tier, samples: Iterable[Sample]) -> Iterable[Sample]:
-    return samples if tier is Tier.ALL else filter(verdict(), samples)
+    return samples if tier is Tier.ALL else filter(verdict_chooser(), samples)
 
 
 class Snapshot:

@@ -224,7 +224,7 @@ def source(name: str) -> str:
     return f"{SECTION}.{name}" if name in OPTIONS else ""
 
 
-def shipped() -> dict[str, float]:
+def all_limits() -> dict[str, float]:
     """Return all limits by name, options with their default."""
     names = [name for name in Limits.__annotations__ if not name.startswith("_")]
     return {name: float(getattr(Limits(), name)) for name in names}

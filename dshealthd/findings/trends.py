@@ -119,7 +119,7 @@ def trend(points: Sequence[tuple[float, float]], unit: str) -> str:
     return f"{word} {_number(abs(by) * 60.0 / STEP, 2)} {unit}" if by else "steady"
 
 
-def words(points: Sequence[tuple[float, float]], figure: Figure) -> str:
+def trend_in_words(points: Sequence[tuple[float, float]], figure: Figure) -> str:
     """Return a line in words: `54 to 71 °C in the last hour, now 70, rising 3 K/min`."""
     known = [at for at, (low, _) in enumerate(points) if not math.isnan(low)]
     if not known:
@@ -276,7 +276,7 @@ class Trends:
         return {
             "part": line.part,
             "what": line.what,
-            "says": words(points, line.figure),
+            "says": trend_in_words(points, line.figure),
             "points": [None if math.isnan(low) else _pair(low, high) for low, high in points],
         }
 

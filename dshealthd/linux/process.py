@@ -9,7 +9,7 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.host import read_bytes
-from dshealthd.core.result import parsed
+from dshealthd.core.result import read_parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ _CHILDREN_LIMIT = 1 << 20
 
 def uptime(host: Host) -> float:
     """Return the seconds since boot, as of `/proc/uptime`. OSError; SourceError if malformed."""
-    return parsed(host.proc("uptime"), lambda text: float(text.partition(" ")[0]))
+    return read_parsed(host.proc("uptime"), lambda text: float(text.partition(" ")[0]))
 
 
 class Stat(NamedTuple):

@@ -200,6 +200,6 @@ class Suspect:
     """`slow`, or an `Outcome` other than ok and declined, or `ambiguous`."""
 
 
-def known(reason: str) -> str:
+def known_reason(reason: str) -> str:
     """Return a known reason unchanged and `other` for an unknown one; empty stays empty."""
     return reason if not reason or reason in REASONS else OTHER

@@ -252,7 +252,7 @@ class SlotRunner:
             + min(TAKE_OVER, self._state.options.period / 5) * order.index(self._me)
         )
         await asyncio.sleep(max(0.0, begin - self._state.wall()))
-        if self.rounds.joined(epoch, pair) or self._had(epoch, pair):
+        if self.rounds.takes_part_in(epoch, pair) or self._had(epoch, pair):
             return  # even the first in the order: the others' clocks may be ahead of its own
         if self.credentials.off:
             self._state.metrics.skip("switched_off")
@@ -269,7 +269,7 @@ class SlotRunner:
                 return
             await asyncio.sleep(self._state.options.period / TRIES)
             had = any(round.reason != Decline.TESTING for round in self._had(epoch, pair))
-            if had or self.rounds.joined(epoch, pair):
+            if had or self.rounds.takes_part_in(epoch, pair):
                 return
             if self.node.epoch() != epoch:
                 break

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.collectors.job_hang import JobHang
-from dshealthd.collectors.job_hang import shown as ranks_shown
+from dshealthd.collectors.job_hang import JobHang, ranks_with_series
 from dshealthd.config.config import Config
 from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
@@ -401,7 +400,7 @@ def test_ended_ranks_take_no_place_of_the_living() -> None:
         for number in range(MAX_RANKS)
     }
     running = {"running": [replace(LIVING, rank=rank) for rank in range(8)]}
-    found = ranks_shown({**failed, **running})
+    found = ranks_with_series({**failed, **running})
     assert [rank.rank for job, rank in found if job == "running"] == list(range(8))
     assert len(found) == MAX_RANKS
-    assert {job for job, _ in ranks_shown(failed)} == set(failed)
+    assert {job for job, _ in ranks_with_series(failed)} == set(failed)

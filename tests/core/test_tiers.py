@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dshealthd.core.collector import Buckets, gauge, histogram
-from dshealthd.core.exposition import Matcher, Selector, Tier, chooser, parsed
+from dshealthd.core.exposition import Matcher, Selector, Tier, chooser, parse_selectors
 from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.judge import JUDGED
@@ -28,7 +28,7 @@ def test_selectors_choose_as_prometheus_does(selector: str, chosen: set[str]) ->
     """Patterns match the whole value, several selectors of a family are alternatives, and a label
     that only targets have leaves nothing out.
     """
-    chooses = chooser(parsed(selector))
+    chooses = chooser(parse_selectors(selector))
     domains = {domain for domain in ("sm", "memory", "") if chooses(CLOCK(1.0, "0", domain))}
     assert domains == chosen
     assert not chooses(OTHER(1.0))
@@ -38,21 +38,21 @@ def test_a_histogram_is_chosen_whole() -> None:
     """The name of a family stands for its buckets, its count and its sum."""
     took = histogram("dshealthd_x_took_seconds", "Took.", "kind")
     buckets = Buckets((1.0, 2.0))
-    chooses = chooser(parsed("dshealthd_x_took_seconds"))
+    chooses = chooser(parse_selectors("dshealthd_x_took_seconds"))
     assert [*map(chooses, buckets.samples(took, "a"))] == [True] * 5
 
 
 def test_selectors_are_written_as_they_are_read() -> None:
     """What a generated line says is what the agent reads, whatever the value holds."""
     selector = Selector("a_b", (Matcher("c", "=~", r'"x\.y",{}|\\'), Matcher("d", "!=", "")))
-    assert parsed(f"# comment\n\n{selector}\na_c\n") == (selector, Selector("a_c"))
+    assert parse_selectors(f"# comment\n\n{selector}\na_c\n") == (selector, Selector("a_c"))
 
 
 @pytest.mark.parametrize("line", ['a{b="c"', "a b", "a{b=c}", 'a{b="c"d="e"}', "{}"])
 def test_a_line_that_is_no_selector_is_refused(line: str) -> None:
     """A damaged file is an error, not a tier that lacks something."""
     with pytest.raises(ValueError, match="is not a selector"):
-        parsed(line)
+        parse_selectors(line)
 
 
 def test_each_tier_is_rendered_and_cached_by_itself() -> None:

@@ -421,7 +421,7 @@ async def test_only_crashes_are_a_crash_loop(end: str, tmp_path: Path) -> None:
         await node.judge.apply(loaded("", tmp_path))
         node.read(0.1)
         node.judge.judge()
-        await state_writer.settled(60)
+        await state_writer.wait_until_written(60)
         if end == "stopped":
             node.judge.record_stop()
         kept = (tmp_path / "findings.json").read_bytes()
@@ -445,7 +445,7 @@ async def test_a_request_before_the_start_costs_no_past(tmp_path: Path) -> None:
     later.now = node.now + 3
     later.read(0.95)
     assert later.judge.verdict.state is State.UNKNOWN
-    await state_writer.settled(60)
+    await state_writer.wait_until_written(60)
     assert (tmp_path / "findings.json").read_bytes() == kept
     await later.judge.apply(loaded("", tmp_path))
     later.judge.judge()
@@ -493,7 +493,7 @@ def test_limits_have_sources() -> None:
     text = Path(limits.__file__).read_text(encoding="utf-8")
     blocks = re.findall(r"((?: +# .*\n)+)((?: +\w+: ClassVar.*\n)+)", text)
     fixed = [name for _, block in blocks for name in re.findall(r"(\w+): ClassVar", block)]
-    assert sorted(fixed) == sorted(limits.shipped().keys() - limits.OPTIONS)
+    assert sorted(fixed) == sorted(limits.all_limits().keys() - limits.OPTIONS)
     assert [comment for comment, _ in blocks if not marked.search(comment)] == []
 
 
@@ -545,8 +545,8 @@ def test_a_figure_that_cannot_be_said_hides_no_other_job(
     def says(sign: Sign, *given: object) -> Finding:
         return found(dataclasses.replace(sign, value=float(sign.value or 0.0)), *given)  # type: ignore[arg-type]
 
-    found = catalogue.found
-    monkeypatch.setattr(catalogue, "found", says)
+    found = catalogue.finding_of
+    monkeypatch.setattr(catalogue, "finding_of", says)
     monkeypatch.setattr(judgement, "RULES", (signs,))
     node = Node()
     node.over(0.1)

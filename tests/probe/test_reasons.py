@@ -20,7 +20,7 @@ from dshealthd.probe.observation import (
     RoundKind,
     Stage,
     Timing,
-    known,
+    known_reason,
 )
 from dshealthd.probe.peers.messages import RANK, TIMING, Backend, KnownReason
 from dshealthd.probe.peers.protocol import DEFECT, TIMED_OUT, Rejection
@@ -74,7 +74,7 @@ def test_every_reason_of_ours_is_known() -> None:
 @pytest.mark.parametrize(("said", "read"), [("", ""), ("busy_gpu", "busy_gpu"), ("gpu_7", OTHER)])
 def test_unknown_reasons_are_other(said: str, read: str) -> None:
     """An unknown reason becomes `other` wherever a peer gives one."""
-    assert known(said) == read
+    assert known_reason(said) == read
     assert KnownReason().read(said, "the reason") == read
     assert RANK.fields["reason"].read(said, "reason") == read
 

@@ -76,6 +76,6 @@ def _judged(events: list[Event], now: float, context: NodeContext) -> Iterator[R
         series = Series([*samples, OOM_KILLS(killed)], limits, past, at)
         for rule in RULES:
             for sign in rule(series, 0.0):
-                finding = catalogue.found(sign, node, limits)
+                finding = catalogue.finding_of(sign, node, limits)
                 found[finding.key] = finding
     yield from map(result_of, found.values())

@@ -93,7 +93,7 @@ async def local(
         "stage": found.stage,
         "reason": found.reason,
         "units": report.UNITS,
-        "timings": [report.fields(timing) for timing in report.rows(found.timings)],
+        "timings": [report.timing_fields(timing) for timing in report.timing_rows(found.timings)],
         "checksums": [
             {"gpu": one.part, "library": one.checksum.library, "checksum": one.checksum.number}
             for one in results
@@ -135,7 +135,7 @@ def show_local(document: dict[str, Any]) -> str:
         )
     if document["timings"]:
         lines.append(report.table(document["timings"]))
-        lines.append(report.sums(Outcome(document["outcome"])))
+        lines.append(report.checksum_line(Outcome(document["outcome"])))
     lines += checksums(document["checksums"])
     rank = "# rank {rank}: {outcome} at {stage}: {reason}: {detail}"
     lines += [rank.format(**entry) for entry in document["failures"]]

@@ -33,7 +33,7 @@ AT_ONCE = 64
 """Pairs probed at a time."""
 
 
-async def between(
+async def probe_pairs(
     loaded: Config,
     source: str,
     hostfile: str | None,
@@ -126,7 +126,7 @@ async def one(
             late = [] if error.outcome is Outcome.DECLINED else [leader]
             entry |= {"outcome": error.outcome, "reason": error.reason, "late": late}
         else:
-            timings = [report.fields(timing) for timing in timings_of(answer["timings"])]
+            timings = [report.timing_fields(timing) for timing in timings_of(answer["timings"])]
             entry |= {**answer, "late": list(answer["late"]), "timings": timings}
         if entry["reason"] != "already_testing":
             break

@@ -16,7 +16,7 @@ from dshealthd.probe.rounds.conclusion import (
     MemberResult,
     RoundResult,
     combine,
-    own,
+    own_timings,
     timings_of,
 )
 from dshealthd.probe.rounds.remote_store import RemoteStore
@@ -90,7 +90,7 @@ def _conclude(me: str, active: ActiveRound) -> RoundResult:
     active.offset = -told["offset"] if "offset" in told else None
     timings = timings_of(told["timings"])
     if active.plan.kind is not RoundKind.LIGHT:
-        timings = own(timings, active.shares.get(me))
+        timings = own_timings(timings, active.shares.get(me))
     return RoundResult(
         told["outcome"],
         told["stage"],

@@ -54,7 +54,7 @@ class Rounds:
         """Whether a round in progress keeps this node from starting another."""
         return self._current is not None
 
-    def joined(self, epoch: int, members: Iterable[str]) -> bool:
+    def takes_part_in(self, epoch: int, members: Iterable[str]) -> bool:
         """Return whether the agent is in a round of this epoch with these members."""
         return any(
             active.plan.epoch == epoch and set(active.plan.members) == set(members)
