@@ -245,9 +245,34 @@ def test_cleared_when_it_is_over() -> None:
     """Three good rounds in a row end an accusation; one bad round does not restore it."""
     scene = settled()
     assert scene.run(always(Answer(SLOW)), 3)
-    assert scene.run(well, 3) == ()
+    assert scene.run(well, 2) != ()
+    assert scene.run(well) == ()
     assert scene.detector.score() == pytest.approx(1)
     assert scene.run(always(Answer(SLOW))) == ()
+
+
+@pytest.mark.parametrize(("ratio", "over"), [(1.03, True), (1.055, False)])
+def test_cleared_well_below_the_limit(ratio: float, *, over: bool) -> None:
+    """Rounds between what accuses, 1.07, and what clears, 1.042, leave an accusation as it is."""
+    scene = settled()
+    scene.run(always(Answer(SLOW)), 2)
+    assert (scene.run(always(Answer(ratio)), 8) == ()) is over
+
+
+@pytest.mark.parametrize(("seconds", "again"), [(29.0, False), (31.0, True)])
+def test_extra_round_that_does_not_take_place(seconds: float, *, again: bool) -> None:
+    """Half a minute after an extra round was asked for, it is given up, and asked for anew."""
+    scene = settled()
+    asked: tuple[Confirmation, ...] = ()
+    while not asked:
+        peer = partner(scene)
+        scene.epoch += 1
+        scene.now += 10
+        asked = scene.round((ME, peer), Answer(SLOW))
+    other = next(name for name in scene.leaves if name not in {*asked[0].members, peer})
+    scene.now += seconds - 1
+    scene.epoch += 1
+    assert bool(scene.round((ME, other), Answer(SLOW))) is again
 
 
 def test_slow_rail_is_the_adapter_when_the_gpu_is_well() -> None:
