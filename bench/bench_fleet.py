@@ -30,7 +30,7 @@ from dshealthd.fleet.view import AT_ONCE, Fleet
 from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.protocol import Hello, framed, new_challenge
+from dshealthd.probe.peers.protocol import Hello, new_challenge, to_frame
 from dshealthd.probe.peers.server import PeerServer
 
 PORT = 28461
@@ -108,7 +108,7 @@ async def yardstick(members: tuple[str, ...]) -> float:
     async def work() -> None:
         for name in left:
             reader, writer = await asyncio.open_connection(name, PORT, local_addr=(members[0], 0))
-            writer.write(framed(bytes(Hello(members[0], name, new_challenge()))))
+            writer.write(to_frame(bytes(Hello(members[0], name, new_challenge()))))
             await reader.readexactly(4 + 32)
             writer.close()
 

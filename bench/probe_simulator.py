@@ -25,7 +25,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from dshealthd.probe.members.schedule import Timetable, root_order
-from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
+from dshealthd.probe.observation import (
+    Observation,
+    Outcome,
+    Part,
+    RoundKind,
+    Stage,
+    Suspect,
+    Timing,
+)
 from dshealthd.probe.options import BaselineOptions
 from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
 from dshealthd.probe.verdicts.detector import INTERMITTENT, Confirmation, Detector
@@ -152,13 +160,13 @@ class Cluster:
             for far in (False, True):
                 seconds = (FAR if far else NEAR) * self.random.gauss(1, self.conditions.jitter)
                 known.update(
-                    TimingClass(Kind.RAIL, "nccl", OP, SIZE, str(rail), far),
+                    TimingClass(RoundKind.RAIL, "nccl", OP, SIZE, str(rail), far),
                     seconds,
                     turn - 3600.0,
                 )
             seconds = LOCAL * self.random.gauss(1, self.conditions.jitter)
             known.update(
-                TimingClass(Kind.LOCAL, "nccl", LOCAL_OP, 8192, str(rail), far=False),
+                TimingClass(RoundKind.LOCAL, "nccl", LOCAL_OP, 8192, str(rail), far=False),
                 seconds,
                 turn - 3600.0,
             )
@@ -209,13 +217,15 @@ class Cluster:
                 seconds *= self.slowness(a, b, rail)
             yield Timing(OP, SIZE, seconds, SIZE / seconds, str(rail))
 
-    def _run(self, members: tuple[int, ...], epoch: int, kind: Kind) -> tuple[Observation, float]:
+    def _run(
+        self, members: tuple[int, ...], epoch: int, kind: RoundKind
+    ) -> tuple[Observation, float]:
         """Return what a round told, and how long it took; `self.time` is its start."""
         names = tuple(self.names[member] for member in members)
         fault = self.fault
         if fault and self._ends_badly(fault, members, kind):
             unreached = fault.outcome is Outcome.UNREACHABLE
-            light = kind is Kind.LIGHT
+            light = kind is RoundKind.LIGHT
             end = self.time + (
                 (ECHO_DEADLINE if light else DEADLINE) if unreached else (ECHO if light else ROUND)
             )
@@ -223,7 +233,7 @@ class Cluster:
             return Observation(
                 epoch, kind, "nccl", names, fault.outcome, stage, at=end
             ), end - self.time
-        if kind is Kind.LOCAL:
+        if kind is RoundKind.LOCAL:
             slow = (
                 fault.factor
                 if fault and fault.part is Part.GPU and fault.node == members[0]
@@ -247,8 +257,8 @@ class Cluster:
                 tuple(timings),
                 at=self.time + ROUND,
             ), ROUND
-        timings = [] if kind is Kind.LIGHT else list(self._timings(*members))
-        seconds = ECHO if kind is Kind.LIGHT else ROUND
+        timings = [] if kind is RoundKind.LIGHT else list(self._timings(*members))
+        seconds = ECHO if kind is RoundKind.LIGHT else ROUND
         return Observation(
             epoch,
             kind,
@@ -262,9 +272,9 @@ class Cluster:
             at=self.time + seconds,
         ), seconds
 
-    def _ends_badly(self, fault: Fault, members: tuple[int, ...], kind: Kind) -> bool:
+    def _ends_badly(self, fault: Fault, members: tuple[int, ...], kind: RoundKind) -> bool:
         if fault.outcome is Outcome.OK or (
-            fault.outcome is Outcome.CORRUPTED and kind is not Kind.RAIL
+            fault.outcome is Outcome.CORRUPTED and kind is not RoundKind.RAIL
         ):
             return False
         met = (
@@ -274,7 +284,7 @@ class Cluster:
         )
         if fault.share < 1 and met:
             # Packets of a network: what a node does by itself goes well.
-            return kind is not Kind.LOCAL and self.random.random() < fault.share
+            return kind is not RoundKind.LOCAL and self.random.random() < fault.share
         return met
 
     # The agents
@@ -290,14 +300,14 @@ class Cluster:
             a, b = (self.numbers[name] for name in root_order(pair, number))
             begin = max(start, self._free[a], self._free[b])
             self.time = begin
-            observation, seconds = self._run((a, b), number, Kind.RAIL)
+            observation, seconds = self._run((a, b), number, RoundKind.RAIL)
             self._free[a] = self._free[b] = begin + seconds
             self.rounds += 1
             heapq.heappush(events, (begin + seconds, next(order), observation, -1))
         for node in range(number % LOCAL_EVERY, len(self.names), LOCAL_EVERY):
             if not self._dead(node):
                 self.time = self._free[node]
-                observation, seconds = self._run((node,), number, Kind.LOCAL)
+                observation, seconds = self._run((node,), number, RoundKind.LOCAL)
                 self._free[node] += seconds
                 heapq.heappush(events, (self.time + seconds, next(order), observation, -1))
         while events and events[0][0] < end + ROUND:
@@ -312,7 +322,7 @@ class Cluster:
                 continue
             # Whoever calls a dead node does not wait for others that call it.
             free = max(self._free[member] for member in members if not self._dead(member))
-            seconds = ECHO if event.kind is Kind.LIGHT else ROUND
+            seconds = ECHO if event.kind is RoundKind.LIGHT else ROUND
             if free > self.time or self._dead(node):
                 if free + seconds <= end and not self._dead(node):
                     heapq.heappush(events, (free, next(order), event, node))
@@ -338,7 +348,7 @@ class Cluster:
     def _is_cut_off(self, node: int, other: int) -> bool:
         """Tell whether a node cannot ask another to call a third."""
         fault = self.fault
-        return fault is not None and self._ends_badly(fault, (node, other), Kind.LIGHT)
+        return fault is not None and self._ends_badly(fault, (node, other), RoundKind.LIGHT)
 
     def _dead(self, node: int) -> bool:
         return (

@@ -52,8 +52,9 @@ def lines(text: str, node: int) -> Iterator[tuple[str, str, str]]:
     for line in text.splitlines():
         if line.startswith("#"):
             continue
-        # agents write no other lines
-        name, labels, value = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line).groups()  # type: ignore[union-attr]
+        match = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line)
+        assert match is not None, "agents write no other lines"
+        name, labels, value = match.groups()
         labels = re.sub(r'\b((?:training_job|run)="[^"]+)"', rf'\1-{node // LEAF}"', labels or "")
         labels = re.sub(
             r'\brank="(\d+)"', lambda rank: f'rank="{8 * (node % LEAF) + int(rank[1])}"', labels

@@ -11,7 +11,7 @@ import time
 
 from dshealthd.config.config import Web
 from dshealthd.core.collector import gauge
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.core.self_metrics import SelfMetrics
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.web.server import Server
@@ -20,7 +20,7 @@ SERIES_PER_METRIC = 20
 CHANGES_EVERY = 0.2
 
 
-def samples(count: int, offset: float) -> Result:
+def samples(count: int, offset: float) -> CollectionResult:
     """Return a result of `count` series with values that `offset` moves."""
     metrics = [
         gauge(f"dshealthd_bench_{n}", "A metric of the benchmark.", "gpu", "uuid")
@@ -31,7 +31,7 @@ def samples(count: int, offset: float) -> Result:
         for metric in metrics
         for n in range(SERIES_PER_METRIC)
     ]
-    return Result(CollectionOutcome.OK, tuple(made))
+    return CollectionResult(CollectionOutcome.OK, tuple(made))
 
 
 async def serve(port: int, count: int, *, changing: bool) -> None:

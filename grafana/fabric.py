@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PORT = "cluster, node, device, port"
 GPU = "cluster, node, gpu"
+SENT = "rate(dshealthd_infiniband_port_transmit_bytes_total{@nodes}[$__rate_interval])"
 DOMAIN = "cluster, domain, clique"
 
 
@@ -59,11 +60,11 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
             "InfiniBand traffic",
             "Data sent by all ports together, and by the busiest port.",
             (
-                "sum(rate(dshealthd_infiniband_port_transmit_bytes_total{@nodes}[$__rate_interval]))",
+                f"sum({SENT})",
                 "all",
             ),
             (
-                "max(rate(dshealthd_infiniband_port_transmit_bytes_total{@nodes}[$__rate_interval]))",
+                f"max({SENT})",
                 "busiest port",
             ),
             unit="Bps",
@@ -133,7 +134,8 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
             (
                 worst(
                     f"max by ({PORT}) "
-                    f"(rate(dshealthd_infiniband_port_transmit_wait_total{{@nodes}}[$__rate_interval]))",
+                    "(rate(dshealthd_infiniband_port_transmit_wait_total"
+                    "{@nodes}[$__rate_interval]))",
                     PORT,
                 ),
                 "{{node}} {{device}} {{port}}",

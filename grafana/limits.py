@@ -51,5 +51,5 @@ def read(file: Path = FILE) -> Limits:
                 message = f"{file}: {rule['record']} is not a threshold of the form vector(NUMBER)"
                 raise ValueError(message)
             values[rule["record"].removeprefix(PREFIX)] = float(match["number"])
-    values |= findings.shipped()
+    values |= findings.all_limits()
     return Limits(values, str(file))

@@ -37,7 +37,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
             (
                 (
                     "max by (device, port) "
-                    "(rate(dshealthd_infiniband_port_transmit_bytes_total{@node}[$__rate_interval]))"
+                    "(rate("
+                    "dshealthd_infiniband_port_transmit_bytes_total{@node}[$__rate_interval]))"
                 ),
                 PORT,
             ),

@@ -27,6 +27,7 @@ from grafana.tables import Column, rows
 if TYPE_CHECKING:
     from grafana_foundation_sdk.models import dashboard
 
+BUCKETS = "rate(dshealthd_probe_duration_seconds_bucket{@nodes}[$__rate_interval])"
 CLASS = "cluster, model, kind, backend, op, size"
 """Labels within which bandwidths are comparable."""
 BANDWIDTH = (
@@ -223,7 +224,7 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
                 (
                     f"""histogram_quantile({quantile},
                         sum by (le, kind)
-                        (rate(dshealthd_probe_duration_seconds_bucket{{@nodes}}[$__rate_interval])))""",
+                        ({BUCKETS}))""",
                     f"{{{{kind}}}} {name}",
                 )
                 for quantile, name in ((0.5, "median"), (0.95, "p95"))

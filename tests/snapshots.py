@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dshealthd.core.collector import Sample
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.core.snapshot import Snapshot
 
 
 def snapshot(
-    results: Mapping[str, Result | tuple[Sample, ...] | None], now: float = 0.0, wall: float = 0.0
+    results: Mapping[str, CollectionResult | tuple[Sample, ...] | None],
+    now: float = 0.0,
+    wall: float = 0.0,
 ) -> Snapshot:
     """Return what collectors have found: a result, or the samples of a good one; None is one that
     has not run yet.
@@ -19,6 +21,10 @@ def snapshot(
     for name, found in results.items():
         made.expect(name, 15.0)
         if found is not None:
-            whole = found if isinstance(found, Result) else Result(CollectionOutcome.OK, found)
+            whole = (
+                found
+                if isinstance(found, CollectionResult)
+                else CollectionResult(CollectionOutcome.OK, found)
+            )
             made.put(name, whole)
     return made

@@ -14,7 +14,7 @@ from typing import Any
 from dshealthd.agent.agent import Agent
 from dshealthd.collectors.job_activity import FILES
 from dshealthd.config import config
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from tests.agents import running, seconds_to_end
 from tests.findings.test_judge import Node, loaded
 
@@ -119,7 +119,9 @@ def test_a_job_is_at_work_by_the_limits_of_the_configuration(tmp_path: Path) -> 
         agent = Agent(loaded, file, {})
         await agent._judge.apply(loaded)
         agent._snapshot.expect("training", 3600)
-        agent._snapshot.put("training", Result(CollectionOutcome.OK, (FILES(2000, "run-1"),)))
+        agent._snapshot.put(
+            "training", CollectionResult(CollectionOutcome.OK, (FILES(2000, "run-1"),))
+        )
         await agent._judge.close()
         return agent._jobs._work("run-1").says
 

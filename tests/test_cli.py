@@ -17,7 +17,7 @@ from dshealthd.cli import commands
 from dshealthd.cli import main as cli
 from dshealthd.cli.arguments import Command
 from dshealthd.config import config, registry
-from dshealthd.config.flags import tables
+from dshealthd.config.flags import tables_of_flags
 from tests.command_line import dshealthd
 
 
@@ -181,7 +181,7 @@ def test_flags_have_the_type_of_their_option(
     flags: list[str], table: dict[str, dict[str, object]]
 ) -> None:
     """Each type of option can be given as a flag, and what comes of it is accepted."""
-    found = tables(commands.parser().parse_args(["run", *flags]))
+    found = tables_of_flags(commands.parser().parse_args(["run", *flags]))
     assert found == table
     config.load(None, found)
 

@@ -50,11 +50,11 @@ BAD = {
         'web.header_timeout: "" is not a duration such as "250ms", "5s", "1m30s" or "2h"'
     ),
     "[log]\nlevel = 'loud'": 'log.level: "loud" is not one of "debug", "info", "warning", "error"',
-    "[web]\nmax_body_bytes = '1 apple'": (
-        'web.max_body_bytes: "1 apple" is not a size such as "512MiB", "1GB" or 65536'
+    "[evidence]\nmax_bytes = '1 apple'": (
+        'evidence.max_bytes: "1 apple" is not a size such as "512MiB", "1GB" or 65536'
     ),
-    "[web]\nmax_body_bytes = 1.5": (
-        'web.max_body_bytes: must be a size such as "512MiB" or an integer, not a float (1.5)'
+    "[evidence]\nmax_bytes = 1.5": (
+        'evidence.max_bytes: must be a size such as "512MiB" or an integer, not a float (1.5)'
     ),
     "[evidence]\nmax_bytes = '1KB'": "evidence.max_bytes: must be at least 1MiB, not 1000",
     "[path]\nprocfs = ['/proc']": "path.procfs: must be a string with a path, not an array",
@@ -120,10 +120,10 @@ def test_flags_over_file_over_defaults(tmp_path: Path) -> None:
     file = tmp_path / "dshealthd.toml"
     file.write_text("[web]\nlisten_address = ':1'\nmax_connections = 7\n", encoding="utf-8")
     loaded = config.load(file, {"web": {"listen_address": ":2"}, "path": {"procfs": "/host/proc"}})
-    assert (loaded.web.listen_address, loaded.web.max_connections, loaded.web.max_body_bytes) == (
+    assert (loaded.web.listen_address, loaded.web.max_connections, loaded.web.header_timeout) == (
         ":2",
         7,
-        65536,
+        5.0,
     )
     assert loaded.path.procfs == Path("/host/proc")
 

@@ -191,7 +191,7 @@ def everywhere(*sent_by_odd: Message | None) -> tuple[Any, list[Any]]:
         begun=WALL,
         ranks=[RankEvidence("odd", 0, 50)],
         jobs=document["jobs"],
-        moved=evidence.moved(metrics, metrics),
+        moved=evidence.changed_metrics(metrics, metrics),
     )
     assert evidence.write(found)
     assert list(text.node(AgentAnswer("n1", "", document), Paint(color=False)))
@@ -201,7 +201,7 @@ def everywhere(*sent_by_odd: Message | None) -> tuple[Any, list[Any]]:
     told = schema.loads(schema.dumps(summary(verdict, document["jobs"]), answer), answer)
     left_out = LeftOut()
     fleet = strict(
-        documents.whole({"jobs": fleet_jobs.merged([("n1", told)], [], left_out)}, left_out)
+        documents.whole({"jobs": fleet_jobs.merge_jobs([("n1", told)], [], left_out)}, left_out)
     )
     assert not fleet["left_out"]
     assert not document["left_out"]
@@ -336,7 +336,7 @@ def test_summary_of_a_member_costs_only_its_own_job() -> None:
 
     def fleet(*odd: Any) -> Any:
         left_out = LeftOut()
-        jobs = fleet_jobs.merged([("n1", other), *(("n2", one) for one in odd)], [], left_out)
+        jobs = fleet_jobs.merge_jobs([("n1", other), *(("n2", one) for one in odd)], [], left_out)
         return strict(documents.whole({"jobs": jobs}, left_out))
 
     (expected,) = fleet()["jobs"]

@@ -6,7 +6,7 @@ import pytest
 
 from dshealthd.agent.node_figures import samples
 from dshealthd.core.collector import Sample, gauge
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from tests.snapshots import snapshot
 
 INFO = gauge("dshealthd_gpu_info", "Info.", "gpu", "uuid", "pci", "name")
@@ -52,7 +52,7 @@ def figures(*found: Sample, outcome: CollectionOutcome | None = CollectionOutcom
     """Return the figures by what their names have after `node_`, and the class as a name of its
     own; those before the first sample without an outcome.
     """
-    made = snapshot({"gpu": None if outcome is None else Result(outcome, found)})
+    made = snapshot({"gpu": None if outcome is None else CollectionResult(outcome, found)})
     return {
         sample.labels[0] if sample.labels else sample.metric.name.removeprefix("dshealthd_node_"): (
             sample.value

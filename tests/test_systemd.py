@@ -14,7 +14,7 @@ import pytest
 
 from dshealthd.agent.systemd import ServiceManager, status_line
 from dshealthd.core.collector import Reason, Sample
-from dshealthd.core.result import Result, failed, not_available
+from dshealthd.core.result import CollectionResult, failed, not_available
 from dshealthd.core.text import first_of
 from tests.agents import launch, running
 from tests.snapshots import snapshot
@@ -209,7 +209,7 @@ def test_status_line_before_the_first_results() -> None:
 
 def test_status_line() -> None:
     """Problems come first, three at most, then the counts, why there are no GPUs, and the page."""
-    results: dict[str, Result | tuple[Sample, ...] | None] = {
+    results: dict[str, CollectionResult | tuple[Sample, ...] | None] = {
         "memory": (),
         "gpu": not_available("libnvidia-ml.so.1 is not there"),
         "tcp": failed(Reason.PERMISSION_DENIED, "/proc/net/tcp"),

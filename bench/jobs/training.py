@@ -106,7 +106,8 @@ class Block(torch.nn.Module):
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """Return what the layer makes of a batch."""
-        result: torch.Tensor = Slow.apply(torch.relu(self.layer(batch)))  # type: ignore[no-untyped-call]
+        hidden = torch.relu(self.layer(batch))
+        result: torch.Tensor = Slow.apply(hidden)  # type: ignore[no-untyped-call]
         return result
 
 

@@ -130,8 +130,9 @@ def build(options: argparse.Namespace) -> Iterator[Path]:
         else:
             command = [tool("nfpm"), "package", "--config", str(work / "nfpm.yaml")]
             command += ["--packager", kind, "--target", str(target.resolve())]
-            # the packager that the lock file names
-            subprocess.run(command, cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)  # noqa: S603
+            subprocess.run(  # noqa: S603 - the packager that the lock file names
+                command, cwd=PROJECT, check=True, stdout=subprocess.DEVNULL
+            )
         if kind == "deb":
             compress(target, arch)
         yield target
@@ -168,8 +169,9 @@ def commit_time() -> int:
     if given:
         return int(given)
     command = ["git", "log", "-1", "--format=%ct"]
-    # a fixed program
-    done = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True)  # noqa: S603
+    done = subprocess.run(  # noqa: S603 - a fixed program
+        command, cwd=PROJECT, check=True, capture_output=True, text=True
+    )
     return int(done.stdout)
 
 
@@ -209,8 +211,8 @@ def fetch(arch: str, directory: Path) -> list[Path]:
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps"]
         command += ["--require-hashes", "--only-binary=:all:", "--implementation=cp"]
         command += ["--disable-pip-version-check", f"--python-version={runtime.VERSION}"]
-        # a fixed program
-        subprocess.run([*command, *platforms, "-d", directory, "-r", list_file], check=True)  # noqa: S603
+        command += [*platforms, "-d", str(directory), "-r", str(list_file)]
+        subprocess.run(command, check=True)  # noqa: S603 - a fixed program
         stamp.touch()
     by_name = {normalized(file.name.split("-")[0]): file for file in directory.glob("*.whl")}
     return [by_name[name] for name in sorted({PY_SPY, *closure("dshealthd", by_name)})]

@@ -185,8 +185,10 @@ def fetch(arch: str, folder: Path, lock: Path = LOCK) -> list[Debian]:
         if not file.exists():
             file.with_suffix(".new").write_bytes(download(url, digest, lock))
             file.with_suffix(".new").replace(file)
-        # every package has it
-        fields = Parser().parsestr(member(file, "control").extractfile("./control").read().decode())  # type: ignore[union-attr]
+        with member(file, "control") as archive:
+            control = archive.extractfile("./control")
+            text = control.read().decode() if control else ""  # every package has it
+        fields = Parser().parsestr(text)
         name, version = str(fields["Package"]), str(fields["Version"])
         source = str(fields["Source"] or name)
         found.append(Debian(name, version, source, arch, file, digest))

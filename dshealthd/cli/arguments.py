@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dshealthd.config.flags import EXIT_USAGE, FlagParser, access, add_flags
+from dshealthd.config.flags import EXIT_USAGE, FlagParser, add_flags, declare_access
 from dshealthd.jobs.launches import OUTPUT
 
 
-def nothing(_parser: ArgumentParser) -> None:
+def no_arguments(_parser: ArgumentParser) -> None:
     """Declare no arguments."""
 
 
@@ -25,7 +25,7 @@ class Command:
     function: Callable[..., int]
     """Receives an `Invocation`, and its own arguments by name. Its docstring is the description."""
     examples: tuple[str, ...]
-    declare: Callable[[ArgumentParser], None] = nothing
+    declare: Callable[[ArgumentParser], None] = no_arguments
     exit_usage: int = EXIT_USAGE
     """Exit status for bad usage or configuration; differs where 2 is a verdict."""
 
@@ -68,7 +68,7 @@ def query(parser: ArgumentParser) -> None:
         action="store_true",
         help="print one JSON document; docs/status-api.md describes its fields",
     )
-    access(parser)
+    declare_access(parser)
 
 
 def jobs(parser: ArgumentParser) -> None:
@@ -136,7 +136,7 @@ def evidence(parser: ArgumentParser) -> None:
         metavar="JOB",
         help="one job, as the label `training_job` names it (default: all jobs)",
     )
-    access(parser)
+    declare_access(parser)
 
 
 def keys(parser: ArgumentParser) -> None:

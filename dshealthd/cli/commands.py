@@ -22,7 +22,7 @@ from dshealthd.cli import arguments, warnings
 from dshealthd.cli.apart import APART
 from dshealthd.cli.arguments import Command
 from dshealthd.config import config
-from dshealthd.config.flags import ACCESS, EXIT_UNKNOWN, EXIT_USAGE, FlagParser, tables
+from dshealthd.config.flags import ACCESS, EXIT_UNKNOWN, EXIT_USAGE, FlagParser, tables_of_flags
 from dshealthd.core.options import ConfigError, Duration
 from dshealthd.core.text import first_of, print_lines
 
@@ -59,7 +59,7 @@ class Invocation:
 def _command(
     *examples: str,
     name: str = "",
-    declare: typing.Callable[[ArgumentParser], None] = arguments.nothing,
+    declare: typing.Callable[[ArgumentParser], None] = arguments.no_arguments,
     exit_usage: int = EXIT_USAGE,
 ) -> typing.Callable[[Function], Function]:
     """Declare a command, called as its function if it has no other name."""
@@ -78,7 +78,7 @@ def main(words: list[str]) -> int:
     `status` and `jobs` return the verdict's instead, and 3 (unknown) for bad usage.
     """
     options = parser().parse_args(words)
-    flags = tables(options)
+    flags = tables_of_flags(options)
     manager = ServiceManager.from_environment(os.environ)  # so that no child inherits it
     try:
         loaded = config.load(options.config_file, flags)

@@ -139,7 +139,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command `free-port` and return its exit status."""
     options = parser().parse_args(arguments)
     try:
-        loaded = config.load(options.config_file, flags.tables(options))
+        loaded = config.load(options.config_file, flags.tables_of_flags(options))
         return _serve(options, _ports(options, loaded))
     except (ConfigError, ValueError, ArithmeticError) as error:
         print_lines(f"dshealthd free-port: {error}", error=True)

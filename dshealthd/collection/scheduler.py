@@ -257,7 +257,7 @@ class _Inside(_WorkerGroup):
         for name, collector in self.collectors.items():
             self._unwatch(name)
             collector.close()
-        for name in await state_writer.settled(STATE_DEADLINE):
+        for name in await state_writer.wait_until_written(STATE_DEADLINE):
             log.warning("%s: state not saved: the disk hangs", name)
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 
     from dshealthd.core.collector import Sample
-    from dshealthd.core.result import Result
+    from dshealthd.core.result import CollectionResult
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class Supervisor:
     async def collect(
         self,
         names: Sequence[str],
-        publish: Callable[[str, Result], None],
+        publish: Callable[[str, CollectionResult], None],
         heard: Collection[tuple[News, str]] = (),
     ) -> None:
         """Have the worker run collectors, and publish each result as it arrives.
@@ -323,7 +323,7 @@ class Supervisor:
         self,
         process: WorkerProcess,
         pending: list[str],
-        publish: Callable[[str, Result], None],
+        publish: Callable[[str, CollectionResult], None],
         heard: Collection[tuple[News, str]],
     ) -> None:
         """Send the worker one request and process its answers.
@@ -332,7 +332,7 @@ class Supervisor:
         """
         replace = None
 
-        def take(name: str, result: Result) -> None:
+        def take(name: str, result: CollectionResult) -> None:
             nonlocal replace
             pending.remove(name)
             publish(name, result)
@@ -549,5 +549,5 @@ class Supervisor:
         )
 
 
-def _ignore(_name: str, _result: Result) -> None:
+def _ignore(_name: str, _result: CollectionResult) -> None:
     """Drop a scout's result: only whether the parts answer matters."""

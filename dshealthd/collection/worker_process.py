@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from dshealthd.core.collector import Fault, Metric
-    from dshealthd.core.result import Result
+    from dshealthd.core.result import CollectionResult
 
 _HELD = wire.LENGTH.size + wire.MAX_FRAME
 """Most bytes that wait to be taken before reading pauses: one frame, or many small ones."""
@@ -199,7 +199,7 @@ class WorkerProcess:
         names: Sequence[str],
         blocked: Mapping[str, Fault],
         patience: Callable[[str, str], float],
-        publish: Callable[[str, Result], None],
+        publish: Callable[[str, CollectionResult], None],
         last: str = "",
         heard: Collection[tuple[News, str]] = (),
     ) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from dshealthd.core.collector import (
     gauge,
 )
 from dshealthd.core.host import lines_of, read_existing
-from dshealthd.core.result import parsed
+from dshealthd.core.result import read_parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,7 +114,7 @@ class Disk(Collector):
         Partitions and devices built on disks (RAID, LVM, loop devices) are left out.
         """
         try:
-            statistics = parsed(self.host.proc("diskstats"), parse_diskstats)
+            statistics = read_parsed(self.host.proc("diskstats"), parse_diskstats)
         except FileNotFoundError as error:
             raise NotAvailable(str(error)) from error
         # Absent disks are forgotten, so a new disk under an old name is identified again.

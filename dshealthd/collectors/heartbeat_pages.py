@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dshealthd.core.collector import Collector, CollectorOptions, Sample, Worker, gauge
 from dshealthd.jobs.heartbeats.page import find_page, open_page
 from dshealthd.jobs.processes import ProcessTable
-from dshealthd.jobs.shares import shared
+from dshealthd.jobs.shares import share_places
 from dshealthd.training.message import PAGE
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class HeartbeatPages(Collector):
             for key, process in processes.items()
             if key in self._pages and self._owners[self._pages[key].inode] == key
         ]
-        for process in shared(having, MAX_PAGES, _user, _job, lambda process: process.start):
+        for process in share_places(having, MAX_PAGES, _user, _job, lambda process: process.start):
             page = self._pages[_key(process)]
             place = process.launch.rank, process.user, *_key(process), page.number, page.inode
             yield INFO(1, process.job, *map(str, place))
@@ -139,8 +139,8 @@ class HeartbeatPages(Collector):
             if key not in self._pages or key in silent:
                 place = process.parent, process.job, process.launch.rank
                 (children if place in ranks else own).append(process)
-        first = shared(own, MAX_SEARCHED - MIN_CHILDREN, _user, _job, self._last)
-        then = shared(children, MAX_SEARCHED - len(first), _user, _job, self._last)
+        first = share_places(own, MAX_SEARCHED - MIN_CHILDREN, _user, _job, self._last)
+        then = share_places(children, MAX_SEARCHED - len(first), _user, _job, self._last)
         until = self.context.monotonic() + BUDGET
         for key in map(_key, (*first, *then)):
             if self.context.monotonic() >= until:

@@ -28,7 +28,7 @@ from dshealthd.linux.activity import IDLE_SHARE, busiest, demands
 from dshealthd.linux.process import TICKS, open_files, parse_stat
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.socket_owners import parse_inode
-from dshealthd.linux.socket_waits import awaited, served
+from dshealthd.linux.socket_waits import peers_awaited, ports_served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -175,7 +175,7 @@ class JobActivity(Collector):
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield each job's rates; a process that cannot be read is a fault, never 0."""
         processes = self.context.shared(ProcessTable).refresh()
-        jobs = shares.jobs(processes)
+        jobs = shares.jobs_with_places(processes)
         now = self.context.monotonic()
         elapsed = None if self._at is None else now - self._at
         for trouble in self._ranks.troubles(processes, now):
@@ -301,14 +301,14 @@ class JobActivity(Collector):
                 if process.pid not in children:
                     ranks.add(process.pid)
         for found in places.values():
-            for pid, peer in awaited(self.host, found.keys() & ranks).items():
+            for pid, peer in peers_awaited(self.host, found.keys() & ranks).items():
                 process = found[pid]
                 port = "" if isinstance(peer, str) else str(peer.port)
                 if not port or port != process.environment.get("MASTER_PORT"):
                     yield AWAITS(1, process.job, str(process.launch.rank), str(peer))
             ports = {
                 (process.job, process.launch.rank, own)
-                for pid, own in served(self.host, found, MAX_DESCRIPTORS)
+                for pid, own in ports_served(self.host, found, MAX_DESCRIPTORS)
                 if (process := found[pid]) and str(own) not in _own_ports(process)
             }
             for job, rank, own in sorted(ports)[:MAX_PORTS]:
@@ -363,7 +363,9 @@ class JobActivity(Collector):
                     known.discard(job)
         if owners:
             try:
-                for inode, count in sock_diag.moved(TcpState.ESTABLISHED.mask, BUDGET).items():
+                for inode, count in sock_diag.bytes_moved(
+                    TcpState.ESTABLISHED.mask, BUDGET
+                ).items():
                     if inode in owners:
                         job, new = owners[inode]
                         found[job][inode] = count, new

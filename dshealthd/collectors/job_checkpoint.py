@@ -25,7 +25,7 @@ from dshealthd.jobs.checkpoint_watch import CheckpointWatch
 from dshealthd.jobs.heartbeats.page import find_page
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.process_root import Root
-from dshealthd.training.message import PAGE, Phase, newest
+from dshealthd.training.message import PAGE, Phase, newest_message
 from dshealthd.training.saved import decode
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class JobCheckpoint(Collector):
         """Yield what is known of each job's checkpoints; nothing for a job that reports none."""
         until = self.context.monotonic() + BUDGET
         processes = self.context.shared(ProcessTable).refresh()
-        jobs = shares.jobs(process for process in processes if process.launch.rank == 0)
+        jobs = shares.jobs_with_places(process for process in processes if process.launch.rank == 0)
         gone = dict(self._followed)
         for job, members in jobs.items():
             part = f"checkpoints of {job}"
@@ -177,7 +177,7 @@ def _last_save(page: int) -> Saved | None:
     """
     data = os.pread(page, PAGE, 0)
     try:
-        return None if newest(data).phase == Phase.CHECKPOINT else decode(data)
+        return None if newest_message(data).phase == Phase.CHECKPOINT else decode(data)
     except (ValueError, ArithmeticError):
         return None
 

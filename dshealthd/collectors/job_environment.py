@@ -44,7 +44,7 @@ from dshealthd.jobs.nccl.settings import parse_configuration
 from dshealthd.jobs.network_devices import NetworkDevices
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ranks import Ranks, digest
-from dshealthd.jobs.shares import MAX_JOBS, MAX_RANKS, shared
+from dshealthd.jobs.shares import MAX_JOBS, MAX_RANKS, share_places
 from dshealthd.linux.pci import bus
 from dshealthd.linux.process import parse_stat
 from dshealthd.linux.process_root import Root
@@ -184,7 +184,7 @@ class JobEnvironment(Collector):
         before, self._told = self._told, {}
         network = NetworkDevices(self.context)
         gpus, self._mixed = self._gpus() if runs else (None, False)
-        for run in shared(
+        for run in share_places(
             runs,
             MAX_JOBS,
             lambda run: run.processes[0].user,

@@ -12,7 +12,7 @@ from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.states import position
 from dshealthd.jobs.options import HangOptions
 from dshealthd.jobs.service import Jobs
-from dshealthd.jobs.shares import MAX_RANKS, shared
+from dshealthd.jobs.shares import MAX_RANKS, share_places
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
 
@@ -134,7 +134,7 @@ class JobHang(Collector):
         detector = self.context.service(Jobs, "no heartbeats come in").hangs()
         for job, ranks in detector.jobs.items():
             if any(rank.ended is None for rank in ranks):
-                yield from verdict(job, detector.standstills.get(job))
+                yield from hang_samples(job, detector.standstills.get(job))
                 yield RUNNABLE(
                     sum(
                         rank.ended is None and rank.state is not ThreadState.STOPPED
@@ -142,7 +142,7 @@ class JobHang(Collector):
                     ),
                     job,
                 )
-        for job, rank in shown(detector.jobs):
+        for job, rank in ranks_with_series(detector.jobs):
             yield from samples(job, rank)
             if job in detector.standstills and rank.ended is None:
                 where = detector.standstills[job].waiting.get(rank.rank, "step")
@@ -153,7 +153,7 @@ class JobHang(Collector):
                 yield SILENT_POSITION(position(rank), job, str(rank.rank), stage)
 
 
-def shown(jobs: Mapping[str, Sequence[RankState]]) -> list[tuple[str, RankState]]:
+def ranks_with_series(jobs: Mapping[str, Sequence[RankState]]) -> list[tuple[str, RankState]]:
     """Return the ranks of hung and running jobs that get series, each with its job.
 
     The rest are still watched and count. Ended ranks get only the places that running ones leave:
@@ -162,7 +162,7 @@ def shown(jobs: Mapping[str, Sequence[RankState]]) -> list[tuple[str, RankState]
     """
     found: list[tuple[str, RankState]] = []
     for ended in (False, True):
-        found += shared(
+        found += share_places(
             (
                 (job, rank)
                 for job, ranks in jobs.items()
@@ -177,7 +177,7 @@ def shown(jobs: Mapping[str, Sequence[RankState]]) -> list[tuple[str, RankState]
     return found
 
 
-def verdict(job: str, found: Standstill | None) -> Iterator[Sample]:
+def hang_samples(job: str, found: Standstill | None) -> Iterator[Sample]:
     """Yield whether a job is hung, its class, and the culprit ranks."""
     if found is None:
         yield HANG(0, job, str(HangClass.NONE))

@@ -13,7 +13,7 @@ from dshealthd.core.collector import Collector, NotAvailable, Worker, every, gau
 from dshealthd.core.result import one_of_many
 from dshealthd.jobs import shares
 from dshealthd.jobs.processes import ProcessTable
-from dshealthd.linux.pids_cgroup import OutsideNamespace, tasks
+from dshealthd.linux.pids_cgroup import OutsideNamespace, tasks_and_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -44,7 +44,7 @@ class JobThreads(Collector):
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield each job's threads and limits; a cgroup that cannot be read is a fault, never 0."""
-        jobs = shares.jobs(self.context.shared(ProcessTable).refresh())
+        jobs = shares.jobs_with_places(self.context.shared(ProcessTable).refresh())
         for job, members in jobs.items():
             yield from one_of_many(f"job {job}", functools.partial(self._job, job, members))
 
@@ -65,7 +65,7 @@ class JobThreads(Collector):
         found: list[Tasks] = []
         for process in members:
             try:
-                counted = tasks(self.host, process.pid)
+                counted = tasks_and_limit(self.host, process.pid)
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended
             if counted is not None:

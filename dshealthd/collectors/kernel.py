@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from dshealthd.core.collector import Collector, CollectorOptions, SourceError, every, gauge
-from dshealthd.core.result import parsed, read_parts
+from dshealthd.core.result import read_parsed, read_parts
 from dshealthd.linux.process import uptime
 
 if TYPE_CHECKING:
@@ -142,14 +142,14 @@ class Kernel(Collector):
         yield UPTIME(uptime(self.host))
 
     def _load(self) -> Iterator[Sample]:
-        load = parsed(self.host.proc("loadavg"), parse_loadavg)
+        load = read_parsed(self.host.proc("loadavg"), parse_loadavg)
         for minutes, average in zip(("1", "5", "15"), load.averages, strict=True):
             yield LOAD(average, minutes)
         yield THREADS(load.threads)
 
     def _cpus(self) -> Iterator[Sample]:
         with contextlib.suppress(FileNotFoundError):
-            yield CPUS(parsed(self.host.sys("devices/system/cpu/online"), parse_cpus))
+            yield CPUS(read_parsed(self.host.sys("devices/system/cpu/online"), parse_cpus))
 
     def _threads_limit(self) -> Iterator[Sample]:
         limits = [_number(self.host, name) for name in _THREAD_LIMITS]
@@ -169,6 +169,6 @@ def _path(sysctl: str) -> str:
 def _number(host: Host, sysctl: str) -> int | None:
     """Return a numeric kernel setting; None if this kernel lacks it."""
     try:
-        return parsed(host.proc(_path(sysctl)), int)
+        return read_parsed(host.proc(_path(sysctl)), int)
     except FileNotFoundError:
         return None

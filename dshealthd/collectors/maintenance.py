@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from dshealthd.core import documents, schema
 from dshealthd.core.collector import Collector, NotAvailable, SourceError, Worker, gauge
-from dshealthd.core.result import parsed
+from dshealthd.core.result import read_parsed
 from dshealthd.core.text import printable
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class MaintenanceCollector(Collector):
         problem: SourceError | OSError | None = None
         for source, name in FILES.items():
             try:
-                found = parsed(str(directory / name), parse)
+                found = read_parsed(str(directory / name), parse)
             except FileNotFoundError:
                 continue
             except (OSError, SourceError) as error:

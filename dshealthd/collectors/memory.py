@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, counter, gauge
-from dshealthd.core.result import parsed, read_parts
+from dshealthd.core.result import read_parsed, read_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -89,11 +89,11 @@ class HostMemory(Collector):
         yield from read_parts({"meminfo": self._meminfo, "vmstat": self._vmstat})
 
     def _meminfo(self) -> Iterator[Sample]:
-        fields = parsed(self.host.proc("meminfo"), parse_meminfo)
+        fields = read_parsed(self.host.proc("meminfo"), parse_meminfo)
         for metric, name in _FIELDS.items():
             if name in fields:
                 yield metric(fields[name])
 
     def _vmstat(self) -> Iterator[Sample]:
-        if (kills := parsed(self.host.proc("vmstat"), parse_oom_kills)) is not None:
+        if (kills := read_parsed(self.host.proc("vmstat"), parse_oom_kills)) is not None:
             yield OOM_KILLS(kills)

@@ -201,7 +201,7 @@ class NcclInspector(Collector):
                 yield fault
                 continue
             try:
-                names = inspector.names(directory.descriptor)
+                names = inspector.file_names(directory.descriptor)
             except OSError as error:
                 yield fault_of(directory.part, error)
                 continue

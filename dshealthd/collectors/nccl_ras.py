@@ -24,7 +24,7 @@ from dshealthd.jobs.nccl.release import MappedReleases
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ras import client as ras_client
 from dshealthd.jobs.ras import evaluation, question
-from dshealthd.jobs.ras.address import enabled
+from dshealthd.jobs.ras.address import ras_enabled
 from dshealthd.jobs.ras.client import Query
 from dshealthd.jobs.ras.evaluation import by_size, lags, troubles
 from dshealthd.jobs.ras.from_json import parse_json
@@ -118,7 +118,7 @@ class NcclRas(Collector):
 
         A job that does not answer is a fault, and its numbers are absent.
         """
-        jobs = shares.jobs(self.context.shared(ProcessTable).refresh())
+        jobs = shares.jobs_with_places(self.context.shared(ProcessTable).refresh())
         self._jobs = {job: known for job, known in self._jobs.items() if job in jobs}
         asked: dict[str, Query] = {}
         for job, members in jobs.items():
@@ -157,7 +157,7 @@ class NcclRas(Collector):
             return "elsewhere", None
         known = self._jobs.setdefault(job, WatchedJob())
         process = first or members[0]
-        if not enabled(process.environment):
+        if not ras_enabled(process.environment):
             return "disabled", None
         if self._foreign_network(process.pid):
             return "namespace", None

@@ -13,7 +13,7 @@ from dshealthd.core.collector import News, gauge
 from dshealthd.core.result import fault_of
 from dshealthd.linux import imex
 from dshealthd.linux.daemons import daemon
-from dshealthd.linux.nvswitch import Switches, enabled
+from dshealthd.linux.nvswitch import Switches, fabric_manager_enabled
 from dshealthd.nvml.collector import GpuCollector
 from dshealthd.nvml.values import number
 
@@ -156,7 +156,7 @@ class NvlinkDomain(GpuCollector):
             for name in wanted:
                 yield MANAGER_RUNNING(float(self._running(name) is not None), name)
             if wanted:
-                yield MANAGER_ENABLED(float(enabled(self.host)))
+                yield MANAGER_ENABLED(float(fabric_manager_enabled(self.host)))
         except OSError as error:
             yield fault_of(_MANAGER, error)
 
@@ -177,7 +177,7 @@ class NvlinkDomain(GpuCollector):
             yield RUNNING(float(pid is not None))
             if pid is not None:
                 port = int(settings.get("SERVER_PORT") or imex.PORT)
-                yield LISTENING(float(imex.listens(self.host, pid, port)))
+                yield LISTENING(float(imex.is_listening(self.host, pid, port)))
         except (OSError, ValueError, ArithmeticError) as error:
             yield fault_of("imex", error)
 

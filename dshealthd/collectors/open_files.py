@@ -21,7 +21,7 @@ from dshealthd.core.collector import (
 )
 from dshealthd.core.host import read_bytes
 from dshealthd.core.options import Duration, constant, option
-from dshealthd.core.result import fault_of, one_of_many, parsed
+from dshealthd.core.result import fault_of, one_of_many, read_parsed
 from dshealthd.jobs import shares
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.process_limits import Descriptors, ProcessLimits, Usage, parse_locked
@@ -118,7 +118,7 @@ class OpenFiles(Collector):
 
         A job's process that may not be read is a fault, never 0.
         """
-        allocated, most = parsed(self.host.proc("sys/fs/file-nr"), parse_file_nr)
+        allocated, most = read_parsed(self.host.proc("sys/fs/file-nr"), parse_file_nr)
         yield OPEN(allocated, "system", "")
         yield LIMIT(most, "system", "")
         table = self.context.shared(ProcessTable)
@@ -145,7 +145,7 @@ class OpenFiles(Collector):
         if now >= self._slow_until:
             remembered, self._slow_until = {}, now + self.options.full_interval
         self._slow = {}
-        jobs = shares.jobs(processes)
+        jobs = shares.jobs_with_places(processes)
         for job, members in jobs.items():
             yield from one_of_many(
                 f"job {job}",

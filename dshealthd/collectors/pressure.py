@@ -17,7 +17,7 @@ from dshealthd.core.collector import (
     gauge,
 )
 from dshealthd.core.host import lines_of
-from dshealthd.core.result import parsed
+from dshealthd.core.result import read_parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,7 +61,7 @@ class Pressure(Collector):
         """Yield the pressure stall information of each resource."""
         for resource, kinds in _SHOWN.items():
             try:
-                shares = parsed(self.host.proc(f"pressure/{resource}"), parse_pressure)
+                shares = read_parsed(self.host.proc(f"pressure/{resource}"), parse_pressure)
             except FileNotFoundError as error:
                 raise NotAvailable(str(error)) from error
             except OSError as error:

@@ -212,7 +212,7 @@ class Software(Collector):
                 yield FINGERPRINT(fingerprint(text), component, "", "")
         for metric, part, count in (
             (PEER_MEMORY, "peer memory", gpu_direct.peer_memory),
-            (TRANSLATED, "IOMMU", gpu_direct.translated),
+            (TRANSLATED, "IOMMU", gpu_direct.gpus_translated),
         ):
             value = self._attempt(part, count, self.host)
             if isinstance(value, Fault):
@@ -237,7 +237,7 @@ class Software(Collector):
             return self._installations.environment(root, path)
 
     def _jobs(self) -> Iterator[Sample | Fault]:
-        jobs = shares.jobs(self.context.shared(ProcessTable).refresh())
+        jobs = shares.jobs_with_places(self.context.shared(ProcessTable).refresh())
         before, self._loaded = self._loaded, {}
         for job, members in jobs.items():
             yield from one_of_many(

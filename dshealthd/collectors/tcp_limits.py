@@ -12,7 +12,7 @@ from dshealthd.core.collector import (
     every,
     gauge,
 )
-from dshealthd.core.result import fault_of, parsed
+from dshealthd.core.result import fault_of, read_parsed
 from dshealthd.linux.local_network import RANGE, RESERVED, parse_range, parse_reserved
 from dshealthd.linux.tcp_sockets import Sockets
 
@@ -102,7 +102,7 @@ class TcpLimits(Collector):
     def _setting(self, name: str, parse: Callable[[str], T]) -> T | Fault | None:
         """Return a TCP sysctl; None if this kernel lacks it, a fault if it cannot be read."""
         try:
-            return parsed(self.host.proc(f"sys/{name}"), parse)
+            return read_parsed(self.host.proc(f"sys/{name}"), parse)
         except FileNotFoundError:
             return None
         except (OSError, SourceError) as error:

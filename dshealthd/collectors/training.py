@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import Collector, Fault, Sample, counter, gauge
 from dshealthd.jobs.environment import launched_by
 from dshealthd.jobs.heartbeats.reader import PERIOD
-from dshealthd.jobs.own_work import SCALES, compared, level
+from dshealthd.jobs.own_work import SCALES, compare_ranks, level
 from dshealthd.jobs.service import Jobs
-from dshealthd.jobs.shares import MAX_RANKS, shared
+from dshealthd.jobs.shares import MAX_RANKS, share_places
 from dshealthd.training.message import Phase, StepStage, WaitSource
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class Training(Collector):
         infos = set()
         heard: dict[str, float] = {}
         roles: dict[tuple[str, str], dict[int, Sender]] = {}
-        for (job, rank), senders in shared(
+        for (job, rank), senders in share_places(
             ranks.items(),
             MAX_RANKS,
             lambda entry: entry[1][0][0].process.user,
@@ -203,7 +203,7 @@ class Training(Collector):
             if sender.message is not None:
                 message = sender.message
                 yield from samples(message, sender.heard, job, str(rank))
-                yield from shares(sender, job, str(rank))
+                yield from work_and_wait(sender, job, str(rank))
                 heard[job] = max(sender.heard, heard.get(job, 0.0))
                 if message.work_seconds is not None:
                     roles.setdefault((job, role(message)), {})[rank] = sender
@@ -240,7 +240,7 @@ def samples(message: Message, heard: float, job: str, rank: str) -> Iterator[Sam
             yield MEMORY(size, job, rank, kind)
 
 
-def shares(sender: Sender, job: str, rank: str) -> Iterator[Sample]:
+def work_and_wait(sender: Sender, job: str, rank: str) -> Iterator[Sample]:
     """Yield own work and wait of a rank's step, which add up to it."""
     message = sender.message
     if message is None or message.mean_seconds is None:
@@ -268,7 +268,7 @@ def work(senders: Mapping[int, Sender], job: str, role: str) -> Iterator[Sample]
     for over in SCALES:
         size = level(over, step)
         # A rank that makes no steps has no speed: in a hung job nobody is slow.
-        found = compared(courses, over, size, now - 2 * (step * 2**size + PERIOD))
+        found = compare_ranks(courses, over, size, now - 2 * (step * 2**size + PERIOD))
         if found is None:
             continue
         yield NODE_WORK_SECONDS(found.slow, job, role, over, "slow")

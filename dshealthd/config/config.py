@@ -17,7 +17,6 @@ from dshealthd.config import registry
 from dshealthd.core.collector import CollectorOptions
 from dshealthd.core.host import Host, read_named
 from dshealthd.core.options import (
-    Bytes,
     ConfigError,
     Duration,
     Errors,
@@ -62,7 +61,6 @@ class Web:
         8, "Connections served at a time to one client address.", minimum=1
     )
     header_timeout: Duration = option("5s", "Header read timeout.", minimum="100ms")
-    max_body_bytes: Bytes = option(Bytes(65536), "Largest request body that is read.", minimum=0)
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield the options of `web` with unusable values, each with the reason."""

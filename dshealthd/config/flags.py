@@ -101,7 +101,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             )
 
 
-def access(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+def declare_access(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Declare the arguments for agents that require TLS or a password, for every command."""
     parser.add_argument("--tls", action="store_true", help="query agents over TLS")
     parser.add_argument(
@@ -132,11 +132,11 @@ def form(hint: Any) -> str:
 
 def _help(metadata: typing.Mapping[str, Any]) -> str:
     text = str(metadata["doc"]).removesuffix(".")
-    default = shown(metadata["default"])
+    default = default_text(metadata["default"])
     return f"{text} (default: {default})".replace("%", "%%")
 
 
-def shown(default: Any) -> str:
+def default_text(default: Any) -> str:
     """Return a flag's default as a user would type it; `none` if there is none."""
     if default is None or default in ("", ()):
         return "none"
@@ -147,7 +147,7 @@ def shown(default: Any) -> str:
     return str(default)
 
 
-def tables(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def tables_of_flags(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Return the given flags as tables by section.
 
     A value has the type of its option if it looks like one; `config.load` checks it.

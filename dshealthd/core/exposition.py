@@ -87,7 +87,7 @@ def number(value: float) -> str:
     return text
 
 
-def clean(label: str) -> str:
+def clean_label(label: str) -> str:
     """Return a label value without control characters and surrogates, at most 128 characters
     long.
     """
@@ -108,7 +108,12 @@ def _series(metric: Metric, labels: tuple[str, ...]) -> str:
         pairs = pairs if name.endswith("_bucket") else [pair for pair in pairs if pair[0] != "le"]
     if not pairs:
         return name
-    return name + "{" + ",".join(f'{key}="{_escape(clean(value))}"' for key, value in pairs) + "}"
+    return (
+        name
+        + "{"
+        + ",".join(f'{key}="{_escape(clean_label(value))}"' for key, value in pairs)
+        + "}"
+    )
 
 
 def _escape(text: str) -> str:
@@ -153,7 +158,7 @@ class Selector(NamedTuple):
         return f"{self.family}{{{matchers}}}" if matchers else self.family
 
 
-def parsed(text: str) -> tuple[Selector, ...]:
+def parse_selectors(text: str) -> tuple[Selector, ...]:
     """Return the selectors of a tier's file: one on each line, but for comments.
 
     Raises ValueError for a line that is none.
@@ -214,11 +219,11 @@ def chooser(selectors: Iterable[Selector]) -> Callable[[Sample], bool]:
     return chooses
 
 
-_VERDICT = parsed(resources.files(__package__).joinpath(FILE).read_text(encoding="utf-8"))
+_VERDICT = parse_selectors(resources.files(__package__).joinpath(FILE).read_text(encoding="utf-8"))
 """Read with the module, as the event loop waits for no disk."""
 
 
 @functools.cache
-def verdict() -> Callable[[Sample], bool]:
+def verdict_chooser() -> Callable[[Sample], bool]:
     """Return the function that says whether the shipped rules read a sample."""
     return chooser(_VERDICT)

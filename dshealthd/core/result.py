@@ -32,7 +32,7 @@ class CollectionOutcome(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CollectionResult:
     """The result of one attempt.
 
     An attempt that fails half-way keeps its samples: they are current.
@@ -50,14 +50,16 @@ class Result:
     replace_worker: bool = False
 
 
-def failed(reason: Reason, detail: str, duration: float = 0.0) -> Result:
+def failed(reason: Reason, detail: str, duration: float = 0.0) -> CollectionResult:
     """Return the result of an attempt that failed without samples."""
-    return Result(CollectionOutcome.ERROR, reason=reason, detail=detail, duration=duration)
+    return CollectionResult(
+        CollectionOutcome.ERROR, reason=reason, detail=detail, duration=duration
+    )
 
 
-def not_available(detail: str) -> Result:
+def not_available(detail: str) -> CollectionResult:
     """Return the result for a machine without the collector's source."""
-    return Result(CollectionOutcome.NOT_AVAILABLE, detail=detail)
+    return CollectionResult(CollectionOutcome.NOT_AVAILABLE, detail=detail)
 
 
 def os_reason(error: OSError) -> Reason:
@@ -78,7 +80,7 @@ def fault_of(part: str, error: Exception) -> Fault:
     )
 
 
-def parsed(path: str, parse: Callable[[str], T]) -> T:
+def read_parsed(path: str, parse: Callable[[str], T]) -> T:
     """Return what `parse` finds in a kernel file. SourceError if it is malformed; OSError."""
     text = read(path)
     try:
@@ -87,7 +89,9 @@ def parsed(path: str, parse: Callable[[str], T]) -> T:
         raise SourceError(Reason.MALFORMED, f"{path}: {error}") from error
 
 
-def attempt(collector: Collector, monotonic: Callable[[], float] = time.monotonic) -> Result:
+def attempt(
+    collector: Collector, monotonic: Callable[[], float] = time.monotonic
+) -> CollectionResult:
     """Run `collect()` once and return its result.
 
     No exception of a collector escapes.
@@ -119,7 +123,7 @@ def attempt(collector: Collector, monotonic: Callable[[], float] = time.monotoni
         # Catches everything: a defect in one collector must not end the agent.
         log.exception("collector %s failed; this is a defect of dshealthd", collector.name)
         reason, detail = Reason.INTERNAL, f"{type(error).__name__}: {error}"
-    return Result(
+    return CollectionResult(
         outcome, tuple(samples), tuple(faults), reason, detail, monotonic() - started, replace
     )
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Reason, Sample, counter, gauge
-from dshealthd.core.exposition import Renderer, Tier, verdict
-from dshealthd.core.result import CollectionOutcome, Result, not_available
+from dshealthd.core.exposition import Renderer, Tier, verdict_chooser
+from dshealthd.core.result import CollectionOutcome, CollectionResult, not_available
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -58,7 +58,7 @@ class Latest:
     name: str
     expires_after: float
     """Seconds after which samples are stale, whatever the collector does."""
-    result: Result = field(default_factory=lambda: not_available("not sampled yet"))
+    result: CollectionResult = field(default_factory=lambda: not_available("not sampled yet"))
     sampled: float | None = None
     """Monotonic time of the last result, in seconds; None before the first."""
     last_success: float | None = None
@@ -101,12 +101,12 @@ class Latest:
         return reasons
 
 
-def _content(result: Result) -> tuple[object, ...]:
+def _content(result: CollectionResult) -> tuple[object, ...]:
     return result.outcome, result.samples, result.faults, result.reason
 
 
 def _of(tier: Tier, samples: Iterable[Sample]) -> Iterable[Sample]:
-    return samples if tier is Tier.ALL else filter(verdict(), samples)
+    return samples if tier is Tier.ALL else filter(verdict_chooser(), samples)
 
 
 class Snapshot:
@@ -156,7 +156,7 @@ class Snapshot:
         self._latest.pop(name, None)
         self._body.clear()
 
-    def put(self, name: str, result: Result) -> None:
+    def put(self, name: str, result: CollectionResult) -> None:
         """Replace a collector's result, and count its failures."""
         latest = self._latest[name]
         before, latest.result = latest.result, result

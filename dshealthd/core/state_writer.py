@@ -57,7 +57,7 @@ def samples() -> Iterator[Sample]:
         yield HUNG(writer.hung_for(), name)
 
 
-async def settled(seconds: float) -> list[str]:
+async def wait_until_written(seconds: float) -> list[str]:
     """Wait at most `seconds` until all state is written; return the names of unwritten files."""
     end = time.monotonic() + seconds
     while True:

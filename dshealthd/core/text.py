@@ -43,7 +43,7 @@ def several(texts: Collection[str]) -> str:
     return ", ".join([*named[:MOST_NAMED], *more])
 
 
-def exclusion(nodes: Sequence[str]) -> dict[str, list[str] | str]:
+def nodes_to_exclude(nodes: Sequence[str]) -> dict[str, list[str] | str]:
     """Return nodes to leave out, as schedulers and launchers read them; all is empty without any:
     none of them takes an empty list.
     """

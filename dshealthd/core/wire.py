@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import documents
 from dshealthd.core.collector import Fault, Reason, sample_of, series_of, value_of
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 
 if TYPE_CHECKING:
     import socket
@@ -59,7 +59,7 @@ class Encoder:
         """Start without a last result."""
         self._last: dict[str, list[tuple[Metric, tuple[str, ...]]]] = {}
 
-    def pack(self, name: str, result: Result) -> bytes:
+    def pack(self, name: str, result: CollectionResult) -> bytes:
         """Return the frame with one collector's result."""
         series = [*map(series_of, result.samples)]
         named = None
@@ -89,7 +89,7 @@ class Decoder:
         self._metrics = metrics
         self._last: dict[str, list[tuple[Metric, tuple[str, ...]]]] = {}
 
-    def unpack(self, message: Mapping[str, Any]) -> Result:
+    def unpack(self, message: Mapping[str, Any]) -> CollectionResult:
         """Return the result in a frame.
 
         Raise one of `documents.MISSHAPEN` if the frame does not hold a result.
@@ -98,7 +98,7 @@ class Decoder:
         metrics = self._metrics[name]
         if (named := message["series"]) is not None:
             self._last[name] = [(metrics[one], tuple(map(str, labels))) for one, labels in named]
-        return Result(
+        return CollectionResult(
             outcome=CollectionOutcome(message["outcome"]),
             samples=tuple(
                 sample_of((metric, labels, float(value)))

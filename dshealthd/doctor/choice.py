@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dshealthd.doctor.check import Check
 
 
-def chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
+def choose_checks(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
     """Return the requested checks; ConfigError names those that do not exist.
 
     With `--job` the job checks come first.

@@ -15,7 +15,7 @@ from dshealthd.core.options import ConfigError
 from dshealthd.core.text import print_lines
 from dshealthd.doctor import node
 from dshealthd.doctor import report as callers
-from dshealthd.doctor.choice import chosen, of_the_job
+from dshealthd.doctor.choice import choose_checks, of_the_job
 from dshealthd.doctor.examination import Progress, examine, mark_accepted
 from dshealthd.doctor.job.arguments import add_arguments as add_job_arguments
 from dshealthd.doctor.job.arguments import parse
@@ -25,7 +25,7 @@ from dshealthd.doctor.path_check import path_check
 from dshealthd.doctor.report import NodeReport, Report, text
 from dshealthd.doctor.several_nodes import compare
 from dshealthd.doctor.snapshot_check import SnapshotCheck
-from dshealthd.doctor.ssh import HostsError, ask, names
+from dshealthd.doctor.ssh import HostsError, ask, host_names
 from dshealthd.doctor.status_document import collect, status_document
 from dshealthd.findings.finding import State
 from dshealthd.http.client import Access
@@ -118,7 +118,7 @@ def parser() -> Parser:
     )
     across.add_argument("--ssh", metavar="PROGRAM", default="ssh", help="SSH client (default: ssh)")
     across.add_argument("--across", action="store_true", help=argparse.SUPPRESS)
-    flags.access(added.add_argument_group("the agent of this node"))
+    flags.declare_access(added.add_argument_group("the agent of this node"))
     add_job_arguments(added)
     flags.add_flags(added)
     return added
@@ -133,8 +133,8 @@ def main(words: Sequence[str]) -> int:
     if options.runbook is not None:
         return _runbook(options.runbook)
     try:
-        loaded = config.load(options.config_file, flags.tables(options))
-        checks = chosen(options, loaded)
+        loaded = config.load(options.config_file, flags.tables_of_flags(options))
+        checks = choose_checks(options, loaded)
     except ConfigError as error:
         print_lines(error, error=True)
         return UNKNOWN
@@ -207,7 +207,8 @@ def _training_environments(options: argparse.Namespace, loaded: Config) -> tuple
 
     An active environment belongs to the user, so root ignores it.
     """
-    found = [one for one in (*options.python, *loaded.section(DoctorOptions).python) if one]
+    configured = getattr(loaded.collectors["software"], "environments", ())
+    found = [*filter(None, options.python), *map(str, configured)]
     if loaded.section(ProbeOptions).python is not None:
         found.append(str(loaded.section(ProbeOptions).python))
     if os.geteuid() != 0:
@@ -218,7 +219,7 @@ def _training_environments(options: argparse.Namespace, loaded: Config) -> tuple
 def _across(options: argparse.Namespace, checks: Sequence[Check[Any]]) -> Report:
     """Examine several nodes over SSH and compare them; a job is checked from this node."""
     wall, started = time.time(), time.monotonic()
-    hosts = names(options.hosts)
+    hosts = host_names(options.hosts)
     remote = [options.remote_command, "doctor", "--json", "--across"]
     remote += _passed_on(options, checks)
     progress = Progress("nodes")

@@ -54,9 +54,6 @@ class DoctorOptions(Section):
         '"CHECK [COMPONENT] until YYYY-MM-DD: REASON", such as '
         '"gpu-memory gpu 3 until 2026-12-31: replacement is ordered".',
     )
-    python: tuple[str, ...] = option(
-        [], "Interpreters or prefixes of training environments that must match the driver."
-    )
     open_files: int = option(
         4096, "Soft limit on open files below which a node with GPUs gets a warning.", minimum=1
     )

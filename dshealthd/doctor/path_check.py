@@ -84,7 +84,7 @@ def _judge(path: str, status: os.statvfs_result, seconds: float, limit: Limits) 
     series = Series(samples, limit, Past())
     signs = [sign for rule in storage.RULES for sign in rule(series, 0.0)]
     for sign in signs:
-        yield result_of(catalogue.found(sign, os.uname().nodename, limit))
+        yield result_of(catalogue.finding_of(sign, os.uname().nodename, limit))
     if not signs:
         text = f"{path}: wrote 4 KiB in {seconds * 1e3:.2g} ms, {free / 1e9:.1f} GB are free"
         yield ok(text, component=path)

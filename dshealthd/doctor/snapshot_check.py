@@ -13,7 +13,7 @@ from dshealthd.core.collector import is_of_job
 from dshealthd.doctor.check import Check, Result, ok, unknown
 from dshealthd.doctor.node_context import NodeContext
 from dshealthd.findings.finding import State
-from dshealthd.findings.judgement import words
+from dshealthd.findings.judgement import reason_in_words
 from dshealthd.probe.options import ProbeOptions
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _unread(
             )
             continue
         if state["state"] in {"failing", "pending"}:
-            reason = words(state["reason"] or "no answer in time")
+            reason = reason_in_words(state["reason"] or "no answer in time")
             yield unknown(
                 f"{name} could not be read: {reason}: {state['detail']}",
                 remedy=_how_to_read(state["reason"], name),
@@ -145,7 +145,7 @@ def _unread(
                 continue
             if (part := component(fault["part"])).lower() not in told:
                 yield unknown(
-                    f"{fault['part']} could not be read: {words(fault['reason'])}: "
+                    f"{fault['part']} could not be read: {reason_in_words(fault['reason'])}: "
                     f"{fault['detail']}",
                     remedy=_how_to_read(fault["reason"], name),
                     component=part,

@@ -51,7 +51,7 @@ class HostsError(Exception):
     """The nodes of `--hosts` are unknown; the message says why."""
 
 
-def names(text: str) -> tuple[str, ...]:
+def host_names(text: str) -> tuple[str, ...]:
     """Return the nodes of `--hosts`: `@FILE`, `slurm`, or a Slurm host list."""
     if text.startswith("@"):
         try:

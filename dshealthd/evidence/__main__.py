@@ -44,7 +44,7 @@ def main(descriptor: int) -> None:
     except OSError as error:
         answer = {"outcome": "failed", "detail": str(error)}
     try:
-        kept = [entry.name for entry in bundles.kept(directory)]
+        kept = [entry.name for entry in bundles.bundles_in(directory)]
     except OSError as error:
         kept = []
         answer["detail"] += f"; {error}"

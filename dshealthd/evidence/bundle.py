@@ -56,18 +56,18 @@ def parse_name(name: str) -> Kept | None:
     return Kept(name, match[2], float(calendar.timegm(taken)))
 
 
-def kept(directory: Path) -> list[Kept]:
+def bundles_in(directory: Path) -> list[Kept]:
     """Return the bundles in a directory, oldest first; none if it does not exist. Reads the disk.
 
     OSError if it cannot be listed.
     """
     try:
-        return bundles(os.listdir(directory))
+        return bundles_among(os.listdir(directory))
     except FileNotFoundError:
         return []
 
 
-def bundles(names: Iterable[str]) -> list[Kept]:
+def bundles_among(names: Iterable[str]) -> list[Kept]:
     """Return the bundles among the names in a directory, oldest first."""
     found = [bundle for name in names if (bundle := parse_name(name)) is not None]
     return sorted(found, key=lambda bundle: (bundle.taken, bundle.name))
@@ -217,7 +217,7 @@ def _surplus(
     These are the oldest of the user who has most: by count if there are too many bundles, by bytes
     if they are too large.
     """
-    bundles = [(bundle.name, _user(directory / bundle.name)) for bundle in kept(directory)]
+    bundles = [(bundle.name, _user(directory / bundle.name)) for bundle in bundles_in(directory)]
     sizes = {name: size(directory / name) for name, _ in bundles}
     while bundles:
         shares, room = Counter[int | None]({user: 1}), Counter[int | None]({user: size_of_new})

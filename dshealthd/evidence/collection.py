@@ -148,7 +148,7 @@ class Collection:
         if metrics:
             self._bundle.append("metrics-after.prom", metrics.encode())
             findings.interval = interval
-            findings.moved = summary.moved(findings.metrics, metrics)
+            findings.moved = summary.changed_metrics(findings.metrics, metrics)
         elif findings.metrics:
             findings.missing.append("metrics at the end: no data from the agent")
         if self._bundle.full:

@@ -102,7 +102,7 @@ def _open(
         try:
             with Root.of_process(host, pid) as root:
                 own = [path for path, by in writers.items() if rank in by]
-                named = [path for path, is_own in files.named(root, paths, job) if is_own]
+                named = [path for path, is_own in files.log_paths(root, paths, job) if is_own]
                 for path in dict.fromkeys((*own, *named)):
                     descriptor = root.open(path)
                     status = os.fstat(descriptor)

@@ -12,7 +12,7 @@ from dshealthd.core import schema
 from dshealthd.core.collector import Context
 from dshealthd.evidence.findings import NodeMembers, RankEvidence
 from dshealthd.evidence.flight_recorder import DUMPS, PIPE
-from dshealthd.jobs.ownership import claimed
+from dshealthd.jobs.ownership import claimed_name
 from dshealthd.jobs.processes import ProcessTable, Unseen
 from dshealthd.jobs.ranks import Ranks
 
@@ -50,7 +50,7 @@ def find(_emit: Emit, host: Host, job: str, pids: Collection[int] = ()) -> dict[
         processes = [
             replace(process, job=job)
             for process in processes
-            if process.user in users and process.claimed == claimed(job)
+            if process.user in users and process.claimed == claimed_name(job)
         ]
     turns = Counter[int | None]()
     found = []

@@ -13,7 +13,7 @@ from dshealthd.core.text import printable_lines
 from dshealthd.jobs.nccl.release import MappedReleases
 from dshealthd.jobs.ras import client as ras_client
 from dshealthd.jobs.ras import evaluation, question
-from dshealthd.jobs.ras.address import enabled
+from dshealthd.jobs.ras.address import ras_enabled
 from dshealthd.jobs.ras.evaluation import JobProgress, lags, troubles
 from dshealthd.jobs.ras.from_json import parse_json
 from dshealthd.jobs.ras.options import NcclRasOptions
@@ -49,7 +49,7 @@ def ask(
 
     Return which ranks lag and which are in trouble; `Missing` says why not.
     """
-    if not enabled(environment):
+    if not ras_enabled(environment):
         message = "disabled by NCCL_RAS_ENABLE"
         raise Missing(message)
     privileges.limit_memory(MAX_MEMORY)

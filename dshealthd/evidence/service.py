@@ -17,7 +17,7 @@ from dshealthd.core import background, child, documents, state_file
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.options import encode
 from dshealthd.core.timing import time_limit
-from dshealthd.evidence.bundle import bundles, parse_name
+from dshealthd.evidence.bundle import bundles_among, parse_name
 from dshealthd.evidence.collection_process import CollectionProcess
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
@@ -149,7 +149,7 @@ class Evidence:
             self._kept = None
             log.warning("evidence: %s", str(error) or "the disk of path.state is hung")
             return
-        self._kept = {entry.name for entry in bundles(names)}
+        self._kept = {entry.name for entry in bundles_among(names)}
 
     def see(self, hangs: Iterable[Standstill]) -> None:
         """Note the hangs that are confirmed now; hangs that are not given are over.

@@ -42,7 +42,7 @@ FILES = (
 )
 
 
-def moved(before: str, after: str) -> list[str]:
+def changed_metrics(before: str, after: str) -> list[str]:
     """Return the changes of GPU, fabric and kernel metrics between two expositions.
 
     One line per series, a bounded number of them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.text import exclusion, plural
+from dshealthd.core.text import nodes_to_exclude, plural
 from dshealthd.explain.patterns import heading
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def document(finding: Finding, found: Recognized, unread: list[str]) -> dict[str
         "missing": [*finding.missing, *unread],
         "first_step": now or None,
         "next_time": later or None,
-        "exclude": exclusion(finding.excluded),
+        "exclude": nodes_to_exclude(finding.excluded),
         "runbook": runbook or None,
         "groups": [
             {

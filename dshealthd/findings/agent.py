@@ -42,7 +42,7 @@ FAILED = frozenset(("hung", "failed", "unreachable", "refused", "unauthorized", 
 """Reasons of a suspect that mean probes do not get through."""
 
 
-def workings(series: Series, _wall: float) -> Iterator[Sign]:
+def agent_troubles(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about what keeps the agent from working."""
     waiting = any(series("path_failing", reason=("timeout", "stuck")))
     for labels, value in series("worker_stuck"):
@@ -82,7 +82,7 @@ def probes(series: Series, wall: float) -> Iterator[Sign]:
         yield Sign(PROBES, reason, part=what, value=float(peers), source=name)
 
 
-def accused(series: Series, _wall: float, *, name: str) -> Iterator[Sign]:
+def suspects_here(series: Series, _wall: float, *, name: str) -> Iterator[Sign]:
     """Yield the probes' suspects that are the node `name`, its parts or its links.
 
     A suspect elsewhere is not a finding about this node.
@@ -125,4 +125,4 @@ def maintenance(series: Series, wall: float) -> Iterator[Sign]:
         )
 
 
-RULES = (workings, probes, maintenance)
+RULES = (agent_troubles, probes, maintenance)

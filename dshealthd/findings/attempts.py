@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from dshealthd.core import schema
 from dshealthd.core.collector import gauge
 from dshealthd.findings.entry import Entry
-from dshealthd.findings.record import boot
-from dshealthd.jobs.environment import RENDEZVOUS, natural, scheduled
+from dshealthd.findings.record import current_boot
+from dshealthd.jobs.environment import RENDEZVOUS, natural, scheduler_job
 from dshealthd.jobs.goodput import Card, Goodput, Slowest, quantiles
 from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.ranks import digest
-from dshealthd.jobs.shares import shared
+from dshealthd.jobs.shares import share_places
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -183,7 +183,7 @@ class Attempts:
         name, ended = self._launchers.get(launcher, ("", 0.0))
         run = process.environment.get("DSHEALTHD_RUN", "")[:MAX_NAME]
         # torchrun's own restart has another rendezvous, and so another job if no scheduler has one.
-        run = run or (not scheduled(process.environment) and name) or process.job
+        run = run or (not scheduler_job(process.environment) and name) or process.job
         mark = digest(
             *(process.job, *map(str, _restarts(process))),
             *(process.environment.get(name, "") for name in RENDEZVOUS),
@@ -270,21 +270,21 @@ class Attempts:
     def samples(self) -> Iterator[Sample]:
         """Yield where the time of the jobs that run was spent."""
         jobs = {attempt.job: attempt for attempt in self._open}
-        for job, attempt in shared(
+        for job, attempt in share_places(
             jobs.items(),
             MAX_EXPORTED,
             lambda entry: entry[1].user,
             lambda entry: entry[0],
             lambda entry: round(entry[1].begin),
         ):
-            for part, seconds in sorted(_times(attempt).items()):
+            for part, seconds in sorted(_part_seconds(attempt).items()):
                 yield SPENT(seconds, job, part)
             yield ATTEMPTS(attempt.earlier + 1.0, job)
 
     def document(self) -> dict[str, Any]:
         """Return them for the agent's state."""
         self.changed = False
-        told = Unended(boot()[0], self._launchers, self._open)
+        told = Unended(current_boot()[0], self._launchers, self._open)
         return dict(schema.of(Unended).write(told, "runs"))
 
     def restore(self, document: Any) -> None:
@@ -304,7 +304,7 @@ class Attempts:
         if (before := self._restored) is None:
             return
         self._restored = None
-        if before.boot == boot()[0]:
+        if before.boot == current_boot()[0]:
             self._launchers |= before.launchers
             self._open += before.open
             for attempt in before.open:
@@ -335,7 +335,7 @@ def _why(attempt: Attempt) -> tuple[str, str, str]:
     return "unknown", "", "ended, nobody saw how"
 
 
-def _times(attempt: Attempt) -> dict[str, float]:
+def _part_seconds(attempt: Attempt) -> dict[str, float]:
     """Return the seconds of each part, summed over its ranks here."""
     whole: dict[str, float] = {}
     for member in attempt.members.values():
@@ -353,7 +353,7 @@ def _card(attempt: Attempt) -> Card:
         attempt.mark,
         len(members),
         attempt.again,
-        {part: round(seconds, 3) for part, seconds in _times(attempt).items()},
+        {part: round(seconds, 3) for part, seconds in _part_seconds(attempt).items()},
         attempt.user,
         attempt.world_size,
         first_step=min((one.began for one in accounts if one.began is not None), default=None),

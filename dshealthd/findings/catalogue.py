@@ -50,11 +50,11 @@ def catalogue() -> Mapping[str, CatalogueEntry]:
     }
 
 
-def found(sign: Sign, node: str, limits: Limits, rule: str = "") -> Finding:
+def finding_of(sign: Sign, node: str, limits: Limits, rule: str = "") -> Finding:
     """Return the finding for a sign that a rule of this name saw on a node."""
     entry = catalogue()[sign.alert]
     kind = entry.type
-    named = sign.part or part(sign.labels, kind.component) or sign.job
+    named = sign.part or part_name(sign.labels, kind.component) or sign.job
     labels = {"node": node, "part": named, "reason": sign.reason, "training_job": sign.job}
     limit, limit_source = sign.limit, sign.limit_source
     if isinstance(limit, str):
@@ -107,7 +107,7 @@ def unread(source: str, part: str, reason: str, detail: str, node: str) -> Findi
     )
 
 
-def starting(why: str, sources: tuple[str, ...], node: str) -> Finding:
+def starting_finding(why: str, sources: tuple[str, ...], node: str) -> Finding:
     """Return the finding that the node has not been judged yet: `why`, and the collectors that have
     not run.
     """
@@ -121,7 +121,7 @@ def starting(why: str, sources: tuple[str, ...], node: str) -> Finding:
     )
 
 
-def part(labels: Mapping[str, str], component: str) -> str:
+def part_name(labels: Mapping[str, str], component: str) -> str:
     """Return the display name of the part that these labels name; empty for the node itself."""
     if labels.get("gpu") and component != "job":
         return f"GPU {labels['gpu']}"

@@ -66,6 +66,8 @@ SYMBOL_ERRORS = (
 """The lowest rate, the time and the limit of its symbol errors."""
 ADAPTER, DEGRADED = "DshealthdAdapterTrouble", "DshealthdNetworkPortDegraded"
 AN_ADAPTER = "an adapter"
+UNMANAGED = "has a link, but no subnet manager has configured it"
+UNLIKE = "runs at a lower rate than most ports of its kind of board"
 ADAPTER_FAILED = {
     "adapter_failure": "has failed, according to its driver",
     "adapter_command_timed_out": "does not answer its driver's commands",
@@ -192,6 +194,7 @@ def degraded(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield fabric ports that work, with errors, at a low rate or not all the time."""
     yield from _flapping(series)
     yield from _slow(series)
+    yield from each(_never_well(series), hold=LASTING)
     errors = "infiniband_port_errors_total"
     for type_, reason in NEVER.items():
         for labels, value in series.rise(errors, RECENT, type=type_):
@@ -214,6 +217,42 @@ def _slow(series: Series) -> Iterator[Sign]:
         if there and value < limit and _pair(labels) not in apart | down and _settled(series):
             reason = "runs at a lower rate than it did"
             yield Sign(DEGRADED, reason, labels, value=value, limit=limit, source=name)
+
+
+def _never_well(series: Series) -> Iterator[Sign]:
+    """Yield ports of InfiniBand that are not what the agent remembers of no port: linked, but not
+    configured by a subnet manager, or slower than most others of their kind of board.
+
+    A port without a cable, or one that a single other port exceeds, may be meant so.
+    """
+    if not _settled(series):
+        return
+    apart = series.parts("infiniband_port_info", "device", "port", link_layer="Ethernet")
+    up = {
+        pair: value
+        for labels, value in series("infiniband_port_up")
+        if (pair := _pair(labels)) not in apart
+    }
+    unmanaged = series.parts("infiniband_port_physical_state", "device", "port", state="link_up")
+    for port in (
+        unmanaged & {port for port, value in up.items() if not value} - _down(series).keys()
+    ):
+        yield Sign(DEGRADED, UNMANAGED, part="/".join(port), value=0, source="infiniband_port_up")
+    name = "infiniband_port_rate_bytes_per_second"
+    rates = {pair: rate for labels, rate in series(name) if up.get(pair := _pair(labels))}
+    boards = {labels["device"]: labels["board"] for labels, _ in series("infiniband_device_info")}
+    best = {_pair(labels): value for labels, value in series.peak(name, WEEK)}
+    for port, rate in rates.items():
+        alike = [
+            other
+            for (device, _), other in rates.items()
+            if boards.get(device, "") == boards.get(port[0], "")
+        ]
+        faster = [other for other in alike if other > rate]
+        # One that was faster itself is found for that.
+        if 1 < len(faster) > (len(alike) - 1) / 2 and best.get(port, rate) <= rate:
+            part, limit = "/".join(port), min(faster)
+            yield Sign(DEGRADED, UNLIKE, part=part, value=rate, limit=limit, source=name)
 
 
 def _port(labels: Mapping[str, str]) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+CAUSES = {"dshealthd_gpu_throttle_active": "dshealthd_gpu_temperature_celsius"}
+"""Metrics of findings about which another one's trend says more."""
+
 
 class Figure(NamedTuple):
     """What a metric is called on the page, and its unit there."""
@@ -42,5 +45,3 @@ FIGURES = {
 }
 """By metric. Metrics of one collector that share a figure are added up if they count, and otherwise
 drawn as one line, from the lowest to the highest."""
-CAUSES = {"dshealthd_gpu_throttle_active": "dshealthd_gpu_temperature_celsius"}
-"""Metrics of findings about which another one's trend says more."""

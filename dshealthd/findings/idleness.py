@@ -138,7 +138,7 @@ def at_work(series: Series, job: str, ranks: int) -> dict[str, bool] | None:
         for name in ("job_file_bytes_per_second", "job_socket_bytes_per_second")
     ]
     if (
-        launches.recent(series, job)
+        launches.launches_lately(series, job)
         or seen.says
         or cores >= BUSY
         or sum(filter(None, moved)) > IDLE_BYTES
@@ -170,7 +170,7 @@ def idle(series: Series, _wall: float) -> Iterator[Sign]:
         world = max((size for _, size in series("job_world_size", training_job=job)), default=1.0)
         if 1 < world <= ranks:
             named = several(of_processes(series).get(job, {}).values())
-            hint = _odd(series, job) + launches.standing(series, job)
+            hint = _odd(series, job) + launches.ranks_behind(series, job)
             yield Sign(
                 "DshealthdJobStalled",
                 named or f"no rank has used CPU or GPU, nor moved data{hint}",

@@ -21,7 +21,7 @@ from dshealthd.core.state_writer import StateFile
 from dshealthd.findings import coverage, fabric, idleness, stalls
 from dshealthd.findings.agent import CRASHED
 from dshealthd.findings.attempts import Attempts
-from dshealthd.findings.catalogue import catalogue, starting, unread
+from dshealthd.findings.catalogue import catalogue, starting_finding, unread
 from dshealthd.findings.entry import Entry
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State, Verdict
@@ -31,7 +31,7 @@ from dshealthd.findings.judgement import judgement_of, pending, series_of, unrea
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.findings.past import Past
-from dshealthd.findings.record import NodeRecord, boot
+from dshealthd.findings.record import NodeRecord, current_boot
 from dshealthd.findings.trends import Trends
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Judge:
         ]
         if (why := self.unready) and all(finding.alert for finding in found):
             node, _ = self._names()
-            found.append(starting(why, pending(self._snapshot), node))
+            found.append(starting_finding(why, pending(self._snapshot), node))
         if self._failed:
             node, _ = self._names()
             why = "the last judgement failed by a defect; the log has it"
@@ -284,7 +284,7 @@ class Judge:
         now, wall = self._monotonic(), self._wall()
         self._save(now, wall)
         self._record.save(now, wall, last=True)
-        await state_writer.settled(SAVE_DEADLINE)
+        await state_writer.wait_until_written(SAVE_DEADLINE)
 
     def _judge_within(self, seconds: float) -> None:
         """Judge within so many seconds, unless that is due sooner anyway."""
@@ -324,7 +324,7 @@ class Judge:
         self._loaded = True
         await asyncio.gather(self._load(), self._record.load())
         self.attempts.resume(self._monotonic())
-        self._record.begin(self._wall(), boot(), crashed=self._crashed)
+        self._record.begin(self._wall(), current_boot(), crashed=self._crashed)
 
     async def _load(self) -> None:
         try:

@@ -28,7 +28,7 @@ from dshealthd.findings import (
     storage,
     unused,
 )
-from dshealthd.findings.catalogue import starting, unread
+from dshealthd.findings.catalogue import starting_finding, unread
 from dshealthd.findings.finding import State, Verdict
 from dshealthd.findings.series import DEFAULTS, Series
 from dshealthd.findings.users import Users
@@ -83,13 +83,13 @@ def seen(series: Series, *, node: str, name: str, wall: float) -> Judgement:
     users = Users(series)
     found: dict[Key, Finding] = {}
     failed = {}
-    for rule in (*RULES, functools.partial(agent.accused, name=name)):
+    for rule in (*RULES, functools.partial(agent.suspects_here, name=name)):
         signs = rule(series, wall)
         while True:
             try:
                 if (sign := next(signs, None)) is None:
                     break
-                finding = catalogue.found(sign, node, series.limits, _label(rule))
+                finding = catalogue.finding_of(sign, node, series.limits, _label(rule))
                 if finding.severity is State.CRITICAL and not finding.training_job:
                     finding = dataclasses.replace(finding, training_job=users.of(sign))
             except Exception:  # noqa: BLE001 - a defect in one rule must not hide what others see
@@ -129,7 +129,7 @@ def judgement_of(
         broken = unread("findings", f"the rule {rule}", Reason.INTERNAL, why, node)
         found[broken.key] = dataclasses.replace(broken, origins=(rule,))
     if why := unready(snapshot):
-        late = starting(why, pending(snapshot), node)
+        late = starting_finding(why, pending(snapshot), node)
         found[late.key] = late
     for latest in snapshot:
         for finding in _unread(latest, monotonic, node, parts, alerts):
@@ -200,16 +200,16 @@ def _unread(
         # Every path that a source reads may have a finding of its own.
         told |= bool(result.faults) and all(each.part.lower() in parts for each in result.faults)
         if not told:
-            detail = f"{words(result.reason)}: {result.detail}"
+            detail = f"{reason_in_words(result.reason)}: {result.detail}"
             yield unread(latest.name, "", result.reason, detail, node)
     for fault in result.faults:
         hung = fault.reason in gpus.HUNG and latest.name in gpus.NVML
         told = hung and "DshealthdNvmlBroken" in alerts
         if not told and not fault.of_job and fault.part.lower() not in parts:
-            detail = f"{words(fault.reason)}: {fault.detail}"
+            detail = f"{reason_in_words(fault.reason)}: {fault.detail}"
             yield unread(latest.name, fault.part, fault.reason, detail, node)
 
 
-def words(reason: Reason | str) -> str:
+def reason_in_words(reason: Reason | str) -> str:
     """Return a reason's slug as words."""
     return str(reason).replace("_", " ")

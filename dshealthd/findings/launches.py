@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from dshealthd.findings.series import Series
 
 
-def recent(series: Series, job: str) -> bool:
+def launches_lately(series: Series, job: str) -> bool:
     """Return whether a rank of the job here launches: a queue of launches is full within seconds
     once the GPU waits.
     """
     return any(age < FLOOR for age in _ages(series, job))
 
 
-def standing(series: Series, job: str) -> str:
+def ranks_behind(series: Series, job: str) -> str:
     """Return which ranks of a job are behind for good, or that none is; empty where that is not
     exact, or ranks launch.
     """
     counted = _by_rank(series, "job_launches_behind", job)
-    if len(counted) < 2 or recent(series, job):  # noqa: PLR2004 - one cannot be compared
+    if len(counted) < 2 or launches_lately(series, job):  # noqa: PLR2004 - one cannot be compared
         return ""
     behind = [
         f"rank {rank} has launched {plural(int(number), 'collective')} fewer than others here"
@@ -36,7 +36,7 @@ def standing(series: Series, job: str) -> str:
     return f"; {several(behind) or 'the ranks counted here have launched equally many collectives'}"
 
 
-def hosts(series: Series, job: str, step: float) -> str:
+def late_host(series: Series, job: str, step: float) -> str:
     """Return which host of a job is late in steps of so many seconds, or that none here is; empty
     if that is not clear. A rank counts as late if that costs as much as a slow rank may.
     """

@@ -32,16 +32,6 @@ class Limits:
         "requests, ephemeral ports, TIME_WAIT, tracked connections. As in node_exporter's rules "
         "for open files.",
     )
-    memory_pressure_ratio: float = _ratio(
-        0.1,
-        "Share of time in which all tasks wait for memory. systemd-oomd kills at 0.6: a sixth of "
-        "that leaves time to act.",
-    )
-    memory_available_ratio: float = _ratio(
-        0.05,
-        "Share of available memory below which the host is short of it, if tasks also wait for "
-        "memory or it shrinks by a tenth a minute. earlyoom kills at this share.",
-    )
     filesystem_used_ratio: float = _ratio(
         0.9,
         "Share of space or inodes in use: ticket. For space, only if the rest would last less "
@@ -69,38 +59,12 @@ class Limits:
     ecc_corrected_per_minute: float = option(
         100.0, "Corrected ECC errors per minute. As in Azure's health checks.", minimum=1
     )
-    hang_memory_activity_ratio: float = _ratio(
-        0.05,
-        "Memory activity up to which a GPU counts as waiting in a collective; above, it computes, "
-        "and its job is not hung. As in sichek's event rules.",
-    )
     hang_moved_bytes_per_second: Bytes = option(
         Bytes(10**5),
         "Rate of file or network traffic from which a silent job is at work: it saves, uploads or "
         "loads. A tenth of the slowest upload worth waiting for, and ten times the traffic of "
         "stores and loggers of a hung job.",
         minimum=1,
-    )
-    hang_utilization_ratio: float = _ratio(
-        0.95,
-        "Utilization from which a GPU may be waiting: NCCL's kernel runs all the time. As in "
-        "sichek's event rules.",
-    )
-    hang_power_ratio: float = _ratio(
-        0.5,
-        "Power, as a share of its limit, up to which a GPU may be waiting. As in sichek's event "
-        "rules.",
-    )
-    hang_pcie_bytes_per_second: Bytes = option(
-        Bytes(300 * 10**6),
-        "PCIe traffic per second up to which a GPU may be waiting. As in sichek's event rules.",
-        minimum=0,
-    )
-    ras_idle_answers: float = option(
-        4.0,
-        "Consecutive answers of NCCL RAS without progress, four a minute, after which a job with "
-        "a dead or failed rank is stalled.",
-        minimum=2,
     )
     followed_ratio: float = _ratio(
         0.0,
@@ -141,22 +105,6 @@ class Limits:
         "Lowest gradient norm of a job in a quarter of an hour, relative to its usual one.",
         minimum=1,
     )
-    nvlink_errors_per_minute: float = option(
-        1.0,
-        "Replays or recoveries of a GPU's NVLinks per minute; with NVLink 5 also receive errors or "
-        "retransmissions. As in DCGM 4.6.",
-        minimum=0,
-    )
-    nvlink_crc_per_second: float = option(
-        1.0, "CRC errors of a GPU's NVLinks per second, up to NVLink 4. As in DCGM 4.6.", minimum=0
-    )
-    pcie_replays_per_minute: float = option(
-        16.0,
-        "PCIe replays, or corrected errors, per minute, up to generation 4; from generation 5 on "
-        "the limit is 31. Both are the bit errors that the specification allows (1e-12) on 16 "
-        "lanes. As in DCGM and Azure's health checks.",
-        minimum=1,
-    )
     link_downed_in_3h: float = option(
         3.0,
         "Times that a fabric port's link, or an interface's carrier, went down in three hours. As "
@@ -168,15 +116,35 @@ class Limits:
         "Times that a fabric port left ACTIVE in twelve hours. As in NVSentinel and gpud.",
         minimum=1,
     )
-    infiniband_discards_per_second: float = option(
-        100.0, "Packets per second that a fabric port discards. As in NVSentinel.", minimum=0
-    )
     network_errors_per_second: float = option(
         10.0,
         "Bad packets per second of an interface: what NVSentinel allows a fabric port.",
         minimum=0,
     )
 
+    # Share of time in which all tasks wait for memory. systemd-oomd kills at 0.6: a sixth of that
+    # leaves time to act. [D]
+    memory_pressure_ratio: ClassVar[float] = 0.1
+    # Available memory below which the host is short of it, if tasks also wait for it or it shrinks
+    # by a tenth a minute: earlyoom kills here. [R]
+    memory_available_ratio: ClassVar[float] = 0.05
+    # A GPU waits in a collective where all of these hold: NCCL's kernel runs all the time, and
+    # neither memory nor the bus is in use. sichek's event rules [R]
+    hang_utilization_ratio: ClassVar[float] = 0.95
+    hang_memory_activity_ratio: ClassVar[float] = 0.05
+    hang_power_ratio: ClassVar[float] = 0.5
+    hang_pcie_bytes_per_second: ClassVar[float] = 300e6
+    # Consecutive answers without progress of a job with a dead or failed rank: one minute. [D]
+    ras_idle_answers: ClassVar[float] = 4.0
+    # Replays or recoveries per minute, with NVLink 5 also receive errors and retransmissions; CRC
+    # errors per second up to NVLink 4. DCGM 4.6 [R]
+    nvlink_errors_per_minute: ClassVar[float] = 1.0
+    nvlink_crc_per_second: ClassVar[float] = 1.0
+    # Replays, or corrected errors, up to generation 4: the bit errors that the specification allows
+    # (1e-12) on 16 lanes. DCGM, Azure [R]
+    pcie_replays_per_minute: ClassVar[float] = 16.0
+    # Packets that a fabric port discards. NVSentinel [R]
+    infiniband_discards_per_second: ClassVar[float] = 100.0
     # Most: whoever picks one of the rendezvous ports fails more often than not. [D]
     rendezvous_ports_ratio: ClassVar[float] = 0.5
     # A listener on a rendezvous port without its launcher: torchrun and Slurm end what is left of a
@@ -256,7 +224,7 @@ def source(name: str) -> str:
     return f"{SECTION}.{name}" if name in OPTIONS else ""
 
 
-def shipped() -> dict[str, float]:
+def all_limits() -> dict[str, float]:
     """Return all limits by name, options with their default."""
     names = [name for name in Limits.__annotations__ if not name.startswith("_")]
     return {name: float(getattr(Limits(), name)) for name in names}

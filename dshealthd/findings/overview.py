@@ -73,7 +73,7 @@ class JobPart(NamedTuple):
     """Of its run, with this one."""
 
 
-def merged(parts: Sequence[JobPart]) -> JobPart:
+def merge_job(parts: Sequence[JobPart]) -> JobPart:
     """Return a job as all its nodes show it together; without a pace unless it trains."""
     state = _state_of_all(parts)
     paces = [part.steps_per_minute for part in parts if part.steps_per_minute is not None]

@@ -93,7 +93,7 @@ class RecordFile:
     entries: list[Entry]
 
 
-def boot() -> tuple[str, float]:
+def current_boot() -> tuple[str, float]:
     """Return the id of this boot, empty if it is not known, and the seconds since."""
     try:
         id = read("/proc/sys/kernel/random/boot_id").strip()

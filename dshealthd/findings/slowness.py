@@ -138,7 +138,7 @@ def steps(series: Series, _wall: float) -> Iterator[Sign]:
             told.add(job)
             if job in busy:
                 continue  # longer sequences or larger batches
-            hosts = launches.hosts(series, job, now)
+            hosts = launches.late_host(series, job, now)
             ratio, reason = now / usual, f"its steps take longer than they used to{hosts}"
             yield Sign(SLOW, reason, job=job, value=ratio, limit=limit, source="job_step_seconds")
     limit, name = "communication_ratio", "job_communication_seconds_total"

@@ -73,10 +73,10 @@ def stalls(series: Series, _wall: float) -> Iterator[Sign]:
         troubles, behind = _troubles(series, job), _behind(series, job)
         certain = bool(troubles) and idle >= series.limit(limit)
         # A single look at GPUs and ranks that wait for a moment shows nothing.
-        waits = waiting.get(job) and not launches.recent(series, job)
+        waits = waiting.get(job) and not launches.launches_lately(series, job)
         lasting = series.remembers and ((idle > 0 and behind) or waits)
         if certain or lasting:
-            counted = launches.standing(series, job)
+            counted = launches.ranks_behind(series, job)
             reason = f"its GPUs here run kernels that move no data{likely(series, job)}{counted}"
             yield Sign(
                 "DshealthdJobStalled",

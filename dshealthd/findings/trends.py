@@ -49,7 +49,7 @@ RESOLUTION = 0.01
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class FigureHistory:
     """One figure of one part over the hour: its lowest and highest value in each step."""
 
     metric: str
@@ -119,7 +119,7 @@ def trend(points: Sequence[tuple[float, float]], unit: str) -> str:
     return f"{word} {_number(abs(by) * 60.0 / STEP, 2)} {unit}" if by else "steady"
 
 
-def words(points: Sequence[tuple[float, float]], figure: Figure) -> str:
+def trend_in_words(points: Sequence[tuple[float, float]], figure: Figure) -> str:
     """Return a line in words: `54 to 71 °C in the last hour, now 70, rising 3 K/min`."""
     known = [at for at, (low, _) in enumerate(points) if not math.isnan(low)]
     if not known:
@@ -153,11 +153,10 @@ class Trends:
 
     def __init__(self) -> None:
         """Begin with nothing."""
-        self._lines: dict[tuple[str, str], Line] = {}
+        self._lines: dict[tuple[str, str], FigureHistory] = {}
         """By the identity of their part, and what they are."""
-        self._found: dict[tuple[str, tuple[str, ...]], tuple[Line, str]] = {}
-        """Line and part of each series, by metric and labels: to make its line's name each time
-        takes four times as long."""
+        self._found: dict[tuple[str, tuple[str, ...]], tuple[FigureHistory, str]] = {}
+        """By metric and labels: to make the name of its part each time takes four times as long."""
         self._step = 0
         self._read: dict[str, float] = {}
         """Monotonic time of each collector's result that was read last."""
@@ -193,7 +192,7 @@ class Trends:
     def _add(self, latest: Latest, at: float) -> None:
         step = int(at // STEP)
         self._lines_text = ""
-        totals: dict[Line, float] = {}
+        totals: dict[FigureHistory, float] = {}
         for metric, labels, value in latest.result.samples:
             figure = FIGURES.get(metric.name)
             if figure is None or not abs(value) < LARGEST:  # NaN is not either
@@ -210,7 +209,9 @@ class Trends:
         for line, total in totals.items():
             line.count(step, at, total)
 
-    def _begin(self, metric: Metric, labels: tuple[str, ...], step: int) -> tuple[Line, str] | None:
+    def _begin(
+        self, metric: Metric, labels: tuple[str, ...], step: int
+    ) -> tuple[FigureHistory, str] | None:
         """Return line and part of a series; None if there is no room for one more."""
         named = dict(zip(metric.dimensions, labels, strict=True))
         figure, part = FIGURES[metric.name], _part(named)
@@ -219,13 +220,13 @@ class Trends:
             if len(self._lines) >= MAX_LINES:
                 self._left_out.add(key)
                 return None
-            self._lines[key] = Line(metric.name, figure, key[1], last=step)
+            self._lines[key] = FigureHistory(metric.name, figure, key[1], last=step)
         found = self._found[metric.name, labels] = self._lines[key], part
         return found
 
-    def _shown(self) -> Iterator[Line]:
+    def _shown(self) -> Iterator[FigureHistory]:
         """Yield the lines, of those of one name the one that was read last."""
-        shown: dict[tuple[str, str], Line] = {}
+        shown: dict[tuple[str, str], FigureHistory] = {}
         for line in self._lines.values():
             name = line.part, line.what
             if name not in shown or shown[name].last <= line.last:
@@ -270,12 +271,12 @@ class Trends:
         start = documents.dumps(head, separators=COMPACT)[:-1]
         return f'{start},"lines":{self._lines_text}}}'.encode()
 
-    def _row(self, line: Line) -> Mapping[str, Any]:
+    def _row(self, line: FigureHistory) -> Mapping[str, Any]:
         points = line.points(self._step)
         return {
             "part": line.part,
             "what": line.what,
-            "says": words(points, line.figure),
+            "says": trend_in_words(points, line.figure),
             "points": [None if math.isnan(low) else _pair(low, high) for low, high in points],
         }
 

@@ -25,7 +25,7 @@ _FIELDS = overview.JobPart._fields
 """Fields of a summary's job that nodes agree on or that are added up."""
 
 
-def merged(
+def merge_jobs(
     current: Iterable[tuple[str, Mapping[str, Any]]],
     old: Iterable[tuple[str, Mapping[str, Any]]],
     left_out: LeftOut | None = None,
@@ -45,7 +45,7 @@ def merged(
     return sorted(jobs, key=lambda job: (_turn(job), job["job"]))
 
 
-def shortened(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def shown_jobs(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the jobs that are shown of all, which are in the order of `merged`: the troubled ones,
     and some that are well.
     """
@@ -75,7 +75,7 @@ def _job(
     name: str, parts: list[tuple[str, Mapping[str, Any]]], *, is_old: bool = False
 ) -> dict[str, Any]:
     """Return the fleet's entry for a job; `is_old` is whether only old answers show it."""
-    whole = overview.merged(
+    whole = overview.merge_job(
         [
             overview.JobPart(**{field: entry[field] for field in _FIELDS if field in entry})
             for _, entry in parts

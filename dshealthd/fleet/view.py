@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core import documents
 from dshealthd.core.documents import LeftOut
 from dshealthd.findings.finding import State
-from dshealthd.fleet.jobs import OUT_OF_DATE, merged, shortened
+from dshealthd.fleet.jobs import OUT_OF_DATE, merge_jobs, shown_jobs
 from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
@@ -239,8 +239,8 @@ class Fleet:
             for told in summary.get("left_out", ()):
                 part, _, reason = told.partition(": ")
                 left_out.note(f"{name}, {part}", reason)
-        found = merged(current, old, left_out)
-        shown = shortened(found)
+        found = merge_jobs(current, old, left_out)
+        shown = shown_jobs(found)
         states = {name: _state(known.get(name), since) for name in membership.names}
         return {
             "schema": SCHEMA,

@@ -270,7 +270,7 @@ class Requests(RequestHandler):
         if request.writer.output_size > 0:
             problem = "response headers already sent"
             raise ConnectionError(problem)
-        response = plain(HTTPStatus(status))
+        response = plain_answer(HTTPStatus(status))
         response.force_close()
         return response
 
@@ -293,7 +293,7 @@ def _abort(transport: asyncio.BaseTransport) -> None:
         transport.abort()
 
 
-def plain(status: HTTPStatus, text: str = "", **headers: str) -> Response:
+def plain_answer(status: HTTPStatus, text: str = "", **headers: str) -> Response:
     """Return an HTTP answer of one line of text."""
     return Response(
         status=status,

@@ -98,12 +98,11 @@ class Listener:
         answered: Callable[[BaseRequest, StreamResponse], None] | None = None,
         *,
         header_timeout: float,
-        max_body: int = 0,
         tls: Callable[[], Awaitable[Tls | None]] | None = None,
         connection: Callable[..., Connection] = Connection,
     ) -> None:
-        """Have requests with at most `max_body` bytes answered by `handle`, or each `connection`
-        serve itself.
+        """Have requests answered by `handle`, which reads no body, or each `connection` serve
+        itself.
 
         `answered` is called with every answer before it is sent. `header_timeout` in seconds is
         that of a handshake, too. `tls` returns the TLS for new connections; None if TLS can never
@@ -113,7 +112,6 @@ class Listener:
         self._handle = handle
         self._answered = answered
         self._header_timeout = header_timeout
-        self._max_body = max_body
         self._tls = tls
         self._connection = connection
         self._server: Server | None = None
@@ -139,9 +137,7 @@ class Listener:
         if self._handle is not None:
             self._server = Server(
                 self._handle,
-                request_factory=functools.partial(
-                    BaseRequest, loop=loop, client_max_size=self._max_body
-                ),
+                request_factory=functools.partial(BaseRequest, loop=loop, client_max_size=1),
                 handler_cancellation=True,
             )
         for family, address in await _places(host, port):

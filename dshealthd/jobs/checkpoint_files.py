@@ -171,7 +171,7 @@ def read(directory: str, tag: str = "", *, universal: bool = False) -> dict[str,
     place = os.path.abspath(directory)
     with Root.of_owner(Path("/"), place) as root:
         names = root.names(place, MAX_FILES + 1)
-        latest = pointed(root, f"{place}/{pointer}") if pointer in names else ""
+        latest = read_tag(root, f"{place}/{pointer}") if pointer in names else ""
         chosen = tag or latest
         check_tag(chosen, f"{directory}/{pointer}")
         scan = Scan(root, place, chosen)
@@ -202,7 +202,7 @@ def from_json(document: Mapping[str, Any]) -> Checkpoint:
     )
 
 
-def pointed(root: Root, path: str) -> str:
+def read_tag(root: Root, path: str) -> str:
     """Return the tag in a file such as `latest`; empty if the file is empty. OSError."""
     return root.read(path, MAX_TAG + 2).decode(errors="replace").strip()
 

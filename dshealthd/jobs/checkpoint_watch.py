@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.jobs.checkpoint_files import Checkpoint, Scan, check_tag, pointed
+from dshealthd.jobs.checkpoint_files import Checkpoint, Scan, check_tag, read_tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -75,7 +75,7 @@ class CheckpointWatch:
         if status is None:  # a job without DeepSpeed
             self._forget()
             return
-        newest = _Pointed(saved.directory, pointed(root, place), status.st_mtime_ns)
+        newest = _Pointed(saved.directory, read_tag(root, place), status.st_mtime_ns)
         if newest != self._seen:
             self._makes_room = self._has_made_room(newest, before)
             self._forget()

@@ -192,7 +192,7 @@ def watchdog_seconds(environment: Mapping[str, str], told: int) -> int:
     return min(collectives, monitor) if monitor and monitors else collectives
 
 
-def scheduled(environment: Mapping[str, str]) -> str | None:
+def scheduler_job(environment: Mapping[str, str]) -> str | None:
     """Return the scheduler's name of the job, such as `slurm-123`; None if it has none."""
     for scheduler, name in _SCHEDULERS:
         number = environment.get(name, "").partition(".")[0].partition("[")[0]
@@ -245,7 +245,7 @@ def job_name(environment: Mapping[str, str], machine: str) -> str:
     this machine alone. `machine` (any text shared only by processes that reach each other over
     this loopback) distinguishes it from equal ones on other machines and in other containers.
     """
-    if (number := scheduled(environment)) is not None:
+    if (number := scheduler_job(environment)) is not None:
         return number
     parts = [environment.get(name, "") for name in (*RENDEZVOUS, *MPI_JOBS)]
     address = parts[0] = parts[0].strip().lower()

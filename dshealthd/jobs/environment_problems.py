@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dshealthd.jobs.environment import NCCL_COMMON, launched_by, natural, visible
 from dshealthd.jobs.nccl.names import misnomer
-from dshealthd.jobs.nccl.settings import SelectedName, Selection, misfit, number, parse_selection
-from dshealthd.jobs.ras.address import exposed
+from dshealthd.jobs.nccl.settings import (
+    SelectedName,
+    Selection,
+    number,
+    parse_selection,
+    value_problem,
+)
+from dshealthd.jobs.ras.address import ras_exposed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -68,7 +74,7 @@ def names(have: Iterable[str]) -> Iterator[Finding]:
 def values(settings: Mapping[str, str]) -> Iterator[Finding]:
     """Yield problems of values, including transports disabled and ports opened."""
     for name, value in settings.items():
-        if (found := misfit(name, value)) is not None:
+        if (found := value_problem(name, value)) is not None:
             yield name, found
     if number(settings.get("NCCL_P2P_DISABLE", "")) == 1:
         yield "NCCL_P2P_DISABLE", Problem.DISABLED
@@ -81,7 +87,7 @@ def values(settings: Mapping[str, str]) -> Iterator[Finding]:
             yield name, Problem.DISABLED
     if settings.get("NCCL_NET", "").lower() == "socket":
         yield "NCCL_NET", Problem.DISABLED
-    if exposed(settings):
+    if ras_exposed(settings):
         yield "NCCL_RAS_ADDR", Problem.EXPOSED
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from dshealthd.core import schema
 from dshealthd.training.message import MAX_COUNT, MAX_TOTAL, Phase, Totals
-from dshealthd.training.report import divided
+from dshealthd.training.report import divide_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -252,7 +252,7 @@ class Goodput:
         else:
             made = max(self.step - (self.since or 0), 0)
             inputs = self.inputs / made if self.inputs is not None and made else None
-            more = divided(training, made, self._sums(), inputs, alone=alone)
+            more = divide_time(training, made, self._sums(), inputs, alone=alone)
         return {part: found.get(part, 0.0) + more.get(part, 0.0) for part in found.keys() | more}
 
     @property

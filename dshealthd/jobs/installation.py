@@ -145,7 +145,7 @@ class Installations:
 
     def _packages(self, root: Root, base: str) -> Versions:
         versions: Versions = frozenset()
-        for site in sites(root, base):
+        for site in site_packages(root, base):
             versions |= _missing(versions, self.site(root, site))
         return versions
 
@@ -178,7 +178,7 @@ class Installations:
         return versions
 
 
-def sites(root: Root, base: str) -> list[str]:
+def site_packages(root: Root, base: str) -> list[str]:
     """Return the package directories of the environment at a prefix.
 
     Raises OSError if there is no environment.
@@ -246,7 +246,7 @@ def _python(root: Root, base: str, settings: Mapping[str, str], names: Iterable[
     return max(names, key=len).removeprefix("python")
 
 
-def prefixes(place: str, environment: Mapping[str, str], site: str | None) -> Iterator[str]:
+def process_prefixes(place: str, environment: Mapping[str, str], site: str | None) -> Iterator[str]:
     """Yield possible prefixes of a running process's Python environment, most reliable first.
 
     `place` is its directory in `/proc`, `site` the package directory that torch was loaded from.

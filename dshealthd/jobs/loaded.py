@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read_bytes
-from dshealthd.jobs.installation import prefixes
+from dshealthd.jobs.installation import process_prefixes
 from dshealthd.jobs.nccl.release import MAPS_LIMIT
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def versions(
             ) or installations.library(root, loaded.nccl)
             found |= nccl
     decided |= {component for component, _ in found}
-    for prefix in prefixes(place, process.environment, loaded.site):
+    for prefix in process_prefixes(place, process.environment, loaded.site):
         try:
             installed = installations.environment(root, prefix)
         except FileNotFoundError:

@@ -204,7 +204,7 @@ class RankFigures(NamedTuple):
         return (math.log(self.slow) - math.log(self.usual)) / deviation if deviation else math.inf
 
 
-def compared(
+def compare_ranks(
     courses: Mapping[int, Course], over: str, size: int, oldest: float
 ) -> RankFigures | None:
     """Return the figures of some ranks over their last windows of 2^size steps; None if none has
@@ -224,10 +224,10 @@ def compared(
         and len(windows) == WINDOWS
         and 0 < min(windows) <= max(windows) < math.inf
     }
-    return figures(works, LOW.get(over, 2)) if works else None
+    return figures_of(works, LOW.get(over, 2)) if works else None
 
 
-def figures(works: Mapping[int, Sequence[float]], low: int = 2) -> RankFigures:
+def figures_of(works: Mapping[int, Sequence[float]], low: int = 2) -> RankFigures:
     """Return the figures of ranks from ln(own work) in each of their windows, of which `low` may be
     as usual; of one rank at least.
     """
@@ -271,7 +271,7 @@ def _within(values: Sequence[float]) -> float:
     return statistics.variance(values) / len(values)
 
 
-def limit(ranks: int, between: float, within: float, prior: float = PRIOR) -> float:
+def slow_ratio_of(ranks: int, between: float, within: float, prior: float = PRIOR) -> float:
     """Return from which ratio of own work on one of so many ranks is slow.
 
     What few ranks show of lasting differences may be small by chance. So a variance that is known
@@ -350,7 +350,7 @@ def _slow_of_role(nodes: Sequence[NodeRanks], over: str, most: float) -> list[Sl
         # One pair has the slow rank, or both of its ranks are slow.
         four = (work for part in nodes for work in (part.figures.slow, part.figures.usual))
         between = min(between, _between(map(math.log, four)))
-    bound = limit(
+    bound = slow_ratio_of(
         sum(part.ranks for part in nodes),
         between,
         statistics.median(part.figures.within for part in nodes),

@@ -79,6 +79,6 @@ def name(claim: JobClaim, known: Mapping[str, int | None]) -> str:
     return f"{claim.claimed}{_SUFFIX}{'' if claim.user is None else claim.user}"
 
 
-def claimed(job: str) -> str:
+def claimed_name(job: str) -> str:
     """Return the name that the processes of a job claim."""
     return job.partition(_SUFFIX)[0]

@@ -122,7 +122,7 @@ class TrainingProcess:
     @property
     def claimed(self) -> str:
         """The job's name in the process's environment, whoever owns the job."""
-        return ownership.claimed(self.job)
+        return ownership.claimed_name(self.job)
 
 
 def with_owners(processes: Iterable[TrainingProcess]) -> list[TrainingProcess]:
@@ -137,7 +137,7 @@ def with_owners(processes: Iterable[TrainingProcess]) -> list[TrainingProcess]:
     ]
 
 
-def standing(place: str, job: str) -> tuple[int | None, bool]:
+def confirmed_owner(place: str, job: str) -> tuple[int | None, bool]:
     """Return the user of a training process, and whether the scheduler confirms its job.
 
     `place` is its directory in `/proc`. None and False if unknown.
@@ -181,7 +181,7 @@ def training_process(
         return None
     network = namespace(host, pid)
     name = job_name(environment, machine + network)
-    user, confirmed = standing(host.proc(str(pid)), name)
+    user, confirmed = confirmed_owner(host.proc(str(pid)), name)
     terminal = stat.terminal != 0
     return TrainingProcess(
         pid, stat.start, stat.parent, name, place, environment, nccl, user, confirmed, network,

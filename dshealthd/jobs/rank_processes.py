@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from dshealthd.jobs.hangs.exits import ExitKind, ended
+from dshealthd.jobs.hangs.exits import ExitKind, read_exit
 from dshealthd.jobs.processes import boot_id
 from dshealthd.jobs.ranks import Ranks
 from dshealthd.linux.activity import ThreadState, activity
@@ -127,7 +127,7 @@ class RankProcesses:
         }
         for key in self._followed.keys() - living.keys():
             followed = self._followed.pop(key)
-            how = ended(self._host, *key, followed.descriptor) or ExitKind.UNKNOWN
+            how = read_exit(self._host, *key, followed.descriptor) or ExitKind.UNKNOWN
             self._ended[key] = followed, how, now
             _release(followed)
         places = {(run, rank) for run, rank, _ in living.values()}

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dshealthd.jobs.environment import MPI_JOBS, RENDEZVOUS, is_loopback, scheduled
+from dshealthd.jobs.environment import MPI_JOBS, RENDEZVOUS, is_loopback, scheduler_job
 from dshealthd.jobs.processes import TrainingProcess
 
 if TYPE_CHECKING:
@@ -90,7 +90,9 @@ class Run:
                 if is_loopback(address) and variable != "MASTER_ADDR"
                 else ""
             )
-            found[variable] = digest(scheduled(first.environment) or "", *_user(first), here, *rest)
+            found[variable] = digest(
+                scheduler_job(first.environment) or "", *_user(first), here, *rest
+            )
         return found
 
 
@@ -115,7 +117,7 @@ def _rendezvous(process: TrainingProcess) -> dict[str, str]:
 def _name(process: TrainingProcess, values: Mapping[str, str], machine: str) -> str:
     """Return the name of the run that a rank's process belongs to."""
     environment = process.environment
-    job = scheduled(environment)
+    job = scheduler_job(environment)
     if job is None:
         return process.job
     # With the user, because the name is compared across nodes: a stranger's claim must differ.

@@ -163,7 +163,7 @@ class Jobs:
         self._stop_looking()
         self._stop_reading()
         if self._pace is not None:
-            await state_writer.settled(SAVE_DEADLINE)
+            await state_writer.wait_until_written(SAVE_DEADLINE)
 
     async def _resume(self, detector: HangDetector, host: Host) -> list[PageHolder]:
         """Load the baselines that an earlier agent of this boot saved.

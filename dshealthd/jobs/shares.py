@@ -21,7 +21,7 @@ MAX_RANKS = 64
 """Most ranks that do: four processes on each of 16 GPUs."""
 
 
-def shared(
+def share_places(
     entries: Iterable[T],
     places: int,
     user: Callable[[T], Hashable],
@@ -40,12 +40,12 @@ def shared(
     return by_user[:places]
 
 
-def jobs(processes: Iterable[TrainingProcess]) -> dict[str, list[TrainingProcess]]:
+def jobs_with_places(processes: Iterable[TrainingProcess]) -> dict[str, list[TrainingProcess]]:
     """Return the processes of the jobs that get one of `MAX_JOBS` places."""
     found: dict[str, list[TrainingProcess]] = {}
     for process in processes:
         found.setdefault(process.job, []).append(process)
-    chosen = shared(
+    chosen = share_places(
         found.items(),
         MAX_JOBS,
         lambda entry: entry[1][0].user,

@@ -61,7 +61,7 @@ def peer_memory(host: Host) -> bool | None:
     return by_buffer or not PEER_MEMORY.isdisjoint(modules)
 
 
-def translated(host: Host) -> int | None:
+def gpus_translated(host: Host) -> int | None:
     """Return how many GPUs an IOMMU translates the addresses of; None where it may. OSError."""
     if paths_not_judged(host):
         return None

@@ -57,7 +57,7 @@ def channels(host: Host) -> int:
         return 0
 
 
-def listens(host: Host, pid: int, port: int) -> bool:
+def is_listening(host: Host, pid: int, port: int) -> bool:
     """Return whether any process listens on this TCP port in the network namespace of `pid`.
 
     OSError, ValueError.

@@ -76,6 +76,6 @@ class Switches:
         return _MANAGEMENT in data
 
 
-def enabled(host: Host) -> bool:
+def fabric_manager_enabled(host: Host) -> bool:
     """Return whether Fabric Manager is to run on this node, by systemd's links."""
     return os.path.lexists(host.root(ENABLED))

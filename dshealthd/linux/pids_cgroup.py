@@ -49,7 +49,7 @@ def parse_pids_path(text: str) -> str | None:
     return unified
 
 
-def tasks(host: Host, pid: int) -> Tasks | None:
+def tasks_and_limit(host: Host, pid: int) -> Tasks | None:
     """Return the tasks of the cgroup closest to its limit: the process's own or an ancestor.
 
     None if the kernel counts no tasks. OutsideNamespace, OSError, ValueError.

@@ -9,7 +9,7 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.host import read_bytes
-from dshealthd.core.result import parsed
+from dshealthd.core.result import read_parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ _CHILDREN_LIMIT = 1 << 20
 
 def uptime(host: Host) -> float:
     """Return the seconds since boot, as of `/proc/uptime`. OSError; SourceError if malformed."""
-    return parsed(host.proc("uptime"), lambda text: float(text.partition(" ")[0]))
+    return read_parsed(host.proc("uptime"), lambda text: float(text.partition(" ")[0]))
 
 
 class Stat(NamedTuple):
@@ -108,8 +108,8 @@ class Sleep(NamedTuple):
     """Its CPU time so far: if this grows, it has been awake in between."""
 
 
-def sleeping(host: Host, kernel_threads: set[str] | None = None) -> dict[Sleep, str] | None:
-    """Return the processes in uninterruptible sleep, excluding kernel threads, with their names.
+def sleeping(host: Host, kernel_threads: set[str]) -> set[Sleep] | None:
+    """Return the processes in uninterruptible sleep, excluding kernel threads.
 
     `kernel_threads` are the pids of those found by earlier calls, which updates it: a large node
     has thousands, and they are not read again. None if `/proc` does not show other users'
@@ -118,16 +118,13 @@ def sleeping(host: Host, kernel_threads: set[str] | None = None) -> dict[Sleep, 
     pids = [entry for entry in os.listdir(host.procfs) if entry.isdecimal()]
     if "1" not in pids:
         return None
-    found = {}
-    if kernel_threads is None:
-        kernel_threads = set()
+    found = set()
     kernel_threads &= _children_of_kthreadd(host)
     for pid in pids:
         if pid in kernel_threads:
             continue
         try:
-            data = read_bytes(host.proc(f"{pid}/stat"), 4096)
-            stat = parse_stat(data)
+            stat = parse_stat(read_bytes(host.proc(f"{pid}/stat"), 4096))
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
         except PermissionError:
@@ -135,8 +132,7 @@ def sleeping(host: Host, kernel_threads: set[str] | None = None) -> dict[Sleep, 
         if stat.flags & _KERNEL_THREAD:
             kernel_threads.add(pid)
         elif stat.state == "D":
-            name = data[data.find(b"(") + 1 : data.rfind(b")")].decode(errors="replace")
-            found[Sleep(int(pid), stat.start, stat.cpu_ticks)] = name
+            found.add(Sleep(int(pid), stat.start, stat.cpu_ticks))
     return found
 
 
@@ -149,11 +145,6 @@ def open_files(host: Host, pid: int) -> Iterator[str]:
     for slot in os.listdir(place):
         with contextlib.suppress(FileNotFoundError):  # closed in the meantime
             yield os.readlink(f"{place}/{slot}")
-
-
-def is_gpu_device(host: Host, path: str) -> bool:
-    """Return whether a path is that of a device of the NVIDIA driver."""
-    return path.startswith(("/dev/nvidia", host.device("nvidia")))
 
 
 def _children_of_kthreadd(host: Host) -> frozenset[str]:

@@ -149,7 +149,7 @@ def _moved_bytes(attributes: bytes) -> int:
     return 0
 
 
-def request(
+def dump_request(
     states: int, ports: tuple[int, int] | None, sequence: int, *, moved: bool = False
 ) -> bytes:
     """Return the netlink request for all sockets in `states` (a sum of `TcpState.mask`).
@@ -293,7 +293,7 @@ def dump(
     return whole(lambda: _dump(states, ports, end, cpu_time))
 
 
-def moved(
+def bytes_moved(
     states: int, budget: float, cpu_time: Callable[[], float] = time.thread_time
 ) -> dict[int, int]:
     """Return the bytes that each socket of this network namespace has sent and received, by inode.
@@ -325,7 +325,7 @@ def _dump(
     # The kernel makes the first datagram during the send and each further one during a receive, so
     # there is never anything to wait for.
     with _diag() as diag:
-        diag.sendto(request(states, ports, sequence, moved=moved), (0, 0))
+        diag.sendto(dump_request(states, ports, sequence, moved=moved), (0, 0))
         return [*receive(lambda: _datagram(diag), sequence, end, cpu_time, moved=moved)]
 
 

@@ -54,7 +54,7 @@ TERMINAL = "input from a terminal"
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 
 
-def awaited(host: Host, pids: Iterable[int]) -> dict[int, SocketEnd | str]:
+def peers_awaited(host: Host, pids: Iterable[int]) -> dict[int, SocketEnd | str]:
     """Return whom the main threads of processes wait for, by pid: TERMINAL, or the other ends of
     the TCP connections over which they wait for data, with nothing left that these have not
     acknowledged.
@@ -79,7 +79,7 @@ def awaited(host: Host, pids: Iterable[int]) -> dict[int, SocketEnd | str]:
     return found
 
 
-def served(host: Host, pids: Collection[int], most: int) -> Iterator[tuple[int, int]]:
+def ports_served(host: Host, pids: Collection[int], most: int) -> Iterator[tuple[int, int]]:
     """Yield the ports on which processes of one network namespace listen, with the pid of each, but
     for those that the kernel assigns by itself: a program that others connect to has chosen its
     port.

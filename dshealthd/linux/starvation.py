@@ -93,7 +93,7 @@ def parse_run_queue(data: bytes) -> RunQueue:
     return RunQueue(running / 1e9, waiting / 1e9)
 
 
-def waited() -> float | None:
+def starved_seconds() -> float | None:
     """Return the seconds that the calling thread was starved (runnable without a CPU) since it
     started; None if the kernel does not report it.
     """

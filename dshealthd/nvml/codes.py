@@ -74,7 +74,7 @@ _REASONS = {
 }
 
 
-def reason(code: int) -> Reason:
+def reason_of_code(code: int) -> Reason:
     """Return the reason for an NVML code; UNKNOWN_ERROR for any code not listed."""
     return _REASONS.get(code, Reason.UNKNOWN_ERROR)
 

@@ -279,11 +279,13 @@ class Device:
         elif code in codes.OF_SESSION:
             raise self._session_ended(error) from error
         elif code in codes.OF_DEVICE:
-            raise DeviceError(codes.reason(code), f"{call[0]}: {codes.describe(error)}") from error
+            raise DeviceError(
+                codes.reason_of_code(code), f"{call[0]}: {codes.describe(error)}"
+            ) from error
         elif code in codes.NOTHING_NOW:
             self._without_data += 1
         else:
-            self._note(codes.reason(code), f"{call[0]}: {codes.describe(error)}")
+            self._note(codes.reason_of_code(code), f"{call[0]}: {codes.describe(error)}")
             took = self._monotonic() - started
             self._spent.append(took)
             if took >= _SLOW:

@@ -33,7 +33,7 @@ _UNTOUCHED = pynvml.NVML_ERROR_NOT_SUPPORTED
 _UINT = 0xFFFFFFFF
 
 
-def decoded(kind: int, raw: int) -> float | None:
+def decode_value(kind: int, raw: int) -> float | None:
     """Return the number in a field value's union `nvmlValue_t`, or None for a sentinel, a value
     that is not finite, or an unknown type.
     """
@@ -87,7 +87,7 @@ class Batch:
                 positions, _ANSWER.iter_unpack(array), strict=True
             ):
                 if own == 0:
-                    values[position] = decoded(kind, raw)
+                    values[position] = decode_value(kind, raw)
                 elif own in codes.UNSUPPORTED:
                     unsupported.add(position)
                 elif own not in codes.NOTHING_NOW and (

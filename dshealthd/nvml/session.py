@@ -223,7 +223,9 @@ class Session:
             if error.value in codes.OF_SESSION:
                 raise self._ended(error) from error
             gpu.fault = Fault(
-                gpu.part, codes.reason(error.value), f"cannot be opened: {codes.describe(error)}"
+                gpu.part,
+                codes.reason_of_code(error.value),
+                f"cannot be opened: {codes.describe(error)}",
             )
         except UnicodeDecodeError as error:
             gpu.fault = Fault(gpu.part, Reason.MALFORMED, f"its UUID is not valid text: {error}")
@@ -299,7 +301,7 @@ class Session:
             self._error = NotAvailable(f"{text}, and there is no NVIDIA GPU on the PCI bus")
         else:
             text = f"{text}, with {_on_the_bus(expected)}" if missing else text
-            self._error = SourceError(codes.reason(code), text, replace_worker=replace)
+            self._error = SourceError(codes.reason_of_code(code), text, replace_worker=replace)
         return self._error
 
 

@@ -40,6 +40,7 @@ STANDING = gauge(
     "training_job",
 )
 
+_NOT_AT_WORK = frozenset({HangClass.WAITING, HangClass.IDLE, HangClass.COLLECTIVE})
 PARTNERS = 4
 """Maximum nodes that this node meets for one hang."""
 SILENT = 2
@@ -187,6 +188,3 @@ def _stands_still(entry: Mapping[str, Any]) -> bool:
     return entry["state"] == "hung" or (
         entry["state"] == "stalled" and entry.get("cause") in _NOT_AT_WORK
     )
-
-
-_NOT_AT_WORK = frozenset({HangClass.WAITING, HangClass.IDLE, HangClass.COLLECTIVE})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import Buckets, counter, gauge, histogram
 from dshealthd.linux.starvation import STARVED
-from dshealthd.probe.observation import Kind, Outcome
+from dshealthd.probe.observation import Outcome, RoundKind
 from dshealthd.probe.rounds.active_round import DISAGREEMENTS
 from dshealthd.probe.rounds.conclusion import timing_fields
 from dshealthd.probe.rounds.light import PAYLOAD
@@ -147,12 +147,12 @@ class RoundMetrics:
         self._starved += observation.reason == STARVED
         self._untimed += (
             report.led
-            and observation.kind is Kind.LIGHT
+            and observation.kind is RoundKind.LIGHT
             and observation.outcome is Outcome.OK
             and not observation.timings
         )
         if (
-            observation.kind is Kind.LIGHT
+            observation.kind is RoundKind.LIGHT
             and observation.reason
             and observation.outcome in {Outcome.OK, Outcome.DECLINED}
         ):
@@ -165,9 +165,9 @@ class RoundMetrics:
             if key not in slowest or timing.seconds > slowest[key].seconds:
                 slowest[key] = timing
         for (op, size), timing in slowest.items():
-            if size in SIZES or observation.kind is Kind.LOCAL:
+            if size in SIZES or observation.kind is RoundKind.LOCAL:
                 self._timings[kind, str(observation.backend), op, str(size)] = timing
-            if observation.kind is Kind.LIGHT and size == 0 and report.led:
+            if observation.kind is RoundKind.LIGHT and size == 0 and report.led:
                 self._trips.append(timing.seconds)
         peer = next((name for name in observation.members if name != me), "")
         if peer:

@@ -40,7 +40,7 @@ REASONS = frozenset({
 })  # fmt: skip
 
 
-class Kind(enum.StrEnum):
+class RoundKind(enum.StrEnum):
     """Kinds of rounds; the label `kind`."""
 
     LOCAL = "local"
@@ -159,7 +159,7 @@ class Observation:
 
     epoch: int
     """Number of the scheduled round; -1 for one on demand."""
-    kind: Kind
+    kind: RoundKind
     backend: str
     """`nccl`, `gloo`, or `agent` for a light round."""
     members: tuple[str, ...]
@@ -200,6 +200,6 @@ class Suspect:
     """`slow`, or an `Outcome` other than ok and declined, or `ambiguous`."""
 
 
-def known(reason: str) -> str:
+def known_reason(reason: str) -> str:
     """Return a known reason unchanged and `other` for an unknown one; empty stays empty."""
     return reason if not reason or reason in REASONS else OTHER

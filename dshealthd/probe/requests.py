@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.probe.members.absences import MAINTENANCE
-from dshealthd.probe.observation import Kind
+from dshealthd.probe.observation import RoundKind
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.protocol import Refusal
 from dshealthd.probe.rounds.active_round import Decline
@@ -58,7 +58,7 @@ class PeerRequests:
 
     async def _asked(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
         members, kind = body["members"], body["kind"]
-        if members[0] != self._me or members[1] == self._me or kind is Kind.LOCAL:
+        if members[0] != self._me or members[1] == self._me or kind is RoundKind.LOCAL:
             raise Refusal(Decline.MALFORMED)
         if not set(members) <= set(self._state.local_membership.membership.names):
             raise Refusal(Decline.MEMBERS)

@@ -90,7 +90,7 @@ class ProbeService:
         wall: Callable[[], float],
         summary: Callable[[], dict[str, Any]],
         hostname: Callable[[], str] = hostname,
-        waited: Callable[[], float | None] = starvation.waited,
+        waited: Callable[[], float | None] = starvation.starved_seconds,
     ) -> None:
         """Prepare; `start` is the first to read or open anything.
 
@@ -331,7 +331,7 @@ class ProbeService:
         except StartError as error:
             why = str(error)
         else:
-            await state_writer.settled(SAVE_DEADLINE)
+            await state_writer.wait_until_written(SAVE_DEADLINE)
             why = "the disk hangs" if writer.busy else str(writer.error or "")
         if why:
             baselines.changed = True

@@ -20,7 +20,7 @@ from dshealthd.probe.hung_jobs import ANSWER, Neighborhood
 from dshealthd.probe.members.absences import MAINTENANCE
 from dshealthd.probe.members.schedule import Timetable, epoch_at, root_order
 from dshealthd.probe.node import ThisNode
-from dshealthd.probe.observation import Kind, Observation, Outcome, Part, PeerReport, Stage
+from dshealthd.probe.observation import Observation, Outcome, Part, PeerReport, RoundKind, Stage
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.protocol import PeerError
@@ -217,7 +217,7 @@ class SlotRunner:
         for _ in range(TRIES):
             if self.credentials.off or self._state.absences.own_end():
                 return False
-            report = await self._lead(ON_DEMAND, (self._me, name), Kind.LIGHT)
+            report = await self._lead(ON_DEMAND, (self._me, name), RoundKind.LIGHT)
             if report is not None and report.observation.reason != Decline.TESTING:
                 return True
             await asyncio.sleep(BUSY_WAIT * (0.5 + _spread(self._me) / 2**32))
@@ -252,7 +252,7 @@ class SlotRunner:
             + min(TAKE_OVER, self._state.options.period / 5) * order.index(self._me)
         )
         await asyncio.sleep(max(0.0, begin - self._state.wall()))
-        if self.rounds.joined(epoch, pair) or self._had(epoch, pair):
+        if self.rounds.takes_part_in(epoch, pair) or self._had(epoch, pair):
             return  # even the first in the order: the others' clocks may be ahead of its own
         if self.credentials.off:
             self._state.metrics.skip("switched_off")
@@ -263,13 +263,13 @@ class SlotRunner:
             return
         for attempt in range(TRIES):  # another round may be in progress here or there
             # Beside one that still is when half of the epoch is over, an echo can run.
-            kind = Kind.LIGHT if attempt >= TRIES / 2 else None
+            kind = RoundKind.LIGHT if attempt >= TRIES / 2 else None
             report = await self._lead(epoch, (self._me, partner), kind)
             if report is not None and report.observation.reason != Decline.TESTING:
                 return
             await asyncio.sleep(self._state.options.period / TRIES)
             had = any(round.reason != Decline.TESTING for round in self._had(epoch, pair))
-            if had or self.rounds.joined(epoch, pair):
+            if had or self.rounds.takes_part_in(epoch, pair):
                 return
             if self.node.epoch() != epoch:
                 break
@@ -290,7 +290,7 @@ class SlotRunner:
         self,
         epoch: int,
         members: tuple[str, ...],
-        kind: Kind | None = None,
+        kind: RoundKind | None = None,
         steps: tuple[tuple[int, int], ...] | None = None,
     ) -> RoundReport | None:
         """Lead a round of the kind that is possible now. `kind` and `steps` default to the
@@ -298,7 +298,7 @@ class SlotRunner:
         """
         gpus = self._state.gpus.count()
         # The same for two epochs, as one is inside leaves and one between them.
-        kind = kind or (Kind.RAIL if gpus > 1 and epoch // 2 % 2 else Kind.PAIR)
+        kind = kind or (RoundKind.RAIL if gpus > 1 and epoch // 2 % 2 else RoundKind.PAIR)
         backend = Backend.NCCL if gpus else Backend.GLOO
         plan = RoundPlan(
             epoch=epoch,
@@ -309,7 +309,7 @@ class SlotRunner:
             steps=steps or steps_at(max(epoch, 0), self._state.options.large_every, backend),
             ranks=gpus or 1,
         )
-        if plan.kind is Kind.LIGHT:
+        if plan.kind is RoundKind.LIGHT:
             return await self.rounds.lead(plan.light())
         reason = (
             self.node.objection(plan)
@@ -319,7 +319,7 @@ class SlotRunner:
         return await self.rounds.lead(plan.light() if reason else plan, reason)
 
     async def _lead_for_another(
-        self, members: tuple[str, ...], kind: Kind, steps: tuple[tuple[int, int], ...]
+        self, members: tuple[str, ...], kind: RoundKind, steps: tuple[tuple[int, int], ...]
     ) -> RoundReport | None:
         self._requested.add(members)
         try:
@@ -337,7 +337,7 @@ class SlotRunner:
             self.detector.withdraw(confirmation)
             return False
         for _ in range(BUSY_TRIES):
-            if confirmation.kind is Kind.LOCAL:
+            if confirmation.kind is RoundKind.LOCAL:
                 if not self.rounds.busy:
                     await self._local(ON_DEMAND)
                     return True
@@ -357,14 +357,14 @@ class SlotRunner:
         """Have a member call another that this node cannot call. Return why it does not, or
         empty.
         """
-        body = {"members": [name, other], "kind": Kind.LIGHT, "steps": []}
+        body = {"members": [name, other], "kind": RoundKind.LIGHT, "steps": []}
         try:
             answer = await self.client.call(name, "lead", body, REQUESTED)
         except PeerError as error:
             return error.reason
         observation = Observation(
             ON_DEMAND,
-            Kind.LIGHT,
+            RoundKind.LIGHT,
             Backend.AGENT,
             (name, other),
             answer["outcome"],

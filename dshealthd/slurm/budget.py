@@ -57,7 +57,7 @@ def size(nodes: int, ratio: float) -> int:
     return max(1, int(nodes * ratio))
 
 
-def spent(nodes: Iterable[SlurmNode], wall: float, period: float = HOUR) -> int:
+def spent_budget(nodes: Iterable[SlurmNode], wall: float, period: float = HOUR) -> int:
     """Return how much of the budget is spent: nodes that we drained in the last hour, or in another
     period. Times in the future count too, because clocks differ.
     """
@@ -72,8 +72,8 @@ def allowance(
     hourly = size(len(nodes), ratio)
     daily = max(_LEAST_A_DAY, hourly, size(len(nodes), daily_ratio))
     return min(
-        Allowance(hourly - spent(nodes, wall), f"{hourly} an hour"),
-        Allowance(daily - spent(nodes, wall, DAY), f"{daily} a day"),
+        Allowance(hourly - spent_budget(nodes, wall), f"{hourly} an hour"),
+        Allowance(daily - spent_budget(nodes, wall, DAY), f"{daily} a day"),
         key=lambda entry: entry.room,
     )
 

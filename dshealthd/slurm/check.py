@@ -179,7 +179,7 @@ class Streaks:
 
 
 @contextlib.contextmanager
-def kept(directory: Path, patience: float) -> Iterator[Streaks]:
+def locked_streaks(directory: Path, patience: float) -> Iterator[Streaks]:
     """Lock the streaks of this node, and write them at the end. Raises Busy if another check holds
     them for longer than `patience` seconds, OSError if the directory cannot be used or belongs to
     somebody else.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import print_lines
 from dshealthd.slurm import agent, maintenance
-from dshealthd.slurm.check import Busy, CheckReport, NodeCheck, NodeCheckResult, kept
+from dshealthd.slurm.check import Busy, CheckReport, NodeCheck, NodeCheckResult, locked_streaks
 from dshealthd.slurm.controller import Controller, ControllerError
 from dshealthd.slurm.options import SlurmOptions
 
@@ -44,7 +44,7 @@ def slurm(loaded: Config, hook: str) -> int:
         _keep_maintenance(loaded, controller)
     try:
         node = node_name(loaded)
-        with kept(options.run_directory, 0.0 if hook == "health" else WAIT) as streaks:
+        with locked_streaks(options.run_directory, 0.0 if hook == "health" else WAIT) as streaks:
             ask = functools.partial(agent.query, loaded, options.drain_for)
             check = NodeCheck(options, node, ask, controller, streaks)
             outcome = check.insistently() if hook == "prolog" else check.once()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core import documents
-from dshealthd.core.text import exclusion, print_lines, printable
+from dshealthd.core.text import nodes_to_exclude, print_lines, printable
 from dshealthd.findings.finding import ORDER, SCHEMA, State
 from dshealthd.http.client import UNAUTHORIZED, Access, Client, local, remote
 from dshealthd.http.exchange import Unreachable
@@ -73,10 +73,12 @@ def exclude(asked: AgentQuery, job: str) -> int:
         entries = (entry for each in answers for entry in each.document.get("entries", ()))
         if not (known := bool(attempts) or any(entry.job in jobs for entry in entries)):
             print_lines(f"nothing is known of {printable(job)}", error=True)
-        blamed = {each.name: None if each.problem else past.blamed(each, jobs) for each in answers}
+        blamed = {
+            each.name: None if each.problem else past.faults_of_jobs(each, jobs) for each in answers
+        }
         nodes = [name for name, found in blamed.items() if found]
         if asked.as_json:
-            told = {"job": job, "nodes": blamed, "exclude": exclusion(nodes)}
+            told = {"job": job, "nodes": blamed, "exclude": nodes_to_exclude(nodes)}
             return documents.dumps({"schema": SCHEMA, **told})
         return ",".join(map(printable, nodes))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.text import duration, plural, printable
 from dshealthd.findings import coverage
 from dshealthd.findings.finding import State
-from dshealthd.findings.overview import JobPart, merged
+from dshealthd.findings.overview import JobPart, merge_job
 from dshealthd.jobs import own_work
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def parts_of(name: str, answers: Sequence[AgentAnswer]) -> list[Part]:
 
 def whole(parts: Sequence[Part]) -> JobPart:
     """Return a job over all nodes that were queried."""
-    return merged(
+    return merge_job(
         [
             JobPart(
                 "hung" if job["hang"] else job["state"],

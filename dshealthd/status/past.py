@@ -44,7 +44,7 @@ def node(answer: AgentAnswer, seconds: float, paint: Paint) -> Iterator[str]:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.begin))
         state = entry.severity
         shown = paint(state, state.upper().ljust(8)) if state else " " * 8
-        yield f"  {at}  {shown}  {says(entry, document['time'])}"
+        yield f"  {at}  {shown}  {entry_in_words(entry, document['time'])}"
     if not entries:
         yield f"  nothing within {duration(seconds)}"
 
@@ -66,7 +66,7 @@ def report(answers: Sequence[AgentAnswer], seconds: float) -> dict[str, Any]:
     }
 
 
-def blamed(answer: AgentAnswer, jobs: Container[str]) -> list[Entry]:
+def faults_of_jobs(answer: AgentAnswer, jobs: Container[str]) -> list[Entry]:
     """Return what of a node's own has struck one of these jobs, by the record that it answered.
 
     Not what is the job's, nor what nodes share, as a file system.
@@ -81,7 +81,7 @@ def blamed(answer: AgentAnswer, jobs: Container[str]) -> list[Entry]:
     ]
 
 
-def says(entry: Entry, now: float) -> str:
+def entry_in_words(entry: Entry, now: float) -> str:
     """Return an entry in words, as the page says it."""
     if entry.kind not in {"finding", "maintenance"}:
         again = f", {plural(entry.times, 'time')}" if entry.times > 1 else ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.text import duration, plural, printable
 from dshealthd.findings.finding import SCHEMA
 from dshealthd.status import past
-from dshealthd.training.report import lines
+from dshealthd.training.report import table_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -179,7 +179,7 @@ def report(run: str, attempts: Sequence[Mapping[str, Any]], now: float) -> Itera
         for part, seconds in one["times"].items():
             times[part] = times.get(part, 0.0) + seconds
     yield f"  where the time of its ranks went, {duration(sum(times.values()))} together"
-    for line in lines(times):
+    for line in table_lines(times):
         yield f"    {line}"
     for one in attempts:
         if one["again"] and not one["first_step"]:
@@ -221,4 +221,4 @@ def _why(one: Mapping[str, Any]) -> str:
 
 def _findings(one: Mapping[str, Any], now: float) -> Iterator[str]:
     for node, finding in sorted(one["findings"], key=lambda each: each[1].begin):
-        yield f"     {printable(node)}: {past.says(finding, now)}"
+        yield f"     {printable(node)}: {past.entry_in_words(finding, now)}"

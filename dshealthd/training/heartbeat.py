@@ -378,7 +378,7 @@ class Heartbeat(Position):
         if self.stage != INPUT or threading.get_ident() != self._thread:
             return False
         self._waits = (self._waits + 1) & 0xFFFF
-        kind = waits.operation(work) + 1 | waits.group(caller) << GROUP_BIT
+        kind = waits.awaited_operation(work) + 1 | waits.group(caller) << GROUP_BIT
         self._page.wait(kind, self._waits)
         return True
 
@@ -481,7 +481,7 @@ class Heartbeat(Position):
             marked = {phase.name.lower(): seconds for phase, seconds in self._marked.items()}
             if self._evaluation:
                 marked["evaluation"] = marked.get("evaluation", 0.0) + self._evaluation
-            parts = report.divided(
+            parts = report.divide_time(
                 max(now - began - sum(marked.values()), 0.0),
                 steps,
                 self._step_timer.totals,
@@ -533,7 +533,7 @@ class Heartbeat(Position):
         """Say which thread trains, which is this one, and when its collectives time out."""
         self._thread = threading.get_ident()
         main = self._thread == threading.main_thread().ident
-        self._page.describe(0 if main else threading.get_native_id(), waits.timeout())
+        self._page.describe(0 if main else threading.get_native_id(), waits.collective_timeout())
 
     def _count_passes(self) -> bool:
         """Learn at the end of a step how many forward passes are usual; return whether that

@@ -321,7 +321,7 @@ def decode(data: bytes) -> Message:
     )
 
 
-def newest(page: bytes) -> Message:
+def newest_message(page: bytes) -> Message:
     """Return the newer heartbeat message of a page, brought to the position of its process;
     ValueError if neither is whole.
     """

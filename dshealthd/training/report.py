@@ -45,7 +45,7 @@ LACKS = {
 """What is said where a part is not measured."""
 
 
-def divided(
+def divide_time(
     seconds: float,
     steps: int,
     totals: Totals | None,
@@ -81,7 +81,7 @@ def divided(
     return {**found, "unmeasured": rest}
 
 
-def lines(times: Mapping[str, float]) -> list[str]:
+def table_lines(times: Mapping[str, float]) -> list[str]:
     """Return the table of the parts, which add up to the whole, and what was not measured."""
     whole = sum(times.values())
     if whole <= 0:
@@ -112,7 +112,7 @@ def age() -> float:
 def show(times: Mapping[str, float], steps: int, memory: DeviceMemory | None) -> None:
     """Print the report of this rank on standard error."""
     head = f"dshealthd: {steps} steps of rank 0 in {sum(times.values()):.0f} s"
-    report = [f"{head}; `dshealthd jobs --members --report JOB` has all ranks", *lines(times)]
+    report = [f"{head}; `dshealthd jobs --members --report JOB` has all ranks", *table_lines(times)]
     if memory is not None:
         report.append(f"memory at its highest: {memory.peak / (1 << 30):.1f} GiB")
     sys.stderr.write("\n  ".join(report) + "\n")

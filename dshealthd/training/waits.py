@@ -52,7 +52,7 @@ OUTPUTS = 8
 """Most tensors of a forward pass's result that are followed into the backward pass."""
 
 
-def timeout() -> int:
+def collective_timeout() -> int:
     """Return the seconds after which collectives of the default group time out, so that its
     watchdog ends the process; 0 if unknown.
 
@@ -172,7 +172,7 @@ def _timed(heartbeat: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     return wait
 
 
-def operation(work: Any) -> int:
+def awaited_operation(work: Any) -> int:
     """Return the type of the collective that is waited for, as c10d numbers it."""
     kind = getattr(work, "_get_op_type", None)
     return OTHER if kind is None else min(int(kind()), OTHER)

@@ -17,9 +17,6 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
-from aiohttp.web_protocol import RequestPayloadError
 from aiohttp.web_response import Response
 
 from dshealthd.core.collector import counter, gauge
@@ -27,7 +24,7 @@ from dshealthd.core.documents import LeftOut
 from dshealthd.core.exposition import CONTENT_TYPE, Tier
 from dshealthd.core.sockets import listen_address
 from dshealthd.findings.catalogue import RUNBOOKS
-from dshealthd.http.connection import connection_of, plain
+from dshealthd.http.connection import connection_of, plain_answer
 from dshealthd.http.connection_limiter import ConnectionLimiter, client_of
 from dshealthd.http.listener import Listener
 from dshealthd.symptoms import all_symptoms
@@ -159,7 +156,6 @@ class Server:
             self._handle,
             self._answered,
             header_timeout=options.header_timeout,
-            max_body=max(1, options.max_body_bytes),  # to aiohttp, 0 means no limit
             tls=None if self._config is None else self._tls,
         )
 
@@ -215,51 +211,30 @@ class Server:
                     response.headers[name] = value
 
     async def _handle(self, request: BaseRequest) -> Response:
-        """Answer one HTTP request: authenticate, discard the body, and look up the path."""
+        """Answer one HTTP request: authenticate, refuse a body, and look up the path."""
         connection_of(request).begin()
         path = request.path
         if is_misdirected(request.headers, self._names):
-            return plain(HTTPStatus.MISDIRECTED_REQUEST, MISDIRECTED)
+            return plain_answer(HTTPStatus.MISDIRECTED_REQUEST, MISDIRECTED)
         if self._config is not None and path != HEALTHY:
             users = (await self._config.current()).users
             given, client = request.headers.get("Authorization"), client_of(request.remote or "")
             code = await self._authenticator.refusal(users, given, client) if users else None
             if code is HTTPStatus.UNAUTHORIZED:
-                return plain(code, **{"WWW-Authenticate": CHALLENGE})
+                return plain_answer(code, **{"WWW-Authenticate": CHALLENGE})
             if code is not None:
-                return plain(code, **{"Retry-After": "1"})
-        if request.body_exists and (refusal := await self._discard_body(request)) is not None:
+                return plain_answer(code, **{"Retry-After": "1"})
+        if request.body_exists:
+            refusal = plain_answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "no path takes a body")
+            refusal.force_close()  # it is not read
             return refusal
         route = self._routes.get(path)
         if route is None:
-            return plain(HTTPStatus.NOT_FOUND)
+            return plain_answer(HTTPStatus.NOT_FOUND)
         if request.method not in {"GET", "HEAD"}:
-            return plain(HTTPStatus.METHOD_NOT_ALLOWED, Allow="GET, HEAD")
+            return plain_answer(HTTPStatus.METHOD_NOT_ALLOWED, Allow="GET, HEAD")
         answer = route(request)
         return answer if isinstance(answer, Response) else await answer
-
-    async def _discard_body(self, request: BaseRequest) -> Response | None:
-        """Read and drop a request's body, so that the connection can continue.
-
-        No path needs a body. One that is too large or broken is refused.
-        """
-        limit = self._options.max_body_bytes
-        code = None
-        if (request.content_length or 0) > limit:
-            code = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-        else:
-            try:
-                if len(await request.read()) > limit:
-                    code = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-            except HTTPRequestEntityTooLarge:
-                code = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-            except (RequestPayloadError, HttpProcessingError):
-                code = HTTPStatus.BAD_REQUEST
-        if code is None:
-            return None
-        refusal = plain(code)
-        refusal.force_close()
-        return refusal
 
     def _metrics(self, request: BaseRequest) -> Response:
         """Answer a scrape: everything, or the tier that the query string asks for.
@@ -274,7 +249,7 @@ class Server:
         except (ValueError, ArithmeticError):
             chosen = None
         if chosen is None:
-            return plain(HTTPStatus.BAD_REQUEST, TIERS)
+            return plain_answer(HTTPStatus.BAD_REQUEST, TIERS)
         body = self._snapshot.body(self._own, chosen)
         return Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
@@ -308,7 +283,7 @@ class Server:
             made = make()
             body = made if isinstance(made, bytes) else await made
         except LookupError as error:
-            return plain(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+            return plain_answer(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         headers = {**DOCUMENT_HEADERS, "Vary": "Accept-Encoding"}
         if "gzip" in request.headers.get("Accept-Encoding", ""):
             # A fifteenth of the size, for a phone on a slow link.
@@ -325,12 +300,12 @@ class Server:
         return Response(body=body, headers={"Content-Type": kind, **PAGE_HEADERS})
 
     def _healthy(self, _request: BaseRequest) -> Response:
-        return plain(HTTPStatus.OK, "healthy")
+        return plain_answer(HTTPStatus.OK, "healthy")
 
     def _ready(self, _request: BaseRequest) -> Response:
         if why := self._unready():
-            return plain(HTTPStatus.SERVICE_UNAVAILABLE, why)
-        return plain(HTTPStatus.OK, "ready")
+            return plain_answer(HTTPStatus.SERVICE_UNAVAILABLE, why)
+        return plain_answer(HTTPStatus.OK, "ready")
 
     def _fit(self, _request: BaseRequest) -> Response:
         """Answer a scheduler that asks whether to start a job here: 200 if the node is fit.
@@ -339,16 +314,16 @@ class Server:
         that treats both alike can show which it is.
         """
         if self._fitness is None:
-            return plain(HTTPStatus.NOT_FOUND)
+            return plain_answer(HTTPStatus.NOT_FOUND)
         fitness = self._fitness()
         if fitness.fit:
-            return plain(HTTPStatus.OK, "fit")
+            return plain_answer(HTTPStatus.OK, "fit")
         if fitness.failures:
             first, *others = (f"{failure.check} ({failure.part})" for failure in fitness.failures)
             text = f"unfit: {first}" + (f" and {len(others)} more" if others else "")
         else:
             text = f"unknown: {fitness.unknown[0]}"
-        return plain(HTTPStatus.SERVICE_UNAVAILABLE, " ".join(text.split())[:FIT_CHARACTERS])
+        return plain_answer(HTTPStatus.SERVICE_UNAVAILABLE, " ".join(text.split())[:FIT_CHARACTERS])
 
 
 def _to_open(address: str, hostname: str) -> str:

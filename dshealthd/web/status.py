@@ -11,7 +11,7 @@ from dshealthd import __version__
 from dshealthd.collection import supervisor
 from dshealthd.core import documents
 from dshealthd.core.documents import LeftOut
-from dshealthd.core.exposition import clean, number
+from dshealthd.core.exposition import clean_label, number
 from dshealthd.core.result import CollectionOutcome
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _group(
 ) -> None:
     for metric, labels, value in samples:
         try:
-            named = dict(zip(metric.dimensions, map(clean, labels), strict=True))
+            named = dict(zip(metric.dimensions, map(clean_label, labels), strict=True))
             written = value if math.isfinite(value) else number(value)
         except documents.MISSHAPEN as error:
             left_out.add(f"sample of {metric.name}", error)

@@ -29,7 +29,7 @@ from dshealthd.core import child
 from dshealthd.core.collector import Collector, Fault, Metric, News, Reason, read_by, shared_part
 from dshealthd.core.host import Host
 from dshealthd.core.options import encode
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.core.timing import Backoff
 from tests import frozen, workers
 from tests.collectors.bench import reasons
@@ -74,9 +74,9 @@ class Bench:
         )
         self.supervisor.on_hang = self.hung.append
 
-    async def sweep(self) -> Result:
+    async def sweep(self) -> CollectionResult:
         """Collect once and return the one result."""
-        results: list[Result] = []
+        results: list[CollectionResult] = []
         await self.supervisor.collect(["obstinate"], lambda _name, result: results.append(result))
         (result,) = results
         return result
@@ -122,7 +122,7 @@ async def on_bench(
         await bench.supervisor.close()
 
 
-def values(result: Result) -> dict[str, float]:
+def values(result: CollectionResult) -> dict[str, float]:
     """Return the values by part."""
     return {sample.labels[0]: sample.value for sample in result.samples}
 
@@ -152,7 +152,7 @@ async def test_what_a_collection_is_for_reaches_the_worker(tmp_path: Path) -> No
     """News goes to the worker with the collection that it caused, and with no other."""
     async with on_bench(tmp_path, hangs=False) as bench:
         bench.script.write_text("- heard\n")
-        results: list[Result] = []
+        results: list[CollectionResult] = []
         heard = frozenset({(News.HANG_SUSPECTED, "slurm-7"), (News.GPU_ERROR, "")})
         await bench.supervisor.collect(
             ["obstinate"], lambda _name, result: results.append(result), heard
@@ -293,7 +293,7 @@ async def test_a_collector_that_is_left_out_is_not_surveyed(tmp_path: Path) -> N
             await survey(process, names, hung)
 
         bench.supervisor._survey = seen  # type: ignore[method-assign] # watches
-        results: dict[str, Result] = {}
+        results: dict[str, CollectionResult] = {}
         await bench.supervisor.collect(names, results.__setitem__)
         assert results["obstinate"].reason is Reason.TIMEOUT
         assert results["memory"].outcome is CollectionOutcome.OK

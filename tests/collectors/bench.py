@@ -12,7 +12,7 @@ from typing import Any
 from dshealthd.config import registry
 from dshealthd.core.collector import Context, Fault, Metric, Reason
 from dshealthd.core.host import Host
-from dshealthd.core.result import Result, attempt
+from dshealthd.core.result import CollectionResult, attempt
 
 FIXTURES = Path(__file__).parent / "fixtures"
 Values = dict[tuple[str, ...], float]
@@ -66,7 +66,7 @@ class Bench:
         self.entered.append(part)
         return Fault(part, self.hung[part], "it hung") if part in self.hung else None
 
-    def collect(self, seconds: float = 0.0) -> Result:
+    def collect(self, seconds: float = 0.0) -> CollectionResult:
         """Collect in a new sweep, so many seconds later."""
         self.now += seconds
         self.context.sweep += 1
@@ -99,17 +99,17 @@ class Reader:
         return sum(place.endswith(end) for place in self.seen)
 
 
-def values(result: Result, metric: Metric) -> Values:
+def values(result: CollectionResult, metric: Metric) -> Values:
     """Return the values of a metric by its labels."""
     return {sample.labels: sample.value for sample in result.samples if sample.metric is metric}
 
 
-def value(result: Result, metric: Metric, *labels: str) -> float | None:
+def value(result: CollectionResult, metric: Metric, *labels: str) -> float | None:
     """Return the value of one series; None if it is absent."""
     return values(result, metric).get(labels)
 
 
-def named(result: Result, prefix: str = "") -> Values:
+def named(result: CollectionResult, prefix: str = "") -> Values:
     """Return all values by the rest of their metric's name, and their labels."""
     return {
         (sample.metric.name.removeprefix(f"dshealthd_{prefix}"), *sample.labels): sample.value
@@ -117,6 +117,6 @@ def named(result: Result, prefix: str = "") -> Values:
     }
 
 
-def reasons(result: Result) -> dict[str, Reason]:
+def reasons(result: CollectionResult) -> dict[str, Reason]:
     """Return why each part could not be read."""
     return {fault.part: fault.reason for fault in result.faults}

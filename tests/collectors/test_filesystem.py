@@ -22,13 +22,13 @@ from dshealthd.config import registry
 from dshealthd.core.collector import Reason
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration, Errors, decode, encode
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.core.timing import Backoff
 from tests import frozen
 from tests.collectors.bench import Bench, reasons, value, values, write
 
 
-def failing(result: Result) -> set[tuple[str, ...]]:
+def failing(result: CollectionResult) -> set[tuple[str, ...]]:
     """Return the paths that fail and why."""
     return set(values(result, filesystem.FAILING))
 
@@ -270,9 +270,9 @@ def test_frozen_mount(tmp_path: Path) -> None:
         supervisor = Supervisor(
             "storage", hello, {"filesystem": 0.5}, metrics, time.monotonic, Backoff(0.2, 0.4)
         )
-        results: list[Result] = []
+        results: list[CollectionResult] = []
 
-        async def sweep() -> Result:
+        async def sweep() -> CollectionResult:
             await supervisor.collect(["filesystem"], lambda _name, result: results.append(result))
             return results[-1]
 

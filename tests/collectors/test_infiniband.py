@@ -30,7 +30,7 @@ from dshealthd.collectors.infiniband import (
     InfinibandOptions,
 )
 from dshealthd.core.collector import Reason
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.linux.infiniband import PortHistory, parse_rate, read_attribute
 from tests.collectors.bench import Bench, Reader, copied, host, reasons, values, write
 
@@ -77,7 +77,7 @@ def bench(base: Path) -> Adapters:
     return Adapters(base)
 
 
-def up(result: Result) -> Mapping[str, float]:
+def up(result: CollectionResult) -> Mapping[str, float]:
     """Return `port_up` by device; every adapter of the fixture has one port."""
     return {device: value for (device, _port), value in values(result, UP).items()}
 

@@ -14,7 +14,7 @@ import pytest
 import dshealthd
 from dshealthd.collectors import job_checkpoint
 from dshealthd.core.collector import Reason
-from dshealthd.core.result import Result
+from dshealthd.core.result import CollectionResult
 from dshealthd.jobs import checkpoint_watch
 from tests.collectors.bench import Bench, named
 from tests.collectors.bench import values as values_of
@@ -56,7 +56,7 @@ class Rank(Bench):
         self._process.stdin.flush()
         assert self._process.stdout.readline() == "done\n"
 
-    def look(self, seconds: float = 30.0) -> Result:
+    def look(self, seconds: float = 30.0) -> CollectionResult:
         """Collect after so many seconds."""
         return self.collect(seconds)
 
@@ -105,19 +105,19 @@ def save(directory: Path, tag: str, ranks: int = 2) -> Path:
     return folder
 
 
-def values(result: Result) -> dict[str, float]:
+def values(result: CollectionResult) -> dict[str, float]:
     """Return the values of the test's job by metric, without the prefix they share."""
     found = named(result, "job_checkpoint_")
     return {name: value for (name, *labels), value in found.items() if labels == [JOB]}
 
 
-def problems(result: Result) -> dict[str, float]:
+def problems(result: CollectionResult) -> dict[str, float]:
     """Return how many files have each problem."""
     found = values_of(result, job_checkpoint.PROBLEMS)
     return {problem: count for (job, problem), count in found.items() if job == JOB}
 
 
-def faults(result: Result) -> list[Reason]:
+def faults(result: CollectionResult) -> list[Reason]:
     """Return why the checkpoints of this test's job cannot be looked at."""
     return [fault.reason for fault in result.faults if fault.part == f"checkpoints of {JOB}"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dshealthd.core.collector import Reason
-from dshealthd.core.result import Result
+from dshealthd.core.result import CollectionResult
 from tests.collectors.bench import Bench, Values, named, reasons, write
 from tests.jobs.elf import library
 from tests.jobs.machines import Machine, environ
@@ -28,7 +28,7 @@ JOB = f"slurm-{os.getpid()}"
 RUN = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}
 
 
-def of_job(result: Result, name: str, job: str = "") -> Values:
+def of_job(result: CollectionResult, name: str, job: str = "") -> Values:
     """Return the samples of one metric, of one job or all, by their labels without job and run."""
     return {
         key[3:]: value
@@ -483,7 +483,7 @@ def test_runs_left_out(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def sweep() -> Callable[[], Result]:
+def sweep() -> Callable[[], CollectionResult]:
     """Return a function that collects on this machine."""
     return Bench("job_environment").collect
 
@@ -517,7 +517,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 def test_real_processes(
-    sweep: Callable[[], Result], start: Callable[..., subprocess.Popen[bytes]]
+    sweep: Callable[[], CollectionResult], start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     """Real ranks with faults in their environments are told by the real `/proc` and `/sys`, and
     gone when they have ended.
@@ -548,7 +548,7 @@ def test_real_processes(
     assert of_job(sweep(), "ranks", JOB) == {}
 
 
-def test_real_terminal(sweep: Callable[[], Result], tmp_path: Path) -> None:
+def test_real_terminal(sweep: Callable[[], CollectionResult], tmp_path: Path) -> None:
     """A real process that a session with a terminal starts, as `srun --pty` does."""
     setsid = shutil.which("setsid")
     if setsid is None:
@@ -573,7 +573,7 @@ def test_real_terminal(sweep: Callable[[], Result], tmp_path: Path) -> None:
 
 
 def test_real_orphan(
-    sweep: Callable[[], Result], start: Callable[..., subprocess.Popen[bytes]]
+    sweep: Callable[[], CollectionResult], start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     """A real rank whose launcher is killed is left over; whoever takes it in."""
     program = (
@@ -588,7 +588,7 @@ def test_real_orphan(
 
 
 def test_real_torchrun(
-    sweep: Callable[[], Result], start: Callable[..., subprocess.Popen[bytes]]
+    sweep: Callable[[], CollectionResult], start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     """What torchrun really starts is one run of two ranks, and torchrun itself is none of them."""
     pytest.importorskip("torch", reason="takes torch")

@@ -18,13 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.collectors.job_hang import JobHang
-from dshealthd.collectors.job_hang import shown as ranks_shown
+from dshealthd.collectors.job_hang import JobHang, ranks_with_series
 from dshealthd.config.config import Config
 from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
-from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, CollectionResult, attempt
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.judge import Standstill
@@ -132,7 +131,7 @@ def known(values: Mapping[tuple[str, ...], float], number: str) -> bool:
     return FLOOR <= values.get(("step_bound_seconds", number), FIRST) < FIRST
 
 
-def shown(result: Result) -> dict[tuple[str, ...], float]:
+def shown(result: CollectionResult) -> dict[tuple[str, ...], float]:
     """Return the values of a collection by metric and labels, without prefix and job."""
     assert result.outcome is CollectionOutcome.OK, result.detail
     return {
@@ -401,7 +400,7 @@ def test_ended_ranks_take_no_place_of_the_living() -> None:
         for number in range(MAX_RANKS)
     }
     running = {"running": [replace(LIVING, rank=rank) for rank in range(8)]}
-    found = ranks_shown({**failed, **running})
+    found = ranks_with_series({**failed, **running})
     assert [rank.rank for job, rank in found if job == "running"] == list(range(8))
     assert len(found) == MAX_RANKS
-    assert {job for job, _ in ranks_shown(failed)} == set(failed)
+    assert {job for job, _ in ranks_with_series(failed)} == set(failed)

@@ -11,7 +11,7 @@ import pytest
 
 from dshealthd.collectors.job_launches import AGE, BEHIND, FRESH, LATE, LAUNCHES, UNCOUNTED
 from dshealthd.core.collector import Reason
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.jobs.launches import SCHEMA
 from dshealthd.jobs.launches.obstacle import Obstacle
 from tests.collectors.bench import Bench
@@ -31,7 +31,7 @@ def rank(number: int, *communicators: Any, refused: str | None = None) -> dict[s
     return {**who, "refused": refused, "detail": "", "communicators": list(communicators)}
 
 
-def collect(directory: Path, *ranks: dict[str, Any], **changes: Any) -> Result:
+def collect(directory: Path, *ranks: dict[str, Any], **changes: Any) -> CollectionResult:
     """Return what is collected of a file, at time 1000."""
     file = directory / "launches.json"
     document = {"schema": SCHEMA, "at": 1000.0, "refused": None, "detail": "", "ranks": ranks}

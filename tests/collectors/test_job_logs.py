@@ -20,7 +20,7 @@ from dshealthd.collectors.job_logs import JobLogs
 from dshealthd.core.collector import Reason
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
-from dshealthd.core.result import Result
+from dshealthd.core.result import CollectionResult
 from dshealthd.jobs.logs import watch
 from dshealthd.jobs.shares import MAX_JOBS
 from tests.agents import running
@@ -64,7 +64,7 @@ class Node(Bench):
             file.write(text)
         return place
 
-    def sweep(self, seconds: float = 1.0) -> Result:
+    def sweep(self, seconds: float = 1.0) -> CollectionResult:
         """Collect after so many seconds."""
         return self.collect(seconds)
 
@@ -76,14 +76,14 @@ class Node(Bench):
         return set()
 
 
-def causes(result: Result) -> set[tuple[str, ...]]:
+def causes(result: CollectionResult) -> set[tuple[str, ...]]:
     """Return job, slug, rank and node of each cause, which is in words, too."""
     found = set(values(result, job_logs.FAILURE))
     assert all(" " in words for *_, words in found)
     return {labels[:-1] for labels in found}
 
 
-def states(result: Result) -> dict[str, float]:
+def states(result: CollectionResult) -> dict[str, float]:
     """Return what became of files, without what there is none of."""
     found = values(result, job_logs.FILES)
     return {state: count for (state,), count in found.items() if count}

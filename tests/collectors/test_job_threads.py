@@ -10,8 +10,8 @@ import pytest
 
 from dshealthd.core.collector import Reason
 from dshealthd.core.host import Host
-from dshealthd.core.result import CollectionOutcome, Result
-from dshealthd.linux.pids_cgroup import OutsideNamespace, Tasks, parse_pids_path, tasks
+from dshealthd.core.result import CollectionOutcome, CollectionResult
+from dshealthd.linux.pids_cgroup import OutsideNamespace, Tasks, parse_pids_path, tasks_and_limit
 from tests.collectors.bench import Bench, Values, named
 from tests.jobs.machines import TORCH, Machine
 
@@ -35,12 +35,12 @@ def group(machine: Machine, path: str, current: object, limit: object) -> None:
     (place / "pids.max").write_text(f"{limit}\n")
 
 
-def look(machine: Machine) -> Result:
+def look(machine: Machine) -> CollectionResult:
     """Collect once."""
     return Bench("job_threads", machine.root.parent).collect()
 
 
-def threads(result: Result) -> Values:
+def threads(result: CollectionResult) -> Values:
     """Return the samples, by name without prefix, and labels."""
     return named(result, "job_threads")
 
@@ -107,7 +107,7 @@ def test_parse() -> None:
 def test_this_machine() -> None:
     """The group that this process is in counts it, or this kernel counts none."""
     try:
-        found = tasks(Host(), os.getpid())
+        found = tasks_and_limit(Host(), os.getpid())
     except OutsideNamespace:
         pytest.skip("this process sees no group above its own")
     assert found is None or (isinstance(found, Tasks) and found.current >= 1)

@@ -23,7 +23,7 @@ from dshealthd.core.collector import Context, Fault, Metric, News, Reason, Worke
 from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
-from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, CollectionResult, attempt
 from dshealthd.linux.kmsg import KernelLogReader
 from tests.collectors.bench import reasons, values, write
 from tests.journald import journald, reason_against
@@ -85,7 +85,7 @@ class Machine:
         for record in records:
             os.write(self.end, record)
 
-    def collect(self, collector: kernel_log.KernelLog, seconds: float = 1.0) -> Result:
+    def collect(self, collector: kernel_log.KernelLog, seconds: float = 1.0) -> CollectionResult:
         """Let time pass and collect."""
         self.monotonic += seconds
         result = attempt(collector, lambda: self.monotonic)
@@ -135,12 +135,12 @@ def noise(sequence: int) -> bytes:
     ).encode()
 
 
-def total(result: Result, metric: Metric = kernel_log.XIDS) -> float:
+def total(result: CollectionResult, metric: Metric = kernel_log.XIDS) -> float:
     """Return the sum over all labels."""
     return sum(values(result, metric).values())
 
 
-def lost(result: Result) -> float:
+def lost(result: CollectionResult) -> float:
     """Return how many records were lost."""
     return values(result, kernel_log.LOST)[()]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dshealthd.collectors.loopback import CONNECTIONS, DURATION, UP
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from tests.collectors.bench import Bench, value, values
 from tests.netns import network_namespace, ss
 from tests.stopwatch import Stopwatch
@@ -23,7 +23,7 @@ from tests.stopwatch import Stopwatch
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-def outcomes(result: Result) -> dict[str, float]:
+def outcomes(result: CollectionResult) -> dict[str, float]:
     """Return the counts of attempts that are not 0, by outcome."""
     found = values(result, CONNECTIONS)
     return {outcome: count for (outcome,), count in found.items() if count}

@@ -17,7 +17,7 @@ from dshealthd.collectors.nccl_inspector import NcclInspector
 from dshealthd.core.collector import Reason
 from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from tests.collectors.bench import Bench, Values, reasons, values
 from tests.jobs.machines import TORCH, Machine
 from tests.jobs.nccl.inspector_plugin import UUID, file_name, line
@@ -71,13 +71,13 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def files(result: Result) -> dict[str, float]:
+def files(result: CollectionResult) -> dict[str, float]:
     """Return what became of files, without what there is none of."""
     found = values(result, nccl_inspector.FILES)
     return {state: count for (state,), count in found.items() if count}
 
 
-def bandwidths(result: Result) -> Values:
+def bandwidths(result: CollectionResult) -> Values:
     """Return the bandwidths in GB/s."""
     found = values(result, nccl_inspector.BANDWIDTH)
     return {labels: speed / 1e9 for labels, speed in found.items()}

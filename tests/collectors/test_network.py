@@ -28,7 +28,7 @@ from dshealthd.collectors.network import (
 )
 from dshealthd.core.collector import Metric, Reason
 from dshealthd.core.host import Host, read
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from tests.collectors.bench import Bench, Reader, copied, reasons, values, write
 
 WITH_HARDWARE = {"eno1", "eno2", "ens3f0np0", "ibp24s0", "eth0", "usb0"}
@@ -48,7 +48,7 @@ class Interfaces(Bench):
         """Change a file of /sys/class/net."""
         write(self.root / "sys/class/net", {path: text})
 
-    def look(self, seconds: float = 0.0) -> tuple[Result, set[str]]:
+    def look(self, seconds: float = 0.0) -> tuple[CollectionResult, set[str]]:
         """Collect, and return the interfaces whose speed was asked for as well."""
         self.entered.clear()
         result = self.collect(seconds)
@@ -67,7 +67,7 @@ def bench(root: Path) -> Interfaces:
     return Interfaces(root)
 
 
-def by_name(result: Result, metric: Metric) -> dict[str, float]:
+def by_name(result: CollectionResult, metric: Metric) -> dict[str, float]:
     """Return the values of a metric by interface."""
     return {name: value for (name, *_), value in values(result, metric).items()}
 

@@ -13,7 +13,7 @@ import pytest
 
 import dshealthd
 from dshealthd.core.collector import Fault, NotAvailable, Reason, Sample, SourceError
-from dshealthd.core.result import Result, one_of_many
+from dshealthd.core.result import CollectionResult, one_of_many
 from dshealthd.jobs import environment
 from tests.collectors.bench import Bench, write
 from tests.jobs.machines import Machine
@@ -66,7 +66,7 @@ def machine(root: Path) -> Machine:
     return Machine(root / "proc")
 
 
-def collected(name: str, root: Path) -> Result:
+def collected(name: str, root: Path) -> CollectionResult:
     """Return the second collection, in which rates are known too."""
     bench = Bench(name, root, **OPTIONS.get(name, {}))  # type: ignore[arg-type] # options by name
     try:
@@ -76,7 +76,7 @@ def collected(name: str, root: Path) -> Result:
         raise AssertionError(name) from None
 
 
-def of_victim(result: Result) -> set[tuple[str, ...]]:
+def of_victim(result: CollectionResult) -> set[tuple[str, ...]]:
     """Return the series of the other user's job."""
     return {
         (sample.metric.name, *sample.labels)

@@ -23,12 +23,12 @@ from dshealthd.collectors.software import (
 )
 from dshealthd.core.collector import Reason
 from dshealthd.core.options import Errors, decode
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from tests.collectors.bench import FIXTURES, Bench, Values, copied, reasons, values
 from tests.jobs.machines import TORCH
 
 
-def versions(result: Result) -> dict[tuple[str, str, str], str]:
+def versions(result: CollectionResult) -> dict[tuple[str, str, str], str]:
     """Return versions by component, environment and job."""
     return {
         (component, environment, job): version
@@ -36,12 +36,12 @@ def versions(result: Result) -> dict[tuple[str, str, str], str]:
     }
 
 
-def fingerprints(result: Result) -> Values:
+def fingerprints(result: CollectionResult) -> Values:
     """Return fingerprints by component, environment and job."""
     return values(result, software.FINGERPRINT)
 
 
-def sweep(base: Path, *environments: str) -> Result:
+def sweep(base: Path, *environments: str) -> CollectionResult:
     """Collect once."""
     return Bench("software", base, environments=tuple(map(Path, environments))).collect()
 

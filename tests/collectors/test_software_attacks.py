@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from tests.agents import Scrape, running
 from tests.collectors.bench import Bench
 from tests.jobs.machines import TORCH
@@ -34,7 +34,7 @@ def prefix(public_path: Path) -> Path:
     return found
 
 
-def run(prefix: Path) -> tuple[Result, float]:
+def run(prefix: Path) -> tuple[CollectionResult, float]:
     """Return what is told of a job of the user in the environment, and the seconds it took, less
     other work.
     """
@@ -48,7 +48,7 @@ def run(prefix: Path) -> tuple[Result, float]:
     return result, seconds
 
 
-def told(result: Result) -> dict[str, list[str]]:
+def told(result: CollectionResult) -> dict[str, list[str]]:
     """Return the versions of the user's job by component."""
     found: dict[str, list[str]] = {}
     for metric, labels, _ in result.samples:

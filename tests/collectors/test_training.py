@@ -14,7 +14,7 @@ from typing import cast
 
 import pytest
 
-from dshealthd.collectors.training import Training, samples, shares, work
+from dshealthd.collectors.training import Training, samples, work, work_and_wait
 from dshealthd.core.collector import Context, Reason, Sample
 from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
@@ -135,12 +135,12 @@ def test_a_hung_job_has_no_slow_rank() -> None:
 def test_shares_of_a_step_add_up() -> None:
     """Own work and wait are a step, also where averages leave out steps without a wait."""
     (sender,) = reporting([[0.5, 1.5] * 20]).values()
-    assert told(shares(sender, "run-1", "8")) == {
+    assert told(work_and_wait(sender, "run-1", "8")) == {
         ("step_work_seconds", "8", "", "host"): pytest.approx(1.0),
         ("step_wait_seconds", "8", "", "host"): pytest.approx(1.0),
     }
     (new,) = reporting([[0.5]]).values()
-    assert told(shares(new, "run-1", "8")) == {
+    assert told(work_and_wait(new, "run-1", "8")) == {
         ("step_work_seconds", "8", "", "host"): 9.0,
         ("step_wait_seconds", "8", "", "host"): 9.0,
     }

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from dshealthd.core.collector import Buckets, Metric, MetricKind, Sample
-from dshealthd.core.exposition import Renderer, clean, render
+from dshealthd.core.exposition import Renderer, clean_label, render
 
 MAX_LABEL_LENGTH = 128
 
@@ -104,9 +104,9 @@ def test_labels_are_cleaned() -> None:
     r"""Control characters and surrogates are removed or replaced and the length is bounded, so that
     a `\xff` cannot fail a scrape.
     """
-    assert clean("a\nb\x00c\x7f") == "abc"
-    assert clean(b"gpu\xff".decode(errors="surrogateescape")) == "gpu?"
-    assert len(clean("x" * 1000)) == MAX_LABEL_LENGTH
+    assert clean_label("a\nb\x00c\x7f") == "abc"
+    assert clean_label(b"gpu\xff".decode(errors="surrogateescape")) == "gpu?"
+    assert len(clean_label("x" * 1000)) == MAX_LABEL_LENGTH
 
 
 def test_first_of_two_equal_series_counts() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from dshealthd.core.collector import Fault, Metric, MetricKind, Reason, Sample
 from dshealthd.core.exposition import Tier
-from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
+from dshealthd.core.result import CollectionOutcome, CollectionResult, failed, not_available
 from dshealthd.core.snapshot import Snapshot
 from tests.jobs.machines import Clock
 
@@ -32,9 +32,9 @@ def lines(snapshot: Snapshot) -> dict[str, float]:
     }
 
 
-def ok(value: float, *faults: Fault) -> Result:
+def ok(value: float, *faults: Fault) -> CollectionResult:
     """Return a result with one sample."""
-    return Result(CollectionOutcome.OK, (Sample(VALUE, (), value),), faults, duration=0.5)
+    return CollectionResult(CollectionOutcome.OK, (Sample(VALUE, (), value),), faults, duration=0.5)
 
 
 def test_success() -> None:

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from dshealthd.core import documents, wire
 from dshealthd.core.collector import Fault, Reason, gauge
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 
 A = gauge("x_a", "A.", "part")
 B = gauge("x_b", "B.")
 METRICS = {"c": {"x_a": A, "x_b": B}}
 
 
-def sent(encoder: wire.Encoder, result: Result) -> dict[str, Any]:
+def sent(encoder: wire.Encoder, result: CollectionResult) -> dict[str, Any]:
     """Return the message that a frame of this result carries."""
     frame = encoder.pack("c", result)
     (size,) = wire.LENGTH.unpack(frame[: wire.LENGTH.size])
@@ -32,7 +32,7 @@ samples = st.builds(
     lambda label, value: A(value, label), st.text(max_size=5), st.floats(allow_nan=False)
 ) | st.builds(B, st.floats(allow_nan=False))
 results = st.builds(
-    Result,
+    CollectionResult,
     outcome=st.sampled_from(CollectionOutcome),
     samples=st.lists(samples, max_size=6).map(tuple),
     faults=st.lists(
@@ -47,7 +47,7 @@ results = st.builds(
 
 
 @given(st.lists(results, max_size=4))
-def test_results_arrive_as_they_were(sweeps: list[Result]) -> None:
+def test_results_arrive_as_they_were(sweeps: list[CollectionResult]) -> None:
     """A sequence of results is equal on the other side, although a series is not
     named each time.
     """
@@ -59,7 +59,7 @@ def test_results_arrive_as_they_were(sweeps: list[Result]) -> None:
 def test_a_series_is_named_once() -> None:
     """From the second sweep on only values cross, while the series are the same."""
     encoder = wire.Encoder()
-    result = Result(CollectionOutcome.OK, (A(1.0, "p"), B(2.0)))
+    result = CollectionResult(CollectionOutcome.OK, (A(1.0, "p"), B(2.0)))
     first, second = sent(encoder, result), sent(encoder, result)
     assert first["series"] == [["x_a", ["p"]], ["x_b", []]]
     assert second["series"] is None
@@ -71,7 +71,7 @@ def test_series_of_ended_jobs_are_forgotten() -> None:
     encoder, decoder = wire.Encoder(), wire.Decoder(METRICS)
     for job in range(500):
         samples = tuple(A(float(rank), f"{job}/{rank}") for rank in range(8))
-        message = sent(encoder, Result(CollectionOutcome.OK, samples))
+        message = sent(encoder, CollectionResult(CollectionOutcome.OK, samples))
         decoder.unpack(message)
     (kept,), (read,) = encoder._last.values(), decoder._last.values()
     assert len(kept) == len(read) == 8
@@ -98,7 +98,7 @@ def test_nonsense_is_refused(nonsense: dict[str, Any]) -> None:
     """A frame of the wrong shape raises one of the errors that the supervisor turns into
     `malformed`.
     """
-    message = sent(wire.Encoder(), Result(CollectionOutcome.OK, (B(1.0),)))
+    message = sent(wire.Encoder(), CollectionResult(CollectionOutcome.OK, (B(1.0),)))
     with pytest.raises(documents.MISSHAPEN):
         wire.Decoder(METRICS).unpack({**message, **nonsense})
 
@@ -107,7 +107,9 @@ def test_figures_that_json_lacks_arrive() -> None:
     """What is no number is told as such; the frame is JSON all the same."""
     values = (1.5, math.nan, math.inf, -math.inf)
     odd = tuple(A(value, str(place)) for place, value in enumerate(values))
-    frame = wire.Encoder().pack("c", Result(CollectionOutcome.OK, odd))[wire.LENGTH.size :]
+    frame = wire.Encoder().pack("c", CollectionResult(CollectionOutcome.OK, odd))[
+        wire.LENGTH.size :
+    ]
     message = json.loads(frame, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     arrived = [sample.value for sample in wire.Decoder(METRICS).unpack(message).samples]
     assert [*map(str, arrived)] == [*map(str, values)]

@@ -28,7 +28,7 @@ FIXTURES = Path(__file__).parents[1] / "collectors" / "fixtures"
 OF_THIS_MACHINE = (
     "clock,host-errors,host-memory,disk-space,loopback,listeners,open-files,"
     "job-devices,job-ends,job-hangs,job-heartbeats,job-losses,job-nccl-settings,job-rendezvous,"
-    "nccl-releases,stuck-processes"
+    "nccl-releases"
 )
 """Checks that look at the machine that the tests run on, which may be ill."""
 PATIENT = 120.0

@@ -8,9 +8,8 @@ import re
 import resource
 import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Bytes
 from dshealthd.doctor import path_check as path_checks
 from dshealthd.doctor.check import Result
-from dshealthd.doctor.node import kernel, limits
+from dshealthd.doctor.node import kernel_log, limits
 from dshealthd.doctor.node.limits import LAUNCHERS
 from dshealthd.doctor.node_context import NodeContext
 from dshealthd.doctor.options import DoctorOptions
@@ -133,67 +132,46 @@ def test_asynchronous_requests_that_run_out(tmp_path: Path) -> None:
         assert ["fs.aio-max-nr" in one.remedy for one in found] == remedies * [True]
 
 
-def judged_log(dev: Path, lines: Iterable[tuple[int, int, str]]) -> list[Result]:
-    """Return what is found in a log of lines with a priority and a time in microseconds."""
+def judged_log(
+    dev: Path, lines: Iterable[tuple[int, float, str]], document: Mapping[str, str] | None = None
+) -> dict[str, Result]:
+    """Return what is found in a log of lines with a priority and how many seconds ago they were."""
     dev.mkdir()
+    now = time.clock_gettime(time.CLOCK_MONOTONIC)
     read, write = os.pipe2(os.O_DIRECT | os.O_NONBLOCK)  # a read is a record, as of /dev/kmsg
     try:
-        for number, (priority, at, text) in enumerate(lines):
-            os.write(write, f"{priority},{number},{max(at, 0)},-;{text}\n".encode())
+        for number, (priority, ago, text) in enumerate(lines):
+            at = max(0, int((now - ago) * 1e6))
+            os.write(write, f"{priority},{number},{at},-;{text}\n".encode())
         (dev / "kmsg").symlink_to(f"/proc/self/fd/{read}")
-        return results(kernel.KERNEL_LOG, look(host=Host(dev=dev)))
+        context = dataclasses.replace(look(host=Host(dev=dev)), document=document or {})
+        return {one.component: one for one in kernel_log.last_hour(context)}
     finally:
         os.close(write)
         os.close(read)
 
 
 def test_kernel_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is serious and recent is found; what is old, a job's, or not the kernel's is not."""
-    now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
-    monkeypatch.setattr(kernel, "RECENT", 20.0)
-    killed = (
-        "Out of memory: Killed process 4242 (python3) total-vm:1kB, anon-rss:1kB, file-rss:0kB, "
-        "shmem-rss:0kB, UID:0 pgtables:1kB oom_score_adj:0"
-    )
+    """What an agent would have found in the last hour is found, in its words and by its limits."""
+    monkeypatch.setattr(kernel_log, "HOUR", 20.0)
+    monkeypatch.setattr(kernel_log, "STEP", 5.0)
+    slow = "INFO: task python3:4711 blocked for more than 120 seconds."
     lines = (
-        (4, now - 5_000_000, killed),
-        (4, now - 50_000_000, "nvme nvme0: I/O 1 QID 2 timeout, aborting"),
-        (4, now, f"Memory cgroup {killed[0].lower()}{killed[1:]}"),
-        (12, now, killed),
+        (4, 60.0, "nvme nvme1: I/O 1 QID 2 timeout, aborting"),
+        (4, 15.0, "nvme nvme0: I/O 1 QID 2 timeout, aborting"),
+        (12, 1.0, "nvme nvme2: I/O 1 QID 2 timeout, aborting"),
+        (3, 2.0, slow),
+        (3, 1.0, slow),
     )
     found = judged_log(tmp_path / "now", lines)
-    oom = [one for one in found if one.component == "oom kill"]
-    assert [one.value for one in oom] == ["1"]
-    assert "4242" in oom[0].text
-    assert oom[0].remedy == "journalctl -k --since -1h"
-    assert "nvme timeout" not in {one.component for one in found}
-    (well,) = judged_log(tmp_path / "later", [(4, now - 50_000_000, killed)])
-    assert well.outcome.value == "ok"  # what was killed has been dealt with since
-
-
-def test_process_stuck_with_a_gpu_open(mount: frozen.Mount, tmp_path: Path) -> None:
-    """A process in uninterruptible sleep that has a device open is critical; thawed, all is
-    well.
-    """
-    dev = tmp_path / "dev"
-    dev.mkdir()
-    (dev / "nvidia0").touch()
-    context = look(host=Host(dev=dev))
-    assert outcomes(kernel.STUCK_PROCESSES, context) == ["ok"]
-    script = "import sys; held = open(sys.argv[1]); open(sys.argv[2], 'w').write('x')"
-    mount.freeze()
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(dev / "nvidia0"), str(mount.directory / "file")]
-    ) as process:
-        try:
-            frozen.wait_until_it_hangs(process.pid)
-            found = results(kernel.STUCK_PROCESSES, context)
-        finally:
-            mount.thaw()
-    mine = next(one for one in found if one.component == f"pid {process.pid}")
-    assert (kernel.STUCK_PROCESSES.slug, mine.outcome.value) == ("nvml-broken", "critical")
-    assert str(dev / "nvidia0") in mine.text
-    assert outcomes(kernel.STUCK_PROCESSES, context) == ["ok"]
+    assert found.keys() == {"nvme0"}, "two tasks may be those of a checkpoint"
+    assert found["nvme0"].outcome.value == "warning"
+    assert "journalctl" in found["nvme0"].remedy
+    assert judged_log(tmp_path / "three", [*lines, (3, 0.5, slow)]).keys() == {
+        "nvme0",
+        "the kernel",
+    }
+    assert judged_log(tmp_path / "agent", lines, {"source": "agent"}) == {}, "which watches the log"
 
 
 def test_paths_of_the_command_line(mount: frozen.Mount) -> None:

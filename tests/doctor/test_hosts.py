@@ -18,7 +18,7 @@ from bench.processes import free_port
 from dshealthd.cli import main as cli
 from dshealthd.doctor.report import NodeReport
 from dshealthd.doctor.several_nodes import compare
-from dshealthd.doctor.ssh import HostsError, ask, names
+from dshealthd.doctor.ssh import HostsError, ask, host_names
 from tests.doctor.job.sshd import sshd
 
 GOOD, DEAD, HUNG = "127.0.0.1", "127.0.0.13", "127.0.0.14"
@@ -98,14 +98,14 @@ def test_names_of_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """Lists as Slurm writes them, hostfiles and the allocation; no option of SSH gets in."""
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("node-2 slots=8\n# old\nnode-1 slots=8\n")
-    assert names("node[08-10],login1") == ("node08", "node09", "node10", "login1")
-    assert set(names(f"@{hostfile}")) == {"node-1", "node-2"}
+    assert host_names("node[08-10],login1") == ("node08", "node09", "node10", "login1")
+    assert set(host_names(f"@{hostfile}")) == {"node-1", "node-2"}
     monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu[1-2]")
-    assert names("slurm") == ("gpu1", "gpu2")
+    assert host_names("slurm") == ("gpu1", "gpu2")
     hostfile.write_text("-oProxyCommand=reboot slots=8\n")
     for bad in ("-oProxyCommand=reboot", "a b;c", "node$(reboot)", f"@{hostfile}", "@/absent"):
         with pytest.raises(HostsError):
-            names(bad)
+            host_names(bad)
 
 
 def test_what_most_nodes_have_is_expected() -> None:

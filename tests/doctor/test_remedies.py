@@ -47,7 +47,6 @@ CHECKS = {
     "job-heartbeats": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "job-losses": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "job-nccl-settings": (STATE, "test_running_jobs::test_ranks_devices_and_variables"),
-    "kernel-log": (STATE, "test_host_checks::test_kernel_log"),
     "launcher": (STATE, "job/test_launcher::test_single_node_batch_script"),
     "link-suspects": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "listeners": (STATE, "test_network_checks::test_rendezvous_ports_in_time_wait"),
@@ -77,7 +76,6 @@ CHECKS = {
     "software": (STATE, "test_software::test_software"),
     "ssh": (PASTED, "job/test_hosts::test_new_host_key"),
     "straggler": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
-    "stuck-processes": (STATE, "test_host_checks::test_process_stuck_with_a_gpu_open"),
     "transports": (PASTED, "job/test_nccl::test_transports"),
 }
 

@@ -10,7 +10,7 @@ import pytest
 
 from dshealthd.core.collector import Sample
 from dshealthd.core.result import CollectionOutcome
-from dshealthd.core.result import Result as Collected
+from dshealthd.core.result import CollectionResult as Collected
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.doctor.node_context import NodeContext
 from dshealthd.doctor.snapshot_check import SnapshotCheck

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from dshealthd.evidence.bundle import Bundle, BundleRefused, Kept, kept, make, parse_name, size
+from dshealthd.evidence.bundle import (
+    Bundle,
+    BundleRefused,
+    Kept,
+    bundles_in,
+    make,
+    parse_name,
+    size,
+)
 
 NOW = 1_795_271_340.0  # 2026-11-21 14:29:00 UTC
 
@@ -117,7 +125,7 @@ def test_the_oldest_ones_go(tmp_path: Path) -> None:
     (tmp_path / "evidence/notes").mkdir()
     for number in range(5):
         new(tmp_path, f"job-{number}", NOW + number)
-    assert [entry.job for entry in kept(tmp_path / "evidence")] == ["job-2", "job-3", "job-4"]
+    assert [entry.job for entry in bundles_in(tmp_path / "evidence")] == ["job-2", "job-3", "job-4"]
     assert (tmp_path / "evidence/notes").is_dir()
 
 
@@ -126,7 +134,7 @@ def test_bytes_of_all_are_bounded(tmp_path: Path) -> None:
     for number in range(3):
         new(tmp_path, f"job-{number}", NOW + number).append("a.txt", b"x" * 900)
     new(tmp_path, "job-3", NOW + 3, max_bytes=2000, max_bundles=100)
-    assert [entry.job for entry in kept(tmp_path / "evidence")] == ["job-2", "job-3"]
+    assert [entry.job for entry in bundles_in(tmp_path / "evidence")] == ["job-2", "job-3"]
     assert size(tmp_path / "evidence") == 900
 
 
@@ -134,7 +142,7 @@ def test_a_disk_that_is_nearly_full_is_left_alone(tmp_path: Path) -> None:
     """No bundle is made where too little would be left, and the reason says how much there is."""
     with pytest.raises(BundleRefused, match=r"MiB are free, and \d+ MiB must be left"):
         new(tmp_path, min_free=1 << 60)
-    assert kept(tmp_path / "evidence") == []
+    assert bundles_in(tmp_path / "evidence") == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -164,12 +172,12 @@ def test_one_user_s_many_jobs_take_nobody_else_s_bundle(tmp_path: Path) -> None:
     add("by-hand", 1, None)
     for number in range(17):
         add(f"tiny-{number}", 2 + number, 666)
-    jobs = [entry.job for entry in kept(tmp_path / "evidence")]
+    jobs = [entry.job for entry in bundles_in(tmp_path / "evidence")]
     assert jobs == ["victim", "by-hand", "tiny-15", "tiny-16"]
     add("tiny-17", 20, 666, max_bytes=3000)
-    jobs = [entry.job for entry in kept(tmp_path / "evidence")]
+    jobs = [entry.job for entry in bundles_in(tmp_path / "evidence")]
     assert jobs == ["victim", "by-hand", "tiny-17"]
     for number in range(3):
         add(f"victim-{number}", 30 + number, 1000)
-    jobs = [entry.job for entry in kept(tmp_path / "evidence")]
+    jobs = [entry.job for entry in bundles_in(tmp_path / "evidence")]
     assert jobs == ["by-hand", "tiny-17", "victim-1", "victim-2"]

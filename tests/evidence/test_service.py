@@ -22,7 +22,7 @@ from dshealthd.config.config import Config
 from dshealthd.core.collector import Metric
 from dshealthd.core.host import Host
 from dshealthd.core.options import Bytes, Duration
-from dshealthd.evidence.bundle import kept
+from dshealthd.evidence.bundle import bundles_in
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import BUNDLES, INFO, Evidence
@@ -87,7 +87,7 @@ class Node:
         self.evidence.look([HangCase(job=job, reason="waiting") for job in jobs])
         while self.evidence.status()["state"] == "running":
             await asyncio.sleep(0.02)
-        return [entry.job for entry in kept(self.evidence.directory)]
+        return [entry.job for entry in bundles_in(self.evidence.directory)]
 
 
 @contextlib.contextmanager
@@ -131,7 +131,7 @@ async def test_a_hang_without_a_cause_is_taken_at_once(tmp_path: Path) -> None:
         node.monotonic += 10.0
     while node.evidence.status()["state"] == "running":
         await asyncio.sleep(0.02)
-    assert [entry.job for entry in kept(node.evidence.directory)] == ["slurm-1"]
+    assert [entry.job for entry in bundles_in(node.evidence.directory)] == ["slurm-1"]
     await node.evidence.close()
 
 

@@ -172,18 +172,18 @@ def test_what_moved_is_told_of_gpus_fabric_and_kernel() -> None:
     """Counters with their difference; what is the same, new, or of something else is left out."""
     after = METRICS.replace(" 1000", " 1500").replace(" 120", " 90").replace('x"} 5', 'x"} 6')
     after += "dshealthd_gpu_new 1\n"
-    assert summary.moved(METRICS, after) == [
+    assert summary.changed_metrics(METRICS, after) == [
         'dshealthd_gpu_power_watts{gpu="0",uuid="GPU-1"} 120 -> 90',
         'dshealthd_infiniband_transmit_bytes_total{device="mlx5_0",port="1"} 1000 -> 1500 (+500)',
     ]
-    assert summary.moved(METRICS, METRICS) == []
+    assert summary.changed_metrics(METRICS, METRICS) == []
 
 
 @pytest.mark.parametrize(("number", "more"), [(60, []), (61, ["and 1 more"])])
 def test_what_moved_is_bounded(number: int, more: list[str]) -> None:
     """Of more than sixty, how many they are is told."""
     before = "".join(f"dshealthd_gpu_{line} 1\n" for line in range(number))
-    assert summary.moved(before, before.replace(" 1\n", " 2\n"))[60:] == more
+    assert summary.changed_metrics(before, before.replace(" 1\n", " 2\n"))[60:] == more
 
 
 def test_labels_with_quotes_and_braces_are_read() -> None:

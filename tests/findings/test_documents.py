@@ -19,7 +19,7 @@ from dshealthd.collectors.training import STEP, WORK_SECONDS
 from dshealthd.core import documents, schema
 from dshealthd.core.collector import Fault, Reason, Sample
 from dshealthd.core.documents import LeftOut
-from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
+from dshealthd.core.result import CollectionOutcome, CollectionResult, failed, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import Verdict
@@ -37,18 +37,18 @@ NOW, WALL = 100.0, 1_800_000_000.0
 FORM = schema.of(GpuHistory)
 
 
-def verdict(results: dict[str, Result | None], now: float = NOW) -> Verdict:
+def verdict(results: dict[str, CollectionResult | None], now: float = NOW) -> Verdict:
     """Judge a node called node-17 by these results; None is a collector that has not run yet."""
     made = snapshot(results, NOW, WALL)
     return judge(made, series_of(made, ()), node="node-17", name="", monotonic=now, wall=WALL)
 
 
-def gpus(*samples: object) -> dict[str, Result | None]:
+def gpus(*samples: object) -> dict[str, CollectionResult | None]:
     """Return the results of a node with two GPUs, with these samples beside."""
     usual = (UP(1, "0", "GPU-a"), VISIBLE(2), *samples)
     return {
-        "gpu": Result(CollectionOutcome.OK, usual),  # type: ignore[arg-type] # samples
-        "gpu_bus": Result(CollectionOutcome.OK, (EXPECTED(2),)),
+        "gpu": CollectionResult(CollectionOutcome.OK, usual),  # type: ignore[arg-type] # samples
+        "gpu_bus": CollectionResult(CollectionOutcome.OK, (EXPECTED(2),)),
     }
 
 
@@ -98,7 +98,9 @@ def test_unknown_is_neither_ok_nor_a_warning() -> None:
         (
             {
                 **gpus(),
-                "ecc": Result(CollectionOutcome.OK, (), (Fault("gpu 1", Reason.IO_ERROR, "x"),)),
+                "ecc": CollectionResult(
+                    CollectionOutcome.OK, (), (Fault("gpu 1", Reason.IO_ERROR, "x"),)
+                ),
             },
             NOW,
         ),
@@ -150,7 +152,7 @@ def test_the_worst_comes_first() -> None:
 )
 def test_users_parts_leave_the_node_known(collector: str, part: str) -> None:
     """A part of a user's job that cannot be read does not make the node unknown."""
-    result = Result(CollectionOutcome.OK, (), (Fault(part, Reason.MALFORMED, "odd"),))
+    result = CollectionResult(CollectionOutcome.OK, (), (Fault(part, Reason.MALFORMED, "odd"),))
     assert verdict({**gpus(), collector: result}).state == "ok"
 
 
@@ -158,7 +160,7 @@ def test_a_part_is_named_once() -> None:
     """A GPU that is lost is not also a part that could not be read."""
     fault = Fault("gpu 1", Reason.GPU_LOST, "GPU is lost")
     results = gpus(FAULT(1, "1", "GPU-b", "gpu_lost"))
-    results["ecc"] = Result(CollectionOutcome.OK, (), (fault,))
+    results["ecc"] = CollectionResult(CollectionOutcome.OK, (), (fault,))
     assert [finding.part for finding in verdict(results).findings] == ["GPU 1"]
 
 
@@ -177,8 +179,10 @@ READ = (UP(1, "1", "GPU-b"), INFO(1, "1", "GPU-b", "H100", PCI, "", "", ""))
 def after_xid(past: GpuHistory, age: float, *samples: Sample) -> set[str]:
     """Return the alerts of which there are findings, with an Xid 79 of GPU 1 that is so old."""
     faults = (Fault("gpu 1", Reason.TIMEOUT, "no answer"),) if samples == HANGS else ()
-    gpu = Result(CollectionOutcome.OK, (UP(1, "0", "GPU-a"), VISIBLE(2), *samples), faults)
-    log = Result(CollectionOutcome.OK, (LAST_XID(WALL - age, "1", PCI, "79"),))
+    gpu = CollectionResult(
+        CollectionOutcome.OK, (UP(1, "0", "GPU-a"), VISIBLE(2), *samples), faults
+    )
+    log = CollectionResult(CollectionOutcome.OK, (LAST_XID(WALL - age, "1", PCI, "79"),))
     return alerts(past, snapshot({**gpus(), "gpu": gpu, "kernel_log": log}, NOW, WALL))
 
 

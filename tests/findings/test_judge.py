@@ -18,7 +18,7 @@ from dshealthd.config import config as configuration
 from dshealthd.core import state_writer
 from dshealthd.core.collector import Fault, Reason, Sample
 from dshealthd.core.options import ConfigError
-from dshealthd.core.result import CollectionOutcome, Result, not_available
+from dshealthd.core.result import CollectionOutcome, CollectionResult, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings import catalogue, judgement, limits
 from dshealthd.findings.finding import Finding, Sign, State
@@ -57,11 +57,11 @@ class Node:
         """Put a result in which a share of the system's open files is in use."""
         labels = ("system", "")
         samples = (OPEN(used * 1000, *labels), LIMIT(1000.0, *labels))
-        self.snapshot.put(SOURCE, Result(CollectionOutcome.OK, samples, duration=0.0))
+        self.snapshot.put(SOURCE, CollectionResult(CollectionOutcome.OK, samples, duration=0.0))
 
     def fail(self) -> None:
         """Put a result that could not read its source."""
-        result = Result(
+        result = CollectionResult(
             CollectionOutcome.ERROR, (), duration=0.0, reason=Reason.IO_ERROR, detail="broken"
         )
         self.snapshot.put(SOURCE, result)
@@ -207,7 +207,7 @@ def test_first_judgement_that_fails_is_no_judgement(node: Node) -> None:
 def test_unread_source_is_unknown_while_its_finding_waits(node: Node) -> None:
     """NVML that cannot be read is unknown at once, and later the one finding that says why."""
     node.snapshot.expect("gpu", 60.0)
-    failed = Result(
+    failed = CollectionResult(
         CollectionOutcome.ERROR, (), duration=0.0, reason=Reason.VERSION_MISMATCH, detail="18"
     )
     node.read(0.1)
@@ -244,7 +244,7 @@ def test_port_that_cannot_be_read_has_not_come_up(part: str, node: Node) -> None
         samples = tuple(one for one in found if not isinstance(one, Fault))
         faults = tuple(one for one in found if isinstance(one, Fault))
         for _ in range(seconds // 5):
-            result = Result(CollectionOutcome.OK, samples, faults=faults, duration=0.0)  # type: ignore[arg-type]
+            result = CollectionResult(CollectionOutcome.OK, samples, faults=faults, duration=0.0)  # type: ignore[arg-type]
             node.snapshot.put("infiniband", result)
             node.judge.judge()
             node.now += 5
@@ -421,7 +421,7 @@ async def test_only_crashes_are_a_crash_loop(end: str, tmp_path: Path) -> None:
         await node.judge.apply(loaded("", tmp_path))
         node.read(0.1)
         node.judge.judge()
-        await state_writer.settled(60)
+        await state_writer.wait_until_written(60)
         if end == "stopped":
             node.judge.record_stop()
         kept = (tmp_path / "findings.json").read_bytes()
@@ -445,7 +445,7 @@ async def test_a_request_before_the_start_costs_no_past(tmp_path: Path) -> None:
     later.now = node.now + 3
     later.read(0.95)
     assert later.judge.verdict.state is State.UNKNOWN
-    await state_writer.settled(60)
+    await state_writer.wait_until_written(60)
     assert (tmp_path / "findings.json").read_bytes() == kept
     await later.judge.apply(loaded("", tmp_path))
     later.judge.judge()
@@ -493,7 +493,7 @@ def test_limits_have_sources() -> None:
     text = Path(limits.__file__).read_text(encoding="utf-8")
     blocks = re.findall(r"((?: +# .*\n)+)((?: +\w+: ClassVar.*\n)+)", text)
     fixed = [name for _, block in blocks for name in re.findall(r"(\w+): ClassVar", block)]
-    assert sorted(fixed) == sorted(limits.shipped().keys() - limits.OPTIONS)
+    assert sorted(fixed) == sorted(limits.all_limits().keys() - limits.OPTIONS)
     assert [comment for comment, _ in blocks if not marked.search(comment)] == []
 
 
@@ -545,8 +545,8 @@ def test_a_figure_that_cannot_be_said_hides_no_other_job(
     def says(sign: Sign, *given: object) -> Finding:
         return found(dataclasses.replace(sign, value=float(sign.value or 0.0)), *given)  # type: ignore[arg-type]
 
-    found = catalogue.found
-    monkeypatch.setattr(catalogue, "found", says)
+    found = catalogue.finding_of
+    monkeypatch.setattr(catalogue, "finding_of", says)
     monkeypatch.setattr(judgement, "RULES", (signs,))
     node = Node()
     node.over(0.1)

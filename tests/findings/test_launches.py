@@ -10,7 +10,7 @@ from dshealthd.collectors.job_environment import RANKS
 from dshealthd.collectors.job_launches import AGE, BEHIND, LATE
 from dshealthd.core.collector import Sample
 from dshealthd.findings.idleness import Idleness
-from dshealthd.findings.launches import hosts, standing
+from dshealthd.findings.launches import late_host, ranks_behind
 from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
 from dshealthd.findings.stalls import stalls
@@ -71,7 +71,7 @@ def test_a_job_that_rests() -> None:
 def test_several_are_behind() -> None:
     """Each is named with its number."""
     series = Series(counted(60.0, 1, 0, 2))
-    assert standing(series, JOB) == (
+    assert ranks_behind(series, JOB) == (
         "; rank 0 has launched 1 collective fewer than others here, "
         "rank 2 has launched 2 collectives fewer than others here"
     )
@@ -96,4 +96,4 @@ LITTLE, MUCH = LOSS * STEP * 0.99, LOSS * STEP
 def test_hosts(late: tuple[float, ...], says: str) -> None:
     """One rank that is late alone is named, if it costs as much of a step as a slow rank may."""
     samples = [LATE(value, JOB, str(rank)) for rank, value in enumerate(late)]
-    assert hosts(Series([HERE, *samples]), JOB, STEP) == says
+    assert late_host(Series([HERE, *samples]), JOB, STEP) == says

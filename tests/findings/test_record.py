@@ -60,7 +60,7 @@ def figure(made: NodeRecord, wall: float = NOW, lasting: Iterable[Entry] = ()) -
 async def saved(made: NodeRecord, now: float = 0.0, wall: float = NOW) -> None:
     """Write the record, and wait until it is written."""
     made.save(now, wall, last=True)
-    assert await state_writer.settled(60) == []
+    assert await state_writer.wait_until_written(60) == []
 
 
 def kept(directory: Path, *entries: Entry) -> NodeRecord:

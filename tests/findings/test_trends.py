@@ -14,7 +14,7 @@ from dshealthd.collectors.gpu import MEMORY_USED, POWER, TEMPERATURE
 from dshealthd.collectors.infiniband import ERRORS, TRANSMIT_BYTES
 from dshealthd.collectors.training import STEP_SECONDS
 from dshealthd.core.collector import Reason, Sample
-from dshealthd.core.result import CollectionOutcome, Result, failed
+from dshealthd.core.result import CollectionOutcome, CollectionResult, failed
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.entry import Entry
 from dshealthd.findings.finding import Finding, State
@@ -37,7 +37,7 @@ class Node:
     def read(self, collector: str, *samples: Sample, seconds: float = 15.0) -> None:
         """Have a collector read these samples, and let that time pass."""
         self.snapshot.expect(collector, 60.0)
-        self.snapshot.put(collector, Result(CollectionOutcome.OK, samples, duration=0.0))
+        self.snapshot.put(collector, CollectionResult(CollectionOutcome.OK, samples, duration=0.0))
         self.trends.settle(self.snapshot, self.now)
         self.now += seconds
 

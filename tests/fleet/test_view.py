@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dshealthd.fleet.jobs import merged, shortened
+from dshealthd.fleet.jobs import merge_jobs, shown_jobs
 from dshealthd.fleet.view import Fleet, period
 from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.probe.observation import Outcome
@@ -359,8 +359,8 @@ def test_a_job_in_trouble_is_not_cut_off() -> None:
     failed = [
         (f"n{n}", WELL | {"jobs": [PART | {"job": f"{n}", "state": "failed"}]}) for n in range(1001)
     ]
-    assert len(shortened(merged(failed[:900], ()))) == 900
-    assert len(shortened(merged(failed, ()))) == 1000  # a member may invent some
+    assert len(shown_jobs(merge_jobs(failed[:900], ()))) == 900
+    assert len(shown_jobs(merge_jobs(failed, ()))) == 1000  # a member may invent some
 
 
 def work(rank: int, slow: float, usual: float = 1.0, role: str = "data") -> dict[str, Any]:
@@ -379,8 +379,8 @@ def test_a_slow_rank_is_what_the_judge_says(ratio: float, slow: list[dict[str, A
     """
     parts = {"a": work(0, 1.01), "b": work(8, ratio), "c": work(16, 1.8, 1.8, "stage 1")}
     told = [(node, WELL | {"jobs": [PART | {"own_work": [one]}]}) for node, one in parts.items()]
-    assert [job["slow"] for job in merged(told, ())] == [slow]
-    assert [job["slow"] for job in merged((), told)] == [[]]
+    assert [job["slow"] for job in merge_jobs(told, ())] == [slow]
+    assert [job["slow"] for job in merge_jobs((), told)] == [[]]
 
 
 async def test_jobs_across_nodes() -> None:
@@ -415,7 +415,7 @@ def test_a_job_is_as_bad_as_on_its_worst_node(states: tuple[str, str]) -> None:
     """Which node answers first decides nothing."""
     for order in (states, states[::-1]):
         told = [(state, WELL | {"jobs": (PART | {"state": state},)}) for state in order]
-        (job,) = merged(told, ())
+        (job,) = merge_jobs(told, ())
         assert job["state"] == states[1]
 
 
@@ -438,7 +438,7 @@ def test_nodes_together_know_better(parts: tuple[Part, Part], state: str) -> Non
             (name, WELL | {"jobs": (PART | of_node(part),)})
             for name, part in zip("ab", order, strict=True)
         ]
-        (job,) = merged(answers, ())
+        (job,) = merge_jobs(answers, ())
         assert job["state"] == state
         assert bool(job["culprits"]) is (state == "hung")
         assert job["pause"] == ("checkpoint" if state == "paused" else None)

@@ -16,7 +16,7 @@ from dshealthd.collectors import gpu, gpu_bus
 from dshealthd.config import config
 from dshealthd.config.config import Config
 from dshealthd.core.collector import Context, Metric, Sample
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.probe.options import ProbeOptions
@@ -77,7 +77,7 @@ class Node:
         result = self.result(name)
         return result is not None and result.outcome is not CollectionOutcome.NOT_AVAILABLE
 
-    def result(self, name: str) -> Result | None:
+    def result(self, name: str) -> CollectionResult | None:
         """Return a collector's result; None where the configuration turns it off."""
         return next((one.result for one in self.snapshot if one.name == name), None)
 

@@ -16,11 +16,11 @@ from dshealthd.jobs.own_work import (
     NodeRanks,
     RankFigures,
     Slow,
-    compared,
-    figures,
+    compare_ranks,
+    figures_of,
     level,
-    limit,
     slow_ranks,
+    slow_ratio_of,
 )
 from dshealthd.training.message import Message, Totals
 
@@ -95,19 +95,19 @@ def test_work_without_new_steps_is_none() -> None:
     slow, ended = course([2.0] * 40, wait=0.0)
     usual, _ = course([1.0] * 40, wait=1.0)
     both = {0: usual, 1: slow}
-    found = compared(both, "30s", 1, ended - 5.0)
+    found = compare_ranks(both, "30s", 1, ended - 5.0)
     assert found is not None
     assert found.rank == 1
     assert found.slow == pytest.approx(2.0)
     assert found.usual == pytest.approx(1.0)
-    assert compared(both, "30s", 1, ended + 1.0) is None
+    assert compare_ranks(both, "30s", 1, ended + 1.0) is None
 
 
 def test_one_rank_s_page_is_read_before_its_step() -> None:
     """Windows that only some ranks have ended yet are left for the next time."""
     ahead, _ = course([1.0] * 40)
     behind, _ = course([1.5] * 39)
-    found = compared({0: ahead, 1: behind}, "30s", 1, 0.0)
+    found = compare_ranks({0: ahead, 1: behind}, "30s", 1, 0.0)
     assert found is not None
     assert found.rank == 1
 
@@ -122,11 +122,11 @@ def test_the_same_rank_is_slow() -> None:
     long, nor are ranks that are slowest in turn.
     """
     usual = [1.0] * WINDOWS
-    assert figures(logs(usual, usual, [1.3] * WINDOWS, usual)).slow == pytest.approx(1.3)
+    assert figures_of(logs(usual, usual, [1.3] * WINDOWS, usual)).slow == pytest.approx(1.3)
     pauses = [5.0] * 2 + [1.0] * (WINDOWS - 2)
-    assert figures(logs(usual, usual, pauses, usual)).slow == pytest.approx(1.0)
+    assert figures_of(logs(usual, usual, pauses, usual)).slow == pytest.approx(1.0)
     turns = [[3.0 if window % 4 == rank else 1.0 for window in range(WINDOWS)] for rank in range(4)]
-    found = figures(logs(*turns))
+    found = figures_of(logs(*turns))
     assert found.slow == pytest.approx(1.0)
     assert found.within > 0.01
 
@@ -134,10 +134,10 @@ def test_the_same_rank_is_slow() -> None:
 def test_differences_are_constant_or_random() -> None:
     """What lasts shows between a node's other ranks, what each window changes within them, too."""
     dice = random.Random(1)
-    constant = figures(logs(*([1 + 0.1 * rank] * WINDOWS for rank in range(8))))
+    constant = figures_of(logs(*([1 + 0.1 * rank] * WINDOWS for rank in range(8))))
     assert constant.between == pytest.approx(0.2**2, rel=0.3)
     assert constant.within == pytest.approx(0.0, abs=1e-12)
-    noise = figures({rank: [dice.gauss(0.0, 0.1) for _ in range(WINDOWS)] for rank in range(8)})
+    noise = figures_of({rank: [dice.gauss(0.0, 0.1) for _ in range(WINDOWS)] for rank in range(8)})
     assert noise.within == pytest.approx(0.1**2 / WINDOWS, rel=0.5)
     assert noise.between == pytest.approx(0.1**2 / WINDOWS, rel=2.0)
 
@@ -147,7 +147,7 @@ def test_what_ranks_differ_by(ranks: int) -> None:
     """The median of what a node's ranks show is right, although the slowest does not count."""
     dice = random.Random(ranks)
     found = [
-        figures({rank: [dice.gauss(0.0, 0.1)] * WINDOWS for rank in range(ranks)}).between
+        figures_of({rank: [dice.gauss(0.0, 0.1)] * WINDOWS for rank in range(ranks)}).between
         for _ in range(500)
     ]
     assert statistics.median(found) == pytest.approx(0.01, rel=0.2)
@@ -155,15 +155,15 @@ def test_what_ranks_differ_by(ranks: int) -> None:
 
 def test_the_only_rank_of_a_role() -> None:
     """Nothing here tells its pauses from what all ranks do then: its lower windows count."""
-    found = figures(logs([1.0] * 4 + [1.5] * 4))
+    found = figures_of(logs([1.0] * 4 + [1.5] * 4))
     assert found.slow == pytest.approx(1.0)
     assert found.usual == pytest.approx(math.sqrt(1.5))
-    assert figures(logs([1.2] * WINDOWS)).slow == pytest.approx(1.2)
+    assert figures_of(logs([1.2] * WINDOWS)).slow == pytest.approx(1.2)
 
 
 def test_of_a_pair_the_faster_is_usual() -> None:
     """Of two ranks one may be slow, so the other is usual."""
-    found = figures(logs([2.0] * WINDOWS, [1.0] * WINDOWS))
+    found = figures_of(logs([2.0] * WINDOWS, [1.0] * WINDOWS))
     assert found.rank == 0
     assert found.usual == pytest.approx(1.0)
     assert found.between == pytest.approx(math.log(2) ** 2)
@@ -188,7 +188,7 @@ def test_of_a_pair_the_faster_is_usual() -> None:
 ])  # fmt: skip
 def test_limit(ranks: int, between: float, within: float, slow: float, healthy: float) -> None:
     """A few per cent show where many ranks are alike; what few ranks show must be more."""
-    assert healthy < limit(ranks, between**2, within**2) < slow
+    assert healthy < slow_ratio_of(ranks, between**2, within**2) < slow
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 64, 1024])
@@ -198,7 +198,7 @@ def test_one_false_name_in_720_000_hours(ranks: int) -> None:
     """
     freedom = KNOWN + ranks - 2
     beyond = student_above(
-        math.log(limit(ranks, PRIOR, 0.0)) / deviation_from_others(ranks), freedom
+        math.log(slow_ratio_of(ranks, PRIOR, 0.0)) / deviation_from_others(ranks), freedom
     )
     assert 0.5 < beyond * 720_000 * ranks < 2
 
@@ -223,7 +223,7 @@ def student_above(t: float, freedom: int) -> float:
 
 def test_limit_of_pauses() -> None:
     """Pauses have no constant differences that are usual, however few ranks show them."""
-    assert limit(2, 0.0, 0.004**2, prior=0.0) == pytest.approx(math.exp(6.5 * 0.004))
+    assert slow_ratio_of(2, 0.0, 0.004**2, prior=0.0) == pytest.approx(math.exp(6.5 * 0.004))
 
 
 def pausing(windows: set[int], every: int = 1) -> dict[int, Course]:
@@ -252,7 +252,7 @@ def test_pauses(windows: set[int], slow: float) -> None:
     differences; in four, it may be chance.
     """
     courses = pausing(windows)
-    found = compared(courses, PAUSES, 4, 0.0)
+    found = compare_ranks(courses, PAUSES, 4, 0.0)
     assert found is not None
     pauses = 4.0 * len(windows) / 128
     if slow:
@@ -262,14 +262,14 @@ def test_pauses(windows: set[int], slow: float) -> None:
         assert found.slow / found.usual == pytest.approx(1.0, abs=1e-6)
     assert found.usual == pytest.approx(1.5 + pauses, rel=0.01)
     assert found.between < 1e-6
-    assert compared(courses, PAUSES, 2, 0.0) is None  # four steps have no eighths
+    assert compare_ranks(courses, PAUSES, 2, 0.0) is None  # four steps have no eighths
 
 
 def test_pauses_that_no_read_resolves() -> None:
     """Where a read ends several of the eighths at once, their median is not known."""
     courses = pausing(set(), every=8)
-    assert compared(courses, "5m", 3, 0.0) is not None
-    assert compared(courses, PAUSES, 3, 0.0) is None
+    assert compare_ranks(courses, "5m", 3, 0.0) is not None
+    assert compare_ranks(courses, PAUSES, 3, 0.0) is None
 
 
 def part(node: str, slow: float, usual: float = 1.0, role: str = "", ranks: int = 8) -> NodeRanks:
@@ -294,7 +294,7 @@ def test_nodes_are_compared() -> None:
 def test_two_ranks_of_a_role_on_one_node() -> None:
     """Of a pair, the difference is no measure of what is usual: 1.25 times is slow, 1.2 is not."""
     for ratio, slow in ((1.25, True), (1.2, False)):
-        found = figures(logs([ratio] * WINDOWS, [1.0] * WINDOWS))
+        found = figures_of(logs([ratio] * WINDOWS, [1.0] * WINDOWS))
         assert bool(slow_ranks([NodeRanks("a", "stage 0", "30s", 2, 2.0, found)])) == slow
 
 
@@ -303,7 +303,7 @@ def pairs(*works: float) -> list[Slow]:
     ranks = [[ratio] * WINDOWS for ratio in works]
     return slow_ranks(
         [
-            NodeRanks(node, "", "30s", 2, 2.0, figures(logs(*ranks[first : first + 2])))
+            NodeRanks(node, "", "30s", 2, 2.0, figures_of(logs(*ranks[first : first + 2])))
             for node, first in (("a", 0), ("b", 2))
         ]
     )
@@ -350,7 +350,7 @@ def test_whatever_ranks_claim() -> None:
     """Seconds that no training has, as a hostile one may send, make figures or none."""
     large, _ = course([1e300] * 40)
     small, _ = course([1e-300] * 40)
-    found = compared({0: large, 1: small, 2: small, 3: large}, "30s", 1, 0.0)
+    found = compare_ranks({0: large, 1: small, 2: small, 3: large}, "30s", 1, 0.0)
     assert found is not None
     assert all(
         one.ratio > one.limit for one in slow_ranks([NodeRanks("a", "", "30s", 4, 1.0, found)])
@@ -359,4 +359,6 @@ def test_whatever_ranks_claim() -> None:
     for step in range(0, 2**50, 2**44):
         totals = Totals(step, step, step * 1e300, 0.0)
         made.add(Message(step=step, sent=0.0, totals=totals), float(step))
-    assert all(compared({0: made}, over, size, 0.0) is None for over in SCALES for size in (3, 15))
+    assert all(
+        compare_ranks({0: made}, over, size, 0.0) is None for over in SCALES for size in (3, 15)
+    )

@@ -13,7 +13,7 @@ from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
 from dshealthd.evidence import members
 from dshealthd.jobs.gpu_ranks import GpuRanks
-from dshealthd.jobs.ownership import claimed, scheduled_in
+from dshealthd.jobs.ownership import claimed_name, scheduled_in
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ranks import Ranks
 from tests.environments import wait_for_environment
@@ -93,7 +93,10 @@ def test_no_environment_makes_such_a_name(machine: Machine) -> None:
     process(machine, 70, 666, SLURM_JOB_ID="5000-uid1000")
     assert jobs(machine)[60] == "slurm-5000"
     assert jobs(machine)[70].startswith("run-")
-    assert (claimed("slurm-5000-uid1000"), claimed("run-0c5d")) == ("slurm-5000", "run-0c5d")
+    assert (claimed_name("slurm-5000-uid1000"), claimed_name("run-0c5d")) == (
+        "slurm-5000",
+        "run-0c5d",
+    )
 
 
 def test_a_rank_is_not_used_twice_by_a_stranger(machine: Machine) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.processes import TrainingProcess
-from dshealthd.jobs.shares import MAX_JOBS, jobs, shared
+from dshealthd.jobs.shares import MAX_JOBS, jobs_with_places, share_places
 
 
 class Entry(NamedTuple):
@@ -23,7 +23,9 @@ class Entry(NamedTuple):
 
 def chosen(entries: list[Entry], places: int) -> list[Entry]:
     """Return who gets one."""
-    return shared(entries, places, lambda one: one.user, lambda one: one.job, lambda one: one.start)
+    return share_places(
+        entries, places, lambda one: one.user, lambda one: one.job, lambda one: one.start
+    )
 
 
 def test_an_idle_job_does_not_keep_out_the_same_users_next() -> None:
@@ -42,7 +44,7 @@ def test_jobs_of_processes() -> None:
         for pid in range(2, 2 + MAX_JOBS)
     ]
     processes.append(TrainingProcess(90, 90, 1, "run", place, {}, user=2))
-    found = jobs(processes)
+    found = jobs_with_places(processes)
     assert "run" in found
     assert len(found) == MAX_JOBS
 

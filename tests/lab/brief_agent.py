@@ -22,7 +22,7 @@ PATIENT = {"DshealthdFilesystemFull", "DshealthdGpuThrottled", "DshealthdRendezv
 A fault of the lab leads to each. The others keep theirs: a busy machine must not look ill.
 """
 
-_found = catalogue.found
+_found = catalogue.finding_of
 
 
 def _brief(sign: Sign, node: str, limits: Limits, rule: str = "") -> Finding:
@@ -37,6 +37,6 @@ def _brief(sign: Sign, node: str, limits: Limits, rule: str = "") -> Finding:
 
 
 if __name__ == "__main__":
-    catalogue.found = _brief
+    catalogue.finding_of = _brief
     heat.AGAIN = float(KEEP_SECONDS)
     sys.exit(cli.main())

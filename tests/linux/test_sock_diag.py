@@ -24,9 +24,9 @@ from dshealthd.linux.sock_diag import (
     MalformedReply,
     TcpSocket,
     TcpState,
+    dump_request,
     parse,
     receive,
-    request,
     whole,
 )
 
@@ -81,7 +81,7 @@ def test_request_without_filter_is_the_kernel_s_struct() -> None:
     """The request is `struct nlmsghdr` with a dump flag and `struct inet_diag_req`, whose states
     are where the kernel reads them.
     """
-    sent = request(EVERY_STATE, None, SEQUENCE)
+    sent = dump_request(EVERY_STATE, None, SEQUENCE)
     assert struct.unpack_from("=IHHII", sent) == (76, 18, 0x301, SEQUENCE, 0)
     assert sent[16:68] == bytes(52)
     assert struct.unpack_from("=II", sent, 68) == (0b1111_0111_1110, 0)
@@ -91,7 +91,7 @@ def test_request_with_ports_has_bytecode_that_the_kernel_s_audit_accepts() -> No
     """Two comparisons, whose jumps land on an operation or on the end, and whose refusal lands four
     bytes beyond it.
     """
-    sent = request(TcpState.TIME_WAIT.mask, (29500, 29600), SEQUENCE)
+    sent = dump_request(TcpState.TIME_WAIT.mask, (29500, 29600), SEQUENCE)
     assert struct.unpack_from("=HH", sent, 76) == (20, 1)
     assert list(struct.iter_unpack("=BBH", sent[80:])) == [
         (2, 8, 20),

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.linux.socket_waits import TERMINAL, awaited, served
+from dshealthd.linux.socket_waits import TERMINAL, peers_awaited, ports_served
 
 START = """
 import os, select, socket, sys, threading, time
@@ -78,14 +78,18 @@ def test_a_connection(program: str, address: str) -> None:
     """A process that waits for data over TCP tells from whom, however it waits."""
     with waiting(program, address) as (pid, port, _):
         shown = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        wait(lambda: {key: str(end) for key, end in awaited(Host(), [pid]).items()} == {pid: shown})
+        wait(
+            lambda: (
+                {key: str(end) for key, end in peers_awaited(Host(), [pid]).items()} == {pid: shown}
+            )
+        )
 
 
 @pytest.mark.parametrize("program", OTHERS.values(), ids=list(OTHERS))
 def test_others(program: str) -> None:
     """One that waits for something else has a connection as well."""
     with waiting(program) as (pid, _, _):
-        assert awaited(Host(), [pid]) == {}
+        assert peers_awaited(Host(), [pid]) == {}
 
 
 def test_an_end_that_acknowledges_nothing() -> None:
@@ -93,7 +97,7 @@ def test_an_end_that_acknowledges_nothing() -> None:
     program = "connection.setblocking(False)\ntry:\n while True: connection.send(bytes(65536))\n"
     program += "except BlockingIOError: pass\nconnection.setblocking(True); connection.recv(1)"
     with waiting(program) as (pid, _, connection):
-        assert awaited(Host(), [pid]) == {}
+        assert peers_awaited(Host(), [pid]) == {}
         connection.settimeout(0.0)
 
         def drained() -> bool:
@@ -101,7 +105,7 @@ def test_an_end_that_acknowledges_nothing() -> None:
                 while connection.recv(1 << 20):
                     pass
             except BlockingIOError:
-                return pid in awaited(Host(), [pid])
+                return pid in peers_awaited(Host(), [pid])
             return False
 
         wait(drained)
@@ -123,7 +127,7 @@ def test_a_prompt(program: str) -> None:
     try:
         command = [sys.executable, "-c", program]
         with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-            wait(lambda: awaited(Host(), [process.pid]) == {process.pid: TERMINAL})
+            wait(lambda: peers_awaited(Host(), [process.pid]) == {process.pid: TERMINAL})
             process.kill()
     finally:
         os.close(ours)
@@ -141,8 +145,8 @@ def test_a_port_for_clients() -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
-        assert list(served(Host(), [process.pid], 1000)) == [(process.pid, port)]
-        assert list(served(Host(), [process.pid], 1)) == []
+        assert list(ports_served(Host(), [process.pid], 1000)) == [(process.pid, port)]
+        assert list(ports_served(Host(), [process.pid], 1)) == []
         process.kill()
 
 
@@ -152,4 +156,4 @@ def test_what_is_gone_or_denied(tmp_path: Path) -> None:
     for text in (None, "running\n", "-1 0x7ffe 0x7f2a\n", "a 1 2\n"):
         if text is not None:
             (tmp_path / "10" / "syscall").write_text(text)
-        assert awaited(Host(procfs=tmp_path), [10, 11]) == {}
+        assert peers_awaited(Host(procfs=tmp_path), [10, 11]) == {}

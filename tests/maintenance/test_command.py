@@ -21,7 +21,7 @@ from dshealthd.collectors.maintenance import (
 )
 from dshealthd.core.collector import Context, Fault, Metric, Reason
 from dshealthd.core.host import Host
-from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.core.result import CollectionOutcome, CollectionResult, attempt
 
 
 def command(state: Path, *arguments: str) -> int:
@@ -29,7 +29,7 @@ def command(state: Path, *arguments: str) -> int:
     return cli.main(["maintenance", *arguments, "--path.state", str(state)])
 
 
-def collect(state: Path | None, *, later: float = 0.0) -> Result:
+def collect(state: Path | None, *, later: float = 0.0) -> CollectionResult:
     """Collect once, so many seconds from now."""
     context = Context(
         host=Host(), monotonic=time.monotonic, wall=lambda: time.time() + later, state=state
@@ -37,7 +37,7 @@ def collect(state: Path | None, *, later: float = 0.0) -> Result:
     return attempt(MaintenanceCollector(MaintenanceCollector.Options(), context))
 
 
-def values(result: Result, metric: Metric) -> dict[tuple[str, ...], float]:
+def values(result: CollectionResult, metric: Metric) -> dict[tuple[str, ...], float]:
     """Return the series of a metric."""
     return {sample.labels: sample.value for sample in result.samples if sample.metric is metric}
 

@@ -9,7 +9,7 @@ from dshealthd.collectors.nccl_ras import NcclRas
 from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
-from dshealthd.core.result import Result, attempt
+from dshealthd.core.result import CollectionResult, attempt
 from dshealthd.jobs.ras.options import NcclRasOptions
 from dshealthd.jobs.ras.status import Status
 from tests.nccl.job import Job
@@ -44,7 +44,7 @@ class Node:
         )
         self.collector = NcclRas(options, self.context)
 
-    def sweep(self) -> Result:
+    def sweep(self) -> CollectionResult:
         """Look at the job once."""
         self.context.sweep += 1
         return attempt(self.collector, self.context.monotonic)
@@ -58,7 +58,7 @@ class Node:
         assert status is not None
         return status
 
-    def state(self, result: Result) -> str:
+    def state(self, result: CollectionResult) -> str:
         """Return what became of a query."""
         (state,) = (
             str(sample.labels[1])
@@ -67,7 +67,7 @@ class Node:
         )
         return state
 
-    def samples(self, result: Result, name: str) -> dict[tuple[str, ...], float]:
+    def samples(self, result: CollectionResult, name: str) -> dict[tuple[str, ...], float]:
         """Return a metric of the job, without prefix, by its labels but the job."""
         return {
             tuple(map(str, sample.labels[1:])): sample.value

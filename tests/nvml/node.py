@@ -23,7 +23,7 @@ from dshealthd.core import wire
 from dshealthd.core.collector import Context, Fault, Reason
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
-from dshealthd.core.result import Result, attempt
+from dshealthd.core.result import CollectionResult, attempt
 from tests.nvml.simulator import Simulator
 
 GPU_COLLECTORS = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes", "mig")
@@ -33,7 +33,7 @@ GPU_COLLECTORS = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processe
 class Round:
     """What one sweep gave."""
 
-    results: Mapping[str, Result]
+    results: Mapping[str, CollectionResult]
     approached: list[str]
     """COLLECTOR PART, in order."""
     cpu: float

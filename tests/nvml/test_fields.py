@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.nvml.fields import Batch, decoded
+from dshealthd.nvml.fields import Batch, decode_value
 from dshealthd.nvml.values import SENTINELS
 
 DOUBLE, UINT, ULONG, ULL, SLL, SINT = range(6)
@@ -41,13 +41,13 @@ def bits(value: float) -> int:
 ])  # fmt: skip
 def test_decoded(kind: int, raw: int, value: float | None) -> None:
     """Each type takes its own bits of the union."""
-    assert decoded(kind, raw) == value
+    assert decode_value(kind, raw) == value
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1))
 def test_decoded_is_a_number_or_nothing(kind: int, raw: int) -> None:
     """Whatever the driver writes, the answer is finite or None."""
-    value = decoded(kind, raw)
+    value = decode_value(kind, raw)
     assert value is None or math.isfinite(value)
 
 

@@ -12,7 +12,7 @@ from dshealthd.collectors.gpu import FAULT, RECOVERY, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.kernel_log import LAST_XID
 from dshealthd.core.collector import Fault, Reason, Sample
-from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
+from dshealthd.core.result import CollectionOutcome, CollectionResult, failed, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings import judgement
 from dshealthd.findings.finding import Sign
@@ -50,13 +50,13 @@ def of(made: Snapshot, own: tuple[Sample, ...] = (), *, now: float = 100.0) -> F
 
 def judge(
     *samples: Sample,
-    results: dict[str, Result] | None = None,
+    results: dict[str, CollectionResult] | None = None,
     accusations: tuple[Sample, ...] = (),
 ) -> Fitness:
     """Judge node n1, a healthy one but for these samples of the collector `gpu`, or for these
     results.
     """
-    found: dict[str, Result | tuple[Sample, ...] | None] = {}
+    found: dict[str, CollectionResult | tuple[Sample, ...] | None] = {}
     for name, usual in HEALTHY.items():
         own = tuple(usual) + (samples if name == "gpu" else ())
         found[name] = (results or {}).get(name) or own
@@ -92,15 +92,15 @@ def test_unfit(sample: Sample, check: FitnessCheck, part: str) -> None:
 
 def test_gpu_missing() -> None:
     """Fewer GPUs in NVML than on the bus make it unfit."""
-    verdict = judge(results={"gpu_bus": Result(CollectionOutcome.OK, (EXPECTED(3),))})
+    verdict = judge(results={"gpu_bus": CollectionResult(CollectionOutcome.OK, (EXPECTED(3),))})
     assert [failure.check for failure in verdict.failures] == [FitnessCheck.GPU_LOST]
 
 
 @pytest.mark.parametrize("results", [
     {"gpu_bus": not_available("no NVIDIA GPU on the PCI bus"), "gpu": not_available("none")},
-    {"gpu_bus": Result(CollectionOutcome.OK, (EXPECTED(2),))},
+    {"gpu_bus": CollectionResult(CollectionOutcome.OK, (EXPECTED(2),))},
 ], ids=["all", "some"])  # fmt: skip
-def test_gpus_gone_from_the_bus(results: dict[str, Result]) -> None:
+def test_gpus_gone_from_the_bus(results: dict[str, CollectionResult]) -> None:
     """A node that has had GPUs which are gone, all or some, is unfit; one that never had more is
     fit.
     """
@@ -116,9 +116,9 @@ HANGS = Fault("gpu 1", Reason.TIMEOUT, "nvmlDeviceGetTotalEccErrors")
     {"gpu": failed(Reason.VERSION_MISMATCH, "nvmlInit")},
     {"gpu": failed(Reason.NOT_LOADED, "nvmlInit")},
     {"gpu": failed(Reason.STUCK, "nvmlInit")},
-    {"ecc": Result(CollectionOutcome.OK, (), (HANGS,))},
+    {"ecc": CollectionResult(CollectionOutcome.OK, (), (HANGS,))},
 ])  # fmt: skip
-def test_nvml_broken(results: dict[str, Result]) -> None:
+def test_nvml_broken(results: dict[str, CollectionResult]) -> None:
     """NVML that cannot be loaded, or hangs, also for one GPU, makes the node unfit: CUDA does not
     work either.
     """
@@ -133,9 +133,9 @@ def test_nvml_broken(results: dict[str, Result]) -> None:
     {"gpu": failed(Reason.INTERNAL, "defect")},
     {"gpu": not_available("an operator wants the GPUs free")},
     {"kernel_log": failed(Reason.PERMISSION_DENIED, "/dev/kmsg")},
-    {"ecc": Result(CollectionOutcome.OK, (), (Fault("gpu 1", Reason.MALFORMED, "odd"),))},
+    {"ecc": CollectionResult(CollectionOutcome.OK, (), (Fault("gpu 1", Reason.MALFORMED, "odd"),))},
 ])  # fmt: skip
-def test_unknown(results: dict[str, Result]) -> None:
+def test_unknown(results: dict[str, CollectionResult]) -> None:
     """Where the agent could not look, the node is neither fit nor unfit."""
     verdict = judge(results=results)
     assert (verdict.fit, verdict.failures) == (None, ())

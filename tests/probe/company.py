@@ -19,7 +19,7 @@ import pytest
 
 from dshealthd.linux import starvation
 from dshealthd.probe.members.membership import Member, Membership
-from dshealthd.probe.observation import Kind, Observation, Outcome, PeerReport, Stage, Timing
+from dshealthd.probe.observation import Observation, Outcome, PeerReport, RoundKind, Stage, Timing
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.messages import Backend
@@ -177,7 +177,7 @@ class Companion:
         """Return a round that this node leads."""
         return RoundPlan(
             epoch=epoch,
-            kind=Kind.PAIR,
+            kind=RoundKind.PAIR,
             backend=Backend.GLOO,
             members=(self.name, other),
             digest=self.node.membership().digest,

@@ -26,8 +26,8 @@ from dshealthd.probe.peers.protocol import (
     Hello,
     PeerError,
     PeerSession,
-    framed,
     parse_challenge,
+    to_frame,
 )
 from dshealthd.probe.peers.server import PeerServer
 
@@ -206,7 +206,7 @@ class Raw:
     async def begin(self, key: str = KEY, sender: str = "a", receiver: str = "b") -> PeerSession:
         """Exchange challenges, as a stranger can too, and return the session of a key."""
         hello = Hello(sender, receiver, CHALLENGE)
-        challenge = parse_challenge(await self.ask(framed(bytes(hello))))
+        challenge = parse_challenge(await self.ask(to_frame(bytes(hello))))
         assert challenge is not None
         return PeerSession(key.encode(), hello, challenge)
 
@@ -247,7 +247,7 @@ async def impersonating(
 
     async def frames(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
         while True:
-            yield framed(await read_frame(reader))
+            yield to_frame(await read_frame(reader))
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

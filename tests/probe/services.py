@@ -19,7 +19,7 @@ from dshealthd.collectors import gpu_bus, gpu_processes, maintenance
 from dshealthd.core.collector import Sample
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
-from dshealthd.core.result import CollectionOutcome, Result, not_available
+from dshealthd.core.result import CollectionOutcome, CollectionResult, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.probe.options import MembershipOptions, PeerOptions, PolicyOptions, ProbeOptions
 from tests.probe.company import give_time
@@ -50,8 +50,10 @@ def snapshot(gpus: Mapping[str, float] | None = None) -> Snapshot:
         found = tuple(
             gpu_processes.PROCESSES(count, gpu, f"GPU-{gpu}") for gpu, count in gpus.items()
         )
-        shot.put("gpu_processes", Result(CollectionOutcome.OK, found))
-        shot.put("gpu_bus", Result(CollectionOutcome.OK, (gpu_bus.EXPECTED(float(len(gpus))),)))
+        shot.put("gpu_processes", CollectionResult(CollectionOutcome.OK, found))
+        shot.put(
+            "gpu_bus", CollectionResult(CollectionOutcome.OK, (gpu_bus.EXPECTED(float(len(gpus))),))
+        )
     return shot
 
 
@@ -177,5 +179,7 @@ def set_maintenance(shot: Snapshot, end: float) -> None:
     active = maintenance.ACTIVE(float(bool(end)))
     shot.put(
         "maintenance",
-        Result(CollectionOutcome.OK, (active, maintenance.END(end)) if end else (active,)),
+        CollectionResult(
+            CollectionOutcome.OK, (active, maintenance.END(end)) if end else (active,)
+        ),
     )

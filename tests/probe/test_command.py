@@ -17,7 +17,7 @@ from dshealthd.cli import main as cli
 from dshealthd.config.config import Config
 from dshealthd.core.options import ConfigError
 from dshealthd.probe.cli import local, pairs, report
-from dshealthd.probe.observation import Kind, Outcome, Timing
+from dshealthd.probe.observation import Outcome, RoundKind, Timing
 from dshealthd.probe.options import MembershipOptions
 from tests.probe.peering import may_block, until
 from tests.probe.services import NAMES, Agent, agents
@@ -117,11 +117,11 @@ async def test_matrix(tmp_path: Path) -> None:
         await gone.service.close()
         told: list[str] = []
         names = NAMES[:3]
-        document = await pairs.between(
+        document = await pairs.probe_pairs(
             config(one, one.name),
             "test",
             hostfile(tmp_path, names),
-            Kind.PAIR,
+            RoundKind.PAIR,
             ((8, 3),),
             told.append,
         )
@@ -130,7 +130,7 @@ async def test_matrix(tmp_path: Path) -> None:
         well = found[frozenset((one.name, two.name))]
         assert (well["outcome"], well["kind"], well["reason"]) == (
             Outcome.OK,
-            Kind.LIGHT,
+            RoundKind.LIGHT,
             "no_python",
         )
         assert {
@@ -149,8 +149,8 @@ async def test_light_on_demand(tmp_path: Path) -> None:
     """A light matrix gives no reason for being light."""
     async with agents(tmp_path, 3) as members:
         await until(lambda: all(agent.value("probe_up") for agent in members))
-        light = await pairs.between(
-            config(members[0]), "test", None, Kind.LIGHT, (), lambda _: None
+        light = await pairs.probe_pairs(
+            config(members[0]), "test", None, RoundKind.LIGHT, (), lambda _: None
         )
         assert light["outcome"] is Outcome.OK
         assert [entry["reason"] for entry in light["rounds"]] == [""] * 3
@@ -161,11 +161,11 @@ async def test_no_member(tmp_path: Path) -> None:
     """On a machine that is not in the hostfile, the message says so."""
     async with agents(tmp_path, 2) as members:
         with pytest.raises(ConfigError, match="is not one of the 1 members"):
-            await pairs.between(
+            await pairs.probe_pairs(
                 config(members[0], NAMES[0]),
                 "test",
                 hostfile(tmp_path, (NAMES[1],)),
-                Kind.PAIR,
+                RoundKind.PAIR,
                 (),
                 print,
             )
@@ -189,7 +189,7 @@ def test_gpus_alone_are_all_listed() -> None:
         ),
         *(Timing("matrix_product", 64, 1e-3, 1.0, part) for part in ("1", "0")),
     )
-    found = report.rows(timings)
+    found = report.timing_rows(timings)
     assert [(timing.op, timing.part, timing.seconds) for timing in found] == [
         ("all_reduce", "", 2e-5),
         ("matrix_product", "0", 1e-3),

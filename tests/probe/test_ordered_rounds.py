@@ -12,7 +12,7 @@ import pytest
 
 from dshealthd.core.options import Duration
 from dshealthd.probe import policy as policy_module
-from dshealthd.probe.observation import Kind, Observation, Outcome
+from dshealthd.probe.observation import Observation, Outcome, RoundKind
 from dshealthd.probe.options import PolicyOptions, ProbeOptions
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.policy import ASKED_RATIO, DUTY
@@ -68,7 +68,7 @@ async def order(
     while True:
         plan = RoundPlan(
             epoch=ON_DEMAND,
-            kind=Kind.PAIR,
+            kind=RoundKind.PAIR,
             backend=Backend.NCCL,
             members=(orderer.node.name, receiver),
             digest=orderer.node.membership().digest,
@@ -102,8 +102,8 @@ async def test_receiver_keeps_to_its_share_of_gpu_time(
         orderer, victim = await begun(members)
         found = [await order(orderer, receiver.name, EXPENSIVE) for _ in range(30)]
         assert {each.outcome for each in found} == {Outcome.OK}
-        ran = [each for each in found if each.kind is Kind.PAIR]
-        light = [each for each in found if each.kind is Kind.LIGHT]
+        ran = [each for each in found if each.kind is RoundKind.PAIR]
+        light = [each for each in found if each.kind is RoundKind.LIGHT]
         assert ran
         assert len(light) >= len(ran)
         assert {each.reason for each in light} == {DUTY}
@@ -130,12 +130,14 @@ async def test_receiver_charges_rounds_that_hang(
         orderer, victim = await begun(members)
         begin = time.monotonic()
         hung = 0
-        while (found := await order(orderer, receiver.name, (*CHEAP, *CHEAP))).kind is Kind.PAIR:
+        while (
+            found := await order(orderer, receiver.name, (*CHEAP, *CHEAP))
+        ).kind is RoundKind.PAIR:
             assert found.outcome is Outcome.HUNG
             hung += 1
             assert hung < 10
         assert hung
-        assert (found.kind, found.outcome, found.reason) == (Kind.LIGHT, Outcome.OK, DUTY)
+        assert (found.kind, found.outcome, found.reason) == (RoundKind.LIGHT, Outcome.OK, DUTY)
         spent = ASKED_RATIO * SAVED
         used = receiver.value("probe_gpu_seconds_total")
         assert spent < used < time.monotonic() - begin

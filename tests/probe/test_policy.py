@@ -9,7 +9,7 @@ import pytest
 from dshealthd.collectors.job_environment import RANKS
 from dshealthd.collectors.training import STEP
 from dshealthd.core.collector import Reason, Sample
-from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
+from dshealthd.core.result import CollectionOutcome, CollectionResult, failed, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.probe.options import PolicyOptions
 from dshealthd.probe.policy import (
@@ -29,9 +29,9 @@ from tests.probe.peering import Time
 from tests.probe.services import snapshot
 
 
-def found(*samples: Sample) -> Result:
+def found(*samples: Sample) -> CollectionResult:
     """Return what a collector found."""
-    return Result(CollectionOutcome.OK, samples)
+    return CollectionResult(CollectionOutcome.OK, samples)
 
 
 def policy(shot: Snapshot, clock: Time | None = None, **given: str) -> Policy:
@@ -62,7 +62,7 @@ def test_no_gpus_is_idle() -> None:
     ("training", failed(Reason.IO_ERROR, "no socket"), ""),
 ])  # fmt: skip
 def test_no_round_beside_a_training_on_cpus(
-    collector: str, result: Result | None, objection: str
+    collector: str, result: CollectionResult | None, objection: str
 ) -> None:
     """Ranks on a node without GPUs need its CPUs and its network; unknown counts as busy."""
     shot = snapshot()

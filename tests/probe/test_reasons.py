@@ -15,12 +15,12 @@ from dshealthd.probe.metrics import MEMBER, OPERATION, SKIPS, RoundMetrics
 from dshealthd.probe.observation import (
     OTHER,
     REASONS,
-    Kind,
     Observation,
     Outcome,
+    RoundKind,
     Stage,
     Timing,
-    known,
+    known_reason,
 )
 from dshealthd.probe.peers.messages import RANK, TIMING, Backend, KnownReason
 from dshealthd.probe.peers.protocol import DEFECT, TIMED_OUT, Rejection
@@ -74,7 +74,7 @@ def test_every_reason_of_ours_is_known() -> None:
 @pytest.mark.parametrize(("said", "read"), [("", ""), ("busy_gpu", "busy_gpu"), ("gpu_7", OTHER)])
 def test_unknown_reasons_are_other(said: str, read: str) -> None:
     """An unknown reason becomes `other` wherever a peer gives one."""
-    assert known(said) == read
+    assert known_reason(said) == read
     assert KnownReason().read(said, "the reason") == read
     assert RANK.fields["reason"].read(said, "reason") == read
 
@@ -89,10 +89,15 @@ def test_series_are_bounded() -> None:
     """A member that declines for a thousand reasons creates one series."""
     metrics = RoundMetrics()
     plan = RoundPlan(
-        round="x", epoch=1, kind=Kind.LIGHT, backend=Backend.AGENT, members=("a", "b"), digest=""
+        round="x",
+        epoch=1,
+        kind=RoundKind.LIGHT,
+        backend=Backend.AGENT,
+        members=("a", "b"),
+        digest="",
     )
     declined = Observation(
-        1, Kind.LIGHT, "agent", ("a", "b"), Outcome.DECLINED, Stage.INVITE, reason=""
+        1, RoundKind.LIGHT, "agent", ("a", "b"), Outcome.DECLINED, Stage.INVITE, reason=""
     )
     for number in range(1000):
         reason = KnownReason().read(f"because_{number}", "the reason")
@@ -105,9 +110,14 @@ def test_sizes_that_others_choose_are_no_series() -> None:
     """On-demand rounds of other sizes add no series, except among this node's own GPUs."""
     metrics = RoundMetrics()
     plan = RoundPlan(
-        round="x", epoch=-1, kind=Kind.PAIR, backend=Backend.GLOO, members=("b", "a"), digest=""
+        round="x",
+        epoch=-1,
+        kind=RoundKind.PAIR,
+        backend=Backend.GLOO,
+        members=("b", "a"),
+        digest="",
     )
-    for size, kind in ((8, Kind.PAIR), (12345, Kind.PAIR), (12346, Kind.LOCAL)):
+    for size, kind in ((8, RoundKind.PAIR), (12345, RoundKind.PAIR), (12346, RoundKind.LOCAL)):
         timings = (Timing("all_reduce", size, 0.001, 1e6),)
         seen = Observation(-1, kind, "gloo", ("b", "a"), Outcome.OK, Stage.DONE, timings)
         metrics.add(RoundReport(seen, plan, 0.1, led=True), "a")
@@ -121,9 +131,14 @@ def test_the_member_of_the_last_round_is_named_while_it_succeeded() -> None:
     """
     metrics, theirs = RoundMetrics(), RoundMetrics()
     plan = RoundPlan(
-        round="x", epoch=1, kind=Kind.LIGHT, backend=Backend.AGENT, members=("a", "b"), digest=""
+        round="x",
+        epoch=1,
+        kind=RoundKind.LIGHT,
+        backend=Backend.AGENT,
+        members=("a", "b"),
+        digest="",
     )
-    ok = Observation(1, Kind.LIGHT, "agent", ("a", "b"), Outcome.OK, Stage.DONE)
+    ok = Observation(1, RoundKind.LIGHT, "agent", ("a", "b"), Outcome.OK, Stage.DONE)
 
     def hashes(of: RoundMetrics, me: str) -> dict[str, float]:
         return {one.labels[0]: one.value for one in of.samples((), me) if one.metric is MEMBER}

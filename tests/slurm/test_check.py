@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dshealthd.slurm.agent import AgentSilent, AgentVerdict
-from dshealthd.slurm.check import Busy, NodeCheck, NodeCheckResult, Streaks, kept
+from dshealthd.slurm.check import Busy, NodeCheck, NodeCheckResult, Streaks, locked_streaks
 from dshealthd.slurm.options import DRAIN_FOR, SlurmOptions
 from dshealthd.symptoms import all_symptoms
 from tests.slurm.cluster import NOW, Cluster, node, silent
@@ -209,13 +209,13 @@ def test_kept(tmp_path: Path) -> None:
     """The streaks that one run counts the next one finds; a run that fails changes nothing."""
     place = tmp_path / "run"
     for expected in (1, 2):
-        with kept(place, 0) as streaks:
+        with locked_streaks(place, 0) as streaks:
             streaks.count_bad(["gpu-lost gpu=3"])
             assert streaks.longest == expected
-    with contextlib.suppress(KeyError), kept(place, 0) as streaks:
+    with contextlib.suppress(KeyError), locked_streaks(place, 0) as streaks:
         streaks.bad = {}
         raise KeyError
-    with kept(place, 0) as streaks:
+    with locked_streaks(place, 0) as streaks:
         assert streaks.bad == {"gpu-lost gpu=3": 2}
         streaks.count_bad(["gpu-lost gpu=4"])
         assert streaks.longest == 1
@@ -223,7 +223,11 @@ def test_kept(tmp_path: Path) -> None:
 
 def test_one_at_a_time(tmp_path: Path) -> None:
     """A second check of the node does not begin."""
-    with kept(tmp_path / "run", 0), pytest.raises(Busy), kept(tmp_path / "run", 0.2):
+    with (
+        locked_streaks(tmp_path / "run", 0),
+        pytest.raises(Busy),
+        locked_streaks(tmp_path / "run", 0.2),
+    ):
         pass
 
 
@@ -231,13 +235,13 @@ def test_garbage_begins_anew(tmp_path: Path) -> None:
     """A file of another version is no reason to fail, or to drain."""
     (tmp_path / "streaks.json").write_text('{"bad": [1]}')
     tmp_path.chmod(0o700)
-    with kept(tmp_path, 0) as streaks:
+    with locked_streaks(tmp_path, 0) as streaks:
         assert streaks.bad == {}
 
 
 def test_directory_of_somebody_else(tmp_path: Path) -> None:
     """A directory in which others can write is not used."""
     tmp_path.chmod(0o777)
-    with pytest.raises(PermissionError), kept(tmp_path, 0):
+    with pytest.raises(PermissionError), locked_streaks(tmp_path, 0):
         pass
     assert os.listdir(tmp_path) == []

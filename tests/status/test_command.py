@@ -28,7 +28,7 @@ from dshealthd.collectors.nvlink import UP as LINK_UP
 from dshealthd.collectors.pressure import STALLED_RATIO
 from dshealthd.collectors.training import HEARD, LOSS_FINITE, PHASE, STEP, STEP_SECONDS
 from dshealthd.core.collector import Sample
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.idleness import IDLE
 from dshealthd.http import client
@@ -67,7 +67,7 @@ def snapshot(*samples: Sample) -> Snapshot:
     """Return what an agent has that collected these samples."""
     made = Snapshot(time.monotonic, time.time)
     made.expect("gpu", 3600)
-    made.put("gpu", Result(CollectionOutcome.OK, samples))
+    made.put("gpu", CollectionResult(CollectionOutcome.OK, samples))
     return made
 
 

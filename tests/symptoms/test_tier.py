@@ -10,7 +10,7 @@ import yaml
 
 from deploy import tier
 from dshealthd.core.collector import MetricKind
-from dshealthd.core.exposition import parsed
+from dshealthd.core.exposition import parse_selectors
 from generate.reference import all_metrics
 from tests.symptoms import expression
 
@@ -33,7 +33,9 @@ def test_up_to_date(
 
 def test_rules_and_fleet_need_nothing_else() -> None:
     """Every name of an agent's series in them is a family of the tier."""
-    families = {selector.family for selector in parsed(tier.AGENT.read_text(encoding="utf-8"))}
+    families = {
+        selector.family for selector in parse_selectors(tier.AGENT.read_text(encoding="utf-8"))
+    }
     for expr in tier.expressions():
         for selector in expression.selectors(expr):
             if selector.metric.startswith("dshealthd_"):
@@ -70,7 +72,9 @@ def test_what_is_passed_on_is_the_tier() -> None:
     document = yaml.safe_load(tier.REMOTE_WRITE.read_text(encoding="utf-8"))
     ((keep,),) = (one["write_relabel_configs"] for one in document["remote_write"])
     names = set(keep["regex"].split("|"))
-    families = {selector.family for selector in parsed(tier.AGENT.read_text(encoding="utf-8"))}
+    families = {
+        selector.family for selector in parse_selectors(tier.AGENT.read_text(encoding="utf-8"))
+    }
     metrics = all_metrics()
     plain = {name for name in families if metrics[name].kind is not MetricKind.HISTOGRAM}
     assert names >= {*plain, *tier.OF_SCRAPES}

@@ -15,7 +15,7 @@ import psutil
 
 from dshealthd.core.host import Host
 from dshealthd.jobs.heartbeats.page import open_page
-from dshealthd.training.message import PAGE, Message, newest
+from dshealthd.training.message import PAGE, Message, newest_message
 from dshealthd.training.saved import Saved
 from dshealthd.training.saved import decode as decode_saved
 
@@ -113,7 +113,7 @@ class AgentsEnd:
         for page in self.pages:
             data = os.pread(page, PAGE, 0)
             if any(data):  # it was made just now
-                found.append(newest(data))
+                found.append(newest_message(data))
         return found
 
     def message(self) -> Message:

@@ -27,7 +27,7 @@ from dshealthd.training.message import (
     WaitSource,
     decode,
     encode,
-    newest,
+    newest_message,
 )
 
 INSTANT = 1e-9
@@ -153,11 +153,11 @@ def test_damaged_messages_are_refused(message: Message, place: int, change: int)
 def test_later_message_of_a_page(first: Message, second: Message) -> None:
     """Of the two messages of a page the one that was written later is read, or the only one."""
     page = encode(first).ljust(SLOT, b"\0") + encode(second).ljust(SLOT, b"\0")
-    assert newest(page).sent == max(first.sent, second.sent)
-    assert newest(page[:SLOT].ljust(PAGE, b"\0")) == first
-    assert newest(b"\0" * SLOT + page[SLOT:]) == second
+    assert newest_message(page).sent == max(first.sent, second.sent)
+    assert newest_message(page[:SLOT].ljust(PAGE, b"\0")) == first
+    assert newest_message(b"\0" * SLOT + page[SLOT:]) == second
     with pytest.raises(ValueError, match="not a heartbeat"):
-        newest(b"\0" * PAGE)
+        newest_message(b"\0" * PAGE)
 
 
 @given(messages(), st.integers(0, SIZE - 1))

@@ -28,7 +28,7 @@ from dshealthd.training.message import (
     StepStage,
     Totals,
     encode,
-    newest,
+    newest_message,
 )
 from dshealthd.training.step_timer import StepTimer
 from tests.training.agents_end import AgentsEnd, forked
@@ -63,12 +63,12 @@ def page(message: Message, *position: float) -> bytes:
 
 def test_position_says_how_far_the_process_is() -> None:
     """The step, the stage and the forward pass are those of the position, and so is the time."""
-    found = newest(page(MESSAGE, word(MAX_COUNT, 2, StepStage.BACKWARD), 101.0))
+    found = newest_message(page(MESSAGE, word(MAX_COUNT, 2, StepStage.BACKWARD), 101.0))
     assert found == MESSAGE._replace(
         step=MAX_COUNT, sent=101.0, stage=StepStage.BACKWARD, forward_pass=2
     )
     alone = MESSAGE._replace(forward_passes=0)  # then their number says nothing
-    assert newest(page(alone, word(8, 2, StepStage.FORWARD), 101.0)).forward_pass == 0
+    assert newest_message(page(alone, word(8, 2, StepStage.FORWARD), 101.0)).forward_pass == 0
 
 
 @pytest.mark.parametrize("position", [
@@ -83,9 +83,9 @@ def test_position_says_how_far_the_process_is() -> None:
 ])  # fmt: skip
 def test_what_is_no_position(position: tuple[float, ...]) -> None:
     """A package that writes none, and words older than the message or out of range: it counts."""
-    assert newest(page(MESSAGE, *position)) == MESSAGE
+    assert newest_message(page(MESSAGE, *position)) == MESSAGE
     start = MESSAGE._replace(sent=0.0)
-    assert newest(page(start, *(position if position[1:] != (101.0,) else ()))).stage == (
+    assert newest_message(page(start, *(position if position[1:] != (101.0,) else ()))).stage == (
         StepStage.FORWARD if position[1:] == (math.nextafter(100.0, 0.0),) else StepStage.INPUT
     )
 

@@ -81,15 +81,15 @@ def test_an_error_in_it_is_none_of_the_training(
 def test_parts() -> None:
     """They add up to the time, whatever was measured of it; more is never told than there is."""
     totals = Totals(100, 50, 40.0, 20.0)
-    found = report.divided(150.0, 100, totals, 0.1, alone=False)
+    found = report.divide_time(150.0, 100, totals, 0.1, alone=False)
     assert found == pytest.approx({"work": 70.0, "wait": 40.0, "input": 10.0, "unmeasured": 30.0})
-    found = report.divided(90.0, 100, totals, None, alone=False)
+    found = report.divide_time(90.0, 100, totals, None, alone=False)
     assert found == pytest.approx({"work": 60.0, "wait": 30.0, "unmeasured": 0.0})
-    found = report.divided(90.0, 100, None, 0.1, alone=False)
+    found = report.divide_time(90.0, 100, None, 0.1, alone=False)
     assert found == pytest.approx({"input": 10.0, "unmeasured": 80.0})
-    found = report.divided(90.0, 100, None, 2.0, alone=True)
+    found = report.divide_time(90.0, 100, None, 2.0, alone=True)
     assert found == pytest.approx({"work": 0.0, "input": 90.0, "unmeasured": 0.0})
-    assert report.lines({}) == ["no time is known"]
+    assert report.table_lines({}) == ["no time is known"]
 
 
 def test_memory(capsys: pytest.CaptureFixture[str]) -> None:

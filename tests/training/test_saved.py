@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.training import message
-from dshealthd.training.message import PAGE, ROOM, SLOT, Message, newest
+from dshealthd.training.message import PAGE, ROOM, SLOT, Message, newest_message
 from dshealthd.training.saved import SIZE, Saved, decode, encode
 
 MAX_COUNT = 10**12
@@ -41,7 +41,7 @@ def test_what_goes_in_comes_out(saved: Saved) -> None:
     both = Message(7, 1.0), Message(8, 2.0)
     data = page(encode(saved), *both)
     assert decode(data) == saved
-    assert newest(data) == both[1]
+    assert newest_message(data) == both[1]
 
 
 def test_a_page_without_a_note() -> None:

@@ -352,7 +352,7 @@ def test_when_collectives_time_out(agents_end: AgentsEnd) -> None:
     group = torch.distributed.GroupMember.WORLD
     try:
         torch.distributed.GroupMember.WORLD = None
-        assert waits.timeout() == 0
+        assert waits.collective_timeout() == 0
     finally:
         torch.distributed.GroupMember.WORLD = group
 

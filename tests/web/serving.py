@@ -25,7 +25,7 @@ from blockbuster import BlockBuster
 from dshealthd.config.config import Web
 from dshealthd.core.collector import Fault, Reason, gauge
 from dshealthd.core.options import Duration
-from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
+from dshealthd.core.result import CollectionOutcome, CollectionResult, failed, not_available
 from dshealthd.core.self_metrics import SelfMetrics
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.judgement import judge, series_of, unready
@@ -46,7 +46,7 @@ def small_snapshot() -> Snapshot:
     faults = (Fault("part-2", Reason.TIMEOUT, "no answer within 2 s"),)
     snapshot.put(
         "good",
-        Result(
+        CollectionResult(
             CollectionOutcome.OK,
             (VALUE(54.5, "part-1"), VALUE(float("nan"), "part-3")),
             faults,
@@ -76,7 +76,7 @@ def large_snapshot(series: int) -> Snapshot:
     snapshot.expect("good", 3600.0)
     snapshot.put(
         "good",
-        Result(
+        CollectionResult(
             CollectionOutcome.OK,
             tuple(VALUE(float(number), f"part-{number:06}" * 4) for number in range(series)),
         ),

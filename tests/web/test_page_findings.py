@@ -21,7 +21,7 @@ from dshealthd.collectors.rendezvous import LISTENERS
 from dshealthd.collectors.tcp import SOCKETS
 from dshealthd.collectors.training import HEARD, INFO, LOSS_FINITE, PHASE, STEP, STEP_SECONDS
 from dshealthd.core.collector import Fault, Reason, Sample
-from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
+from dshealthd.core.result import CollectionOutcome, CollectionResult, failed, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.web import server
 from tests.status_documents import finding
@@ -54,7 +54,7 @@ def snapshot(*samples: Sample) -> Snapshot:
     """Return what an agent has that collected these samples."""
     made = Snapshot(time.monotonic, time.time)
     made.expect("gpu", 3600)
-    made.put("gpu", Result(CollectionOutcome.OK, (*GPUS, *samples)))
+    made.put("gpu", CollectionResult(CollectionOutcome.OK, (*GPUS, *samples)))
     return made
 
 
@@ -99,14 +99,14 @@ def test_a_listener_whose_parent_ended_is_detached(browser: Browser) -> None:
     made = snapshot()
     for name in ("tcp", "rendezvous"):
         made.expect(name, 3600)
-    made.put("tcp", Result(CollectionOutcome.OK, found[:1]))
-    made.put("rendezvous", Result(CollectionOutcome.OK, found[1:]))
+    made.put("tcp", CollectionResult(CollectionOutcome.OK, found[:1]))
+    made.put("rendezvous", CollectionResult(CollectionOutcome.OK, found[1:]))
     with shown(browser, made) as visit:
         panel = visit.panel("Sockets")
         assert "2 detached (parent process ended)" in panel
         assert "orphan" not in panel.lower()
         assert visit.page.locator(".verdict.good").count() == 1
-        made.put("rendezvous", Result(CollectionOutcome.OK, (LISTENERS(3, "false"),)))
+        made.put("rendezvous", CollectionResult(CollectionOutcome.OK, (LISTENERS(3, "false"),)))
         visit.page.wait_for_selector("text=parent process ended", state="detached")
 
 
@@ -121,7 +121,7 @@ def test_a_hung_job_turns_the_page_red(browser: Browser) -> None:
     """A hang is at the top and with the job, with cause and culprit, and a link to its runbook."""
     made = snapshot(*JOB)
     with shown(browser, made, PHONE) as visit:
-        made.put("gpu", Result(CollectionOutcome.OK, (*GPUS, *JOB, *HANGING)))
+        made.put("gpu", CollectionResult(CollectionOutcome.OK, (*GPUS, *JOB, *HANGING)))
         visit.page.wait_for_selector(".verdict.bad")
         panel = visit.panel("Jobs")
         assert "no progress for 75 s longer than expected" in panel
@@ -147,11 +147,11 @@ def test_the_ranks_of_a_hung_job_are_open(browser: Browser) -> None:
         visit.wait("details summary", "20 ranks")
         opened = visit.page.locator("section[aria-label='Jobs'] details[open]")
         assert opened.count() == 0
-        made.put("gpu", Result(CollectionOutcome.OK, (*GPUS, *many, *HANGING)))
+        made.put("gpu", CollectionResult(CollectionOutcome.OK, (*GPUS, *many, *HANGING)))
         visit.page.wait_for_selector("section[aria-label='Jobs'] details[open]")
         visit.page.click("section[aria-label='Jobs'] details summary")
         later = (STEP(1246, "bert-large", str(rank)) for rank in range(20))
-        made.put("gpu", Result(CollectionOutcome.OK, (*GPUS, *later, *HANGING)))
+        made.put("gpu", CollectionResult(CollectionOutcome.OK, (*GPUS, *later, *HANGING)))
         visit.page.wait_for_selector("text=1,246")
         assert opened.count() == 0
 
@@ -210,7 +210,7 @@ def test_a_failing_collector_has_its_reason_in_its_panel(browser: Browser) -> No
         assert "gpu: permission denied \u2013 may not" in visit.panel("GPUs")
         assert "\u00b0C" not in visit.panel("GPUs")
         assert "permission denied" in visit.text(".collectors")
-        made.put("gpu", Result(CollectionOutcome.OK, GPUS))
+        made.put("gpu", CollectionResult(CollectionOutcome.OK, GPUS))
         visit.page.wait_for_selector("section[aria-label='GPUs'] .fault", state="detached")
 
 
@@ -234,7 +234,7 @@ def test_text_is_never_markup(browser: Browser) -> None:
     faults = (Fault(evil, Reason.IO_ERROR, evil),)
     made = snapshot()
     for name, result in (
-        ("infiniband", Result(CollectionOutcome.OK, (PORT_UP(0, evil, evil),), faults)),
+        ("infiniband", CollectionResult(CollectionOutcome.OK, (PORT_UP(0, evil, evil),), faults)),
         ("memory", not_available(evil)),
     ):
         made.expect(name, 3600)

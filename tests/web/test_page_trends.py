@@ -17,7 +17,7 @@ from dshealthd.collectors.infiniband import ERRORS, FLAPS, RECEIVE_BYTES, TRANSM
 from dshealthd.collectors.infiniband import UP as PORT_UP
 from dshealthd.collectors.training import STEP_SECONDS
 from dshealthd.core.collector import Sample
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.findings.entry import Entry
 from dshealthd.findings.finding import State
 from tests.findings.test_trends import STEP, WALL
@@ -78,7 +78,7 @@ def status(past: Past) -> Any:
     made = snapshot(*ups[1:], *now, *JOB)
     made.expect("infiniband", 3600)
     ports = [kind(one, device, "1") for device in PORTS for kind, one in ((PORT_UP, 1), (FLAPS, 0))]
-    made.put("infiniband", Result(CollectionOutcome.OK, tuple(ports)))
+    made.put("infiniband", CollectionResult(CollectionOutcome.OK, tuple(ports)))
     assert past.document()["lines"]
     return made
 

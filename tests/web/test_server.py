@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dshealthd.core.collector import Sample, gauge
 from dshealthd.core.exposition import CONTENT_TYPE
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.core.self_metrics import SelfMetrics
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
@@ -160,7 +160,7 @@ def test_sample_that_cannot_be_shown_costs_itself() -> None:
     snapshot.expect("good", 10.0)
     odd = gauge("dshealthd_odd", "Another.", "part")
     samples = (VALUE(1.0, "a"), Sample(odd, ("b", "too many"), 2.0), VALUE(3.0, "c"))
-    snapshot.put("good", Result(CollectionOutcome.OK, samples))
+    snapshot.put("good", CollectionResult(CollectionOutcome.OK, samples))
     with serving(snapshot) as served:
         document = json.loads(served.ask("/api/v1/status")[1])
     shown = document["metrics"][VALUE.name]["samples"]
@@ -212,47 +212,31 @@ def test_page_forbids_outside_resources(served: Served) -> None:
     assert answer.headers["X-Frame-Options"] == "deny"
 
 
-def test_small_body_is_taken_off_the_line(served: Served) -> None:
-    """A body that nobody asked for is skipped, and the next request on the connection is
-    answered.
-    """
-    request = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
-    assert (
-        served.send(
-            request + b"GET /-/ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-        ).count(b"HTTP/1.1 200 OK")
-        == 2
-    )
-
-
 @pytest.mark.parametrize(
     ("headers", "body"),
     [
-        pytest.param(b"Content-Length: 100000", b"", id="announced"),
+        pytest.param(b"Content-Length: 5", b"hello", id="small"),
+        pytest.param(b"Content-Length: 9999999999999", b"", id="absurd"),
         pytest.param(
             b"Transfer-Encoding: chunked",
             b"20000\r\n" + bytes(0x20000) + b"\r\n0\r\n\r\n",
             id="chunked",
         ),
-        pytest.param(b"Content-Length: 9999999999999", b"", id="absurd"),
+        pytest.param(
+            b"Content-Encoding: gzip\r\nContent-Length: 19460",
+            gzip.compress(bytes(20_000_000))[:19460],
+            id="bomb",
+        ),
     ],
 )
-def test_oversized_body_is_refused(served: Served, headers: bytes, body: bytes) -> None:
-    """A body beyond web.max_body_bytes is refused with 413 and the connection ends, announced or
-    not.
-    """
-    answer = served.send(b"POST /metrics HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n\r\n" + body)
+@pytest.mark.parametrize("method", [b"GET", b"POST"])
+def test_a_body_is_refused(served: Served, method: bytes, headers: bytes, body: bytes) -> None:
+    """No path takes a body: it is refused unread, however small, and the connection ends."""
+    request = method + b" /metrics HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n\r\n" + body
+    answer = served.send(request + b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 413 "), answer
-
-
-def test_compressed_body_is_not_expanded(served: Served) -> None:
-    """A gzip bomb is so many bytes as it has on the line, and no more."""
-    bomb = gzip.compress(bytes(20_000_000))
-    head = (
-        "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: "
-        f"{len(bomb)}\r\nConnection: close\r\n\r\n"
-    )
-    assert served.send(head.encode() + bomb).startswith(b"HTTP/1.1 405 ")
+    assert b"\r\nConnection: close\r\n" in answer
+    assert answer.count(b"HTTP/1.1") == 1
     eventually(lambda: served.metric("dshealthd_web_connections") == 0)
 
 
@@ -275,9 +259,6 @@ MALFORMED = {
     ),
     "unknown encoding": (
         b"POST /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n"
-    ),
-    "bad chunk": (
-        b"POST /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n"
     ),
     "space before colon": b"GET /metrics HTTP/1.1\r\nHost : x\r\n\r\n",
     "folded": b"GET /metrics HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dshealthd.collectors.rendezvous import parse_ports
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, unknown, warning
+from dshealthd.doctor.node import kernel_log
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.linux.local_network import local_ports
 from dshealthd.probe.observation import Outcome as Ended
@@ -155,6 +156,14 @@ CHECKS = (
         absent=_NO_GPU,
     ),
     snapshot_check(
+        "bad-link",
+        "infiniband",
+        "InfiniBand ports are up at their peers' rate",
+        "infiniband",
+        alerts=("DshealthdFabricPort", "DshealthdAdapter", "DshealthdNetwork"),
+        absent=("infiniband_port_up", "no InfiniBand"),
+    ),
+    snapshot_check(
         "gpu-metrics-gone", "gpu-metrics", "No GPU on the PCI bus is hidden from NVML", "gpu_bus"
     ),
     snapshot_check(
@@ -239,8 +248,9 @@ CHECKS = (
     snapshot_check(
         "host-errors",
         "host-errors",
-        "The agent has seen no error of the host's memory, processor, kernel or GPU driver",
+        "The kernel log has no error of the host's memory, processor, kernel or GPU driver",
         "kernel_log",
+        problems=kernel_log.last_hour,
     ),
     snapshot_check("clock-unsynchronized", "clock", "The clock is synchronized", "clock"),
     snapshot_check("disk-full", "disk-space", "File systems have free space", "filesystem"),

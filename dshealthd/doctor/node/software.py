@@ -83,7 +83,7 @@ def _problems(context: NodeContext) -> Iterator[Result]:
     driver_cuda = None if labels is None else labels["cuda"]
     environments = list(dict.fromkeys(prefix(python) for python in context.python))
     if not environments:
-        yield ok("no training environment is given: set --python or doctor.python")
+        yield ok("no environment is given: set --python or collectors.software.environments")
     for environment in environments:
         try:
             with Root.of_owner(context.host.rootfs, environment) as root:
@@ -134,7 +134,7 @@ def _cuda_problems(context: NodeContext) -> Iterator[Result]:
     # a bare prefix is only read
     found = [one for one in context.python if os.path.basename(one).startswith("python")]
     if not found:
-        yield ok("no interpreter is given: set --python or doctor.python")
+        yield ok("no interpreter is given: set --python or probe.python")
     for python in found:
         code, output, errors = _ask(python)
         if code or not output.isdecimal():

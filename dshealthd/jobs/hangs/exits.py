@@ -66,7 +66,7 @@ def how(status: int) -> ExitKind:
     return ExitKind.FAILED if code else ExitKind.ENDED
 
 
-def ended(host: Host, pid: int, start: int, descriptor: int = -1) -> ExitKind | None:
+def read_exit(host: Host, pid: int, start: int, descriptor: int = -1) -> ExitKind | None:
     """Return how a process exited, from its entry in `/proc`, or from its pidfd if its parent has
     reaped it; UNKNOWN if neither tells, None while it runs or cannot be read.
     """
@@ -116,7 +116,7 @@ class ExitWatcher:
             descriptor = os.pidfd_open(pid)
         except OSError:  # it is gone, or there are no descriptors left: `end` checks by itself
             return
-        if ended(self._host, pid, start) is ExitKind.UNKNOWN:  # the pid was reused
+        if read_exit(self._host, pid, start) is ExitKind.UNKNOWN:  # the pid was reused
             os.close(descriptor)
             return
         self._followed[key] = descriptor
@@ -126,7 +126,7 @@ class ExitWatcher:
         """Return how the process exited; None while it runs as far as is known."""
         key = pid, start
         if key not in self._ended and key not in self._followed:
-            found = ended(self._host, pid, start)
+            found = read_exit(self._host, pid, start)
             if found is not None:
                 self._ended[key] = End(found, self._wall())
         return self._ended.get(key)
@@ -142,7 +142,7 @@ class ExitWatcher:
             self._release(key)
 
     def _record(self, key: tuple[int, int]) -> None:
-        found = ended(self._host, *key, self._followed[key]) or ExitKind.UNKNOWN
+        found = read_exit(self._host, *key, self._followed[key]) or ExitKind.UNKNOWN
         self._release(key)
         self._ended[key] = End(found, self._wall())
 

@@ -18,7 +18,7 @@ from dshealthd.jobs.hangs.judge import NOTICE, UNEXPLAINED
 from dshealthd.jobs.hangs.silence import FLOOR, SHOWN, SUSPECTED, SilenceBaseline
 from dshealthd.jobs.hangs.states import STOPPED, RankState, operation
 from dshealthd.jobs.heartbeats.identity import Identity
-from dshealthd.jobs.shares import shared
+from dshealthd.jobs.shares import share_places
 from dshealthd.linux.activity import (
     Activity,
     ThreadState,
@@ -360,7 +360,7 @@ class RankWatch:
             ended = [entry for entry in ended if entry[0][0] not in over]
         if len(ended) <= MAX_ENDED:
             return
-        kept = shared(
+        kept = share_places(
             ended,
             MAX_ENDED,
             lambda entry: entry[1].who.process.user,

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.linux.mounts import mount_id
-from dshealthd.training.message import PAGE, newest
+from dshealthd.training.message import PAGE, newest_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,7 +115,7 @@ def is_page(file: int) -> bool:
 def _sent(page: int) -> float:
     """Return the time of a page's last heartbeat; 0 if it has none."""
     try:
-        return newest(os.pread(page, PAGE, 0)).sent
+        return newest_message(os.pread(page, PAGE, 0)).sent
     except (OSError, ValueError, ArithmeticError):
         return 0.0
 

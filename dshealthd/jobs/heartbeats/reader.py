@@ -27,7 +27,7 @@ from dshealthd.jobs.heartbeats.blocking_tasks import BlockingTasks
 from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender, identify, same
 from dshealthd.jobs.heartbeats.page import find_page, has_page, open_page
 from dshealthd.jobs.heartbeats.sender import Sender, by_rank
-from dshealthd.training.message import PAGE, newest
+from dshealthd.training.message import PAGE, newest_message
 
 if TYPE_CHECKING:
     import asyncio
@@ -237,7 +237,7 @@ class HeartbeatReader:
             return
         if changed := data != sender.data:
             try:
-                message = newest(data)
+                message = newest_message(data)
             except (ValueError, ArithmeticError):
                 sender.torn += 1
                 if sender.torn >= TORN:

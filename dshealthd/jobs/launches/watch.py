@@ -15,7 +15,7 @@ from dshealthd.jobs.launches.obstacle import Obstacle, Refused, refused_by_kerne
 from dshealthd.jobs.launches.programs import MAX_PROCESSES, RING
 from dshealthd.jobs.processes import UNINTERRUPTIBLE, ProcessTable, TrainingProcess
 from dshealthd.jobs.ranks import Ranks
-from dshealthd.jobs.shares import shared
+from dshealthd.jobs.shares import share_places
 from dshealthd.linux.process import parse_stat
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Launches:
             children[process.parent].append(process)
         runs = self._ranks.runs(processes, self._table.machine)
         tops = [(run.name, process) for run in runs for process in run.processes]
-        ordered = shared(
+        ordered = share_places(
             tops,
             len(tops),
             lambda entry: entry[1].user,

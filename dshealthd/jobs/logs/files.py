@@ -68,7 +68,7 @@ class JobLogsOptions(CollectorOptions):
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield each invalid option of job logs, and why."""
         for path in self.paths:
-            if (why := wrong(path)) is not None:
+            if (why := pattern_problem(path)) is not None:
                 yield "paths", f'"{path}" {why}'
 
 
@@ -95,7 +95,7 @@ def pattern_of(pattern: str, job: str) -> str | None:
     return pattern.replace(JOB, number)
 
 
-def wrong(pattern: str) -> str | None:
+def pattern_problem(pattern: str) -> str | None:
     """Return why a configured log pattern is invalid; None if it is valid."""
     if not pattern.startswith("/"):
         return "must be absolute"
@@ -107,7 +107,7 @@ def wrong(pattern: str) -> str | None:
     return None
 
 
-def matches(root: Root, pattern: str) -> Iterator[str]:
+def expand_pattern(root: Root, pattern: str) -> Iterator[str]:
     """Yield the paths that a pattern matches, in order. OSError, except for missing directories."""
     places = [""]
     for part in pattern.strip("/").split("/"):
@@ -138,12 +138,12 @@ def is_log(status: os.stat_result | None, user: int, since: float) -> bool:
     )
 
 
-def named(root: Root, patterns: Sequence[str], job: str) -> Iterator[tuple[str, bool]]:
+def log_paths(root: Root, patterns: Sequence[str], job: str) -> Iterator[tuple[str, bool]]:
     """Yield the log paths that configured patterns match, and whether the pattern names the job.
 
     OSError.
     """
     for pattern in patterns:
         if (own := pattern_of(pattern, job)) is not None:
-            for path in matches(root, own):
+            for path in expand_pattern(root, own):
                 yield path, JOB in pattern

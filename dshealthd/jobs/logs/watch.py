@@ -23,7 +23,7 @@ from dshealthd.explain.tail import Tail
 from dshealthd.jobs.logs import files
 from dshealthd.jobs.logs.files import MAX_FILES, LogFileState
 from dshealthd.jobs.processes import TrainingProcess
-from dshealthd.jobs.shares import MAX_JOBS, shared
+from dshealthd.jobs.shares import MAX_JOBS, share_places
 from dshealthd.linux.credentials import User
 from dshealthd.linux.process_root import Root
 
@@ -133,7 +133,7 @@ class LogWatch:
                 kept = FOLLOWED_AFTER if job.finding is None else SHOWN_AFTER
                 if now - job.seen > kept:
                     del self._jobs[name]
-        placed = shared(
+        placed = share_places(
             enumerate(self._jobs.values()),
             MAX_JOBS,
             lambda entry: entry[1].user,
@@ -239,7 +239,7 @@ class LogWatch:
             writers.update({path: set() for path in job.paths})
         is_sole = sum(other.user == job.user for other in self._followed()) == 1
         candidates = dict.fromkeys(writers, True)
-        for path, is_own in files.named(root, self._options.paths, job.name):
+        for path, is_own in files.log_paths(root, self._options.paths, job.name):
             candidates[path] = candidates.get(path, False) or is_own or is_sole
         known, job.paths = job.paths, {}
         for path, is_certain in candidates.items():

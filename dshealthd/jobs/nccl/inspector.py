@@ -282,7 +282,7 @@ class File:
     text: str
 
 
-def names(directory: int) -> list[str]:
+def file_names(directory: int) -> list[str]:
     """Return the names of the Inspector files in an open directory, in order."""
     with os.scandir(directory) as entries:
         return sorted(

@@ -51,7 +51,7 @@ class Names:
 
 
 @functools.cache
-def names() -> Names:
+def known_names() -> Names:
     """Return the known names, from `names.toml`."""
     import tomllib  # a worker without jobs needs neither
     from importlib import resources
@@ -77,7 +77,7 @@ def names() -> Names:
 
 def newer(releases: Iterable[str]) -> bool:
     """Return whether one of these NCCL releases is newer than the known names."""
-    return any(release_numbers(release) > names().release for release in releases)
+    return any(release_numbers(release) > known_names().release for release in releases)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -87,7 +87,7 @@ def misnomer(name: str) -> tuple[str, Misnomer] | None:
     The returned name is the variable's own, the intended one, or `other`, so that it stays bounded
     whatever names processes make up. None if the variable is read, or is not NCCL's.
     """
-    have = names()
+    have = known_names()
     if name in have.renamed:
         return name, Misnomer.RENAMED
     if name in have.unread:

@@ -78,7 +78,7 @@ def number(text: str) -> int | None:
     return value if _ANY_NUMBER[0] <= value <= _LARGEST else None
 
 
-def misfit(name: str, value: str) -> Misfit | None:
+def value_problem(name: str, value: str) -> Misfit | None:
     """Return the problem of a setting's value; None if it has none, or the setting is unknown."""
     if not value:
         return None

@@ -31,7 +31,7 @@ class Endpoint(NamedTuple):
     port: int
 
 
-def enabled(environment: Mapping[str, str]) -> bool:
+def ras_enabled(environment: Mapping[str, str]) -> bool:
     """Return whether NCCL starts RAS: the value must be 1, the default, which NCCL also takes for
     what it cannot read.
     """
@@ -80,13 +80,13 @@ def _parse(text: str) -> tuple[tuple[_Address, ...], int]:
     return (address,), int(port)
 
 
-def exposed(environment: Mapping[str, str]) -> bool:
+def ras_exposed(environment: Mapping[str, str]) -> bool:
     """Return whether NCCL listens for RAS where other hosts can reach it.
 
     False also if `NCCL_RAS_ADDR` is a name, which is not resolved.
     """
     text = environment.get("NCCL_RAS_ADDR")
-    if text is None or not enabled(environment):
+    if text is None or not ras_enabled(environment):
         return False
     try:
         addresses, _ = _parse(text)
@@ -95,7 +95,7 @@ def exposed(environment: Mapping[str, str]) -> bool:
     return not all(address.is_loopback for address in addresses)
 
 
-def own(host: str) -> bool:
+def is_own_address(host: str) -> bool:
     """Return whether an address is this network namespace's, according to the kernel's routing: it
     is the source of packets to itself.
 
@@ -121,7 +121,7 @@ def endpoints(environment: Mapping[str, str]) -> tuple[Endpoint, ...]:
     """
     text = environment.get("NCCL_RAS_ADDR")
     hosts, port = (_LOOPBACK, PORT) if text is None else parse_address(text)
-    if not all(own(host) for host in hosts):
+    if not all(is_own_address(host) for host in hosts):
         message = f"NCCL_RAS_ADDR={(text or '')[:100]!r} is not an address of this node"
         raise ValueError(message)
     return tuple(Endpoint(host, port) for host in hosts)

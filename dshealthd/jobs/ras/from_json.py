@@ -22,7 +22,7 @@ from dshealthd.jobs.ras.status import (
     RasRankState,
     Status,
     Trouble,
-    address,
+    canonical_address,
     error_name,
     first_lags,
     first_troubles,
@@ -180,7 +180,7 @@ def _absence(rank: dict[str, Any], at: str) -> RasRankState:
 
 def _place(rank: dict[str, Any], at: str) -> RankLocation:
     return RankLocation(
-        address(_field(rank, "host", str, at)),
+        canonical_address(_field(rank, "host", str, at)),
         _integer(rank, "pid", at, least=-1, most=_MAX_PID),
         _integer(rank, "nvml_dev", at, least=-1, most=_MAX_GPU),
     )

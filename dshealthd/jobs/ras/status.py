@@ -126,7 +126,7 @@ class Status:
 
 
 @functools.lru_cache(maxsize=4096)
-def address(text: str) -> str:
+def canonical_address(text: str) -> str:
     """Return an IP address in canonical form, safe as a label; empty if it is not an address."""
     try:
         return str(ipaddress.ip_address(text))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Sample
 from dshealthd.core.host import read_bytes
-from dshealthd.jobs.ras.address import own
+from dshealthd.jobs.ras.address import is_own_address
 from dshealthd.jobs.ras.evaluation import JobProgress
 from dshealthd.jobs.ras.question import Loaded
 from dshealthd.jobs.ras.status import RasRankState, Status
@@ -54,7 +54,7 @@ def dead_here(status: Status) -> set[int]:
         for trouble in communicator.troubles
         if trouble.what == RasRankState.DEAD and trouble.place is not None and trouble.place.host
     }
-    local = {host for host in {place.host for place in places} if own(host)}
+    local = {host for host in {place.host for place in places} if is_own_address(host)}
     return {place.pid for place in places if place.host in local}
 
 

@@ -16,8 +16,8 @@ from dshealthd.core.options import ConfigError
 from dshealthd.core.text import print_lines
 from dshealthd.probe.cli import report
 from dshealthd.probe.cli.local import local, show_local
-from dshealthd.probe.cli.pairs import between, show_pairs
-from dshealthd.probe.observation import Kind, Outcome
+from dshealthd.probe.cli.pairs import probe_pairs, show_pairs
+from dshealthd.probe.observation import Outcome, RoundKind
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.messages import MAX_SIZE
 
@@ -61,7 +61,9 @@ def probe(
             raise ConfigError(
                 source, ["--kind: local probes this machine alone; leave out the hostfile"]
             )
-        document = asyncio.run(between(loaded, source, hostfile, Kind(kind or "pair"), steps, _say))
+        document = asyncio.run(
+            probe_pairs(loaded, source, hostfile, RoundKind(kind or "pair"), steps, _say)
+        )
         text = show_pairs
     print_lines(documents.dumps(document, indent=2) if as_json else text(document))
     return report.EXIT[Outcome(document["outcome"])]

@@ -13,7 +13,7 @@ from dshealthd.core.text import plural
 from dshealthd.linux.pci import bus
 from dshealthd.probe.cli import report
 from dshealthd.probe.members.local_membership import hostname
-from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.observation import Outcome, RoundKind, Stage
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.rounds.conclusion import MemberResult, combine
 from dshealthd.probe.rounds.plan import PAIR, local_job, local_plan
@@ -83,7 +83,7 @@ async def local(
     plan = local_plan(hostname(), gpus)
     found = combine(plan, plan.root, {plan.root: MemberResult(tuple(results))})
     return {
-        "kind": Kind.LOCAL,
+        "kind": RoundKind.LOCAL,
         "backend": job.backend,
         "gpus": gpus,
         "ranks": len(results),
@@ -93,7 +93,7 @@ async def local(
         "stage": found.stage,
         "reason": found.reason,
         "units": report.UNITS,
-        "timings": [report.fields(timing) for timing in report.rows(found.timings)],
+        "timings": [report.timing_fields(timing) for timing in report.timing_rows(found.timings)],
         "checksums": [
             {"gpu": one.part, "library": one.checksum.library, "checksum": one.checksum.number}
             for one in results
@@ -135,7 +135,7 @@ def show_local(document: dict[str, Any]) -> str:
         )
     if document["timings"]:
         lines.append(report.table(document["timings"]))
-        lines.append(report.sums(Outcome(document["outcome"])))
+        lines.append(report.checksum_line(Outcome(document["outcome"])))
     lines += checksums(document["checksums"])
     rank = "# rank {rank}: {outcome} at {stage}: {reason}: {detail}"
     lines += [rank.format(**entry) for entry in document["failures"]]

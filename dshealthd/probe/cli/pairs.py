@@ -13,7 +13,7 @@ from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.members.membership import load
 from dshealthd.probe.members.own_name import own_name
 from dshealthd.probe.members.schedule import Timetable
-from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.observation import Outcome, RoundKind, Stage
 from dshealthd.probe.options import MembershipOptions, ProbeOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.key_file import CredentialError
@@ -33,11 +33,11 @@ AT_ONCE = 64
 """Pairs probed at a time."""
 
 
-async def between(
+async def probe_pairs(
     loaded: Config,
     source: str,
     hostfile: str | None,
-    kind: Kind,
+    kind: RoundKind,
     steps: tuple[tuple[int, int], ...],
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
@@ -99,7 +99,11 @@ def member_client(loaded: Config, me: str) -> PeerClient:
 
 
 async def one(
-    client: PeerClient, leader: str, member: str, kind: Kind, steps: tuple[tuple[int, int], ...]
+    client: PeerClient,
+    leader: str,
+    member: str,
+    kind: RoundKind,
+    steps: tuple[tuple[int, int], ...],
 ) -> dict[str, Any]:
     """Have one node lead a round with another, and return the entry of that round."""
     body = {
@@ -122,7 +126,7 @@ async def one(
             late = [] if error.outcome is Outcome.DECLINED else [leader]
             entry |= {"outcome": error.outcome, "reason": error.reason, "late": late}
         else:
-            timings = [report.fields(timing) for timing in timings_of(answer["timings"])]
+            timings = [report.timing_fields(timing) for timing in timings_of(answer["timings"])]
             entry |= {**answer, "late": list(answer["late"]), "timings": timings}
         if entry["reason"] != "already_testing":
             break
@@ -139,7 +143,7 @@ def show_pairs(document: dict[str, Any]) -> str:
         if entry["outcome"] != Outcome.OK or timing is None:
             cells[frozenset(entry["members"])] = str(entry["outcome"])
         else:
-            light = "~" if entry["kind"] is Kind.LIGHT else ""
+            light = "~" if entry["kind"] is RoundKind.LIGHT else ""
             cells[frozenset(entry["members"])] = f"{light}{timing['busbw'] / 1e9:.3f}"
             largest = max(largest, timing["size"])
     what = (

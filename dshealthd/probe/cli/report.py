@@ -35,7 +35,7 @@ UNITS: Mapping[str, str] = {
 """Units of the numbers in `fields`; tables use GB/s like nccl-tests."""
 
 
-def fields(timing: Timing) -> dict[str, Any]:
+def timing_fields(timing: Timing) -> dict[str, Any]:
     """Return a timing for the `--json` report, in `UNITS`."""
     return {
         "op": timing.op,
@@ -48,7 +48,7 @@ def fields(timing: Timing) -> dict[str, Any]:
     }
 
 
-def rows(timings: Iterable[Timing]) -> list[Timing]:
+def timing_rows(timings: Iterable[Timing]) -> list[Timing]:
     """Return the timings of a local probe's table: the slowest rank's of each collective, then
     every GPU's of what it does alone.
     """
@@ -87,7 +87,7 @@ def table(entries: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def sums(outcome: Outcome) -> str:
+def checksum_line(outcome: Outcome) -> str:
     """Return the line on the check of all sums, where nccl-tests counts its `#wrong`."""
     checked = {Outcome.OK: "0 OK", Outcome.CORRUPTED: "FAILED, sums are wrong"}
     return f"# Out of bounds values : {checked.get(outcome, 'not checked')}"

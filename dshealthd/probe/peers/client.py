@@ -17,7 +17,7 @@ from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.peers.messages import METHODS, KnownReason
-from dshealthd.probe.peers.pool import ConnectionPool, meaning
+from dshealthd.probe.peers.pool import ConnectionPool, error_meaning
 from dshealthd.probe.peers.protocol import (
     DEFECT,
     MAX_MESSAGE,
@@ -29,9 +29,9 @@ from dshealthd.probe.peers.protocol import (
     PeerSession,
     Rejection,
     TimeoutMeaning,
-    framed,
     new_challenge,
     parse_challenge,
+    to_frame,
 )
 from dshealthd.probe.peers.resolver import Resolver
 
@@ -156,7 +156,7 @@ class PeerClient:
         try:
             if link.session is None:
                 hello = Hello(self._me, peer, new_challenge())
-                challenge = parse_challenge(await _send(link, framed(bytes(hello)), on_timeout))
+                challenge = parse_challenge(await _send(link, to_frame(bytes(hello)), on_timeout))
                 if challenge is None:
                     raise PeerError(Outcome.FAILED, "bad_answer")
                 link.session = PeerSession(key, hello, challenge)
@@ -181,7 +181,7 @@ async def _send(link: Link, frame: bytes, on_timeout: TimeoutMeaning) -> bytes:
     except FrameError as error:
         raise PeerError(Outcome.FAILED, "bad_answer") from error
     except OSError as error:
-        raise PeerError(*meaning(error)) from error
+        raise PeerError(*error_meaning(error)) from error
 
 
 def _read(content: bytes, declared: Record) -> dict[str, Any]:

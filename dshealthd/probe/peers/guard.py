@@ -12,8 +12,8 @@ from dshealthd.probe.peers.protocol import (
     Hello,
     PeerSession,
     Rejection,
-    framed,
     new_challenge,
+    to_frame,
 )
 from dshealthd.probe.peers.resolver import LookupFailed
 
@@ -83,7 +83,7 @@ class Guard:
         if connection.hello is None:
             raise RequestRejected(Rejection.NO_CREDENTIALS)
         connection.challenge = new_challenge()
-        return framed(connection.challenge.encode())
+        return to_frame(connection.challenge.encode())
 
     async def request(self, connection: PeerConnection, hello: Hello, frame: bytes) -> bytes:
         """Return an accepted request. Raises RequestRejected."""
@@ -132,10 +132,12 @@ class Guard:
                 known = await resolver.addresses(sender)
         except (LookupFailed, TimeoutError):
             return False
-        return bool(address) and plain(address) in {plain(other) for _, other in known}
+        return bool(address) and plain_address(address) in {
+            plain_address(other) for _, other in known
+        }
 
 
-def plain(address: str) -> str:
+def plain_address(address: str) -> str:
     """Return a caller's address in canonical form: without a zone, mapped IPv4 as plain IPv4."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.schema import Array, Choice, Flag, Integer, Number, Plain, Record, misfit
 from dshealthd.probe.members.hostlist import is_name
-from dshealthd.probe.observation import MAX_PAIRS, Kind, Op, Outcome, Stage, known
+from dshealthd.probe.observation import MAX_PAIRS, Op, Outcome, RoundKind, Stage, known_reason
 from dshealthd.probe.peers.protocol import SLUG
 from dshealthd.probe.workers.store import MAX_KEY, MAX_VALUE
 from dshealthd.training.message import INSTANT, LONGEST_STEP, MAX_COUNT, SHORTEST_STEP
@@ -65,7 +65,7 @@ class KnownReason(Plain):
         """Return the reason that the schema allows."""
         if not isinstance(value, str) or (value and SLUG.fullmatch(value) is None):
             misfit(place, "is not a slug")
-        return known(value)
+        return known_reason(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ METHODS: Mapping[str, Method] = {
             {
                 "round": ROUND,
                 "epoch": EPOCH,
-                "kind": Choice(Kind),
+                "kind": Choice(RoundKind),
                 "backend": Choice(Backend),
                 "members": MEMBERS,
                 "digest": Text(12),
@@ -263,13 +263,13 @@ METHODS: Mapping[str, Method] = {
         Record(
             {
                 "members": MEMBERS,
-                "kind": Choice(Kind),
+                "kind": Choice(RoundKind),
                 "steps": Array(STEP, 32),
             }
         ),
         Record(
             {
-                "kind": Choice(Kind),
+                "kind": Choice(RoundKind),
                 "backend": Choice(Backend),
                 "outcome": Choice(Outcome),
                 "stage": Choice(Stage),

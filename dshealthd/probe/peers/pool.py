@@ -136,7 +136,7 @@ class ConnectionPool:
             link = await self._connect(addresses, port)
         except OSError as error:
             free_frames(error)
-            raise PeerError(*meaning(error)) from error
+            raise PeerError(*error_meaning(error)) from error
         self.opened += 1
         return link
 
@@ -165,7 +165,7 @@ class ConnectionPool:
         return link
 
 
-def meaning(error: OSError) -> tuple[Outcome, str]:
+def error_meaning(error: OSError) -> tuple[Outcome, str]:
     """Return the outcome and reason for an error on a connection to a peer."""
     if isinstance(error, ConnectionRefusedError):
         return Outcome.REFUSED, "refused"

@@ -115,7 +115,7 @@ class Frames:
         return frame
 
 
-def framed(content: bytes) -> bytes:
+def to_frame(content: bytes) -> bytes:
     """Return content as a frame."""
     return _LENGTH.pack(len(content)) + content
 
@@ -164,7 +164,7 @@ class PeerSession:
 
     def sign(self, direction: str, content: bytes) -> bytes:
         """Return a frame with this exchange's `request` or `answer`; an answer ends it."""
-        frame = framed(self._mac(direction, content) + content)
+        frame = to_frame(self._mac(direction, content) + content)
         self._number += direction == "answer"
         return frame
 

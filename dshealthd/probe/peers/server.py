@@ -23,7 +23,7 @@ from dshealthd.probe.peers.protocol import (
     TIMED_OUT,
     Refusal,
     Rejection,
-    framed,
+    to_frame,
 )
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class PeerServer:
         except RequestRejected as rejected:
             self._guard.refused[rejected.reason] += 1
             if rejected.reason is Rejection.KEY:
-                connection.refuse(framed(b""))
+                connection.refuse(to_frame(b""))
                 return
             if frame is None or connection.session is None:
                 connection.refuse()

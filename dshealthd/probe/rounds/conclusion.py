@@ -125,7 +125,7 @@ class RoundResult:
         )
 
 
-def without(name: str, error: PeerError, stage: Stage) -> RoundResult:
+def conclude_without(name: str, error: PeerError, stage: Stage) -> RoundResult:
     """Return the conclusion of a round without a member, from the error of a call to it. It is not
     named if nothing is known of it, because no name server answered.
     """
@@ -159,10 +159,10 @@ def combine(
             # A starved member and one that waited for it may look late to each other.
             return RoundResult(Outcome.INCONCLUSIVE, stage, reason=STARVED)
     if error is not None:
-        return without(next(name for name in plan.members if name != me), error, stage)
+        return conclude_without(next(name for name in plan.members if name != me), error, stage)
     bad = [rank for rank in ranks if rank.outcome is not Outcome.OK]
     if not bad:
-        return RoundResult(Outcome.OK, Stage.DONE, own(merge(ranks), shares.get(me)))
+        return RoundResult(Outcome.OK, Stage.DONE, own_timings(merge(ranks), shares.get(me)))
     owners = {rank.rank: member for member, share in shares.items() for rank in share.ranks}
     guilty = {owners[rank] for rank in late(ranks)}
     if len(guilty) > 1 and all(rank.stage is Stage.IMPORT for rank in bad):
@@ -185,7 +185,7 @@ def combine(
     return RoundResult(Outcome.INCONCLUSIVE, stage, reason=reason)
 
 
-def own(timings: Iterable[Timing], mine: MemberResult | None) -> tuple[Timing, ...]:
+def own_timings(timings: Iterable[Timing], mine: MemberResult | None) -> tuple[Timing, ...]:
     """Return the timings of parts that this node has timed too: another node's parts have other
     names.
     """

@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.timing import happens
-from dshealthd.probe.observation import Kind, Outcome, PeerReport, Stage
+from dshealthd.probe.observation import Outcome, PeerReport, RoundKind, Stage
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.rounds.active_round import DISAGREEMENTS, Decline
 from dshealthd.probe.rounds.conclusion import (
@@ -18,9 +18,9 @@ from dshealthd.probe.rounds.conclusion import (
     MemberResult,
     RoundResult,
     combine,
+    conclude_without,
     merge,
     timing_fields,
-    without,
 )
 from dshealthd.probe.rounds.light import measure
 
@@ -51,13 +51,13 @@ async def lead(context: RoundContext, active: ActiveRound) -> RoundResult:
     if active.has_given_way:
         return RoundResult(Outcome.DECLINED, Stage.INVITE, reason=Decline.TESTING)
     if error is not None and error.outcome is not Outcome.DECLINED:
-        return without(active.peer, error, Stage.INVITE)
+        return conclude_without(active.peer, error, Stage.INVITE)
     if error is not None:
         if error.reason in DISAGREEMENTS:
             await _light(context, active)  # by how much the clocks differ
         active.plan = active.plan.light()
         return RoundResult(Outcome.DECLINED, Stage.INVITE, (), (active.peer,), error.reason)
-    light = active.plan.kind is Kind.LIGHT
+    light = active.plan.kind is RoundKind.LIGHT
     result = await (_light if light else _full)(context, active)
     # Before the member is told: a root starved of CPU sees silence everywhere.
     result = result.unless_starved(starved=active.lag.starved)
@@ -85,7 +85,7 @@ async def _light(context: RoundContext, active: ActiveRound) -> RoundResult:
             context.peers, active.peer, context.monotonic, context.wall, context.waited
         )
     except PeerError as error:
-        return without(active.peer, error, Stage.SIZES)
+        return conclude_without(active.peer, error, Stage.SIZES)
     active.offset = echoes.offset
     return RoundResult(Outcome.OK, Stage.DONE, echoes.timings, (), active.reason)
 
@@ -94,7 +94,7 @@ async def _full(context: RoundContext, active: ActiveRound) -> RoundResult:
     me = context.node.name
     error = await _work_until_decided(context, active)
     if error is not None:
-        return without(active.peer, error, active.stage)
+        return conclude_without(active.peer, error, active.stage)
     if not await happens(active.arrived, FIRST):
         # Do not wait for a member whose agent has stopped answering.
         error = await context.absent(active.peer, PRESENCE)

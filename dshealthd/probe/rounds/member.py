@@ -9,14 +9,14 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.timing import time_limit
-from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.observation import Outcome, RoundKind, Stage
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.rounds.conclusion import (
     SILENT,
     MemberResult,
     RoundResult,
     combine,
-    own,
+    own_timings,
     timings_of,
 )
 from dshealthd.probe.rounds.remote_store import RemoteStore
@@ -89,8 +89,8 @@ def _conclude(me: str, active: ActiveRound) -> RoundResult:
     told = active.told.result()
     active.offset = -told["offset"] if "offset" in told else None
     timings = timings_of(told["timings"])
-    if active.plan.kind is not Kind.LIGHT:
-        timings = own(timings, active.shares.get(me))
+    if active.plan.kind is not RoundKind.LIGHT:
+        timings = own_timings(timings, active.shares.get(me))
     return RoundResult(
         told["outcome"],
         told["stage"],

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
-from dshealthd.probe.observation import Kind, Stage
+from dshealthd.probe.observation import RoundKind, Stage
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.workers.job import (
     BANDWIDTH,
@@ -50,7 +50,7 @@ class RoundPlan:
     round: str = field(default_factory=lambda: secrets.token_hex(8))
     """Random name that tells the round's messages from those of other rounds."""
     epoch: int
-    kind: Kind
+    kind: RoundKind
     backend: Backend
     members: tuple[str, ...]
     """Root first; ranks follow this order."""
@@ -74,7 +74,7 @@ class RoundPlan:
 
     def light(self) -> RoundPlan:
         """Return the plan of the light round that replaces this one if GPUs may not be used."""
-        return replace(self, kind=Kind.LIGHT, backend=Backend.AGENT, steps=(), ranks=1)
+        return replace(self, kind=RoundKind.LIGHT, backend=Backend.AGENT, steps=(), ranks=1)
 
     def invitation(self) -> dict[str, Any]:
         """Return the message with the plan that invites a member."""
@@ -100,7 +100,7 @@ def local_plan(me: str, gpus: int, epoch: int = ON_DEMAND) -> RoundPlan:
     """Return the plan of a round among this node's own GPUs, or two CPU processes without GPUs."""
     return RoundPlan(
         epoch=epoch,
-        kind=Kind.LOCAL,
+        kind=RoundKind.LOCAL,
         backend=Backend.NCCL if gpus else Backend.GLOO,
         members=(me,),
         digest="",
@@ -125,7 +125,7 @@ def job(
     for gpu in range(plan.ranks):
         device = f"cuda:{gpu}" if plan.backend is Backend.NCCL else "cpu"
         spec = RankSpec(rank=number * plan.ranks + gpu, device=device)
-        if plan.kind is Kind.RAIL:
+        if plan.kind is RoundKind.RAIL:
             adapter = adapters[gpu] if gpu < len(adapters) else ""
             spec = replace(
                 spec,

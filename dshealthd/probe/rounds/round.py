@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
 from dshealthd.probe.members.schedule import root_order
-from dshealthd.probe.observation import Kind, Outcome, PeerReport
+from dshealthd.probe.observation import Outcome, PeerReport, RoundKind
 from dshealthd.probe.peers.protocol import Refusal
 from dshealthd.probe.rounds import leader, member, remote_store
 from dshealthd.probe.rounds.active_round import (
@@ -54,7 +54,7 @@ class Rounds:
         """Whether a round in progress keeps this node from starting another."""
         return self._current is not None
 
-    def joined(self, epoch: int, members: Iterable[str]) -> bool:
+    def takes_part_in(self, epoch: int, members: Iterable[str]) -> bool:
         """Return whether the agent is in a round of this epoch with these members."""
         return any(
             active.plan.epoch == epoch and set(active.plan.members) == set(members)
@@ -113,13 +113,13 @@ class Rounds:
         # Limits the state that peers can pile up here: a light round costs them one message.
         if len(self._parts) >= MAX_WAITING:
             raise Refusal(Decline.TESTING)
-        if plan.kind is not Kind.LIGHT and (objection := self._node.objection(plan)):
+        if plan.kind is not RoundKind.LIGHT and (objection := self._node.objection(plan)):
             raise Refusal(objection)
         active = self._begin(plan, led=False, reason="")
         active.report = PeerReport.of(body["report"])
         if current is not None:
             current.has_given_way, self._current = True, None
-        if plan.kind is Kind.LIGHT:
+        if plan.kind is RoundKind.LIGHT:
             self._spawn(self._follow(active, member.await_light), plan)
         else:
             self._current = active
@@ -134,7 +134,11 @@ class Rounds:
         membership = self._node.membership()
         if plan.version != __version__:
             raise Refusal(Decline.VERSION)
-        if plan.members != (sender, me) or plan.kind is Kind.LOCAL or plan.round in self._parts:
+        if (
+            plan.members != (sender, me)
+            or plan.kind is RoundKind.LOCAL
+            or plan.round in self._parts
+        ):
             raise Refusal(Decline.MALFORMED)
         if plan.epoch != ON_DEMAND and abs(plan.epoch - self._node.epoch()) > EPOCHS_APART:
             raise Refusal(Decline.CLOCK)
@@ -146,8 +150,8 @@ class Rounds:
         which take a minute with a node that loses packets; meanwhile the others would not meet
         either end.
         """
-        is_working = not current.inviting and current.plan.kind is not Kind.LIGHT
-        return plan.kind is Kind.LIGHT and is_working
+        is_working = not current.inviting and current.plan.kind is not RoundKind.LIGHT
+        return plan.kind is RoundKind.LIGHT and is_working
 
     def _gives_way(self, current: ActiveRound, plan: RoundPlan) -> bool:
         """Return whether the current round gives way to another.

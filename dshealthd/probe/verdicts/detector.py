@@ -14,12 +14,20 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from dshealthd.probe.observation import HARD, Kind, Observation, Outcome, Part, PeerReport, Suspect
+from dshealthd.probe.observation import (
+    HARD,
+    Observation,
+    Outcome,
+    Part,
+    PeerReport,
+    RoundKind,
+    Suspect,
+)
 from dshealthd.probe.verdicts.accusation import AMBIGUOUS, Verdicts, accusations
 from dshealthd.probe.verdicts.baseline import TimingClass
 from dshealthd.probe.verdicts.company import Company, Met
 from dshealthd.probe.verdicts.explanation import explain, reason_of
-from dshealthd.probe.verdicts.pairs import Finding, PairSuspicion
+from dshealthd.probe.verdicts.pairs import PairSuspicion, PairVerdict
 from dshealthd.probe.verdicts.planner import (
     Confirmation,
     PlanningInput,
@@ -201,7 +209,7 @@ class Detector:
         as usual if nothing in the round hints at a fault.
         """
         ok, hard, told = observation.outcome is Outcome.OK, hard_signal(observation), round.told
-        local = observation.kind is Kind.LOCAL
+        local = observation.kind is RoundKind.LOCAL
         for signal in (OWN_NODE,) if local else (REACH,) if hard == REACH else (REACH, RUN):
             bad = not ok and signal == hard
             blamed = told is not None and accuses_itself(told, signal, self._high)
@@ -219,7 +227,11 @@ class Detector:
             )
         if not ok:
             return
-        family = str(observation.kind) if observation.kind in {Kind.LOCAL, Kind.LIGHT} else "fabric"
+        family = (
+            str(observation.kind)
+            if observation.kind in {RoundKind.LOCAL, RoundKind.LIGHT}
+            else "fabric"
+        )
         for timing in observation.timings:
             what = observation.backend, timing.op, timing.size, timing.part
             series = TimingClass(observation.kind, *what, bool(round.peer) and not round.near)
@@ -282,7 +294,7 @@ class Detector:
         bad = frozenset(bads if hard is None else (hard,))
         ratios = [entry.ratio for entry in bads.values()]
         # What is not bad is usual, by this node's own measure, however much its timings vary.
-        light, ratio = observation.kind is Kind.LIGHT, max(ratios, default=1.0)
+        light, ratio = observation.kind is RoundKind.LIGHT, max(ratios, default=1.0)
         silent = hard == REACH and observation.outcome in _SILENCES and late == (peer,)
         told, pair = round.told, self._pairs.get(peer)
         self._company.record_report(round)
@@ -393,15 +405,15 @@ class Detector:
         ):
             return
         found = pair.find(self._company, self._unreached(), self._epoch)
-        if found is Finding.LINK:
+        if found is PairVerdict.LINK:
             pair.accused = pair.reason
-        elif found is Finding.AMBIGUOUS:
+        elif found is PairVerdict.AMBIGUOUS:
             pair.accused = AMBIGUOUS
-        elif found is Finding.SELF:
+        elif found is PairVerdict.SELF:
             run = self._of(RUN)
             run.investigation = Investigation((), self._wall(), verdict=(Cause.SELF, pair.reason))
             run.investigation.decided = self._wall()
-        elif found is Finding.PEER:
+        elif found is PairVerdict.PEER:
             del self._pairs[pair.peer]
             self._give_up(pair)
 

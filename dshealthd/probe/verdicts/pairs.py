@@ -12,7 +12,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.probe.observation import FAR_BELOW, HARD, Kind
+from dshealthd.probe.observation import FAR_BELOW, HARD, RoundKind
 from dshealthd.probe.verdicts.explanation import CONFIRMATIONS, PEERS
 from dshealthd.probe.verdicts.signals import REACH, RUN, ObservedRound, Signal
 
@@ -49,7 +49,7 @@ minutes of 10 s epochs: a pair among 32 nodes meets once in five minutes.
 """
 
 
-class Finding(enum.Enum):
+class PairVerdict(enum.Enum):
     """What the rounds of a pair show."""
 
     NOTHING = "nothing"
@@ -117,9 +117,9 @@ class PairSuspicion:
         return not self.signals.isdisjoint({REACH, RUN})
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> RoundKind:
         """The kind of a round that repeats the first: an echo for reachability."""
-        return Kind.LIGHT if REACH in self.signals else self.first.kind
+        return RoundKind.LIGHT if REACH in self.signals else self.first.kind
 
     @classmethod
     def begin(
@@ -185,27 +185,27 @@ class PairSuspicion:
         company: Company,
         unreached: Collection[str],
         epoch: int,
-    ) -> Finding:
+    ) -> PairVerdict:
         """Return what the rounds of the pair, of its ends with others, and others' calls show."""
         mine = self.others(company)
         echoes = self.echoes(company)
         if RUN in self.signals and len(echoes) >= PEERS and all(echoes.values()):
-            return Finding.SELF
+            return PairVerdict.SELF
         if epoch == self.first.epoch or self.bads < HARD_BADS:
-            return Finding.NOTHING  # what others know may be older than the fault
+            return PairVerdict.NOTHING  # what others know may be older than the fault
         alone = len(company.leaves) <= PEERS  # nobody else can tell
         waits = not alone and (epoch <= self.first.epoch + _PATIENCE or self.bads < _MOST)
         if REACH not in self.signals:
             if self.missing > 0:
-                return Finding.NOTHING
+                return PairVerdict.NOTHING
             if mine.fine and self.theirs(company).fine:
-                return Finding.LINK
-            return Finding.NOTHING if waits else Finding.AMBIGUOUS
+                return PairVerdict.LINK
+            return PairVerdict.NOTHING if waits else PairVerdict.AMBIGUOUS
         words = [well for _, well in self.words.values()]
         needed = min(PEERS, len(company.leaves.keys() - {company.me, self.peer, *unreached}))
         if needed and len(words) >= needed:
             if not any(words):
-                return Finding.PEER
+                return PairVerdict.PEER
             if (
                 all(words)
                 and not self.is_good
@@ -214,14 +214,14 @@ class PairSuspicion:
                 and self.missing <= 0
                 and mine.well >= max(PEERS, _CUT_RATIO * mine.ill)
             ):
-                return Finding.LINK
-        return Finding.NOTHING if waits else Finding.AMBIGUOUS
+                return PairVerdict.LINK
+        return PairVerdict.NOTHING if waits else PairVerdict.AMBIGUOUS
 
     def others(self, company: Company) -> Others:
         """Return how this node's rounds with others have gone since the first of this pair's that
         was bad. Echoes say nothing good of collectives, nor rounds inside the leaf of its uplink.
         """
-        light, near = self.kind is Kind.LIGHT, self.first.near or self.hard
+        light, near = self.kind is RoundKind.LIGHT, self.first.near or self.hard
         well = ill = good = 0
         for met in company.log:
             if met.round.number > self.first.number and met.round.peer != self.peer:

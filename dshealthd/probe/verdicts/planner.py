@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.probe.observation import Kind
+from dshealthd.probe.observation import RoundKind
 from dshealthd.probe.verdicts.accusation import AMBIGUOUS, Verdicts, waits_for_home
 from dshealthd.probe.verdicts.company import Company
 from dshealthd.probe.verdicts.explanation import CONFIRMATIONS, PEERS, explain
@@ -39,7 +39,7 @@ class Confirmation:
 
     members: tuple[str, ...]
     """This node first, alone for a local round; or a member that is asked to call another."""
-    kind: Kind
+    kind: RoundKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ def plan(state: PlanningInput) -> Iterator[ExtraRound]:
         if investigation and not investigation.verdict and not early(signal, state.history):
             yield from _for_case(signal, investigation, state)
     if waits_for_home(state.history, state.verdicts, state.now):
-        yield ExtraRound(Confirmation((me,), Kind.LOCAL))
+        yield ExtraRound(Confirmation((me,), RoundKind.LOCAL))
     for signal in state.verdicts:
         investigation = state.history[signal].investigation
         if investigation and signal.local and _due(investigation.checked, state.epoch):
-            yield ExtraRound(Confirmation((me,), Kind.LOCAL), signal)
+            yield ExtraRound(Confirmation((me,), RoundKind.LOCAL), signal)
     for pair in state.pairs.values():
         if not any(
             history.investigation
@@ -115,7 +115,7 @@ def _for_case(
     """Plan a round with a reference peer asked least so far, on the side that needs it."""
     me = state.company.me
     if signal.local:
-        yield ExtraRound(Confirmation((me,), Kind.LOCAL), signal)
+        yield ExtraRound(Confirmation((me,), RoundKind.LOCAL), signal)
         return
     cause = explain(investigation, signal, state.company)
     met = Counter(entry.round.peer for entry in investigation.measurements)
@@ -129,7 +129,7 @@ def _for_case(
         # More rounds with the same peer prove nothing, as it may be at fault itself. They would use
         # up the minute's extra rounds while the other peers are only busy for a moment.
         if name and met[name] < CONFIRMATIONS:
-            kind = Kind.LIGHT if signal == REACH else investigation.first[-1].round.kind
+            kind = RoundKind.LIGHT if signal == REACH else investigation.first[-1].round.kind
             yield ExtraRound(Confirmation((me, name), kind), signal)
             return
 
@@ -160,7 +160,7 @@ def _for_pair(pair: PairSuspicion, state: PlanningInput) -> Iterator[ExtraRound]
             before = dict.fromkeys(words, -1)
             name = company.choose(near=None, asked=before, ill=out | asked, now=state.now)
             if name:
-                yield ExtraRound(Confirmation((name, pair.peer), Kind.LIGHT), peer=pair.peer)
+                yield ExtraRound(Confirmation((name, pair.peer), RoundKind.LIGHT), peer=pair.peer)
         # After others were asked: extra rounds are few, and the next epochs call it anyway.
         if is_due:
             yield again
@@ -172,7 +172,7 @@ def _for_pair(pair: PairSuspicion, state: PlanningInput) -> Iterator[ExtraRound]
         # others show at once which of the ends loses packets.
         met = out | pair.echoes(company).keys()
         if name := company.choose(near=None, asked={}, ill=met, now=state.now):
-            yield ExtraRound(Confirmation((me, name), Kind.LIGHT))
+            yield ExtraRound(Confirmation((me, name), RoundKind.LIGHT))
     # What others know may be older than the fault in its first epoch, and until a good round with
     # another peer this node may be ill itself.
     if REACH in pair.signals or pair.accused or begins or not others.good or others.ill > _ILL:

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from dshealthd.probe.observation import (
     FAR_BELOW,
     HARD,
-    Kind,
     Observation,
     Outcome,
     PeerReport,
+    RoundKind,
     Stage,
 )
 
@@ -60,13 +60,13 @@ OWN_NODE = Signal("home", "", "", 0, "")
 
 def hard_signal(observation: Observation) -> Signal:
     """Return the signal on which a failed round is evidence."""
-    if observation.kind is Kind.LOCAL:
+    if observation.kind is RoundKind.LOCAL:
         return OWN_NODE
     unreached = {Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED}
     return (
         REACH
         if observation.outcome in unreached
-        or observation.kind is Kind.LIGHT
+        or observation.kind is RoundKind.LIGHT
         or observation.stage is Stage.INVITE
         else RUN
     )
@@ -89,7 +89,7 @@ class ObservedRound:
     epoch: int
     """The epoch in which it was run, even for an extra round."""
     at: float
-    kind: Kind
+    kind: RoundKind
     peer: str
     """The other node; empty for a local round."""
     near: bool

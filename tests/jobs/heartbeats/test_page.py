@@ -13,7 +13,7 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.jobs.heartbeats import page as page_module
 from dshealthd.jobs.heartbeats.page import find_page
-from dshealthd.training.message import PAGE, Message, encode, newest
+from dshealthd.training.message import PAGE, Message, encode, newest_message
 from dshealthd.training.page import Page
 
 
@@ -34,7 +34,7 @@ def step() -> int | None:
     try:
         assert fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
         assert os.path.sameopenfile(file, number)
-        return newest(os.pread(file, PAGE, 0)).step
+        return newest_message(os.pread(file, PAGE, 0)).step
     finally:
         os.close(file)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.jobs.environment import NCCL_COMMON, nccl_variables
-from dshealthd.jobs.nccl.names import Misnomer, misnomer, names
+from dshealthd.jobs.nccl.names import Misnomer, known_names, misnomer
 
 MAX_NAMES = 256
 
@@ -45,7 +45,7 @@ def test_names_that_are_wrong(name: str, meant: str, wrong: Misnomer) -> None:
 
 def test_names_retired_lately_are_let_be() -> None:
     """What a release reads that torch still comes with is no mistake."""
-    assert names().retired["NCCL_WORK_FIFO_DEPTH"] == "2.21.5"
+    assert known_names().retired["NCCL_WORK_FIFO_DEPTH"] == "2.21.5"
     assert misnomer("NCCL_WORK_FIFO_DEPTH") is None
 
 
@@ -53,7 +53,7 @@ def test_names_retired_lately_are_let_be() -> None:
 def test_labels_are_bounded(name: str) -> None:
     """Whatever name a process makes up, what is told of it is a name of ours."""
     found = misnomer(name)
-    have = names()
+    have = known_names()
     assert found is None or found[0] in {
         "other",
         *have.known,
@@ -67,7 +67,7 @@ def test_the_data_is_consistent() -> None:
     """A name has one place in the file, what something is renamed to is read, and so is all that is
     compared between ranks.
     """
-    have = names()
+    have = known_names()
     assert not have.known & (have.retired.keys() | have.unread | have.foreign)
     assert set(have.renamed.values()) <= have.known
     assert set(NCCL_COMMON) <= have.known

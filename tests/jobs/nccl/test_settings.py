@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.jobs.nccl.settings import Misfit, misfit, number, parse_configuration
+from dshealthd.jobs.nccl.settings import Misfit, number, parse_configuration, value_problem
 
 
 @given(st.text(st.sampled_from(" \t+-0123456789abcdefxX.,true"), min_size=1, max_size=25))
@@ -54,7 +54,7 @@ def test_numbers_are_those_of_strtoll(text: str) -> None:
 ])  # fmt: skip
 def test_values(name: str, value: str, wrong: Misfit | None) -> None:
     """Values that NCCL refuses, or reads as something else, are reported as that."""
-    assert misfit(name, value) == wrong
+    assert value_problem(name, value) == wrong
 
 
 @given(
@@ -63,7 +63,7 @@ def test_values(name: str, value: str, wrong: Misfit | None) -> None:
 )
 def test_any_value_is_judged(name: str, value: str) -> None:
     """Whatever a user writes is judged, and raises nothing."""
-    assert misfit(name, value) in {None, *Misfit}
+    assert value_problem(name, value) in {None, *Misfit}
 
 
 def test_configuration_file() -> None:

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.jobs.ras.address import Endpoint, enabled, endpoints, exposed, own, parse_address
+from dshealthd.jobs.ras.address import (
+    Endpoint,
+    endpoints,
+    is_own_address,
+    parse_address,
+    ras_enabled,
+    ras_exposed,
+)
 
 LOOPBACK = ("127.0.0.1", "::1")
 
@@ -54,7 +61,7 @@ def test_refused(text: str, said: str) -> None:
 
 def test_own_addresses() -> None:
     """All of 127/8 is this node's, and a documentation address is not."""
-    assert [own(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "198.51.100.1")] == [
+    assert [is_own_address(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "198.51.100.1")] == [
         True,
         True,
         True,
@@ -69,7 +76,7 @@ def test_any_text(text: str) -> None:
         found = endpoints({"NCCL_RAS_ADDR": text})
     except ValueError:
         return
-    assert all(own(endpoint.host) for endpoint in found)
+    assert all(is_own_address(endpoint.host) for endpoint in found)
 
 
 @pytest.mark.parametrize(("text", "on"), [
@@ -83,7 +90,7 @@ def test_any_text(text: str) -> None:
 ])  # fmt: skip
 def test_enabled(text: str | None, *, on: bool) -> None:
     """RAS is on unless it is set to a number other than 1, as NCCL reads it."""
-    assert enabled({} if text is None else {"NCCL_RAS_ENABLE": text}) is on
+    assert ras_enabled({} if text is None else {"NCCL_RAS_ENABLE": text}) is on
 
 
 @pytest.mark.parametrize(("environment", "is_exposed"), [
@@ -100,4 +107,4 @@ def test_enabled(text: str | None, *, on: bool) -> None:
 ])  # fmt: skip
 def test_exposed(environment: dict[str, str], *, is_exposed: bool) -> None:
     """Any address but loopback is open to others; what is not understood is not claimed."""
-    assert exposed(environment) is is_exposed
+    assert ras_exposed(environment) is is_exposed

@@ -22,7 +22,7 @@ from dshealthd.config.registry import all_collectors
 from dshealthd.core.collector import Fault, News, Reason
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
-from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.jobs.ras.options import NcclRasOptions
 from tests.collectors.bench import Bench, reasons
@@ -115,7 +115,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     made.close()
 
 
-def values(result: Result, job: int = 1) -> dict[tuple[str, ...], float]:
+def values(result: CollectionResult, job: int = 1) -> dict[tuple[str, ...], float]:
     """Return the samples of a job, by name without prefix and the other labels.
 
     Without the count of implausible answers where it is 0.

@@ -88,4 +88,4 @@ def test_addresses_that_are_translated(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_an_address_has_one_form(address: str, plain: str) -> None:
     """A caller is compared with its name's addresses whichever way its socket writes its own."""
-    assert guard.plain(address) == plain
+    assert guard.plain_address(address) == plain

@@ -17,7 +17,7 @@ from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.guard import COUNTED, PeerLimits
 from dshealthd.probe.peers.messages import MAX_PAYLOAD
-from dshealthd.probe.peers.protocol import MAX_MESSAGE, Hello, Refusal, framed
+from dshealthd.probe.peers.protocol import MAX_MESSAGE, Hello, Refusal, to_frame
 from tests.probe.peering import (
     CHALLENGE,
     OTHER_KEY,
@@ -128,9 +128,9 @@ async def test_server_that_does_not_know_the_key(key: Path) -> None:
 
     async def impostor(frames: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
         async for _ in frames:
-            writer.write(framed(b"0" * 32))  # a challenge, and then a MAC
+            writer.write(to_frame(b"0" * 32))  # a challenge, and then a MAC
             async for _ in frames:
-                writer.write(framed(b"1" * 32 + b'ok {"clock":1.5,"payload":"cGluZw=="}'))
+                writer.write(to_frame(b"1" * 32 + b'ok {"clock":1.5,"payload":"cGluZw=="}'))
 
     async with impersonating(impostor) as port, calling(keyed(key), port) as client:
         await fails(ping(client), Outcome.UNAUTHORIZED, "answer_not_signed")
@@ -148,7 +148,7 @@ async def test_answer_of_an_earlier_request_is_not_believed(key: Path) -> None:
             async with connected(node) as onward:
                 async for frame in frames:
                     if len(recorded) < 2:  # a challenge, then an answer
-                        recorded.append(framed(await onward.ask(frame)))
+                        recorded.append(to_frame(await onward.ask(frame)))
                     writer.write(recorded[min(at, 1)])
                     at += 1
 
@@ -192,7 +192,7 @@ async def test_tampered_request(key: Path) -> None:
 async def test_request_before_the_challenges(key: Path) -> None:
     """A request whose sender could not tell its answer from a recorded one is none."""
     async with listening(keyed(key)) as node, connected(node) as raw:
-        raw.writer.write(framed(b"0" * 32 + REQUEST))
+        raw.writer.write(to_frame(b"0" * 32 + REQUEST))
         assert await raw.closed()
         assert node.refused("no_credentials") == 1
 
@@ -324,7 +324,7 @@ async def test_unknown_methods(key: Path, method: str) -> None:
 async def test_no_credentials(key: Path, claim: bytes) -> None:
     """A connection that does not begin as a peer's ends, and learns nothing."""
     async with listening(keyed(key)) as node:
-        assert await node.raw(framed(claim)) == b""
+        assert await node.raw(to_frame(claim)) == b""
         assert node.refused("no_credentials") == 1
 
 
@@ -332,7 +332,7 @@ async def test_challenges_are_given_once(key: Path) -> None:
     """A connection that begins again proves nothing, and ends."""
     async with listening(keyed(key)) as node, connected(node) as raw:
         await raw.begin()
-        assert await raw.ask(framed(bytes(Hello("a", "b", CHALLENGE)))) == b""
+        assert await raw.ask(to_frame(bytes(Hello("a", "b", CHALLENGE)))) == b""
         assert await raw.closed()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dshealthd.probe.peers.guard import PeerLimits
-from dshealthd.probe.peers.protocol import Hello, PeerError, framed
+from dshealthd.probe.peers.protocol import Hello, PeerError, to_frame
 from tests.flood import flooding
 from tests.probe.peering import (
     CHALLENGE,
@@ -37,7 +37,7 @@ from tests.probe.peering import (
 from tests.probe.peers.test_calls import REQUEST
 from tests.stopwatch import Stopwatch
 
-HELLO = framed(bytes(Hello("a", "b", CHALLENGE)))
+HELLO = to_frame(bytes(Hello("a", "b", CHALLENGE)))
 
 
 @pytest.mark.parametrize(("count", "sources"), [(3000, 4), (3000, 400)])

@@ -17,8 +17,8 @@ from dshealthd.probe.peers.protocol import (
     Frames,
     Hello,
     PeerSession,
-    framed,
     parse_challenge,
+    to_frame,
 )
 from tests.probe.peering import CHALLENGE, KEY, calling, fails, impersonating, keyed, ping, secret
 
@@ -31,7 +31,7 @@ def test_frames_arrive_as_they_were_sent(contents: list[bytes], piece: int) -> N
     frames = Frames()
     found = []
     for content in contents:
-        data = framed(content)
+        data = to_frame(content)
         found += [frames.add(data[at : at + piece]) for at in range(0, len(data), piece)]
     assert [frame for frame in found if frame is not None] == contents
 
@@ -40,7 +40,7 @@ def test_frames_arrive_as_they_were_sent(contents: list[bytes], piece: int) -> N
     ((MAX_MESSAGE + 32).to_bytes(4), False),
     ((MAX_MESSAGE + 33).to_bytes(4), True),
     (b"POST / HTTP/1.1", True),
-    (framed(b"a") + b"b", True),
+    (to_frame(b"a") + b"b", True),
 ])  # fmt: skip
 def test_data_that_is_no_frame(data: bytes, *, bad: bool) -> None:
     """What is too long for a message, or follows before an answer, ends the connection; nothing is
@@ -104,9 +104,9 @@ def test_a_signature_counts_once() -> None:
 
 @pytest.mark.parametrize("answer", [
     b"HTTP/1.1 200 OK\r\n\r\n",
-    framed(b"0" * 31),
-    framed(b"Z" * 32),
-    framed(b"0" * 32) + b"more",
+    to_frame(b"0" * 31),
+    to_frame(b"Z" * 32),
+    to_frame(b"0" * 32) + b"more",
     b"\xff" * 5000,
 ], ids=["HTTP", "short", "no challenge", "more", "endless"])  # fmt: skip
 async def test_servers_that_are_no_peers(tmp_path: Path, answer: bytes) -> None:

@@ -10,7 +10,7 @@ import pytest
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.link import Link
-from dshealthd.probe.peers.pool import ConnectionPool, meaning
+from dshealthd.probe.peers.pool import ConnectionPool, error_meaning
 from dshealthd.probe.peers.protocol import Hello, PeerSession, TimeoutMeaning
 from dshealthd.probe.peers.resolver import Resolver
 
@@ -127,4 +127,4 @@ async def test_what_cannot_be_used_again_is_closed() -> None:
 ])  # fmt: skip
 def test_what_an_error_means(number: int, outcome: Outcome, reason: str) -> None:
     """What the way or the other side does is not called a failure of this agent."""
-    assert meaning(OSError(number, "why")) == (outcome, reason)
+    assert error_meaning(OSError(number, "why")) == (outcome, reason)

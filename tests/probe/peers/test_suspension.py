@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dshealthd.probe.peers.guard import PeerLimits
-from dshealthd.probe.peers.protocol import Hello, framed
+from dshealthd.probe.peers.protocol import Hello, to_frame
 from dshealthd.probe.peers.server import HANDLER_TIMEOUT
 from tests.probe.peering import (
     CHALLENGE,
@@ -40,7 +40,7 @@ async def test_a_frame_that_came_while_the_agent_was_stopped_is_read(
             await loop.sock_connect(raw, ("127.0.0.1", node.port))
             await until(lambda: node.metric("connections") == 1)
             await turns()
-            raw.send(framed(bytes(Hello("a", "b", CHALLENGE))))
+            raw.send(to_frame(bytes(Hello("a", "b", CHALLENGE))))
             suspension.resume(HEADER_TIMEOUT + 1.0)
             assert len(await loop.sock_recv(raw, 100)) == 4 + 32
         assert node.metric("connections_refused_total", "header_timeout") == 0

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from dshealthd.probe.metrics import UNTIMED_ROUNDS, RoundMetrics
-from dshealthd.probe.observation import Kind, Outcome
+from dshealthd.probe.observation import Outcome, RoundKind
 from dshealthd.probe.rounds import light
 from tests.probe.company import NAMES, all_have, company, same
 
@@ -172,7 +172,7 @@ async def test_round_without_a_cpu(tmp_path: Path, starved: int | None) -> None:
         report = await root.rounds.lead(root.plan(member.name).light())
         await all_have(companions)
         observation = same(companions)
-        assert (observation.kind, observation.outcome) == (Kind.LIGHT, Outcome.OK)
+        assert (observation.kind, observation.outcome) == (RoundKind.LIGHT, Outcome.OK)
         assert report is not None
         assert len(report.observation.timings) == (2 if starved is None else 0)
         assert report.offset is not None

@@ -18,7 +18,7 @@ import pytest
 from dshealthd.linux import starvation
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.metrics import STARVED_ROUNDS, RoundMetrics
-from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.observation import Outcome, RoundKind, Stage
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.rounds import leader
@@ -51,7 +51,7 @@ async def test_healthy(tmp_path: Path) -> None:
         await led(companions[0], companions[1])
         await all_have(companions)
         observation = same(companions)
-        ended(observation, Outcome.OK, stage=Stage.DONE, late=(), kind=Kind.PAIR)
+        ended(observation, Outcome.OK, stage=Stage.DONE, late=(), kind=RoundKind.PAIR)
         assert [(timing.size, timing.seconds) for timing in observation.timings] == [
             (8, 0.002),
             (4096, 0.002),
@@ -69,7 +69,7 @@ async def test_busy_member_makes_the_round_light(tmp_path: Path) -> None:
         await all_have([root, member])
         observation = same([root, member])
         assert (observation.kind, observation.backend, observation.outcome) == (
-            Kind.LIGHT,
+            RoundKind.LIGHT,
             "agent",
             Outcome.OK,
         )
@@ -230,7 +230,7 @@ async def test_one_test_at_a_time(tmp_path: Path) -> None:
         for root, member in ((three, one), (one, three)):
             report = await root.rounds.lead(root.plan(member.name).light())
             assert report is not None
-            ended(report.observation, Outcome.OK, kind=Kind.LIGHT)
+            ended(report.observation, Outcome.OK, kind=RoundKind.LIGHT)
         assert one.rounds.busy
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dshealthd.probe.observation import Kind, Observation, Outcome
+from dshealthd.probe.observation import Observation, Outcome, RoundKind
 from tests.probe.company import Companion, all_have, company, ended
 
 Change = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
@@ -78,7 +78,7 @@ async def test_both_ends_know_the_time_of_an_echo(tmp_path: Path) -> None:
     """Only the root can time an echo; the member has the same time from it."""
     async with company(tmp_path, 2) as (root, member):
         observation = await seen(root, member, light=True)
-        assert observation.kind is Kind.LIGHT
+        assert observation.kind is RoundKind.LIGHT
         assert observation.timings == root.observation.timings
 
 

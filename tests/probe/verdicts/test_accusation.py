@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dshealthd.probe.observation import Kind
+from dshealthd.probe.observation import RoundKind
 from dshealthd.probe.verdicts.accusation import _WAIT, _gpu_is_well
 from dshealthd.probe.verdicts.signals import (
     Cause,
@@ -27,7 +27,9 @@ def history(*local: tuple[float, bool]) -> dict[Signal, SignalHistory]:
         (), OPENED, verdict=(Cause.SELF, "slow"), decided=DECIDED
     )
     for at, bad in local:
-        round = ObservedRound(0, 0, at, Kind.LOCAL, "", near=False, extra=True, led=True, told=None)
+        round = ObservedRound(
+            0, 0, at, RoundKind.LOCAL, "", near=False, extra=True, led=True, told=None
+        )
         gpu.recent.append(Measurement(round, 1.0, bad, not bad, "slow"))
     return {ADAPTER: suspected, GPU: gpu}
 

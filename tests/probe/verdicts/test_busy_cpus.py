@@ -9,7 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
+from dshealthd.probe.observation import (
+    Observation,
+    Outcome,
+    Part,
+    RoundKind,
+    Stage,
+    Suspect,
+    Timing,
+)
 from dshealthd.probe.verdicts.detector import Confirmation
 from tests.probe.verdicts.test_light_rounds import KNOWN, PAIR, SLOW, Company
 
@@ -34,7 +42,7 @@ class BusyCompany(Company):
         timings = tuple(self._timings({*ends}, epoch))
         observation = Observation(
             epoch,
-            Kind.PAIR,
+            RoundKind.PAIR,
             "gloo",
             ends,
             Outcome.OK,

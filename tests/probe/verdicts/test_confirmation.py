@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from dshealthd.probe.observation import Kind
+from dshealthd.probe.observation import RoundKind
 from dshealthd.probe.verdicts.confirmation import Confirmations
 from dshealthd.probe.verdicts.detector import Confirmation
 
-WANTED = Confirmation(("a", "b"), Kind.PAIR)
+WANTED = Confirmation(("a", "b"), RoundKind.PAIR)
 
 
 def test_what_a_round_asks_for_is_run_after_it() -> None:

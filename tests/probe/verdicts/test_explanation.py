@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dshealthd.probe.observation import Kind, PeerReport
+from dshealthd.probe.observation import PeerReport, RoundKind
 from dshealthd.probe.verdicts.company import Company
 from dshealthd.probe.verdicts.explanation import explain
 from dshealthd.probe.verdicts.signals import (
@@ -36,7 +36,7 @@ def good(peer: str, told: PeerReport | None = None) -> Measurement:
 def measured(peer: str, told: PeerReport | None, ratio: float, *, slow: bool) -> Measurement:
     """Return a round."""
     round = ObservedRound(
-        0, 0, 0.0, Kind.RAIL, peer, peer.startswith("n"), extra=True, led=True, told=told
+        0, 0, 0.0, RoundKind.RAIL, peer, peer.startswith("n"), extra=True, led=True, told=told
     )
     return Measurement(round, ratio, bad=slow, good=not slow, reason="slow")
 

@@ -10,10 +10,10 @@ import pytest
 
 from dshealthd.probe.members.schedule import Timetable, root_order
 from dshealthd.probe.observation import (
-    Kind,
     Observation,
     Outcome,
     Part,
+    RoundKind,
     Stage,
     Suspect,
     Timing,
@@ -107,7 +107,7 @@ class Company:
         self.now += 0.02
         ends = leader, member
         observation = Observation(
-            epoch, Kind.LIGHT, "agent", ends, Outcome.OK, Stage.DONE, at=self.now
+            epoch, RoundKind.LIGHT, "agent", ends, Outcome.OK, Stage.DONE, at=self.now
         )
         seen = {leader, member, asker or leader}
         if self._is_shut(leader, member):

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from dshealthd.core.schema import SchemaError
-from dshealthd.probe.observation import HARD, Kind, PeerReport
+from dshealthd.probe.observation import HARD, PeerReport, RoundKind
 from dshealthd.probe.peers.messages import REPORT
 from dshealthd.probe.verdicts.company import Company, Met
-from dshealthd.probe.verdicts.pairs import Finding, PairSuspicion
+from dshealthd.probe.verdicts.pairs import PairSuspicion, PairVerdict
 from dshealthd.probe.verdicts.signals import REACH, RUN, ObservedRound, Signal
 
 ECHO = Signal("light", "agent", "echo", 0, "")
@@ -25,7 +25,15 @@ def a_round(
 ) -> ObservedRound:
     """Return a round that this node led."""
     return ObservedRound(
-        number, epoch, 10.0 * epoch, Kind.LIGHT, peer, near=False, extra=False, led=True, told=told
+        number,
+        epoch,
+        10.0 * epoch,
+        RoundKind.LIGHT,
+        peer,
+        near=False,
+        extra=False,
+        led=True,
+        told=told,
     )
 
 
@@ -112,7 +120,7 @@ def test_which_rounds_with_others_count(
     known = company()
     round = replace(a_round(number, peer, 1), near=near)
     known.log.append(Met(round, light=light, ratio=1.0, bad=False, silent=False))
-    first = replace(a_round(0), kind=Kind.RAIL)
+    first = replace(a_round(0), kind=RoundKind.RAIL)
     pair = PairSuspicion.begin(first, frozenset({TIMED}), 10.0, "slow", None)
     others = pair.others(known)
     assert (others.well, others.good) == counts
@@ -133,7 +141,7 @@ def test_a_pair_is_ambiguous_in_the_end(bads: int, epoch: int, *, ambiguous: int
     as many bad rounds.
     """
     found = suspicion(ECHO, bads, 10.0).find(company(), set(), epoch)
-    assert found is (Finding.AMBIGUOUS if ambiguous else Finding.NOTHING)
+    assert found is (PairVerdict.AMBIGUOUS if ambiguous else PairVerdict.NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -155,20 +163,20 @@ def test_a_link_has_two_ends_that_are_well(
         met(known, name, ratio)
     known.record_report(a_round(20, told=PeerReport(node=1.0, pairs=theirs)))
     found = suspicion(ECHO, 6, 10.0).find(known, set(), 1)
-    assert found is (Finding.LINK if link else Finding.NOTHING)
+    assert found is (PairVerdict.LINK if link else PairVerdict.NOTHING)
 
 
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ([], Finding.NOTHING),
-        ([False], Finding.NOTHING),  # a single peer's word accuses nobody
-        ([False, False], Finding.PEER),
-        ([False, True], Finding.NOTHING),
-        ([True, True], Finding.LINK),
+        ([], PairVerdict.NOTHING),
+        ([False], PairVerdict.NOTHING),  # a single peer's word accuses nobody
+        ([False, False], PairVerdict.PEER),
+        ([False, True], PairVerdict.NOTHING),
+        ([True, True], PairVerdict.LINK),
     ],
 )
-def test_whom_nobody_reaches(words: list[bool], found: Finding) -> None:
+def test_whom_nobody_reaches(words: list[bool], found: PairVerdict) -> None:
     """Two others are asked to call a peer that this node cannot call."""
     known, pair = company(), suspicion(REACH, 5)
     for name in ("a", "b"):
@@ -177,7 +185,9 @@ def test_whom_nobody_reaches(words: list[bool], found: Finding) -> None:
     pair.words = {name: (1, well) for name, well in zip(("a", "b"), words, strict=False)}
     assert pair.find(known, {"peer"}, 1) is found
     first = pair.find(known, {"peer"}, 0)
-    assert first is Finding.NOTHING, "in its first epoch others may know what was before the fault"
+    assert first is PairVerdict.NOTHING, (
+        "in its first epoch others may know what was before the fault"
+    )
 
 
 @pytest.mark.parametrize(("well", "link"), [(3, False), (4, True)])
@@ -190,7 +200,7 @@ def test_who_loses_packets_blames_no_link(well: int, *, link: bool) -> None:
     known.record_report(a_round(20, told=WELL))
     pair.words = {"a": (1, True), "b": (1, True)}
     found = pair.find(known, {"peer"}, 1)
-    assert found is (Finding.LINK if link else Finding.NOTHING)
+    assert found is (PairVerdict.LINK if link else PairVerdict.NOTHING)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from dshealthd.findings import gpus
 from dshealthd.findings.series import Series
 from dshealthd.linux import starvation
 from dshealthd.probe.metrics import RoundMetrics
-from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.observation import Outcome, RoundKind, Stage
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
 from dshealthd.probe.rounds.plan import RoundPlan
@@ -176,7 +176,7 @@ def outcomes(results: list[RankResult]) -> list[tuple[Outcome, str]]:
 def conclude(results: list[RankResult]) -> RoundResult:
     """Return what a round of two members comes to of which each ran one of these ranks."""
     plan = RoundPlan(
-        round="x", epoch=1, kind=Kind.PAIR, backend=Backend.GLOO, members=("a", "b"), digest=""
+        round="x", epoch=1, kind=RoundKind.PAIR, backend=Backend.GLOO, members=("a", "b"), digest=""
     )
     shares = {name: MemberResult((one,)) for name, one in zip("ab", results, strict=True)}
     return combine(plan, "a", shares)
