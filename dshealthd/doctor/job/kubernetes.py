@@ -1,37 +1,80 @@
-"""The pods of a manifest have as many processes as GPUs, shared memory, and can meet."""
+"""The pods of a manifest have as many processes as GPUs, what ranks need, and can meet."""
 
 from __future__ import annotations
 
+import itertools
+import operator
 import re
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
-from dshealthd.doctor.job.agreement import disagreements, occupancy
+from dshealthd.doctor.check import Result, check_of, ok, unknown, warning
+from dshealthd.doctor.job.agreement import INVARIANTS, OCCUPANCY
+from dshealthd.doctor.job.sources import launcher_command
+from dshealthd.doctor.job.sources.fields import Fields
 from dshealthd.doctor.job.sources.layout import Layout, torchrun
 from dshealthd.doctor.job.sources.manifest import (
     CONTROLLERS,
-    INDEX,
-    MIB,
-    QUEUE,
     SHARED_MEMORY,
+    Manifest,
+    PodTemplate,
+    is_gpu,
+    size,
 )
 from dshealthd.doctor.job.sources.rendezvous import rendezvous
-from dshealthd.doctor.job.start import Start
+from dshealthd.doctor.job.start import Invariant, Start, broken, within
 from dshealthd.jobs.environment import TIMEOUT, is_loopback, natural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator, Mapping
 
     from dshealthd.doctor.job.context import JobContext
-    from dshealthd.doctor.job.sources.manifest import Manifest, PodTemplate
     from dshealthd.doctor.job.sources.source import Source
 
 _MPI = ("mpirun", "mpiexec")
+_PROGRAMS = frozenset({"torchrun", "deepspeed", "accelerate", "python", "python3"})
 _RELEASE = re.compile(r"v?(\d+(?:\.\d+)+)")
 _OF_PODS = re.compile(r"[a-z0-9][a-z0-9-]*-\d+")
 """Names that StatefulSets, indexed Jobs, JobSets and PyTorchJobs give their pods."""
+_ROOTS = re.compile(r"(?:^|[_-])(?:out|output|save|ckpt|checkpoints?|results?)(?:$|[_-])")
+"""In an option that names where a training writes."""
+_MESHES = {
+    "Istio": ("istio-injection=enabled", "istio.io/rev", "sidecar.istio.io/inject"),
+    "Linkerd": ("linkerd.io/inject=enabled", "linkerd.io/inject=ingress", "linkerd.io/inject"),
+}
+"""Meshes, the labels or annotations of a namespace by which they put a proxy into its pods, and
+that of a pod, which decides.
+"""
+_OF_OBJECTS = {"kueue.x-k8s.io/queue-name": "Kueue"}
+"""Labels that are read of the object that is submitted, not of its pods, and by whom."""
+_FREE = frozenset({"rdma/ib", "vpc.amazonaws.com/efa"})
+"""Network devices whose vendors' own examples need no IPC_LOCK: of CoreWeave and AWS."""
+_RDMA = re.compile(r"rdma/.*|vpc\.amazonaws\.com/efa|networking\.gke\.io\.networks/rdma-.*")
+"""Network devices as the plugins of NVIDIA (k8s-rdma-shared-dev-plugin, README), AWS and Google
+name them.
+"""
+_LOCKS = frozenset({"IPC_LOCK", "CAP_IPC_LOCK", "ALL"})
+_DEFAULT = 64 << 20
+"""Bytes at /dev/shm where nothing is mounted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodStart(Start):
+    """What the pods of a template start."""
+
+    pod: PodTemplate
+    manifest: Manifest
+
+    @property
+    def total(self) -> int:
+        """Pods of the manifest."""
+        return sum(one.count for one in self.manifest.pods)
+
+    @property
+    def alike(self) -> list[PodTemplate]:
+        """The templates of the same object."""
+        return [one for one in self.manifest.pods if one.object is self.pod.object]
 
 
 def _manifest(_context: JobContext, source: Source[Manifest]) -> Iterator[Result]:
@@ -39,40 +82,63 @@ def _manifest(_context: JobContext, source: Source[Manifest]) -> Iterator[Result
         yield unknown(f"{source.name}: {source.problem}", component=source.name)
         return
     pods = source.value.pods
-    found = [result for pod in pods for result in _judged(pod, source.value)]
-    yield from found
+    found: dict[tuple[Invariant, str], list[PodTemplate]] = {}
+    for pod in pods:
+        for row, text in broken(start_of(pod, source.value), (*INVARIANTS, *OCCUPANCY, *NEEDS)):
+            found.setdefault((row, text), []).append(pod)
+    for (row, text), ones in found.items():
+        names = " and ".join(dict.fromkeys(one.name for one in ones))
+        where = f"{ones[0].kind} {ones[0].job}, {names}"
+        remedy = row.remedy if row in NEEDS else ""
+        yield row.make(f"{where}: {text}", remedy, component=row.component or names)
     if not found:
         gpus = sum(pod.count * pod.gpus for pod in pods)
         count = plural(sum(pod.count for pod in pods), "pod")
         yield ok(f"{source.name}: {count} with {plural(gpus, 'GPU')}")
 
 
-def _judged(pod: PodTemplate, manifest: Manifest) -> Iterator[Result]:
-    start, where = start_of(pod, manifest), f"{pod.kind} {pod.job}, {pod.name}"
-    yield from disagreements(start)
-    yield from occupancy(start, where)
-    for need in NEEDS:
-        for text in need.broken(pod, start, manifest):
-            yield need.make(f"{where}: {text}", need.remedy, component=need.component)
-
-
-def start_of(pod: PodTemplate, manifest: Manifest) -> Start:
+def start_of(pod: PodTemplate, manifest: Manifest) -> PodStart:
     """Return what the pods of a template start."""
-    layout = _layout(pod)
+    layout, main = _layout(pod), pod.main
     with_gpus = [one for one in manifest.pods if one.gpus]
     workers = sum(one.count for one in with_gpus)
     is_first = with_gpus[:1] == [pod] and (layout.nodes or 0) > 1
-    return Start(
+    memory = size(pod.limits, "memory")
+    probe, shared = main.at("livenessProbe"), pod.shared_memory or 0
+    ends = pod.kind.endswith(("Job", "JobSet", "Pod"))  # servers are another matter
+    waits = probe.number("periodSeconds", 10) * probe.number("failureThreshold", 3)
+    scheduling = pod.above.at("runPolicy", "schedulingPolicy")
+    ranked = sum(one.count for one in manifest.pods if one.is_worker)
+    return PodStart(
+        pod=pod,
+        manifest=manifest,
         command=pod.command,
         layout=layout,
         variables=pod.variables,
         nodes=workers if is_first else None,
         given=f"{plural(workers, 'pod has', 'pods have')} GPUs",
         gpus=pod.gpus,
-        memory=pod.memory if pod.gpus else None,
+        memory=memory if pod.gpus else None,
         copies=pod.count,
-        name=f"{pod.kind} {pod.job}, {pod.name}: ",
+        groups=pod.groups,
+        more={
+            "patience": waits if probe and ends and pod.is_training and pod.gpus else None,
+            "timeout": TIMEOUT,
+            "shared memory": shared >> 20 if pod.gpus and memory else None,
+            "limit": (memory or 0) >> 20,
+            "gang": natural(pod.above.text("minAvailable") or scheduling.text("minAvailable")),
+            "pods": sum(one.count for one in manifest.pods),
+            "processes of mpirun": _of_mpirun(pod) or None,
+            "slots": (natural(pod.processes) or 1) * ranked,
+        },
     )
+
+
+def _of_mpirun(pod: PodTemplate) -> int | None:
+    words = [word for text in pod.words for word in text.split()]
+    is_mpi = pod.kind == "MPIJob" and any(word.rpartition("/")[2] in _MPI for word in words)
+    at = next((at for at, word in enumerate(words[:-1]) if word in {"-np", "-n", "--np"}), None)
+    return natural(words[at + 1]) if is_mpi and at is not None else None
 
 
 def _layout(pod: PodTemplate) -> Layout:
@@ -90,229 +156,274 @@ def _layout(pod: PodTemplate) -> Layout:
     return Layout(ranks_per_node=stated, source=pod.kind)
 
 
-class PodNeed(NamedTuple):
-    """Something that the pods of a template need."""
-
-    broken: Callable[[PodTemplate, Start, Manifest], Iterator[str]]
-    component: str
-    remedy: str = ""
-    make: Callable[..., Result] = critical
+def _refused(start: PodStart) -> Iterator[str]:
+    yield from (f"the API server refuses it: {one}" for one in _invalid(start))
 
 
-def _refused(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
-    yield from (f"the API server refuses it: {one}" for one in pod.refused)
+def _invalid(start: PodStart) -> Iterator[str]:
+    """Yield what the API server refuses (its validation.go)."""
+    pod, main = start.pod, start.pod.main
+    if "image" not in main:
+        return  # a patch, or a template that its operator completes
+    if pod.required and pod.required not in [
+        one.get("name") for one in pod.spec.each("containers")
+    ]:
+        yield f"no container is named {pod.required!r}, as its operator requires"
+    requests = main.at("resources", "requests").texts()
+    for key, value in requests.items():
+        if is_gpu(key) and pod.limits.text(key) != value:
+            yield f"{value} {key} in requests, but {pod.limits.text(key) or 'none'} in limits"
+    for key, value in pod.limits.texts().items():
+        if is_gpu(key) and re.fullmatch(r"\d*\.\d*[1-9]\d*|\d+m", value):
+            yield f"{value} {key} in limits is no whole number"
+    for one in main.each("env"):
+        if not isinstance(one.get("value"), str | None):
+            yield f"the value of {one.text('name')} is {one.get('value')}, not a string: quote it"
+    for key in ("command", "args"):
+        for word in main.listed(key):
+            if not isinstance(word, str):
+                yield f"{word} in {key} is no string: quote it"
+    masters = pod.above.at("pytorchReplicaSpecs", "Master").number("replicas", 1)
+    if pod.required and masters != 1:
+        yield f"{masters} replicas of Master: there is one"
+    policy = pod.spec.text("restartPolicy") or "Always"
+    if pod.is_of("batch") and pod.kind in {"Job", "CronJob"} and policy == "Always":
+        yield "restartPolicy of a Job must be Never or OnFailure"
+    volumes = {*pod.volumes, *_claims(pod.object)}
+    for mount in main.each("volumeMounts"):
+        if mount.text("name") not in volumes:
+            yield f"the volume {mount.text('name')} of {mount.text('mountPath')} is not declared"
 
 
-def _misread(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
-    yield from pod.misread
+def _claims(node: Fields, above: str = "") -> Iterator[str]:
+    """Yield the names of the volumes that a controller makes from templates of claims."""
+    for key, one in node.below():
+        if key == "volumeClaimTemplates" or (key, above) == ("templates", "volumeClaimPolicies"):
+            yield one.at("metadata").text("name")
+        else:
+            yield from _claims(one, key)
 
 
-def _behind_proxy(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]:
-    several = sum(one.count for one in manifest.pods) > 1
-    if pod.proxy and several and pod.is_training and pod.has_cluster_names:
-        yield (
-            f"{pod.proxy} puts its sidecar into it: connections of the rendezvous and of NCCL go"
-            " through a proxy, and ranks hang or are refused; a label of the pods opts out, such as"
-            ' sidecar.istio.io/inject: "false"'
+def _misread(start: PodStart) -> Iterator[str]:
+    """Yield words that are not read as they are meant: without a shell nothing expands a variable
+    or splits words, and a shell runs one word alone.
+    """
+    main = start.pod.main
+    words = [str(word) for word in (*main.listed("command"), *main.listed("args"))]
+    program = words[0] if words and main.get("command") else ""
+    if start.pod.kind.startswith("Ray"):
+        return  # KubeRay makes one text of command and args for a shell
+    if len(program.split()) > 1 and not program.startswith("{"):
+        yield f"no program is named {program[:60]!r}: each word of command needs an item of its own"
+    if lost := launcher_command.lost_words(words):
+        yield f"bash -c runs {lost[:40]!r} alone: the words behind it are its $0, $1, ..."
+    if program.rpartition("/")[2] in _PROGRAMS and not launcher_command.runs_shell(words):
+        own = {*CONTROLLERS, *start.variables}
+        names = re.findall(r"(?<!\$)\$\{?([A-Za-z_]\w*)", " ".join(words))
+        for name in itertools.islice(filter(own.__contains__, names), 1):  # not of a template
+            yield f"no shell expands ${name} in command or args: write $({name})"
+
+
+def _written(start: PodStart) -> Iterator[str]:
+    """Yield output of the training on a mount that is read-only."""
+    pod = start.pod
+    fixed = set()
+    for mount in pod.main.each("volumeMounts"):
+        volume = pod.volumes.get(mount.text("name"), Fields())
+        is_fixed = volume.at("persistentVolumeClaim").get("readOnly") is True
+        if mount.get("readOnly") is True or is_fixed or "configMap" in volume or "secret" in volume:
+            fixed.add(mount.text("mountPath").rstrip("/"))
+    words = [*pod.words, *(word for text in pod.words for word in text.split())]
+    for option, path in launcher_command.pairs(words):
+        inside = [one for one in fixed if path == one or path.startswith(f"{one}/")]
+        if _ROOTS.search(option) and inside:
+            yield f"--{option} {path[:80]} cannot be written: {inside[0]} is mounted read-only"
+
+
+def _behind_proxy(start: PodStart) -> Iterator[str]:
+    pod = start.pod
+    space = pod.object.at("metadata").get("namespace")
+    spaces = (one.at("metadata") for one in start.manifest.of_kind("Namespace"))
+    marks = _marks(next((one for one in spaces if one.get("name") == space), Fields()))
+    own = _marks(pod.template.at("metadata"))
+    for mesh, (*switches, key) in _MESHES.items():
+        pairs = (switch.partition("=") for switch in switches)
+        is_on = any(
+            marks.get(name) == value if value else name in marks for name, _, value in pairs
         )
+        is_in = own.get(key, "true" if is_on else "false") in {"true", "enabled", "ingress"}
+        if is_in and start.total > 1 and pod.is_training and pod.has_cluster_names:
+            yield (
+                f"{mesh} puts its sidecar into it: connections of the rendezvous and of NCCL go"
+                " through a proxy, and ranks hang or are refused; a label of the pods opts out,"
+                ' such as sidecar.istio.io/inject: "false"'
+            )
 
 
-def _locked(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
-    if pod.is_locked and pod.gpus:
+def _marks(metadata: Fields) -> Mapping[str, str]:
+    """Return the labels and annotations of an object or template."""
+    found = {**metadata.at("annotations").texts(), **metadata.at("labels").texts()}
+    return {name: value.lower() for name, value in found.items()}
+
+
+def _unread(start: PodStart) -> Iterator[str]:
+    """Yield a label that its reader does not read where it stands."""
+    pod = start.pod
+    own = pod.template.at("metadata", "labels")
+    for label, reader in _OF_OBJECTS.items() if pod.kind.endswith(("Job", "JobSet")) else ():
+        if label in own and label not in pod.object.at("metadata", "labels"):
+            yield f"{reader} reads {label} of the {pod.kind} itself, not of its pods"
+
+
+def _devices(start: PodStart) -> Iterator[str]:
+    """Yield a network device that pods beside it or settings of NCCL need, or what it needs."""
+    pod, devices = start.pod, start.pod.devices
+    security = pod.main.at("securityContext")
+    locks = {*map(str, security.at("capabilities").listed("add"))} & _LOCKS
+    is_free = security.get("privileged") is True or not pod.gpus
+    used = {one for one in devices if _RDMA.fullmatch(one)}
+    if used - _FREE and not locks and not is_free:
         yield (
             "it has RDMA devices but not the capability IPC_LOCK: memory cannot be registered"
             " with them beyond the runtime's limit (memlock), often 8 MiB"
         )
+    others = {
+        device
+        for one in start.alike
+        for device in one.devices
+        if one.gpus == pod.gpus and _RDMA.fullmatch(device)
+    }
+    if others and not devices and not is_free and not pod.spec.get("hostNetwork"):
+        yield f"pods beside it have {min(others)}, but it has none: NCCL has no common network"
 
 
-def _unserved(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]:
-    """Yield why the Service of the pods' domain gives them no names."""
-    meeting = rendezvous(pod.command, pod.variables).address
-    is_asked = pod.domain and meeting.partition(".")[2].partition(".")[0] == pod.domain
-    for service in manifest.services if is_asked else ():
-        if service["name"] != pod.domain:
-            continue
-        if not service["is_headless"]:
-            yield f"{meeting[:80]} does not resolve: the Service {pod.domain} is not headless"
-        if pod.awaits and not service["is_early"]:
-            yield (
-                f"{meeting[:80]} does not resolve until its pod is ready (readinessProbe), unless"
-                f" the Service {pod.domain} has publishNotReadyAddresses: true"
-            )
-        of_job = {"job-name": pod.job, "batch.kubernetes.io/job-name": pod.job}
-        have = {**of_job, **pod.labels} if pod.kind == "Job" else pod.labels
-        for name, value in service["selector"].items():
-            given = have.get(name, value if "/" in name else "")
-            if given != value:
-                yield (
-                    f"{meeting[:80]} does not resolve: the Service {pod.domain} selects"
-                    f" {name}={value}, which these pods are not"
-                )
+def _not_given(start: PodStart) -> Iterator[str]:
+    pod, given = start.pod, start.pod.given
+    text = "\n".join((*pod.words, *pod.variables.values()))
+    for name in (
+        dict.fromkeys(re.findall(r"\$[({]?(\w+)\b(?!:)", text)) if given is not None else ()
+    ):
+        is_set = name in (given or ()) or name in pod.variables
+        if name in CONTROLLERS and not is_set and not re.search(rf"(?<![$\w-]){name}=", text):
+            yield f"it uses {name}, which only {CONTROLLERS[name]} sets"
 
 
-def _same_index(pod: PodTemplate, start: Start, _manifest: Manifest) -> Iterator[str]:
-    rank = start.torchrun.options.get("node-rank", "") if start.torchrun else ""
-    rank = rank or pod.variables.get("RANK", "")
-    if pod.groups > 1 and re.fullmatch(rf"\$\{{?{INDEX}\}}?", rank):
-        yield f"{INDEX} begins with 0 in each of the {pod.groups} jobs: ranks must differ"
+def _releases(start: PodStart) -> Iterator[str]:
+    """Yield that pods of one job have images of one repository, but of different releases."""
+    found: dict[str, dict[str, str]] = {}
+    for one in start.alike:
+        repository, _, tag = one.main.text("image").rpartition(":")
+        if release := _RELEASE.match(tag):
+            found.setdefault(repository, {})[release[1]] = one.name
+    for repository, releases in found.items():
+        if len(releases) > 1 and start.pod is start.alike[0]:
+            shown = ", ".join(f"{release} of {name}" for release, name in releases.items())
+            yield f"its pods have different versions of {repository}: {shown}"
 
 
-def _killed(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
-    ends = pod.kind.endswith(("Job", "JobSet", "Pod"))  # servers are another matter
-    if ends and pod.is_training and pod.gpus and (pod.patience or TIMEOUT) < TIMEOUT:
-        yield (
-            f"the liveness probe kills a container that does not answer for {pod.patience} s, also"
-            f" while it loads or saves a checkpoint; collectives wait {TIMEOUT} s"
-        )
+def _mounted(start: PodStart) -> Iterator[str]:
+    pod = start.pod
+    claims = {
+        volume.at("persistentVolumeClaim").text("claimName") for volume in pod.volumes.values()
+    }
+    for claim in start.manifest.of_kind("PersistentVolumeClaim"):
+        name, modes = claim.at("metadata").text("name"), claim.at("spec").listed("accessModes")
+        is_of_one = modes in (["ReadWriteOnce"], ["ReadWriteOncePod"])
+        if is_of_one and name in claims and pod.count > 1 and pod.gpus:
+            yield f"the claim {name} is ReadWriteOnce, so only pods of one node can mount it"
 
 
-def _without_shared_memory(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]:
-    few = 64 * MIB
-    alike = [one for one in manifest.pods if one.is_training and one.gpus > 1]
-    short = [one for one in alike if (one.shared_memory or few + 1) <= few]
-    if short[:1] == [pod]:  # once for all templates
-        yield (
-            f"{SHARED_MEMORY} has {(pod.shared_memory or 0) // MIB} MB, the default where nothing"
-            " larger is mounted: too few for NCCL between GPUs of a pod and for data loaders"
-        )
-
-
-def _beyond_memory(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
-    shared = pod.shared_memory or 0
-    if pod.gpus and pod.memory and shared > pod.memory:
-        yield (
-            f"{SHARED_MEMORY} may take {shared // MIB} MiB, which count as memory of the container,"
-            f" limited to {pod.memory // MIB} MiB: it is killed for it"
-        )
-
-
-def _loopback(pod: PodTemplate, start: Start, _manifest: Manifest) -> Iterator[str]:
-    meeting = rendezvous(pod.command, pod.variables)
-    inner = start.torchrun
-    is_one = inner is not None and inner.number("nnodes") == 1
-    if pod.command and pod.count > 1 and is_loopback(meeting.address) and not is_one:
-        shown = f"{meeting.address[:80]} ({meeting.source})"
-        yield f"{shown} is each pod's own loopback, but there are {pod.count} of them"
-
-
-def _not_found(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]:
-    """Yield that the name of the pod or Service where ranks meet is none, or does not resolve."""
-    meeting = rendezvous(pod.command, pod.variables)
+def _unreachable(start: PodStart) -> Iterator[str]:
+    """Yield why pods do not reach the address at which they meet."""
+    pod, meeting = start.pod, rendezvous(start.pod.command, start.pod.variables)
     host, _, domain = meeting.address.partition(".")
-    is_named = pod.command is not None and bool(_OF_PODS.fullmatch(host))
+    domain = domain.partition(".")[0]
     shown = f"{meeting.address[:80]} ({meeting.source})"
-    is_joined = pod.joins_service and sum(one.count for one in manifest.pods) > 1
-    if not pod.has_cluster_names and (is_named or (is_joined and not meeting.address)):
+    is_one = start.torchrun is not None and start.torchrun.number("nnodes") == 1
+    is_named = pod.command is not None and bool(_OF_PODS.fullmatch(host))
+    joins = bool(pod.required) and pod.name != "Master" and start.total > 1
+    if pod.command and pod.count > 1 and is_loopback(meeting.address) and not is_one:
+        yield f"{shown} is each pod's own loopback, but there are {pod.count} of them"
+    if not pod.has_cluster_names and (is_named or (joins and not meeting.address)):
         shown = shown if is_named else f"the Service at which pods of a {pod.kind} meet"
         yield (
             f"{shown} does not resolve: a pod with hostNetwork resolves names of the cluster only"
             " with dnsPolicy: ClusterFirstWithHostNet"
         )
-    if not is_named:
-        return
-    known = [one.names for one in manifest.pods]
-    of_pods = {name for names in known for name in names or ()}
-    services = {service["name"] for service in manifest.services}
-    if None not in known and host not in of_pods | services:
+    names = [one.names for one in start.manifest.pods]
+    of_pods = {name for one in names for name in one or ()}
+    services = {one.at("metadata").text("name"): one for one in start.manifest.of_kind("Service")}
+    if is_named and None not in names and host not in of_pods | services.keys():
         few = ", ".join(sorted(of_pods)[:4])
         yield f"MASTER_ADDR {shown} is no pod of this manifest, which has {few}"
-    elif pod.kind in {"Job", "JobSet", "StatefulSet"} and domain.partition(".")[0] != pod.domain:
+    elif is_named and pod.kind in {"Job", "JobSet", "StatefulSet"} and domain != pod.domain:
         where = f"are in the subdomain {pod.domain}" if pod.domain else "have no subdomain"
         yield f"{shown} does not resolve: pods of this {pod.kind} {where}"
+    if pod.domain and domain == pod.domain in services:
+        yield from (f"{shown} does not resolve{why}" for why in _unserved(pod, services[domain]))
 
 
-def _gang(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]:
-    count = sum(one.count for one in manifest.pods)
-    if pod is manifest.pods[0] and pod.gang is not None and pod.gang > count:
-        yield f"the job starts only once {pod.gang} pods are placed (minAvailable), but has {count}"
-
-
-def _slots(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]:
-    workers = sum(one.count for one in manifest.pods if one.is_worker)
-    slots = (natural(pod.processes) or 1) * workers
-    words = [word for text in pod.words for word in text.split()]
-    is_mpi = pod.kind == "MPIJob" and any(word.rpartition("/")[2] in _MPI for word in words)
-    at = next((at for at, word in enumerate(words[:-1]) if word in {"-np", "-n", "--np"}), None)
-    wanted = natural(words[at + 1]) if is_mpi and at is not None else None
-    if wanted and wanted > slots:
-        have = f"{plural(workers, 'worker has', 'workers have')} {plural(slots, 'slot')}"
-        yield f"mpirun -np {wanted}, but {have}"
-
-
-def _releases(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]:
-    """Yield that pods of one job have images of one repository, but of different releases."""
-    found: dict[str, dict[str, str]] = {}
-    for one in manifest.pods:
-        repository, _, tag = one.image.rpartition(":")
-        if one.job == pod.job and (release := _RELEASE.match(tag)):
-            found.setdefault(repository, {})[release[1]] = one.name
-    for repository, releases in found.items():
-        if len(releases) > 1 and pod.name == next(iter(releases.values())):
-            shown = ", ".join(f"{release} of {name}" for release, name in releases.items())
-            yield f"its pods have different versions of {repository}: {shown}"
-
-
-def _mounted(pod: PodTemplate, _start: Start, manifest: Manifest) -> Iterator[str]:
-    for claim in sorted({*pod.claims} & {*manifest.of_one}):
-        if pod.count > 1 and pod.gpus:
-            yield f"the claim {claim} is ReadWriteOnce, so only pods of one node can mount it"
-
-
-def _not_given(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
-    text = "\n".join((*pod.words, *pod.variables.values()))
-    for name, controller in CONTROLLERS.items() if pod.given is not None else ():
-        is_set = name in (pod.given or ()) or name in pod.variables
-        is_read = re.search(rf"\$[({{]?{name}\b(?!:)", text)
-        if is_read and not is_set and not re.search(rf"(?<![$\w-]){name}=", text):
-            yield f"it uses {name}, which only {controller} sets"
-
-
-def _unqueued(pod: PodTemplate, _start: Start, _manifest: Manifest) -> Iterator[str]:
-    if not pod.is_queued:
-        yield f"Kueue reads {QUEUE} of the {pod.kind} itself, not of its pods: it never starts it"
-
-
-def _elastic(pod: PodTemplate, start: Start, manifest: Manifest) -> Iterator[str]:
-    inner = start.torchrun
-    text = inner.options.get("nnodes", "") if inner else ""
-    least, most = pod.members
-    if ":" in text:
-        least, most = (natural(one) for one in text.split(":", 1))
-    if least is None or most is None or least == most or pod is not manifest.pods[0]:
-        return
-    if least > most:
-        yield f"at least {least} and at most {most} pods cannot be"
-    elif not pod.replaces:
+def _unserved(pod: PodTemplate, service: Fields) -> Iterator[str]:
+    """Yield why the Service of the pods' domain gives them no names."""
+    spec, domain = service.at("spec"), pod.domain
+    if spec.get("clusterIP") != "None":
+        yield f": the Service {domain} is not headless"
+    if pod.main.get("readinessProbe") and spec.get("publishNotReadyAddresses") is not True:
         yield (
-            f"it trains on {least} to {most} pods, but none that fails is replaced: the first ends"
-            " the job (backoffLimit, restartPolicy)"
+            " until its pod is ready (readinessProbe), unless the Service"
+            f" {domain} has publishNotReadyAddresses: true"
+        )
+    have = pod.template.at("metadata", "labels").texts()
+    if pod.kind == "Job":
+        have |= {"job-name": pod.job, "batch.kubernetes.io/job-name": pod.job}
+    for name, value in spec.at("selector").texts().items():
+        if have.get(name, value if "/" in name else "") != value:
+            yield f": the Service {domain} selects {name}={value}, which these pods are not"
+
+
+def _small(start: PodStart) -> Iterator[str]:
+    pod, shared = start.pod, start.pod.shared_memory
+    if pod.is_training and pod.gpus > 1 and shared is not None and shared <= _DEFAULT:
+        yield (
+            f"{SHARED_MEMORY} has {shared >> 20} MB, the default where nothing larger is mounted:"
+            " too few for NCCL between GPUs of a pod and for data loaders"
         )
 
 
+_WARNED = (
+    ("sidecar", "", _behind_proxy),
+    ("devices", "", _devices),
+    ("persistentVolumeClaim", "", _mounted),
+    (SHARED_MEMORY, f"volumes.emptyDir  # medium: Memory, at {SHARED_MEMORY}", _small),
+    (SHARED_MEMORY, "", within(
+        "shared memory", operator.le, "limit", f"{SHARED_MEMORY} may take {{0}} MiB, which count as"
+        " memory of the container, limited to {1} MiB: it is killed for it")),
+    ("livenessProbe", "containers.livenessProbe", within(
+        "patience", operator.ge, "timeout", "the liveness probe kills a container that does not"
+        " answer for {0} s, also while it loads or saves a checkpoint; collectives wait {1} s")),
+)  # fmt: skip
+_REFUSED = (
+    ("API", _refused),
+    ("command", _misread),
+    ("command", _written),
+    ("image", _releases),
+    ("labels", _unread),
+    ("env", _not_given),
+    ("MASTER_ADDR", _unreachable),
+    ("slotsPerWorker", within(
+        "processes of mpirun", operator.le, "slots", "mpirun -np {0}, but workers have {1:slot}")),
+    ("minAvailable", within(
+        "gang", operator.le, "pods", "the job starts only once {0:pod} are placed (minAvailable),"
+        " but has {1}")),
+)  # fmt: skip
 NEEDS = (
-    PodNeed(_refused, "API"),
-    PodNeed(_misread, "command"),
-    PodNeed(_behind_proxy, "sidecar", make=warning),
-    PodNeed(_locked, "IPC_LOCK", make=warning),
-    PodNeed(_unserved, "Service"),
-    PodNeed(_same_index, INDEX),
-    PodNeed(_releases, "image"),
-    PodNeed(_unqueued, QUEUE),
-    PodNeed(_not_given, "env"),
-    PodNeed(_mounted, "persistentVolumeClaim", make=warning),
-    PodNeed(_loopback, "MASTER_ADDR"),
-    PodNeed(_not_found, "MASTER_ADDR"),
-    PodNeed(_slots, "slotsPerWorker"),
-    PodNeed(_gang, "minAvailable"),
-    PodNeed(_elastic, "elasticPolicy", "kubectl explain job.spec.backoffLimit", warning),
-    PodNeed(_killed, "livenessProbe", "kubectl explain pod.spec.containers.livenessProbe", warning),
-    PodNeed(
-        _without_shared_memory,
-        SHARED_MEMORY,
-        f"kubectl explain pod.spec.volumes.emptyDir  # medium: Memory, at {SHARED_MEMORY}",
-        warning,
+    *(Invariant(find, name) for name, find in _REFUSED),
+    *(
+        Invariant(
+            find, name, "", f"kubectl explain pod.spec.{field}" if field else "", make=warning
+        )
+        for name, field, find in _WARNED
     ),
-    PodNeed(_beyond_memory, SHARED_MEMORY, make=warning),
 )
 """What the pods of a template need."""
 MANIFEST = check_of(

@@ -4,8 +4,6 @@ gets more of them than it has visible GPUs.
 
 from __future__ import annotations
 
-import re
-import signal
 import textwrap
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,12 +11,12 @@ from typing import TYPE_CHECKING
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job import config_conflicts
-from dshealthd.doctor.job.agreement import disagreements, occupancy
+from dshealthd.doctor.job.agreement import INVARIANTS, OCCUPANCY
 from dshealthd.doctor.job.sources.launcher_command import READ
 from dshealthd.doctor.job.sources.slurm_script import gpus_per_node
+from dshealthd.doctor.job.start import broken
 from dshealthd.doctor.remedies import paste
-from dshealthd.findings.finding import State
-from dshealthd.jobs.environment import RENDEZVOUS, natural, visible
+from dshealthd.jobs.environment import RENDEZVOUS, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 _LEFT_BEHIND = ("TORCH_NCCL_", "DEEPSPEED_TIMEOUT", "CUDA_DEVICE_ORDER", "GLOO_SOCKET_IFNAME")
 """Variables that matter on every node but that `deepspeed` does not pass on to the others."""
 INSIDE = "dshealthd doctor --job -- COMMAND  # in the script, with the words of its launch"
-_SIGNAL = re.compile(r"(?:([RB]+):)?(\w+)(?:@(\d+))?")
 _EXPLICIT = frozenset({"num-gpus", "num-accelerators", "num-nodes", "include", "exclude"})
 
 
@@ -54,7 +51,11 @@ def _judged(context: JobContext) -> Iterator[Result]:
         if context.command is None:
             yield from _not_known(context, context.script.name, context.batch_script.problem)
         yield from _script(context, context.script.name, context.batch_script)
-    yield from disagreements(context.start)
+    start = context.start
+    for row, text in broken(start, INVARIANTS):
+        program = start.program.program
+        remedy = row.remedy.format(nodes=start.nodes, program=program)
+        yield row.make(text, remedy, source=row.source, component=row.component or program)
     if context.command is not None and context.launcher is not None:
         yield from config_conflicts.of_accelerate(context.command.name, context.launcher)
     yield from _left_behind(context)
@@ -88,59 +89,13 @@ def _computed(context: JobContext, launcher: LauncherCommand) -> list[str]:
 
 def _script(context: JobContext, name: str, script: SlurmScript) -> Iterator[Result]:
     """Yield what the batch script states and Slurm or its shell does not do."""
-    for line in script.ignored[:1]:
-        more = f", and {plural(len(script.ignored) - 1, 'more line')}" if script.ignored[1:] else ""
-        text = f"{name}:{line}{more}: Slurm ignores #SBATCH after the first command"
-        show = paste("sed", "-n", f"{line}p", "--", name)
-        yield warning(text, show, source="sbatch(1)", component=f"{name}:{line}")
-    for option, value in script.directives.items():
-        if "$" in value:
-            make = critical if option in READ else warning
-            yield make(
-                f"{name}: #SBATCH --{option}={value[:60]} is read as it stands: no shell expands"
-                " lines with #SBATCH",
-                f"sbatch --{option}=... {name}",
-                source="sbatch(1)",
-                component=f"--{option}",
-            )
-    if script.refused:
-        show = paste("head", "-n", "3", "--", name)
-        yield critical(f"{name} {script.refused}: sbatch refuses it", show, source="sbatch(1)")
-    if script.early:
-        yield critical(
-            f"{name} writes {script.early} into a file: its own shell expands it once, to 0 for all"
-            " tasks, unless \\ protects its $",
-            paste("grep", "-n", "-e", script.early, "--", name),
-            source="bash(1), Here Documents",
-            component=script.early,
+    for one in script.faults:
+        yield (critical if one.is_critical else warning)(
+            f"{name}{one.text}",
+            paste("grep", "-n", "-e", one.at, "--", name),
+            source="sbatch(1); bash(1)",
+            component=one.component,
         )
-    if problem := _array(script):
-        yield warning(f"{name}: {problem}", source="sbatch(1), --array", component="--array")
-    for read, meant in script.unread.items():
-        yield warning(
-            f"{name} reads {read}, which is never set: ${{{meant}}} is meant",
-            paste("grep", "-n", "-F", "-e", f"${read}", "--", name),
-            source="bash(1), PARAMETERS; sbatch(1)",
-            component=read,
-        )
-    if script.orphan:
-        yield critical(
-            f"{name}: bash runs {script.orphan[:60]} as a command: the line before it ends without"
-            " a backslash, or is a comment, so the launch has none of these options",
-            paste("grep", "-n", "-B2", "-e", script.orphan, "--", name),
-            source="bash(1), QUOTING and COMMENTS",
-            component=script.orphan,
-        )
-    if script.is_left:
-        yield critical(
-            f"{name} starts the job in the background and ends: Slurm then ends the job; `wait` is"
-            " missing",
-            "echo wait >> SCRIPT",
-            source="sbatch(1)",
-            component="wait",
-        )
-    elif problem := _signal(script) or _requeue(script):
-        yield warning(f"{name}: {problem}", source="sbatch(1); bash(1)", component="--signal")
     if context.command is None and (lost := _not_passed_on(context, script)):
         make = critical if {*lost} & {*RENDEZVOUS} else warning
         them = "it" if len(lost) == 1 else "them"
@@ -151,66 +106,6 @@ def _script(context: JobContext, name: str, script: SlurmScript) -> Iterator[Res
             source="srun(1), --export",
             component=lost[0],
         )
-
-
-def _array(script: SlurmScript) -> str:
-    """Return what the tasks of a job array would share, though each needs its own."""
-    if "array" not in script.directives:
-        return ""
-    if "$SLURM_ARRAY_JOB_ID" in script.requeues.replace("{", "") and "TASK" not in script.requeues:
-        return "scontrol requeue SLURM_ARRAY_JOB_ID requeues all tasks of the array"
-    for option in ("output", "error"):
-        path = script.directives.get(option, "%")
-        if "%" not in path and not path.startswith("/dev/"):
-            return f"all tasks of the array write --{option} {path[:80]}: %a or %j is missing"
-    return ""
-
-
-def _requeue(script: SlurmScript) -> str:
-    """Return that the job may not be requeued, though its trap would."""
-    said = "the trap requeues the job, but --no-requeue forbids it"
-    return said * bool(script.requeues and "no-requeue" in script.directives)
-
-
-def _signal(script: SlurmScript) -> str:
-    """Return why the signal that Slurm sends before the time limit has no effect."""
-    match = _SIGNAL.fullmatch(script.directives.get("signal", ""))
-    if match is None:
-        return ""
-    of_shell, sent, seconds = match[1] or "", _name(match[2]), match[3] or "60"
-    shown = f"--signal={script.directives['signal']}"
-    limit = _seconds(script.directives.get("time", ""))
-    if limit is not None and int(seconds) >= limit:
-        return f"{shown}: it comes {seconds} s before the end of a job that has {limit} s"
-    traps = {_name(one) for one in script.traps} - {"ERR", "DEBUG", "RETURN"}
-    if "B" not in of_shell:
-        lost = f"{shown}: only srun's tasks get it, not the shell that traps it: B: is missing"
-        return lost * (sent in traps)
-    if traps and not traps & {sent, "EXIT"} and not any("$" in one for one in traps):
-        return f"{shown}: nothing traps {sent}, which ends the shell: the trap is for {min(traps)}"
-    if sent in traps and not script.waits:
-        late = "the trap runs only when srun ends, because the shell does not `wait` for it"
-        return f"{shown}: {late}"
-    return ""
-
-
-def _name(text: str) -> str:
-    """Return the name of a signal, without `SIG`, from its name or number (bash(1), trap)."""
-    number = natural(text)
-    named = [one.name for one in signal.Signals if one.value == number]
-    return (named or [text])[0].upper().removeprefix("SIG")
-
-
-def _seconds(limit: str) -> int | None:
-    """Return the seconds of Slurm's [DAYS-][[HOURS:]MINUTES[:SECONDS]]; None if it is none."""
-    days, dash, rest = limit.rpartition("-")
-    parts = [natural(part) for part in rest.split(":")]
-    if None in parts or (dash and natural(days) is None):
-        return None
-    numbers = [part or 0 for part in parts]
-    has_hours = dash or len(numbers) == len(("hours", "minutes", "seconds"))
-    hours = [*(numbers if has_hours else [0, *numbers]), 0, 0][:3]
-    return (natural(days) or 0) * 86_400 + hours[0] * 3_600 + hours[1] * 60 + hours[2]
 
 
 def _not_passed_on(context: JobContext, script: SlurmScript) -> list[str]:
@@ -297,10 +192,11 @@ def _ranks(context: JobContext, _given: object) -> Iterator[Result]:
         return
     of_slurm = context.gpus_wanted is None and gpus_per_node(context.slurm_options) is not None
     says_idle = of_slurm and limit == gpus and context.layout.source == "torchrun"
-    for found in occupancy(replace(context.start, gpus=limit), "each node"):
-        if found.outcome is State.CRITICAL or says_idle:
-            remedy = f"sbatch --gpus-per-node={per_node} ..." if of_slurm else "nvidia-smi -L"
-            yield replace(found, remedy=remedy)
+    remedy = f"sbatch --gpus-per-node={per_node} ..." if of_slurm else "nvidia-smi -L"
+    for row, text in broken(replace(context.start, gpus=limit), OCCUPANCY):
+        if row.make is critical or says_idle:
+            said = f"each node: {text}"
+            yield row.make(said, remedy, limit=str(limit), component=row.component)
 
 
 def _ignores_visible(context: JobContext, text: str) -> str:

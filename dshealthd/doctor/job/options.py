@@ -16,6 +16,8 @@ from dshealthd.doctor.job.sources.launcher_command import (
 from dshealthd.doctor.job.start import Invariant
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dshealthd.doctor.job.start import Start
 
 _PLACES = {
@@ -88,21 +90,28 @@ _SETTINGS = {
 """Options of Accelerate that only one kind of training reads."""
 
 
-def _misfit(start: Start) -> str:
-    """Return an option that is none of its launcher's, or whose value cannot be one."""
-    sbatch = LauncherCommand("srun", start.requested, (), strange=start.strange)
-    for one in (sbatch, *start.chain):
-        launcher = "accelerate" if one.by_accelerate else one.program
-        launcher = "sbatch" if one is sbatch else launcher
+def _given(start: Start) -> Iterator[tuple[str, LauncherCommand]]:
+    """Yield the launchers of a start by name, with what a script asks of Slurm as the first."""
+    yield "sbatch", LauncherCommand("srun", start.requested, (), strange=start.strange)
+    for one in start.chain:
+        yield "accelerate" if one.by_accelerate else one.program, one
+
+
+def _strange(start: Start) -> Iterator[str]:
+    """Yield an option that is none of its launcher's, but resembles one or is another's."""
+    for launcher, one in _given(start):
+        table = {"sbatch": "srun"}.get(launcher, launcher)
         for name in one.strange:
-            known = VALUED[one.program] | FLAGS[one.program]
-            if launcher == "accelerate":
-                known = VALUED[launcher] | FLAGS[launcher]
-            near, is_near = nearest(name, known)
-            others = [] if one.program == "srun" else [o for o in VALUED if name in VALUED[o]]
+            near, is_near = nearest(name, VALUED[table] | FLAGS[table])
+            others = [] if table == "srun" else [other for other in VALUED if name in VALUED[other]]
             if is_near or others:
                 advice = f"did you mean --{near}?" if is_near else f"it is one of {others[0]}"
-                return f"{launcher} has no option --{name}: {advice}"
+                yield f"{launcher} has no option --{name}: {advice}"
+
+
+def _misfit(start: Start) -> Iterator[str]:
+    """Yield an option whose value cannot be one."""
+    for launcher, one in _given(start):
         for name, value in one.options.items():
             form = FORMS.get(name)
             is_text = not re.search(r"[$<{@%]", value)  # a template is filled in before
@@ -110,76 +119,68 @@ def _misfit(start: Start) -> str:
                 shown = f"is {value[:40]!r}, which it cannot be" if value else "is empty"
                 why = [f"Slurm sets {v} only with --{o}" for v, o in start.unset.items()]
                 because = f": {'; '.join(why)}" if why and not value else ""
-                return f"{one.spelled(name)} of {launcher} {shown}{because}"
-    return ""
+                yield f"{one.spelled(name)} of {launcher} {shown}{because}"
 
 
-def _no_script(start: Start) -> str:
+def _no_script(start: Start) -> Iterator[str]:
     is_launcher = start.program.program in {"torchrun", "deepspeed"}
-    if not is_launcher or start.program.arguments or any(one.is_partial for one in start.chain):
-        return ""
-    return f"{start.program.program} is given no script to run"
+    is_known = not start.program.arguments and not any(one.is_partial for one in start.chain)
+    if is_launcher and is_known:
+        yield f"{start.program.program} is given no script to run"
 
 
-def _behind_script(start: Start) -> str:
-    """Return an option of the launcher that stands behind the script, which gets it instead."""
+def _behind_script(start: Start) -> Iterator[str]:
+    """Yield an option of the launcher that stands behind the script, which gets it instead."""
     program = start.program
     names = _PLACES.get("accelerate" if program.by_accelerate else program.program, ())
-    said = program.stated
-    for name in names:
-        at = name.replace("-", "_")
-        if at in said and not program.options.keys() & {*names, "nnodes"}:
-            return f"--{at} stands behind the script, which gets it in place of the launcher"
-    return ""
+    for at in (name.replace("-", "_") for name in names):
+        if at in program.stated and not program.options.keys() & {*names, "nnodes"}:
+            yield f"--{at} stands behind the script, which gets it in place of the launcher"
 
 
-def _other_kind(start: Start) -> str:
-    """Return what a configuration of Accelerate states, but what it starts does not read."""
+def _other_kind(start: Start) -> Iterator[str]:
+    """Yield what a configuration of Accelerate states, but what it starts does not read."""
     inner = start.torchrun
     if inner is None or not inner.by_accelerate:
-        return ""
-    stated = inner.options.get("distributed-type", "")
-    chosen = [(name, kind) for name, kind in _KINDS.items() if name in inner.options]
-    name, kind = chosen[0] if chosen else ("", stated)
+        return
+    stated, count = inner.options.get("distributed-type", ""), inner.number("num-processes") or 0
+    name = next((name for name in _KINDS if name in inner.options), "")
+    kind = _KINDS.get(name, stated)
+    shown = f"--{name.replace('-', '_')}" if name else f"distributed_type {kind}"
     if name and stated in _SETTINGS and stated != kind:
-        return f"--{name.replace('-', '_')} overrides distributed_type {stated}: it has no effect"
-    if not stated and not chosen:
-        return ""  # a configuration of the user's home may say more
-    for other, pattern in _SETTINGS.items():
-        found = next(filter(pattern.fullmatch, inner.options), "")
-        if found and other != kind and (kind != "NO" or (inner.number("num-processes") or 0) > 1):
-            shown = f"--{name.replace('-', '_')}" if name else f"distributed_type {kind}"
-            return f"{found.replace('-', '_')} has no effect: {shown} is no {other}"
-    count = inner.number("num-processes") or 0
+        yield f"{shown} overrides distributed_type {stated}: it has no effect"
     if kind == "NO" and count > 1:
-        return f"distributed_type NO starts one process, not num_processes {count}"
-    return ""
+        yield f"{shown} starts one process, not num_processes {count}"
+    # without a kind, a configuration of the user's home may say more
+    for other, pattern in _SETTINGS.items() if kind and (kind != "NO" or count > 1) else ():
+        if other != kind and (found := next(filter(pattern.fullmatch, inner.options), "")):
+            yield f"{found.replace('-', '_')} has no effect: {shown} is no {other}"
 
 
-def _exclusive(start: Start) -> str:
-    """Return options of which a launcher takes one alone."""
-    given = [(one.program, one.options) for one in start.chain]
-    for program, options in (*given, ("sbatch", start.requested)):
-        launcher = {"torchrun": "accelerate", "sbatch": "srun"}.get(program, program)
-        for group in EXCLUSIVE.get(launcher, ()):
-            names = sorted({*group.split()} & options.keys())
+def _exclusive(start: Start) -> Iterator[str]:
+    """Yield options of which a launcher takes one alone."""
+    for launcher, one in _given(start):
+        for group in EXCLUSIVE.get({"sbatch": "srun"}.get(launcher, launcher), ()):
+            names = sorted({*group.split()} & one.options.keys())
             if names[1:]:
                 dashes = "" if launcher == "accelerate" else "--"  # keys of its configuration
-                names = names if launcher == "srun" else [one.replace("-", "_") for one in names]
-                shown = " and ".join(dashes + one for one in names)
-                return f"{shown} exclude each other: {program if dashes else launcher} refuses them"
-    return ""
+                shown = " and ".join(
+                    dashes + (name if one.program == "srun" else name.replace("-", "_"))
+                    for name in names
+                )
+                yield f"{shown} exclude each other: {launcher} refuses them"
 
 
-def _lost(start: Start) -> str:
-    """Return words behind the script of a shell, which it does not read."""
+def _lost(start: Start) -> Iterator[str]:
+    """Yield words behind the script of a shell, which it does not read."""
     outer = start.find("srun")
-    lost = lost_words(outer.arguments) if outer else ""
-    return f"bash -c runs {lost[:40]!r} alone: the words behind it are its $0, $1, ..." * bool(lost)
+    if outer and (lost := lost_words(outer.arguments)):
+        yield f"bash -c runs {lost[:40]!r} alone: the words behind it are its $0, $1, ..."
 
 
 OPTIONS = (
     Invariant(_exclusive, "options", "sbatch(1); deepspeed/launcher/runner.py", is_refused=True),
+    Invariant(_strange, "options", "--help of the launcher", is_refused=True),
     Invariant(_misfit, "options", "man page or --help of the launcher", is_refused=True),
     Invariant(_no_script, ""),
     Invariant(_behind_script, "options"),

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, critical
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 from dshealthd.doctor.job.sources.layout import Layout
+from dshealthd.doctor.job.sources.slurm_script import gpus_per_node
 from dshealthd.jobs.environment import natural
+
+LEAST_MEMORY = 256
+"""MiB of a process that trains, at least: `import torch` alone has 219 (2.13)."""
 
 _DEGREES = re.compile(
     r"((tensor|pipeline)_model|context|data|tensor|pipeline)_parallel"
@@ -43,8 +48,10 @@ class Start:
     """Nodes on which these words start the command."""
     pool: Mapping[str, set[int]] = field(default_factory=dict)
     """Slots of each host, as a hostfile gives them."""
-    name: str = ""
-    """What starts it, for people: empty for a script's command."""
+    more: Mapping[str, int | None] = field(default_factory=dict)
+    """More quantities, by name."""
+    groups: int = 1
+    """Jobs that it is the same in."""
     strange: Sequence[str] = ()
     """Options in its script that sbatch does not have."""
     unset: Mapping[str, str] = field(default_factory=dict)
@@ -99,12 +106,120 @@ class Start:
             return None
         return math.prod(v for name, v in self.degrees.items() if not OF_DATA.search(name))
 
+    @property
+    def stated(self) -> dict[str, tuple[str, str]]:
+        """What options and, for a Python without a launcher, variables and arguments state: by the
+        name of the option, how it is written, and the value.
+        """
+        program = self.program
+        if program.program != "python":
+            options = dict(program.options)
+            if self.is_static and not program.is_partial:
+                options = {"node-rank": "0", **options}
+            return {name: (program.spelled(name), value) for name, value in options.items()}
+        both = {**self.variables, **program.stated}
+        return {name.lower().replace("_", "-"): (name, value) for name, value in both.items()}
+
+    @property
+    def is_static(self) -> bool:
+        """Whether its ranks meet at a fixed rank 0, so that each node needs a rank of its own."""
+        inner = self.torchrun
+        default = "" if inner is None or inner.is_partial else "static"
+        return inner is not None and inner.options.get("rdzv-backend", default) == "static"
+
+    @property
+    def several(self) -> dict[str, bool]:
+        """Of what the job has several: nodes, tasks on a node, copies of the command."""
+        one_node = self.torchrun is not None and self.layout.nodes == 1
+        tasks = self.program.program == "python" and (self.layout.ranks_per_node or 1) > 1
+        copies = self.copies > 1 and not one_node
+        return {
+            "": True,
+            "nodes": (self.nodes or self.layout.nodes or 1) > 1,
+            "tasks": tasks,
+            "copies": copies,
+            "static copies": copies and self.is_static,
+            "groups": self.groups > 1,
+        }
+
+    @property
+    def counts(self) -> dict[str, Count]:
+        """The quantities of the start that are known, by name."""
+        job, outer = self.requested, self.find("srun")
+        step = outer.options if outer else {}
+        nodes, numbers, layout = job.get("nodes", ""), self.numbers, self.layout
+        is_python, has_ranks = self.program.program == "python", self.has_ranks
+        processes = layout.ranks_per_node
+        for one in self.chain:
+            if processes and self.gpus and processes <= self.gpus:  # else one has too many
+                processes = one.at_once and min(self.gpus, processes * one.at_once)
+        waited = layout.nodes
+        if is_python:  # Lightning and NeMo compare it with Slurm's when they start
+            waited = numbers.get("num_nodes") if has_ranks else None
+        found = {
+            "nodes of the job": natural(nodes),
+            "tasks of the job": natural(job.get("ntasks")),
+            "GPUs of the job": gpus_per_node(job),
+            "nodes of srun": natural(step.get("nodes")),
+            "GPUs of srun": gpus_per_node({"nodes": nodes, **step}) or None,
+            "tasks": natural({**job, **step}.get("ntasks-per-node")) if outer else None,
+            "devices": numbers.get("devices") if is_python else None,
+            "nodes": self.nodes or None,
+            "nodes that it waits for": waited or None,
+            "node": self.option("node-rank"),
+            "nodes of the launcher": layout.nodes or None,
+            "num_processes": self.option("num-processes"),
+            "ranks": layout.ranks if has_ranks else None,
+            "WORLD_SIZE": natural(self.variables.get("WORLD_SIZE")) if is_python else None,
+            "heads": numbers.get("num_attention_heads"),
+            "tensor parallelism": self.degrees.get("tensor_model_parallel_size"),
+            "processes": processes or None,
+            "GPUs": self.gpus or None,
+            "memory": None if self.memory is None else self.memory >> 20,
+            "least memory": (layout.ranks_per_node or 1) * LEAST_MEMORY,
+            **self._parts,
+            **self.more,
+        }
+        return {name: Count(value) for name, value in found.items() if value is not None}
+
+    @property
+    def _parts(self) -> dict[str, int]:
+        """The parts into which the arguments of the training divide ranks and batches."""
+        degrees, ranks, numbers = self.degrees, self.layout.ranks, self.numbers
+        whole, micro = math.prod(degrees.values()), numbers.get("micro_batch_size")
+        found = {"parts": whole} if degrees else {}
+        is_data = any(map(OF_DATA.search, degrees))
+        if ranks and degrees and micro and self.has_ranks and not is_data and ranks % whole == 0:
+            found["batch of all copies"] = micro * (ranks // whole)
+            found["global batch"] = numbers.get("global_batch_size", 0)
+        return found
+
+    @property
+    def of_all(self) -> str:
+        """What processes of a node are a part of, for people, where their sum is what is stated."""
+        total = self.option("num-processes")
+        is_part = (self.layout.nodes or 1) > 1 and total
+        return f" of num_processes {total}, the sum of all nodes," if is_part else ""
+
+    @property
+    def product(self) -> str:
+        """The degrees of parallelism, for people."""
+        return " x ".join(f"{name} {value}" for name, value in self.degrees.items())
+
+
+class Count(int):
+    """A quantity, to which a format gives its noun: `{0:node}` is `4 nodes`."""
+
+    def __format__(self, noun: str) -> str:
+        """Return the number, with the noun that the format names, if one."""
+        return plural(int(self), *noun.split("/")) if noun else str(int(self))
+
 
 class Invariant(NamedTuple):
     """Something in which a start must agree with itself."""
 
-    broken: Callable[[Start], str]
-    """What disagrees; empty where all agrees, as far as known."""
+    broken: Callable[[Any], Iterable[str]]
+    """What disagrees in a start; nothing where all agrees, as far as known."""
     component: str
     source: str = ""
     remedy: str = ""
@@ -112,3 +227,43 @@ class Invariant(NamedTuple):
     is_refused: bool = False
     """Whether nothing then starts as it is stated, so that the rest does not matter."""
     make: Callable[..., Result] = critical
+
+
+def within(
+    one: str, relation: Callable[[int, int], bool], other: str, text: str
+) -> Callable[[Start], Iterator[str]]:
+    """Return the invariant that two quantities of a start, if they are known, have a relation."""
+
+    def broken(start: Start) -> Iterator[str]:
+        counts = start.counts
+        if one in counts and other in counts and not relation(counts[one], counts[other]):
+            yield text.format(counts[one], counts[other], start=start)
+
+    return broken
+
+
+def unlike(
+    names: Iterable[str], pattern: str, several: str, text: str
+) -> Callable[[Start], Iterator[str]]:
+    """Return the invariant that what these options state is not of a kind that they cannot take,
+    where the job has several of something.
+    """
+    search = re.compile(pattern).search
+
+    def broken(start: Start) -> Iterator[str]:
+        stated = start.stated
+        for name in names:
+            shown, value = stated.get(name, ("", ""))
+            if (found := search(value)) and start.several[several]:
+                yield text.format(f"{shown} {value[:80]}", found[1])
+
+    return broken
+
+
+def broken(start: Start, rows: Iterable[Invariant]) -> Iterator[tuple[Invariant, str]]:
+    """Yield the rows in which a start disagrees with itself, and what disagrees."""
+    for row in rows:
+        texts = list(row.broken(start))
+        yield from ((row, text) for text in texts[:1])
+        if texts and row.is_refused:
+            return

@@ -249,7 +249,7 @@ def test_node_rank_that_is_the_same_on_all_nodes(command: str, outcome: State) -
     """What stands in the words of srun is one on all nodes, and the static rendezvous needs two."""
     (found,) = results("launcher", asked(launch=command))
     assert found.outcome is outcome, found
-    assert outcome is OK or re.search("every node gets --(node|machine).rank 0", found.text)
+    assert outcome is OK or re.search("every node gets (--node-|machine_)rank 0", found.text)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
         ("num_nodes=2", "num_nodes=4", "python waits for 4 nodes, but Slurm gives the job 2"),
         ("WORLD_SIZE=16", "WORLD_SIZE=2", "WORLD_SIZE=2, but 16 ranks start"),
         ("-size 4", "-size 3", "16 ranks (srun) cannot be divided into groups of tensor_model"),
-        ("=64", "=60", "global_batch_size 60 is not a multiple of micro_batch_size 2 x 4"),
+        ("=64", "=60", "global_batch_size 60 is not a multiple of micro_batch_size x data-parallel ranks = 8"),
         ("WORLD_SIZE=16", "WORLD_SIZE=$((SLURM_NTASKS * 2))", "WORLD_SIZE=32, but 16 ranks start"),
         ("export MASTER", "MASTER", "sets MASTER_ADDR, MASTER_PORT, WORLD_SIZE, but does not pass"),
         ("=ALL", "=WORLD_SIZE", "sets MASTER_ADDR, MASTER_PORT, but does not pass them on"),
@@ -398,9 +398,9 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
         *(
             ("$(hostname)", address, f"MASTER_ADDR {shown}")
             for address, shown in (
-                ("$(echo $SLURM_JOB_NODELIST | cut -d, -f1)", "${SLURM_JOB_NODELIST} is a compr"),
-                ("${SLURM_NODELIST%%,*}", "${SLURM_NODELIST%%,*} is a compressed list"),
-                ("$(scontrol show hostnames)", "${NAMES_OF_ALL_NODES} is a list of all nodes"),
+                ("$(echo $SLURM_JOB_NODELIST | cut -d, -f1)", "${SLURM_JOB_NODELIST} is a list of nodes"),
+                ("${SLURM_NODELIST%%,*}", "${SLURM_NODELIST%%,*} is a list of nodes"),
+                ("$(scontrol show hostnames)", "${NAMES_OF_ALL_NODES} is a list of nodes"),
                 ("$(hostname -I)", "${ALL_OWN_ADDRESSES} is a list of all addresses"),
                 ("'n1 n2'", "n1 n2 cannot be a host"),
             )
@@ -414,18 +414,16 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
             "--gpus-per-task of srun is empty: Slurm sets SLURM_GPUS_PER_TASK only with --gpus-per",
         ),
         ("JOB_ID'", "JOB_ID_$SLURM_NODEID'", "reads SLURM_JOB_ID_, which is never set: ${SLURM_J"),
-        ("'python", "'RANK=$SLURM_LOCALID python", "rank is SLURM_LOCALID, which is another num"),
-        ("'python", "'LOCAL_RANK=$SLURM_PROCID python", "local-rank is SLURM_PROCID, which is an"),
+        ("'python", "'RANK=$SLURM_LOCALID python", "RANK $SLURM_LOCALID is another number: SLURM_L"),
+        ("'python", "'LOCAL_RANK=$SLURM_PROCID python", "LOCAL_RANK $SLURM_PROCID is another numb"),
         *(
-            ("PORT=29500", f"PORT={port}", "MASTER_PORT is the job's number, which passes 65535")
+            ("PORT=29500", f"PORT={port}", " is the job's number, which passes 65535")
             for port in ("$SLURM_JOB_ID", "$((10000 + SLURM_JOBID))")
         ),
         ("ARGS=(", "ARGS=(--num-attention-heads 6 ", "num_attention_heads 6 is not a multiple of"),
         ("#!/bin/bash\n", "\n", "does not begin with #!: sbatch refuses it"),
         ("#!/bin/bash\n", "#!/bin/bash\r\n", "lines that end with CR LF: sbatch refuses it"),
         ("'python", "'RANK=$OMPI_COMM_WORLD_RANK python", "reads OMPI_COMM_WORLD_RANK, which is n"),
-        ("--time", "--array=1-4 --output=a.log --time", "all tasks of the array write --output"),
-        ("srun", "cat <<EOF > w\nA=$SLURM_LOCALID\nEOF\nsrun", "writes SLURM_LOCALID into a file"),
         ("1-0", "5", "it comes 300 s before the end of a job that has 300 s"),
         ("1-0", "00:04:59", "it comes 300 s before the end of a job that has 299 s"),
         ("--nodes=2 --n", "--nodes=$N --n", "#SBATCH --nodes=$N is read as it stands"),
@@ -433,10 +431,9 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
         ("srun", "srun --nodes=4", "srun asks for 4 nodes, but the job has 2"),
         ("srun", "srun --gres=gpu:9", "srun asks for 9 GPUs on each node, but the job has 8"),
         ("=2 '", "=2 trainer.devices=4 '", "wants 4 processes (devices), but srun starts 8"),
-        ("--time", "--mem=2047 --time", "2.05e+03 MiB of memory for 8 processes: each takes more"),
-        ("--time", "--mem-per-cpu=255M --time", "2.04e+03 MiB of memory for 8 processes"),
+        ("--time", "--mem=2047 --time", "2047 MiB of memory on a node, where its processes take more than 2048"),
+        ("--time", "--mem-per-cpu=255M --time", "2040 MiB of memory on a node"),
         ("wait", "true", "starts the job in the background and ends"),
-        ("--time", "--no-requeue --time", "the trap requeues the job, but --no-requeue forbids it"),
         ("srun", "srun python prepare.py\n--export=NONE \nsrun", "bash runs --export=NONE as a"),
         (
             "bash -c 'python",
@@ -505,9 +502,7 @@ def test_signal_in_time(tmp_path: Path, limit: str, seconds: int) -> None:
         ("$(hostname)", "${SLURM_NODELIST:0:4}"),
         ("$(hostname)", "$(hostname -I | awk '{print $1}')"),
         ("$(hostname)", "$(scontrol show hostnames | head -n 1)"),
-        ("--time", "--array=1-4 --output=%a.log --time"),
         ("--time", "--tasks-per-node=8 --of-a-plugin --time"),
-        ("srun", "cat <<'EOF' > w\nA=$SLURM_LOCALID\nEOF\nsrun"),
         ("'python", "'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID python"),
         ("JOB_ID'", "JOB_ID'; echo ${SLURM_JOB_ID}_$SLURM_TMPDIR"),
         ("--time", "--mem=0 --time"),

@@ -61,14 +61,6 @@ PER_NODE = frozenset(
 """Variables that have another value in the shell of each node or task."""
 OF_STEP = ("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST", "SLURM_STEP_NODELIST")
 """Variables that only srun sets, for its tasks (srun(1))."""
-LISTS = {
-    "SLURM_JOB_NODELIST": "is a compressed list such as n[1-2]",
-    "NAMES_OF_ALL_NODES": "is a list of all nodes",
-    "ALL_OWN_ADDRESSES": "is a list of all addresses of a node",
-}
-"""Variables that are no single host, and why; those that Slurm does not set stand for the output of
-a command.
-"""
 _COMPRESSED = re.compile(r"\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\b(?!:)")
 _CUTS = re.compile(r"(?:echo|printf|cut|head|tail|awk|sed|tr|cat|sort)(?:\s|$)")
 """A program that takes a part of its input."""
@@ -180,7 +172,8 @@ def _substituted(command: str) -> str:
 
 
 def _list_of(command: str) -> str:
-    """Return the list of hosts that a command prints; empty where it prints none, or none is known.
+    """Return a variable that stands for the list of hosts that a command prints: that of Slurm, or
+    one that nothing sets; empty where it prints none, or none is known.
 
     A part of a compressed list still is one, unless its brackets or columns are treated.
     """

@@ -19,6 +19,7 @@ from dshealthd.doctor.job.sources.launcher_command import (
     long_option,
     no_file,
 )
+from dshealthd.doctor.job.sources.script_faults import Fault, faults
 from dshealthd.doctor.job.sources.source import training_variables
 from dshealthd.jobs.environment import natural
 
@@ -37,23 +38,8 @@ ALLOCATION = {
 }
 """Variables that Slurm sets in the script of a job, by what the job requested."""
 _DEFAULTED = re.compile(r"\$\{(\w+):?-")
-_SAYS = frozenset({"echo", "printf", "date", "true", "exit"})
-"""Commands that end at once."""
 _EXPORT = re.compile(r"\b(?:export|(?:declare|typeset)\s+-\w*x\w*)\b([^\n]*)")
 _MEMORY = re.compile(r"(\d{1,12})([KMGTkmgt]?)B?")
-_EARLY = re.compile(
-    r"^[ \t]*cat\b(?=[^\n]*>[ \t]*[^&\s])[^\n]*<<-?[ \t]*(\w+)\b[^\n]*\n"
-    r"((?:(?!\t*\1$)[^\n]*\n)*?[^\n]*(?<!\\)\$\{?(SLURM_(?:PROCID|LOCALID|NODEID))\b)",
-    re.MULTILINE,
-)
-"""A here-document without quotes that becomes a file and has a variable without a backslash."""
-_OF_MPI = {
-    "OMPI_COMM_WORLD_RANK": "SLURM_PROCID",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "SLURM_LOCALID",
-    "OMPI_COMM_WORLD_SIZE": "SLURM_NTASKS",
-}
-"""Variables that mpirun sets, and those that srun sets in their place."""
-_NAMED = re.compile(r"(?<![\\$])\$\{?([A-Za-z]\w*(?<!_)_|SLURM_\w+)\b(?!:|-|\+|\?)")
 _GPUS = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?")
 
 
@@ -63,8 +49,6 @@ class SlurmScript:
 
     directives: Mapping[str, str]
     """Options in its `#SBATCH` lines, by long name."""
-    ignored: Sequence[int]
-    """Lines with `#SBATCH` after the first command, which Slurm ignores."""
     exports: Mapping[str, str]
     """Variables set before the launcher; a `$` stands in what only a shell can compute."""
     command: LauncherCommand | None
@@ -75,26 +59,12 @@ class SlurmScript:
     """Variables of training that it sets for other programs, as it does not read them itself, and
     whether it exports them.
     """
-    traps: Sequence[str] = ()
-    """Signals for which its shell has a trap, as written."""
-    waits: bool = False
-    """Whether its shell waits for the job in such a way that traps run while the job does."""
-    is_left: bool = False
-    """Whether it starts the job in the background, and ends."""
-    requeues: str = ""
-    """The command of a trap, or a function, that requeues the job."""
-    orphan: str = ""
-    """An option that begins a line of its own, where a shell takes it for a command."""
     strange: Sequence[str] = ()
     """Options that sbatch does not have."""
     unset: Mapping[str, str] = field(default_factory=dict)
     """Variables that it reads and Slurm does not set, with the option that would."""
-    refused: str = ""
-    """Why sbatch does not take it for a script."""
-    early: str = ""
-    """A variable of each task that it expands itself, once, in a file that it writes."""
-    unread: Mapping[str, str] = field(default_factory=dict)
-    """Variables that it reads, but are never set, with those that are meant."""
+    faults: Sequence[Fault] = ()
+    """What it states in vain."""
 
 
 def requested(
@@ -163,11 +133,11 @@ def parse(
 
     `read` returns the text of a file that it runs; empty where there is none.
     """
-    refused = ""
+    refused: list[Fault] = []
     if "\n#SBATCH" in text and "\r\n" in text:
-        refused = "contains lines that end with CR LF"
+        refused = [Fault(" contains lines that end with CR LF: sbatch refuses it", "CR LF", "\r$")]
     elif "\n#SBATCH" in text and not text.startswith("#!"):
-        refused = "does not begin with #!"
+        refused = [Fault(" does not begin with #!: sbatch refuses it", "#!", "^#!")]
     text = text.replace("\r\n", "\n")
     if not text.startswith("#!") and not refused:
         message = "is not a batch script: it does not begin with #!"
@@ -190,21 +160,9 @@ def parse(
     }
     variables |= _slurm_variables(directives)
     given = frozenset(variables)
-    traps: list[str] = []
-    calls: list[str] = []
-    ended = [0]
-    orphans: list[str] = []
-
-    def watched() -> Iterator[shell.ShellCommand]:
-        for command in _continued(shell.commands(text, variables), orphans):
-            calls.append(command.words[0])
-            if command.end == "&":
-                ended[0] = len(calls)
-            if command.words[0] == "trap":
-                traps.extend(command.words[2:])
-            yield command
-
-    launch = launcher_command.find_launch(watched(), variables, read=read)
+    seen: list[shell.ShellCommand] = []
+    commands = _continued(shell.commands(text, variables), seen)
+    launch = launcher_command.find_launch(commands, variables, read=read)
     joined = text.replace("\\\n", " ")
     exported = {name for words in _EXPORT.findall(joined) for name in re.findall(r"\w+", words)}
     carried = {
@@ -212,66 +170,30 @@ def parse(
         for name in training_variables(launch.variables)
         if name.isidentifier() and name not in given and not re.search(rf"\$\{{?{name}\b", text)
     }
-    is_left = launch.is_background and "wait" not in calls and not {*calls[ended[0] :]} - _SAYS
     return SlurmScript(
         directives,
-        tuple(ignored),
         launch.variables,
         launch.command,
         launch.problem,
         carried,
-        tuple(traps),
-        "wait" in calls or (launch.is_background and not is_left),
-        is_left,
-        "".join(re.findall("scontrol requeue[^\n;]*", text)[:1]) if traps else "",
-        "".join(orphans[:1]),
         launcher_command.strange_options(directives, "srun"),
         {name: one for name, one in unset(directives).items() if re.search(rf"\b{name}\b", text)},
-        refused,
-        next((match[3] for match in _EARLY.finditer(text)), ""),
-        _unread(text),
+        [*refused, *faults(text, directives, ignored, seen, in_background=launch.is_background)],
     )
 
 
-def _unread(text: str) -> dict[str, str]:
-    """Return variables that a script reads but are never set, with those that are meant: a shell
-    takes each letter, digit and underscore behind a `$` for the name.
-    """
-    found: dict[str, str] = {}
-    lines = "\n".join(line for line in text.split("\n") if not line.lstrip().startswith("#"))
-    for name in dict.fromkeys(_NAMED.findall(lines)):
-        if name in launcher_command.OF_SLURM:
-            continue
-        if re.search(rf"(?<![$\w{{]){name}\b", lines):
-            continue  # set, or named in another way
-        meant = max(
-            (one for one in launcher_command.OF_SLURM if name.startswith(f"{one}_")),
-            key=len,
-            default="",
-        )
-        near, is_near = launcher_command.nearest(name, launcher_command.OF_SLURM)
-        if name.endswith("_") or meant:
-            found[name] = meant or name.rstrip("_")
-        elif name.startswith("SLURM_") and is_near:
-            found[name] = near
-    if "srun" in lines and not re.search("mpirun|mpiexec|orterun|prterun", lines):
-        read = set(re.findall(r"\$\{?(OMPI_COMM_WORLD_\w+)(?!:)\b", lines))
-        found |= {name: one for name, one in _OF_MPI.items() if name in read}
-    return found
-
-
 def _continued(
-    commands: Iterator[shell.ShellCommand], orphans: list[str]
+    commands: Iterator[shell.ShellCommand], seen: list[shell.ShellCommand]
 ) -> Iterator[shell.ShellCommand]:
-    """Yield commands, each with options that were meant for it but stand in a line of their own,
-    which `orphans` gets.
+    """Yield commands, each with options that were meant for it but stand in a line of their own;
+    `seen` gets them as they are.
     """
     last = None
     try:
         for command in commands:
+            seen.append(command)
             is_line = last is not None and last.end == command.end == "\n"  # no pattern of `case`
             if last is not None and is_line and command.words[0].startswith("-"):
-                orphans.append(command.words[0])
                 last = last._replace(words=(*last.words, *command.words))
                 continue
             if last is not None:
@@ -349,4 +271,5 @@ def unset(directives: Mapping[str, str]) -> dict[str, str]:
 def from_json(document: dict[str, Any]) -> SlurmScript:
     """Return the Slurm script whose fields a JSON document has."""
     command = launcher_command.from_json(document["command"])
-    return SlurmScript(**document | {"command": command})
+    found = [Fault(*one) for one in document["faults"]]
+    return SlurmScript(**document | {"command": command, "faults": found})

@@ -1,0 +1,86 @@
+"""A document of users, whose fields may have any shape."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.jobs.environment import natural
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+MAX_SIZE = 1 << 20
+"""Maximum fields and characters together; a text of YAML may repeat a part any number of times."""
+MAX_DEPTH = 64
+
+
+class Fields:
+    """A mapping of a document: what is absent in it, or of another shape, is empty."""
+
+    def __init__(self, value: object = None) -> None:
+        """Take a value, which is empty unless it is a mapping."""
+        self.value: Mapping[str, Any] = value if isinstance(value, dict) else {}
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.value
+
+    def get(self, key: str) -> Any:
+        """Return a field as it is; None where there is none."""
+        return self.value.get(key)
+
+    def at(self, *keys: str) -> Fields:
+        """Return the mapping below these keys."""
+        return Fields(self.get(keys[0])).at(*keys[1:]) if keys else self
+
+    def text(self, key: str) -> str:
+        """Return a field as text."""
+        found = self.get(key)
+        return "" if found is None else str(found)
+
+    def number(self, key: str, default: int) -> int:
+        """Return a field as a whole number."""
+        found = natural(self.text(key))
+        return default if found is None else found
+
+    def listed(self, key: str) -> list[Any]:
+        """Return the items of a list."""
+        found = self.get(key)
+        return found if isinstance(found, list) else []
+
+    def each(self, key: str) -> list[Fields]:
+        """Return the mappings in a list."""
+        return [Fields(one) for one in self.listed(key) if isinstance(one, dict)]
+
+    def texts(self) -> dict[str, str]:
+        """Return all fields as text."""
+        return {key: str(value) for key, value in self.value.items()}
+
+    def below(self) -> Iterator[tuple[str, Fields]]:
+        """Yield the mappings among the fields, and those in their lists, each with its key."""
+        for key in self.value:
+            yield from ((key, one) for one in (self.each(key) or [self.at(key)]) if one)
+
+
+def plain(value: object) -> Any:
+    """Return a document as JSON has it; ValueError if it is too deep or too large for it."""
+    left = MAX_SIZE
+
+    def copied(value: object, depth: int) -> Any:
+        nonlocal left
+        left -= 1 + (len(value) if isinstance(value, str | bytes) else 0)
+        if left < 0 or depth > MAX_DEPTH:
+            message = "it is too deep or too large"
+            raise ValueError(message)
+        if isinstance(value, dict):
+            return {str(key): copied(one, depth + 1) for key, one in value.items()}
+        if isinstance(value, list):
+            return [copied(one, depth + 1) for one in value]
+        if value is None or isinstance(value, str | int):
+            return value
+        return value if isinstance(value, float) and math.isfinite(value) else str(value)
+
+    return copied(value, 0)

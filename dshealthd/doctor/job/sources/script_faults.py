@@ -1,0 +1,156 @@
+"""What a batch script states, and Slurm or its shell does not do."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import signal
+from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.doctor.job.sources import launcher_command
+from dshealthd.jobs.environment import natural
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dshealthd.doctor.job.sources.shell import ShellCommand
+
+_SAYS = frozenset({"echo", "printf", "date", "true", "exit"})
+"""Commands that end at once."""
+_SIGNAL = re.compile(r"(?:([RB]+):)?(\w+)(?:@(\d+))?")
+_NAMED = re.compile(r"(?<![\\$])\$\{?([A-Za-z]\w*(?<!_)_|SLURM_\w+)\b(?!:|-|\+|\?)")
+_READ = re.compile(r"(?<!\\)\$\{?(\w+)(?!:)\b")
+OWNERS = {
+    "OMPI_COMM_WORLD_RANK": ("mpirun", "SLURM_PROCID"),
+    "OMPI_COMM_WORLD_LOCAL_RANK": ("mpirun", "SLURM_LOCALID"),
+    "OMPI_COMM_WORLD_SIZE": ("mpirun", "SLURM_NTASKS"),
+    "PBS_NODEFILE": ("PBS", "SLURM_JOB_NODELIST"),
+    "PBS_JOBID": ("PBS", "SLURM_JOB_ID"),
+    "LSB_HOSTS": ("LSF", "SLURM_JOB_NODELIST"),
+    "LSB_JOBID": ("LSF", "SLURM_JOB_ID"),
+    "JOB_COMPLETION_INDEX": ("Kubernetes", "SLURM_NODEID"),
+}
+"""Variables of others than Slurm, who sets them, and those that Slurm sets in their place."""
+_MPI = re.compile("mpirun|mpiexec|orterun|prterun")
+
+
+class Fault(NamedTuple):
+    """Something that a script states in vain."""
+
+    text: str
+    """What people read behind the name of the script."""
+    component: str
+    at: str = ""
+    """What the line has in which it stands."""
+    is_critical: bool = True
+
+
+def faults(
+    text: str,
+    directives: Mapping[str, str],
+    ignored: Sequence[int],
+    seen: Sequence[ShellCommand],
+    *,
+    in_background: bool,
+) -> Iterator[Fault]:
+    """Yield the faults of a script with these directives, whose shell runs these commands."""
+    if ignored:
+        more = f", and {len(ignored) - 1} more" if ignored[1:] else ""
+        why = "Slurm ignores #SBATCH after the first command"
+        yield Fault(f":{ignored[0]}{more}: {why}", "#SBATCH", "^#SBATCH", is_critical=False)
+    for option, value in directives.items():
+        if "$" in value:
+            yield Fault(
+                f": #SBATCH --{option}={value[:60]} is read as it stands: no shell expands lines"
+                " with #SBATCH",
+                *(f"--{option}", f"^#SBATCH.*{option}"),
+                is_critical=option in launcher_command.READ,
+            )
+    for read, meant in _unread(text).items():
+        yield Fault(
+            f" reads {read}, which is never set: ${{{meant}}} is meant",
+            *(read, read),
+            is_critical=False,
+        )
+    for above, one in itertools.pairwise(seen):
+        if above.end == one.end == "\n" and one.words[0].startswith("-"):  # no pattern of `case`
+            yield Fault(
+                f": bash runs {one.words[0][:60]} as a command: the line before it ends without a"
+                " backslash, or is a comment, so the launch has none of these options",
+                *(one.words[0], one.words[0].partition("=")[0]),
+            )
+            break
+    names = [one.words[0] for one in seen]
+    last = max((at for at, one in enumerate(seen, 1) if one.end == "&"), default=0)
+    if in_background and "wait" not in names and {*names[last:]} <= _SAYS:
+        yield Fault(
+            " starts the job in the background and ends: Slurm then ends the job; `wait` is"
+            " missing",
+            *("wait", "&$"),
+        )
+        return
+    traps = [word for one in seen if one.words[0] == "trap" for word in one.words[2:]]
+    if problem := _signal(directives, traps, waits="wait" in names or in_background):
+        shown = f": --signal={directives['signal']}: {problem}"
+        yield Fault(shown, "--signal", "^#SBATCH.*--signal", is_critical=False)
+
+
+def _unread(text: str) -> dict[str, str]:
+    """Return variables that a script reads but are never set, with those that are meant: a shell
+    takes each letter, digit and underscore behind a `$` for the name.
+    """
+    found: dict[str, str] = {}
+    lines = "\n".join(line for line in text.split("\n") if not line.lstrip().startswith("#"))
+    known = launcher_command.OF_SLURM
+    for name in dict.fromkeys(_NAMED.findall(lines)):
+        if name in known or re.search(rf"(?<![$\w{{]){name}\b", lines):
+            continue  # set, or named in another way
+        meant = max((one for one in known if name.startswith(f"{one}_")), key=len, default="")
+        near, is_near = launcher_command.nearest(name, known)
+        if name.endswith("_") or meant:
+            found[name] = meant or name.rstrip("_")
+        elif name.startswith("SLURM_") and is_near:
+            found[name] = near
+    if "srun" in lines and not _MPI.search(lines):
+        for name in dict.fromkeys(_READ.findall(lines)):
+            if name in OWNERS and not re.search(rf"(?<![$\w{{]){name}=", lines):
+                found[name] = OWNERS[name][1]
+    return found
+
+
+def _signal(directives: Mapping[str, str], trapped: Sequence[str], *, waits: bool) -> str:
+    """Return why the signal that Slurm sends before the time limit has no effect."""
+    match = _SIGNAL.fullmatch(directives.get("signal", ""))
+    if match is None:
+        return ""
+    of_shell, sent, seconds = match[1] or "", _name(match[2]), match[3] or "60"
+    limit, traps = _seconds(directives.get("time", "")), {_name(one) for one in trapped}
+    traps -= {"ERR", "DEBUG", "RETURN"}
+    if limit is not None and int(seconds) >= limit:
+        return f"it comes {seconds} s before the end of a job that has {limit} s"
+    if "B" not in of_shell:
+        lost = "only srun's tasks get it, not the shell that traps it: B: is missing"
+        return lost * (sent in traps)
+    if traps and not traps & {sent, "EXIT"} and not any("$" in one for one in traps):
+        return f"nothing traps {sent}, which ends the shell: the trap is for {min(traps)}"
+    late = "the trap runs only when srun ends, because the shell does not `wait` for it"
+    return late * (sent in traps and not waits)
+
+
+def _name(text: str) -> str:
+    """Return the name of a signal, without `SIG`, from its name or number (bash(1), trap)."""
+    number = natural(text)
+    named = [one.name for one in signal.Signals if one.value == number]
+    return (named or [text])[0].upper().removeprefix("SIG")
+
+
+def _seconds(limit: str) -> int | None:
+    """Return the seconds of Slurm's [DAYS-][[HOURS:]MINUTES[:SECONDS]]; None if it is none."""
+    days, dash, rest = limit.rpartition("-")
+    parts = [natural(part) for part in rest.split(":")]
+    if None in parts or (dash and natural(days) is None):
+        return None
+    numbers = [part or 0 for part in parts]
+    has_hours = dash or len(numbers) == len(("hours", "minutes", "seconds"))
+    hours = [*(numbers if has_hours else [0, *numbers]), 0, 0][:3]
+    return (natural(days) or 0) * 86_400 + hours[0] * 3_600 + hours[1] * 60 + hours[2]
