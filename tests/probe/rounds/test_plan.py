@@ -22,6 +22,13 @@ def test_a_node_without_gpus_sends_little() -> None:
     assert GLOO_BANDWIDTH[0][0] >= 1 << 20
 
 
+def test_the_sizes_of_collectives() -> None:
+    """Their bytes are label values, which queries name: from the least one to a gradient's."""
+    small = [8, 1024, 65536]
+    assert [size for size, _ in steps_at(2, 1, Backend.NCCL)] == [*small, 64 * 1024 * 1024]
+    assert [size for size, _ in steps_at(2, 1, Backend.GLOO)] == [*small, 4 * 1024 * 1024]
+
+
 def test_the_large_collective() -> None:
     """It runs in two epochs of 2 * `large_every`, or never; GPUs have a larger one."""
     large = LATENCY + BANDWIDTH

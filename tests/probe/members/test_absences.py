@@ -1,0 +1,98 @@
+"""Members in maintenance: until when an announcement counts, and whom a node tells of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from dshealthd.probe.members import absences
+from dshealthd.probe.members.absences import Absences
+from dshealthd.probe.observation import Outcome
+from dshealthd.probe.peers.protocol import PeerError
+from tests.probe.peering import until
+from tests.probe.services import set_maintenance, snapshot
+
+NOW = 1_800_000_000.0
+DAY = 86400.0
+
+
+class Clock:
+    """Unix time, set by the test."""
+
+    now = NOW
+
+    def __call__(self) -> float:
+        """Return it."""
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("lasts", "after", "absent"),
+    [
+        (0.0, 0.0, False),
+        (1.0, 0.0, True),
+        (600.0, 599.0, True),
+        (600.0, 600.0, False),
+        (40 * DAY, 31 * DAY - 1, True),
+        (40 * DAY, 31 * DAY, False),
+    ],
+)
+def test_an_announcement_counts_until_its_end(lasts: float, after: float, *, absent: bool) -> None:
+    """At most for a month: a wrong clock removes no member for ever."""
+    clock = Clock()
+    known = Absences(snapshot(), clock)
+    known.record("a", NOW + lasts)
+    clock.now += after
+    assert known.absent("a") is absent
+    assert not known.absent("b")
+
+
+def test_an_end_in_the_past_is_the_end() -> None:
+    """As is the removal of the member, whoever else is absent."""
+    known = Absences(snapshot(), Clock())
+    for name in "abc":
+        known.record(name, NOW + 600)
+    known.record("a", NOW)
+    known.forget("ac")
+    assert [name for name in "abc" if known.absent(name)] == ["c"]
+
+
+@pytest.mark.parametrize(("end", "found"), [(NOW, 0.0), (NOW + 1, NOW + 1), (0.0, 0.0)])
+def test_own_maintenance(end: float, found: float) -> None:
+    """It is over at its end, whenever the collector runs again."""
+    shot = snapshot()
+    set_maintenance(shot, end)
+    assert Absences(shot, Clock()).own_end() == found
+
+
+async def test_a_member_that_does_not_answer_is_told_three_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others once, until the end changes."""
+    monkeypatch.setattr(absences, "CHECK_INTERVAL", 0.001)
+    calls: list[tuple[str, float]] = []
+
+    class Peers:
+        """Reaches everybody but one."""
+
+        async def call(self, name: str, _what: str, body: dict[str, Any], _timeout: float) -> None:
+            """Record the announcement."""
+            calls.append((name, body["end"]))
+            if name == "gone":
+                raise PeerError(Outcome.UNREACHABLE, "timeout")
+
+    shot = snapshot()
+    announcing = asyncio.create_task(
+        Absences(shot, Clock()).keep_announcing(cast("Any", Peers()), lambda: ["a", "gone", "b"])
+    )
+    try:
+        for end in (NOW + 600, NOW + 900):
+            set_maintenance(shot, end)
+            await until(lambda end=end: calls.count(("gone", end)) == 3)  # type: ignore[misc]
+            await asyncio.sleep(0.05)
+            told = sorted(name for name, said in calls if said == end)
+            assert told == ["a", "b", "gone", "gone", "gone"]
+    finally:
+        announcing.cancel()
