@@ -47,7 +47,7 @@ class GpuProcesses(GpuCollector):
         """Yield the compute processes on the GPUs, and the ranks that they belong to."""
         self._pids.clear()
         yield from super().collect()
-        ranks, unknown = self._ranks.of(pid for pids in self._pids.values() for pid in pids)
+        ranks, unknown = self._ranks.ranks_of(pid for pids in self._pids.values() for pid in pids)
         yield UNKNOWN(unknown)
         found = {
             (ranks[pid], labels)

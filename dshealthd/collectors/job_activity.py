@@ -288,7 +288,7 @@ class JobActivity(Collector):
             for (rank, which), rise in took.items():
                 yield CPU(max(rise) / elapsed, job, str(rank), which)
         yield WATCHDOG(min(watchdog_seconds(one.environment, 0) for one in members), job)
-        yield from self._first(job, members)
+        yield from self._script_of_first(job, members)
 
     def _outside(self, idle: Mapping[str, list[TrainingProcess]]) -> Iterator[Sample]:
         """Yield for whom outside their job ranks wait, and on which ports they serve clients."""
@@ -314,7 +314,7 @@ class JobActivity(Collector):
             for job, rank, own in sorted(ports)[:MAX_PORTS]:
                 yield SERVES(1, job, str(rank), str(own))
 
-    def _first(self, job: str, members: list[TrainingProcess]) -> Iterator[Sample]:
+    def _script_of_first(self, job: str, members: list[TrainingProcess]) -> Iterator[Sample]:
         """Yield who runs what in a job: nothing where that cannot be read."""
         first = min(members, key=lambda process: (process.start, process.pid))
         key = first.pid, first.start

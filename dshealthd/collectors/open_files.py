@@ -167,7 +167,9 @@ class OpenFiles(Collector):
             try:
                 slow = remembered.get(key) or self._read(descriptors, process.pid)
                 count = (
-                    descriptors.count(process.pid) if slow.descriptors is None else slow.descriptors
+                    descriptors.open_descriptors(process.pid)
+                    if slow.descriptors is None
+                    else slow.descriptors
                 )
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended
@@ -194,7 +196,7 @@ class OpenFiles(Collector):
             descriptors.limits(pid),
             locked,
             pinned,
-            None if descriptors.direct else descriptors.count(pid),
+            None if descriptors.direct else descriptors.open_descriptors(pid),
         )
 
     def _all(self, descriptors: Descriptors, pids: Iterable[str]) -> Iterator[Sample]:

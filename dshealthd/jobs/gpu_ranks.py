@@ -36,7 +36,7 @@ class GpuRanks:
         self._context = context
         self._known: dict[tuple[int, int], TrainingProcess | None] = {}
 
-    def of(self, pids: Iterable[int]) -> tuple[dict[int, tuple[str, int]], int]:
+    def ranks_of(self, pids: Iterable[int]) -> tuple[dict[int, tuple[str, int]], int]:
         """Return job and rank of these processes by pid, and the number of unidentified ones."""
         found: list[TrainingProcess] = []
         known: dict[tuple[int, int], TrainingProcess | None] = {}

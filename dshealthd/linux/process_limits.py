@@ -80,7 +80,7 @@ class Descriptors:
         except OSError:
             self.direct = self._own_pids = False
 
-    def count(self, pid: int | str) -> int:
+    def open_descriptors(self, pid: int | str) -> int:
         """Return the number of open descriptors of a process.
 
         OSError. Without `direct`, other users' processes need CAP_SYS_PTRACE.
@@ -106,7 +106,7 @@ class Descriptors:
 
         Raises as `count` and `limits`.
         """
-        return Usage(self.count(pid), self.limits(pid).files)
+        return Usage(self.open_descriptors(pid), self.limits(pid).files)
 
     def worst(self, pids: Iterable[str]) -> tuple[str, Usage] | None:
         """Return the process closest to its limit of open files; None if none could be read.

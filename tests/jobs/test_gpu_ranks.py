@@ -21,7 +21,7 @@ def machine(tmp_path: Path) -> Machine:
 def test_ranks_and_others(machine: Machine) -> None:
     """A rank is told with its job; another process is known to be none."""
     machine.process(50, JOB)
-    assert GpuRanks(machine.context()).of([50, 1, 60, 50]) == ({50: ("slurm-9", 3)}, 0)
+    assert GpuRanks(machine.context()).ranks_of([50, 1, 60, 50]) == ({50: ("slurm-9", 3)}, 0)
 
 
 def test_unknown_is_counted(machine: Machine) -> None:
@@ -35,17 +35,17 @@ def test_unknown_is_counted(machine: Machine) -> None:
     machine.process(70, JOB)
     (machine.root / "70/stat").write_bytes(b"rubbish")
     ranks = GpuRanks(machine.context())
-    assert ranks.of([50, 60, 70]) == ({}, 3)
+    assert ranks.ranks_of([50, 60, 70]) == ({}, 3)
     machine.process(50, JOB)
-    assert ranks.of([50]) == ({50: ("slurm-9", 3)}, 0)
+    assert ranks.ranks_of([50]) == ({50: ("slurm-9", 3)}, 0)
     machine.process(50, JOB, state="D")
-    assert ranks.of([50]) == ({50: ("slurm-9", 3)}, 0), "what is known needs no look"
+    assert ranks.ranks_of([50]) == ({50: ("slurm-9", 3)}, 0), "what is known needs no look"
 
 
 def test_reused_pid(machine: Machine) -> None:
     """A pid that another process has taken is looked at again."""
     machine.process(50, JOB, start=100)
     ranks = GpuRanks(machine.context())
-    ranks.of([50])
+    ranks.ranks_of([50])
     machine.process(50, {}, start=200)
-    assert ranks.of([50]) == ({}, 0)
+    assert ranks.ranks_of([50]) == ({}, 0)

@@ -113,7 +113,7 @@ def test_processes_on_gpus(machine: Machine) -> None:
     """The same holds for the ranks by their GPUs."""
     process(machine, 50, 666)
     process(machine, 60, 1000, V2)
-    found, unknown = GpuRanks(machine.context()).of([50, 60])
+    found, unknown = GpuRanks(machine.context()).ranks_of([50, 60])
     assert ({pid: job for pid, (job, _) in found.items()}, unknown) == (
         {50: "slurm-5000-uid666", 60: "slurm-5000"},
         0,

@@ -81,7 +81,7 @@ def open_page(host: Host, pid: int, number: int) -> int | None:
         # Not by fstatfs, which queries the target's own file system: one that hangs would not
         # answer.
         mount = mount_id(held)
-        if mount < 0 or mount != _memory():
+        if mount < 0 or mount != _mount_of_kernel_memory():
             return None
         page = os.open(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
@@ -121,7 +121,7 @@ def _sent(page: int) -> float:
 
 
 @functools.cache
-def _memory() -> int:
+def _mount_of_kernel_memory() -> int:
     """Return the mount id of the kernel's memory files, such as heartbeat pages."""
     file = os.memfd_create("dshealthd-mount", os.MFD_CLOEXEC)
     try:

@@ -92,7 +92,7 @@ async def _light(context: RoundContext, active: ActiveRound) -> RoundResult:
 
 async def _full(context: RoundContext, active: ActiveRound) -> RoundResult:
     me = context.node.name
-    error = await _work_until_decided(context, active)
+    error = await _lead_workers(context, active)
     if error is not None:
         return conclude_without(active.peer, error, active.stage)
     if not await happens(active.arrived, FIRST):
@@ -105,7 +105,7 @@ async def _full(context: RoundContext, active: ActiveRound) -> RoundResult:
     return combine(active.plan, me, active.shares, error)
 
 
-async def _work_until_decided(context: RoundContext, active: ActiveRound) -> PeerError | None:
+async def _lead_workers(context: RoundContext, active: ActiveRound) -> PeerError | None:
     """Run this node's workers until they end, the member finds itself at fault, or its agent is
     gone. Return the error then: no workers will meet, and this node is free for another round.
     """

@@ -371,7 +371,11 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
         ("num_nodes=2", "num_nodes=4", "python waits for 4 nodes, but Slurm gives the job 2"),
         ("WORLD_SIZE=16", "WORLD_SIZE=2", "WORLD_SIZE=2, but 16 ranks start"),
         ("-size 4", "-size 3", "16 ranks (srun) cannot be divided into groups of tensor_model"),
-        ("=64", "=60", "global_batch_size 60 is not a multiple of micro_batch_size x data-parallel ranks = 8"),
+        (
+            "=64",
+            "=60",
+            "global_batch_size 60 is not a multiple of micro_batch_size x data-parallel ranks = 8",
+        ),
         ("WORLD_SIZE=16", "WORLD_SIZE=$((SLURM_NTASKS * 2))", "WORLD_SIZE=32, but 16 ranks start"),
         ("export MASTER", "MASTER", "sets MASTER_ADDR, MASTER_PORT, WORLD_SIZE, but does not pass"),
         ("=ALL", "=WORLD_SIZE", "sets MASTER_ADDR, MASTER_PORT, but does not pass them on"),
@@ -398,7 +402,10 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
         *(
             ("$(hostname)", address, f"MASTER_ADDR {shown}")
             for address, shown in (
-                ("$(echo $SLURM_JOB_NODELIST | cut -d, -f1)", "${SLURM_JOB_NODELIST} is a list of nodes"),
+                (
+                    "$(echo $SLURM_JOB_NODELIST | cut -d, -f1)",
+                    "${SLURM_JOB_NODELIST} is a list of nodes",
+                ),
                 ("${SLURM_NODELIST%%,*}", "${SLURM_NODELIST%%,*} is a list of nodes"),
                 ("$(scontrol show hostnames)", "${NAMES_OF_ALL_NODES} is a list of nodes"),
                 ("$(hostname -I)", "${ALL_OWN_ADDRESSES} is a list of all addresses"),
@@ -414,7 +421,11 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
             "--gpus-per-task of srun is empty: Slurm sets SLURM_GPUS_PER_TASK only with --gpus-per",
         ),
         ("JOB_ID'", "JOB_ID_$SLURM_NODEID'", "reads SLURM_JOB_ID_, which is never set: ${SLURM_J"),
-        ("'python", "'RANK=$SLURM_LOCALID python", "RANK $SLURM_LOCALID is another number: SLURM_L"),
+        (
+            "'python",
+            "'RANK=$SLURM_LOCALID python",
+            "RANK $SLURM_LOCALID is another number: SLURM_L",
+        ),
         ("'python", "'LOCAL_RANK=$SLURM_PROCID python", "LOCAL_RANK $SLURM_PROCID is another numb"),
         *(
             ("PORT=29500", f"PORT={port}", " is the job's number, which passes 65535")
@@ -431,7 +442,11 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
         ("srun", "srun --nodes=4", "srun asks for 4 nodes, but the job has 2"),
         ("srun", "srun --gres=gpu:9", "srun asks for 9 GPUs on each node, but the job has 8"),
         ("=2 '", "=2 trainer.devices=4 '", "wants 4 processes (devices), but srun starts 8"),
-        ("--time", "--mem=2047 --time", "2047 MiB of memory on a node, where its processes take more than 2048"),
+        (
+            "--time",
+            "--mem=2047 --time",
+            "2047 MiB of memory on a node, where its processes take more than 2048",
+        ),
         ("--time", "--mem-per-cpu=255M --time", "2040 MiB of memory on a node"),
         ("wait", "true", "starts the job in the background and ends"),
         ("srun", "srun python prepare.py\n--export=NONE \nsrun", "bash runs --export=NONE as a"),
