@@ -259,7 +259,7 @@ def test_defect_of_ours(switch: Switch, agents_end: AgentsEnd, tmp_path: Path) -
     for damage in ("def hook(): 1 / 0", "import nothing", "(", None, "raise RuntimeError"):
         broken.unlink() if damage is None else broken.write_text(damage)
         command = [str(switch.python), "-c", BESIDE, copied.archive]
-        ended = run(command, variables(tmp_path, **RANK), tmp_path)
+        ended = run(command, variables(tmp_path, None, **RANK), tmp_path)
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", ""), damage
     ended = run(
         [str(switch.python), "-c", TRAINS + LINGER],
@@ -330,7 +330,7 @@ def test_children_of_who_declines(gate: Gate, before: str) -> None:
     """They get the path that they had without the switch: a launcher may pass on this variable
     alone.
     """
-    archive = os.path.dirname(gate.module.__file__)
+    archive = os.path.dirname(str(gate.module.__file__))
     gate.load(DSHEALTHD_HEARTBEAT="0", PYTHONPATH=before + archive)
     assert os.environ.get("PYTHONPATH") == (before.removesuffix(":") or None)
 
