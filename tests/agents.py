@@ -140,9 +140,9 @@ class RunningAgent:
 def first_line(process: subprocess.Popen[str], seconds: float) -> str:
     """Return what the process prints first; an empty string when it ends or stays silent."""
     lines: queue.Queue[str] = queue.Queue()
-    assert process.stdout is not None
-    # checked above
-    threading.Thread(target=lambda: lines.put(process.stdout.readline()), daemon=True).start()  # type: ignore[union-attr]
+    output = process.stdout
+    assert output is not None
+    threading.Thread(target=lambda: lines.put(output.readline()), daemon=True).start()
     with contextlib.suppress(queue.Empty):
         return lines.get(timeout=seconds)
     return ""

@@ -19,9 +19,9 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.agents import RunningAgent, running
+from tests.waiting import until
 from tests.web.accessible import SPECIFICATION, violations
 from tests.web.browser import CHROMIUM, PHONE, Visit, chromium
-from tests.web.serving import eventually
 
 NODES = ("127.0.0.51", "127.0.0.52", "127.0.0.53")
 # Other tests train on this machine meanwhile, and no round runs beside ranks.
@@ -117,7 +117,7 @@ def test_members_are_asked(tmp_path: Path, request: pytest.FixtureRequest) -> No
     """A member that answers has a verdict of its own, one that is down is unreachable."""
     verdicts = {"ok", "warning", "unknown", "critical"}
     with cluster(tmp_path, 2) as (agent, other):
-        eventually(
+        until(
             lambda: (
                 set(states(agent).values()) & {"unreachable"} != set()
                 and states(agent)[NODES[1]] in verdicts

@@ -21,10 +21,10 @@ from dshealthd.core.snapshot import Snapshot
 from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
 from dshealthd.web.page_files import page_files
 from dshealthd.web.server import REQUESTS, Server, _to_open
+from tests.waiting import until
 from tests.web.serving import (
     VALUE,
     Served,
-    eventually,
     options,
     received,
     serving,
@@ -253,7 +253,7 @@ def test_compressed_body_is_not_expanded(served: Served) -> None:
         f"{len(bomb)}\r\nConnection: close\r\n\r\n"
     )
     assert served.send(head.encode() + bomb).startswith(b"HTTP/1.1 405 ")
-    eventually(lambda: served.metric("dshealthd_web_connections") == 0)
+    until(lambda: served.metric("dshealthd_web_connections") == 0)
 
 
 MALFORMED = {
