@@ -121,8 +121,7 @@ def test_members_are_asked(tmp_path: Path, request: pytest.FixtureRequest) -> No
             lambda: (
                 set(states(agent).values()) & {"unreachable"} != set()
                 and states(agent)[NODES[1]] in verdicts
-            ),
-            120.0,
+            )
         )
         assert states(agent)[NODES[2]] == "unreachable"
         assert fleet(agent)["node"] == NODES[0]
