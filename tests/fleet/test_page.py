@@ -9,7 +9,6 @@ import http.client
 import json
 import os
 import re
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
+from bench.processes import free_port
 from tests.agents import RunningAgent, running
 from tests.waiting import until
 from tests.web.accessible import SPECIFICATION, violations
@@ -46,8 +46,7 @@ def cluster(directory: Path, live: int) -> Iterator[list[RunningAgent]]:
     key = directory / "key"
     with open(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="ascii") as secret:
         secret.write("0123456789abcdef" * 4 + "\n")
-    with socket.create_server((NODES[0], 0)) as listener:
-        port = int(listener.getsockname()[1])
+    port = free_port()
     with contextlib.ExitStack() as stack:
         agents = []
         for name in NODES[:live]:
