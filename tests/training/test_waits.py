@@ -69,7 +69,7 @@ def coalesced() -> None:
 WAYS: dict[str, Callable[[], object]] = {
     "synchronous": lambda: torch.distributed.all_reduce(torch.ones(2)),
     "asynchronous": lambda: torch.distributed.all_reduce(torch.ones(2), async_op=True).wait(),
-    "barrier": torch.distributed.barrier,
+    "barrier": lambda: torch.distributed.barrier(async_op=False),
     "coalesced": coalesced,
 }
 
