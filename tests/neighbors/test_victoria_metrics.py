@@ -26,7 +26,6 @@ from tests.lab.servers import (
     RULES,
     Server,
     alertmanager,
-    free_port,
     routes,
     running_server,
 )
