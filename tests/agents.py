@@ -21,8 +21,43 @@ from typing import Any
 
 from tests.stopwatch import Stopwatch
 
+NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 SERIES = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)")
 LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+
+
+class Series(Mapping[str, dict[frozenset[tuple[str, str]], float]]):
+    """The series of an answer by metric, without those of other trainings than `job`.
+
+    Read when asked for: a test that waits asks for two of two hundred metrics, again and again.
+    """
+
+    def __init__(self, text: str, job: str | None) -> None:
+        self._job = job
+        self._lines: dict[str, list[str]] = {}
+        self._read: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
+        for line in text.splitlines():
+            if match := NAME.match(line):
+                self._lines.setdefault(match[0], []).append(line)
+
+    def __getitem__(self, name: str) -> dict[frozenset[tuple[str, str]], float]:
+        if name not in self._read:
+            self._read[name] = found = {}
+            for line in self._lines[name]:
+                if (match := SERIES.fullmatch(line)) is None:
+                    continue
+                labels = LABEL.findall(match[2] or "")
+                if self._job in {None, dict(labels).get("training_job", self._job)}:
+                    found[frozenset(labels)] = float(match[3])
+        if not self._read[name]:
+            raise KeyError(name)
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._lines if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class Scrape:
@@ -34,15 +69,7 @@ class Scrape:
         """
         self.text = text
         self.seconds = seconds
-        self.series: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
-        for line in text.splitlines():
-            if not line.startswith("#") and (match := SERIES.fullmatch(line)):
-                name, labels, value = match.groups()
-                if job not in {None, dict(LABEL.findall(labels or "")).get("training_job", job)}:
-                    continue
-                self.series.setdefault(name, {})[frozenset(LABEL.findall(labels or ""))] = float(
-                    value
-                )
+        self.series = Series(text, job)
 
     def value(self, name: str, **labels: str) -> float | None:
         """Return the one value of the series that has these labels among its own. None when there
@@ -140,9 +167,9 @@ class RunningAgent:
 def first_line(process: subprocess.Popen[str], seconds: float) -> str:
     """Return what the process prints first; an empty string when it ends or stays silent."""
     lines: queue.Queue[str] = queue.Queue()
-    assert process.stdout is not None
-    # checked above
-    threading.Thread(target=lambda: lines.put(process.stdout.readline()), daemon=True).start()  # type: ignore[union-attr]
+    output = process.stdout
+    assert output is not None
+    threading.Thread(target=lambda: lines.put(output.readline()), daemon=True).start()
     with contextlib.suppress(queue.Empty):
         return lines.get(timeout=seconds)
     return ""

@@ -37,12 +37,15 @@ HEADER = """\
 
 
 class SlowFirst(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
-    """Whole files in the order of their collection, long ones test by test, and no second unit for
-    a worker before its last test: it would wait there behind a slow test while others are idle.
+    """Whole files in the order of their collection, long ones test by test, those that import torch
+    together, and no second unit for a worker before its last test: it would wait there behind a
+    slow test while others are idle.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
+        if imports_torch(self.config.rootpath, file):
+            return "torch"  # one worker imports it, which takes six seconds of CPU
         return nodeid if divisible(self.config.rootpath, file) else file
 
     def _reschedule(self, node: WorkerController) -> None:
@@ -93,6 +96,12 @@ def divisible(root: Path, file: str) -> bool:
     """Tell whether a file takes long and has no fixture that several of its tests share."""
     seconds = recorded(TABLE).get(file, 0)
     return seconds >= LONG and "scope=" not in (root / file).read_text(encoding="utf-8")
+
+
+@functools.cache
+def imports_torch(root: Path, file: str) -> bool:
+    """Tell whether a file's tests use torch in their own process."""
+    return 'Lazy("torch")' in (root / file).read_text(encoding="utf-8")
 
 
 def longest(root: Path, file: str) -> int:

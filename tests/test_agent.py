@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.processes import free_port
 from dshealthd.agent.agent import Agent
 from dshealthd.collectors.job_activity import FILES
 from dshealthd.config import config
@@ -164,12 +165,13 @@ def test_only_an_end_by_sigterm_is_recorded_as_a_stop(tmp_path: Path) -> None:
 
 def test_port_binds_again_after_sigkill(tmp_path: Path) -> None:
     """An agent that was killed leaves its port free, and its successor serves on it at once."""
-    with running(tmp_path, FAST) as agent:
+    port = free_port()  # one that no other process is given meanwhile
+    with running(tmp_path, FAST, port=port) as agent:
         agent.wait(lambda s: s.value("dshealthd_memory_total_bytes"))
         agent.process.kill()
         agent.process.wait(60)
-    with running(tmp_path, FAST, port=agent.port) as successor:
-        assert successor.port == agent.port
+    with running(tmp_path, FAST, port=port) as successor:
+        assert successor.port == port
         successor.wait(lambda s: s.value("dshealthd_memory_total_bytes"))
 
 

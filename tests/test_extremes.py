@@ -134,8 +134,8 @@ class Node:
             ]
             for place, message in ranks.items()
         }
-        jobs = Jobs.__new__(Jobs)
-        jobs.heartbeats = lambda: SimpleNamespace(rejected=0, unidentified={}, ranks=lambda: heard)  # type: ignore[method-assign,assignment,return-value]
+        jobs: Any = Jobs.__new__(Jobs)
+        jobs.heartbeats = lambda: SimpleNamespace(rejected=0, unidentified={}, ranks=lambda: heard)
         context = Context(host=Host(), monotonic=lambda: self.now, services=(jobs,))
         result = attempt(Training(CollectorOptions(), context), lambda: self.now)
         # As from a worker, where other collectors of what users write run.

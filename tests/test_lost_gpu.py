@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tests.command_line import dshealthd
 from tests.kubernetes.test_node_problem_detector import plugin
 from tests.nvml.simulator import Simulator
 from tests.nvrx.client import ask
+from tests.waiting import until
 
 NVML_ERROR_GPU_IS_LOST = 15
 SECONDS = 120.0
@@ -30,14 +30,6 @@ def status(port: int) -> tuple[int, dict[str, Any]]:
     done = dshealthd("status", "--json", f"127.0.0.1:{port}", seconds=SECONDS)
     (node,) = json.loads(done.stdout)["nodes"]
     return done.returncode, node
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds."""
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.3)
 
 
 def found(agent: RunningAgent, alert: str) -> bool:

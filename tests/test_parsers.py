@@ -250,7 +250,7 @@ def test_parser(place: tuple[str, str]) -> None:
     """Whatever it is given, it returns or refuses."""
     call, strategy = HERE[place]
 
-    @settings(max_examples=30)
+    @settings(max_examples=15)
     @given(strategy)
     def refuses(text: Any) -> None:
         try:

@@ -19,7 +19,7 @@ from dshealthd.core.result import CollectionResult
 from tests.collectors.bench import Bench, Values, named, reasons, write
 from tests.jobs.elf import library
 from tests.jobs.machines import Machine, environ
-from tests.web.serving import eventually
+from tests.waiting import until
 
 MAX_PROBLEMS = 64
 MAX_NAMES = 256
@@ -564,7 +564,7 @@ def test_real_terminal(sweep: Callable[[], CollectionResult], tmp_path: Path) ->
         env={"PATH": os.environ["PATH"], **variables},
     ) as process:
         try:
-            eventually((tmp_path / "here").exists)
+            until((tmp_path / "here").exists)
             assert of_job(sweep(), "held_gpus", JOB) == {("true",): 2}
         finally:
             process.kill()

@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from dshealthd.core.collector import Reason
 from dshealthd.linux import imex
 from dshealthd.linux.nvswitch import ENABLED, FABRIC_MANAGER, SUBNET_MANAGER
 from tests.nvml.node import Node
+from tests.waiting import until
 
 DOMAIN = "6f1c2d9a-5b3e-4870-a1b2-c3d4e5f60718"
 
@@ -137,10 +137,7 @@ def daemon(directory: Path, name: str = imex.DAEMON) -> Iterator[int]:
     shutil.copy("/bin/sleep", program)
     with subprocess.Popen([program, "3600"]) as process:
         try:
-            end = time.monotonic() + 60
-            while Path(f"/proc/{process.pid}/comm").read_text().strip() != name[:15]:
-                assert time.monotonic() < end
-                time.sleep(0.02)
+            until(lambda: Path(f"/proc/{process.pid}/comm").read_text().strip() == name[:15])
             (directory / f"proc/{process.pid}").symlink_to(f"/proc/{process.pid}")
             yield process.pid
         finally:

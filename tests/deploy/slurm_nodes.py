@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -40,8 +41,7 @@ class Cluster:
                 stderr=subprocess.DEVNULL,
             )
         for node in self.lab.nodes:
-            # bound here
-            self.slurm.wait(lambda node=node: listens(node), 300, "the agents")  # type: ignore[misc]
+            self.slurm.wait(functools.partial(listens, node), 300, "the agents")
 
     def begin_agents(self) -> None:
         """Start a real agent on every node in place of its stub."""

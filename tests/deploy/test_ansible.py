@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import operator
 import os
@@ -256,10 +257,8 @@ def test_web_with_tls_and_a_user(nodes: Nodes) -> None:
         "sys.argv[1], context=c).status)\nexcept e.HTTPError as error: print(error.code)\n"
     )
     for machine in nodes.machines:
-        machine.wait(
-            # bound here
-            lambda m=machine: m.run("python3", "-c", ask, "-/healthy").stdout == "200\n"  # type: ignore[misc]
-        )
+        healthy = functools.partial(machine.run, "python3", "-c", ask, "-/healthy")
+        machine.wait(lambda healthy=healthy: healthy().stdout == "200\n")  # type: ignore[misc]
         assert machine.run("python3", "-c", ask, "metrics").stdout == "401\n"
         assert (
             machine.sh("stat -c %a /etc/dshealthd/web.key /etc/dshealthd/web.yml") == "600\n600\n"

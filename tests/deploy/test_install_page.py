@@ -92,8 +92,10 @@ def test_the_page_from_top_to_bottom(nodes: list[Machine], package: Path) -> Non
         node.write("/etc/dshealthd/dshealthd.toml", fast)
         node.sh("systemctl reload dshealthd")
     for node in nodes:
-        # bound here
-        node.wait(lambda node=node: node.scrape().value("dshealthd_probe_up") == 1, "probe_up")  # type: ignore[misc]
+        node.wait(
+            lambda node=node: node.scrape().value("dshealthd_probe_up") == 1,  # type: ignore[misc]
+            "probe_up",
+        )
         # bound here
         node.wait(lambda node=node: good_rounds(node) >= 2, "rounds")  # type: ignore[misc]
 

@@ -8,12 +8,12 @@ import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 from tests.agents import running
 from tests.command_line import dshealthd
 from tests.training.trainings import training
+from tests.waiting import until
 
 HERE = os.path.dirname(__file__)
 CONFIG = """
@@ -98,10 +98,7 @@ def test_evidence_by_hand_names_the_rank_that_has_not_entered(tmp_path: Path) ->
     variables = {"SLURM_JOB_ID": "990017", "TORCH_FR_BUFFER_SIZE": "100", **prefixes}
     command = "evidence", "--path.state", str(state), "--web.listen-address", "127.0.0.1:1"
     with training(tmp_path, f"{HERE}/script_hang.py", variables=variables) as run:
-        end = time.monotonic() + 240
-        while run.text().count("hangs") < 2:
-            assert time.monotonic() < end, run.text()
-            time.sleep(0.1)
+        until(lambda: not (run.text().count("hangs") < 2), run.text)
         unknown = dshealthd(*command, "--job", "slurm-404")
         assert unknown.returncode == 1
         assert re.match(

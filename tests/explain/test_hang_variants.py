@@ -14,7 +14,7 @@ from tests.explain.variants import Timed, forms
 from tests.explain.watchdogs import RELEASES, Group, hung_group, printed
 
 WANTED = 0.95
-TURNS = 3
+TURNS = 1
 PER_NODE = 8
 
 
@@ -131,5 +131,5 @@ def test_nobody_is_named_in_any_form_where_all_entered_the_same() -> None:
                     assert "fabric or a GPU" in finding.statement
                 if finding.ranks and not (form == "tail cut" and not files["job.out"][-1]):
                     named.append(f"{release} {len(group.ranks)} {form}: {finding.statement}")
-    assert count >= 100
+    assert count >= 40
     assert named == []

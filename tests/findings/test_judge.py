@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from dshealthd.jobs.hangs.classes import Culprit, HangClass
 from dshealthd.jobs.hangs.judge import Standstill
 from dshealthd.nvrx.fitness import fitness
 from tests.findings.test_episodes import sign
+from tests.waiting import eventually
 
 DELAY = 0.3
 MAX_EXPORTED = 100
@@ -103,13 +104,6 @@ def foreign(**changes: Any) -> str:
 def _any(*values: Any) -> tuple[Any, ...]:
     """Return values of any kinds."""
     return values
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.05)
 
 
 def test_a_hang_is_a_finding_as_the_detector_sees_it(node: Node) -> None:
@@ -240,11 +234,11 @@ def test_port_that_cannot_be_read_has_not_come_up(part: str, node: Node) -> None
     node.read(0.1)
     node.snapshot.expect("infiniband", 60.0)
 
-    def judge(*found: object, seconds: int) -> None:
+    def judge(*found: Any, seconds: int) -> None:
         samples = tuple(one for one in found if not isinstance(one, Fault))
         faults = tuple(one for one in found if isinstance(one, Fault))
         for _ in range(seconds // 5):
-            result = CollectionResult(CollectionOutcome.OK, samples, faults=faults, duration=0.0)  # type: ignore[arg-type]
+            result = CollectionResult(CollectionOutcome.OK, samples, faults=faults, duration=0.0)
             node.snapshot.put("infiniband", result)
             node.judge.judge()
             node.now += 5
@@ -317,7 +311,7 @@ async def test_new_sample_is_judged_within_a_second(tmp_path: Path, node: Node) 
     await node.judge.apply(loaded("", tmp_path))
     node.over(0.95, 35)
     node.read(0.1)
-    await until(lambda: node.found() == [])
+    await eventually(lambda: node.found() == [])
     await node.judge.close()
 
 
@@ -325,14 +319,14 @@ async def test_judgement_waits_for_what_is_new(tmp_path: Path, node: Node) -> No
     """A result that says the same as before costs no judgement; one that differs brings one."""
     await node.judge.apply(loaded("", tmp_path))
     node.read(0.1)
-    await until(lambda: any(sample.metric is JUDGED for sample in node.judge.samples()))
+    await eventually(lambda: any(sample.metric is JUDGED for sample in node.judge.samples()))
     judged = []
     node.judge.judge = lambda: judged.append(node.now)  # type: ignore[method-assign] # counts
     node.read(0.1)
     await asyncio.sleep(3 * DELAY)
     assert judged == []
     node.read(0.2)
-    await until(lambda: len(judged) == 1)
+    await eventually(lambda: len(judged) == 1)
     await node.judge.close()
 
 
@@ -340,9 +334,9 @@ async def test_hold_ends_without_a_new_sample(tmp_path: Path, node: Node) -> Non
     """A sign that lasts becomes a finding when its hold is over, not with the next change."""
     await node.judge.apply(loaded("", tmp_path))
     node.read(0.95)
-    await until(lambda: node.judge.verdict.findings == () and node.judge._timer is not None)
+    await eventually(lambda: node.judge.verdict.findings == () and node.judge._timer is not None)
     node.now += 30
-    await until(lambda: node.found() == ["HostLimitNear"])
+    await eventually(lambda: node.found() == ["HostLimitNear"])
     await node.judge.close()
 
 
@@ -539,11 +533,12 @@ def test_a_figure_that_cannot_be_said_hides_no_other_job(
     """
 
     def signs(_series: object, _wall: float) -> Iterator[Sign]:
-        for job, value in (("first", 1.0), ("odd", "x"), ("last", 1.0)):
-            yield Sign("DshealthdJobStalled", job=job, value=value, hold=0.0, labels={"gpu": job})  # type: ignore[arg-type]
+        values: Any = (("first", 1.0), ("odd", "x"), ("last", 1.0))
+        for job, value in values:
+            yield Sign("DshealthdJobStalled", job=job, value=value, hold=0.0, labels={"gpu": job})
 
-    def says(sign: Sign, *given: object) -> Finding:
-        return found(dataclasses.replace(sign, value=float(sign.value or 0.0)), *given)  # type: ignore[arg-type]
+    def says(sign: Sign, *given: Any) -> Finding:
+        return found(dataclasses.replace(sign, value=float(sign.value or 0.0)), *given)
 
     found = catalogue.finding_of
     monkeypatch.setattr(catalogue, "finding_of", says)

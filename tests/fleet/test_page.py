@@ -9,7 +9,6 @@ import http.client
 import json
 import os
 import re
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +17,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
+from bench.processes import free_port
 from tests.agents import RunningAgent, running
+from tests.waiting import until
 from tests.web.accessible import SPECIFICATION, violations
 from tests.web.browser import CHROMIUM, PHONE, Visit, chromium
-from tests.web.serving import eventually
 
 NODES = ("127.0.0.51", "127.0.0.52", "127.0.0.53")
 # Other tests train on this machine meanwhile, and no round runs beside ranks.
@@ -46,8 +46,7 @@ def cluster(directory: Path, live: int) -> Iterator[list[RunningAgent]]:
     key = directory / "key"
     with open(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="ascii") as secret:
         secret.write("0123456789abcdef" * 4 + "\n")
-    with socket.create_server((NODES[0], 0)) as listener:
-        port = int(listener.getsockname()[1])
+    port = free_port()
     with contextlib.ExitStack() as stack:
         agents = []
         for name in NODES[:live]:
@@ -117,12 +116,11 @@ def test_members_are_asked(tmp_path: Path, request: pytest.FixtureRequest) -> No
     """A member that answers has a verdict of its own, one that is down is unreachable."""
     verdicts = {"ok", "warning", "unknown", "critical"}
     with cluster(tmp_path, 2) as (agent, other):
-        eventually(
+        until(
             lambda: (
                 set(states(agent).values()) & {"unreachable"} != set()
                 and states(agent)[NODES[1]] in verdicts
-            ),
-            120.0,
+            )
         )
         assert states(agent)[NODES[2]] == "unreachable"
         assert fleet(agent)["node"] == NODES[0]

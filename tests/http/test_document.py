@@ -218,8 +218,11 @@ PLACES = [place for place in paths(FULL) if place]
     ),
     st.booleans(),
 )
-# a case
-def test_whatever_passes_can_be_shown(place: tuple[Any, ...], value: Any, left_out: bool) -> None:  # noqa: FBT001
+def test_whatever_passes_can_be_shown(
+    place: tuple[Any, ...],
+    value: Any,
+    left_out: bool,  # noqa: FBT001 - a case
+) -> None:
     """Any value at any place is either refused or shown by every command, without an escape."""
     changed = json.loads(json.dumps(FULL))
     inside = changed

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from dshealthd.core.collector import Context, Fault
 from dshealthd.core.host import Host
@@ -83,12 +84,12 @@ class Machine:
         *,
         descriptors: int = 0,
         soft: str = "1024",
-        **stat: object,
+        **stat: Any,
     ) -> Path:
         """Add or replace a process."""
         directory = self.root / str(pid)
         directory.mkdir(exist_ok=True)
-        (directory / "stat").write_bytes(stat_line(pid, **stat))  # type: ignore[arg-type] # handed through
+        (directory / "stat").write_bytes(stat_line(pid, **stat))
         (directory / "environ").write_bytes(
             variables if isinstance(variables, bytes) else environ(variables)
         )

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 from dshealthd.training.heartbeat import Heartbeat
 
@@ -43,7 +44,9 @@ def trouble(heartbeat: Heartbeat, what: str) -> None:
 
 def main() -> None:
     """Make steps, with the stages that a model's hooks tell."""
-    sys.modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False))  # type: ignore[assignment] # all that is asked
+    # All that is asked of it.
+    torch: Any = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False))
+    sys.modules["torch"] = torch
     heartbeat = Heartbeat()
     while True:
         while not select.select([sys.stdin], [], [], 0)[0]:

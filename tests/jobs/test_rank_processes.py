@@ -6,7 +6,6 @@ import dataclasses
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
@@ -17,6 +16,7 @@ from dshealthd.jobs.environment import launch
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.jobs.rank_processes import RankProcesses
 from tests.jobs.machines import TORCH
+from tests.waiting import until
 
 KEPT = 600.0
 
@@ -67,10 +67,7 @@ class Scene:
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something."""
-        end = time.monotonic() + 60.0
-        while not condition():
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until(condition)
 
     def state(self, number: int) -> str:
         """Return the kernel's letter for a rank."""

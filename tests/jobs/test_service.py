@@ -25,15 +25,9 @@ from dshealthd.training.message import Message
 from tests.jobs.heartbeats.senders import STRANGER, own_pages, sending
 from tests.jobs.machines import TORCH
 from tests.jobs.service import OFTEN, configured, jobs
+from tests.waiting import eventually
 
 SOON = Duration(0.1)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something to be so."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_a_reload_keeps_senders() -> None:
@@ -43,7 +37,7 @@ async def test_a_reload_keeps_senders() -> None:
         detector = service.hangs()
         with sending(TORCH) as sender:
             sender.tell(Message(step=1, sent=time.monotonic()))
-            await until(lambda: reader.received == 1)
+            await eventually(lambda: reader.received == 1)
             await service.apply(configured(OFTEN, HangOptions(floor=Duration(9.0))))
             assert service.heartbeats() is reader
             assert len(reader) == 1
@@ -76,7 +70,7 @@ async def test_hangs_that_are_watched_no_longer_are_over() -> None:
 
     watching = configured(OFTEN, HangOptions(interval=SOON))
     async with jobs(watching, on_look) as (service, _):
-        await until(lambda: len(calls) > 1)
+        await eventually(lambda: len(calls) > 1)
         await service.apply(configured(OFTEN))
         await asyncio.sleep(0)
         before = len(calls)
@@ -93,12 +87,12 @@ async def test_suspicions_are_handed_on() -> None:
     await service.apply(watching)
     with sending(TORCH) as sender:
         sender.tell(Message(step=1, sent=time.monotonic()))
-        await until(lambda: bool(service.hangs().jobs))
+        await eventually(lambda: bool(service.hangs().jobs))
         looks = service.hangs().jobs
-        await until(lambda: service.hangs().jobs is not looks)
+        await eventually(lambda: service.hangs().jobs is not looks)
         assert told == []
         os.kill(sender.pid, signal.SIGSTOP)
-        await until(lambda: len(told) == 2)
+        await eventually(lambda: len(told) == 2)
         assert set(told) == set(service.hangs().jobs)
     await service.close()
 
@@ -143,13 +137,13 @@ async def test_a_claim_before_the_job(tmp_path: Path, rank: str) -> None:
             stranger = stack.enter_context(sending({**variables, "RANK": rank}, user=STRANGER))
             show(proc, stranger.pid, "0::/user.slice/job_5000\n")
             stranger.tell(Message(step=100, sent=time.monotonic()))
-            await until(lambda: steps() == {(job, int(rank)): 100})
-            await until(lambda: users() == [STRANGER])
+            await eventually(lambda: steps() == {(job, int(rank)): 100})
+            await eventually(lambda: users() == [STRANGER])
             owner = stack.enter_context(sending(variables, user=STRANGER + 1))
             show(proc, owner.pid, "0::/system.slice/slurmstepd.scope/job_5000/step_0\n")
             owner.tell(Message(step=1, sent=time.monotonic()))
-            await until(lambda: steps() == {(job, 3): 1, (other, int(rank)): 100})
-            await until(lambda: users() == [STRANGER + 1])
+            await eventually(lambda: steps() == {(job, 3): 1, (other, int(rank)): 100})
+            await eventually(lambda: users() == [STRANGER + 1])
             # Past its first steps, so that it may soon be said to hang.
             stranger.tell(Message(step=200, sent=time.monotonic()))
             end, step = time.monotonic() + 120, 1
@@ -160,7 +154,7 @@ async def test_a_claim_before_the_job(tmp_path: Path, rank: str) -> None:
                 assert job not in service.hangs().standstills
                 assert users() == [STRANGER + 1]
                 assert time.monotonic() < end, "the other's silence is no hang of its own"
-            await until(lambda: steps()[job, 3] == step)
+            await eventually(lambda: steps()[job, 3] == step)
 
 
 @pytest.mark.parametrize(
@@ -186,12 +180,12 @@ async def test_a_defect_is_not_health(
         ask()
         with monkeypatch.context() as patched:
             patched.setattr(broken, name, defect)
-            await until(lambda: bool(raised))
+            await eventually(lambda: bool(raised))
             with pytest.raises(SourceError) as caught:
                 ask()
             assert caught.value.reason is Reason.INTERNAL
         before = len(os.listdir("/proc/self/fd"))
-        await until(lambda: _answers(ask))
+        await eventually(lambda: _answers(ask))
         assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -102,7 +102,8 @@ def test_agent_with_tls(issuer: str, found: tuple[int, str], tmp_path: Path) -> 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "agent.pem", tmp_path / "agent.key")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Fit, bind_and_activate=False)
-    server.handle_error = lambda *_: None  # type: ignore[method-assign] # of the client that refuses
+    # Of the client that refuses.
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
     server.server_bind()
     server.server_activate()
     server.socket = context.wrap_socket(server.socket, server_side=True)

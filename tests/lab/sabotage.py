@@ -26,7 +26,8 @@ def instructions() -> str:
         return ""
 
 
-class RankRound(saboteur.RankRound):  # type: ignore[name-defined,misc] # a module that was loaded by path
+# Of a module that was loaded by path.
+class RankRound(saboteur.RankRound):  # type: ignore[name-defined,misc]
     """Is told what to do by the file, not by the job."""
 
     def __init__(self, agent: Any, board: Any, job: dict[str, Any]) -> None:

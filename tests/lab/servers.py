@@ -18,11 +18,12 @@ from typing import Any
 
 import yaml
 
+from bench.processes import free_port
 from generate.alert_rules import URGENT
 from tests import yaml_files
 from tests.lab.brief_agent import KEEP_SECONDS
 from tests.lab.receiver import Receiver
-from tests.lab.station import NotPermitted, Station, connect, listen
+from tests.lab.station import NotPermitted, Station, connect
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTMANAGER = DEPLOY / "alertmanager"
@@ -123,9 +124,7 @@ def alertmanager(
         "--cluster.listen-address=",
         "--log.level=warn",
     ]
-    with running_server(
-        "prometheus-alertmanager", flags, station, folder, free_port(station)
-    ) as server:
+    with running_server("prometheus-alertmanager", flags, station, folder, free_port()) as server:
         yield server
 
 
@@ -148,7 +147,7 @@ def prometheus(
     evaluates, and `scrape` how often it scrapes, where that is to differ from what is shipped. As
     shipped it scrapes `itself` too, and warns of its own rules where the machine is too busy.
     """
-    port = free_port(station)
+    port = free_port()
     folder = directory / "prometheus"
     shutil.copytree(files, folder)
     file = folder / PART
@@ -197,12 +196,6 @@ def _hurry_rules(folder: Path, pace: str | None) -> None:
                 if "keep_firing_for" in rule:
                     rule["keep_firing_for"] = KEEP_FIRING
         (folder / name).write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-
-
-def free_port(station: Station) -> int:
-    """Return a port on which nobody listens."""
-    with listen(station) as free:
-        return int(free.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -184,7 +184,7 @@ class Loopback(Station):
         """Call a function."""
         return function()
 
-    def tool(self, *command: str, text: str = "", descriptors: Sequence[int] = ()) -> str:  # noqa: ARG002 - the interface's
+    def tool(self, *command: str, **_given: Any) -> str:
         """Refuse: the tools change a network, and this one is not the lab's."""
         message = f"{command[0]} on {self.name}: without network namespaces, it is not the lab's"
         raise NotPermitted(message)

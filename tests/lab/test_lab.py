@@ -18,6 +18,7 @@ import pytest
 
 from tests.lab import Lab, NotPermitted, faults
 from tests.lab.station import start_time
+from tests.waiting import until
 
 LIMITED = 20
 TEMPERATURE = "dshealthd_gpu_temperature_celsius"
@@ -53,12 +54,6 @@ def network_of_this_machine() -> list[str]:
     return [*said, socket.gethostname(), *mounts]
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process and its children that have ended have used."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-
-
 def network_namespaces(directory: Path) -> set[int]:
     """Return the inodes of the network namespaces in which processes of a directory's lab run.
 
@@ -80,15 +75,11 @@ def test_nodes(tmp_path: Path) -> None:
     """
     before = network_of_this_machine()
     progress: list[str] = []
-    started = time.monotonic()
-    with Lab(tmp_path, nodes=4, progress=progress.append) as lab:
-        print(f"4 agents serve after {time.monotonic() - started:.1f} s")
-        # What they cost; how many seconds that is depends on what else the machine does.
-        assert sum(map(cpu_seconds, [node.agent.pid for node in lab.nodes])) < 15
-        assert progress[-1].startswith("agents: 4 of 4 serve after ")
+    with Lab(tmp_path, nodes=2, progress=progress.append) as lab:
+        assert progress[-1].startswith("agents: 2 of 2 serve after ")
         found = lab.wait(
             lambda scrapes: (
-                len(scrapes) == 4
+                len(scrapes) == 2
                 and all(
                     len(s.all(TEMPERATURE, sensor="core")) == 8 and s.all("dshealthd_network_up")
                     for s in scrapes.values()
@@ -109,14 +100,14 @@ def test_nodes(tmp_path: Path) -> None:
         uuids = {
             dict(key)["uuid"] for scrape in found.values() for key in scrape.series[TEMPERATURE]
         }
-        assert len(uuids) == 32
+        assert len(uuids) == 16
         assert (tmp_path / "hostfile").read_text().splitlines() == [
-            f"node-{number} slots=8" for number in range(1, 5)
+            f"node-{number} slots=8" for number in range(1, 3)
         ]
         assert network_of_this_machine() == before
         pids = [lab.services.pid, *(node.station.pid for node in lab.nodes)]
         namespaces = {os.stat(f"/proc/{pid}/ns/net").st_ino for pid in pids}
-        assert len(namespaces) == 5
+        assert len(namespaces) == 3
         assert namespaces <= network_namespaces(tmp_path)
     assert network_of_this_machine() == before
     assert not namespaces & network_namespaces(tmp_path)
@@ -185,10 +176,7 @@ def test_machines_end_with_their_lab(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert ended(agents)
-    end = time.monotonic() + 60.0  # the agents' own children end after them
-    while namespaces & network_namespaces(tmp_path):
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    until(lambda: not (namespaces & network_namespaces(tmp_path)))
     assert network_of_this_machine() == before
 
 

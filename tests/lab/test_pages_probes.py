@@ -11,6 +11,7 @@ from tests.lab import faults
 from tests.lab.catalogue import FAULTS
 from tests.lab.paging import Paging
 from tests.lab.probing import KNOWN, echoes_are_known
+from tests.waiting import until
 
 pytestmark = pytest.mark.lab  # see test_probes.py
 
@@ -49,10 +50,7 @@ def test_node_that_only_prometheus_does_not_reach(tmp_path: Path) -> None:
     with Paging(tmp_path, 4, gpus=1, period=3.0) as lab:
         lab.until_watched()
         known = 'count(dshealthd:member:hash) + count(dshealthd_probe_member_hash{of="met"}) == 8'
-        end = time.monotonic() + GOES
-        while not lab.prometheus.query(known):
-            assert time.monotonic() < end, "not all nodes have met others"
-            time.sleep(0.5)
+        until(lambda: lab.prometheus.query(known), lambda: "not all nodes have met others")
         node = lab.lab.nodes[1]
 
         def told() -> set[str]:

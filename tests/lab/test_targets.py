@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 import urllib.error
-from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 
@@ -14,20 +13,13 @@ from tests.lab.probing import Probing, settings
 from tests.lab.servers import Server, prometheus
 from tests.lab.station import Loopback, listen
 from tests.symptoms.chain import played
+from tests.waiting import until
 
 TOPOLOGY = "SwitchName=leaf-a Nodes=node-1\nSwitchName=leaf-b Nodes=node-2\n"
 
 
 SILENT = 8
 """Targets that never answer: each is scraped at a moment of its own within the interval."""
-
-
-def await_(condition: Callable[[], bool], server: Server, seconds: float = 60.0) -> None:
-    """Wait for a condition."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, server.log.read_text(encoding="utf-8")
-        time.sleep(0.1)
 
 
 def scraped(server: Server) -> dict[str, dict[str, str]]:
@@ -77,7 +69,7 @@ def test_prometheus_follows_the_members(tmp_path: Path) -> None:
             {"http_sd_configs": [{"url": url, "refresh_interval": "1s"}]},
             pace="1s",
         ) as server:
-            await_(lambda: len(scraped(server)) == 2, server)
+            until(lambda: len(scraped(server)) == 2, server.log.read_text)
             found = scraped(server)
             assert set(found) == {"node-1:10061", "node-2:10061"}
             assert [(labels["node"], labels["leaf"]) for _, labels in sorted(found.items())] == [
@@ -86,7 +78,7 @@ def test_prometheus_follows_the_members(tmp_path: Path) -> None:
             ]
 
             one.hostfile.write_text("node-1 slots=1\n", encoding="ascii")
-            await_(lambda: set(scraped(server)) == {"node-1:10061"}, server)
+            until(lambda: set(scraped(server)) == {"node-1:10061"}, server.log.read_text)
             well = lab.wait(lambda scrapes: "node-1" in scrapes)
             one.hostfile.write_text("nonsense\n", encoding="ascii")
             ill = lab.wait(
@@ -100,7 +92,7 @@ def test_prometheus_follows_the_members(tmp_path: Path) -> None:
             assert played("DshealthdAgentTrouble", (well, ill), tmp_path) == (False, True)
             one.kill()
             time.sleep(2.5)
-            await_(lambda: known(server) == {"node-1": "down"}, server)
+            until(lambda: known(server) == {"node-1": "down"}, server.log.read_text)
 
 
 def test_nodes_that_only_time_out_are_absent(tmp_path: Path) -> None:
@@ -122,8 +114,7 @@ def test_nodes_that_only_time_out_are_absent(tmp_path: Path) -> None:
         ]
         server = stack.enter_context(prometheus(station, tmp_path, {"static_configs": targets}))
         absent = 'count(dshealthd:node:absent{exporter="dshealthd"})'
-        await_(
+        until(
             lambda: any(series["value"][1] == str(SILENT) for series in server.query(absent)),
-            server,
-            120,
+            server.log.read_text,
         )

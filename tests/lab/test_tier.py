@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.agents import Scrape
 from tests.lab import Lab, Node
 from tests.lab.node import merged, toml
 from tests.lab.probing import rounds, settings
+from tests.waiting import until
 
 MOST = 120
 GPUS = ADAPTERS = RANKS = 8
@@ -100,10 +100,7 @@ def test_a_busy_node_has_few_series_that_rules_read(tmp_path: Path) -> None:
                     and rounds(scrape, outcome="ok") > 1
                 )
 
-            end = time.monotonic() + 120
-            while not ready(busy.scrape()):
-                assert time.monotonic() < end
-                time.sleep(0.5)
+            until(lambda: ready(busy.scrape()))
             everything, tier = busy.scrape(), Scrape(busy.get("/metrics?tier=verdict"), 0.0)
     # Without namespaces the agent sees what runs on this machine besides.
     counts = Counter(

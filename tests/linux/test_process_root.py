@@ -16,6 +16,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,9 +44,8 @@ def place(public_path: Path) -> Path:
 @contextlib.contextmanager
 def process(cwd: Path | str = "/") -> Iterator[int]:
     """Run a process of the user that does nothing, and give its pid."""
-    others = {} if os.geteuid() else {"user": USER, "group": USER, "extra_groups": []}
-    # of several types
-    with subprocess.Popen(["/bin/sleep", "600"], cwd=cwd, **others) as child:  # type: ignore[call-overload]
+    user: Any = {} if os.geteuid() else {"user": USER, "group": USER, "extra_groups": []}
+    with subprocess.Popen(["/bin/sleep", "600"], cwd=cwd, **user) as child:
         try:
             yield child.pid
         finally:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from bench.processes import free_port
 from tests import yaml_files
 from tests.lab.receiver import Receiver
 from tests.lab.servers import (
@@ -25,7 +26,6 @@ from tests.lab.servers import (
     RULES,
     Server,
     alertmanager,
-    free_port,
     routes,
     running_server,
 )
@@ -104,7 +104,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("victoria")
     agents = {name: Agent(station) for name in NODES}
     config: dict[str, Any] = yaml_files.load(PROMETHEUS / "dshealthd.yml")
-    ports = {name: free_port(station) for name in ("victoria-metrics", "vmalert", "vmagent")}
+    ports = {name: free_port() for name in ("victoria-metrics", "vmalert", "vmagent")}
     for job in config["scrape_configs"]:
         if job["job_name"] == "prometheus":
             job["static_configs"] = [{"targets": [f"{station.address}:{ports['vmalert']}"]}]

@@ -28,6 +28,7 @@ from dshealthd.nvrx.service import UP, VERDICTS, HealthCheckService
 from tests import agents
 from tests.nvrx.client import ask, call
 from tests.stopwatch import Stopwatch
+from tests.waiting import until
 
 FIT = Fitness((), ())
 UNFIT = Fitness((FailedCheck(FitnessCheck.GPU_LOST, "gpu 3", "GPU-abc is lost to NVML"),), ())
@@ -64,10 +65,7 @@ class Node:
 
     def wait_up(self, up: float) -> None:
         """Wait until it serves, or does not."""
-        end = time.monotonic() + 60
-        while self.value(UP) != up:
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        until(lambda: self.value(UP) == up)
 
     def value(self, metric: Metric, *labels: str) -> float | None:
         """Return the value of a series."""

@@ -109,13 +109,6 @@ async def until_closed(reader: asyncio.StreamReader, patience: float) -> bytes:
     return data
 
 
-async def until(condition: Callable[[], object], seconds: float = PATIENT) -> None:
-    """Wait until a condition holds."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 def metric(source: Any, name: str, *labels: str) -> float:
     """Return a series of a server's or client's own metrics; 0 if there is none."""
     found = {(sample.metric.name, sample.labels): sample.value for sample in source.samples()}

@@ -19,8 +19,9 @@ from dshealthd.core.options import ConfigError
 from dshealthd.probe.cli import local, pairs, report
 from dshealthd.probe.observation import Outcome, RoundKind, Timing
 from dshealthd.probe.options import MembershipOptions
-from tests.probe.peering import may_block, until
+from tests.probe.peering import may_block
 from tests.probe.services import NAMES, Agent, agents
+from tests.waiting import eventually
 
 
 def dshealthd(*arguments: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
@@ -113,7 +114,7 @@ def hostfile(directory: Path, names: tuple[str, ...]) -> str:
 async def test_matrix(tmp_path: Path) -> None:
     """Every pair of a hostfile is probed once and printed, and the matrix shows who is gone."""
     async with agents(tmp_path, 3) as (one, two, gone):
-        await until(lambda: all(agent.value("probe_up") for agent in (one, two, gone)))
+        await eventually(lambda: all(agent.value("probe_up") for agent in (one, two, gone)))
         await gone.service.close()
         told: list[str] = []
         names = NAMES[:3]
@@ -148,7 +149,7 @@ async def test_matrix(tmp_path: Path) -> None:
 async def test_light_on_demand(tmp_path: Path) -> None:
     """A light matrix gives no reason for being light."""
     async with agents(tmp_path, 3) as members:
-        await until(lambda: all(agent.value("probe_up") for agent in members))
+        await eventually(lambda: all(agent.value("probe_up") for agent in members))
         light = await pairs.probe_pairs(
             config(members[0]), "test", None, RoundKind.LIGHT, (), lambda _: None
         )

@@ -31,8 +31,9 @@ from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.protocol import PeerError
 from tests.jobs import rank
 from tests.jobs.service import configured, jobs
-from tests.probe.peering import PATIENT, Time, until
+from tests.probe.peering import PATIENT, Time
 from tests.probe.services import NAMES, Agent, agents, snapshot
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,12 +80,12 @@ async def test_the_nodes_of_a_hung_job_meet_at_once(tmp_path: Path) -> None:
     """
     shots = {name: snapshot({"0": 0.0, "1": 0.0}) for name in NAMES[:4]}
     async with agents(tmp_path, 4, change=unscheduled, shots=shots) as members:
-        await until(lambda: all(agent.value("probe_up") for agent in members))
+        await eventually(lambda: all(agent.value("probe_up") for agent in members))
         one = members[0]
         give_job(members[:3], "run-1")
         for _ in range(3):
             one.service.see([hang("run-1")])
-        await until(lambda: one.value("probe_hang_rounds_total") == 2)
+        await eventually(lambda: one.value("probe_hang_rounds_total") == 2)
         one.service.see([hang("run-1")])
         await asyncio.sleep(0.2)
         assert led(one) == [(name, "ok") for name in NAMES[1:3]]
@@ -98,11 +99,11 @@ async def test_the_nodes_of_a_hung_job_meet_at_once(tmp_path: Path) -> None:
 async def test_all_nodes_of_a_job_look_at_the_same_time(tmp_path: Path) -> None:
     """Each of four nodes meets the other three, although each declines while it leads a round."""
     async with agents(tmp_path, 4, change=unscheduled) as members:
-        await until(lambda: all(agent.value("probe_up") for agent in members))
+        await eventually(lambda: all(agent.value("probe_up") for agent in members))
         give_job(members, "run-1")
         for agent in members:
             agent.service.see([hang("run-1")])
-        await until(
+        await eventually(
             lambda: all(
                 {name for name, outcome in led(agent) if outcome == "ok"}
                 == set(NAMES[:4]) - {agent.name}
@@ -116,15 +117,15 @@ async def test_a_node_of_the_job_that_is_out_of_reach_is_met(tmp_path: Path) -> 
     at fault: the round is refused at both ends, outside the schedule.
     """
     async with agents(tmp_path, 3, change=unscheduled) as members:
-        await until(lambda: all(agent.value("probe_up") for agent in members))
+        await eventually(lambda: all(agent.value("probe_up") for agent in members))
         one, other, third = members
         give_job(members, "run-1")
         cut(one, other.name)
         cut(other, one.name)
         for agent in (one, other):
             agent.service.see([hang("run-1")])
-        await until(lambda: sorted(led(one)) == [(other.name, "refused"), (third.name, "ok")])
-        await until(lambda: sorted(led(other)) == [(one.name, "refused"), (third.name, "ok")])
+        await eventually(lambda: sorted(led(one)) == [(other.name, "refused"), (third.name, "ok")])
+        await eventually(lambda: sorted(led(other)) == [(one.name, "refused"), (third.name, "ok")])
 
 
 def cut(agent: Agent, peer: str) -> None:
@@ -162,13 +163,13 @@ def test_the_service_of_jobs_tells_of_a_hang(tmp_path: Path) -> None:
                 text=True,
             )
             try:
-                await until(lambda: any(states[0].settled for states in trained(service)))
+                await eventually(lambda: any(states[0].settled for states in trained(service)))
                 (job,) = service.hangs().jobs
                 give_job([one, other], job)
                 assert process.stdin is not None
                 process.stdin.write("wait\n")
                 process.stdin.flush()
-                await until(lambda: led(one) == [(other.name, "ok")])
+                await eventually(lambda: led(one) == [(other.name, "ok")])
                 assert service.hangs().standstills[job].reason is HangClass.WAITING
             finally:
                 process.kill()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.probe.peering import until
 from tests.probe.services import BEGIN, NAMES, PERIOD, Agent, agents, set_maintenance, snapshot
+from tests.waiting import eventually
 
 
 def met(agent: Agent, name: str, since: float) -> bool:
@@ -26,13 +26,13 @@ async def test_a_member_in_maintenance_is_left_out(tmp_path: Path) -> None:
     shot = snapshot()
     async with agents(tmp_path, 4, shots={NAMES[3]: shot}) as members:
         *others, last = members
-        await until(lambda: all(agent.rounds for agent in members))
+        await eventually(lambda: all(agent.rounds for agent in members))
         set_maintenance(shot, members[0].wall() + 600)
-        await until(lambda: all(absent(agent) == [last.name] for agent in others))
-        await until(lambda: last.value("probe_skips_total", "maintenance") >= 1)
+        await eventually(lambda: all(absent(agent) == [last.name] for agent in others))
+        await eventually(lambda: last.value("probe_skips_total", "maintenance") >= 1)
         await last.service.close()  # the node reboots
         ended = others[0].wall()
-        await until(
+        await eventually(
             lambda: all(
                 len([one for one in agent.rounds if one["time"] > ended and one["outcome"]]) >= 6
                 for agent in others[:2]
@@ -53,19 +53,19 @@ async def test_it_takes_part_again(tmp_path: Path) -> None:
     shot = snapshot()
     set_maintenance(shot, BEGIN + 600)
     async with agents(tmp_path, 2, shots={NAMES[1]: shot}) as (one, other):
-        await until(lambda: absent(one) == [other.name])
+        await eventually(lambda: absent(one) == [other.name])
         assert not one.suspects
         set_maintenance(shot, 0)
         over = one.wall()
-        await until(lambda: not absent(one))
-        await until(lambda: met(one, other.name, over))
+        await eventually(lambda: not absent(one))
+        await eventually(lambda: met(one, other.name, over))
 
 
 async def test_who_leads_a_round_is_in_none(tmp_path: Path) -> None:
     """An outdated announcement, as from an agent that has restarted, lapses with its next call."""
     async with agents(tmp_path, 2) as (one, other):
-        await until(lambda: one.rounds and other.rounds)
+        await eventually(lambda: one.rounds and other.rounds)
         one.service._state.absences.record(other.name, one.wall() + 600)
         said = one.wall()
-        await until(lambda: met(one, other.name, said))
+        await eventually(lambda: met(one, other.name, said))
         assert not absent(one)

@@ -19,9 +19,10 @@ from dshealthd.probe.policy import ASKED_RATIO, DUTY
 from dshealthd.probe.rounds.active_round import Decline
 from dshealthd.probe.rounds.plan import ON_DEMAND, WARM_UP, RoundPlan
 from dshealthd.probe.slots import SlotRunner
-from tests.probe.peering import PATIENT, until
+from tests.probe.peering import PATIENT
 from tests.probe.played import PlayedWorkers
 from tests.probe.services import NAMES, Agent, agents, snapshot
+from tests.waiting import eventually
 
 PERIOD = 3600.0
 """No scheduled round is due meanwhile."""
@@ -54,7 +55,7 @@ def idle(
 
 async def begun(members: Sequence[Agent]) -> list[SlotRunner]:
     """Return the rounds of these agents, once all listen."""
-    await until(lambda: all(agent.service.running for agent in members))
+    await eventually(lambda: all(agent.service.running for agent in members))
     return [agent.service.running for agent in members if agent.service.running]
 
 
@@ -108,7 +109,7 @@ async def test_receiver_keeps_to_its_share_of_gpu_time(
         assert len(light) >= len(ran)
         assert {each.reason for each in light} == {DUTY}
         one = max(gpu_seconds(each) for each in ran)
-        await until(lambda: receiver.value("probe_rounds_total") >= len(found))
+        await eventually(lambda: receiver.value("probe_rounds_total") >= len(found))
         used = receiver.value("probe_gpu_seconds_total")
         elapsed = time.monotonic() - begin
         assert used == pytest.approx(sum(map(gpu_seconds, ran)), rel=0.01)

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from dshealthd.cli import main as cli
-from tests.probe.peering import until
 from tests.probe.services import NAMES, Agent, agents
+from tests.waiting import eventually
 
 PAIR = 2
 
@@ -40,9 +40,11 @@ async def changing(members: list[Agent], agent: Agent) -> AsyncIterator[None]:
     """Let an agent notice changed files, and require that all have good rounds afterwards."""
     old = keys_of(agent)
     yield
-    await until(lambda: keys_of(agent) is not old)
+    await eventually(lambda: keys_of(agent) is not old)
     before = [good(agent) for agent in members]
-    await until(lambda: all(good(agent) > had for agent, had in zip(members, before, strict=True)))
+    await eventually(
+        lambda: all(good(agent) > had for agent, had in zip(members, before, strict=True))
+    )
 
 
 def failures(members: list[Agent]) -> list[dict[tuple[str, ...], float]]:
@@ -77,7 +79,7 @@ async def test_key(tmp_path: Path) -> None:
     async with agents(tmp_path, PAIR) as members:
         first = keys[0].read_bytes()
         rotate = ["keys", "rotate", "--file", str(keys[0])]
-        await until(lambda: all(good(agent) for agent in members))
+        await eventually(lambda: all(good(agent) for agent in members))
         at_first = failures(members)
         for _ in range(3):
             async with changing(members, members[0]):

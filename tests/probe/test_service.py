@@ -25,9 +25,10 @@ from dshealthd.probe.options import MembershipOptions, PeerOptions, ProbeOptions
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.slots import JITTER, jitter
 from tests.agents import running
-from tests.probe.peering import KEY, OTHER_KEY, PATIENT, may_block, secret, until
+from tests.probe.peering import KEY, OTHER_KEY, PATIENT, may_block, secret
 from tests.probe.services import NAMES, PERIOD, Agent, agents, snapshot
 from tests.threads import running_threads
+from tests.waiting import eventually
 
 
 def partners(agent: Agent, epoch: int) -> list[str]:
@@ -57,7 +58,7 @@ def epochs(members: Sequence[Agent]) -> list[int]:
 async def test_every_pair_meets(tmp_path: Path) -> None:
     """Four nodes have one round per epoch, in pairs that all meet; nothing is accused."""
     async with agents(tmp_path, 4) as members:
-        await until(lambda: len(epochs(members)) >= 3)
+        await eventually(lambda: len(epochs(members)) >= 3)
         met = set()
         for epoch in epochs(members)[:3]:
             for agent in members:
@@ -80,7 +81,7 @@ async def test_every_pair_meets(tmp_path: Path) -> None:
         # Whom each has met last: for whoever knows of none in this moment, in a next epoch.
         for agent in members:
             others = selves - {agent.value("probe_member_hash", "self")}
-            await until(lambda: agent.value("probe_member_hash", "met") in others)  # noqa: B023
+            await eventually(lambda: agent.value("probe_member_hash", "met") in others)  # noqa: B023
         for agent in members:
             assert agent.value("probe_operation_seconds", "light", "agent", "echo") > 0
 
@@ -88,14 +89,14 @@ async def test_every_pair_meets(tmp_path: Path) -> None:
 async def test_half_the_agents_gone(tmp_path: Path) -> None:
     """If half of the agents end, the others say who is gone, and go on."""
     async with agents(tmp_path, 4) as members:
-        await until(lambda: epochs(members))
+        await eventually(lambda: epochs(members))
         *gone, one, two = members
         await asyncio.gather(*(agent.service.close() for agent in gone))
         ended = one.wall() // PERIOD
         names = {agent.name for agent in gone}
-        await until(lambda: {entry["component"] for entry in one.suspects} == names)
+        await eventually(lambda: {entry["component"] for entry in one.suspects} == names)
         assert {(entry["kind"], entry["reason"]) for entry in one.suspects} == {("node", "refused")}
-        await until(lambda: any(epoch > ended for epoch in epochs([one, two])))
+        await eventually(lambda: any(epoch > ended for epoch in epochs([one, two])))
         met = one.value("probe_member_hash", "met")
         assert met in {0, two.value("probe_member_hash", "self")}, "nobody has met who is gone"
 
@@ -103,7 +104,7 @@ async def test_half_the_agents_gone(tmp_path: Path) -> None:
 async def test_odd_one_rests(tmp_path: Path) -> None:
     """Of three nodes one rests in every epoch, which counts as a skip with its reason."""
     async with agents(tmp_path, 3) as members:
-        await until(
+        await eventually(
             lambda: all(
                 agent.value("probe_skips_total", "resting") and agent.rounds for agent in members
             )
@@ -118,7 +119,7 @@ async def test_busy_gpu(tmp_path: Path) -> None:
         tmp_path, 2, change=change, shots={NAMES[0]: snapshot({"0": 1.0})}
     ) as members:
         # A local round may have been due as well; it was declined.
-        await until(
+        await eventually(
             lambda: all(
                 len([entry for entry in agent.rounds if entry["outcome"] == "ok"]) >= 2
                 for agent in members
@@ -128,7 +129,7 @@ async def test_busy_gpu(tmp_path: Path) -> None:
             assert {entry["kind"] for entry in agent.rounds if entry["outcome"] == "ok"} == {
                 "light"
             }
-        await until(lambda: members[0].value("probe_skips_total", "busy_gpu"))
+        await eventually(lambda: members[0].value("probe_skips_total", "busy_gpu"))
 
 
 async def test_clock_off(tmp_path: Path) -> None:
@@ -136,20 +137,20 @@ async def test_clock_off(tmp_path: Path) -> None:
     report it with the reason, and it sees its own offset.
     """
     async with agents(tmp_path, 3, clocks={NAMES[2]: 288.0}) as (one, two, off):
-        await until(
+        await eventually(
             lambda: any(
                 sample.labels == (off.name, "clock_differs")
                 for agent in (one, two)
                 for sample in agent.all("probe_peer_disagrees")
             )
         )
-        await until(lambda: off.value("probe_clock_offset_seconds", "median") != 0)
+        await eventually(lambda: off.value("probe_clock_offset_seconds", "median") != 0)
         # An offset is known to within half the echo time, which is long on a busy machine.
         slowest = max(agent.value("probe_round_trip_seconds", "max") for agent in (one, two, off))
         assert off.value("probe_clock_offset_seconds", "median") == pytest.approx(
             -288, abs=1 + slowest
         )
-        await until(
+        await eventually(
             lambda: any(
                 name == two.name for epoch in epochs([one, two]) for name in partners(one, epoch)
             )
@@ -160,8 +161,8 @@ async def test_wrong_key(tmp_path: Path) -> None:
     """A node with another key is accused as unauthorized by the others, which go on."""
     async with agents(tmp_path, 3, keys={NAMES[2]: OTHER_KEY}) as (one, two, wrong):
         expected = {"kind": "node", "component": wrong.name, "reason": "unauthorized"}
-        await until(lambda: expected in one.suspects and expected in two.suspects)
-        await until(lambda: epochs([one, two]))
+        await eventually(lambda: expected in one.suspects and expected in two.suspects)
+        await eventually(lambda: epochs([one, two]))
         assert {entry["component"] for entry in one.suspects} == {wrong.name}
 
 
@@ -182,19 +183,19 @@ async def test_hostfile_is_read_again(tmp_path: Path) -> None:
     hostfile = tmp_path / "hostfile"
     write(hostfile, *NAMES[:2])
     async with agents(tmp_path, 2, change=reads(hostfile)) as (one, two):
-        await until(lambda: epochs([one, two]))
+        await eventually(lambda: epochs([one, two]))
         before = one.value("members_hash")
         write(hostfile, *NAMES[:3])
-        await until(lambda: one.value("members") == 3)
+        await eventually(lambda: one.value("members") == 3)
         assert one.value("members_hash") != before
         hostfile.write_text("127.0.0.21 slot=8\n", encoding="ascii")
-        await until(lambda: one.value("members_last_reload_successful") == 0)
+        await eventually(lambda: one.value("members_last_reload_successful") == 0)
         assert one.value("members") == 3
         assert f"{hostfile}:1" in one.service.status()["detail"]
         write(hostfile, *NAMES[:2])
         one.service.reload()
         two.service.reload()
-        await until(lambda: one.value("members_hash") == before == two.value("members_hash"))
+        await eventually(lambda: one.value("members_hash") == before == two.value("members_hash"))
 
 
 async def test_hung_hostfile_does_not_stop_the_rounds(
@@ -215,21 +216,23 @@ async def test_hung_hostfile_does_not_stop_the_rounds(
         monkeypatch.setattr(membership, "signatures", hung_signatures)
         monkeypatch.setattr(local_membership, "DEADLINE", 1.0)
         async with agents(tmp_path, 2, change=reads(hostfile)) as both:
-            await until(lambda: epochs(both))
+            await eventually(lambda: epochs(both))
             answers.clear()
             hung_at = both[0].service.status()["epoch"]
             both[0].service.reload()
-            await until(lambda: len([epoch for epoch in epochs(both) if epoch > hung_at + 1]) >= 4)
+            await eventually(
+                lambda: len([epoch for epoch in epochs(both) if epoch > hung_at + 1]) >= 4
+            )
             assert running_threads("members") < 8  # not one for each epoch of each agent
-            await until(lambda: all(agent.service.status()["detail"] for agent in both))
+            await eventually(lambda: all(agent.service.status()["detail"] for agent in both))
             for agent in both:
                 assert f"{hostfile} could not be read" in agent.service.status()["detail"]
                 assert agent.value("members_last_reload_successful") == 0
                 assert agent.value("members") == 2
             write(hostfile, *NAMES[:3])
             answers.set()
-            await until(lambda: all(agent.value("members") == 3 for agent in both))
-            await until(lambda: not any(agent.service.status()["detail"] for agent in both))
+            await eventually(lambda: all(agent.value("members") == 3 for agent in both))
+            await eventually(lambda: not any(agent.service.status()["detail"] for agent in both))
     finally:
         answers.set()
 
@@ -240,13 +243,13 @@ async def test_waits_for_what_is_missing(tmp_path: Path) -> None:
         (tmp_path / two.name / "key").chmod(0o644)
         await two.service.close()
         two.service.start()
-        await until(lambda: two.service.status()["detail"])
+        await eventually(lambda: two.service.status()["detail"])
         assert "mode 0644" in two.service.status()["detail"]
         assert two.value("probe_up") == 0
         (tmp_path / two.name / "key").chmod(0o600)
         two.service.reload()
-        await until(lambda: two.value("probe_up") == 1)
-        await until(lambda: epochs([one, two]))
+        await eventually(lambda: two.value("probe_up") == 1)
+        await eventually(lambda: epochs([one, two]))
 
 
 async def test_hung_key_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,12 +265,12 @@ async def test_hung_key_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(service, "READ_DEADLINE", 0.3)
         monkeypatch.setattr(service, "RETRY", 0.1)
         async with agents(tmp_path, 1) as (one,):
-            await until(lambda: one.service.status()["detail"])
+            await eventually(lambda: one.service.status()["detail"])
             assert one.service.status()["detail"] == "peer credentials: no answer within 0.3 s"
             assert one.value("probe_up") == 0
             monkeypatch.setattr(service, "READ_DEADLINE", PATIENT)
             answers.set()
-            await until(lambda: one.value("probe_up") == 1)
+            await eventually(lambda: one.value("probe_up") == 1)
             assert not one.service.status()["detail"]
     finally:
         answers.set()
@@ -283,7 +286,7 @@ async def test_real_workers(tmp_path: Path) -> None:
         large_every=0,
     )
     async with agents(tmp_path, 2, change=change) as members:
-        await until(
+        await eventually(
             lambda: all(agent.value("probe_rounds_total", "pair", "ok") >= 2 for agent in members),
             150.0,  # torch is imported first
         )
@@ -297,7 +300,7 @@ async def test_real_workers(tmp_path: Path) -> None:
         text = render(one.service.samples())
         assert 'dshealthd_probe_duration_seconds_bucket{kind="pair",le="+Inf"}' in text
     kept = tmp_path / members[0].name / "probe-baselines.json"
-    await until(kept.exists)  # a slow disk does not delay the end of the probes
+    await eventually(kept.exists)  # a slow disk does not delay the end of the probes
     assert b"all_reduce" in kept.read_bytes()
 
 

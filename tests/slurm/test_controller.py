@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from dshealthd.slurm import controller
 from dshealthd.slurm.controller import Controller, ControllerError, SlurmNodeState, parse_nodes
 from tests.slurm.cluster import node
 from tests.stopwatch import Stopwatch
+from tests.waiting import until
 
 SHIPPED = controller.TIMEOUT
 MARK = "\x1f0123456789abcdef"
@@ -94,10 +94,7 @@ def test_command_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         slurm.nodes()
     assert watch.seconds() < SHIPPED + 2
     pid = int((tmp_path / "pid").read_text())
-    end = time.monotonic() + 60
-    while os.path.exists(f"/proc/{pid}") and "Z" not in _state(pid):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until(lambda: not (os.path.exists(f"/proc/{pid}") and "Z" not in _state(pid)))
 
 
 def _state(pid: int) -> str:

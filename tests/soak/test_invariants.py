@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,14 +16,13 @@ LIMIT = round(1200 * (1 + MAX_SERIES_GROWTH))
 """Series that may be shown at the end of a soak whose reference moment has 1,200."""
 
 
-def soaked(**last: float) -> Record:
+def soaked(**last: Any) -> Record:
     """Return the record of an hour without growth but for what is given of its last moments."""
     record = Record()
     still = Quiet(0.0, memory=46.0, descriptors=22, threads=3, children=2, series=1200)
     for minute in range(60):
         moment = dataclasses.replace(still, hours=minute / 60)
-        # fields of it
-        record.quiet.append(dataclasses.replace(moment, **last) if minute >= 30 else moment)  # type: ignore[arg-type]
+        record.quiet.append(dataclasses.replace(moment, **last) if minute >= 30 else moment)
     return record
 
 

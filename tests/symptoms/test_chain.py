@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.processes import free_port
 from dshealthd.linux.nvswitch import FABRIC_MANAGER
 from tests.collectors.test_job_checkpoint import save
 from tests.collectors.test_nvlink_domain import daemon
@@ -70,8 +70,7 @@ def test_ranks_in_init(tmp_path: Path) -> None:
     for state in (0, 7):
         answer = tmp_path / f"answer-{state}"
         answer.write_bytes(document(Communicator([Rank(0), Rank(1, init_state=state)])))
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         process = Process(
             "json",
             answer,

@@ -97,5 +97,7 @@ class SlowLinear(torch.nn.Linear):
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """Return the outputs, some time later."""
-        outputs: torch.Tensor = Takes.apply(super().forward(batch), self._clock, self._seconds)  # type: ignore[no-untyped-call] # as torch has it
-        return outputs
+        outputs = super().forward(batch)
+        # As torch has it.
+        later: torch.Tensor = Takes.apply(outputs, self._clock, self._seconds)  # type: ignore[no-untyped-call]
+        return later

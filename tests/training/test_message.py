@@ -7,6 +7,7 @@ import itertools
 import math
 import struct
 from binascii import crc32
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -233,11 +234,11 @@ def test_figures_that_no_training_has_are_unknown(
     """The message counts without them, as its rank may be hung all the same; the last figure within
     the bounds is known.
     """
-    told = dict.fromkeys((*STEP, *OWN), 1.0) | {"step": 1, "sent": 1.0}
+    told: dict[str, Any] = dict.fromkeys((*STEP, *OWN), 1.0) | {"step": 1, "sent": 1.0}
+    unknown: dict[str, Any] = dict.fromkeys(names)
     for values in (right, wrong):
-        message = Message(**{**told, **dict(zip(names, values, strict=True))})  # type: ignore[arg-type]
-        # fields by name
-        expected = message if values is right else message._replace(**dict.fromkeys(names))  # type: ignore[arg-type]
+        message = Message(**{**told, **dict(zip(names, values, strict=True))})
+        expected = message if values is right else message._replace(**unknown)
         assert decode(encode(message)) == expected
 
 

@@ -14,55 +14,13 @@ import pytest
 from dshealthd.training import attach, watch
 from dshealthd.training.message import StepStage
 from tests.training.agents_end import AgentsEnd
+from tests.training.lazy import Lazy
 from tests.training.step_clock import average
 
 ALIKE = 10
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # that NumPy is not installed
-    torch = pytest.importorskip("torch")
-
-
-# of a module that is imported where it is installed
-class Slow(torch.nn.Module):  # type: ignore[name-defined,misc]
-    """A model whose forward pass takes a while, and looks at what is told meanwhile."""
-
-    def __init__(self, agents_end: AgentsEnd, seconds: float = 0.0) -> None:
-        super().__init__()
-        self.agents_end = agents_end
-        self.layer = torch.nn.Linear(8, 1)
-        self.seconds = seconds
-        self.stages: list[int] = []
-        self.took: list[float] = []
-        """Seconds of each forward pass, which a busy machine makes longer."""
-
-    def forward(self, batch: Any) -> Any:
-        """Take the time."""
-        started = time.perf_counter()
-        self.stages.append(stage(self.agents_end))
-        time.sleep(self.seconds)
-        result = self.layer(batch)
-        self.took.append(time.perf_counter() - started)
-        return result
-
-
-# as above
-class Compiled(torch.nn.Module):  # type: ignore[name-defined,misc]
-    """A model of which nothing keeps the compiler from a single graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
-
-    def forward(self, batch: Any) -> Any:
-        """Return what is learnt."""
-        return self.layers(batch)
-
-
-def stage(agents_end: AgentsEnd) -> int:
-    """Return the stage that is told."""
-    messages = agents_end.messages()
-    return messages[-1].stage if messages else StepStage.UNKNOWN
+torch: Any = Lazy("torch")
+models: Any = Lazy("tests.training.models")
 
 
 def make_step(model: Any, optimizer: Any, micro_steps: int = 1) -> None:
@@ -75,35 +33,35 @@ def make_step(model: Any, optimizer: Any, micro_steps: int = 1) -> None:
 
 def test_stages(agents_end: AgentsEnd) -> None:
     """Forward, backward and input are told as they begin."""
-    model = Slow(agents_end)
+    model = models.Slow(agents_end)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with attach(optimizer=optimizer, model=model) as heartbeat:
         heartbeat.enter("other")
-        assert stage(agents_end) == StepStage.UNKNOWN
+        assert models.stage(agents_end) == StepStage.UNKNOWN
         for step in (1, 2):
             loss = model(torch.randn(4, 8)).square().mean()
-            assert stage(agents_end) == StepStage.BACKWARD
+            assert models.stage(agents_end) == StepStage.BACKWARD
             before = time.monotonic()
             loss.backward()
-            assert stage(agents_end) == StepStage.BACKWARD
+            assert models.stage(agents_end) == StepStage.BACKWARD
             assert agents_end.message().sent < before
             optimizer.step()
-            assert (stage(agents_end), agents_end.message().step) == (StepStage.INPUT, step)
+            assert (models.stage(agents_end), agents_end.message().step) == (StepStage.INPUT, step)
     assert model.stages == [StepStage.FORWARD, StepStage.FORWARD]
-    assert "__call__" not in vars(Slow)
+    assert "__call__" not in vars(models.Slow)
 
 
 def test_stages_of_micro_steps(agents_end: AgentsEnd) -> None:
     """Under accumulation the stages follow the micro-steps."""
-    model = Slow(agents_end)
+    model = models.Slow(agents_end)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with attach(optimizer=optimizer, model=model):
         for _ in range(3):
             loss = model(torch.randn(4, 8)).square().mean()
-            assert stage(agents_end) == StepStage.BACKWARD
+            assert models.stage(agents_end) == StepStage.BACKWARD
             loss.backward()
         optimizer.step()
-        assert stage(agents_end) == StepStage.INPUT
+        assert models.stage(agents_end) == StepStage.INPUT
     assert model.stages == 3 * [StepStage.FORWARD]
 
 
@@ -111,7 +69,7 @@ def test_forward_passes(agents_end: AgentsEnd) -> None:
     """Under accumulation the rank tells which forward pass of how many it is in: once they are as
     many in each step, also where a single step has more, and not where the number keeps changing.
     """
-    model = Slow(agents_end)
+    model = models.Slow(agents_end)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def passes() -> tuple[int, int]:
@@ -139,7 +97,7 @@ def test_forward_passes(agents_end: AgentsEnd) -> None:
 
 def test_times(agents_end: AgentsEnd) -> None:
     """The input has a time of its own."""
-    model = Slow(agents_end, 0.02)
+    model = models.Slow(agents_end, 0.02)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with attach(optimizer=optimizer, model=model):
         waited = []
@@ -160,7 +118,7 @@ def test_pause_is_no_input(agents_end: AgentsEnd, marked: bool) -> None:  # noqa
     """An evaluation between two steps is no wait for input, nor are its forward passes training's,
     nor is it in the time of a step. It is told, unless it was marked.
     """
-    model = Slow(agents_end, 0.001)
+    model = models.Slow(agents_end, 0.001)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     began = time.perf_counter()
     with attach(optimizer=optimizer, model=model) as heartbeat:
@@ -171,7 +129,7 @@ def test_pause_is_no_input(agents_end: AgentsEnd, marked: bool) -> None:  # noqa
             model.eval()
             model.seconds = 0.6
             model(torch.randn(4, 8))
-            assert stage(agents_end) == StepStage.INPUT
+            assert models.stage(agents_end) == StepStage.INPUT
             model.seconds = 0.001
             model.train()
             left = time.perf_counter()
@@ -193,7 +151,7 @@ def test_pause_is_no_input(agents_end: AgentsEnd, marked: bool) -> None:  # noqa
 @pytest.mark.parametrize("how", ["returned", "in place", "within"])
 def test_compiled(agents_end: AgentsEnd, how: str) -> None:
     """A module that is compiled as one graph stays one, and gives the same results."""
-    model = Compiled()
+    model = models.Compiled()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     trained = torch.compile(model, backend="eager", fullgraph=True) if how != "in place" else model
     with attach(optimizer=optimizer, model=trained if how == "returned" else model) as heartbeat:
@@ -202,7 +160,7 @@ def test_compiled(agents_end: AgentsEnd, how: str) -> None:
         for _ in range(3):
             make_step(trained, optimizer)
         assert agents_end.message().step == 3
-        assert (stage(agents_end) == StepStage.INPUT) == (how != "within")
+        assert (models.stage(agents_end) == StepStage.INPUT) == (how != "within")
         assert not heartbeat.closed
 
 
@@ -212,22 +170,22 @@ def test_what_is_no_model(agents_end: AgentsEnd, caplog: pytest.LogCaptureFixtur
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with attach(optimizer=optimizer, model="model"):
         make_step(model, optimizer)
-        assert (agents_end.message().step, stage(agents_end)) == (1, StepStage.UNKNOWN)
+        assert (agents_end.message().step, models.stage(agents_end)) == (1, StepStage.UNKNOWN)
     assert "step stages unavailable: str is not a torch module" in caplog.text
 
 
 def test_program_that_is_not_changed(agents_end: AgentsEnd) -> None:
     """Without a call in the script the model is found with the first step."""
     other = torch.nn.Linear(8, 1)
-    inner = Slow(agents_end)
+    inner = models.Slow(agents_end)
     outer = torch.nn.Sequential(inner)
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.01)
     heartbeat = watch.register()
     try:
         make_step(outer, optimizer)
-        assert stage(agents_end) == StepStage.UNKNOWN
+        assert models.stage(agents_end) == StepStage.UNKNOWN
         make_step(outer, optimizer)
-        assert stage(agents_end) == StepStage.INPUT
+        assert models.stage(agents_end) == StepStage.INPUT
     finally:
         heartbeat.close()
     assert inner.stages == [StepStage.UNKNOWN, StepStage.FORWARD]
@@ -236,14 +194,14 @@ def test_program_that_is_not_changed(agents_end: AgentsEnd) -> None:
 
 def test_program_with_two_models(agents_end: AgentsEnd) -> None:
     """Of two modules that hold the same parameters neither is taken."""
-    layer = Slow(agents_end)
-    models = [torch.nn.Sequential(layer), torch.nn.Sequential(layer)]
+    layer = models.Slow(agents_end)
+    both = [torch.nn.Sequential(layer), torch.nn.Sequential(layer)]
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
     heartbeat = watch.register()
     try:
         for _ in range(2):
-            make_step(models[0], optimizer)
-        assert (agents_end.message().step, stage(agents_end)) == (2, StepStage.UNKNOWN)
+            make_step(both[0], optimizer)
+        assert (agents_end.message().step, models.stage(agents_end)) == (2, StepStage.UNKNOWN)
     finally:
         heartbeat.close()
 
@@ -252,11 +210,11 @@ def test_a_rank_that_waits_in_a_hook_has_begun_its_step(agents_end: AgentsEnd) -
     """FSDP 2 waits for parameters in a hook of its own, which it puts first: a rank that hangs
     there is in the forward pass and not before it.
     """
-    model = Slow(agents_end)
+    model = models.Slow(agents_end)
     seen: list[int] = []
 
     def waits(*_: Any) -> None:
-        seen.append(stage(agents_end))
+        seen.append(models.stage(agents_end))
 
     model.register_forward_pre_hook(waits, prepend=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -284,7 +242,7 @@ def test_a_model_stays_what_it_was(agents_end: AgentsEnd) -> None:
         make_step(model, optimizer)
         for other in (copied, torch.nn.Sequential(torch.nn.Linear(8, 1))):
             other(torch.ones(8))
-            assert stage(agents_end) == StepStage.INPUT
+            assert models.stage(agents_end) == StepStage.INPUT
     torch.save(copied, before)
     assert before.getvalue() == after.getvalue()
     assert graph == str(torch.fx.symbolic_trace(torch.nn.Sequential(model)).graph)

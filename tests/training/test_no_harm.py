@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -20,11 +19,10 @@ from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.model import find
 from dshealthd.training.readback import Readback
 from tests.training.agents_end import AgentsEnd
+from tests.training.lazy import Lazy
 from tests.training.test_engine import Engine
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # that NumPy is not installed
-    torch = pytest.importorskip("torch")
+torch: Any = Lazy("torch")
 
 
 @pytest.fixture
@@ -154,8 +152,8 @@ def test_default_device_is_the_programs(monkeypatch: pytest.MonkeyPatch) -> None
     loss = torch.tensor(2.5)
     with torch.device("meta"):
         assert torch.empty(1).device.type == "meta"
-    monkeypatch.setattr(torch, "cuda", stream)
-    monkeypatch.setattr(torch, "empty", empty)  # pinned memory needs a GPU
+    monkeypatch.setattr("torch.cuda", stream)
+    monkeypatch.setattr("torch.empty", empty)  # pinned memory needs a GPU
     readback = Readback()
     with torch.device("meta"):
         readback._copy(loss, 0.0)

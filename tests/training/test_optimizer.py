@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +13,9 @@ import pytest
 from dshealthd.training import attach, watch
 from dshealthd.training.heartbeat import Heartbeat
 from tests.training.agents_end import AgentsEnd
+from tests.training.lazy import Lazy
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # that NumPy is not installed
-    torch = pytest.importorskip("torch")
+torch: Any = Lazy("torch")
 
 
 class Trial:
@@ -167,7 +165,7 @@ def test_engine_that_is_found(
     """The engine that makes an optimizer's steps is followed from then on, as by `attach`."""
 
     # torch is imported where it is installed
-    class DeepSpeedEngine(torch.nn.Module):  # type: ignore[misc,name-defined]
+    class DeepSpeedEngine(torch.nn.Module):  # type: ignore[misc]
         """What of an engine is used."""
 
         def __init__(self) -> None:

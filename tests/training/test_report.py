@@ -42,7 +42,7 @@ def shares(text: str) -> dict[str, float]:
     ({"DSHEALTHD_REPORT": "0"}, False),
     ({}, False),
 ])  # fmt: skip
-def test_printed_at_the_exit_if_asked(variables: dict[str, str], printed: bool) -> None:  # noqa: FBT001
+def test_printed_at_the_exit_if_asked(variables: dict[str, str], *, printed: bool) -> None:
     """By rank 0 alone, on standard error, and without an agent; the exit is that of the training.
     What it spent in a marked phase is no step's.
     """

@@ -143,13 +143,17 @@ import subprocess, sys
 print(subprocess.check_output([sys.executable, "-c", {STATE!r}], text=True))
 """
 UNJOINED = f"import os; os.environ['WORLD_SIZE'] = '2'{TRAINS}{LINGER}"
+FORK = """
+pid = os.fork()
+print(pid and os.waitpid(pid, 0)[1])
+"""
 TEST = "def test_it():\n    import torch\n    assert torch.ones(2).sum() == 2\n"
 
 TRACED = f"import sys, torch\nsys.settrace(lambda *_: None){TRAINS}{LINGER}"
 PROGRAMS = {
     "hello": ["-c", "print('hello')"],
     "state": ["-c", STATE],
-    "state of torch": ["-c", f"import torch\n{STATE}"],
+    "torch": ["-c", f"import torch\n{STATE}{FORK}"],
     "state without site": ["-S", "-c", STATE],
     "isolated": ["-I", "-c", STATE],
     "without environment": ["-E", "-c", STATE],
@@ -163,7 +167,7 @@ PROGRAMS = {
     "torchrun": ["-m", "torch.distributed.run", "--help"],
     "subprocess": ["-c", SUBPROCESS],
     "shell": ["-c", "import os; print(os.system('echo $RANK; exit 3'))"],
-    "fork": ["-c", "import os, torch; pid = os.fork(); print(pid and os.waitpid(pid, 0)[1])"],
+    "fork": ["-c", f"import os{FORK}"],
     "threads": ["-c", "import threading as t; x = t.Thread(target=print); x.start(); x.join()"],
     "asyncio": ["-c", "import asyncio; print(asyncio.run(asyncio.sleep(0, 3)))"],
     "spawned": ["spawned.py"],
@@ -183,8 +187,13 @@ LAUNCHED = {
     "declined": {"DSHEALTHD_HEARTBEAT": "0"},
     "without autoload": {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
 }
-SILENT = {"debugger", "no launcher", "declined", "not joined", "without autoload"}
-"""What they print without the switch is known: nothing."""
+NOTHING = ["-c", ""]
+LIKE = {
+    **dict.fromkeys(["debugger", "no launcher", "declined", "not joined"], NOTHING),
+    "without autoload": NOTHING,
+    "interactive": ["-i", *NOTHING],
+}
+"""Programs that do what these do without the switch: nothing that shows."""
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -202,14 +211,17 @@ def test_program_is_unchanged(
     environ = {variable: value for variable, value in environ.items() if value}
     if name == "no launcher":
         environ = {}
-    environs = [
-        variables(tmp_path, on, **environ) for on in (switch, *[None] * (name not in SILENT))
+    ended = [
+        agents_end.watch([str(switch.python), *arguments], environ, cwd=tmp_path)[0]
+        for arguments, environ in (
+            (PROGRAMS[name], variables(tmp_path, switch, **environ)),
+            (LIKE.get(name, PROGRAMS[name]), variables(tmp_path, None, **environ)),
+        )
     ]
-    ended = agents_end.watch([str(switch.python), *PROGRAMS[name]], *environs, cwd=tmp_path)
-    with_switch, *without = [
+    with_switch, without = [
         (end.returncode, re.sub(r"\d+\.\d+s|0x\w+", "", end.stdout), end.stderr) for end in ended
     ]
-    assert [with_switch] == (without or [(0, "", "")])
+    assert with_switch == without
     assert agents_end.messages() == []
 
 
@@ -259,7 +271,7 @@ def test_defect_of_ours(switch: Switch, agents_end: AgentsEnd, tmp_path: Path) -
     for damage in ("def hook(): 1 / 0", "import nothing", "(", None, "raise RuntimeError"):
         broken.unlink() if damage is None else broken.write_text(damage)
         command = [str(switch.python), "-c", BESIDE, copied.archive]
-        ended = run(command, variables(tmp_path, **RANK), tmp_path)
+        ended = run(command, variables(tmp_path, None, **RANK), tmp_path)
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", ""), damage
     ended = run(
         [str(switch.python), "-c", TRAINS + LINGER],
@@ -330,7 +342,7 @@ def test_children_of_who_declines(gate: Gate, before: str) -> None:
     """They get the path that they had without the switch: a launcher may pass on this variable
     alone.
     """
-    archive = os.path.dirname(gate.module.__file__)
+    archive = os.path.dirname(str(gate.module.__file__))
     gate.load(DSHEALTHD_HEARTBEAT="0", PYTHONPATH=before + archive)
     assert os.environ.get("PYTHONPATH") == (before.removesuffix(":") or None)
 

@@ -134,11 +134,11 @@ def test_torchrun(tmp_path: Path) -> None:
                 ),
                 240.0,
             )
-            before = told(scrape, "heartbeat_timestamp_seconds")
+            heard = told(scrape, "heartbeat_timestamp_seconds")
             time.sleep(1.0)
             scrape = successor.scrape()
             assert stages(scrape) == stopped
-            assert told(scrape, "heartbeat_timestamp_seconds") == pytest.approx(before, abs=0.001)
+            assert told(scrape, "heartbeat_timestamp_seconds") == pytest.approx(heard, abs=0.001)
             last = made(run)
             assert told(scrape, "step") == {"0": last, "1": last}
             assert told(scrape, "loss_finite") == {"0": 1, "1": 1}

@@ -6,7 +6,6 @@ import datetime as dt
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +17,10 @@ from dshealthd.training import attach, waits
 from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.message import Message, WaitSource
 from tests.training.agents_end import AgentsEnd
+from tests.training.lazy import Lazy
 from tests.training.test_step_timer import Device, Event
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # that NumPy is not installed
-    torch = pytest.importorskip("torch")
+torch: Any = Lazy("torch")
 
 SECONDS = 0.03
 """How long a wait takes here, at least."""
@@ -71,7 +69,7 @@ def coalesced() -> None:
 WAYS: dict[str, Callable[[], object]] = {
     "synchronous": lambda: torch.distributed.all_reduce(torch.ones(2)),
     "asynchronous": lambda: torch.distributed.all_reduce(torch.ones(2), async_op=True).wait(),
-    "barrier": torch.distributed.barrier,
+    "barrier": lambda: torch.distributed.barrier(async_op=False),
     "coalesced": coalesced,
 }
 
@@ -193,7 +191,7 @@ def test_backward_of_distributed_data_parallel(agents_end: AgentsEnd) -> None:
     """
 
     # torch is imported where it is installed
-    class Reducing(torch.autograd.Function):  # type: ignore[misc,name-defined]
+    class Reducing(torch.autograd.Function):  # type: ignore[misc]
         """The identity, whose gradient takes a while."""
 
         @staticmethod
@@ -205,7 +203,7 @@ def test_backward_of_distributed_data_parallel(agents_end: AgentsEnd) -> None:
             time.sleep(SECONDS)
             return gradient
 
-    class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
+    class Model(torch.nn.Module):  # type: ignore[misc]
         """Its output is a dictionary, as transformers have it."""
 
         def __init__(self) -> None:
@@ -290,7 +288,7 @@ def test_waits_on_a_device(
         is_initialized=lambda: False,
         current_stream=lambda: SimpleNamespace(cuda_stream=stream),
     )
-    monkeypatch.setattr(torch, "cuda", cuda)
+    monkeypatch.setattr("torch.cuda", cuda)
     # They leave an event for an operation that returns before it is awaited.
     monkeypatch.setattr(waits, "OPERATIONS", ())
     heartbeat = Heartbeat()

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Iterator
 
 import pytest
+from playwright.sync_api import Browser
 
 from tests.web import certificates
+from tests.web.browser import chromium
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A Chromium for all tests of a file: while it runs, no other may run an event loop."""
+    with chromium() as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

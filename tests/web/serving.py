@@ -277,14 +277,6 @@ def server_process(*arguments: str) -> Iterator[tuple[Served, int]]:
             assert "Traceback" not in errors, errors
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait until a condition holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.02)
-
-
 async def _serve_until_closed(server: Server, snapshot: Snapshot) -> None:
     """Serve until standard input ends; every 0.2 s there is a new sample."""
     await server.start()

@@ -6,6 +6,7 @@ What is accepted, what is refused and how, and how a change is taken up.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import subprocess
@@ -277,16 +278,15 @@ def changed(file: WebConfigFile, clock: Clock) -> WebConfigFile:
     return file
 
 
+TIMES = itertools.count(1)
+
+
 def put(place: Path, text: str) -> None:
     """Write a file so that it differs from before, however coarse the file system's clock is."""
     place.write_text(text, encoding="utf-8")
     stat = place.stat()
-    put.times += 1  # type: ignore[attr-defined] # a counter of this function's own
-    # the same
-    os.utime(place, ns=(stat.st_atime_ns, stat.st_mtime_ns + put.times * 1_000_000))  # type: ignore[attr-defined]
-
-
-put.times = 0  # type: ignore[attr-defined] # the same
+    changed = stat.st_mtime_ns + next(TIMES) * 1_000_000
+    os.utime(place, ns=(stat.st_atime_ns, changed))
 
 
 @pytest.fixture

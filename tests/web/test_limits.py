@@ -21,11 +21,11 @@ from dshealthd.http.connection_limiter import ConnectionLimiter, client_of
 from tests.flood import flooding
 from tests.leftovers import without_search
 from tests.stopwatch import Stopwatch
+from tests.waiting import until
 from tests.web.serving import (
     Served,
     answered,
     closed_after,
-    eventually,
     large_snapshot,
     server_process,
     serving,
@@ -139,7 +139,7 @@ def test_nothing_is_left_of_connections(clients: Callable[[Served], None]) -> No
     """They are freed as they close, not only when cycles are searched for."""
     with serving() as served, without_search(Connection, Requests, Transport) as gone:
         clients(served)
-        eventually(gone)
+        until(gone)
 
 
 def test_silent_connections_take_little() -> None:
@@ -149,7 +149,7 @@ def test_silent_connections_take_little() -> None:
         without_search(Requests) as none_read,
         connections(served, PLACES, ("127.0.0.1",)) as crowd,
     ):
-        eventually(lambda: served.metric("dshealthd_web_connections") == PLACES)
+        until(lambda: served.metric("dshealthd_web_connections") == PLACES)
         assert none_read()
         crowd[0].sendall(REQUEST)
         assert answered(crowd[0]) == 200
@@ -211,11 +211,11 @@ def test_connections_of_one_address_are_bounded() -> None:
         with connections(served, 8, ("127.0.0.3",)) as opened:
             for connection in opened:
                 connection.sendall(UNFINISHED)
-            eventually(lambda: in_progress(served) == 8)
+            until(lambda: in_progress(served) == 8)
             assert is_refused(served, "127.0.0.3")
             assert served.metric(REFUSED, "connections_of_address") == 1
             assert served.ask("/-/healthy", source="127.0.0.4")[0].status == 200
-        eventually(lambda: served.metric("dshealthd_web_connections") == 0)
+        until(lambda: served.metric("dshealthd_web_connections") == 0)
         assert served.ask("/-/healthy", source="127.0.0.3")[0].status == 200
 
 
@@ -258,7 +258,7 @@ def test_silent_connections_of_many_addresses_do_not_shut_out_a_scrape() -> None
         scraper.sendall(REQUEST)
         assert answered(scraper) == 200
         with connections(served, 31, addresses):
-            eventually(lambda: served.metric("dshealthd_web_connections") == 32)
+            until(lambda: served.metric("dshealthd_web_connections") == 32)
             time.sleep(2 * MOMENT)
             assert_others_are_served(served)
             scraper.sendall(REQUEST)
@@ -288,7 +288,7 @@ def test_requests_of_many_addresses_do_not_shut_out_a_scrape(
                 connection.sendall(first)
                 assert answered(connection) == 200
             connection.sendall(then)
-        eventually(lambda: bool(first) or in_progress(served) == 32)
+        until(lambda: bool(first) or in_progress(served) == 32)
         time.sleep(seconds)
         assert_others_are_served(served)
 
@@ -296,7 +296,7 @@ def test_requests_of_many_addresses_do_not_shut_out_a_scrape(
 def test_silent_connection_makes_room_for_its_own_address() -> None:
     """A program that fills its address's places does not keep `dshealthd status` out."""
     with serving(header_timeout=60.0) as served, connections(served, 8, ("127.0.0.3",)):
-        eventually(lambda: served.metric("dshealthd_web_connections") == 8)
+        until(lambda: served.metric("dshealthd_web_connections") == 8)
         assert served.ask("/-/healthy", source="127.0.0.3")[0].status == 200
         assert served.metric(REFUSED, "connections_of_address") == 0
 
@@ -311,11 +311,11 @@ def test_connections_are_bounded_altogether() -> None:
     ):
         for connection in opened:
             connection.sendall(UNFINISHED)
-        eventually(lambda: in_progress(served) == 5)
+        until(lambda: in_progress(served) == 5)
         assert is_refused(served, "127.0.0.5")
         assert served.metric(REFUSED, "connections") == 1
         opened[0].close()
-        eventually(lambda: served.metric("dshealthd_web_connections") == 4)
+        until(lambda: served.metric("dshealthd_web_connections") == 4)
         assert served.ask("/-/healthy", source="127.0.0.5")[0].status == 200
 
 
@@ -345,8 +345,8 @@ def test_client_that_does_not_read_is_closed() -> None:
     ):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 8)
-        eventually(lambda: served.metric(REFUSED, "response_timeout") == 1)
-        eventually(lambda: served.metric("dshealthd_web_connections") == 0)
+        until(lambda: served.metric(REFUSED, "response_timeout") == 1)
+        until(lambda: served.metric("dshealthd_web_connections") == 0)
 
 
 def test_unfinished_body_is_closed() -> None:
@@ -409,10 +409,10 @@ def test_connections_leave_descriptors_to_the_collectors() -> None:
             time.sleep(0.2)
             assert len(os.listdir(f"/proc/{pid}/fd")) <= 40
             opened[0].close()
-            eventually(lambda: len(os.listdir(f"/proc/{pid}/fd")) < 40)
+            until(lambda: len(os.listdir(f"/proc/{pid}/fd")) < 40)
             with contextlib.suppress(ConnectionError):
                 assert served.ask("/metrics", source="127.0.0.2")[0].status == 200
-        eventually(lambda: len(os.listdir(f"/proc/{pid}/fd")) < 20)
+        until(lambda: len(os.listdir(f"/proc/{pid}/fd")) < 20)
         _, body = served.ask("/metrics")
         assert re.search(rb'refused_total\{reason="connections"\} [1-9]', body)
         assert b'refused_total{reason="descriptors"} 0.0' in body
@@ -433,6 +433,4 @@ def test_lack_of_descriptors_does_not_spin() -> None:
             assert cpu_seconds(pid) - started < 0.2
             resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
             assert served.ask("/-/healthy")[0].status == 200
-        eventually(
-            lambda: b'refused_total{reason="descriptors"} 0.0' not in served.ask("/metrics")[1]
-        )
+        until(lambda: b'refused_total{reason="descriptors"} 0.0' not in served.ask("/metrics")[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +11,7 @@ from playwright.sync_api import Browser
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import failed
 from tests.web.accessible import SPECIFICATION, violations
-from tests.web.browser import CHROMIUM, DESK, PHONE, Visit, chromium
+from tests.web.browser import CHROMIUM, DESK, PHONE, Visit
 from tests.web.node import node
 from tests.web.serving import serving
 from tests.web.test_page_findings import HANGING, JOB, snapshot
@@ -21,13 +20,6 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
     pytest.mark.skipif(SPECIFICATION is None, reason="axe-playwright-python is not installed"),
 ]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A Chromium for all tests."""
-    with chromium() as started:
-        yield started
 
 
 LOOKS: tuple[tuple[tuple[int, int], Literal["light", "dark"]], ...] = (

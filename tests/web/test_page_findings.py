@@ -25,7 +25,7 @@ from dshealthd.core.result import CollectionOutcome, CollectionResult, failed, n
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.web import server
 from tests.status_documents import finding
-from tests.web.browser import CHROMIUM, DESK, PHONE, Visit, chromium
+from tests.web.browser import CHROMIUM, DESK, PHONE, Visit
 from tests.web.serving import serving
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
@@ -41,13 +41,6 @@ HANGING = (
     CULPRIT(1, "bert-large", "2", "process", "stopped"),
     *(OVERDUE(75, "bert-large", str(rank)) for rank in range(4)),
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A Chromium for all tests."""
-    with chromium() as started:
-        yield started
 
 
 def snapshot(*samples: Sample) -> Snapshot:

@@ -14,7 +14,7 @@ from dshealthd.findings.record import DAY, NodeRecord
 from tests.findings.test_record import fault
 from tests.status_documents import finding
 from tests.web.accessible import SPECIFICATION, violations
-from tests.web.browser import CHROMIUM, DESK, PHONE, Visit, chromium
+from tests.web.browser import CHROMIUM, PHONE, Visit
 from tests.web.serving import serving
 from tests.web.test_page_findings import snapshot
 
@@ -22,13 +22,6 @@ MAX_ENTRIES = 2_000
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 STRIP = "section[aria-label='History'] .days"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A Chromium for all tests."""
-    with chromium() as started:
-        yield started
 
 
 def lived(*entries: Any) -> NodeRecord:
@@ -116,8 +109,7 @@ def test_what_ends_is_shown_at_once(browser: Browser) -> None:
 
 
 @pytest.mark.skipif(SPECIFICATION is None, reason="axe-playwright-python is not installed")
-@pytest.mark.parametrize("look", [{"size": DESK}, {"size": PHONE, "scheme": "dark"}])
-def test_accessible_and_within_its_window(browser: Browser, look: dict[str, Any]) -> None:
+def test_accessible_and_within_its_window(browser: Browser) -> None:
     """A full record, with long names: axe finds nothing, nothing sticks out."""
     now = time.time()
     made = lived(
@@ -127,6 +119,6 @@ def test_accessible_and_within_its_window(browser: Browser, look: dict[str, Any]
             for level in ("critical", "warning", "unknown")
         )
     )
-    with shown(browser, made, **look) as visit:
+    with shown(browser, made, size=PHONE, scheme="dark") as visit:
         assert violations(visit.page) == []
         assert visit.is_as_wide_as_its_window()

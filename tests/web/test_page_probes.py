@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 
 import pytest
 
+from bench.processes import free_port
 from tests.agents import running
 from tests.web.browser import CHROMIUM, PHONE, Visit, chromium
 
@@ -37,8 +37,7 @@ def test_rounds_and_accusations_are_shown(tmp_path: Path) -> None:
     key = tmp_path / "key"
     with open(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="ascii") as secret:
         secret.write("0123456789abcdef" * 4 + "\n")
-    with socket.create_server((NODES[0], 0)) as listener:
-        port = int(listener.getsockname()[1])
+    port = free_port()
     directories = [tmp_path / name for name in NODES]
     for directory in directories:
         directory.mkdir()

@@ -21,10 +21,10 @@ from dshealthd.core.snapshot import Snapshot
 from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
 from dshealthd.web.page_files import page_files
 from dshealthd.web.server import REQUESTS, Server, _to_open
+from tests.waiting import until
 from tests.web.serving import (
     VALUE,
     Served,
-    eventually,
     options,
     received,
     serving,
@@ -237,7 +237,7 @@ def test_a_body_is_refused(served: Served, method: bytes, headers: bytes, body: 
     assert answer.startswith(b"HTTP/1.1 413 "), answer
     assert b"\r\nConnection: close\r\n" in answer
     assert answer.count(b"HTTP/1.1") == 1
-    eventually(lambda: served.metric("dshealthd_web_connections") == 0)
+    until(lambda: served.metric("dshealthd_web_connections") == 0)
 
 
 MALFORMED = {

@@ -19,7 +19,8 @@ from dshealthd.http.connection import Connection
 from dshealthd.http.exchange import verifying
 from tests.leftovers import without_search
 from tests.stopwatch import Stopwatch
-from tests.web.serving import Served, closed_after, eventually, serving
+from tests.waiting import until
+from tests.web.serving import Served, closed_after, serving
 
 PLACES = Web().max_connections_per_address
 REFUSED = "dshealthd_web_connections_refused_total"
@@ -73,7 +74,7 @@ def test_served_by_tls_alone(tmp_path: Path, keys: Path) -> None:
             assert connection.version() == "TLSv1.3"
         assert served.server is not None
         assert served.server.url("node").startswith("https://127.0.0.1:")
-        eventually(lambda: served.metric("dshealthd_web_connections") == 0)
+        until(lambda: served.metric("dshealthd_web_connections") == 0)
         assert served.metric(REFUSED, "tls_handshake") == 1
 
 
@@ -133,7 +134,7 @@ def test_client_has_one_of_the_allowed_names(
         assert served.metric("dshealthd_web_requests_total", "/-/healthy", "200") == (
             1 if allowed else 0
         )
-        eventually(lambda: served.metric("dshealthd_web_connections") == 0)
+        until(lambda: served.metric("dshealthd_web_connections") == 0)
 
 
 @pytest.mark.parametrize(
@@ -148,9 +149,9 @@ def test_stalled_handshake_ends(tmp_path: Path, keys: Path, start: bytes) -> Non
         served.connect() as connection,
     ):
         connection.sendall(start)
-        eventually(lambda: served.metric("dshealthd_web_connections") == 1)
+        until(lambda: served.metric("dshealthd_web_connections") == 1)
         assert closed_after(connection) < 2.5
-        eventually(lambda: served.metric("dshealthd_web_connections") == 0)
+        until(lambda: served.metric("dshealthd_web_connections") == 0)
         assert served.metric(REFUSED, "tls_handshake") == 1
 
 
@@ -166,7 +167,7 @@ def test_stalled_handshakes_do_not_shut_out_a_client(tmp_path: Path, keys: Path)
         ]
         for connection in stalled[4:]:
             connection.sendall(b"\x16\x03\x01\x02\x00\x01")
-        eventually(lambda: served.metric("dshealthd_web_connections") == 8)
+        until(lambda: served.metric("dshealthd_web_connections") == 8)
         assert is_served(served, client(keys))
         assert closed_after(stalled[0]) < 2.5
         assert served.metric(REFUSED, "replaced") == 1
@@ -208,7 +209,7 @@ def flood(served: Served, _keys: Path) -> None:
                     stack.enter_context(served.connect())
             return served.metric(REFUSED, "replaced") >= enough
 
-        eventually(more)
+        until(more)
 
 
 def no_certificate(served: Served, keys: Path) -> None:
@@ -228,7 +229,7 @@ def test_nothing_is_left_of_failed_handshakes(
     ):
         for _ in range(5):
             way(served, keys)
-        eventually(gone)
+        until(gone)
 
 
 def test_a_lost_connection_can_be_evicted(
@@ -252,12 +253,12 @@ def test_a_lost_connection_can_be_evicted(
         monkeypatch.setattr(SSLProtocol, "connection_lost", lost_and_evicted)
         served.tls = client(keys)
         with served.connect() as connection:
-            eventually(lambda: served.metric("dshealthd_web_connections") == 1)
+            until(lambda: served.metric("dshealthd_web_connections") == 1)
             reset_on_close(connection)
-        eventually(lambda: served.metric("dshealthd_web_connections") == 0)
+        until(lambda: served.metric("dshealthd_web_connections") == 0)
         assert served.server is not None
         gate = served.server._gate
-        eventually(lambda: gate.closing == 0)
+        until(lambda: gate.closing == 0)
         assert not problems
 
 
@@ -291,12 +292,12 @@ def test_replaced_certificate_is_shown(tmp_path: Path, keys: Path) -> None:
             assert serial_number(served, keys) == first
             return served.metric("dshealthd_web_config_last_reload_successful") == 0
 
-        eventually(is_noticed)
+        until(is_noticed)
         assert served.metric("dshealthd_web_config_reload_failures_total") == 1
         for name, content in (("node.key", (keys / "server2.key").read_bytes()), ("node.pem", new)):
             (tmp_path / "new").write_bytes(content)
             os.replace(tmp_path / "new", tmp_path / name)
-        eventually(lambda: serial_number(served, keys) != first)
+        until(lambda: serial_number(served, keys) != first)
         assert served.metric("dshealthd_web_config_last_reload_successful") == 1
 
 

@@ -39,7 +39,11 @@ class CallbackModule(CallbackBase):  # type: ignore[misc] # Ansible has no types
         self._write(result)
 
     # Ansible's own
-    def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:  # noqa: FBT001, FBT002
+    def v2_runner_on_failed(
+        self,
+        result: Any,
+        ignore_errors: bool = False,  # noqa: FBT001, FBT002
+    ) -> None:
         """Write what failed."""
         self._write(result, failed=not ignore_errors)
 

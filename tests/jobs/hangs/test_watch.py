@@ -401,7 +401,7 @@ def end(scene: Scene, rank: int, how: ExitKind) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "known"), [(59, True), (62, False)])
-def test_a_saved_baseline_counts_for_a_minute(scene: Scene, seconds: int, known: bool) -> None:  # noqa: FBT001
+def test_a_saved_baseline_counts_for_a_minute(scene: Scene, seconds: int, *, known: bool) -> None:
     """A process that reports later is one of which nobody knows what it did meanwhile."""
     for place, (identity, message) in scene.present.items():
         process = dataclasses.replace(identity.process, user=7)
@@ -480,7 +480,9 @@ def test_a_job_that_goes_on(scene: Scene) -> None:
     (42, "s", True),
     (42, "", True),  # as a shell starts one training after another
 ])  # fmt: skip
-def test_a_job_that_torchrun_starts_anew(scene: Scene, parent: int, run: str, known: bool) -> None:  # noqa: FBT001
+def test_a_job_that_torchrun_starts_anew(
+    scene: Scene, parent: int, run: str, *, known: bool
+) -> None:
     """With another port the job has another name, and its launcher tells that it goes on."""
     for place, (identity, message) in scene.present.items():
         scene.present[place] = started_by(identity, 42, run and "r"), message

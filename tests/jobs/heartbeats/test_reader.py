@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import statistics
 import time
@@ -129,7 +130,8 @@ async def test_it_sleeps_without_a_sender(monkeypatch: pytest.MonkeyPatch) -> No
             assert await asleep()
             with sending(TORCH) as sender:
                 sender.tell(beat(step))
-                await until(reader, lambda step=step: step in shown(reader).values())  # type: ignore[misc]
+                shows = functools.partial(lambda step: step in shown(reader).values(), step)
+                await until(reader, shows)
                 assert not await asleep()
             await until(reader, lambda: not len(reader))
             while reader._timer is not None:
@@ -349,8 +351,8 @@ while True:
         for step in range(2, 8):
             watch = Stopwatch(os.getpid(), sender.pid)
             sender.tell(beat(step))
-            # bound now
-            await until(reader, lambda step=step: max(shown(reader).values()) == step, 16 * PERIOD)  # type: ignore[misc]
+            shows = functools.partial(lambda step: max(shown(reader).values()) == step, step)
+            await until(reader, shows, 16 * PERIOD)
             lags.append(watch.seconds())
         assert statistics.median(lags) < 2 * PERIOD
         assert reader.received <= 7

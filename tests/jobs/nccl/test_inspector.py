@@ -131,7 +131,7 @@ def test_message_classes(text: str, expected: str) -> None:
     ("collective_exec_time_microseconds", 1e13, True),
     ("collective_exec_time_microseconds", 1.001e13, False),
 ])  # fmt: skip
-def test_figures_that_no_nccl_measures(metric: str, value: float, taken: bool) -> None:  # noqa: FBT001 - a case
+def test_figures_that_no_nccl_measures(metric: str, value: float, *, taken: bool) -> None:
     """The first and the last plausible figure count, their neighbors are malformed lines."""
     (written,) = (text for text in line(1, 1).splitlines() if f"nccl_{metric}{{" in text)
     content = parse(f"{written.rpartition(' ')[0]} {value:g}\n")

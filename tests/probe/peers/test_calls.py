@@ -36,8 +36,8 @@ from tests.probe.peering import (
     ping,
     secret,
     talking,
-    until,
 )
+from tests.waiting import eventually
 
 BODY = json.dumps({"clock": 1.5, "payload": "cGluZw=="}).encode()
 BUSY, DEFECT = "busy_gpu", "where it went wrong"
@@ -368,7 +368,7 @@ async def test_calls_at_once_are_bounded(key: Path) -> None:
 
     async with talking(keyed(key), handlers={"echo": slow}) as (_, client):
         waiting = [asyncio.create_task(ping(client)) for _ in range(4)]
-        await until(lambda: len(held) == 4)
+        await eventually(lambda: len(held) == 4)
         await fails(ping(client, 0.1), Outcome.FAILED, "too_many_calls")
         release.set()
         await asyncio.gather(*waiting)

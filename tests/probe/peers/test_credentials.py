@@ -31,8 +31,8 @@ from tests.probe.peering import (
     ping,
     secret,
     talking,
-    until,
 )
+from tests.waiting import eventually
 
 
 def problem(options: PeerOptions) -> str:
@@ -123,7 +123,7 @@ async def looked(credentials: Credentials, clock: Time) -> Any:
     """Return what is in force after the files have been looked at."""
     clock.now += 2
     credentials.current()
-    await until(lambda: credentials._check is None)
+    await eventually(lambda: credentials._check is None)
     return credentials.current()
 
 
@@ -174,7 +174,7 @@ async def test_key_that_is_being_written_is_waited_for(
     secret(tmp_path, "key", OTHER_KEY[:40])
     monkeypatch.setattr(module, "signatures", signatures)
     looking = asyncio.create_task(looked(credentials, clock))
-    await until(lambda: bool(looks))
+    await eventually(lambda: bool(looks))
     secret(tmp_path, "key", OTHER_KEY)
     assert (await looking) == (KEY.encode(),)
     assert (await looked(credentials, clock)) == (OTHER_KEY.encode(),)
@@ -201,7 +201,7 @@ async def test_no_call_waits_for_a_file_system_that_hangs(
         await asyncio.sleep(0)
     assert len(looks) == 1
     hanging.set()
-    await until(lambda: credentials.keys == (OTHER_KEY.encode(),))
+    await eventually(lambda: credentials.keys == (OTHER_KEY.encode(),))
 
 
 async def test_switch_turns_calls_off_and_on(tmp_path: Path) -> None:

@@ -31,11 +31,11 @@ from tests.probe.peering import (
     metric,
     ping,
     talking,
-    until,
     until_closed,
 )
 from tests.probe.peers.test_calls import REQUEST
 from tests.stopwatch import Stopwatch
+from tests.waiting import eventually
 
 HELLO = to_frame(bytes(Hello("a", "b", CHALLENGE)))
 
@@ -115,14 +115,14 @@ async def test_strangers_who_come_at_once_make_room_themselves(key: Path) -> Non
     async with talking(keyed(key), limits=PeerLimits(connections=3)) as (node, client):
         await ping(client)
         async with connected(node) as early:
-            await until(lambda: node.metric("connections") == 2)
+            await eventually(lambda: node.metric("connections") == 2)
             with contextlib.ExitStack() as strangers:
                 for number in range(1, 9):
                     source = (f"127.0.1.{number}", 0)
                     strangers.enter_context(
                         socket.create_connection(("127.0.0.1", node.port), PATIENT, source)
                     )
-                await until(lambda: node.metric("connections_refused_total", "replaced") == 7)
+                await eventually(lambda: node.metric("connections_refused_total", "replaced") == 7)
                 assert await early.begin()
 
 
@@ -176,7 +176,7 @@ async def test_slow_frames(key: Path, start: bytes) -> None:
         assert watch.seconds() < 1.0
         task.cancel()
         writer.transport.abort()
-        await until(lambda: node.metric("connections_refused_total", "header_timeout") == 1)
+        await eventually(lambda: node.metric("connections_refused_total", "header_timeout") == 1)
 
 
 async def test_slow_frames_of_a_node(key: Path) -> None:
@@ -201,7 +201,7 @@ async def test_stranger_is_not_kept_idle(key: Path) -> None:
         watch = Stopwatch()
         assert await raw.closed()
         assert watch.seconds() < 2.2
-        await until(lambda: node.metric("connections") == 0)
+        await eventually(lambda: node.metric("connections") == 0)
 
 
 async def test_strangers_do_not_make_memory_grow(key: Path) -> None:
@@ -213,7 +213,7 @@ async def test_strangers_do_not_make_memory_grow(key: Path) -> None:
                 assert await raw.ask(session.sign("request", REQUEST)) == b""
         assert not node.server._guard._calls
         assert not node.server._requests
-        await until(lambda: not node.server._gate.total)
+        await eventually(lambda: not node.server._gate.total)
 
 
 async def test_answers_that_nobody_reads(key: Path) -> None:

@@ -33,9 +33,9 @@ from tests.probe.peering import (
     metric,
     ping,
     talking,
-    until,
 )
 from tests.stopwatch import Stopwatch
+from tests.waiting import eventually
 
 NO_ANSWER = {"not_acknowledged", "connect_timeout"}
 """What is known at a call's deadline alone."""
@@ -199,7 +199,7 @@ async def test_connections_do_not_pile_up(key: Path) -> None:
                 client.call(name, "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "wrong_receiver"
             )
         assert metric(client, "client_connections") == 16
-        await until(lambda: node.metric("connections") == 16)
+        await eventually(lambda: node.metric("connections") == 16)
         client.forget(names[-1])
         assert metric(client, "client_connections") == 15
 
@@ -220,6 +220,6 @@ async def test_cancelled_call(key: Path) -> None:
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        await until(lambda: node.metric("connections") == 0)
+        await eventually(lambda: node.metric("connections") == 0)
         assert metric(client, "client_connections") == 0
         assert not client._turns

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from dshealthd.probe.peers.resolver import Resolver, UnknownName
-from tests.probe.peering import PATIENT, Time, until
+from tests.probe.peering import PATIENT, Time
 from tests.stopwatch import Stopwatch
+from tests.waiting import eventually
 
 
 class Names:
@@ -52,7 +53,7 @@ async def test_addresses_are_remembered() -> None:
     names.address = "192.0.2.2"
     clock.now += 2
     assert (await resolver.addresses("node-1"))[0] == (socket.AF_INET, "192.0.2.1")
-    await until(lambda: not resolver._pending)
+    await eventually(lambda: not resolver._pending)
     assert (await resolver.addresses("node-1"))[0] == (socket.AF_INET, "192.0.2.2")
 
 
@@ -99,7 +100,7 @@ async def test_silent_name_servers() -> None:
         socket.AF_INET,
         "192.0.2.1",
     )
-    await until(lambda: len(names.asked) == 52)
+    await eventually(lambda: len(names.asked) == 52)
 
 
 def test_look_up_that_hangs_does_not_hold_the_process_up() -> None:

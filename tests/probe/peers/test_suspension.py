@@ -20,9 +20,9 @@ from tests.probe.peering import (
     may_block,
     ping,
     talking,
-    until,
 )
 from tests.suspension import Suspension, turns
+from tests.waiting import eventually
 
 HEADER_TIMEOUT = 600.0
 LIMITS = PeerLimits(patience=HEADER_TIMEOUT)
@@ -38,7 +38,7 @@ async def test_a_frame_that_came_while_the_agent_was_stopped_is_read(
         with socket.socket() as raw:
             raw.settimeout(0)
             await loop.sock_connect(raw, ("127.0.0.1", node.port))
-            await until(lambda: node.metric("connections") == 1)
+            await eventually(lambda: node.metric("connections") == 1)
             await turns()
             raw.send(to_frame(bytes(Hello("a", "b", CHALLENGE))))
             suspension.resume(HEADER_TIMEOUT + 1.0)

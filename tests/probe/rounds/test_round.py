@@ -28,8 +28,9 @@ from dshealthd.probe.workers.job import RankResult, WorkerJob
 from dshealthd.probe.workers.store import StoreHandler
 from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests.probe.company import EPOCH, NAMES, Companion, all_have, company, ended, same
-from tests.probe.peering import PATIENT, may_block, until
+from tests.probe.peering import PATIENT, may_block
 from tests.stopwatch import Stopwatch
+from tests.waiting import eventually
 
 PRESENCE = leader.PRESENCE
 """As it ships."""
@@ -107,7 +108,8 @@ def clock_ahead(_root: Companion, member: Companion) -> None:
 def other_version(root: Companion, member: Companion) -> None:
     """Have the root run another version."""
     plan = root.plan
-    root.plan = lambda *given: replace(plan(*given), version="0.0.0")  # type: ignore[method-assign] # what it says of itself
+    # What it says of itself.
+    root.plan = lambda *given: replace(plan(*given), version="0.0.0")  # type: ignore[method-assign]
     assert member
 
 
@@ -223,7 +225,7 @@ async def test_one_test_at_a_time(tmp_path: Path) -> None:
     async with company(tmp_path, 3) as (one, two, three):
         two.fake.silent = True
         first = asyncio.create_task(one.rounds.lead(one.plan(two.name)))
-        await until(lambda: one.fake.runs > 0)
+        await eventually(lambda: one.fake.runs > 0)
         observation = (await led(three, one)).observation
         ended(observation, Outcome.DECLINED, reason="already_testing")
         assert await one.rounds.lead(one.plan(three.name)) is None
@@ -246,7 +248,7 @@ async def test_an_agent_without_a_cpu_accuses_nobody(tmp_path: Path, *, blocked:
             patch.setattr(starvation, "LAG", blocked / 2 or PATIENT)
             patch.setattr(leader, "SHARE", 1.0)
             task = asyncio.create_task(led(root, member))
-            await until(lambda: member.fake.runs > 0)
+            await eventually(lambda: member.fake.runs > 0)
             asyncio.get_running_loop().call_soon(time.sleep, blocked)
             observation = (await task).observation
         assert (observation.outcome, observation.late, observation.reason) == (
@@ -267,7 +269,7 @@ async def test_agent_dies(tmp_path: Path, *, met: bool) -> None:
         root.fake.silent = member.fake.silent = met
         member.fake.absent = not met
         task = asyncio.create_task(led(root, member))
-        await until(lambda: root.fake.runs > 0 and member.fake.runs > 0)
+        await eventually(lambda: root.fake.runs > 0 and member.fake.runs > 0)
         await member.close()
         watch = Stopwatch()
         observation = (await task).observation
@@ -280,7 +282,7 @@ async def test_root_dies(tmp_path: Path) -> None:
     async with company(tmp_path, 2) as (root, member):
         root.fake.silent = True
         task = asyncio.create_task(root.rounds.lead(root.plan(member.name)))
-        await until(lambda: member.fake.runs > 0)
+        await eventually(lambda: member.fake.runs > 0)
         await root.server.close()  # first: the kernel of a dead agent's node refuses at once
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -388,7 +390,7 @@ async def test_messages_of_strangers(tmp_path: Path) -> None:
         root.fake.silent = True
         plan = root.plan(member.name)
         task = asyncio.create_task(root.rounds.lead(plan))
-        await until(lambda: root.fake.runs > 0)
+        await eventually(lambda: root.fake.runs > 0)
         bodies: dict[str, dict[str, object]] = {
             "store": {
                 "round": plan.round,

@@ -459,7 +459,8 @@ def test_other_end_that_fails_inside_its_leaf_is_no_link(ratio: float, links: in
         peer = partner(scene)
     neighbor = f"{peer[0]}{(int(peer[1]) + 1) % 4}"
     cut = vanished(peer, Outcome.UNREACHABLE, 1.0)
-    cut.word = Answer(told=reached(peer).told | {f"{peer}--{neighbor}": ratio})  # type: ignore[attr-defined] # as `vanished` sets it
+    told = reached(peer).told | {f"{peer}--{neighbor}": ratio}
+    cut.word = Answer(told=told)  # type: ignore[attr-defined] # as `vanished` sets it
     found = scene.run(cut, 10)
     assert found == (Suspect(Part.LINK, f"{ME}--{peer}", "unreachable"),) * links
 

@@ -18,6 +18,7 @@ import venv
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,8 +36,8 @@ from dshealthd.probe.workers.job import DeviceSteps, RankResult, RankSpec, Worke
 from dshealthd.probe.workers.store import LocalStore
 from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests import frozen
-from tests.probe.peering import until
 from tests.stopwatch import Stopwatch
+from tests.waiting import eventually
 
 SABOTEUR = str(Path(__file__).parents[1] / "saboteur.py")
 ADDRESS = "127.0.0.2"
@@ -83,7 +84,7 @@ class Scene:
         """Start a round and return when its last rank has come to a stage."""
         self.seen.clear()
         task = asyncio.create_task(self.round(*plans, **changes))
-        await until(lambda: (len(plans) - 1, stage) in self.seen)
+        await eventually(lambda: (len(plans) - 1, stage) in self.seen)
         return task
 
     async def timed(
@@ -145,17 +146,17 @@ def scene() -> Iterator[Scene]:
         runner.run(scene.worker_pool.close())
 
 
-def alone(play: Callable[[WorkerPool], Coroutine[None, None, None]], **options: object) -> None:
+def alone(play: Callable[[WorkerPool], Coroutine[None, None, None]], **options: Any) -> None:
     """Run a scene with a pool of its own."""
 
     async def main() -> None:
-        settings = {
+        settings: dict[str, Any] = {
             "python": sys.executable,
             "idle_seconds": 60.0,
             "monotonic": time.monotonic,
             "program": SABOTEUR,
         }
-        worker_pool = WorkerPool(**{**settings, **options})  # type: ignore[arg-type] # fields by name
+        worker_pool = WorkerPool(**{**settings, **options})
         try:
             await play(worker_pool)
         finally:
@@ -405,7 +406,7 @@ def test_a_rank_without_a_cpu_is_not_hung(scene: Scene) -> None:
     assert "too busy to tell: " in results[1].detail
     found = conclude(results)
     assert (found.outcome, found.reason, found.late) == (Outcome.INCONCLUSIVE, "starved", ())
-    scene.runner.run(until(lambda: not any(map(alive, children(scene.parent)))))
+    scene.runner.run(eventually(lambda: not any(map(alive, children(scene.parent)))))
     busy = (Outcome.INCONCLUSIVE, "busy")
     while busy in (again := outcomes(scene.play("", ""))):
         time.sleep(0.1)  # the pool notices a moment later that the worker has ended
@@ -587,7 +588,7 @@ def test_whole_group_is_killed(scene: Scene, tmp_path: Path) -> None:
     note = tmp_path / "child"
     scene.play(f"stage:init:child:{note}", deadlines={**LONG, Stage.INIT: 3 * DEADLINE})
     pid = int(note.read_text(encoding="ascii"))
-    scene.runner.run(until(lambda: not alive(pid)))
+    scene.runner.run(eventually(lambda: not alive(pid)))
 
 
 def test_cancelled(scene: Scene) -> None:
@@ -600,7 +601,7 @@ def test_cancelled(scene: Scene) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await until(lambda: not children(parent))
+        await eventually(lambda: not children(parent))
 
     scene.runner.run(play())
     assert outcomes(scene.play("", "")) == [(Outcome.OK, "")] * 2
@@ -612,7 +613,7 @@ def test_idle(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(scene.worker_pool, "_idle_seconds", 0.3)
         scene.play("", "")
         first = scene.parent
-        scene.runner.run(until(lambda: not alive(first)))
+        scene.runner.run(eventually(lambda: not alive(first)))
     assert scene.worker_pool.parent_pid is None
     assert scene.runner.run(scene.worker_pool.prepare(60.0)) == ""
     assert scene.worker_pool.ready
@@ -630,7 +631,7 @@ def test_parent_dies(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         workers = children(parent)
         os.kill(parent, signal_number)
         results = await task
-        await until(lambda: not any(map(alive, workers)))
+        await eventually(lambda: not any(map(alive, workers)))
         return results
 
     assert outcomes(scene.runner.run(play(signal.SIGKILL))) == [(Outcome.FAILED, "parent")] * 2
@@ -669,7 +670,7 @@ def test_agent_dies(tmp_path: Path) -> None:
         processes = [pid, *children(pid)]
         assert len(processes) == 3
         agent.kill()
-    asyncio.run(until(lambda: not any(map(alive, processes))))
+    asyncio.run(eventually(lambda: not any(map(alive, processes))))
 
 
 def test_unkillable(scene: Scene, tmp_path: Path) -> None:
@@ -690,7 +691,7 @@ def test_unkillable(scene: Scene, tmp_path: Path) -> None:
         ] == [1.0]
         mount.thaw()
         stuck = scene.worker_pool._stuck["cpu"]
-        scene.runner.run(until(stuck.ended.is_set))
+        scene.runner.run(eventually(stuck.ended.is_set))
     assert outcomes(scene.play("", "")) == [(Outcome.OK, "")] * 2
 
 
