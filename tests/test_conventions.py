@@ -59,6 +59,7 @@ TIMEOUTS_ELSEWHERE = {
 }
 
 
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 JSON = "core/documents.py"
 """Where JSON is written."""
 STANDALONE = {
@@ -440,6 +441,41 @@ def test_class_names_stand_in_one_module() -> None:
                 modules.setdefault(node.name, set()).add(file)
     shared = sorted(name for name, files in modules.items() if len(files) > 1)
     assert set(shared) <= SHARED_CLASS_NAMES, f"rename the one you added: {shared}"
+
+
+VAGUE = re.compile(r"_*(look|see|take|ask|note|meet|hear|tell)(s|ed|_.*)?")
+"""Names of functions that say of a program what a person does, and not what comes of it."""
+VAGUE_ELSEWHERE = ("explain/", "doctor/job/")
+"""Folders that still have some."""
+PLAIN = frozenset({"tell", "_tell", "take_part"})
+"""News that collectors tell the scheduler, and members that take part in a round."""
+
+
+def vague(tree: ast.AST) -> set[str]:
+    """Return the vague names of functions in a module."""
+    names = {node.name for node in ast.walk(tree) if isinstance(node, FUNCTIONS)}
+    return {name for name in names - PLAIN if VAGUE.fullmatch(name)}
+
+
+def test_functions_are_called_what_they_do() -> None:
+    """A function that looks, asks or takes does something of its own: it checks, queries, reads."""
+    found = {str(file.relative_to(SOURCE)): vague(parsed(file)) for file in FILES}
+    assert {
+        name: names
+        for name, names in found.items()
+        if names and not name.startswith(VAGUE_ELSEWHERE)
+    } == {}
+
+
+@pytest.mark.parametrize(("text", "found"), [
+    ("def look(): ...", {"look"}),
+    ("class A:\n  async def _take_all(self): ...", {"_take_all"}),
+    ("def takes(): ...\ndef asked(): ...", {"takes", "asked"}),
+    ("def lookup(): ...\ndef seek(): ...\ndef notify(): ...\ndef take_part(): ...", set()),
+])  # fmt: skip
+def test_a_vague_name_would_be_seen(text: str, found: set[str]) -> None:
+    """Each form of such a verb is seen, and no other word that begins alike."""
+    assert vague(ast.parse(text)) == found
 
 
 def imported(file: Path, modules: Collection[str], *, at_once: bool = False) -> set[str]:

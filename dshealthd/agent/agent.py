@@ -104,7 +104,7 @@ class Agent:
         self._jobs = jobs = Jobs(
             time.monotonic,
             time.time,
-            self._see,
+            self._update_hangs,
             config.path.state,
             lambda job: self._scheduler.tell(News.HANG_SUSPECTED, job),
             lambda job: work(self._series(), job),
@@ -266,10 +266,10 @@ class Agent:
         self._telemetry.reload_ok = True
         log.info("configuration reloaded")
 
-    def _see(self, hangs: Iterable[Standstill]) -> None:
+    def _update_hangs(self, hangs: Iterable[Standstill]) -> None:
         found = tuple(hangs)
-        self._evidence.see(hang for hang in found if not hang.is_pause)
-        self._probes.see(found)
+        self._evidence.update_hangs(hang for hang in found if not hang.is_pause)
+        self._probes.update_hangs(found)
 
     def _fitness(self) -> Fitness:
         return fitness(self._judge.verdict)

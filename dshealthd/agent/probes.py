@@ -92,10 +92,10 @@ class Probes:
         """Return the state of the probes for the status document."""
         return {"state": "off"} if self._running is None else self._running.status()
 
-    def see(self, hangs: Iterable[Standstill]) -> None:
+    def update_hangs(self, hangs: Iterable[Standstill]) -> None:
         """Have the probes, if they run, meet the other nodes of jobs that are hung here."""
         if self._running is not None:
-            self._running.see(hangs)
+            self._running.update_hangs(hangs)
 
     async def fleet_document(self) -> bytes:
         """Return the fleet document with all members' states; LookupError if none are known."""

@@ -332,7 +332,7 @@ class Supervisor:
         """
         replace = None
 
-        def take(name: str, result: CollectionResult) -> None:
+        def record(name: str, result: CollectionResult) -> None:
             nonlocal replace
             pending.remove(name)
             publish(name, result)
@@ -340,7 +340,7 @@ class Supervisor:
                 replace = Broken(result.reason or Reason.INTERNAL, result.detail, process)
 
         done = await process.collect(
-            list(pending), self._blocked(), self._patience, take, heard=heard
+            list(pending), self._blocked(), self._patience, record, heard=heard
         )
         if self._retried in done["touched"]:
             self._quarantine.pop(self._retried, None)

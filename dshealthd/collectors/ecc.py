@@ -135,12 +135,12 @@ class Ecc(GpuCollector):
         for (_, metric, labels), value in zip(_REST, rest, strict=True):
             yield from told(metric, value, *gpu.labels, *labels)
         pending: list[float | None] = [
-            *map(number, device.ask("nvmlDeviceGetRepairStatus") or ()),
+            *map(number, device.query("nvmlDeviceGetRepairStatus") or ()),
             *(() if banks is None else (banks,)),
         ]
         if pending and None not in pending:
             yield REPAIR_PENDING(float(any(pending)), *gpu.labels)
-        broken = device.ask("nvmlDeviceGetUnrepairableMemoryFlag_v1")
+        broken = device.query("nvmlDeviceGetUnrepairableMemoryFlag_v1")
         yield from told(UNREPAIRABLE, None if broken is None else float(broken > 0), *gpu.labels)
         inforom = device.keep(("inforom",), device.inforom_valid)
         yield from told(INFOROM, None if inforom is None else float(inforom), *gpu.labels)
@@ -163,7 +163,7 @@ class Ecc(GpuCollector):
                 )
                 yield from told(
                     LOCATED,
-                    device.ask("nvmlDeviceGetMemoryErrorCounter", *constants),
+                    device.query("nvmlDeviceGetMemoryErrorCounter", *constants),
                     *gpu.labels,
                     "sram",
                     kind,

@@ -224,11 +224,11 @@ class GpuTelemetry(GpuCollector):
             yield ENERGY(gpu.energy / 1e3, *labels)
         yield from self._clocks(labels, device, fields)
         yield from self._memory(labels, device)
-        if (use := device.ask("nvmlDeviceGetUtilizationRates")) is not None:
+        if (use := device.query("nvmlDeviceGetUtilizationRates")) is not None:
             yield from told(UTILIZATION, number(use.gpu), *labels, scale=1e-2)
             yield from told(ACTIVITY, number(use.memory), *labels, scale=1e-2)
         yield from told(RECOVERY, fields["recovery"], *labels)
-        self._signs.look(gpu.uuid, device)
+        self._signs.update(gpu.uuid, device)
 
     def _constants(self, labels: tuple[str, str], device: Device) -> Iterator[Sample]:
         pci = device.once("nvmlDeviceGetPciInfo_v3")
@@ -270,7 +270,7 @@ class GpuTelemetry(GpuCollector):
             _switch(device.once("nvmlDeviceGetPersistenceMode")),
             _COMPUTE_MODES.get(compute, ""),
             *map(_switch, device.once("nvmlDeviceGetEccMode") or (None, None)),
-            *map(_switch, device.ask("nvmlDeviceGetMigMode") or (None, None)),
+            *map(_switch, device.query("nvmlDeviceGetMigMode") or (None, None)),
         )
 
     def _heat(
@@ -285,7 +285,7 @@ class GpuTelemetry(GpuCollector):
         yield from told(TEMPERATURE, None if core == -1 else core, *labels, "core")
         # Some parts without a memory sensor answer 0 rather than "not supported".
         yield from told(TEMPERATURE, fields["memory_temperature"] or None, *labels, "memory")
-        yield from told(MARGIN, device.ask("nvmlDeviceGetMarginTemperature"), *labels)
+        yield from told(MARGIN, device.query("nvmlDeviceGetMarginTemperature"), *labels)
         # A margin beside an absolute limit would be a redundant series.
         for limit, name in _LIMITS.items():
             absolute = device.once("nvmlDeviceGetTemperatureThreshold", name)
@@ -293,8 +293,8 @@ class GpuTelemetry(GpuCollector):
                 yield from told(MARGIN_LIMIT, fields[limit], *labels, limit)
 
     def _power(self, labels: tuple[str, str], device: Device) -> Iterator[Sample]:
-        yield from told(POWER, device.ask("nvmlDeviceGetPowerUsage"), *labels, scale=1e-3)
-        enforced = device.ask("nvmlDeviceGetEnforcedPowerLimit")
+        yield from told(POWER, device.query("nvmlDeviceGetPowerUsage"), *labels, scale=1e-3)
+        enforced = device.query("nvmlDeviceGetEnforcedPowerLimit")
         yield from told(POWER_LIMIT, enforced, *labels, "enforced", scale=1e-3)
 
     def _clocks(
@@ -302,7 +302,7 @@ class GpuTelemetry(GpuCollector):
     ) -> Iterator[Sample]:
         for domain, name in _DOMAINS.items():
             yield from told(
-                CLOCK, device.ask("nvmlDeviceGetClockInfo", name), *labels, domain, scale=1e6
+                CLOCK, device.query("nvmlDeviceGetClockInfo", name), *labels, domain, scale=1e6
             )
         reasons = device.first(
             ("nvmlDeviceGetCurrentClocksEventReasons",),

@@ -113,7 +113,7 @@ class JobCheckpoint(Collector):
             return
         process, followed = found
         gone.pop((process.pid, process.start), None)
-        fault = self._look(f"checkpoints of {job}", process, followed, until)
+        fault = self._check(f"checkpoints of {job}", process, followed, until)
         if fault is not None:
             yield fault
         yield from _show(job, followed.watch)
@@ -144,7 +144,7 @@ class JobCheckpoint(Collector):
                 return process, self._followed[key]
         return None
 
-    def _look(
+    def _check(
         self, part: str, process: TrainingProcess, followed: _Followed, until: float
     ) -> Fault | None:
         """Check a job's newest checkpoint unless it is saving now; return a fault if that fails."""
@@ -154,7 +154,7 @@ class JobCheckpoint(Collector):
             if saved is None:
                 return None
             with Root.of_process(self.host, process.pid) as root:
-                followed.watch.look(root, saved, clock(), lambda: clock() < until)
+                followed.watch.check(root, saved, clock(), lambda: clock() < until)
         except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
             followed.watch = CheckpointWatch()  # it has ended, or its directory was removed
         except (OSError, ValueError, ArithmeticError) as error:

@@ -90,7 +90,7 @@ class JobLogs(Collector):
             self._processes_at = now + PROCESSES_EVERY
             boot = self.context.wall() - uptime(self.host)
             self._watch.update(self.context.shared(ProcessTable).refresh(), boot)
-        yield from self._watch.look()
+        yield from self._watch.read_new()
         for job, finding, here in self._watch.findings():
             node = _node(finding, here)
             named = [rank for rank in finding.ranks if rank <= LARGEST_RANK]

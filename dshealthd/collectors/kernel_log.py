@@ -246,7 +246,7 @@ class KernelLog(Collector):
         try:
             for record in reader.read(self.options.read_records, self.options.read_time):
                 if record.facility == KERNEL and record.whole:
-                    self._note(record)
+                    self._count(record)
         finally:
             if before != (reader.position, reader.drained):
                 self._known, self._shown = True, None
@@ -263,13 +263,13 @@ class KernelLog(Collector):
             self._devices = None
             self._read()
 
-    def _note(self, record: KernelLogRecord) -> None:
+    def _count(self, record: KernelLogRecord) -> None:
         message = record.message
         if message.startswith("NVRM: Xid "):
             if (xid := lines.xid(message)) is not None:
                 code = str(xid.code) if xid.code in lines.XIDS else OTHER
                 when = self._time(record)
-                self._tell_of_gpus()
+                self._wake_gpus()
                 self._tally.count(XIDS, xid.pci_bus_id, code)
                 self._tally.put(when, LAST_XID, xid.pci_bus_id, code)
                 if (action := lines.recovery_action(xid)) is not None:
@@ -280,7 +280,7 @@ class KernelLog(Collector):
         elif message.startswith("nvidia-nvswitch"):
             if (sxid := lines.sxid(message)) is not None:
                 code = str(sxid.code) if sxid.code in lines.SXIDS else OTHER
-                self._tell_of_gpus()
+                self._wake_gpus()
                 self._tally.count(SXIDS, sxid.switch, sxid.pci_bus_id, code, sxid.severity)
         elif (event := self._parser.event(message)) is not None:
             self._tally.count(EVENTS, event.name, self._device(event), by=event.errors)
@@ -297,7 +297,7 @@ class KernelLog(Collector):
         known.add(event.device)
         return event.device
 
-    def _tell_of_gpus(self) -> None:
+    def _wake_gpus(self) -> None:
         """Wake the GPU collectors for a log line, unless it predates the agent."""
         if self._resumed or self._reader.drained:
             self.context.tell(News.GPU_ERROR)

@@ -28,16 +28,16 @@ class Mig(GpuCollector):
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield the MIG devices; their order and number may change between sweeps."""
-        current, _ = device.ask("nvmlDeviceGetMigMode") or (0, 0)
+        current, _ = device.query("nvmlDeviceGetMigMode") or (0, 0)
         if current != 1:
             return
         most = device.once(_MOST)
         for index in range(device.count(_MOST, most, MAX_MIG_DEVICES) or 0):
-            handle = device.ask("nvmlDeviceGetMigDeviceHandleByIndex", index)
+            handle = device.query("nvmlDeviceGetMigDeviceHandleByIndex", index)
             if handle is None:
                 continue
             part = device.of(handle)
-            labels = (*gpu.labels, part.ask("nvmlDeviceGetUUID") or "")
-            instance = part.ask("nvmlDeviceGetGpuInstanceId")
-            _, _, profile = (part.ask("nvmlDeviceGetName") or "").partition(" MIG ")
+            labels = (*gpu.labels, part.query("nvmlDeviceGetUUID") or "")
+            instance = part.query("nvmlDeviceGetGpuInstanceId")
+            _, _, profile = (part.query("nvmlDeviceGetName") or "").partition(" MIG ")
             yield INFO(1, *labels, "" if instance is None else str(instance), profile)

@@ -110,12 +110,12 @@ class NcclInspector(Collector):
             files = yield from self._list(directories, uuids, states)
             for directory, name in files[:MAX_FILES]:
 
-                def take(directory: Directory = directory, name: str = name) -> Iterator[Fault]:
-                    found = self._take(directory, name, jobs, uuids, states)
+                def read(directory: Directory = directory, name: str = name) -> Iterator[Fault]:
+                    found = self._read_file(directory, name, jobs, uuids, states)
                     taken.extend(() if found is None else (found,))
                     return iter(())
 
-                yield from one_of_many(directory.part, take)
+                yield from one_of_many(directory.part, read)
             states[InspectorFileState.LEFT_OUT] += max(0, len(files) - MAX_FILES)
         finally:
             for directory in directories.values():
@@ -125,7 +125,7 @@ class NcclInspector(Collector):
         yield MALFORMED(sum(content.malformed for _, _, content in taken))
         yield from self._samples(taken)
 
-    def _take(
+    def _read_file(
         self,
         directory: Directory,
         name: str,

@@ -122,18 +122,20 @@ class NcclRas(Collector):
         self._jobs = {job: known for job, known in self._jobs.items() if job in jobs}
         asked: dict[str, Query] = {}
         for job, members in jobs.items():
-            yield from one_of_many(f"job {job}", functools.partial(self._look, job, members, asked))
+            yield from one_of_many(
+                f"job {job}", functools.partial(self._add_query, job, members, asked)
+            )
         if (fault := self.context.entering("queries")) is not None:
             yield fault
             return
-        ras_client.ask(asked.values(), self.options.timeout, self.context.monotonic)
+        ras_client.send_queries(asked.values(), self.options.timeout, self.context.monotonic)
         for job, query in asked.items():
             report = functools.partial(self._report, job, query, _world_size(jobs[job]))
             found = list(one_of_many(f"job {job}", report))
             self._jobs[job].samples = [item for item in found if isinstance(item, Sample)]
             yield from found
 
-    def _look(
+    def _add_query(
         self, job: str, members: list[TrainingProcess], asked: dict[str, Query]
     ) -> Iterator[Sample | Fault]:
         """Add the job's query to `asked`, or yield why there is none, or what is still known."""
@@ -192,10 +194,10 @@ class NcclRas(Collector):
         now: float,
     ) -> Query | tuple[str, Fault | None]:
         """Return the RAS query of a job that is due, or why it may not be queried."""
-        loaded = question.look(self.host, map(_member, members), self._releases)
+        loaded = question.loaded_by(self.host, map(_member, members), self._releases)
         pids = frozenset(loaded.pids)
         starts = frozenset((found.pid, found.start) for found in members if found.pid in pids)
-        known.looked(loaded, starts, now)
+        known.record_loaded(loaded, starts, now)
         if not loaded.versions:
             return "not_loaded", None
         if known.ended:

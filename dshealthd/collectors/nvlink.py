@@ -190,7 +190,7 @@ class Nvlink(GpuCollector):
         )
         field = _of_links(device, _EACH, count)
         states = [
-            device.ask("nvmlDeviceGetNvLinkState", link) if state is None else state
+            device.query("nvmlDeviceGetNvLinkState", link) if state is None else state
             for link, state in enumerate(field[LINK_STATE])
         ]
         for link, state in enumerate(states):
@@ -200,7 +200,7 @@ class Nvlink(GpuCollector):
             yield LINKS_UP(sum(state in LINK_UP for state in states), *gpu.labels)
         errors = {
             kind: [
-                device.ask("nvmlDeviceGetNvLinkErrorCounter", link, older)
+                device.query("nvmlDeviceGetNvLinkErrorCounter", link, older)
                 if count is None
                 else count
                 for link, count in enumerate(field[name])
@@ -228,8 +228,8 @@ class Nvlink(GpuCollector):
 def _kinds(device: Device, count: int) -> Counter[tuple[str, str]]:
     return Counter(
         (
-            _VERSIONS.get(device.ask("nvmlDeviceGetNvLinkVersion", link), ""),
-            _REMOTES.get(device.ask("nvmlDeviceGetNvLinkRemoteDeviceType", link), "unknown"),
+            _VERSIONS.get(device.query("nvmlDeviceGetNvLinkVersion", link), ""),
+            _REMOTES.get(device.query("nvmlDeviceGetNvLinkRemoteDeviceType", link), "unknown"),
         )
         for link in range(count)
     )

@@ -78,14 +78,16 @@ class Pcie(GpuCollector):
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield state, replays and traffic of a GPU's PCIe link."""
         replays, sent, received, *errors = device.fields(_ASKED)
-        yield from told(WIDTH, device.ask("nvmlDeviceGetCurrPcieLinkWidth"), *gpu.labels)
+        yield from told(WIDTH, device.query("nvmlDeviceGetCurrPcieLinkWidth"), *gpu.labels)
         yield from told(WIDTH_MAX, device.once("nvmlDeviceGetMaxPcieLinkWidth"), *gpu.labels)
-        yield from told(GENERATION, device.ask("nvmlDeviceGetCurrPcieLinkGeneration"), *gpu.labels)
+        yield from told(
+            GENERATION, device.query("nvmlDeviceGetCurrPcieLinkGeneration"), *gpu.labels
+        )
         yield from told(
             GENERATION_MAX, device.once("nvmlDeviceGetMaxPcieLinkGeneration"), *gpu.labels
         )
         if replays is None:
-            replays = device.ask("nvmlDeviceGetPcieReplayCounter")
+            replays = device.query("nvmlDeviceGetPcieReplayCounter")
         yield from told(REPLAYS, replays, *gpu.labels)
         for kind, value in zip(_ERRORS, errors, strict=True):
             yield from told(ERRORS, value, *gpu.labels, kind)
@@ -98,7 +100,7 @@ class Pcie(GpuCollector):
             ):
                 yield from told(
                     THROUGHPUT,
-                    device.ask("nvmlDeviceGetPcieThroughput", constant),
+                    device.query("nvmlDeviceGetPcieThroughput", constant),
                     *gpu.labels,
                     direction,
                     scale=_KIB,

@@ -81,9 +81,9 @@ class LeftOut:
 
     def add(self, part: str, error: Exception) -> None:
         """Leave out a part because of an error."""
-        self.note(part, f"{type(error).__name__}: {error}")
+        self.add_reason(part, f"{type(error).__name__}: {error}")
 
-    def note(self, part: str, reason: str) -> None:
+    def add_reason(self, part: str, reason: str) -> None:
         """Say that a part was left out, here or by whom it comes from."""
         if len(self._reasons) < MAX_LEFT_OUT:
             self._reasons[_text(part)] = _text(reason)

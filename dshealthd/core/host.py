@@ -138,10 +138,10 @@ def signature(status: os.stat_result) -> Signature:
 
 def signatures(paths: Iterable[str | os.PathLike[str]]) -> tuple[Signature | None, ...]:
     """Return each file's signature; None for one without readable metadata. May block."""
-    return tuple(map(_look, paths))
+    return tuple(map(_signature_of, paths))
 
 
-def _look(path: str | os.PathLike[str]) -> Signature | None:
+def _signature_of(path: str | os.PathLike[str]) -> Signature | None:
     try:
         return signature(os.stat(path))
     except OSError:

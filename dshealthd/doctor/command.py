@@ -25,7 +25,7 @@ from dshealthd.doctor.path_check import path_check
 from dshealthd.doctor.report import NodeReport, Report, text
 from dshealthd.doctor.several_nodes import compare
 from dshealthd.doctor.snapshot_check import SnapshotCheck
-from dshealthd.doctor.ssh import HostsError, ask, host_names
+from dshealthd.doctor.ssh import HostsError, examine_nodes, host_names
 from dshealthd.doctor.status_document import collect, status_document
 from dshealthd.findings.finding import State
 from dshealthd.http.client import Access
@@ -224,7 +224,7 @@ def _across(options: argparse.Namespace, checks: Sequence[Check[Any]]) -> Report
     remote += _passed_on(options, checks)
     progress = Progress("nodes")
     try:
-        reports = ask(hosts, [options.ssh], remote, options.host_timeout, progress)
+        reports = examine_nodes(hosts, [options.ssh], remote, options.host_timeout, progress)
     finally:
         progress.close()
     across = compare(reports)

@@ -82,7 +82,7 @@ def command(ssh: Sequence[str], host: str, remote: Sequence[str], seconds: float
     ]  # fmt: skip
 
 
-def ask(
+def examine_nodes(
     hosts: Sequence[str],
     ssh: Sequence[str],
     remote: Sequence[str],

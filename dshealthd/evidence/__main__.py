@@ -38,7 +38,7 @@ def main(descriptor: int) -> None:
     request = next(messages)
     directory = Path(request["directory"])
     try:
-        answer = _take(request, directory, channel, messages)
+        answer = _make(request, directory, channel, messages)
     except bundles.BundleRefused as refusal:
         answer = {"outcome": "refused", "detail": str(refusal)}
     except OSError as error:
@@ -51,7 +51,7 @@ def main(descriptor: int) -> None:
     channel.sendall(wire.pack({**answer, "kept": kept}))
 
 
-def _take(
+def _make(
     request: dict[str, Any], directory: Path, channel: socket.socket, messages: Any
 ) -> dict[str, Any]:
     """Make a bundle. `BundleRefused`, OSError."""

@@ -117,17 +117,17 @@ class Collection:
         self._run(
             Step(
                 f"kernel {rank.pid}",
-                functools.partial(process.look, host=self._host, pid=rank.pid, rank=rank.rank),
+                functools.partial(process.collect, host=self._host, pid=rank.pid, rank=rank.rank),
                 8.0,
             )
             for rank in self.findings.ranks
         )
-        steps = [Step("kernel log", functools.partial(kernel_log.take, host=self._host), 8.0)]
-        asking = self._ask_ras()
+        steps = [Step("kernel log", functools.partial(kernel_log.collect, host=self._host), 8.0)]
+        asking = self._query_ras()
         if asking is not None:
             steps.append(Step("NCCL RAS", asking, 32.0, 2 * MAX_ANSWER + _SMALL))
         explained = functools.partial(
-            job_logs.take,
+            job_logs.collect,
             host=self._host,
             ranks=[(rank.job, rank.rank, rank.pid) for rank in self.findings.ranks],
             paths=self._log_paths,
@@ -203,12 +203,12 @@ class Collection:
     def _steps_of(self, rank: RankEvidence) -> Iterator[Step]:
         """Yield the steps of one rank that make the rank, or py-spy, do something."""
         stacked = functools.partial(
-            stacks.take, host=self._host, pid=rank.pid, rank=rank.rank, program=self._py_spy
+            stacks.collect, host=self._host, pid=rank.pid, rank=rank.rank, program=self._py_spy
         )
         yield Step(f"stacks {rank.pid}", stacked, 20.0)
         if rank.environment is not None:
             recorded = functools.partial(
-                flight_recorder.take,
+                flight_recorder.collect,
                 host=self._host,
                 pid=rank.pid,
                 rank=rank.rank,
@@ -218,7 +218,7 @@ class Collection:
             size = dumps.MAX_DUMP + 1
             yield Step(f"recorder {rank.pid}", recorded, patience, size)
 
-    def _ask_ras(self) -> Function | None:
+    def _query_ras(self) -> Function | None:
         """Return the step that queries NCCL RAS; None if another node queries it or none can."""
         case = self.findings.case
         ranks = [rank for rank in self.findings.ranks if rank.environment is not None]
@@ -231,14 +231,14 @@ class Collection:
             self.findings.missing.append("NCCL RAS: queried by the node of rank 0")
             return None
         return functools.partial(
-            nccl_ras.ask,
+            nccl_ras.query_job,
             host=self._host,
             environment=ranks[0].environment or {},
             members=[JobProcess(one.pid, one.start, one.parent, one.rank) for one in ranks],
             world_size=ranks[0].world,
         )
 
-    def _note(self, step: Ended) -> None:
+    def _record(self, step: Ended) -> None:
         kind, _, pid = step.name.partition(" ")
         rank = next((rank for rank in self.findings.ranks if pid == str(rank.pid)), None)
         if rank is not None:
@@ -260,7 +260,7 @@ class Collection:
         for rank in [rank for rank in self.findings.ranks if rank.facts.get("recorder")]:
             data = self._bundle.read(rank.facts["recorder"]["file"])
             step = dumps.digested(f"digest {rank.pid}", data)
-            self._note(step)
+            self._record(step)
             if not step.problem:
                 digests.setdefault(rank.job, {})[rank.rank] = step.value
                 self._bundle.append(
@@ -279,6 +279,6 @@ class Collection:
             for step in steps:
                 pool.start(*step, keep=self._bundle.append)
             for ended in pool.ended():
-                self._note(ended)
+                self._record(ended)
         finally:
             pool.close()

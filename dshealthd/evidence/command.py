@@ -68,7 +68,7 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
         wall=time.time,
     )
     taker.log_paths = job_log_paths(loaded)
-    taken = asyncio.run(taker.take(HangCase(job=job or "", reason="requested", always_ask=True)))
+    taken = asyncio.run(taker.collect(HangCase(job=job or "", reason="requested", always_ask=True)))
     if not taken.bundle:
         print_lines(
             f"no evidence was taken, {taken.outcome}: {printable(taken.detail)}", error=True

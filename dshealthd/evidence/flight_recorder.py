@@ -43,7 +43,7 @@ _LOOK_EVERY = 0.1
 _PIECE = 1 << 18
 
 
-def take(
+def collect(
     emit: Emit, host: Host, pid: int, rank: int, environment: Mapping[str, str]
 ) -> dict[str, object]:
     """Request a dump from a rank's recorder and emit `rank-<rank>-<pid>.flight-recorder.pickle`.
@@ -65,9 +65,9 @@ def take(
     privileges.become(root.owner)
     privileges.end_with_parent()
     place = f"{dumps}{rank}"
-    before = _signature(root.look(place, follow=False))
+    before = _signature(root.stat(place, follow=False))
     asked = (
-        _ask(root, f"{prefix}{rank}.pipe")
+        _request_dump(root, f"{prefix}{rank}.pipe")
         if prefix
         else f"{PIPE} is not set, so no dump could be requested"
     )
@@ -110,7 +110,7 @@ def take(
     return {"file": name, "note": note}
 
 
-def _ask(root: Root, place: str) -> str:
+def _request_dump(root: Root, place: str) -> str:
     """Write to a flight recorder's FIFO; return why that failed, or an empty string."""
     try:
         descriptor = root.open_kind(
@@ -151,7 +151,7 @@ def _wait(root: Root, place: str, before: object, stopped: Callable[[], bool]) -
     end = time.monotonic() + PATIENCE
     last, since = before, time.monotonic()
     while (now := time.monotonic()) < end:
-        current = _signature(root.look(place, follow=False))
+        current = _signature(root.stat(place, follow=False))
         if current != last:
             last, since = current, now
         elif current is not None and current != before and now - since >= QUIET:

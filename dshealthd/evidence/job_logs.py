@@ -33,7 +33,7 @@ Opened = tuple[str, int | None, IO[bytes]]
 """Path, the rank if only one writes to it, and the open file."""
 
 
-def take(
+def collect(
     emit: Emit,
     host: Host,
     ranks: Iterable[tuple[str, int, int]],

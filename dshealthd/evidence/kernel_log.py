@@ -23,7 +23,7 @@ MAX_LINES = 2_000
 _SECONDS = 5.0
 
 
-def take(emit: Emit, host: Host) -> None:
+def collect(emit: Emit, host: Host) -> None:
     """Emit `kernel-log.txt`, newest lines last.
 
     OSError if the log cannot be read.

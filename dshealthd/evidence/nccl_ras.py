@@ -38,7 +38,7 @@ Malicious JSON takes thirty times its size; answers about 4,096 honest ranks hav
 """
 
 
-def ask(
+def query_job(
     emit: Emit,
     host: Host,
     environment: Mapping[str, str],
@@ -58,7 +58,7 @@ def ask(
     for number in (1, 2):
         if number > 1:
             time.sleep(PAUSE)
-        loaded = question.look(host, members, releases)
+        loaded = question.loaded_by(host, members, releases)
         answer = _answer(environment, host, loaded)
         text = printable_lines(answer.data.decode(errors="replace"))
         emit(f"nccl-ras-{number}.json", text.encode())
@@ -92,7 +92,7 @@ def _answer(environment: Mapping[str, str], host: Host, loaded: Loaded) -> RasAn
         query = question.prepare(environment, loaded, host)
     except (ValueError, ArithmeticError) as error:
         raise Missing(str(error)) from error
-    ras_client.ask([query], NcclRasOptions.timeout, time.monotonic)
+    ras_client.send_queries([query], NcclRasOptions.timeout, time.monotonic)
     if not isinstance(query.outcome, RasAnswer):
         raise Missing(str(query.outcome)) from query.outcome
     return query.outcome

@@ -29,7 +29,7 @@ _STATUS = (
 _IO = ("rchar", "wchar", "read_bytes", "write_bytes")
 
 
-def look(emit: Emit, host: Host, pid: int, rank: int) -> dict[str, Any]:
+def collect(emit: Emit, host: Host, pid: int, rank: int) -> dict[str, Any]:
     """Emit the kernel's view, `rank-<rank>-<pid>.kernel.txt`; `Missing` if the process is gone.
 
     Return the state, where the main thread waits, CPU use and I/O.

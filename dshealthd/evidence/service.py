@@ -151,15 +151,15 @@ class Evidence:
             return
         self._kept = {entry.name for entry in bundles_among(names)}
 
-    def see(self, hangs: Iterable[Standstill]) -> None:
+    def update_hangs(self, hangs: Iterable[Standstill]) -> None:
         """Note the hangs that are confirmed now; hangs that are not given are over.
 
         Evidence does not wait until the probes have found a cause, as the page does: the job may
         end meanwhile.
         """
-        self.look(map(case, hangs))
+        self.update(map(case, hangs))
 
-    def look(self, hangs: Iterable[HangCase]) -> None:
+    def update(self, hangs: Iterable[HangCase]) -> None:
         """Note the jobs that are hung now, and start collecting evidence of those that are due."""
         present = {case.job: case for case in hangs}
         now = self._monotonic()
@@ -180,7 +180,7 @@ class Evidence:
                 self._waiting[job] = case
         if self._waiting and not self._running:
             self._running = True
-            task = asyncio.create_task(self._take_waiting(), name="evidence")
+            task = asyncio.create_task(self._collect_waiting(), name="evidence")
             self._tasks.add(task)
             task.add_done_callback(self._ended)
 
@@ -207,7 +207,7 @@ class Evidence:
             "bundles": bundles,
         }
 
-    async def take(self, case: HangCase) -> Taken:
+    async def collect(self, case: HangCase) -> Taken:
         """Take evidence now.
 
         Every failure is an outcome. Cancellation kills the collecting process.
@@ -273,11 +273,11 @@ class Evidence:
         )
         return last is None or not 0 <= self._wall() - last < self.options.again_after
 
-    async def _take_waiting(self) -> None:
+    async def _collect_waiting(self) -> None:
         try:
             while self._waiting:
                 job = next(iter(self._waiting))
-                await self.take(self._waiting.pop(job))
+                await self.collect(self._waiting.pop(job))
         finally:
             self._running = False
 

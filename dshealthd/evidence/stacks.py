@@ -37,7 +37,7 @@ def find_py_spy() -> str | None:
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
-def take(emit: Emit, host: Host, pid: int, rank: int, program: str | None) -> dict[str, Any]:
+def collect(emit: Emit, host: Host, pid: int, rank: int, program: str | None) -> dict[str, Any]:
     """Emit `rank-<rank>-<pid>.stacks.txt` and return where the main thread is.
 
     `Missing` says why there are none, OSError.

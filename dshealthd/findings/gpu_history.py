@@ -47,7 +47,7 @@ class GpuHistory:
         address = {
             (labels["gpu"], labels["uuid"]): labels["pci"] for labels, _ in series("gpu_info")
         }
-        self._note_resets(series, wall, address)
+        self._record_resets(series, wall, address)
         read = {(labels["gpu"], labels["uuid"]) for labels, value in series("gpu_up") if value}
         back = {pci for gpu, pci in address.items() if gpu in read}
         for labels, at in series(_XID, xid="79"):
@@ -61,7 +61,7 @@ class GpuHistory:
             series.add([BEFORE(self.most)])
         self.settled = wall
 
-    def _note_resets(
+    def _record_resets(
         self, series: Series, wall: float, address: Mapping[tuple[str, str], str]
     ) -> None:
         uptime = series.value("uptime_seconds")

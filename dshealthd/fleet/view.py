@@ -149,7 +149,7 @@ class Fleet:
         now = self._monotonic()
         if self._round is None and now - self._asked >= period(len(membership.names)):
             self._asked = now
-            self._round = asyncio.create_task(self._ask_all(membership.names), name="fleet")
+            self._round = asyncio.create_task(self._query_all(membership.names), name="fleet")
             self._round.add_done_callback(self._ended)
         return membership
 
@@ -184,7 +184,7 @@ class Fleet:
                 "fleet: a round of queries failed because of a bug: %r", error, exc_info=error
             )
 
-    async def _ask_all(self, names: tuple[str, ...]) -> None:
+    async def _query_all(self, names: tuple[str, ...]) -> None:
         """Query the whole fleet once: unknown members first, then those that are not well, and
         those that did not answer last.
 
@@ -238,7 +238,7 @@ class Fleet:
         for name, summary in current:
             for told in summary.get("left_out", ()):
                 part, _, reason = told.partition(": ")
-                left_out.note(f"{name}, {part}", reason)
+                left_out.add_reason(f"{name}, {part}", reason)
         found = merge_jobs(current, old, left_out)
         shown = shown_jobs(found)
         states = {name: _state(known.get(name), since) for name in membership.names}
@@ -293,7 +293,7 @@ def fleet_of(service: ProbeService, summary: Callable[[], Mapping[str, Any]]) ->
         lambda: service.membership,
         lambda: (service.me, summary()),
         service.suspects,
-        service.ask_summary,
+        service.query_summary,
         time.monotonic,
         time.time,
     )

@@ -138,7 +138,7 @@ class Scan:
         self.files: dict[str, int] = {}
         """Sizes in bytes of those that were looked at."""
         self.truncated: list[str] = []
-        found = root.look(self._folder) if tag else None
+        found = root.stat(self._folder) if tag else None
         self.exists = found is not None and stat.S_ISDIR(found.st_mode)
         names = root.names(self._folder, MAX_FILES + 1) if self.exists else []
         if len(names) > MAX_FILES:
@@ -147,12 +147,12 @@ class Scan:
         self.is_universal = "zero" in names
         self.todo = sorted(names, reverse=True)
 
-    def look(self, root: Root) -> None:
+    def check(self, root: Root) -> None:
         """Look at the next file. OSError: then it is the next one still, and does not count as
         absent.
         """
         name = self.todo[-1]
-        status = root.look(f"{self._folder}/{name}")
+        status = root.stat(f"{self._folder}/{name}")
         if status is not None and stat.S_ISREG(status.st_mode):
             opens = name.endswith(".pt") and status.st_size and len(self.files) < MAX_OPENED
             if opens and is_truncated(root, f"{self._folder}/{name}"):
@@ -176,11 +176,11 @@ def read(directory: str, tag: str = "", *, universal: bool = False) -> dict[str,
         check_tag(chosen, f"{directory}/{pointer}")
         scan = Scan(root, place, chosen)
         while scan.todo:
-            scan.look(root)
+            scan.check(root)
         tags = sorted(
             name
             for name in names[:MAX_FILES]
-            if (status := root.look(f"{place}/{name}")) is not None and stat.S_ISDIR(status.st_mode)
+            if (status := root.stat(f"{place}/{name}")) is not None and stat.S_ISDIR(status.st_mode)
         )
     return {
         "directory": directory,

@@ -63,7 +63,7 @@ class CheckpointWatch:
         """
         return None if self._makes_room or not self._sizes else max(self._sizes)
 
-    def look(self, root: Root, saved: Saved, now: float, has_time: Callable[[], bool]) -> None:
+    def check(self, root: Root, saved: Saved, now: float, has_time: Callable[[], bool]) -> None:
         """Check the checkpoint that a job saved, a few files at a time over several calls.
 
         `now` is monotonic. OSError if it cannot be read; ValueError if it is not a DeepSpeed
@@ -71,7 +71,7 @@ class CheckpointWatch:
         """
         before, self.free = self.free, root.free(saved.directory)
         place = f"{saved.directory}/{POINTER}"
-        status = root.look(place)
+        status = root.stat(place)
         if status is None:  # a job without DeepSpeed
             self._forget()
             return
@@ -90,7 +90,7 @@ class CheckpointWatch:
                 break
             if not has_time():
                 return
-            scan.look(root)
+            scan.check(root)
         if not scan.todo:
             self._scan, self._finished = None, now
             self._conclude(scan, saved)

@@ -122,7 +122,7 @@ def interface(text: str, interfaces: Interfaces, *, many_nodes: bool) -> Iterato
     if len(text) < 2:  # noqa: PLR2004 - as in ncclFindInterfaces
         return
     selection = parse_selection(text)
-    taken = {name: runs for name, runs in interfaces.items() if selection.takes(name)}
+    taken = {name: runs for name, runs in interfaces.items() if selection.covers(name)}
     if not taken:
         yield "NCCL_SOCKET_IFNAME", Problem.ABSENT
     elif all(runs is False for runs in taken.values()):
@@ -146,10 +146,10 @@ def adapters(text: str, ports: Ports) -> Iterator[Finding]:
     if selection.exclude:
         if ports:
             found = _broken(
-                {port: active for port, active in ports.items() if selection.takes(*port)}
+                {port: active for port, active in ports.items() if selection.covers(*port)}
             )
     elif selection.entries:
-        found = _broken({port: active for port, active in ports.items() if selection.takes(*port)})
+        found = _broken({port: active for port, active in ports.items() if selection.covers(*port)})
         for entry in selection.entries:
             if _names_one(selection, entry):
                 found |= _broken(

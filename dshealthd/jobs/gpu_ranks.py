@@ -52,7 +52,7 @@ class GpuRanks:
                     unknown += 1  # reading its environment may hang
                     continue
                 process = known[key] = (
-                    self._known[key] if key in self._known else self._look(pid, stat)
+                    self._known[key] if key in self._known else self._read(pid, stat)
                 )
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended
@@ -65,7 +65,7 @@ class GpuRanks:
         owned = with_owners(found)
         return {process.pid: (process.job, process.launch.rank) for process in owned}, unknown
 
-    def _look(self, pid: int, stat: Stat) -> TrainingProcess | None:
+    def _read(self, pid: int, stat: Stat) -> TrainingProcess | None:
         host = self._context.host
         environment = parse_environ(read_bytes(host.proc(f"{pid}/environ"), ENVIRON_LIMIT))
         machine = self._context.shared(ProcessTable).machine

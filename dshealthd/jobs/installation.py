@@ -135,7 +135,7 @@ class Installations:
         return self._remembered(root, path, find)
 
     def _remembered(self, root: Root, path: str, find: Callable[[], Versions]) -> Versions:
-        status = root.look(path)
+        status = root.stat(path)
         if status is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         key = signature(status), root.owner.uid
@@ -152,7 +152,7 @@ class Installations:
     def _first(self, root: Root, libraries: Iterable[str]) -> Versions:
         """Return the version of the first of these libraries that exists."""
         for path in libraries:
-            if root.look(path) is not None:
+            if root.stat(path) is not None:
                 return self.library(root, path)
         return frozenset()
 
@@ -195,7 +195,7 @@ def site_packages(root: Root, base: str) -> list[str]:
     ):
         for packages in ("site-packages", "dist-packages"):
             site = f"{library}/{packages}"
-            if (status := root.look(site)) is not None and stat.S_ISDIR(status.st_mode):
+            if (status := root.stat(site)) is not None and stat.S_ISDIR(status.st_mode):
                 found.setdefault((status.st_dev, status.st_ino), site)
     return list(found.values())
 

@@ -252,12 +252,12 @@ class ProcessTable:
         self._budget = SWEEP_LIMIT
         young = self._now() - YOUNG * TICKS
         for pid in self._turn(len(current)):
-            self._look(pid, young)
+            self._examine(pid, young)
         for pid in new:
-            self._look(pid, young)
+            self._examine(pid, young)
         # After the new ones, which have never been read.
         for pid in again - new:
-            self._look(pid, young, again=True)
+            self._examine(pid, young, again=True)
 
     def _turn(self, processes: int) -> Iterable[str]:
         """Return the share of the known processes that was checked longest ago."""
@@ -266,7 +266,7 @@ class ProcessTable:
             self._known[pid] = self._known.pop(pid)  # to the end
         return turn
 
-    def _look(self, pid: str, young: float, *, again: bool = False) -> None:
+    def _examine(self, pid: str, young: float, *, again: bool = False) -> None:
         """Find out whether a process trains; if that fails, the next sweep tries again."""
         try:
             stat = parse_stat(read_bytes(f"{self._proc}/{pid}/stat", 4096))

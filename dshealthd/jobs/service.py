@@ -104,7 +104,7 @@ class Jobs:
         if hangs.enabled and self._looking is None:
             self._detector = HangDetector(hangs, host, **self._clocks, work=self._work)
             known = await self._resume(self._detector, host)
-            self._looking = Periodic(self._look, hangs.interval)
+            self._looking = Periodic(self._check, hangs.interval)
         if not hangs.enabled:
             self._report()
         await asyncio.sleep(0)  # run the first turns, so that collectors find the reader open
@@ -198,7 +198,7 @@ class Jobs:
         self._reader.refresh()
         self.follow()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self._reader is None or self._detector is None or self._hang_options is None:
             return
         if self._looking is not None:

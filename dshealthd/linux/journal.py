@@ -306,7 +306,7 @@ class JournalReader:
         """
         until = self._monotonic() + seconds
         count = 0
-        for key, name in self._look():
+        for key, name in self._open_new():
             file = self._files[key]
             try:
                 for record in file.records():
@@ -352,7 +352,7 @@ class JournalReader:
     def _drop(self, key: tuple[int, int]) -> None:
         self._files.pop(key).close()
 
-    def _look(self) -> list[tuple[tuple[int, int], str]]:
+    def _open_new(self) -> list[tuple[tuple[int, int], str]]:
         """Open files that have come; return key and name of those to read, the oldest first."""
         if not self._boot:
             boot = read(self.host.proc("sys/kernel/random/boot_id"))

@@ -136,7 +136,7 @@ class Root:
         status = os.fstat(self._root)
         return status.st_dev, status.st_ino, self._directory, self.owner
 
-    def look(self, path: str, *, follow: bool = True) -> os.stat_result | None:
+    def stat(self, path: str, *, follow: bool = True) -> os.stat_result | None:
         """Return the status of a process's path without opening it; None if absent. OSError."""
         try:
             with self._found(path, follow=follow) as descriptor:

@@ -124,7 +124,7 @@ class Search:
         if not missing:
             self.close()
         else:
-            self._look(missing, self._monotonic())
+            self._search(missing, self._monotonic())
         return self._owners
 
     def close(self) -> None:
@@ -133,14 +133,14 @@ class Search:
             self._pass.close()
             self._pass = None
 
-    def _look(self, missing: set[int], now: float) -> None:
+    def _search(self, missing: set[int], now: float) -> None:
         if self._pass is None:
             if missing == self._vain and now < self._again:
                 return
             self._pass, self._sought = self._descriptors(), set(missing)
         for found in self._pass:
             if found is not None and found[0] in missing:
-                self._take(*found)
+                self._record(*found)
                 missing -= self._owners.keys()
             if not missing:
                 break
@@ -151,7 +151,7 @@ class Search:
         self._vain, self._again = vain, now + self._patience
         self.close()
 
-    def _take(self, inode: int, pid: int, descriptor: str) -> None:
+    def _record(self, inode: int, pid: int, descriptor: str) -> None:
         with contextlib.suppress(OSError, ValueError, ArithmeticError):  # it ended meanwhile
             self._owners[inode] = Owner(self._host, pid, descriptor, inode)
 

@@ -61,9 +61,9 @@ class LoopLag:
         self._timer.cancel()
 
     def _schedule(self) -> None:
-        self._timer = self._loop.call_later(TICK, self._look)
+        self._timer = self._loop.call_later(TICK, self._measure)
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         self._longest = self.longest
         self._schedule()
 

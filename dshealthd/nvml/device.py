@@ -79,7 +79,7 @@ class Device:
         self.part = part
         self.handle = handle
         self.notes: list[Fault] = []
-        """Single calls that failed since `take_notes`; their values are missing."""
+        """Single calls that failed since `pop_faults`; their values are missing."""
         self._session_ended = session_ended
         self._monotonic = monotonic
         self._spent: list[float] = []
@@ -91,7 +91,7 @@ class Device:
         self._structures: dict[Call, Any] = {}
         self._batches: dict[Fields, Batch] = {}
 
-    def ask(self, *call: str | int) -> Any:
+    def query(self, *call: str | int) -> Any:
         """Return the result of a pynvml function for this device, or None if it has none.
 
         DeviceError if the device is gone, SourceError or NotAvailable if NVML is. Any other failure
@@ -115,7 +115,7 @@ class Device:
             self._failed(error, call, call, started)
             return None
         except UnicodeDecodeError as error:
-            self._note(Reason.MALFORMED, f"{call[0]}: {error}")
+            self._record(Reason.MALFORMED, f"{call[0]}: {error}")
             return None
         return number(value) if value.__class__ is int else value
 
@@ -126,7 +126,7 @@ class Device:
         """
         noted = len(self.notes)
         for call in calls:
-            if (value := self.ask(*call)) is not None:
+            if (value := self.query(*call)) is not None:
                 # Old names fail on new drivers, and new names on old drivers.
                 del self.notes[noted:]
                 return value
@@ -136,7 +136,7 @@ class Device:
         """Return the first result of `ask`, for device properties that are constant between
         enumerations.
         """
-        return self.keep(call, lambda: self.ask(*call))
+        return self.keep(call, lambda: self.query(*call))
 
     def keep(self, key: Call, make: Callable[[], Any]) -> Any:
         """Return the first result of `make` for this device that was not None."""
@@ -153,7 +153,7 @@ class Device:
         if value is None:
             return None
         if not 0 <= value <= most or value != int(value):
-            self._note(Reason.MALFORMED, f"{what}: {value} is no count from 0 to {most}")
+            self._record(Reason.MALFORMED, f"{what}: {value} is no count from 0 to {most}")
             return None
         return int(value)
 
@@ -187,7 +187,7 @@ class Device:
         if key not in self._calls:
             made = _named(function)
             self._calls[key] = made and (made, (ctypes.byref(filled),))
-        return None if self.ask(*key) is None else filled
+        return None if self.query(*key) is None else filled
 
     def perform(self, name: str, call: Callable[[], T]) -> T | None:
         """Return the result of `call`, which calls the NVML function `name` for this device.
@@ -248,7 +248,7 @@ class Device:
         part.notes, part._spent = self.notes, self._spent
         return part
 
-    def take_notes(self) -> list[Fault]:
+    def pop_faults(self) -> list[Fault]:
         """Return this device's failures since the last call: one fault per reason."""
         by_reason: dict[Reason, list[Fault]] = {}
         for note in self.notes:
@@ -285,7 +285,7 @@ class Device:
         elif code in codes.NOTHING_NOW:
             self._without_data += 1
         else:
-            self._note(codes.reason_of_code(code), f"{call[0]}: {codes.describe(error)}")
+            self._record(codes.reason_of_code(code), f"{call[0]}: {codes.describe(error)}")
             took = self._monotonic() - started
             self._spent.append(took)
             if took >= _SLOW:
@@ -293,7 +293,7 @@ class Device:
             if sum(self._spent) >= _SPENT_AT_MOST:
                 raise ReadingEnded
 
-    def _note(self, reason: Reason, detail: str) -> None:
+    def _record(self, reason: Reason, detail: str) -> None:
         self.notes.append(Fault(self.part, reason, detail))
 
 

@@ -30,7 +30,7 @@ class _Answer(NamedTuple):
 
 
 def compute_processes(device: Device) -> list[int] | None:
-    """Return the pids of the compute processes on a GPU; None as `Device.ask` does."""
+    """Return the pids of the compute processes on a GPU; None as `Device.query` does."""
     noted = len(device.notes)
     for name in _FUNCTIONS:
         answer = device.perform(name, functools.partial(_call, name, device.handle))

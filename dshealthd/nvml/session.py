@@ -121,7 +121,7 @@ class Session:
         samples: list[Sample] = []
         try:
             if not gpu.looked_at:
-                self._look_at(gpu, device)
+                self._inspect(gpu, device)
             if reader and (fault := self._context.entering(read_by(gpu.part, reader))):
                 return [], [fault._replace(part=gpu.part)]
             with contextlib.suppress(ReadingEnded):  # the notes say why; earlier samples stay valid
@@ -130,7 +130,7 @@ class Session:
             device.forget_notes()
             gpu.fault = Fault(gpu.part, error.reason, error.detail)
             return [], [gpu.fault]
-        return samples, device.take_notes()
+        return samples, device.pop_faults()
 
     def close(self) -> None:
         """Release NVML and all handles, so that the driver can be unloaded."""
@@ -168,7 +168,7 @@ class Session:
             raise SourceError(Reason.NOT_FOUND, f"NVML shows no GPU, with {_on_the_bus(expected)}")
         if count != len(self._gpus) or now - self._listed_at >= REFRESH:
             self._listed_at = now
-            self._gpus = [self._take(index) for index in range(count)]
+            self._gpus = [self._open_gpu(index) for index in range(count)]
         else:
             self._gpus = [self._again(gpu) for gpu in self._gpus]
         self._recognize()
@@ -211,7 +211,7 @@ class Session:
         gpu.fault = self._context.entering(gpu.part)
         gpu.quarantined = gpu.fault is not None
 
-    def _take(self, index: int) -> Gpu:
+    def _open_gpu(self, index: int) -> Gpu:
         gpu = Gpu(index, "")
         self._approach(gpu)
         if gpu.quarantined:
@@ -235,7 +235,7 @@ class Session:
 
     def _again(self, gpu: Gpu) -> Gpu:
         if gpu.device is None:
-            return self._take(gpu.index)
+            return self._open_gpu(gpu.index)
         return Gpu(gpu.index, gpu.uuid, gpu.device)
 
     def _recognize(self) -> None:
@@ -248,15 +248,15 @@ class Session:
         for gpu in self._gpus:
             gpu.uuid = gpu.uuid or missing.get(gpu.index, "")
 
-    def _look_at(self, gpu: Gpu, device: Device) -> None:
+    def _inspect(self, gpu: Gpu, device: Device) -> None:
         """Check that a GPU answers NVML, and that its energy counter, if any, is not frozen.
 
         DeviceError if not; a call that fails while another one answers is only noted.
         """
         try:
-            gpu.energy = device.ask("nvmlDeviceGetTotalEnergyConsumption")
+            gpu.energy = device.query("nvmlDeviceGetTotalEnergyConsumption")
             alive = gpu.energy is not None or any(
-                device.ask(*call) is not None for call in SIGNS_OF_LIFE
+                device.query(*call) is not None for call in SIGNS_OF_LIFE
             )
         except ReadingEnded:
             alive = False

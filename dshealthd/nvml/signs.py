@@ -26,7 +26,7 @@ _MEMORY = ("NVML_FI_DEV_ECC_DBE_VOL_TOTAL", "NVML_FI_DEV_REMAPPED_FAILURE")
 
 
 @functools.cache
-def _asked(links: int) -> Fields:
+def _fields_of(links: int) -> Fields:
     """Return the fields that hold the signs of a GPU with this number of NVLinks."""
     return Fields(*_MEMORY, *((LINK_STATE, link) for link in range(links)))
 
@@ -39,7 +39,7 @@ class Signs:
         self._tell = tell
         self._seen: dict[str, list[float | None]] = {}
 
-    def look(self, uuid: str, device: Device) -> None:
+    def update(self, uuid: str, device: Device) -> None:
         """Read one GPU's signs in one call, and report those that changed.
 
         A failed read is neither a change nor a fault here: the collector that exports the value
@@ -49,7 +49,7 @@ class Signs:
         links = device.keep(
             (LINK_COUNT,), lambda: device.count(LINK_COUNT, device.fields(_COUNT)[0], MAX_LINKS)
         )
-        values = device.fields(_asked(links or 0))
+        values = device.fields(_fields_of(links or 0))
         del device.notes[noted:]
         before = self._seen.get(uuid)
         self._seen[uuid] = values

@@ -73,9 +73,9 @@ class Neighborhood:
     """All members in list order, including this node."""
     left_out: Callable[[str], bool]
     """Tells whether a member is in maintenance or already accused."""
-    ask: Callable[[str], Awaitable[Mapping[str, Any]]]
+    query: Callable[[str], Awaitable[Mapping[str, Any]]]
     """Returns the summary of a member; raises PeerError."""
-    meet: Callable[[str], Awaitable[bool]]
+    hold_round: Callable[[str], Awaitable[bool]]
     """Runs a light round with a member; tells whether it could be started."""
 
 
@@ -100,7 +100,7 @@ class HungJobs:
         self._free_at = float("-inf")
         self._rounds = 0
 
-    def see(self, hangs: Iterable[Standstill]) -> None:
+    def update_hangs(self, hangs: Iterable[Standstill]) -> None:
         """Take the hangs that are confirmed now; those not given are over."""
         by_job = {hang.job: hang.reason for hang in hangs}
         self._hung = frozenset(by_job)
@@ -130,7 +130,7 @@ class HungJobs:
             self._free_at = self._monotonic() + GAP
             met = job in self._standing
             for name in await self._partners(job, around):
-                if not met and await around.meet(name):
+                if not met and await around.hold_round(name):
                     self._rounds += 1
 
     def samples(self) -> Iterator[Sample]:
@@ -165,7 +165,7 @@ class HungJobs:
         async def entries(name: str) -> list[Mapping[str, Any]] | None:
             async with places:
                 try:
-                    return _entries(job, await around.ask(name))
+                    return _entries(job, await around.query(name))
                 except PeerError:
                     return None
 

@@ -180,7 +180,7 @@ class RoundMetrics:
             self._disagreeing.pop(peer, None)
         self.rounds.append(_entry(report, peer))
 
-    def take_checksums(self, results: Iterable[RankResult]) -> None:
+    def record_checksums(self, results: Iterable[RankResult]) -> None:
         """Replace the checksum metrics by those of a round among this node's GPUs."""
         self._checksums = {
             result.part: result.checksum for result in results if result.checksum is not None

@@ -43,7 +43,7 @@ class PeerRequests:
             "invite": self._invited,
             "absent": self._state.absences.answer,
             "summary": self._summarize,
-            "lead": self._asked,
+            "lead": self._lead_on_demand,
         }
 
     async def _invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class PeerRequests:
                 raise Refusal(MAINTENANCE)
         return await self._rounds["invite"](sender, body)
 
-    async def _asked(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def _lead_on_demand(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
         members, kind = body["members"], body["kind"]
         if members[0] != self._me or members[1] == self._me or kind is RoundKind.LOCAL:
             raise Refusal(Decline.MALFORMED)

@@ -233,11 +233,11 @@ class ProbeService:
             for suspect in (() if self._running is None else self._running.detector.suspects())
         ]
 
-    def see(self, hangs: Iterable[Standstill]) -> None:
+    def update_hangs(self, hangs: Iterable[Standstill]) -> None:
         """Report the jobs that are hung on this node now to the probes; see `hung_jobs`."""
-        self._state.hung_jobs.see(hangs)
+        self._state.hung_jobs.update_hangs(hangs)
 
-    async def ask_summary(self, peer: str, deadline: float) -> dict[str, Any]:
+    async def query_summary(self, peer: str, deadline: float) -> dict[str, Any]:
         """Return a member's summary. Raises PeerError; LookupError while probes are not running."""
         if self._running is None:
             raise LookupError(self._problem or "probes are starting")

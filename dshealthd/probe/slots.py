@@ -200,7 +200,7 @@ class SlotRunner:
             lambda: self._state.local_membership.membership.names,
             self._left_out,
             lambda name: self.client.call(name, "summary", {}, ANSWER),
-            self._meet,
+            self._hold_light_round,
         )
 
     def _left_out(self, name: str) -> bool:
@@ -209,7 +209,7 @@ class SlotRunner:
             for suspect in self.detector.suspects()
         )
 
-    async def _meet(self, name: str) -> bool:
+    async def _hold_light_round(self, name: str) -> bool:
         """Run a light round with a member at once, outside the slots; return False if impossible.
         All nodes of a job lead such rounds at the same time, and each declines calls while it leads
         one: each node retries after a delay of its own.
@@ -389,7 +389,7 @@ class SlotRunner:
             results = await self._state.worker_pool.run(
                 work, LocalStore(), lambda _rank, _stage: None
             )
-            self._state.metrics.take_checksums(results)
+            self._state.metrics.record_checksums(results)
             findings = combine(plan, self._me, {self._me: MemberResult(tuple(results))})
         observation = findings.observation(plan, None, self._state.wall())
         self._ended(RoundReport(observation, plan, self._state.monotonic() - begin, led=True))

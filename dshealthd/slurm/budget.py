@@ -117,10 +117,10 @@ def drain(
         ahead = [claim for claim in claims(nodes.values(), wall()) if claim < (ticket, name)]
         allowed = allowance(nodes.values(), ratio, daily_ratio, wall())
     except ControllerError:
-        controller.note(me, "")
+        controller.set_note(me, "")
         raise
     if me.reason or not me.state.working:
-        controller.note(me, "")
+        controller.set_note(me, "")
         return f"somebody else changed the node meanwhile: {me.reason or me.state.base}"
     if allowed.room <= len(ahead):
         return _over(controller, me, reason, allowed)
@@ -129,7 +129,7 @@ def drain(
 
 
 def _claim(controller: Controller, me: SlurmNode, ticket: int, wall: float) -> None:
-    controller.note(me, f"claim ticket={ticket} time={wall:.0f}")
+    controller.set_note(me, f"claim ticket={ticket} time={wall:.0f}")
 
 
 def _settled(
@@ -155,5 +155,5 @@ def _over(controller: Controller, me: SlurmNode, reason: str, allowed: Allowance
     """Leave a note on the node that the budget is spent, and return what it says."""
     note = f"not drained, budget of {allowed.budget} is spent: {reason.partition(': ')[2]}"
     if me.note != note:
-        controller.note(me, note)
+        controller.set_note(me, note)
     return note

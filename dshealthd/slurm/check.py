@@ -146,7 +146,7 @@ class NodeCheck:
             if me is None:
                 return CheckReport(NodeCheckResult.CLEAN, f"Slurm has no node {self._node}")
             if me.note:
-                self._slurm.note(me, "")
+                self._slurm.set_note(me, "")
             self._streaks.noted = False
         except ControllerError as error:
             return CheckReport(

@@ -122,7 +122,7 @@ class Controller:
         """Have slurmctld drain a node and drop our note, in one step. Raises ControllerError."""
         self._update(node.name, "State=DRAIN", f"Reason={reason}", f"Comment={node.comment}")
 
-    def note(self, node: SlurmNode, note: str) -> None:
+    def set_note(self, node: SlurmNode, note: str) -> None:
         """Have slurmctld put our note after the node's comment. Raises ControllerError."""
         section = f"[dshealthd: {note}]" if note else ""
         self._update(node.name, f"Comment={' '.join(filter(None, (node.comment, section)))}")

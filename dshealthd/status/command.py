@@ -112,7 +112,7 @@ def runs(asked: AgentQuery, job: str = "") -> int:
 
 def _of_records(asked: AgentQuery, write: Callable[[Sequence[AgentAnswer]], str]) -> int:
     try:
-        answers = query.ask(_clients(asked), Client.history)
+        answers = query.query_agents(_clients(asked), Client.history)
     except (Unreachable, ValueError, ArithmeticError, OSError) as error:
         print_lines(f"dshealthd: {printable(str(error))}", error=True)
         return EXIT[State.UNKNOWN]
@@ -181,7 +181,7 @@ def _run(
     except (Unreachable, ValueError, ArithmeticError, OSError) as error:
         print_lines(f"dshealthd: {printable(str(error))}", error=True)
         return EXIT[State.UNKNOWN]
-    answers = query.ask(clients)
+    answers = query.query_agents(clients)
     print(documents.dumps(query.report(answers)) if asked.as_json else "\n".join(write(answers)))
     return EXIT[state(answers)]
 

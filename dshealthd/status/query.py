@@ -51,7 +51,7 @@ class AgentAnswer:
         }
 
 
-def ask(
+def query_agents(
     clients: Sequence[tuple[str, Client | str]],
     get: Callable[[Client], Mapping[str, Any]] = Client.status,
 ) -> list[AgentAnswer]:

@@ -251,7 +251,7 @@ class Heartbeat(Position):
         self.measures = measured == steps + 1
         self.move(self.stage and INPUT)
         if due:
-            self._tell()
+            self._write()
 
     def micro_step(self) -> None:
         """Report a micro-step that does not complete an optimizer step."""
@@ -277,7 +277,7 @@ class Heartbeat(Position):
         if self._step_timer.device is None:
             self.parameters = self.parameters or model.parameters
             self._find_device()
-        self._tell_first()
+        self._write_first()
         self._step_timer.input_ended(now)
         if synchronizes:
             self._entered = self._step_timer.mark(now)
@@ -310,7 +310,7 @@ class Heartbeat(Position):
         if self.measures:
             self._step_timer.evaluated(now)
         if now >= self._due:
-            self._tell()
+            self._write()
 
     @never_raise
     def follow_backward(self, result: Any) -> None:
@@ -325,7 +325,7 @@ class Heartbeat(Position):
 
     @never_raise
     def _input_began(self) -> None:
-        self._tell_first()
+        self._write_first()
         if self.stage:
             self._step_timer.micro_step_ended(monotonic())
 
@@ -344,7 +344,7 @@ class Heartbeat(Position):
 
     @never_raise
     def _exchange_began(self) -> None:
-        self._tell_first()
+        self._write_first()
         self._step_timer.input_dropped()
 
     @never_raise
@@ -430,7 +430,7 @@ class Heartbeat(Position):
             self._pause_began = None
         self._phase_ends(now)
         self._phase, self._brief_until = phase, 0
-        self._tell()
+        self._write()
 
     def _phase_ends(self, now: float) -> None:
         if self._first is not None and self._phase:
@@ -456,7 +456,9 @@ class Heartbeat(Position):
         self._saves += 1
         with contextlib.suppress(ValueError, ArithmeticError, OSError):
             place = os.path.abspath(directory)
-            self._page.note(encode_saved(Saved(place, self._saves, optimizer_files, node_local)))
+            self._page.write_note(
+                encode_saved(Saved(place, self._saves, optimizer_files, node_local))
+            )
 
     def close(self) -> None:
         """Stop sending heartbeats, and detach from everything that was attached to."""
@@ -559,19 +561,19 @@ class Heartbeat(Position):
         """
         return 0 if self.pipeline_stage is not None or self._alike < ALIKE else self._usual_passes
 
-    def _tell_first(self) -> None:
+    def _write_first(self) -> None:
         """Write the first message: a rank may hang before its first step has ended."""
         if not self._thread:
             self._describe()
-            self._tell()
+            self._write()
 
-    def _tell(self) -> None:
+    def _write(self) -> None:
         """Write a message; how far the process is says the position."""
         if not self._page.is_open:
             self._page.open()
             self._words, self._times = self._page.position
         now = self.move(self.stage)
-        loss = self._loss.take()
+        loss = self._loss.poll()
         if loss is not None:
             # NaN and infinities minus themselves are NaN.
             self._finite = loss - loss == 0.0
@@ -581,7 +583,7 @@ class Heartbeat(Position):
             self._memory = _memory()
             if self.communication is not None:
                 self._communication = self.communication()
-        self._norm.take()
+        self._norm.poll()
         message = Message(
             self.steps,
             now,

@@ -64,7 +64,7 @@ def _scaled(heartbeat: Heartbeat, scale: Readback, scaler: Any) -> None:
     """
     # the only access that does not wait
     scale.offer(scaler._scale, time.monotonic())  # noqa: SLF001
-    value, before = scale.take(), heartbeat.loss_scale
+    value, before = scale.poll(), heartbeat.loss_scale
     if value is not None:
         if before is not None and 0.0 < value < before:
             # Each skipped step lowers the scale by the same factor; several may lie between two

@@ -42,7 +42,7 @@ class Page:
         self._offset = offset ^ SLOT
         memory[offset : offset + len(data)] = data
 
-    def note(self, data: bytes) -> None:
+    def write_note(self, data: bytes) -> None:
         """Write the page's note beside the messages; do nothing before this process's first one."""
         memory = self._memory
         if memory is None:

@@ -44,7 +44,7 @@ class Readback:
         elif device.type == "cuda" and now >= self._due:
             self._copy(scalar, now)
 
-    def take(self) -> float | None:
+    def poll(self) -> float | None:
         """Return a value that has arrived since the last call; None if none has."""
         if self._pending and self._event.query():
             self._pending = False

@@ -51,7 +51,7 @@ def test_part_that_cannot_be_built_costs_itself(odd: Any, reason: str) -> None:
 def test_section_that_is_no_json_is_null() -> None:
     """The rest of the document is there, whatever a section holds."""
     left_out = LeftOut()
-    left_out.note("job x", "a reason")
+    left_out.add_reason("job x", "a reason")
     body = whole({"jobs": [1], "probe": {"figure": math.inf}}, left_out)
     assert json.loads(body) == {
         "jobs": [1],
@@ -70,7 +70,7 @@ def test_what_is_left_out_is_bounded() -> None:
     """However many parts somebody makes, and whatever their names are, the document stays small."""
     left_out = LeftOut()
     for number in range(MAX_LEFT_OUT + 5):
-        left_out.note(f"{number} \ud800" + "x" * 5000, "y" * 5000)
+        left_out.add_reason(f"{number} \ud800" + "x" * 5000, "y" * 5000)
     told = left_out.document()
     assert len(told) == MAX_LEFT_OUT
     assert (

@@ -18,7 +18,7 @@ from bench.processes import free_port
 from dshealthd.cli import main as cli
 from dshealthd.doctor.report import NodeReport
 from dshealthd.doctor.several_nodes import compare
-from dshealthd.doctor.ssh import HostsError, ask, host_names
+from dshealthd.doctor.ssh import HostsError, examine_nodes, host_names
 from tests.doctor.job.sshd import sshd
 
 GOOD, DEAD, HUNG = "127.0.0.1", "127.0.0.13", "127.0.0.14"
@@ -88,7 +88,7 @@ def test_what_a_node_sends_is_not_trusted(ssh: Path) -> None:
         ('echo {"schema":9}', "sent an unreadable report"),
         ("yes", "sent an unreadable report"),
     ):
-        (found,) = ask([GOOD], [str(ssh)], ["sh", "-c", remote], 60.0, lambda *_: None)
+        (found,) = examine_nodes([GOOD], [str(ssh)], ["sh", "-c", remote], 60.0, lambda *_: None)
         assert found.outcome.value == "unknown", remote
         assert word in found.problem
         assert found.problem.isprintable()

@@ -92,7 +92,7 @@ def recorded(pid: int, place: Path, **others: str) -> tuple[Ended, dict[str, byt
         **others,
     }
     function = functools.partial(
-        flight_recorder.take, host=Host(), pid=pid, rank=3, environment=environment
+        flight_recorder.collect, host=Host(), pid=pid, rank=3, environment=environment
     )
     return take(function, 60.0, MAX_DUMP + 1)
 

@@ -18,7 +18,7 @@ def test_the_lines_of_a_quarter_of_an_hour(tmp_path: Path) -> None:
     log.say("NVRM: Xid", facility=3)
     log.say("last")
     kept: list[tuple[str, bytes]] = []
-    kernel_log.take(lambda *piece: kept.append(piece), Host(dev=tmp_path))
+    kernel_log.collect(lambda *piece: kept.append(piece), Host(dev=tmp_path))
     log.close()
     assert {name for name, _ in kept} == {"kernel-log.txt"}
     lines = [line.decode().partition("] ")[2] for _, line in kept]

@@ -84,7 +84,7 @@ class Node:
         """
         self.monotonic += seconds
         self.wall += seconds
-        self.evidence.look([HangCase(job=job, reason="waiting") for job in jobs])
+        self.evidence.update([HangCase(job=job, reason="waiting") for job in jobs])
         while self.evidence.status()["state"] == "running":
             await asyncio.sleep(0.02)
         return [entry.job for entry in bundles_in(self.evidence.directory)]
@@ -127,7 +127,7 @@ async def test_a_hang_without_a_cause_is_taken_at_once(tmp_path: Path) -> None:
         hold=UNEXPLAINED,
     )
     for _ in range(2):
-        node.evidence.see([still])
+        node.evidence.update_hangs([still])
         node.monotonic += 10.0
     while node.evidence.status()["state"] == "running":
         await asyncio.sleep(0.02)
@@ -185,7 +185,7 @@ async def test_a_bundle_is_counted_and_named(tmp_path: Path) -> None:
     """How it went, and which is the newest of a job."""
     node = Node(tmp_path)
     with training_process() as pid:
-        taken = await node.evidence.take(
+        taken = await node.evidence.collect(
             HangCase(job="slurm-7", reason="waiting", ranks=((0, pid),))
         )
     assert (taken.outcome, taken.bundle) == ("complete", "20261121T142900Z-slurm-7")
@@ -205,7 +205,7 @@ async def test_a_bundle_is_counted_and_named(tmp_path: Path) -> None:
 
 async def test_a_job_of_which_no_rank_is_found_gives_part_of_a_bundle(tmp_path: Path) -> None:
     """Metrics and kernel lines are kept, and the outcome says that it is not all."""
-    taken = await Node(tmp_path).evidence.take(HangCase(job="slurm-404", reason="waiting"))
+    taken = await Node(tmp_path).evidence.collect(HangCase(job="slurm-404", reason="waiting"))
     assert taken.outcome == "partial"
     assert (
         "Ranks on this node: 0"
@@ -219,7 +219,7 @@ def test_a_collection_that_hangs_is_killed_and_what_it_had_is_kept(tmp_path: Pat
     async def scene() -> None:
         node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(3.0)), command=STOPPED)
         watch = Stopwatch()
-        taken = await node.evidence.take(HangCase(job="slurm-7", reason="waiting"))
+        taken = await node.evidence.collect(HangCase(job="slurm-7", reason="waiting"))
         assert watch.seconds() < 6
         assert taken.outcome == "killed"
         assert node.values(BUNDLES)["killed",] == 1
@@ -255,7 +255,7 @@ run("hang", hang, 60)
             command=(sys.executable, "-c", code),
         )
         assert (
-            await node.evidence.take(HangCase(job="slurm-7", reason="waiting"))
+            await node.evidence.collect(HangCase(job="slurm-7", reason="waiting"))
         ).outcome == "killed"
 
     asyncio.run(scene())
@@ -272,7 +272,7 @@ run("hang", hang, 60)
 async def test_a_loop_goes_on_while_a_collection_hangs(tmp_path: Path) -> None:
     """The agent's loop is never held up by more than a moment."""
     node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(2.0)), command=HANGING)
-    task = asyncio.create_task(node.evidence.take(HangCase(job="slurm-7", reason="waiting")))
+    task = asyncio.create_task(node.evidence.collect(HangCase(job="slurm-7", reason="waiting")))
     worst = 0.0
     while not task.done():
         watch = Stopwatch()
@@ -285,18 +285,18 @@ async def test_a_loop_goes_on_while_a_collection_hangs(tmp_path: Path) -> None:
 async def test_a_collecting_process_that_ends_early_is_a_failure(tmp_path: Path) -> None:
     """Neither an exception nor a wait: an outcome."""
     node = Node(tmp_path, command=FAILING)
-    taken = await node.evidence.take(HangCase(job="slurm-7", reason="waiting"))
+    taken = await node.evidence.collect(HangCase(job="slurm-7", reason="waiting"))
     assert (taken.outcome, taken.bundle) == ("failed", "")
     missing = Node(tmp_path, command=("/nonexistent",))
     assert (
-        await missing.evidence.take(HangCase(job="slurm-7", reason="waiting"))
+        await missing.evidence.collect(HangCase(job="slurm-7", reason="waiting"))
     ).outcome == "failed"
 
 
 async def test_a_disk_that_is_nearly_full_is_a_refusal(tmp_path: Path) -> None:
     """It is counted, and says how much there is."""
     node = Node(tmp_path, dataclasses.replace(OPTIONS, min_free_bytes=Bytes(1 << 60)))
-    taken = await node.evidence.take(HangCase(job="slurm-7", reason="waiting"))
+    taken = await node.evidence.collect(HangCase(job="slurm-7", reason="waiting"))
     assert taken.outcome == "refused"
     assert "MiB are free" in taken.detail
     assert node.values(BUNDLES)["refused",] == 1
@@ -304,7 +304,7 @@ async def test_a_disk_that_is_nearly_full_is_a_refusal(tmp_path: Path) -> None:
 
 async def test_a_state_directory_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
     """An agent whose state could not be made goes on without evidence, and says why."""
-    taken = await Node(tmp_path / "missing").evidence.take(
+    taken = await Node(tmp_path / "missing").evidence.collect(
         HangCase(job="slurm-7", reason="waiting")
     )
     assert taken.outcome == "failed"
@@ -338,7 +338,7 @@ def test_to_stop_ends_a_collection(tmp_path: Path) -> None:
 
     async def scene() -> None:
         node = Node(tmp_path, dataclasses.replace(OPTIONS, after=Duration(0.0)), command=HANGING)
-        node.evidence.look([HangCase(job="slurm-1", reason="waiting")])
+        node.evidence.update([HangCase(job="slurm-1", reason="waiting")])
         await asyncio.sleep(0.3)
         watch = Stopwatch()
         await node.evidence.close()

@@ -60,12 +60,12 @@ def spied(pid: int, program: str | None = None) -> tuple[Ended, dict[str, bytes]
     """Have py-spy look."""
     program = program or stacks.find_py_spy()
     assert program is not None, "py-spy is among the packages of the tests"
-    return take(functools.partial(stacks.take, host=Host(), pid=pid, rank=3, program=program))
+    return take(functools.partial(stacks.collect, host=Host(), pid=pid, rank=3, program=program))
 
 
 def viewed(pid: int) -> tuple[Ended, dict[str, bytes]]:
     """Take the kernel's view."""
-    return take(functools.partial(process_evidence.look, host=Host(), pid=pid, rank=3))
+    return take(functools.partial(process_evidence.collect, host=Host(), pid=pid, rank=3))
 
 
 def test_py_spy_tells_where_the_training_waits(tmp_path: Path) -> None:
@@ -158,7 +158,9 @@ def test_a_process_with_root_s_rights_is_not_looked_at(public_path: Path) -> Non
 def test_without_py_spy_the_kernel_s_view_is_left(tmp_path: Path) -> None:
     """That py-spy is not installed is said; states and waiting places of the threads are there."""
     with rank(tmp_path) as pid:
-        step, _ = take(functools.partial(stacks.take, host=Host(), pid=pid, rank=3, program=None))
+        step, _ = take(
+            functools.partial(stacks.collect, host=Host(), pid=pid, rank=3, program=None)
+        )
         view, files = viewed(pid)
     assert step.problem == "py-spy is not installed"
     assert view.value["state"] == "sleeping"

@@ -305,7 +305,7 @@ def test_it_outlives_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     """An attempt goes on with the next agent, with its account; if its ranks are not found again,
     it has ended when it was seen last.
     """
-    monkeypatch.setattr(module, "boot", lambda: ("boot-1", 5.0))
+    monkeypatch.setattr(module, "current_boot", lambda: ("boot-1", 5.0))
     node = Node()
     job = both(node)
     node.check()
@@ -331,7 +331,7 @@ def test_it_outlives_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_node_that_goes_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ran has ended with it."""
-    monkeypatch.setattr(module, "boot", lambda: ("boot-2", 5.0))
+    monkeypatch.setattr(module, "current_boot", lambda: ("boot-2", 5.0))
     node = Node()
     both(node)
     node.check()

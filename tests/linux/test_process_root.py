@@ -96,7 +96,7 @@ def test_ordinary_files_are_read(place: Path) -> None:
         assert root.read("link") == b"cuda = '12.1'"
         assert root.link("link") == "version.py"
         assert sorted(root.names(".")) == ["link", "version.py"]
-        assert root.look("missing") is None
+        assert root.stat("missing") is None
 
 
 @root_only

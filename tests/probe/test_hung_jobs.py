@@ -84,9 +84,9 @@ async def test_the_nodes_of_a_hung_job_meet_at_once(tmp_path: Path) -> None:
         one = members[0]
         give_job(members[:3], "run-1")
         for _ in range(3):
-            one.service.see([hang("run-1")])
+            one.service.update_hangs([hang("run-1")])
         await eventually(lambda: one.value("probe_hang_rounds_total") == 2)
-        one.service.see([hang("run-1")])
+        one.service.update_hangs([hang("run-1")])
         await asyncio.sleep(0.2)
         assert led(one) == [(name, "ok") for name in NAMES[1:3]]
         for agent in members:
@@ -102,7 +102,7 @@ async def test_all_nodes_of_a_job_look_at_the_same_time(tmp_path: Path) -> None:
         await eventually(lambda: all(agent.value("probe_up") for agent in members))
         give_job(members, "run-1")
         for agent in members:
-            agent.service.see([hang("run-1")])
+            agent.service.update_hangs([hang("run-1")])
         await eventually(
             lambda: all(
                 {name for name, outcome in led(agent) if outcome == "ok"}
@@ -123,7 +123,7 @@ async def test_a_node_of_the_job_that_is_out_of_reach_is_met(tmp_path: Path) -> 
         cut(one, other.name)
         cut(other, one.name)
         for agent in (one, other):
-            agent.service.see([hang("run-1")])
+            agent.service.update_hangs([hang("run-1")])
         await eventually(lambda: sorted(led(one)) == [(other.name, "refused"), (third.name, "ok")])
         await eventually(lambda: sorted(led(other)) == [(one.name, "refused"), (third.name, "ok")])
 
@@ -146,7 +146,7 @@ def test_the_service_of_jobs_tells_of_a_hang(tmp_path: Path) -> None:
         config = configured(hangs=options)
         async with (
             agents(tmp_path, 2, change=unscheduled) as (one, other),
-            jobs(config, one.service.see) as (service, _),
+            jobs(config, one.service.update_hangs) as (service, _),
         ):
             process = subprocess.Popen(
                 [sys.executable, rank.__file__],
@@ -244,7 +244,7 @@ def test_few_are_asked_and_fewer_are_met() -> None:
     company.silent = {"n002", "n003", "n004"}
     company.left_out = {"n099", "n000", "n002"}
     watch = watching()
-    watch.see([hang("run-1", HangClass.COLLECTIVE)])
+    watch.update_hangs([hang("run-1", HangClass.COLLECTIVE)])
     played(company, watch, "n098")
     assert company.asked == [f"n{number:03d}" for number in (1, *range(3, 34))]
     assert len(company.asked) == ASKED
@@ -259,10 +259,10 @@ def test_hangs_that_need_no_rounds() -> None:
     """
     company = Company(MANY)
     watch = watching([entry("run-2", ranks=8, world_size=8)])
-    watch.see([hang("run-1", HangClass.PROCESS), hang("run-2")])
+    watch.update_hangs([hang("run-1", HangClass.PROCESS), hang("run-2")])
     played(company, watch, "n000")
-    watch.see([hang("run-3")])
-    watch.see([])
+    watch.update_hangs([hang("run-3")])
+    watch.update_hangs([])
     played(company, watch, "n000")
     assert company.asked == []
 
@@ -271,13 +271,13 @@ def test_a_job_that_hangs_again_and_again_is_looked_into_once_a_minute() -> None
     """The rate of hangs that users cause is bounded; another job's hang gets its turn."""
     company, clock = Company(MANY), Time()
     watch = watching(clock=clock)
-    watch.see([hang("run-1")])
+    watch.update_hangs([hang("run-1")])
     played(company, watch, "n000")
     asked = len(company.asked)
     assert asked == ASKED
     for _ in range(10):
-        watch.see([])
-        watch.see([hang("run-1"), hang("run-2")])
+        watch.update_hangs([])
+        watch.update_hangs([hang("run-1"), hang("run-2")])
     played(company, watch, "n000")
     assert len(company.asked) == asked
     clock.now += GAP
@@ -298,7 +298,7 @@ def test_how_many_ranks_stand_still() -> None:
 
     def standing() -> list[float]:
         clock.now += GAP + 1
-        watch.see([hang("run-1")])
+        watch.update_hangs([hang("run-1")])
         played(company, watch, "n000", turns=200)
         return [sample.value for sample in watch.samples() if sample.metric is STANDING]
 
@@ -309,7 +309,7 @@ def test_how_many_ranks_stand_still() -> None:
         company.states["n033"] = {"state": state, "cause": cause}
         assert standing() == []
     assert len(company.met) == PARTNERS
-    watch.see([])
+    watch.update_hangs([])
     assert [sample.metric for sample in watch.samples()] == [ROUNDS]
 
 
@@ -319,7 +319,7 @@ def test_a_job_says_that_it_is_large(nodes: int, asked: int) -> None:
     names = tuple(f"n{number:04}" for number in range(2048))
     company = Company(names)
     watch = watching([entry("run-1", world_size=nodes)])
-    watch.see([hang("run-1")])
+    watch.update_hangs([hang("run-1")])
     played(company, watch, names[0], turns=1000)
     assert len(company.asked) == asked
 
@@ -328,6 +328,6 @@ def test_a_node_that_is_no_member_asks_nobody() -> None:
     """A node that is not in the list queries nobody: the list may have changed since."""
     company = Company(MANY)
     watch = watching()
-    watch.see([hang("run-1")])
+    watch.update_hangs([hang("run-1")])
     played(company, watch, "elsewhere")
     assert company.asked == []

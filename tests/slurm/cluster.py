@@ -54,7 +54,7 @@ class Cluster(Controller):
             self.table[node.name], state=SlurmNodeState.parse("idle"), reason="", since=0
         )
 
-    def note(self, node: SlurmNode, note: str) -> None:
+    def set_note(self, node: SlurmNode, note: str) -> None:
         """Replace our note."""
         self._called("note", node.name, note)
         self.table[node.name] = replace(self.table[node.name], comment=node.comment, note=note)

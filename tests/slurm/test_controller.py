@@ -109,7 +109,7 @@ def test_command_that_fails(tmp_path: Path) -> None:
     """What a command complains about is passed on; a missing one is said."""
     slurm = tool(tmp_path, "scontrol", "echo 'Invalid user id' >&2; exit 1")
     with pytest.raises(ControllerError, match="scontrol update: Invalid user id"):
-        slurm.note(node("n1"), "")
+        slurm.set_note(node("n1"), "")
     with pytest.raises(ControllerError, match="No such file"):
         Controller(environment={"PATH": str(tmp_path)}).nodes()
 
@@ -117,8 +117,8 @@ def test_command_that_fails(tmp_path: Path) -> None:
 def test_changes(tmp_path: Path) -> None:
     """What is asked of scontrol, word for word."""
     slurm = tool(tmp_path, "scontrol", f"printf '%s|' \"$@\" >> {tmp_path}/calls")
-    slurm.note(node("n1", comment="rack 7"), "hello")
-    slurm.note(node("n1"), "")
+    slurm.set_note(node("n1", comment="rack 7"), "hello")
+    slurm.set_note(node("n1"), "")
     slurm.drain(node("n1", comment="rack 7", note="x"), "dshealthd: gpu-lost gpu=3")
     assert (tmp_path / "calls").read_text().split("update|")[1:] == [
         "NodeName=n1|Comment=rack 7 [dshealthd: hello]|",

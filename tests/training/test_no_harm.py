@@ -158,7 +158,7 @@ def test_default_device_is_the_programs(monkeypatch: pytest.MonkeyPatch) -> None
     with torch.device("meta"):
         readback._copy(loss, 0.0)
     assert made[0].device.type == "cpu"
-    assert readback.take() == 2.5
+    assert readback.poll() == 2.5
 
 
 def test_search_for_the_model_leaves_other_threads_alone() -> None:

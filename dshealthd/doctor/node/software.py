@@ -107,7 +107,7 @@ VERSIONS = snapshot_check(
 )
 
 
-def _ask(python: str) -> tuple[int, str, str]:
+def _count_devices(python: str) -> tuple[int, str, str]:
     owner = os.stat(python).st_uid
     user = (owner or NOBODY.uid) if os.geteuid() == 0 else None
     done = subprocess.run(  # noqa: S603 - named by whoever runs the command or configures it
@@ -136,7 +136,7 @@ def _cuda_problems(context: NodeContext) -> Iterator[Result]:
     if not found:
         yield ok("no interpreter is given: set --python or probe.python")
     for python in found:
-        code, output, errors = _ask(python)
+        code, output, errors = _count_devices(python)
         if code or not output.isdecimal():
             last = errors.splitlines()[-1:] or [f"exit status {code}"]
             yield unknown(f"{python}: {last[0][:300]}", component=python)

@@ -142,7 +142,7 @@ class LogWatch:
         )
         self._jobs = {job.name: job for _, job in sorted(placed, key=itemgetter(0))}
 
-    def look(self) -> Iterator[Fault]:
+    def read_new(self) -> Iterator[Fault]:
         """Read what was appended to logs since the last look; yield a fault for unreadable logs."""
         now, spent = self._monotonic(), self._spent()
         elapsed = min(CATCH_UP, now - self._looked)
@@ -200,7 +200,7 @@ class LogWatch:
             for number, path in enumerate(order):
                 allowed = bytes_left / (len(order) - number)
                 before = self.read
-                worked |= self._take(job, root, path, int(allowed), until)
+                worked |= self._examine(job, root, path, int(allowed), until)
                 bytes_left -= self.read - before
         if worked:
             year = datetime.fromtimestamp(self._wall(), UTC).year
@@ -244,7 +244,7 @@ class LogWatch:
         known, job.paths = job.paths, {}
         for path, is_certain in candidates.items():
             try:
-                found = root.look(path)
+                found = root.stat(path)
             except OSError:
                 job.states[LogFileState.UNREADABLE] += 1
                 continue
@@ -263,7 +263,7 @@ class LogWatch:
         for path in job.tails.keys() - job.paths.keys():
             del job.tails[path]
 
-    def _take(self, job: _Job, root: Root, path: str, allowed: int, until: float) -> bool:
+    def _examine(self, job: _Job, root: Root, path: str, allowed: int, until: float) -> bool:
         """Examine what was appended to one log file; return whether there was anything."""
         try:
             descriptor = root.open(path)

@@ -150,7 +150,7 @@ class Selection:
     exact: bool
     entries: tuple[SelectedName, ...]
 
-    def takes(self, name: str, port: int | None = None) -> bool:
+    def covers(self, name: str, port: int | None = None) -> bool:
         """Return whether a device or its port is selected; interfaces have no port."""
         return self._lists(name, port) != self.exclude
 

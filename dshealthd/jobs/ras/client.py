@@ -92,7 +92,7 @@ class Query:
         self._selector, self._end = selector, end
         self._connect(now)
 
-    def look(self, now: float) -> None:
+    def give_up_if_late(self, now: float) -> None:
         """Give up the query, or its current connection, if it has taken too long."""
         if now >= self._end:
             self._finish(Unanswered(Reason.TIMEOUT, "no complete answer in time"))
@@ -200,7 +200,7 @@ class Query:
             self._connection = None
 
 
-def ask(queries: Iterable[Query], seconds: float, monotonic: Callable[[], float]) -> None:
+def send_queries(queries: Iterable[Query], seconds: float, monotonic: Callable[[], float]) -> None:
     """Run all queries, and return when each has its outcome, at the latest after `seconds`."""
     now = monotonic()
     with selectors.DefaultSelector() as selector:
@@ -210,7 +210,7 @@ def ask(queries: Iterable[Query], seconds: float, monotonic: Callable[[], float]
         while waiting := [query for query in asked if query.outcome is None]:
             now = monotonic()
             for query in waiting:
-                query.look(now)
+                query.give_up_if_late(now)
             waiting = [query for query in waiting if query.outcome is None]
             if not waiting:
                 break

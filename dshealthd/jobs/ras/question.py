@@ -53,7 +53,7 @@ class Loaded(NamedTuple):
     """Why a release is unknown, or empty."""
 
 
-def look(host: Host, members: Iterable[JobProcess], releases: MappedReleases) -> Loaded:
+def loaded_by(host: Host, members: Iterable[JobProcess], releases: MappedReleases) -> Loaded:
     """Return the NCCL releases that the processes of a job have mapped.
 
     A rank's children (data loaders) have mapped the same as the rank, and are skipped.

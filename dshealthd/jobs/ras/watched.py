@@ -129,7 +129,7 @@ class WatchedJob:
         """Query the job's RAS at the next check, although the job was healthy."""
         self._rarely = self.split or self._refused
 
-    def looked(self, loaded: Loaded, starts: frozenset[Process], now: float) -> None:
+    def record_loaded(self, loaded: Loaded, starts: frozenset[Process], now: float) -> None:
         """Record what the job's processes have loaded.
 
         An implausible answer is forgotten after the job has restarted or runs with other libraries,

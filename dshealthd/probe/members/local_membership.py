@@ -84,7 +84,7 @@ class LocalMembership:
         except OSError as error:
             self._wrong((str(error),))
         else:
-            return found is not None and self._take(*found)
+            return found is not None and self._adopt(*found)
         return False
 
     def _sources(self) -> str:
@@ -92,7 +92,7 @@ class LocalMembership:
         files = [str(file) for file in (options.hostfile, options.topology) if file is not None]
         return ", ".join([*files, options.dns] if options.dns else files) or "the members"
 
-    def _take(self, membership: Membership, me: str) -> bool:
+    def _adopt(self, membership: Membership, me: str) -> bool:
         """Apply what was read; tell whether it differs from what was known."""
         self.errors = ()
         if (

@@ -94,7 +94,7 @@ class Resolver:
         try:
             async with self._free:
                 addresses = await background.call(
-                    lambda: self._ask(host), "name look-up", None, OSError
+                    lambda: self._resolve(host), "name look-up", None, OSError
                 )
 
             self._failed.pop(host, None)
@@ -109,7 +109,7 @@ class Resolver:
             self._asked[host] = self._monotonic()
             del self._pending[host]
 
-    def _ask(self, host: str) -> tuple[Address, ...]:
+    def _resolve(self, host: str) -> tuple[Address, ...]:
         """Look up a node's name. Blocks. Raises OSError (gaierror is one)."""
         try:
             entries = self._look_up(host, None, type=socket.SOCK_STREAM)

@@ -116,7 +116,7 @@ class RoundContext:
     waited: Callable[[], float | None]
     """Returns the seconds for which this agent has waited for a CPU."""
 
-    async def ask(
+    async def query(
         self, name: str, method: str, body: Mapping[str, Any], deadline: float
     ) -> dict[str, Any] | PeerError:
         """Return a peer's answer in an active round, or the error if there is none."""
@@ -127,7 +127,7 @@ class RoundContext:
 
     async def absent(self, name: str, deadline: float) -> PeerError | None:
         """Return why a member's agent does not answer an echo, None if it does."""
-        answer = await self.ask(name, "echo", {"clock": self.wall(), "payload": b""}, deadline)
+        answer = await self.query(name, "echo", {"clock": self.wall(), "payload": b""}, deadline)
         return answer if isinstance(answer, PeerError) else None
 
     async def work(self, active: ActiveRound, store: StoreHandler) -> tuple[RankResult, ...]:

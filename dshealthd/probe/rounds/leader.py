@@ -61,7 +61,7 @@ async def lead(context: RoundContext, active: ActiveRound) -> RoundResult:
     result = await (_light if light else _full)(context, active)
     # Before the member is told: a root starved of CPU sees silence everywhere.
     result = result.unless_starved(starved=active.lag.starved)
-    await _tell(context, active, result)
+    await _send_conclusion(context, active, result)
     return result
 
 
@@ -69,7 +69,7 @@ async def _invite(context: RoundContext, active: ActiveRound) -> PeerError | Non
     """Invite the member; return the error if it is not ready. Measure its clock."""
     invitation = {**active.plan.invitation(), "report": context.node.report().message()}
     sent_at, sent = context.wall(), context.monotonic()
-    answer = await context.ask(active.peer, "invite", invitation, INVITATION)
+    answer = await context.query(active.peer, "invite", invitation, INVITATION)
     if isinstance(answer, PeerError):
         return answer
     active.report = PeerReport.of(answer["report"])
@@ -134,7 +134,7 @@ async def _lead_workers(context: RoundContext, active: ActiveRound) -> PeerError
         await asyncio.gather(working, arrival, return_exceptions=True)
 
 
-async def _tell(context: RoundContext, active: ActiveRound, result: RoundResult) -> None:
+async def _send_conclusion(context: RoundContext, active: ActiveRound, result: RoundResult) -> None:
     timings = result.timings
     if result.outcome is Outcome.OK and active.shares:  # also of parts that only the member has
         timings = merge(rank for share in active.shares.values() for rank in share.ranks)
@@ -147,7 +147,7 @@ async def _tell(context: RoundContext, active: ActiveRound, result: RoundResult)
         "reason": result.reason,
         **({} if active.offset is None else {"offset": active.offset}),
     }
-    answer = await context.ask(active.peer, "conclusion", body, CONCLUSION)
+    answer = await context.query(active.peer, "conclusion", body, CONCLUSION)
     if isinstance(answer, PeerError) and answer.reason != Decline.ROUND:
         log.debug(
             "round %s: %s did not accept its conclusion: %s",

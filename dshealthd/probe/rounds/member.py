@@ -73,7 +73,7 @@ async def _hand_in(context: RoundContext, active: ActiveRound) -> PeerError | No
     share = {"round": active.plan.round, **active.shares[context.node.name].message()}
     end = context.monotonic() + ROUND
     while not active.told.done():
-        answer = await context.ask(active.plan.root, "result", share, HANDING_IN)
+        answer = await context.query(active.plan.root, "result", share, HANDING_IN)
         if active.told.done():
             break
         if isinstance(answer, PeerError):

@@ -148,13 +148,6 @@ class Company:
                 pairs[met.round.peer] = before if before >= HARD else met.ratio
         return dict(list(pairs.items())[-MAX_PAIRS:])
 
-    def has_been_well(self, leaf: str, since: int) -> bool:
-        """Return whether a round with a member of a leaf went well after that of a number."""
-        return any(
-            not met.bad and met.round.number > since and self.leaves.get(met.round.peer) == leaf
-            for met in self.log
-        )
-
     def choose(
         self, *, near: bool | None, asked: Mapping[str, int], ill: Collection[str], now: float
     ) -> str | None:

@@ -73,8 +73,6 @@ _PENDING = 30.0
 """Seconds after which an extra round that has not taken place is given up."""
 _HELD = 4
 """Epochs for which another node stays a suspect without new evidence: others meet it meanwhile."""
-_LEAF_GONE = 3
-"""Members of a leaf that must be gone, with none of it well, to accuse the leaf."""
 
 
 class Detector:
@@ -415,24 +413,8 @@ class Detector:
             run.investigation.decided = self._wall()
         elif found is PairVerdict.PEER:
             del self._pairs[pair.peer]
-            self._give_up(pair)
-
-    def _give_up(self, pair: PairSuspicion) -> None:
-        """Accuse a node that others do not reach either, or its leaf if several are gone."""
-        company, name = self._company, pair.peer
-        self._gone[name] = Suspect(Part.NODE, name, pair.reason), self._epoch
-        company.record_gone(name)
-        leaf = company.leaves.get(name, "")
-        gone = [other for other in self._gone if company.leaves.get(other) == leaf]
-        if (
-            leaf
-            # If its own leaf were gone, this node would be cut off itself and could not know.
-            and leaf != company.leaf
-            and len(gone) >= _LEAF_GONE
-            and not company.has_been_well(leaf, pair.first.number)
-        ):
-            for other in gone:
-                self._gone[other] = Suspect(Part.LEAF, leaf, pair.reason), self._gone[other][1]
+            self._gone[pair.peer] = Suspect(Part.NODE, pair.peer, pair.reason), self._epoch
+            self._company.record_gone(pair.peer)
 
     def _unreached(self) -> set[str]:
         return {*self._gone, *(pair.peer for pair in self._pairs.values() if pair.unreached)}

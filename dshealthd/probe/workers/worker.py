@@ -136,7 +136,7 @@ class AgentChannel:
         """Report that a stage of the worker begins, which starts its deadline."""
         self.send({"stage": name})
 
-    def ask(self, op: str, key: str, value: str | int | None, timeout: float) -> Any:
+    def request(self, op: str, key: str, value: str | int | None, timeout: float) -> Any:
         """Have the agent carry out a store operation; return its value. Raises StoreFailure."""
         answer: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         with self._lock:
@@ -199,29 +199,29 @@ def agent_store(agent: AgentChannel, prefix: str, timeout: float) -> Any:
         def set(self, key: str, value: bytes | str) -> None:
             """Set a value in the agent's store, from the worker."""
             data = value.encode() if isinstance(value, str) else bytes(value)
-            agent.ask("set", prefix + key, base64.b64encode(data).decode(), timeout)
+            agent.request("set", prefix + key, base64.b64encode(data).decode(), timeout)
 
         def get(self, key: str) -> bytes:
             """Return a value of the agent's store to the worker, once it is set."""
-            return base64.b64decode(agent.ask("get", prefix + key, None, timeout))
+            return base64.b64decode(agent.request("get", prefix + key, None, timeout))
 
         def add(self, key: str, amount: int) -> int:
             """Add, from the worker, to a number of the agent's store and return the sum."""
-            return int(agent.ask("add", prefix + key, amount, timeout))
+            return int(agent.request("add", prefix + key, amount, timeout))
 
         def check(self, keys: list[str]) -> bool:
             """Tell the worker whether all keys of the agent's store are set."""
-            return all(agent.ask("check", prefix + key, None, timeout) for key in keys)
+            return all(agent.request("check", prefix + key, None, timeout) for key in keys)
 
         def wait(self, keys: list[str], limit: timedelta | None = None) -> None:
             """Block the worker until all keys of the agent's store are set."""
             for key in keys:
                 most = min(timeout, limit.total_seconds()) if limit else timeout
-                agent.ask("wait", prefix + key, None, most)
+                agent.request("wait", prefix + key, None, most)
 
         def delete_key(self, key: str) -> bool:
             """Delete a key of the agent's store, for the worker."""
-            return bool(agent.ask("delete", prefix + key, None, timeout))
+            return bool(agent.request("delete", prefix + key, None, timeout))
 
     store = AgentStore()
     store.set_timeout(timedelta(seconds=timeout))
@@ -256,7 +256,7 @@ class RankRound:
         options = backend_options(self.job, self.device)
         self.begin("store")
         store = agent_store(self.agent, self.job["prefix"], self.job["timeout"])
-        meet(store, self.job)
+        synchronize(store, self.job)
         self.begin("init")
         self.group = connect(store, self.job, options)
         self.reduce_and_check(4, 1)  # NCCL connects only with the first collective
@@ -275,11 +275,11 @@ class RankRound:
         if self.job["device_steps"]:
             self.begin("sizes")
             for op, size, seconds, wrong in device_steps(self.device, self.job["device_steps"]):
-                self.note(wrong)
+                self.record(wrong)
                 self.report(op, size, seconds, 1.0)
             if libraries := reproducible(self.device):
                 number, wrong = checksum(self.device, self.job["device_steps"])
-                self.note(wrong)
+                self.record(wrong)
                 self.agent.send({"checksum": [libraries, number]})
         self.begin("verify")
         for size in sizes:
@@ -323,10 +323,10 @@ class RankRound:
             seconds += timed(self.device, calls)
             for salt, buffer in zip(salts, buffers):  # noqa: B905 - Python 3.9 has no strict
                 expected = pattern(0, self.size, salt, size).to(self.device)
-                self.note(difference(f"all_reduce of {size} bytes", buffer, expected))
+                self.record(difference(f"all_reduce of {size} bytes", buffer, expected))
         return seconds
 
-    def note(self, wrong: str) -> None:
+    def record(self, wrong: str) -> None:
         """Keep the rank's first wrong result; an empty text means that nothing is wrong."""
         if wrong and self.wrong is None:
             self.wrong = self.stage, f"rank {self.rank}: {wrong}"
@@ -541,7 +541,7 @@ def versions(job: dict[str, Any]) -> str:
     return " ".join(found)
 
 
-def meet(store: Any, job: dict[str, Any]) -> None:
+def synchronize(store: Any, job: dict[str, Any]) -> None:
     """Wait until every rank's worker of the group has arrived, and check that versions match.
     Raises VersionsDiffer.
     """

@@ -32,7 +32,7 @@ INTERFACES = ("lo", "eth0", "eth1", "eth10", "docker0", "ib0")
 def test_interfaces(text: str, taken: list[str]) -> None:
     """Names are prefixes, or exact behind `=`; `^` excludes; blanks are part of a name."""
     selection = parse_selection(text)
-    assert [name for name in INTERFACES if selection.takes(name)] == taken
+    assert [name for name in INTERFACES if selection.covers(name)] == taken
 
 
 PORTS = (("mlx5_0", 1), ("mlx5_0", 2), ("mlx5_1", 1), ("mlx5_10", 1))
@@ -53,7 +53,7 @@ PORTS = (("mlx5_0", 1), ("mlx5_0", 2), ("mlx5_1", 1), ("mlx5_10", 1))
 def test_ports(text: str, taken: list[tuple[str, int]]) -> None:
     """A port behind `:` restricts an entry; rail and plane behind it do not."""
     selection = parse_selection(text)
-    assert [port for port in PORTS if selection.takes(*port)] == taken
+    assert [port for port in PORTS if selection.covers(*port)] == taken
 
 
 @given(st.text())
@@ -63,4 +63,4 @@ def test_any_text_is_a_list(text: str) -> None:
     """
     selection, opposite = parse_selection(text.lstrip("^")), parse_selection("^" + text.lstrip("^"))
     if selection.entries:
-        assert selection.takes("mlx5_0", 1) != opposite.takes("mlx5_0", 1)
+        assert selection.covers("mlx5_0", 1) != opposite.covers("mlx5_0", 1)

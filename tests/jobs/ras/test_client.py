@@ -21,7 +21,7 @@ from dshealthd.core.host import Host
 from dshealthd.jobs.ras import client as ras_client
 from dshealthd.jobs.ras import protocol
 from dshealthd.jobs.ras.address import Endpoint
-from dshealthd.jobs.ras.client import Query, ask
+from dshealthd.jobs.ras.client import Query, send_queries
 from dshealthd.jobs.ras.peer import holder
 from dshealthd.jobs.ras.protocol import (
     MAY_BE_SENT,
@@ -65,7 +65,7 @@ def slowly() -> float:
 
 def outcome(asked: Query, seconds: float = 3, clock: Callable[[], float] = slowly) -> object:
     """Ask, and return what came of it."""
-    ask([asked], seconds, clock)
+    send_queries([asked], seconds, clock)
     return asked.outcome
 
 
@@ -142,7 +142,7 @@ def test_trickle_wakes_nobody(serve: Callable[..., Process]) -> None:
         looks += 1
         return time.monotonic()
 
-    ask([asked], 1.5, clock)
+    send_queries([asked], 1.5, clock)
     assert isinstance(asked.outcome, Unanswered)
     assert looks < 20
 
@@ -173,7 +173,7 @@ def test_attempts_as_shipped(
         now += ras_client.GREETING if asked.connections <= stopped else 0.0
         return now
 
-    ask([asked], 1e6, clock)
+    send_queries([asked], 1e6, clock)
     assert asked.connections == ATTEMPTS == 6
     assert isinstance(asked.outcome, RasAnswer if answered else Unanswered), asked.outcome
 
@@ -239,7 +239,7 @@ def test_descriptors_are_closed(serve: Callable[..., Process]) -> None:
     before = os.listdir("/proc/self/fd")
     processes = [serve(behavior) for behavior in BEHAVIORS]
     started = len(os.listdir("/proc/self/fd")) - len(before)
-    ask([query(process) for process in processes], 1.2, time.monotonic)
+    send_queries([query(process) for process in processes], 1.2, time.monotonic)
     assert len(os.listdir("/proc/self/fd")) - len(before) == started
 
 

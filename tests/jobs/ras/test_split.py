@@ -27,7 +27,7 @@ def answer(what: RasRankState, pid: int, host: str = "127.0.0.1") -> Status:
 def job() -> WatchedJob:
     """Return a job of two processes."""
     made = WatchedJob()
-    made.looked(RUNNING, STARTS, 1.0)
+    made.record_loaded(RUNNING, STARTS, 1.0)
     return made
 
 
@@ -39,7 +39,7 @@ def test_who_was_called_dead_answers() -> None:
         seen.append(known.split)
     assert seen == [False, True, True]
     assert known.progress.idle is None
-    known.looked(RUNNING, frozenset({(5000, 9)}), 4.0)
+    known.record_loaded(RUNNING, frozenset({(5000, 9)}), 4.0)
     known.answered(answer(RasRankState.DEAD, 4001), 4000)
     assert [known.split] == [False]
 

@@ -17,7 +17,7 @@ def idle(*answers: tuple[float, int]) -> list[int | None]:
     """
     job, found = WatchedJob(), []
     for at, count in answers:
-        job.looked(LOADED, STARTS, at)
+        job.record_loaded(LOADED, STARTS, at)
         world = Communicator(name="a b", size=2, states={}, marks={0: count})
         status = Status(version="2.30.7", communicators=(world,))
         job.answered(status, 4000, INTERVAL)

@@ -265,10 +265,10 @@ def test_flipped_bit(scene: Scene) -> None:
     numbers = [result.checksum.number for result in results if result.checksum is not None]
     assert numbers[0] == numbers[2] != numbers[1]
     metrics = RoundMetrics()
-    metrics.take_checksums(replace(result, part=str(gpu)) for gpu, result in enumerate(results))
+    metrics.record_checksums(replace(result, part=str(gpu)) for gpu, result in enumerate(results))
     series = Series(metrics.samples(()))
     assert [sign.labels["gpu"] for sign in gpus.checksums(series, 0.0)] == ["1"]
-    metrics.take_checksums(replace(result, part=str(result.rank)) for result in results[:2])
+    metrics.record_checksums(replace(result, part=str(result.rank)) for result in results[:2])
     assert not list(gpus.checksums(Series(metrics.samples(())), 0.0))
 
 
