@@ -371,7 +371,11 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
         ("num_nodes=2", "num_nodes=4", "python waits for 4 nodes, but Slurm gives the job 2"),
         ("WORLD_SIZE=16", "WORLD_SIZE=2", "WORLD_SIZE=2, but 16 ranks start"),
         ("-size 4", "-size 3", "16 ranks (srun) cannot be divided into groups of tensor_model"),
-        ("=64", "=60", "global_batch_size 60 is not a multiple of micro_batch_size x data-parallel ranks = 8"),
+        (
+            "=64",
+            "=60",
+            "global_batch_size 60 is not a multiple of micro_batch_size x data-parallel ranks = 8",
+        ),
         ("WORLD_SIZE=16", "WORLD_SIZE=$((SLURM_NTASKS * 2))", "WORLD_SIZE=32, but 16 ranks start"),
         ("export MASTER", "MASTER", "sets MASTER_ADDR, MASTER_PORT, WORLD_SIZE, but does not pass"),
         ("=ALL", "=WORLD_SIZE", "sets MASTER_ADDR, MASTER_PORT, but does not pass them on"),
@@ -398,7 +402,10 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
         *(
             ("$(hostname)", address, f"MASTER_ADDR {shown}")
             for address, shown in (
-                ("$(echo $SLURM_JOB_NODELIST | cut -d, -f1)", "${SLURM_JOB_NODELIST} is a list of nodes"),
+                (
+                    "$(echo $SLURM_JOB_NODELIST | cut -d, -f1)",
+                    "${SLURM_JOB_NODELIST} is a list of nodes",
+                ),
                 ("${SLURM_NODELIST%%,*}", "${SLURM_NODELIST%%,*} is a list of nodes"),
                 ("$(scontrol show hostnames)", "${NAMES_OF_ALL_NODES} is a list of nodes"),
                 ("$(hostname -I)", "${ALL_OWN_ADDRESSES} is a list of all addresses"),
@@ -414,7 +421,11 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
             "--gpus-per-task of srun is empty: Slurm sets SLURM_GPUS_PER_TASK only with --gpus-per",
         ),
         ("JOB_ID'", "JOB_ID_$SLURM_NODEID'", "reads SLURM_JOB_ID_, which is never set: ${SLURM_J"),
-        ("'python", "'RANK=$SLURM_LOCALID python", "RANK $SLURM_LOCALID is another number: SLURM_L"),
+        (
+            "'python",
+            "'RANK=$SLURM_LOCALID python",
+            "RANK $SLURM_LOCALID is another number: SLURM_L",
+        ),
         ("'python", "'LOCAL_RANK=$SLURM_PROCID python", "LOCAL_RANK $SLURM_PROCID is another numb"),
         *(
             ("PORT=29500", f"PORT={port}", " is the job's number, which passes 65535")
@@ -424,6 +435,13 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
         ("#!/bin/bash\n", "\n", "does not begin with #!: sbatch refuses it"),
         ("#!/bin/bash\n", "#!/bin/bash\r\n", "lines that end with CR LF: sbatch refuses it"),
         ("'python", "'RANK=$OMPI_COMM_WORLD_RANK python", "reads OMPI_COMM_WORLD_RANK, which is n"),
+        (
+            "srun",
+            "N=2\ncat > n.sh <<'EOF'\necho $N $M ${D:-1}\nEOF\nsrun bash n.sh\nsrun",
+            "sets N, but does not pass it on to the ranks: `export` is missing",
+        ),
+        ("--export=ALL bash", "--export=NONE bash", "--export=NONE holds for srun, too"),
+        ("srun", "srun nvidia-smi dmon &\nsrun", "the next srun waits until it ends"),
         ("1-0", "5", "it comes 300 s before the end of a job that has 300 s"),
         ("1-0", "00:04:59", "it comes 300 s before the end of a job that has 299 s"),
         ("--nodes=2 --n", "--nodes=$N --n", "#SBATCH --nodes=$N is read as it stands"),
@@ -431,7 +449,11 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
         ("srun", "srun --nodes=4", "srun asks for 4 nodes, but the job has 2"),
         ("srun", "srun --gres=gpu:9", "srun asks for 9 GPUs on each node, but the job has 8"),
         ("=2 '", "=2 trainer.devices=4 '", "wants 4 processes (devices), but srun starts 8"),
-        ("--time", "--mem=2047 --time", "2047 MiB of memory on a node, where its processes take more than 2048"),
+        (
+            "--time",
+            "--mem=2047 --time",
+            "2047 MiB of memory on a node, where its processes take more than 2048",
+        ),
         ("--time", "--mem-per-cpu=255M --time", "2040 MiB of memory on a node"),
         ("wait", "true", "starts the job in the background and ends"),
         ("srun", "srun python prepare.py\n--export=NONE \nsrun", "bash runs --export=NONE as a"),
@@ -509,6 +531,11 @@ def test_signal_in_time(tmp_path: Path, limit: str, seconds: int) -> None:
         ("--time", "--mem-per-cpu=256 --time"),
         ("=2 '", "=2 trainer.devices=8 '"),
         ("srun", "srun --nodes=2 --gres=gpu:8"),
+        ("srun", "export N=2\ncat > n.sh <<'EOF'\necho $N\nEOF\nsrun bash n.sh\nsrun"),
+        ("srun", "N=2\ncat > n.sh <<EOF\necho $N\nEOF\nsrun bash n.sh\nsrun"),
+        ("srun", "srun --overlap nvidia-smi dmon &\nsrun"),
+        ("srun", "srun --gres=gpu:0 -c 1 nvidia-smi dmon &\nsrun"),
+        ("srun", "srun python copy.py &\nwait\nsrun"),
         ("& wait", "& while sleep 9; do date; done"),
         ("\nARGS", "\ncase $X in\n--train) ;;\n-e) Y=1;;\nesac\nARGS"),
         ("srun", "srun --mem=0"),
@@ -839,6 +866,41 @@ def test_container_without_what_ranks_need(tmp_path: Path, head: str, text: str,
     file.write_text(f"#!/bin/bash\n#SBATCH {head}\n{text}\n")
     found = [one for one in results("launcher", asked(str(file))) if one.component == "container"]
     assert [one.outcome for one in found] == [WARNING] * says
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts", "says"),
+    [
+        ("", "n1 n2", 1),
+        ("--network=host", "n1 n2", 0),
+        ("-p 29500:29500", "n1 n2", 0),
+        ("", "n1", 0),
+        ("--network=host --device=/dev/infiniband", "n1 n2", 1),
+        ("--network=host --device=/dev/infiniband --ulimit memlock=-1", "n1 n2", 0),
+    ],
+)
+def test_containers_over_ssh(tmp_path: Path, options: str, hosts: str, says: int) -> None:
+    """What ssh has a shell read is a script: of a container there, with the hosts of an array."""
+    file = tmp_path / "launch.sh"
+    file.write_text(
+        f"#!/bin/bash\nHOSTS=({hosts})\nfor h in ${{HOSTS[@]}}; do\nssh $h bash -s <<EOF\n"
+        f"docker run --gpus all {options} x \\\n  torchrun --nnodes=${{#HOSTS[@]}}"
+        " --nproc-per-node=1 --master_addr=${HOSTS[0]} x.py\nEOF\ndone\n"
+    )
+    job = asked(str(file))
+    assert (job.rendezvous.address, job.layout.nodes) == ("n1", len(hosts.split()))
+    found = [one for one in results("launcher", job) if one.component == "container"]
+    assert [one.outcome for one in found] == [WARNING] * says
+
+
+def test_files_beside_a_script(tmp_path: Path) -> None:
+    """A script names files beside it by its own folder, and may write others itself."""
+    file = tmp_path / "launch.sh"
+    (tmp_path / "hosts").write_text("n1 slot=8\n")
+    for folder in ('$(dirname "$0")', '"$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'):
+        file.write_text(f"#!/bin/bash\nD={folder}\ndeepspeed --hostfile $D/hosts x.py\n")
+        (found,) = results("hostfile", asked(str(file)))
+        assert (found.outcome, "slot=8" in found.text) == (CRITICAL, True)
 
 
 @pytest.mark.parametrize(
