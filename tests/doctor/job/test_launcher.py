@@ -106,6 +106,15 @@ def test_flags_are_the_launchers_own(oracle: dict[str, Any], program: str) -> No
     assert sorted(VALUED[program]) == oracle[program]["valued"]
 
 
+def test_options_of_accelerate() -> None:
+    """All options of the installed Accelerate are known, each with or without a value."""
+    launch: Any = pytest.importorskip("accelerate.commands.launch", reason="takes accelerate")
+    actions = launch.launch_command_parser()._actions
+    for action in actions:
+        names = {one.lstrip("-").replace("_", "-") for one in action.option_strings}
+        assert names <= (FLAGS if action.nargs == 0 else VALUED)["accelerate"]
+
+
 def test_filters_as_deepspeed_applies_them(oracle: dict[str, Any]) -> None:
     """Hosts and slots are what DeepSpeed makes of them; none where it refuses."""
     text = "".join(f"{name} slots={slots}\n" for name, slots in POOL.items())
@@ -286,6 +295,7 @@ def test_deepspeed_on_each_node(command: str, outcome: State) -> None:
         ('deepspeed x.py "${ARGS[@]}" --hostfile hosts', "--hostfile stands behind the script"),
         ("torchrun --nproc_per_node=2 x.py --nnodes=8", ""),
         ("accelerate launch --num_proceses 8 x.py", "did you mean --num-processes?"),
+        ("accelerate launch --use_fsdp --fsdp_activation_checkpointing_offload true x.py", ""),
         ("accelerate launch --num_process 8 --same_network x.py", ""),  # a prefix of one alone
         ("srun -N1 -n1 bash -c 'python x.py' --lr 1", "bash -c runs 'python x.py' alone"),
         ("srun -N1 -n1 bash -c 'python x.py $@' -- --lr 1", ""),
