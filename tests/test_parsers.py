@@ -166,7 +166,12 @@ HERE |= {
     ),
     ("doctor.job.sources.manifest", "parse"): (
         lambda document: [
-            module("doctor.job.sources.manifest").parse(text)
+            [
+                pod.command
+                for pod in module("doctor.job.sources.manifest")
+                .from_json(module("doctor.job.sources.manifest").parse(text))
+                .pods
+            ]
             for text in (json.dumps(document), json.dumps({"kind": "Pod", "spec": document}))
         ],
         DOCUMENTS,

@@ -60,7 +60,6 @@ CHECKS = {
     "nccl-variables": (PASTED, "job/test_nccl::test_variables"),
     "nvlink": (SCENES, "test_snapshot_checks::test_findings_of_an_agent"),
     "nvml": (STATE, "test_gpu_faults::test_broken_nvml"),
-    "offload-path": (PASTED, "job/test_config::test_offload_path"),
     "open-files": (STATE, "test_host_checks::test_asynchronous_requests_that_run_out"),
     "paths": (STATE, "test_host_checks::test_paths_of_the_command_line"),
     "pcie-acs": (STATE, "test_gpu_direct::test_acs"),

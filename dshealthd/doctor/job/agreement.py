@@ -12,7 +12,7 @@ from dshealthd.doctor.job.options import OPTIONS
 from dshealthd.doctor.job.sources.layout import refusal
 from dshealthd.doctor.job.sources.manifest import INDEX
 from dshealthd.doctor.job.sources.shell import PER_NODE
-from dshealthd.doctor.job.sources.slurm_script import tasks_per_node
+from dshealthd.doctor.job.sources.slurm_options import tasks_per_node
 from dshealthd.doctor.job.start import Invariant, unlike, within
 
 if TYPE_CHECKING:
@@ -110,6 +110,9 @@ INVARIANTS = (
              "{} is a list of all addresses of a node, no host", "hostname(1), -I"),
             (_HOSTS, r"^(?!.*\$).*?([\s,()]|[^\[]\[|\[[^\]]*$)", "", "rendezvous",
              "{} cannot be a host", ""),
+            (("nnodes",), r"\$[({]?(WORLD_SIZE)\b", "processes", "--nnodes",
+             "{} is the number of processes, not of nodes",
+             "training-operator, pkg/controller.v1/pytorch/envvar.go"),
             (_PORTS, r"\$\{?(SLURM_JOB_?ID)\}?$", "", "--master-port",
              "{} is the job's number, which passes 65535: take it modulo 10000",
              "slurm.conf(5), MaxJobId: 67043328"),

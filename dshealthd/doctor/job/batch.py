@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural
@@ -34,6 +35,8 @@ _FILLED = {
     "optimizer.params.weight_decay": "weight_decay",
     "scheduler.params.warmup_max_lr": "learning_rate",
     "scheduler.params.warmup_num_steps": "warmup_steps",
+    "fp16.enabled": "fp16",
+    "bf16.enabled": "bf16",
 }
 """Settings that must be those of the Trainer's arguments (transformers/integrations/deepspeed.py,
 `fill_match`)."""
@@ -64,29 +67,23 @@ def _of_trainer(context: JobContext, name: str, document: dict[str, Any]) -> Ite
     """Yield settings that are not those of the arguments of Hugging Face's Trainer."""
     said = context.launcher.stated if context.launcher else {}
     of = Settings(document)
-    for half in ("fp16", "bf16") if _TRAINER in said and "pure_bf16" not in said else ():
-        value, text = of(f"{half}.enabled"), said.get(half, "false")
-        if isinstance(value, bool) and "$" not in text and value == (text.lower() in _FALSE):
-            told = f"says --{half} {text}" if half in said else f"has no --{half}"
-            yield at_key(
-                name,
-                f"{half}.enabled",
-                f"{half}.enabled is {str(value).lower()}, but the command {told}: Hugging Face's"
-                " Trainer refuses to start; write auto in the configuration",
-                source="transformers/integrations/deepspeed.py, fill_match",
-            )
-    for path, argument in _FILLED.items() if _TRAINER in said else ():
-        value = of(path)
-        try:
-            differs = isinstance(value, int | float) and float(said[argument]) != value
-        except (KeyError, ValueError, ArithmeticError):
-            continue  # not given, or only its shell knows
+    if _TRAINER not in said:
+        return
+    for path, argument in _FILLED.items():
+        value, text = of(path), said.get(argument)
+        differs = False
+        if isinstance(value, bool) and "$" not in (text or "") and "pure_bf16" not in said:
+            differs = value == ((text or "false" * (text is None)).lower() in _FALSE)
+        elif isinstance(value, int | float) and text is not None:
+            with contextlib.suppress(ValueError, ArithmeticError):  # only its shell knows
+                differs = float(text) != value
         if differs:
+            told = f"has no --{argument}" if text is None else f"says --{argument} {text}"
             yield at_key(
                 name,
                 path,
-                f"{path} is {value}, but the command says --{argument} {said[argument]}: Hugging"
-                " Face's Trainer refuses to start; write auto in the configuration",
+                f"{path} is {value}, but the command {told}: Hugging Face's Trainer refuses to"
+                " start; write auto in the configuration",
                 source="transformers/integrations/deepspeed.py, fill_match",
             )
 

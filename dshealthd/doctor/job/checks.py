@@ -13,7 +13,6 @@ from dshealthd.doctor.job import (
     kubernetes,
     launcher,
     nccl,
-    offload,
     rendezvous,
 )
 
@@ -26,7 +25,7 @@ CHECKS: tuple[Check[JobContext], ...] = (
     *(hostfile.LINES, hostfile.NAMES, hostfile.SSH, launcher.CHECK, launcher.RANKS),
     kubernetes.MANIFEST,
     *(rendezvous.ADDRESS, rendezvous.PORT, nccl.VARIABLES, nccl.TRANSPORTS),
-    *(checkpoint.CHECK, offload.CHECK),
+    checkpoint.CHECK,
 )
 
 

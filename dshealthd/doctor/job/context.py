@@ -18,6 +18,7 @@ from dshealthd.doctor.job.sources import (
     inspection,
     launcher_command,
     manifest,
+    slurm_options,
     slurm_script,
 )
 from dshealthd.doctor.job.sources.inspection import Inspection
@@ -185,7 +186,7 @@ class JobContext:
             nodes=nodes,
             given=f"Slurm gives the job {nodes}",
             gpus=self.gpus_per_node,
-            memory=slurm_script.memory(self.slurm_options),
+            memory=slurm_options.memory(self.slurm_options),
             copies=(nodes or self.layout.nodes or 1) if outer == "srun" else 1,
             pool=slots(self.deepspeed, self.members, self.gpus_per_node),
             strange=self.batch_script.strange if self.batch_script else (),
@@ -238,7 +239,7 @@ class JobContext:
         """GPUs per node of the job: given, else what it requests of Slurm, else this node's."""
         if self.gpus_wanted is not None:
             return self.gpus_wanted
-        if (requested := slurm_script.gpus_per_node(self.slurm_options)) is not None:
+        if (requested := slurm_options.gpus_per_node(self.slurm_options)) is not None:
             return requested
         return (self.gpus.value if self.gpus else None) or None
 
@@ -284,8 +285,9 @@ def context(args: argparse.Namespace, environment: Mapping[str, str] = os.enviro
         command = Source(file, launcher_command.of_accelerate(settings))
     script = _mapped(found.get("script"), file, slurm_script.from_json)
     named = JobContext(command=command, script=script)
-    hostfile = args.hostfile or _named_hostfile(named)
-    config = config or _named_config(named, os.path.dirname(file or ""))
+    directory = os.path.dirname(file or "")
+    hostfile = args.hostfile or _named_hostfile(named, directory)
+    config = config or _named_config(named, directory)
     readers = {}
     if command is not None or script is not None:
         readers["deepspeed_env"] = variables_in_deepspeed_env
@@ -380,22 +382,24 @@ def _named_config(made: JobContext, directory: str) -> str:
     and here.
     """
     inner = list(made.launcher.chain())[-1] if made.launcher else None
-    said = inner.stated if inner else {}
-    options = {"deepspeed_config_file": inner.options.get("deepspeed-config-file")} if inner else {}
-    names = (
-        said.get(one) or options.get(one) or ""
-        for one in ("deepspeed", "deepspeed_config", "deepspeed_config_file")
-    )
+    options = {**inner.stated, **inner.options} if inner else {}
+    named = ("deepspeed", "deepspeed_config", "deepspeed_config_file", "deepspeed-config-file")
+    names = (options.get(one, "") for one in named)
     name = next((name for name in names if name.endswith((".json", ".hjson"))), "")
-    places = [place for place in (name, os.path.join(directory, name)) if os.path.isfile(place)]
-    return places[0] if name and places and "$" not in name else ""
+    return _beside(name, directory)
 
 
-def _named_hostfile(made: JobContext) -> str:
+def _named_hostfile(made: JobContext, directory: str) -> str:
     """Return the hostfile that the launcher uses; "" if none is known."""
     if made.deepspeed is None:
         return ""
     name = made.deepspeed.options.get("hostfile", "")
     if not name and os.path.exists(DEFAULT_HOSTFILE):
         return DEFAULT_HOSTFILE
-    return "" if "$" in name else name
+    return _beside(name, directory) or ("" if "$" in name else name)
+
+
+def _beside(name: str, directory: str) -> str:
+    """Return where a file is that a script in a directory names; "" if it is not here."""
+    places = (name, os.path.join(directory, name))
+    return next((one for one in places if name and "$" not in name and os.path.isfile(one)), "")

@@ -122,6 +122,7 @@ def start_of(pod: PodTemplate, manifest: Manifest) -> PodStart:
         copies=pod.count,
         groups=pod.groups,
         more={
+            "processes of a pod": natural(pod.processes),
             "patience": waits if probe and ends and pod.is_training and pod.gpus else None,
             "timeout": TIMEOUT,
             "shared memory": shared >> 20 if pod.gpus and memory else None,
@@ -176,6 +177,11 @@ def _invalid(start: PodStart) -> Iterator[str]:
     for key, value in pod.limits.texts().items():
         if is_gpu(key) and re.fullmatch(r"\d*\.\d*[1-9]\d*|\d+m", value):
             yield f"{value} {key} in limits is no whole number"
+    for metadata in (pod.object.at("metadata"), pod.template.at("metadata")):
+        for key in ("labels", "annotations"):
+            for name, value in metadata.at(key).value.items():
+                if not isinstance(value, str):
+                    yield f"the value of {name} in {key} is {value}, not a string: quote it"
     for one in main.each("env"):
         if not isinstance(one.get("value"), str | None):
             yield f"the value of {one.text('name')} is {one.get('value')}, not a string: quote it"

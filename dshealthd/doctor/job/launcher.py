@@ -13,7 +13,7 @@ from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warn
 from dshealthd.doctor.job import config_conflicts
 from dshealthd.doctor.job.agreement import INVARIANTS, OCCUPANCY
 from dshealthd.doctor.job.sources.launcher_command import READ
-from dshealthd.doctor.job.sources.slurm_script import gpus_per_node
+from dshealthd.doctor.job.sources.slurm_options import gpus_per_node
 from dshealthd.doctor.job.start import broken
 from dshealthd.doctor.remedies import paste
 from dshealthd.jobs.environment import RENDEZVOUS, visible
@@ -96,33 +96,34 @@ def _script(context: JobContext, name: str, script: SlurmScript) -> Iterator[Res
             source="sbatch(1); bash(1)",
             component=one.component,
         )
-    if context.command is None and (lost := _not_passed_on(context, script)):
-        make = critical if {*lost} & {*RENDEZVOUS} else warning
-        them = "it" if len(lost) == 1 else "them"
+    asked, lost = _not_passed_on(context, script)
+    if context.command is None and lost:
+        make = critical if {*lost} & {*RENDEZVOUS, *script.left} else warning
+        them, is_all = "it" if len(lost) == 1 else "them", "ALL" in asked or "$" in asked
+        why = "`export` is missing" if is_all else f"--export={asked[:60]} holds for srun, too"
         yield make(
-            f"{name} sets {', '.join(lost[:8])}, but does not pass {them} on to the ranks: `export`"
-            " or --export=ALL is missing",
-            f"export {' '.join(lost[:8])}",
+            f"{name} sets {', '.join(lost[:8])}, but does not pass {them} on to the ranks: {why}",
+            f"export {' '.join(lost[:8])}" if is_all else "srun --export=ALL ...",
             source="srun(1), --export",
             component=lost[0],
         )
 
 
-def _not_passed_on(context: JobContext, script: SlurmScript) -> list[str]:
-    """Return the variables of training that the script sets, but the ranks do not get."""
-    if context.launcher is None:
-        return []
-    chain = list(context.launcher.chain())
-    asked = context.launcher.options.get("export", script.directives.get("export", "ALL"))
-    is_python = chain[-1].program == "python"
+def _not_passed_on(context: JobContext, script: SlurmScript) -> tuple[str, list[str]]:
+    """Return what --export says, and variables that the script sets, but ranks do not get."""
+    chain = list(context.launcher.chain()) if context.launcher else []
+    asked = script.directives.get("export", "ALL")
+    asked = chain[0].options.get("export", asked) if chain else asked
+    is_python = bool(chain) and chain[-1].program == "python"
     passes_all = "ALL" in asked or "$" in asked or "SLURM_EXPORT_ENV" in script.exports
-    return [
+    return asked, [
         name
         for name, is_exported in script.carried.items()
         if not (is_exported and passes_all)
         and name not in asked
         and not any(name in one.variables for one in chain)
-        and (is_python or name not in RENDEZVOUS)  # other launchers set these themselves
+        # other launchers set these themselves
+        and (name in script.left or (chain and (is_python or name not in RENDEZVOUS)))
     ]
 
 

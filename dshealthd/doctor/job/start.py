@@ -12,7 +12,7 @@ from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, critical
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 from dshealthd.doctor.job.sources.layout import Layout
-from dshealthd.doctor.job.sources.slurm_script import gpus_per_node
+from dshealthd.doctor.job.sources.slurm_options import gpus_per_node
 from dshealthd.jobs.environment import natural
 
 LEAST_MEMORY = 256
@@ -140,6 +140,7 @@ class Start:
             "copies": copies,
             "static copies": copies and self.is_static,
             "groups": self.groups > 1,
+            "processes": (self.more.get("processes of a pod") or 1) > 1,
         }
 
     @property

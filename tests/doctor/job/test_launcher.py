@@ -106,6 +106,15 @@ def test_flags_are_the_launchers_own(oracle: dict[str, Any], program: str) -> No
     assert sorted(VALUED[program]) == oracle[program]["valued"]
 
 
+def test_options_of_accelerate() -> None:
+    """All options of the installed Accelerate are known, each with or without a value."""
+    launch: Any = pytest.importorskip("accelerate.commands.launch", reason="takes accelerate")
+    actions = launch.launch_command_parser()._actions
+    for action in actions:
+        names = {one.lstrip("-").replace("_", "-") for one in action.option_strings}
+        assert names <= (FLAGS if action.nargs == 0 else VALUED)["accelerate"]
+
+
 def test_filters_as_deepspeed_applies_them(oracle: dict[str, Any]) -> None:
     """Hosts and slots are what DeepSpeed makes of them; none where it refuses."""
     text = "".join(f"{name} slots={slots}\n" for name, slots in POOL.items())
@@ -286,6 +295,7 @@ def test_deepspeed_on_each_node(command: str, outcome: State) -> None:
         ('deepspeed x.py "${ARGS[@]}" --hostfile hosts', "--hostfile stands behind the script"),
         ("torchrun --nproc_per_node=2 x.py --nnodes=8", ""),
         ("accelerate launch --num_proceses 8 x.py", "did you mean --num-processes?"),
+        ("accelerate launch --use_fsdp --fsdp_activation_checkpointing_offload true x.py", ""),
         ("accelerate launch --num_process 8 --same_network x.py", ""),  # a prefix of one alone
         ("srun -N1 -n1 bash -c 'python x.py' --lr 1", "bash -c runs 'python x.py' alone"),
         ("srun -N1 -n1 bash -c 'python x.py $@' -- --lr 1", ""),
@@ -435,6 +445,13 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
         ("#!/bin/bash\n", "\n", "does not begin with #!: sbatch refuses it"),
         ("#!/bin/bash\n", "#!/bin/bash\r\n", "lines that end with CR LF: sbatch refuses it"),
         ("'python", "'RANK=$OMPI_COMM_WORLD_RANK python", "reads OMPI_COMM_WORLD_RANK, which is n"),
+        (
+            "srun",
+            "N=2\ncat > n.sh <<'EOF'\necho $N $M ${D:-1}\nEOF\nsrun bash n.sh\nsrun",
+            "sets N, but does not pass it on to the ranks: `export` is missing",
+        ),
+        ("--export=ALL bash", "--export=NONE bash", "--export=NONE holds for srun, too"),
+        ("srun", "srun nvidia-smi dmon &\nsrun", "the next srun waits until it ends"),
         ("1-0", "5", "it comes 300 s before the end of a job that has 300 s"),
         ("1-0", "00:04:59", "it comes 300 s before the end of a job that has 299 s"),
         ("--nodes=2 --n", "--nodes=$N --n", "#SBATCH --nodes=$N is read as it stands"),
@@ -524,6 +541,11 @@ def test_signal_in_time(tmp_path: Path, limit: str, seconds: int) -> None:
         ("--time", "--mem-per-cpu=256 --time"),
         ("=2 '", "=2 trainer.devices=8 '"),
         ("srun", "srun --nodes=2 --gres=gpu:8"),
+        ("srun", "export N=2\ncat > n.sh <<'EOF'\necho $N\nEOF\nsrun bash n.sh\nsrun"),
+        ("srun", "N=2\ncat > n.sh <<EOF\necho $N\nEOF\nsrun bash n.sh\nsrun"),
+        ("srun", "srun --overlap nvidia-smi dmon &\nsrun"),
+        ("srun", "srun --gres=gpu:0 -c 1 nvidia-smi dmon &\nsrun"),
+        ("srun", "srun python copy.py &\nwait\nsrun"),
         ("& wait", "& while sleep 9; do date; done"),
         ("\nARGS", "\ncase $X in\n--train) ;;\n-e) Y=1;;\nesac\nARGS"),
         ("srun", "srun --mem=0"),
@@ -854,6 +876,41 @@ def test_container_without_what_ranks_need(tmp_path: Path, head: str, text: str,
     file.write_text(f"#!/bin/bash\n#SBATCH {head}\n{text}\n")
     found = [one for one in results("launcher", asked(str(file))) if one.component == "container"]
     assert [one.outcome for one in found] == [WARNING] * says
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts", "says"),
+    [
+        ("", "n1 n2", 1),
+        ("--network=host", "n1 n2", 0),
+        ("-p 29500:29500", "n1 n2", 0),
+        ("", "n1", 0),
+        ("--network=host --device=/dev/infiniband", "n1 n2", 1),
+        ("--network=host --device=/dev/infiniband --ulimit memlock=-1", "n1 n2", 0),
+    ],
+)
+def test_containers_over_ssh(tmp_path: Path, options: str, hosts: str, says: int) -> None:
+    """What ssh has a shell read is a script: of a container there, with the hosts of an array."""
+    file = tmp_path / "launch.sh"
+    file.write_text(
+        f"#!/bin/bash\nHOSTS=({hosts})\nfor h in ${{HOSTS[@]}}; do\nssh $h bash -s <<EOF\n"
+        f"docker run --gpus all {options} x \\\n  torchrun --nnodes=${{#HOSTS[@]}}"
+        " --nproc-per-node=1 --master_addr=${HOSTS[0]} x.py\nEOF\ndone\n"
+    )
+    job = asked(str(file))
+    assert (job.rendezvous.address, job.layout.nodes) == ("n1", len(hosts.split()))
+    found = [one for one in results("launcher", job) if one.component == "container"]
+    assert [one.outcome for one in found] == [WARNING] * says
+
+
+def test_files_beside_a_script(tmp_path: Path) -> None:
+    """A script names files beside it by its own folder, and may write others itself."""
+    file = tmp_path / "launch.sh"
+    (tmp_path / "hosts").write_text("n1 slot=8\n")
+    for folder in ('$(dirname "$0")', '"$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'):
+        file.write_text(f"#!/bin/bash\nD={folder}\ndeepspeed --hostfile $D/hosts x.py\n")
+        (found,) = results("hostfile", asked(str(file)))
+        assert (found.outcome, "slot=8" in found.text) == (CRITICAL, True)
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,7 @@ def manifest(tmp_path: Path, text: str) -> JobContext:
         ("valueFrom: {}", "value: 29500", CRITICAL, "the value of POD is 29500, not a string"),
         ("valueFrom: {}", 'value: "29500"', OK, "2 pods"),
         ("[bash, -c]", "[nice, -n, 7, bash, -c]", CRITICAL, "7 in command is no string: quote it"),
+        ("=c10d", "=c10d --rdzv-id=$SLURM_JOB_ID", CRITICAL, "which only Slurm sets"),
         ('gpu: "8"', 'gpu: "0.5"', CRITICAL, "0.5 nvidia.com/gpu in limits is no whole number"),
         ("emptyDir: {medium: Memory", "persistentVolumeClaim: {claimName: x", OK, "2 pods"),
     ],
@@ -356,6 +357,34 @@ def test_pods_that_do_not_start_or_last(
     assert [
         one.outcome for one in results("manifest", manifest(tmp_path, text.replace(old, new)))
     ] == [OK]
+
+
+def test_devices_of_the_network(tmp_path: Path) -> None:
+    """Pods of one job have the same network, by whatever name its vendor gives a device."""
+    for device, name in (("rdma/ib", "rdma/ib"), ("vpc.amazonaws.com/efa", "amazonaws")):
+        asks = pytorchjob(POD.replace('gpu: "8"', f'gpu: "8", {device}: 1'))
+        assert [one.outcome for one in results("manifest", manifest(tmp_path, asks))] == [OK]
+        (found,) = results(
+            "manifest", manifest(tmp_path, asks.replace(f", {device}: 1", ", cpu: 9", 1))
+        )
+        assert (found.outcome, name in found.text) == (WARNING, True)
+        assert "PyTorchJob llm, Master: pods beside it have" in found.text
+
+
+@pytest.mark.parametrize(("processes", "outcome"), [("8", CRITICAL), ("1", OK)])
+def test_world_that_counts_processes(tmp_path: Path, processes: str, outcome: State) -> None:
+    """WORLD_SIZE counts processes once a pod has several, so it is not a number of nodes."""
+    pod = POD.replace("--nnodes=2 --nproc-per-node=8", "--nnodes=$WORLD_SIZE")
+    text = pytorchjob(pod.replace('gpu: "8"', f'gpu: "{processes}"'))
+    text = text.replace("spec:\n", f'spec:\n  nprocPerNode: "{processes}"\n', 1)
+    assert [one.outcome for one in results("manifest", manifest(tmp_path, text))] == [outcome]
+
+
+def test_marks_that_are_no_text(tmp_path: Path) -> None:
+    """Labels and annotations are text."""
+    for value, outcome in (("false", CRITICAL), ('"false"', OK)):
+        text = jobset(POD).replace("name: llm}", f"name: llm, annotations: {{a/b: {value}}}}}")
+        assert [one.outcome for one in results("manifest", manifest(tmp_path, text))] == [outcome]
 
 
 KUBEFLOW = "apiVersion: kubeflow.org/v1\n" + pytorchjob(

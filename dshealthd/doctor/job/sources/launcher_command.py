@@ -231,7 +231,7 @@ def find_launch(
                 alike[len(seen) - 1] = found
     except (ValueError, ArithmeticError) as error:
         problem = problem or str(error)
-    if best.command is None or (problem and is_conditional):
+    if best.command is None or (is_conditional and (problem or is_task)):
         return CommandLaunch(None, dict(variables), problem)
     return replace(best, command=replace(best.command, at_once=_at_once(seen, alike)))
 
@@ -323,13 +323,15 @@ def _launcher(
         rest = rest[at + 2 :]
     files = [word for word in (program, *rest) if program in _SHELLS and word.endswith(".sh")]
     files += [word for word in command.words if os.path.basename(word) == program][:1]
-    if program == "eval" or program in _SHELLS or program.endswith(".sh"):
+    if program in {"eval", "ssh"} or program in _SHELLS or program.endswith(".sh"):
         at = next((at for at, word in enumerate(rest) if re.fullmatch("-[a-z]*c", word)), len(rest))
         text = "".join(rest[at + 1 : at + 2]) or ("" if not files else read(files[0]))
-        text = " ".join(rest) if program == "eval" else text
-        if not text:
+        if program in {"eval", "ssh"}:  # ssh has options and a host before the command
+            text = " ".join(rest if program == "eval" else itertools.dropwhile(_is_word, rest))
+            text = command.document * (program == "ssh") or text
+        if not (text := text or command.document):
             return None
-        known: shell.Variables = {**variables, **own}
+        known: shell.Variables = {} if program == "ssh" else {**variables, **own}
         inside = shell.commands(text, known)
         launch = find_launch(inside, known, nesting + 1, is_task=is_task, read=read)
         if launch.command is None:
@@ -483,6 +485,11 @@ def _is_flag(name: str, following: Sequence[str], program: str) -> bool:
         return True
     word = os.path.basename(following[0])
     return _runs_programs(word) or word in _WRAPPERS
+
+
+def _is_word(word: str) -> bool:
+    """Return whether a word is neither several nor the name of a program that is known."""
+    return not word.split()[1:] and not _runs_programs(os.path.basename(word))
 
 
 def _runs_programs(name: str) -> bool:

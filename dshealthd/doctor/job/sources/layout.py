@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.job.sources.slurm_script import tasks_per_node
+from dshealthd.doctor.job.sources.slurm_options import tasks_per_node
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:

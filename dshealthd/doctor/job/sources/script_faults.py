@@ -8,6 +8,7 @@ import signal
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.doctor.job.sources import launcher_command
+from dshealthd.doctor.job.sources.slurm_options import gpus_per_node
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
@@ -20,6 +21,12 @@ _SAYS = frozenset({"echo", "printf", "date", "true", "exit"})
 _SIGNAL = re.compile(r"(?:([RB]+):)?(\w+)(?:@(\d+))?")
 _NAMED = re.compile(r"(?<![\\$])\$\{?([A-Za-z]\w*(?<!_)_|SLURM_\w+)\b(?!:|-|\+|\?)")
 _READ = re.compile(r"(?<!\\)\$\{?(\w+)(?!:)\b")
+_WHOLE = ("nodes", "ntasks", "cpus-per-task", "mem")
+"""Options of which a step has as much as the job, unless it says otherwise."""
+_PARTS = frozenset(
+    {"overlap", "exact", "nodelist", "exclude", "relative", "het-group", "gpus", "w", "x", "r"}
+)
+"""Options with which steps share the job."""
 OWNERS = {
     "OMPI_COMM_WORLD_RANK": ("mpirun", "SLURM_PROCID"),
     "OMPI_COMM_WORLD_LOCAL_RANK": ("mpirun", "SLURM_LOCALID"),
@@ -80,6 +87,13 @@ def faults(
                 *(one.words[0], one.words[0].partition("=")[0]),
             )
             break
+    if "SLURM_OVERLAP" not in text and _waits(directives, seen):
+        yield Fault(
+            " starts a step in the background that holds the whole job, GPUs included: the next"
+            " srun waits until it ends, unless one of them has --overlap",
+            *("--overlap", "srun"),
+            is_critical=False,
+        )
     names = [one.words[0] for one in seen]
     last = max((at for at, one in enumerate(seen, 1) if one.end == "&"), default=0)
     if in_background and "wait" not in names and {*names[last:]} <= _SAYS:
@@ -116,6 +130,22 @@ def _unread(text: str) -> dict[str, str]:
             if name in OWNERS and not re.search(rf"(?<![$\w{{]){name}=", lines):
                 found[name] = OWNERS[name][1]
     return found
+
+
+def _waits(job: Mapping[str, str], seen: Sequence[ShellCommand]) -> bool:
+    """Return whether a step waits for one in the background that has all resources of the job."""
+    is_held = False
+    for one in seen:
+        is_held = is_held and one.words != ("wait",)
+        step = launcher_command.parse(one.words, {}) if one.words[0] == "srun" else None
+        if step is None or step.is_partial or step.options.keys() & _PARTS:
+            continue
+        gpus, of_step = gpus_per_node(job), gpus_per_node({**job, **step.options})
+        if is_held and of_step:
+            return True
+        alike = all(step.options.get(key, job.get(key)) == job.get(key) for key in _WHOLE)
+        is_held = is_held or (one.end == "&" and alike and bool(gpus) and gpus == of_step)
+    return False
 
 
 def _signal(directives: Mapping[str, str], trapped: Sequence[str], *, waits: bool) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.jobs.environment import MAX_VALUE
@@ -26,7 +27,7 @@ MAX_NESTING = 4
 _QUOTED = r"\\.|'[^']*+'|\"(?:[^\"\\]++|\\.)*+\""
 _TOKEN = re.compile(
     r"(?P<blank>[ \t\r]+|\\\r?\n|(?<![^\s;&|()])#[^\n]*)"
-    r"|<<-?[ \t]*['\"\\]?(?P<document>\w+)['\"]?"
+    r"|<<-?[ \t]*(?P<quote>['\"\\]?)(?P<document>\w+)['\"]?"
     r"|(?P<redirection>\d*(?:&>>?|<<<|>>|[<>]&|<>|>\||[<>]))"
     r"|(?P<operator>\n|[;&|()]+)"
     rf"|(?P<word>\w+\+?=\((?:[^()'\"\\#]++|{_QUOTED}|(?<=\s)#[^\n]*+|#)*+\)"
@@ -37,6 +38,10 @@ _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*['\"\\]?(\w+)")
 _PIECE = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)|([^'\"\\]+)", re.DOTALL)
 _SUBSTITUTION = re.compile(r"[$<>]\(")
 _OWN_NAME = re.compile(r"\s*(?:hostname|uname\s+-n)\b(?!.*\b(?:srun|ssh|scontrol)\b)", re.DOTALL)
+_OWN_FOLDER = re.compile(
+    r"\bdirname\b.*(?:BASH_SOURCE|\$0)|^\s*cd\s+[\"']?(?P<path>\.[\w./-]*)[^&;\n]*(?:&&|;)\s*pwd\b"
+)
+"""A command that prints the folder of the script, or one below it."""
 _RANDOM = re.compile(
     r"\b(?:shuf|mktemp|uuidgen|openssl\s+rand)\b|/dev/u?random|\.bind\(|\bRANDOM\b"
 )
@@ -47,8 +52,14 @@ _PARENTHESIS = re.compile(
     r"\\.|'[^']*+'|\"(?:[^\"\\$]++|\\.|\$(?!\())*+\"|(?P<open>\()|(?P<close>\))", re.DOTALL
 )
 _VARIABLE = re.compile(
-    r"\$(?:(?P<bare>\w+)|\{(?P<name>\w+(?:\[[@*]\])?)(?P<default>:?-[^${}'\"\\]*)?\})"
+    r"\$(?:(?P<bare>\w+)|\{(?P<count>#?)(?P<name>\w+)(?:\[(?P<at>[@*]|\d{1,4})\])?"
+    r"(?P<default>:?-[^${}'\"\\]*)?\})"
 )
+_READ = re.compile(r"(?<!\\)\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
+"""A variable that a shell reads, unless it has a default."""
+_LEFT = re.compile(r"\\\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
+"""One that a backslash leaves to another shell."""
+_SINGLE = re.compile(r"'([^']*)'")
 _ELEMENTS = re.compile(r"\"\$\{(\w+\[@\])\}\"")
 _IN_QUOTES = re.compile(rf"\\(?:\n|(?P<escaped>[$`\"\\]))|{_VARIABLE.pattern}")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
@@ -102,6 +113,12 @@ class ShellCommand(NamedTuple):
     is_conditional: bool = False
     end: str = "\n"
     """The operator that ends it."""
+    document: str = ""
+    """Its here-document."""
+    target: str = ""
+    """The file into which its output goes."""
+    reads: frozenset[str] = frozenset()
+    """Variables in its words and here-document that are left to another shell."""
 
 
 def commands(text: str, variables: Variables) -> Iterator[ShellCommand]:
@@ -111,9 +128,19 @@ def commands(text: str, variables: Variables) -> Iterator[ShellCommand]:
     """
     words: list[str] = []
     depth, is_chained = 0, False
-    for word, ends in _words(_without_substitutions(text)):
-        if not ends:
+    found: ShellCommand | None
+    extra: dict[str, str] = {}
+    for word, kind in _words(_without_substitutions(text)):
+        if kind == "word":
             words.append(word)
+        elif kind == "target":
+            extra[kind] = " ".join(_expanded(word, variables))
+        elif kind != "operator":
+            extra["document"] = word
+            extra["reads"] = " ".join((_LEFT if kind == "open" else _READ).findall(word))
+            if kind == "open":
+                extra["document"] = _IN_QUOTES.sub(partial(_quoted, variables=variables), word)
+        if kind != "operator":
             continue
         while words and words[0] in _KEYWORDS:
             keyword = words.pop(0)
@@ -123,8 +150,17 @@ def commands(text: str, variables: Variables) -> Iterator[ShellCommand]:
                     variables[words[0]] = _unknown(words[0])
                 words.clear()
         if found := _run(words, variables, is_conditional=depth > 0 or is_chained):
-            yield found._replace(is_conditional=depth > 0, end=word)
+            single = " ".join(_SINGLE.findall(" ".join(words)))
+            reads = {*_READ.findall(single), *_LEFT.findall(" ".join(words))}
+            yield found._replace(
+                is_conditional=depth > 0,
+                end=word,
+                document=extra.get("document", ""),
+                target=extra.get("target", ""),
+                reads=frozenset(reads | {*extra.get("reads", "").split()}),
+            )
         words.clear()
+        extra.clear()
         is_chained = word in {"&&", "||"}
 
 
@@ -146,18 +182,15 @@ def _without_substitutions(text: str) -> str:
     """
     text = _PROCESS.sub("${BASHPID}", text)
     text = re.sub(r"`([^`\n]*)`", lambda match: _substituted(match[1]), text)
-    pieces, at = [], 0
-    while begin := _SUBSTITUTION.search(text, at):
+    for begin in reversed(list(_SUBSTITUTION.finditer(text))):  # the last has none inside
         depth = 0
         for match in _PARENTHESIS.finditer(text, begin.end() - 1):
             depth += bool(match["open"]) - bool(match["close"])
             if depth == 0:
+                inside = _substituted(text[begin.end() : match.start()])
+                text = text[: begin.start()] + inside + text[match.end() :]
                 break
-        else:
-            break
-        pieces += [text[at : begin.start()], _substituted(text[begin.end() : match.start()])]
-        at = match.end()
-    return "".join((*pieces, text[at:]))
+    return text
 
 
 def _substituted(command: str) -> str:
@@ -166,6 +199,8 @@ def _substituted(command: str) -> str:
         return f"${{{kind}}}"
     if _OWN_NAME.match(command):
         return "${HOSTNAME}"
+    if own := _OWN_FOLDER.search(command):
+        return own["path"] or "."
     if command.startswith("(") and command.endswith(")") and len(command) < MAX_VALUE // 4:
         return f"${{{_COMPUTED}{command[1:-1].encode().hex()}}}"
     return "${RANDOM}" if _RANDOM.search(command) else _UNKNOWN
@@ -221,7 +256,19 @@ def _number(node: ast.expr) -> int:
 
 def _value(match: re.Match[str], variables: Variables) -> str:
     """Return the value of a variable: its default, where nothing else sets it."""
-    name, default = (match["bare"] or match["name"]).replace("[*]", "[@]"), match["default"]
+    name, default = match["bare"] or match["name"], match["default"]
+    if match["at"] and (known := variables.get(f"{name}[@]")) is not None:
+        elements = known.split(_BETWEEN)
+        if not match["count"] and not match["at"].isdecimal():
+            return " ".join(elements)
+        if "$" in known:  # which may be several
+            return match[0]
+        at = len(elements) if match["count"] else int(match["at"])
+        return str(at) if match["count"] else "".join(elements[at : at + 1])
+    if match["at"]:
+        return match[0]
+    if match["count"]:
+        return match[0]
     if name.startswith(_COMPUTED):
         return _computed(bytes.fromhex(name.removeprefix(_COMPUTED)).decode(), variables)
     found = variables.get(name)
@@ -229,32 +276,42 @@ def _value(match: re.Match[str], variables: Variables) -> str:
         return match[0]
     if default is not None and (found is None or (not found and default.startswith(":"))):
         return default.lstrip(":").removeprefix("-")
-    return (found or "").replace(_BETWEEN, " ")
+    return found or ""
 
 
-def _words(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield the words of a script, and the operators, which end a command, with True."""
-    at, document, is_target = 0, "", False
+def _words(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the words of a script, targets of its output, operators, which end a command, and
+    before them its here-document, which is closed in quotes or open, each with its kind.
+    """
+    at, document, kind_of_document, redirection = 0, "", "", ""
     while match := _TOKEN.match(text, at):
         kind, found, at = match.lastgroup, match[0], match.end()
-        if kind == "document":
-            document = match["document"]
+        if match["document"]:
+            document, kind_of_document = match["document"], "closed" if match["quote"] else "open"
         elif kind == "redirection":
-            is_target = True
+            redirection = found
         elif kind == "word":
-            if not is_target:
-                yield found, False
-            is_target = False
+            if not redirection:
+                yield found, kind
+            elif redirection.lstrip("1") in {">", ">>", ">|"}:
+                yield found, "target"
+            redirection = ""
         elif kind == "operator":
-            is_target = False
-            yield found, True
+            redirection = ""
             if found == "\n" and document:
                 end = re.compile(rf"^\t*{document}$", re.MULTILINE).search(text, at)
+                yield text[at : end.start() if end else len(text)], kind_of_document
                 at, document = end.end() if end else len(text), ""
+            yield found, kind
     if at < len(text):
         message = f"line {text.count(chr(10), 0, at) + 1}: No closing quotation"
         raise ValueError(message)
-    yield "\n", True
+    yield "\n", "operator"
+
+
+def _quoted(match: re.Match[str], variables: Variables) -> str:
+    """Return what stands in double quotes or a here-document for a variable or an escape."""
+    return (match["escaped"] or "") if match[0].startswith("\\") else _value(match, variables)
 
 
 def _expanded(word: str, variables: Variables) -> list[str]:
@@ -262,16 +319,12 @@ def _expanded(word: str, variables: Variables) -> list[str]:
 
     What single quotes or a backslash protect keeps its `$`.
     """
-
-    def value(match: re.Match[str]) -> str:
-        if match.re is _IN_QUOTES and match[0].startswith("\\"):
-            return match["escaped"] or ""
-        return _value(match, variables)
+    value, quoted = (partial(one, variables=variables) for one in (_value, _quoted))
 
     def piece(match: re.Match[str]) -> str:
         single, double, escaped, bare = match.groups()
         if double is not None:
-            return _IN_QUOTES.sub(value, double)
+            return _IN_QUOTES.sub(quoted, double)
         if bare is not None:
             return _VARIABLE.sub(value, bare)
         return (single or "") if escaped is None else escaped.replace("\n", "")
@@ -326,7 +379,7 @@ def _assigned(
     name, adds, text = match.groups()
     if not (text.startswith("(") and text.endswith(")")):
         return name, variables.get(name, "") * bool(adds) + " ".join(_expanded(text, variables))
-    inside = (word for word, ends in _words(text[1:-1]) if not ends)
+    inside = (word for word, kind in _words(text[1:-1]) if kind == "word")
     elements = list(_all_expanded(inside, variables))
     name += "[@]"
     if is_conditional:

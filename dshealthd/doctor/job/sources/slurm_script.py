@@ -20,6 +20,7 @@ from dshealthd.doctor.job.sources.launcher_command import (
     no_file,
 )
 from dshealthd.doctor.job.sources.script_faults import Fault, faults
+from dshealthd.doctor.job.sources.slurm_options import gpus_per_node, tasks_per_node
 from dshealthd.doctor.job.sources.source import training_variables
 from dshealthd.jobs.environment import natural
 
@@ -39,8 +40,7 @@ ALLOCATION = {
 """Variables that Slurm sets in the script of a job, by what the job requested."""
 _DEFAULTED = re.compile(r"\$\{(\w+):?-")
 _EXPORT = re.compile(r"\b(?:export|(?:declare|typeset)\s+-\w*x\w*)\b([^\n]*)")
-_MEMORY = re.compile(r"(\d{1,12})([KMGTkmgt]?)B?")
-_GPUS = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?")
+_EXPORTED = re.compile(r"(?<!\S)[A-Za-z_]\w*(?==|\s|;|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,8 @@ class SlurmScript:
     """Variables of training that it sets for other programs, as it does not read them itself, and
     whether it exports them.
     """
+    left: Sequence[str] = ()
+    """Those of them that the shells of the tasks read."""
     strange: Sequence[str] = ()
     """Options that sbatch does not have."""
     unset: Mapping[str, str] = field(default_factory=dict)
@@ -84,46 +86,6 @@ def requested(
     if tasks and each and tasks % each == 0:
         found = {"nodes": str(tasks // each), **found}
     return {**found, **(outer.options if outer else {})}
-
-
-def tasks_per_node(options: Mapping[str, str]) -> int | None:
-    """Return the tasks that Slurm starts on the node with the most; None without a number."""
-    tasks, nodes = natural(options.get("ntasks")), natural(options.get("nodes"))
-    given = natural(options.get("ntasks-per-node"))
-    if tasks is not None and nodes and (given is None or tasks != nodes * given):
-        # with --ntasks, --ntasks-per-node is only a maximum (srun(1))
-        tasks = -(-tasks // nodes)
-        return tasks if given is None else min(tasks, given)
-    return given
-
-
-def gpus_per_node(options: Mapping[str, str]) -> int | None:
-    """Return the GPUs that Slurm gives a job on each node; None without a request.
-
-    These are `--gpus-per-node`, `--gres`, `--gpus-per-task` and `--gpus` (sbatch(1)).
-    """
-    if (text := options.get("gpus-per-node")) is not None:
-        return natural(text.rpartition(":")[2])
-    for entry in options.get("gres", "").split(","):
-        if match := _GPUS.fullmatch(entry):
-            return natural(match[1] or "1")
-    if (text := options.get("gpus-per-task")) is not None:
-        each, tasks = natural(text.rpartition(":")[2]), tasks_per_node(options)
-        return None if each is None or tasks is None else each * tasks
-    total = natural(options.get("gpus", "").rpartition(":")[2])
-    nodes = natural(options.get("nodes"))
-    return total // nodes if total and nodes and total % nodes == 0 else None
-
-
-def memory(options: Mapping[str, str]) -> int | None:
-    """Return the bytes of memory that Slurm gives a job on each node; None for all, or unknown."""
-    per_cpu = (natural(options.get("cpus-per-task", "1")) or 0) * (tasks_per_node(options) or 0)
-    shares = {"mem": 1, "mem-per-gpu": gpus_per_node(options) or 0, "mem-per-cpu": per_cpu}
-    for name, count in shares.items():
-        if match := _MEMORY.fullmatch(options.get(name, "")):
-            unit = 1 << 10 * " KMGT".index((match[2] or "M").upper())
-            return int(match[1]) * unit * count or None
-    return None
 
 
 def parse(
@@ -162,20 +124,35 @@ def parse(
     given = frozenset(variables)
     seen: list[shell.ShellCommand] = []
     commands = _continued(shell.commands(text, variables), seen)
-    launch = launcher_command.find_launch(commands, variables, read=read)
+
+    def found(name: str) -> str:
+        """Return the text of a file that the script writes itself, or that is there."""
+        written = [one.document for one in seen if name == one.target and one.document]
+        return "".join(written[-1:]) or read(name)
+
+    launch = launcher_command.find_launch(commands, variables, read=found)
+    steps = [one for one in seen if one.words[0] == "srun"]
+    names = {word for one in steps for word in one.words}
+    read_there = {name for one in seen if one in steps or one.target in names for name in one.reads}
     joined = text.replace("\\\n", " ")
-    exported = {name for words in _EXPORT.findall(joined) for name in re.findall(r"\w+", words)}
+    exported = {name for words in _EXPORT.findall(joined) for name in _EXPORTED.findall(words)}
     carried = {
         name: name in exported or "set -a" in text
         for name in training_variables(launch.variables)
         if name.isidentifier() and name not in given and not re.search(rf"\$\{{?{name}\b", text)
+    }
+    left = {
+        name: name in exported or "set -a" in text
+        for name in read_there - given
+        if re.search(rf"^[ \t]*(?:export[ \t]+)?{name}=", text, re.MULTILINE)
     }
     return SlurmScript(
         directives,
         launch.variables,
         launch.command,
         launch.problem,
-        carried,
+        carried | left,
+        tuple(left),
         launcher_command.strange_options(directives, "srun"),
         {name: one for name, one in unset(directives).items() if re.search(rf"\b{name}\b", text)},
         [*refused, *faults(text, directives, ignored, seen, in_background=launch.is_background)],

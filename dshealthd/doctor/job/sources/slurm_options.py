@@ -1,0 +1,54 @@
+"""What a job asks of Slurm, by the long names of options."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dshealthd.jobs.environment import natural
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MEMORY = re.compile(r"(\d{1,12})([KMGTkmgt]?)B?")
+_GPUS = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?")
+
+
+def tasks_per_node(options: Mapping[str, str]) -> int | None:
+    """Return the tasks that Slurm starts on the node with the most; None without a number."""
+    tasks, nodes = natural(options.get("ntasks")), natural(options.get("nodes"))
+    given = natural(options.get("ntasks-per-node"))
+    if tasks is not None and nodes and (given is None or tasks != nodes * given):
+        # with --ntasks, --ntasks-per-node is only a maximum (srun(1))
+        tasks = -(-tasks // nodes)
+        return tasks if given is None else min(tasks, given)
+    return given
+
+
+def gpus_per_node(options: Mapping[str, str]) -> int | None:
+    """Return the GPUs that Slurm gives a job on each node; None without a request.
+
+    These are `--gpus-per-node`, `--gres`, `--gpus-per-task` and `--gpus` (sbatch(1)).
+    """
+    if (text := options.get("gpus-per-node")) is not None:
+        return natural(text.rpartition(":")[2])
+    for entry in options.get("gres", "").split(","):
+        if match := _GPUS.fullmatch(entry):
+            return natural(match[1] or "1")
+    if (text := options.get("gpus-per-task")) is not None:
+        each, tasks = natural(text.rpartition(":")[2]), tasks_per_node(options)
+        return None if each is None or tasks is None else each * tasks
+    total = natural(options.get("gpus", "").rpartition(":")[2])
+    nodes = natural(options.get("nodes"))
+    return total // nodes if total and nodes and total % nodes == 0 else None
+
+
+def memory(options: Mapping[str, str]) -> int | None:
+    """Return the bytes of memory that Slurm gives a job on each node; None for all, or unknown."""
+    per_cpu = (natural(options.get("cpus-per-task", "1")) or 0) * (tasks_per_node(options) or 0)
+    shares = {"mem": 1, "mem-per-gpu": gpus_per_node(options) or 0, "mem-per-cpu": per_cpu}
+    for name, count in shares.items():
+        if match := _MEMORY.fullmatch(options.get(name, "")):
+            unit = 1 << 10 * " KMGT".index((match[2] or "M").upper())
+            return int(match[1]) * unit * count or None
+    return None
