@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ON_ALL = " (on all ranks)"
 """The end of a statement on a cause that all ranks report alike."""
+ALIKE = " alike)"
+"""The end of a statement on a cause that several ranks report alike."""
 _QUOTED = {"child-failed/python", "child-failed/stated"}
 """What no pattern knows."""
 _OF_PEERS = {
@@ -43,14 +45,15 @@ def accused(
     if root.layer != "communication":
         if root.ranks:
             is_all = len(root.ranks) >= (case.world or len(case.seen) + 1)
+            is_all |= root.pattern in _QUOTED and _is_common(root.ranks, case)
             return () if is_all else root.ranks, (root.place,), root.says
         if root.pattern == "child-failed/signal":
             return () if root.rank is None else (root.rank,), (root.place,), root.says
         if root.layer == "program" and len(same) > 1 and _tied(alike):
-            if len(same) >= (case.world or len(case.seen)):
+            if len(same) >= (case.world or max(case.seen) + 1):
                 return (), places, f"{root.says}{ON_ALL}"
             if _is_common(same, case):
-                return (), places, f"{root.says} ({listed(same)} alike)"
+                return (), places, f"{root.says} ({listed(same)}{ALIKE}"
             return tuple(same), places, root.says
         ranks = [] if root.role == "loss" else _of_one(root, alike, case)
         return tuple(ranks), tuple(proof), root.says
@@ -66,7 +69,7 @@ def accused(
         for verdict in verdicts:
             if verdict.kind == "symmetric":
                 case.missing.append("fabric and GPU counters: the fault is inside the collective")
-                text = f"{verdict.says}: the fabric or a GPU is the culprit"
+                text = f"{verdict.says}: the fabric or a GPU may be the culprit"
                 if not verdict.is_sure:
                     text += ", unless a rank without a log here never entered it"
                     case.missing.append("the number of ranks, and the logs of all ranks")
@@ -113,10 +116,13 @@ def _words(event: Event) -> str:
 
 
 def _is_common(ranks: Sequence[int], case: Case) -> bool:
-    """Return whether so many ranks fail alike that the cause is none of theirs: not if all of them
-    are on one host, and other ranks are elsewhere.
+    """Return whether so many ranks, in their order, fail alike that the cause is none of theirs:
+    not if all of them are on one host, and other ranks are elsewhere.
     """
-    return len(ranks) >= SEVERAL and not case.identities.share_a_host(ranks)
+    # On a single host, those next to each other that failed where others did not.
+    is_block = ranks[-1] - ranks[0] < len(ranks) and not case.seen <= set(ranks)
+    is_block &= case.identities.has_one_host
+    return len(ranks) >= SEVERAL and not (is_block or case.identities.share_a_host(ranks))
 
 
 def _of_one(root: Event, alike: Sequence[Event], case: Case) -> list[int]:

@@ -56,7 +56,16 @@ class Case:
 
     year: int = 0
     """Year for stamps without one."""
+    explained: Event | None = None
+    """The failure of a program that the cause, beneath it, explains."""
+    offset: float = 0.0
+    """Seconds by which stamps without a time zone are ahead of UTC."""
     _coverage: Coverage | None = None
+
+    def when(self, stamp: Stamp) -> float | None:
+        """Return the time of a stamp in seconds; None if it is not a date and time."""
+        seconds = clocks.seconds(stamp, self.year)
+        return seconds if seconds is None or not clocks.is_local(stamp) else seconds - self.offset
 
     @property
     def enough(self) -> int:
@@ -89,7 +98,7 @@ class Case:
             return True
         if facts.finished_at is None or event.time is None or not event.exact:
             return False
-        finished = clocks.seconds(facts.finished_at, self.year)
+        finished = self.when(facts.finished_at)
         return finished is not None and finished - event.time > clocks.UNCERTAINTY
 
     def later(self, event: Event, other: Event) -> float | None:
@@ -128,6 +137,7 @@ def _place(case: Case, year: int) -> None:
     stamps = [event.stamp for event in events if event.stamp]
     stamps += [stamp for facts in found.sources for stamp in facts.last_stamp.values()]
     year = case.year = clocks.year_of(stamps, year)
+    case.offset = clocks.offset_of(stamps)
     for event in events:
         fields = event.fields
         event.rank = identities.rank(event.origin)
@@ -166,9 +176,13 @@ def _place(case: Case, year: int) -> None:
             identities.launch(ranks, event.host)
         identities.launch((), first_node(event.place.quote))
         if event.stamp is not None:
-            event.time = clocks.seconds(event.stamp, year)
+            event.time = case.when(event.stamp)
         if event.rank is not None:
             case.seen |= {event.rank, *event.ranks}
+    for kept in (kept for facts in found.sources for kept in facts.statements):
+        who = {identities.rank(origin) for origin in kept.origins}
+        if len(who) > 1 and None not in who:
+            kept.event.ranks = tuple(sorted(rank for rank in who if rank is not None))
     for failure in found.failures:
         if failure.rank is not None:
             case.seen.add(failure.rank)
@@ -249,7 +263,7 @@ def _signals(case: Case) -> None:
         )
         if not failure.root:
             continue
-        crash = _crash(failure)
+        crash = _crash(failure, case)
         case.found.events.append(crash)
         if crash.is_crash or silent:
             told.add(failure.rank)
@@ -275,7 +289,7 @@ def _signals(case: Case) -> None:
         event.says = f"a rank was ended by {_signal(event)}"
 
 
-def _crash(failure: Failure) -> Event:
+def _crash(failure: Failure, case: Case) -> Event:
     code = failure.exit or 0
     stamp = Stamp("iso", failure.time.replace("_", " "))
     event = Event(
@@ -289,7 +303,7 @@ def _crash(failure: Failure) -> Event:
     if event.signal:
         event.says = f"rank {failure.rank} was ended by {_signal(event)}"
     event.title, event.steps = _of_crash(event)
-    event.rank, event.host, event.time = failure.rank, failure.host, clocks.seconds(stamp, 2000)
+    event.rank, event.host, event.time = failure.rank, failure.host, case.when(stamp)
     return event
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.explain import order, remarks
-from dshealthd.explain.accusation import ON_ALL, accused, left_silently
+from dshealthd.explain.accusation import ALIKE, ON_ALL, accused, left_silently
 from dshealthd.explain.case import MISMATCH, prepare
 from dshealthd.explain.coverage import ABORTED, TERMINATED
 from dshealthd.explain.events import Event, Place, listed
@@ -21,7 +21,7 @@ from dshealthd.explain.names import named, only
 from dshealthd.explain.patterns import advised, load
 from dshealthd.explain.reading import PATTERN as STATED
 from dshealthd.explain.reading import WORTH_READING, cause, standing, worth_reading
-from dshealthd.explain.remarks import SAYS, STATES
+from dshealthd.explain.remarks import NOTES, SAYS, STATES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,13 +39,15 @@ _NOTICED = re.compile(r"watchdog at work|Timeout at NCCL work")
 _PEER_LOST = "nccl-remote-error"
 _OF_LOST_PEERS = {f"{_PEER_LOST}/{name}" for name in ("nccl", "gloo", "store")}
 """Reports that a peer is gone: how it ended, or what cut it off, only its own log can say."""
+_HANGS = {f"nccl-timeout/{name}" for name in ("watchdog", "dump-signal", "heartbeat", "gloo")}
 _OF_NO_RANK = {"symmetric", "mismatch"}
 """Kinds of verdicts that have a first step although they name no culprit."""
 _LOOPBACK = "rendezvous-unreachable/loopback"
 _WORD = re.compile(r"[\w.-]+")
 _OF_FILES = "checkpoint-path"
-_FILE_LOST = re.compile(r"\[Errno (?:5|19|107|108|116|121)\]|Stale file handle|Input/output error")
-"""An error of what is below a file (EIO, ENODEV, ENOTCONN, ESHUTDOWN, ESTALE, EREMOTEIO)."""
+_OF_WHAT_IS_BENEATH = {_OF_FILES, "bad-link", "cuda-fault", "nvml-broken"}
+"""Failures of files and devices, as a program sees them."""
+_NUMBER = re.compile(r"(?<![\w.])\d{3,10}(?![\w.])")
 _OF_THE_JOB = {"host-memory-pressure"}
 """Slugs of faults that the job brings along to any node."""
 _NO_NODE = re.compile(r"[\d.]+|[\da-f:]*:[\da-f:.]*|[\da-f]{12}|localhost\S*|\S*container\S*")
@@ -134,6 +136,8 @@ def decide(found: Recognized, *, year: int) -> Finding:
         _adopt(root, case)
     verdicts = _judged(case) if root.is_timeout else []
     ranks, proof, says = accused(root, case, verdicts)
+    if case.explained is not None:  # whom what lies beneath it struck
+        ranks = ranks or accused(case.explained, case, verdicts)[0]
     proof = proof or (root.place,)
     if is_of_peer and root.rank is None:
         ranks = ()
@@ -166,7 +170,7 @@ def decide(found: Recognized, *, year: int) -> Finding:
         if root.pattern in _OF_LOST_PEERS or root.layer == "launcher"
     )
     # A collector's name of a pod; of all; of who only noticed that another is gone.
-    if host == beside.get("pod") or says.endswith(ON_ALL) or is_peers:
+    if host == beside.get("pod") or says.endswith((ON_ALL, ALIKE)) or is_peers:
         host = None
     if gpu is None and "gpu" in beside:
         gpu = int(beside["gpu"])
@@ -175,6 +179,9 @@ def decide(found: Recognized, *, year: int) -> Finding:
     is_symmetric = not ranks and any(verdict.kind == "symmetric" for verdict in verdicts)
     is_end = root.layer == "launcher" and _wraps(root) and not root.is_crash
     is_end |= root.is_effect or (root.pattern in _OF_LOST_PEERS and not ranks)
+    # Who waits says nothing of what it waits for, even if all ranks do.
+    is_mismatch = any(verdict.kind == "mismatch" for verdict in verdicts[:1])
+    is_end |= root.pattern in _HANGS and not (ranks or is_mismatch)
     return Finding(
         outcome="undecided" if is_end else "found",
         slug=slug,
@@ -206,6 +213,11 @@ def decide(found: Recognized, *, year: int) -> Finding:
 def _ordered(case: Case) -> list[Event]:
     """Return what may be the cause, in the order of causes."""
     first = _first_failure(case)
+    for event in case.recovered:
+        # What others than the job say stands where somebody put it.
+        is_foreign = case.identities.above(event.origin.source, event.order).is_foreign
+        if is_foreign and event.exact and first is not None and order.is_near(event.time, first):
+            case.causes.append(event)
     ordered = sorted(case.causes, key=lambda event: order.key(event, first, case))
     if not ordered or _wraps(ordered[0]):
         # That a process ended is no cause: what it said before is.
@@ -213,13 +225,14 @@ def _ordered(case: Case) -> list[Event]:
         hollow = ordered[0] if ordered and ordered[0].is_hollow else None
         confirmed = confirmed or bool(hollow or case.found.failures)
         said = standing(case, near=hollow)
-        if ordered and ordered[0].layer == "scheduler":
-            said = [kept for kept in said if _precedes(kept.event, ordered[0])]
+        if ordered and ordered[0].layer in {"scheduler", "communication"}:
+            said = [kept for kept in said if _may_explain(kept.event, ordered[0], case)]
         stated = cause(case, said, confirmed=confirmed)
         is_end = stated is not None and (stated.is_crash or "how" in stated.fields)
         if stated is not None and not (is_end and ordered and ordered[0].is_crash):
             ordered.insert(0, stated)
-    elif (beneath := _beneath(ordered[0], case)) is not None:
+    elif (beneath := _inner(ordered[0], case) or _beneath(ordered[0], case, first)) is not None:
+        case.explained = ordered[0]
         ordered.insert(0, beneath)
     if ordered and ordered[0].pattern == "rendezvous-unreachable/gloo":
         # With the loopback address, a single node works.
@@ -239,40 +252,102 @@ def _wraps(event: Event) -> bool:
         return not event.first
     if event.is_hollow or (event.layer == "scheduler" and event.signal):
         return True
+    if event.pattern in _OF_LOST_PEERS or event.pattern in _HANGS:  # why the peer went, or is late
+        return True
     if event.slug == "ranks-stuck-at-init":  # why those that are missing did not start
         return True
     # NCCL's own words of an error say why.
     return event.layer == "communication" and event.weak and "error" not in event.fields
 
 
-def _beneath(root: Event, case: Case) -> Event | None:
-    """Return what a service of a node, as its file system's, said about when a file was lost.
-
-    The node that lost it need not be the one whose service says so, if it said so at that time; if
-    that is unknown, of that node.
-    """
-    if root.layer != "program" or _FILE_LOST.search(root.place.quote) is None:
+def _inner(root: Event, case: Case) -> Event | None:
+    """Return what a native library said right before an exception that passes on its code."""
+    if root.pattern != "child-failed/python" or not remarks.is_code(root.says):
         return None
-    said = [
+    said = (
+        kept.event
+        for kept in standing(case, near=root)
+        if kept.remark.weight >= SAYS and not kept.remark.wraps
+    )
+    ranks = {None, root.rank}
+    before = [one for one in said if _precedes(one, root) and one.rank in ranks]
+    native = [one for one in before if remarks.is_native(one.place.quote)]
+    return min(native, key=lambda one: one.order, default=None)
+
+
+def _beneath(root: Event, case: Case, first: order.Span | None) -> Event | None:
+    """Return what a layer beneath the program said of what then failed in it.
+
+    The kernel, a service of the node or the scheduler explains a program's failure if it names the
+    program's process, or speaks of its node shortly before.
+    """
+    if (
+        root.layer == "hardware"
+        or remarks.is_kernel(root.place.quote)
+        or (root.layer == "scheduler" and not root.signal)
+    ):
+        return None
+    said = (
         kept.event
         for kept in standing(case)
         if kept.remark.weight >= SAYS and not kept.remark.wraps
-    ]
-    hosts = {event.host for event in case.causes if event.rank == root.rank is not None} - {None}
-    known = (
-        event for event in case.causes if event.slug == _OF_FILES and event.layer != root.layer
     )
-    when = order.span(root, case)
-    for one in (*known, *said):
-        host = one.host or one.origin.host
-        if not one.exact or host is None:
-            continue
-        is_there = not hosts or any(
-            name in (host, *_WORD.findall(one.place.quote)) for name in hosts
-        )
-        if is_there if when is None else order.is_near(one.time, when):
-            return replace(one, origin=root.origin, rank=root.rank, host=root.host)
-    return None
+    found = [
+        one
+        for one in (*case.causes, *said)
+        if (one.layer == "hardware" or remarks.is_kernel(one.place.quote))
+        and one is not root
+        and _is_about(one, root, case, first)
+    ]
+    one = min(found, key=lambda one: (one.pattern == STATED, one.time or 0.0), default=None)
+    if one is None:
+        return None
+    own = case.identities.host(root.rank) if root.rank is not None else None
+    return replace(one, rank=None, ranks=(), host=root.host or own or one.host)
+
+
+def _is_about(one: Event, root: Event, case: Case, first: order.Span | None) -> bool:
+    """Return whether what is beneath the program speaks of the process or node that failed."""
+    numbers = set(_NUMBER.findall(one.place.quote))
+    if numbers & _pids(root, case):
+        return True
+    if not (root.weak or root.slug in _OF_WHAT_IS_BENEATH):  # it says why itself
+        return False
+    own = case.identities.host(root.rank) if root.rank is not None else None
+    hosts = {root.host, own} - {None}
+    host = one.host or one.origin.host
+    is_there = host in hosts or any(name in _WORD.findall(one.place.quote) for name in hosts)
+    is_open = not hosts and (case.identities.has_one_host or root.slug == _OF_FILES)
+    if not (is_there or is_open):
+        return False
+    when = order.span(root, case) or first
+    if not one.exact:
+        return one.origin.host in hosts
+    return order.is_near(one.time, when) if when is not None else is_there
+
+
+def _pids(root: Event, case: Case) -> set[str]:
+    """Return the processes that a failure names, or that its rank had."""
+    pids = {root.fields.get("pid"), root.origin.pid and str(root.origin.pid)}
+    pids |= {str(one.pid) for one in case.found.failures if one.rank == root.rank is not None}
+    return {pid for pid in pids if pid}
+
+
+def _may_explain(event: Event, noticed: Event, case: Case) -> bool:
+    """Return whether a line may say why a peer was lost, or a job ended: it stands before the
+    report of that, or another rank says it that has lost nobody.
+    """
+    if _precedes(event, noticed) or (event.layer == "hardware" and _is_sooner(event, noticed)):
+        return True
+    reporters = {one.rank for one in case.causes if one.pattern == noticed.pattern}
+    return noticed.layer == "communication" and event.rank not in {None, *reporters}
+
+
+def _is_sooner(event: Event, other: Event) -> bool:
+    """Return whether a line was written shortly before another, wherever it stands."""
+    if not event.exact or event.time is None or other.time is None:
+        return False
+    return order.is_near(event.time, (other.time, other.time)) and event.time <= other.time
 
 
 def _precedes(event: Event, other: Event) -> bool:
@@ -368,6 +443,8 @@ def _whereabouts(root: Event, ranks: Sequence[int], case: Case) -> tuple[str | N
         if found is None:
             return only(hosts), None
         own = found
+    if case.identities.has_one_host:
+        hosts -= {None}
     gpu = int(own.fields["gpu"]) if "gpu" in own.fields else own.origin.gpu
     if not ranks and root.slug == _PEER_LOST:
         gpu = None  # it is the GPU of the rank that noticed the failure
@@ -457,7 +534,7 @@ def _without_cause(case: Case) -> Finding:
         return _undecided(
             case, says, telling, FROM_BEFORE, _step(telling[0], (), telling[0].host, [])
         )
-    if said := worth_reading(standing(case)):
+    if said := worth_reading([kept for kept in standing(case) if kept.remark.weight != NOTES]):
         says = f"nothing says what happened; {plural(len(said), 'line')} may speak of a failure"
         return _undecided(case, says, said, AND_AFTER)
     if noticed := [event for event in case.found.events if _NOTICED.search(event.place.quote)]:

@@ -19,7 +19,7 @@ Clock: TypeAlias = "str | int"
 UNCERTAINTY = 5.0
 """Seconds by which the clocks of two hosts may differ, as seen in clusters without NTP."""
 _ISO = re.compile(
-    r"(\d{4})[-/](\d\d)[-/](\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?(Z|[+-]\d\d:?\d\d)?"
+    r"(\d{4})[-/](\d\d)[-/](\d\d)[ T_-](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?(Z|[+-]\d\d:?\d\d)?"
 )
 _GLOG = re.compile(r"(\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d+))?")
 
@@ -55,6 +55,21 @@ def year_of(stamps: Iterable[Stamp], default: int) -> int:
         if stamp.form == "iso":
             return int(stamp.text[:4])
     return default
+
+
+def offset_of(stamps: Iterable[Stamp]) -> float:
+    """Return by how many seconds local time is ahead of UTC, if all zones agree; else 0."""
+    found = {match[8] for stamp in stamps if (match := _ISO.match(stamp.text)) and match[8]}
+    if len(found) != 1 or (zone := found.pop()) == "Z":
+        return 0.0
+    ahead = int(zone[1:3]) * 3600.0 + int(zone[-2:]) * 60.0
+    return ahead if zone[0] == "+" else -ahead
+
+
+def is_local(stamp: Stamp) -> bool:
+    """Return whether a stamp has no time zone."""
+    match = _ISO.match(stamp.text)
+    return match is None or not match[8]
 
 
 def clock_of(origin: Origin) -> Clock:

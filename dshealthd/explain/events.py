@@ -15,6 +15,8 @@ MAX_QUOTE = 300
 
 _FAULTS = {signal.SIGILL, signal.SIGFPE, signal.SIGSEGV}
 """Signals that an instruction of the process itself raises."""
+_EXPLAINED = {*_FAULTS, signal.SIGINT, signal.SIGHUP}
+"""Signals whose reason is known: these, a keyboard, and a terminal that was closed."""
 _CRASHES = {*_FAULTS, signal.SIGBUS, signal.SIGKILL}
 _NUMBERS = {
     name.upper(): one.value
@@ -156,9 +158,9 @@ class Event:
 
         A process that says so itself has a stack, and one whose instruction raised it needs none.
         """
-        is_told = self.layer in {"hardware", "scheduler"} or self.pattern == "child-failed/crash"
+        is_told = self.layer == "hardware" or self.pattern == "child-failed/crash"
         is_signal = self.signal > 0 or "how" in self.fields
-        return is_signal and self.signal not in _FAULTS and not is_told
+        return is_signal and self.signal not in _EXPLAINED and not is_told
 
     @property
     def is_timeout(self) -> bool:

@@ -73,7 +73,7 @@ _BESIDE = re.compile(
 _ROW = re.compile(r"Successfully assigned |^\S+ +/ +[A-Z]")
 """Lines without their digits that may say what belongs together: a rank and more, or a pod."""
 _HEADING = re.compile(
-    r"(?:=+>|>{2,}|\#{1,6}|[-=*#]{3,}) ?(?P<title>[\w\[(/.].*)"
+    r"(?:=+>|>{2,}|\#{1,6}|==|[-=*#]{3,}) ?(?P<title>[\w\[(/.].*)"
     r"|(?P<prompt>\[[\w.@-]{2,60} [^\]]{1,80}\]|[\w.-]+@[\w.-]+:\S{1,80}|)[$#] (?P<command>\w.*)"
     r"|(?:ok|changed|fatal|failed|unreachable|skipping): \[(?P<host>[\w.-]+)\]"
     r"|(?P<host_2>[\w.-]+) \| (?:CHANGED|FAILED|SUCCESS|UNREACHABLE)\b"
@@ -81,6 +81,10 @@ _HEADING = re.compile(
 )
 """What stands over a part of a text: a title, a command at a prompt, hosts of ansible and clush."""
 _RANK_OVER = re.compile(r"[-=*>]{2,}(?!.*\b[Ee][Nn][Dd]\b).*\brank (\d{1,6})\b.*[-=*<>]{2,}$")
+_READS = re.compile(
+    r"\b(?:journalctl|dmesg|syslog|\w+d\.log|events?\b|describe|sinfo|scontrol)|/var/(?:log|adm)/"
+)
+"""A command that prints what others than the job say, or a title of that."""
 _ASKS = re.compile(r"\b(?:ssh|kubectl|oc|talosctl)\b")
 _FIRST_NODE = re.compile(r"\*\*\* (?:JOB|STEP) \S{1,60} ON ([\w.-]{1,64})")
 """A job's first node, which Slurm says whatever ended the job: a name, and no more."""
@@ -93,6 +97,12 @@ def spoken_rank(text: str) -> dict[str, str]:
     if match is None and len(_ANY_RANK.findall(text[:400])) == 1:
         match = _SAID.search(text)
     return {} if match is None else {"rank": match["rank"]}
+
+
+def process(text: str) -> dict[str, str]:
+    """Return the process that a line of the kernel names, as a field."""
+    match = _NAMES.search(text) if "]" in text else None
+    return {"pid": match["pid_2"]} if match and match["pid_2"] else {}
 
 
 def named(text: str) -> dict[str, str]:
@@ -176,6 +186,8 @@ class Heading(NamedTuple):
     rank: int | None = None
     is_name: bool = False
     """Whether it is nothing but a name, and so none if no other line has that name."""
+    is_foreign: bool = False
+    """Whether what follows is the log of a service, a kernel or a scheduler."""
 
 
 def heading(text: str) -> Heading | None:
@@ -191,7 +203,8 @@ def heading(text: str) -> Heading | None:
     rank = _RANK_OVER.match(text)
     return Heading(
         frozenset(_WORD.findall(said)), rank=int(rank[1]) if rank else None,
-        is_name=match["alone"] is not None,
+        is_name=match["alone"] is not None, is_foreign=_READS.search(said) is not None
+        or (match["command"] is not None and _READS.search(match["command"]) is not None),
     )  # fmt: skip
 
 

@@ -86,6 +86,7 @@ def key(event: Event, first: Span | None, case: Case) -> tuple[object, ...]:
     is_program = where == _LAYERS["program"]
     return (
         where, weak and not is_program, not event.first,
+        weak and is_program and _is_of_others(event),
         weak and is_program and (event.bare or event.is_hollow),
         event.time is None, event.time or 0.0, weak, event.origin.source, event.order,
     )  # fmt: skip
@@ -120,6 +121,11 @@ def span(event: Event, case: Case) -> Span | None:
         and other.time >= (event.time or 0.0)
     )
     return event.time, min(later, default=math.inf)
+
+
+def _is_of_others(event: Event) -> bool:
+    """Return whether an exception speaks of another process or of all, so it follows from that."""
+    return remarks.is_of_others(event.fields.get("message", ""))
 
 
 def _is_aftermath(event: Event, case: Case) -> bool:

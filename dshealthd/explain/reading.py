@@ -50,7 +50,7 @@ def standing(case: Case, near: Event | None = None) -> list[Statement]:
             calm = facts.calm - kept.calm
             if later >= case.enough or calm >= case.enough:
                 continue
-            if weight <= remarks.SAYS and (
+            if weight in {remarks.HINTS, remarks.SAYS} and (
                 facts.alive > event.last_order
                 or (
                     event.count >= CHATTER
@@ -89,10 +89,14 @@ def cause(case: Case, found: Sequence[Statement], *, confirmed: bool) -> Event |
         if kept.remark.weight >= remarks.LOGS
         and sources[kept.event.origin.source].alive < kept.event.last_order
     ]
-    if not found or found[0].remark.wraps or found[0].remark.weight < remarks.SAYS:
+    if not found or found[0].remark.wraps or found[0].remark.weight < remarks.NOTES:
         signaled = [one.event for one in ending if one.event.is_crash or "how" in one.event.fields]
         return min(signaled, key=lambda event: not event.is_crash, default=None)
-    return found[0].event if confirmed or ending else None
+    # A text that shows nothing at work is one that somebody picked; a kernel complains of much.
+    is_picked = found[0].event.layer != "hardware" and not any(
+        facts.progress or facts.alive or facts.finished for facts in sources
+    )
+    return found[0].event if confirmed or ending or is_picked else None
 
 
 def worth_reading(found: Sequence[Statement]) -> list[Event]:

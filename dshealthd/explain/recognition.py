@@ -14,7 +14,7 @@ from dshealthd.explain import patterns as known
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.facts import MAX_STREAMS, Bounded, Recognized, SourceFacts
 from dshealthd.explain.kinds import GRADIENTS, Kind, Kinds
-from dshealthd.explain.names import NAMES_RANKS, Details, spoken_rank
+from dshealthd.explain.names import NAMES_RANKS, Details, process, spoken_rank
 from dshealthd.explain.prefilter import Need, bare
 from dshealthd.explain.reading import PATTERN as STATED
 from dshealthd.explain.reading import STEP
@@ -292,7 +292,7 @@ class Reader:
                 facts.finished_at = self._stamp(line)
         if kind.embeds and facts.is_plain and _is_of_service(line):
             return False
-        if kind.embeds:
+        if kind.embeds and not remarks.is_kernel(place.quote):
             for traceback in self._assembler.feed_bare(self._embedded(line, text), place):
                 self._exception(traceback)
             return True
@@ -309,7 +309,7 @@ class Reader:
             is_warning = kind.level in {"calm", "warning"}
             self._keep(pattern, match.groupdict(), line, place, is_warning=is_warning)
             return pattern.slug == "nccl-timeout"
-        if facts.statements.again(kind.template, place, self._order, facts.calm):
+        if facts.statements.again(kind.template, place, self._order, facts.calm, line.origin):
             return False
         if kind.is_remark:
             self._state(line, text, kind, place)
@@ -353,21 +353,28 @@ class Reader:
     def _state(self, line: Line, text: str, kind: Kind, place: Place) -> None:
         """Keep what a line says of a failure, or count it as healthy."""
         facts = self._facts
-        remark = remarks.read(text, kind.level)
-        if facts.statements.follow(text, place, remark.weight if remark else remarks.DEALT):
+        of_kernel = remarks.is_kernel(place.quote)
+        is_beneath = (
+            of_kernel
+            or (facts.is_plain and _is_of_service(line))
+            or (bool(facts.headings) and facts.headings[-1][1].is_foreign)
+        )
+        remark = remarks.read(text, kind.level, of_kernel=of_kernel)
+        if facts.statements.follow(text, place, remark):
             return
         if remark is None:
             facts.calm += kind.level == "calm"
             facts.statements.settle(text, self._order)
             return
         # The rest of a line, where a log was cut, says nothing: it has no name or level before it.
-        is_rest = text[0].islower() and ":" not in text.partition(" ")[0]
+        is_rest = text[0].isalnum() and not text[0].isupper() and ":" not in text.partition(" ")[0]
         if self._order == 1 and is_rest and not line.prefixed and line.stamp is None:
             return
         ended = remarks.end_of(text) if remark.wraps else {}
         event = Event(
-            slug="child-failed", pattern=STATED, role="cause", layer="program",
-            title=remark.content, says=remark.content, steps=STEP, place=place, origin=line.origin,
+            slug="child-failed", pattern=STATED, role="cause",
+            layer="hardware" if is_beneath else "program", title=remark.content,
+            says=remark.content, steps=STEP, place=place, origin=line.origin,
             order=self._order, stamp=self._stamp(line), exact=line.stamp is not None, weak=True,
             fields={**self._details.fields, **spoken_rank(text), **ended},
             progress=facts.progress,
@@ -396,7 +403,13 @@ class Reader:
         if is_watchdog:
             self._found.ledger.add_line(pattern.id, known_fields, line.origin, place, line.text)
         elif is_plain and not line.origin.labeled and not known_fields.keys() & NAMES_RANKS:
-            known_fields = {**self._details.fields, **known_fields, **spoken_rank(line.text)}
+            head = "" if traceback is None else traceback.head
+            known_fields = {
+                **self._details.fields,
+                **process(line.text),
+                **known_fields,
+                **(spoken_rank(line.text) or spoken_rank(head)),
+            }
         key = pattern.id, line.origin
         if traceback is None and (is_plain or is_watchdog):
             kept = self._parent.again(key, known_fields, place, self._order, self._facts.progress)

@@ -12,22 +12,25 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.explain.events import Event
+from dshealthd.explain.events import Event, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.explain.events import Place
 
-DEALT, HINTS, SAYS, LOGS, STATES = range(5)
-"""Weights: a failure that was dealt with; a warning; words of failure; what is logged as an error
-without them; a failure stated as one."""
+DEALT, HINTS, NOTES, SAYS, LOGS, STATES = range(6)
+"""Weights: a failure that was dealt with; a warning; what NCCL warns of without words of failure,
+which may be an event like any other; such words; what others log as an error without them; a
+failure stated as one."""
 MAX_CONTENT = 200
 """Maximum characters quoted as a cause."""
 MAX_BEFORE = 200
 """Maximum characters before an exception that loggers and collectors put there."""
 MAX_SHAPES = 300
 """Maximum number of different remarks kept of a file; the latest ones are those near its end."""
+MAX_ORIGINS = 100
+"""Maximum number of processes that are known to have made a remark."""
 MAX_CHAIN = 20
 """Maximum number of reasons in a chain that are read."""
 MAX_READ = 1000
@@ -45,13 +48,13 @@ WORDS = (
     "nresponsive", "ncorrectable", "ssertion", "igquit", "SIGTERM", "SIGKILL", "SIGSEGV",
     "SIGABRT", "SIGQUIT", "non-zero", "closed", "exit code", "xit Code", "eturn code",
     "exited with", "exit status", "blocked for more", "rrImagePull", "Normal ",
-    "xpelled", "xpired",
+    "xpelled", "xpired", " fault", "t match", "NCCL WARN",
 )  # fmt: skip
 """Each remark has one of these: what the search through all lines of a log looks for."""
 _LEVEL = re.compile(
-    r"(?<![\w/.-])(?:(?P<calm>TRACE|DEBUG|INFO|NOTICE)|(?P<warning>WARN|WARNING)"
+    r"(?<![\w/.-])(?:[A-Z]{2,10}_)?(?:(?P<calm>TRACE|DEBUG|INFO|NOTICE)|(?P<warning>WARN|WARNING)"
     r"|(?P<error>ERROR|ERR|CRITICAL|CRIT|FATAL|SEVERE|ALERT|EMERG|PANIC))(?![\w/.-])"
-    r"|(?:^|[\[<|:=\"'(] ?)(?:(?P<calm_2>trace|debug|info|notice|Info|Notice)"
+    r"|(?:^|[\[\]<|:=\"'(] ?)(?:(?P<calm_2>trace|debug|info|notice|Info|Notice)"
     r"|(?P<warning_2>warn|warning|Warning)"
     r"|(?P<error_2>error|err|critical|crit|fatal|alert|emerg|panic|Error|Fatal))\s{0,8}[\]>|:\"')]"
     r"|^<(?P<error_3>[0-3])>|^<(?P<warning_3>[4])>|^<(?P<calm_3>[567])>"
@@ -66,7 +69,8 @@ _FAILURES = (
     r"|illegal|corrupt(?:ed|ion)?|stuck|hangs?|hung|lost|dead|died|exceed(?:ed|s)?|insufficient"
     r"|not enough|out of memory|oom[- ]?kill(?:ed|er|ing)?|evicted|preempted|preemption|back-?off"
     r"|unhealthy|not ready|terminated|\w{0,30}backoff|errimagepull|oomkilled|cancell?ed|unavailable"
-    r"|disconnected|mismatch(?:ed|es)?|expelled|expired"
+    r"|disconnected|mismatch(?:ed|es)?|expelled|expired|do(?:es)?(?:n't| not) match"
+    r"|fault(?:s|ed)?(?! toleran)"
 )
 """Words of failure, which may also be spoken of as possible."""
 _FAILS = re.compile(
@@ -79,7 +83,7 @@ _FAILS = re.compile(
 _UNREAL = re.compile(
     r"\b(?:0|no|zero|without|any)\s+(?:\w+ ){0,2}(?:errors?|failures?|exceptions?|time-?outs?)\b"
     r"|\b(?:errors?|fail(?:ed|ures?)|time-?outs?|exceptions?|unavailable|dead|lost|preempted"
-    r"|evicted)\b['\"]?\s*[:=]\s*(?:\d|\[\]|None|null|[Ff]alse|[,;|)}]|$)"
+    r"|evicted)\b['\"]?(?:\(\w{1,4}\))?\s*[:=]\s*(?:\d|\[\]|None|null|[Ff]alse|[,;|)}]|$)"
     rf"|(?<![\w.])0 (?:\w+ )?(?:{_FAILURES})\b"
     r"|out of memory\b[^.]{0,40}\b(?:ok|OK)\b|\bon (?:error|failure|time-?out)s?\b"
     r"|\b(?:if|unless|in case|may|might|would|whether|when|whenever|avoid|prevent\w*|should"
@@ -90,7 +94,8 @@ _UNREAL = re.compile(
 _HANDLED = re.compile(
     r"\b(?:ignor(?:ed|ing|e)|skip(?:ped|ping)?|retry(?:ing)?|retries|try(?:ing)? again|will try"
     r"|fall(?:ing|s)?[ -]?back|recover(?:ed|ing)|corrected|non-?fatal|continu(?:e|es|ing)|instead"
-    r"|disabl(?:ed|ing)|by default|deprecat\w+|reconnect\w*|harmless|safely|warning|optional)\b",
+    r"|accepting|disabl(?:ed|ing)|by default|deprecat\w+|reconnect\w*|harmless|safely|warning"
+    r"|optional)\b",
     re.IGNORECASE,
 )
 _ORDERLY = re.compile(
@@ -167,7 +172,7 @@ _WRAPS = re.compile(
     r"|of the following|(?:reported|described|shown|printed) (?:as )?above"
     r"|for more (?:details|information)"
     # Who failed.
-    rf"|\b{_PROCESSES}\b[^.:]{{0,40}}\b(?:failed|fails|died|dead|exited|terminated|killed|crashed"
+    rf"|\b{_PROCESSES}\b[^.:]{{0,40}}\b(?:failed|fails|failures?|died|dead|exited|terminated|killed|crashed"
     r"|aborted|cancell?ed|stopped|lost|unhealthy|evicted)\b"
     rf"|\b(?:failed|failure|error|died|exit\w*|killed|terminated|back-off)\b[^.:]{{0,30}}"
     rf"\b{_PROCESSES}\b|^(?:task|step|job|process|rank)s? \S{{1,60}}: |^\*\*\* (?:STEP|JOB) "
@@ -181,9 +186,9 @@ _WRAPS = re.compile(
     r"(?:occurred|was raised|in (?:the )?\w+ ?(?:thread|process|loop))"
     r"|\b(?:internal|unknown|unexpected|inner) (?:error|failure)\b|unexpectedly|terminate called"
     # That the attempts are used up.
-    r"|(?:reach|exceed)(?:ed|es|ing)? [^.:]{0,40}\b(?:back-?off|restarts)\b"
+    r"|(?:reach|exceed)(?:ed|es|ing)? [^.:]{0,40}\brestarts\b|\w*back-?off\b"
     # What a process notices of another.
-    r"|\bpeers?\b|\bremote\b|heartbeat|broken pipe|\bbarrier\b|rendezvous"
+    r"|\bpeers?\b|\bremote\b|\breceiver\b|heartbeat|broken pipe|\bbarrier\b|rendezvous"
     r"|connection (?:to \S{1,60} )?(?:was )?(?:reset|closed|aborted)"
     r"|\bNCCL work\b|WorkNCCL|collectives?\b|watchdog thread|ProcessGroup|PyTorch|\[PG |TCPStore",
     re.IGNORECASE,
@@ -198,6 +203,13 @@ _INNER = re.compile(
 _QUOTED = re.compile(r'"([^"\\]{12,1000})"')
 """A text in a structured line."""
 _COLON = re.compile(r": (?=[A-Za-z])")
+_WHY = re.compile(
+    r"(?<!potentially )(?<!possibly )(?<!probably )\b(?:due to|because(?: of)?|caused by|owing to)"
+    r"\b[ :]{1,3}(?P<why>[^\n]{3,300}?)(?: \*\*\*)?$",
+    re.IGNORECASE,
+)
+"""Why something ended, behind that it did."""
+_LETTERS = re.compile(r"[A-Za-z]{3,}")
 _FIELD = re.compile(r"[A-Z][\w -]{0,60}: {2,}\S")
 """A field and its value, as `kubectl describe` pads them: settings and states, no content."""
 _GENERIC = frozenset(
@@ -214,6 +226,14 @@ _CONTENT = 2
 """Words that say why: "permission denied" and "no space left" have as many, a code has none."""
 _WORD = re.compile(r"(?<![\w./:=-])[A-Za-z][a-z]{2,}(?![\w/=(]|[.:]\w)")
 """A word of prose: no name, symbol, path, number, setting or acronym."""
+_CODE = re.compile(
+    r"(?i:err(?:or)?|status|ret(?:urned|code)?|result|\brc)(?i: ?code)?\b"
+    r"(?:: |[ =:(]|\bis\b){1,3}-?(?:0x)?\d"
+    r"|\b[A-Z][A-Z\d]*(?:_[A-Z\d]+){2,}\b"
+)
+"""What a call returned."""
+_NATIVE = re.compile(r"[\w./-]{1,200}\.(?:cc?|cpp|cxx|cu|h|hpp|rs|go)(?:::?|\()\d+")
+"""A place in the source of a library that is not Python's."""
 _LOGGER = re.compile(
     r"^(?:[^\w(<\[{'\"]{0,3}(?:\[[^\]]{0,60}\]|\([^()]{0,80}\)|<\d>|[\d:.,/TZ+-]{4,35}"
     r"|(?:kern|user|daemon)\s*:|[A-Z][a-z]{2} +\d{1,2}|[\w./-]{1,60}:\d+\]?"
@@ -271,6 +291,7 @@ def may_be(template: str) -> bool:
     text = template[:MAX_READ]
     return (
         _EXCEPTION.search(text) is not None
+        or _NCCL in text
         or (_fails(text) and level_of(text) != "calm")
         or _WENT_ON.search(text) is not None
     )
@@ -285,7 +306,22 @@ def is_orderly(text: str) -> bool:
 def is_hollow(text: str) -> bool:
     """Return whether a message only says that something failed, in names, codes and symbols."""
     told = sum(word.lower() not in _GENERIC for word in _WORD.findall(text))
-    return told < _CONTENT and text.isascii()
+    return told < _CONTENT and text.isascii() and "assert " not in text
+
+
+def is_code(text: str) -> bool:
+    """Return whether a message passes on what a call returned, whatever it says besides."""
+    return (_CODE.search(text) or _NATIVE.search(text)) is not None
+
+
+def is_native(quote: str) -> bool:
+    """Return whether a line is an error of a library that is not Python's."""
+    return level_of(quote) == "error" or _NATIVE.search(quote) is not None
+
+
+def is_of_others(text: str) -> bool:
+    """Return whether a message speaks of another process, or only of a failure as such."""
+    return _WRAPS.search(text) is not None
 
 
 def _fails(text: str) -> bool:
@@ -325,14 +361,16 @@ def end_of(text: str) -> dict[str, str]:
     }
 
 
-def read(text: str, level: str) -> Remark | None:
+def read(text: str, level: str, *, of_kernel: bool = False) -> Remark | None:
     """Return what a line says of a failure; None if nothing.
 
-    `text` is the line without the prefixes that are known, `level` one of `level_of`.
+    `text` is the line without the prefixes that are known, `level` one of `level_of`. Beneath the
+    kernel is nothing that could say more, so it wraps nothing.
     """
     if is_of_shell(text):
         return Remark(STATES, " ".join(text.split())[:MAX_CONTENT], wraps=True)
-    told, text = text, text[:MAX_READ].partition(_NCCL)[2] or text[:MAX_READ]
+    told, of_nccl = text, _NCCL in text[:MAX_READ]
+    text = text[:MAX_READ].partition(_NCCL)[2] or text[:MAX_READ]
     text = text.partition(" [repeated ")[0]  # Ray's count of equal lines
     text = _LOGGER.sub("", text.strip(), count=1).strip()
     if _STACK.match(text) or is_orderly(text):
@@ -346,7 +384,7 @@ def read(text: str, level: str) -> Remark | None:
         return None
     weight = STATES
     if is_plain:
-        weight = SAYS if level != "error" else STATES if fails else LOGS
+        weight = SAYS if level != "error" else STATES if fails else NOTES if of_nccl else LOGS
     if not event and _HANDLED.search(text) and not _SPENT.search(text):
         weight = DEALT if is_plain or level in {"warning", "calm"} else weight - 1
     elif level in {"warning", "calm"} and event is None:
@@ -365,12 +403,13 @@ def read(text: str, level: str) -> Remark | None:
         or (event is None and ended(text) is not None)
         or (inner is None and (_WRAPS.search(text) or _FIELD.match(text)) is not None)
     )
+    wraps = wraps and not of_kernel
     if wraps and '"' in told:  # what a command printed, in a structured report of its end
         for quoted in _QUOTED.findall(told):
             found = read(quoted, level_of(quoted))
             if found is not None and not found.wraps and found.weight >= SAYS:
                 return Remark(weight, found.content, wraps=False)
-    if wraps and exception is None and (reason := _reason(text)):
+    if wraps and exception is None and (reason := _reason(text) or _why(text)):
         return Remark(weight, " ".join(reason.split())[:MAX_CONTENT], wraps=False)
     return Remark(weight, " ".join(text.split())[:MAX_CONTENT], wraps)
 
@@ -389,6 +428,15 @@ def _reason(text: str) -> str:
     return "" if _FIELD.match(text) else found
 
 
+def _why(text: str) -> str:
+    """Return a text that says why something ended, not only that it did; else an empty one."""
+    match = _WHY.search(text)
+    if match is None or ended(match["why"]) or _WRAPS.search(match["why"]):
+        return ""
+    is_told = any(word.lower() not in _GENERIC for word in _LETTERS.findall(match["why"]))
+    return text if is_told else ""
+
+
 def _says_nothing(text: str) -> bool:
     return is_hollow(text) or ended(text) is not None or _WRAPS.search(text) is not None
 
@@ -402,6 +450,8 @@ class Statement:
     calm: int
     """Healthy lines of the file before its last occurrence."""
     first_calm: int
+    origins: set[Origin]
+    """Who made it, the first ones."""
 
 
 class Statements:
@@ -423,7 +473,7 @@ class Statements:
         for template in usual._kept:
             self._kept.pop(template, None)
 
-    def again(self, template: str, place: Place, order: int, calm: int) -> bool:
+    def again(self, template: str, place: Place, order: int, calm: int, origin: Origin) -> bool:
         """Count a remark if a line of the same template has made it before; return whether."""
         kept = self._kept.pop(template, None)
         if kept is None:
@@ -431,6 +481,8 @@ class Statements:
         kept.event.count += 1
         kept.event.last, kept.event.last_order = place, order
         kept.calm = calm
+        if len(kept.origins) < MAX_ORIGINS:
+            kept.origins.add(origin)
         self._kept[template] = kept
         return True
 
@@ -448,19 +500,21 @@ class Statements:
         """Keep a remark; `template` is its line without digits."""
         if len(self._kept) >= MAX_SHAPES:
             del self._kept[next(iter(self._kept))]
-        self._kept[template] = kept = Statement(remark, event, calm, calm)
+        self._kept[template] = kept = Statement(remark, event, calm, calm, {event.origin})
         self._last = template
         self._open = kept if remark.content.endswith(":") else None
 
-    def follow(self, text: str, place: Place, weight: int = DEALT) -> bool:
+    def follow(self, text: str, place: Place, own: Remark | None = None) -> bool:
         """Give the next line of the file; return whether it is what a remark announced.
 
-        A line whose own `weight` is greater is a remark of its own.
+        `own` is what it says of a failure by itself, which may be worth more, or only wrap others.
         """
         if self._last is not None and _IGNORED.fullmatch(text):
             self._kept.pop(self._last, None)
         opened, self._open, self._last = self._open, None, None
-        if opened is None or weight > opened.remark.weight or _FIELD.match(text := text.strip()):
+        if opened is None or _FIELD.match(text := text.strip()):
+            return False
+        if own is not None and (own.wraps or own.weight > opened.remark.weight):
             return False
         if " " not in text or text[-1] == ":" or is_hollow(text):
             return False

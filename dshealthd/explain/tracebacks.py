@@ -94,6 +94,8 @@ class Traceback:
     """Only its last line was found."""
     ignored: bool = False
     """Python says that it ignored it."""
+    head: str = ""
+    """The line that it begins with, as it is in the file."""
     stamp: Stamp | None = None
     order: int = 0
     """Position of its last line among all lines; more may have been read since."""
@@ -143,7 +145,9 @@ class Assembler:
             opened = self._open.setdefault(key, [])
             if len(opened) < MAX_OPEN:
                 chained = self._chained.pop(key, False)
-                opened.append(Traceback(place, line, chained=chained, ignored=ignored))
+                opened.append(
+                    Traceback(place, line, chained=chained, ignored=ignored, head=place.quote)
+                )
             return True, done
         opened = self._open.get(key, [])
         if closing := self._closing.get(key):
@@ -217,6 +221,8 @@ class Assembler:
         is_logged = closing.line.prefixed
         """Whether a logger stamps every line of it and the lines after it."""
         if line.prefixed != is_logged or len(closing.message) >= MAX_MESSAGE_LINES:
+            return False
+        if closing.message[0].rstrip().isidentifier():  # it has no message
             return False
         # pydantic names each field on a line of its own, without a blank before it.
         if "validation error" in closing.message[0] and _FIELD.fullmatch(line.text):

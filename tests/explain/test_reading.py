@@ -223,7 +223,7 @@ def test_what_a_good_run_says_too_is_no_statement(tmp_path: Path) -> None:
     recognizer, _ = command.read([str(tmp_path / "bad")], [str(tmp_path / "good")])
     assert command.conclude(recognizer).outcome == "nothing"
     recognizer, _ = command.read([str(tmp_path / "bad")])
-    assert command.conclude(recognizer).outcome == "undecided"
+    assert command.conclude(recognizer).outcome != "nothing"
 
 
 def test_the_pattern_of_a_statement_is_no_slug_of_its_own() -> None:

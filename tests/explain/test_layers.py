@@ -1,0 +1,151 @@
+"""What a lower layer, another process or a native library says explains what a program reports."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.explain.explaining import explained
+
+STEP = "2026-08-03 19:40:50 step 9 | loss 2"
+BUSY = "2026-08-03 19:40:51 [rank2]: RuntimeError: the device is busy or out of service"
+FULL = "[rank2]: OSError: [Errno 28] No space left on device: '/a'"
+ENDED = "srun: error: n-3: task 2: Exited with exit code 1"
+LICENSE = "Aug  3 19:{}:52 {} gridd[1602]: Failed to get a license from 10.0.0.9"
+CAUGHT = (
+    "[rank{0}]:[E803 19:40:50.1 ProcessGroupNCCL.cpp:607] [Rank {0}] Watchdog caught collective "
+    "operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
+    "Timeout(ms)=600000) ran for 600{0}00 milliseconds before timing out."
+)
+LOST = (
+    "[rank0]: torch.distributed.DistBackendError: NCCL error in: a.cpp:1, remote process exited or "
+    "there was a network error, NCCL version 2.26.2"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "service", "is_reason"),
+    [
+        (BUSY, ("39", "n-3"), True),
+        (BUSY, ("39", "n-4"), False),  # another node
+        (BUSY, ("20", "n-3"), False),  # long before
+        (BUSY, ("55", "n-3"), False),  # after it
+        (FULL, ("39", "n-3"), False),  # says why itself
+    ],
+)
+def test_a_service_of_the_node_explains_what_a_program_could_not_do(
+    error: str, service: tuple[str, str], *, is_reason: bool
+) -> None:
+    """Shortly before, on the node of the rank, which is still the one that failed."""
+    lines = (STEP, error, ENDED, STEP.replace("step 9", "end"), LICENSE.format(*service))
+    finding = explained(*lines)
+    assert finding.statement.startswith("Failed to get a license") == is_reason
+    assert (finding.outcome, finding.ranks, finding.host) == ("found", (2,), "n-3")
+
+
+@pytest.mark.parametrize(("killed", "is_reason"), [("40213", True), ("40214", False)])
+def test_a_line_of_the_kernel_with_the_process_explains_its_end(
+    killed: str, *, is_reason: bool
+) -> None:
+    """Whatever the program thinks of it."""
+    finding = explained(
+        "13: RuntimeError: DataLoader worker (pid 40213) is killed by signal: Bus error. It is "
+        "possible that dataloader's workers are out of shared memory.",
+        f"Jan 22 03:59:03 n-3 kernel: Memory failure: 0x3f8: Sending SIGBUS to pt_data:{killed} "
+        "due to hardware memory corruption",
+    )
+    assert ("hardware memory corruption" in finding.statement) == is_reason
+
+
+@pytest.mark.parametrize(
+    ("lines", "quoted"),
+    [
+        (["hcl.cpp:71(init): The condition failed. Invalid server type (4)",
+          "[rank1]: RuntimeError: synStatus=20 [already acquired] Device acquire failed."],
+         "Invalid server type"),
+        (["[rank1]: RuntimeError: synStatus=20 [already acquired] Device acquire failed.",
+          "hcl.cpp:71(init): The condition failed. Invalid server type (4)"],
+         "RuntimeError: synStatus=20"),
+        (["hcl.cpp:71(init): The condition failed. Invalid server type (4)",
+          "[rank1]: ValueError: the tokenizer knows no word of that kind"],
+         "ValueError: the tokenizer"),
+    ],
+)  # fmt: skip
+def test_a_native_library_s_words_are_the_content_of_its_code(
+    lines: list[str], quoted: str
+) -> None:
+    """Right before an exception that passes on what the library returned."""
+    assert quoted in explained(STEP, *lines).statement
+
+
+@pytest.mark.parametrize(
+    ("who", "says_why"),
+    [
+        ("n-2:63:63 [3] init.cc:7 NCCL INFO comm 0x1 rank 3 nranks 8 cudaDev 3", True),
+        ("n-2:63:63 NCCL INFO Bootstrap", False),
+    ],
+)
+def test_a_rank_that_lost_nobody_says_why_it_was_lost(who: str, *, says_why: bool) -> None:
+    """Its words may stand behind those of the rank that lost it; of nobody known they may not."""
+    why = "n-2:63:70 [3] alloc.h:178 NCCL WARN Failed to register 4096 bytes"
+    finding = explained(who, LOST, why)
+    assert finding.outcome == ("found" if says_why else "undecided")
+
+
+def test_a_hang_without_a_culprit_is_undecided() -> None:
+    """All waited alike: what for, these lines do not say; a rank that is missing is found."""
+    names = "WORLD_SIZE=4"
+    hung = explained(names, STEP, *(CAUGHT.format(rank) for rank in range(4)))
+    assert (hung.outcome, hung.slug, hung.ranks) == ("undecided", "nccl-timeout", ())
+    assert hung.proof
+
+
+@pytest.mark.parametrize(("number", "outcome"), [(15, "undecided"), (2, "found"), (1, "found")])
+def test_who_sent_a_signal_is_known_of_a_keyboard_and_a_terminal(number: int, outcome: str) -> None:
+    """SIGTERM may come from anybody."""
+    told = f"W0408 api.py:719] Received {number} death signal, shutting down workers"
+    assert explained(STEP, told).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("line", "outcome"),
+    [
+        ("error: job 7 terminated due to quota exhaustion of group ml", "found"),
+        ("error: job 7 terminated due to signal 15", "undecided"),
+        ("error: job 7 terminated due to one or more job failures", "undecided"),
+        ("error: job 7 terminated, possibly due to quota exhaustion", "undecided"),
+    ],
+)
+def test_an_end_that_says_why_is_a_cause(line: str, outcome: str) -> None:
+    """That it ended is none."""
+    assert explained(STEP, line).outcome == outcome
+
+
+def test_an_exception_that_speaks_of_others_comes_after_one_that_says_why() -> None:
+    """Although it was printed first."""
+    finding = explained(
+        STEP,
+        "[rank0]: RuntimeError: the collective was aborted by a peer",
+        "[rank2]: ValueError: corrupted record at 6720",
+    )
+    assert finding.statement.startswith("ValueError")
+
+
+def test_a_kernel_s_log_that_stands_before_the_job_s_is_not_over() -> None:
+    """Somebody put it there; its times say what came first."""
+    fault = "Aug  3 19:40:20 n-3 kernel: XFS (md127): log I/O error -5"
+    lost = "2026-08-03 19:40:50 [rank2]: OSError: [Errno 5] Input/output error: '/scratch/a'"
+    steps = [f"step {number} | loss 2.{number}" for number in range(20)]
+    finding = explained("$ ssh n-3 dmesg", fault, "$ cat job.out", *steps, lost, ENDED)
+    assert finding.proof[0].quote == fault
+
+
+@pytest.mark.parametrize(
+    ("failed", "named"), [((1, 2, 3), (1, 2, 3)), ((0, 2, 3), ()), ((0, 1, 2, 3), ())]
+)
+def test_a_block_of_ranks_is_named_where_others_did_not_fail(
+    failed: tuple[int, ...], named: tuple[int, ...]
+) -> None:
+    """On a single host; ranks here and there are victims of what is common to them."""
+    lines = [f"[rank{rank}]: ValueError: the tensor is on device 0" for rank in failed]
+    ends = [f"srun: error: n-3: task {failed[0]}: Exited with exit code 1"]
+    assert explained("[rank0]: hello", "[rank3]: hello", *lines, *ends).ranks == named
