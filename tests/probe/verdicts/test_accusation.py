@@ -67,7 +67,9 @@ def accused(gpus: int, slow: int, uneasy: int = 0) -> list[tuple[Part, str]]:
         elif gpu < slow + uneasy:
             (one,) = history((0.0, True))[GPU].recent
             rounds[signal].recent.extend([one, one])
-    return [(one.part, one.component) for one in accusations("me", "leaf", rounds, verdicts, DECIDED)]
+    return [
+        (one.part, one.component) for one in accusations("me", "leaf", rounds, verdicts, DECIDED)
+    ]
 
 
 GPUS = [(Part.GPU, f"me/gpu{gpu}") for gpu in range(4)]
