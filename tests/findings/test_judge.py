@@ -336,11 +336,13 @@ async def test_judgement_waits_for_what_is_new(tmp_path: Path, node: Node) -> No
     await node.judge.close()
 
 
-async def test_the_past_is_written_every_five_minutes(tmp_path: Path, node: Node) -> None:
+async def test_the_past_is_written_every_five_minutes(
+    tmp_path: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And at once when a finding begins."""
     await node.judge.apply(loaded("", tmp_path))
     written: list[float] = []
-    node.judge._file.save = lambda _data: written.append(node.now)  # type: ignore[method-assign] # counts
+    monkeypatch.setattr(node.judge._file, "save", lambda _content: written.append(node.now))
     for node.now in (1000.0, 1299.0, 1300.0, 1599.0):
         node.read(0.1)
         node.judge.judge()
