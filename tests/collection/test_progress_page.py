@@ -42,5 +42,5 @@ def test_a_page_that_is_being_written(step: int, written: int) -> None:
             """Return the next state."""
             return next(heads)
 
-    page._HEAD = Head()  # type: ignore[assignment,misc]
+    page._HEAD = Head()  # type: ignore[assignment]
     assert page.read() == (8.0, "", "")

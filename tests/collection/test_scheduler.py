@@ -293,6 +293,15 @@ def test_absence_is_asked_first() -> None:
     assert snapshot["Counting"].result.outcome is CollectionOutcome.OK
 
 
+async def test_state_is_read_of_those_that_keep_it(tmp_path: Path) -> None:
+    """Of no other, as each costs a process; an agent that must leave no trace reads none."""
+    clock = Clock()
+    (tmp_path / "kernel_log.json").write_text("{}")
+    for state, found in ((tmp_path, {f"{tmp_path}/kernel_log.json": "{}"}), (None, {})):
+        scheduler = Scheduler(Snapshot(clock, clock), clock, clock, state)
+        assert await scheduler._saved(["memory", "kernel_log"]) == found
+
+
 async def test_reload_keeps_what_it_does_not_change() -> None:
     """Applying an equal configuration again leaves the running group alone. Disabling everything
     ends it.

@@ -59,6 +59,26 @@ def test_a_sign_is_watched_until_it_is_a_finding(episodes: Episodes) -> None:
     assert (parts(episodes), episodes.watched(30.0, 1030.0)) == (["GPU 3"], ())
 
 
+def test_twenty_signs_are_shown(episodes: Episodes) -> None:
+    """Those that are findings first; the others are no less counted once they are."""
+    signs = [sign(f"GPU {n}", hold=100.0 - n) for n in range(21)]
+    episodes.update(signs, 0.0, 1000.0)
+    assert [one.part for one in episodes.watched(1.0, 1001.0)] == [
+        f"GPU {n}" for n in range(20, 0, -1)
+    ]
+    episodes.update(signs, 100.0, 1100.0)
+    assert len(parts(episodes)) == 21
+
+
+@pytest.mark.parametrize(("limit", "worst"), [(None, 9.0), (1.0, 9.0), (20.0, 2.0)])
+def test_the_worst_value(episodes: Episodes, limit: float | None, worst: float) -> None:
+    """The highest, below a limit the lowest; without a value the last one that had one counts."""
+    for now, value in enumerate((3.0, 9.0, None, 2.0)):
+        episodes.update([sign(hold=0, value=value, limit=limit)], float(now), 1000.0 + now)
+    episodes.update([], 10.0, 1010.0)
+    assert [episode.worst for episode in episodes.closed] == [worst]
+
+
 def test_finding_remains_for_its_keep(episodes: Episodes) -> None:
     """A finding ends when its sign has been gone for its keep; a gap in between does not end it."""
     episodes.update([sign(hold=0, keep=30)], 0.0, 1000.0)

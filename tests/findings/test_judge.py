@@ -330,6 +330,24 @@ async def test_judgement_waits_for_what_is_new(tmp_path: Path, node: Node) -> No
     await node.judge.close()
 
 
+async def test_the_past_is_written_every_five_minutes(
+    tmp_path: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And at once when a finding begins."""
+    await node.judge.apply(loaded("", tmp_path))
+    written: list[float] = []
+    monkeypatch.setattr(node.judge._file, "save", lambda _content: written.append(node.now))
+    for node.now in (1000.0, 1299.0, 1300.0, 1599.0):
+        node.read(0.1)
+        node.judge.judge()
+    assert written == [1000.0, 1300.0]
+    for node.now in (1600.0, 1630.0):
+        node.read(0.95)
+        node.judge.judge()
+    assert written[2:] == [1600.0, 1630.0]
+    await node.judge.close()
+
+
 async def test_hold_ends_without_a_new_sample(tmp_path: Path, node: Node) -> None:
     """A sign that lasts becomes a finding when its hold is over, not with the next change."""
     await node.judge.apply(loaded("", tmp_path))

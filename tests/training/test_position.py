@@ -19,11 +19,7 @@ from dshealthd.jobs.hangs import states
 from dshealthd.training import attach, heartbeat, step_timer
 from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.message import (
-    PAGE,
-    PASS_BIT,
     POSITION,
-    POSITION_AT,
-    STEP_BIT,
     Message,
     StepStage,
     Totals,
@@ -38,6 +34,8 @@ MAX_COUNT = 10**12
 MAX_PASSES = (1 << 16) - 1
 MAX_TOTAL = 1e10
 LEAST = 1e-3
+PAGE, POSITION_AT, PASS_BIT, STEP_BIT = 1024, 752, 2, 18
+"""Agents read pages of other releases: what is where in them stays."""
 
 MESSAGE = Message(7, 100.0, stage=StepStage.INPUT, forward_pass=1, forward_passes=3)
 

@@ -43,14 +43,14 @@ def accusations(
         whole |= {reason for signal, (_, reason) in own.items() if signal.part}
     for reason in sorted(whole):
         yield Suspect(Part.NODE, me, reason)
-    if whole:
+    if whole or gpus is None or adapters is None:
         return
     if any(not signal.part for signal in own):
         yield Suspect(Part.NODE, me, AMBIGUOUS)
-    for part, (_, reason) in (gpus or {}).items():
+    for part, (_, reason) in gpus.items():
         yield Suspect(Part.GPU, f"{me}/gpu{part}", reason)
-    for part, (cause, reason) in (adapters or {}).items():
-        well = None if part in (gpus or {}) else _gpu_is_well(part, history, now)
+    for part, (cause, reason) in adapters.items():
+        well = None if part in gpus else _gpu_is_well(part, history, now)
         if well is not None:
             name = f"{me}/nic{part}" if part.isdecimal() else f"{me}/{part}"
             yield Suspect(Part.NIC, name, reason if well and cause is Cause.SELF else AMBIGUOUS)

@@ -11,8 +11,8 @@ from dshealthd.probe.members import absences
 from dshealthd.probe.members.absences import Absences
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.protocol import PeerError
-from tests.probe.peering import until
 from tests.probe.services import set_maintenance, snapshot
+from tests.waiting import eventually
 
 NOW = 1_800_000_000.0
 DAY = 86400.0
@@ -90,7 +90,7 @@ async def test_a_member_that_does_not_answer_is_told_three_times(
     try:
         for end in (NOW + 600, NOW + 900):
             set_maintenance(shot, end)
-            await until(lambda end=end: calls.count(("gone", end)) == 3)  # type: ignore[misc]
+            await eventually(lambda end=end: calls.count(("gone", end)) == 3)  # type: ignore[misc]
             await asyncio.sleep(0.05)
             told = sorted(name for name, said in calls if said == end)
             assert told == ["a", "b", "gone", "gone", "gone"]

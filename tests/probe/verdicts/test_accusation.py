@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dshealthd.probe.observation import RoundKind
-from dshealthd.probe.verdicts.accusation import _WAIT, _gpu_is_well
+from dshealthd.probe.observation import Part, RoundKind
+from dshealthd.probe.verdicts.accusation import _WAIT, Verdicts, _gpu_is_well, accusations
 from dshealthd.probe.verdicts.signals import (
     Cause,
     Investigation,
@@ -53,3 +53,48 @@ def test_no_local_round() -> None:
     assert investigation is not None
     investigation.home_refused = True
     assert _gpu_is_well("0", rounds, DECIDED) is False
+
+
+def accused(gpus: int, slow: int, uneasy: int = 0) -> list[tuple[Part, str]]:
+    """Return who is accused on a node with so many GPUs, of which some are slow and others above
+    their usual, though not flagged.
+    """
+    rounds: dict[Signal, SignalHistory] = {}
+    verdicts: Verdicts = {}
+    for gpu in range(gpus):
+        signal = GPU._replace(part=str(gpu))
+        rounds[signal] = SignalHistory(signal)
+        if gpu < slow:
+            verdicts[signal] = Cause.SELF, "slow"
+        elif gpu < slow + uneasy:
+            (one,) = history((0.0, True))[GPU].recent
+            rounds[signal].recent.extend([one, one])
+    return [
+        (one.part, one.component) for one in accusations("me", "leaf", rounds, verdicts, DECIDED)
+    ]
+
+
+GPUS = [(Part.GPU, f"me/gpu{gpu}") for gpu in range(4)]
+NODE = [(Part.NODE, "me")]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "slow", "uneasy", "expected"),
+    [
+        (8, 3, 0, GPUS[:3]),
+        (8, 4, 0, NODE),
+        (8, 3, 1, NODE),
+        (8, 2, 1, GPUS[:2]),
+        (3, 1, 0, GPUS[:1]),
+        (3, 2, 0, NODE),
+        (2, 1, 0, GPUS[:1]),
+        (2, 2, 0, NODE),
+        (1, 1, 0, GPUS[:1]),
+        (8, 0, 4, []),
+    ],
+)
+def test_half_of_the_parts_are_the_node(
+    gpus: int, slow: int, uneasy: int, expected: list[tuple[Part, str]]
+) -> None:
+    """At least two, with those that are above their usual; a GPU that is alone is the GPU."""
+    assert accused(gpus, slow, uneasy) == expected

@@ -160,6 +160,61 @@ def test_file_keeps_what_was_learnt(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
+@pytest.mark.parametrize("number", [ENOUGH, FILL - 1, FILL, 3 * FILL])
+def test_nothing_changes_over_a_restart(number: int) -> None:
+    """Each figure of a class comes back, also those that it has only after many values."""
+    values = [round(value, 6) for value in jittered(0.01, 0.02, number)]
+    known, again = learnt(values), Baselines(OPTIONS)
+    content = known.document()
+    assert again.restore(content)
+    assert again.document() == content
+
+
+@pytest.mark.parametrize(
+    ("value", "faster"), [(0.98, False), (0.969, True)], ids=["two per cent", "three per cent"]
+)
+def test_by_how_much_a_part_must_become_faster(value: float, *, faster: bool) -> None:
+    """Seven of eight values in a row by 3 %, though they hardly vary otherwise. They are too few to
+    judge by yet.
+    """
+    for slow in (1, 2):
+        known = learnt([1.0] * FILL)
+        for second, each in enumerate([1.0] * slow + [value] * (8 - slow)):
+            known.update(series(), each, 1000.0 + second)
+        assert (known.ratio(series(), 1.0) is None) is (faster and slow == 1)
+
+
+@pytest.mark.parametrize(("days", "limit"), [(14, 1.05), (29, 1.05), (31, 1.2)])
+def test_a_part_may_creep_by_five_per_cent_in_a_month(days: int, limit: float) -> None:
+    """The lowest median counts for the rest of its half a month, and for the whole next one."""
+    known, day = learnt([1.0] * FILL), 86400.0
+    for quarter in range(days * 96):
+        known.update(series(), 1.2, day / 96 * (quarter + 1))
+    reading = known.ratio(series(), 1.2)
+    assert reading is not None
+    assert reading.ratio == pytest.approx(1.2 / limit)
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("rail", 1 + OPTIONS.slow_ratio), ("light", 3.0)])
+def test_echoes_vary_with_the_load(kind: str, limit: float) -> None:
+    """One is flagged from three times its usual time on."""
+    known = Baselines(OPTIONS)
+    for number in range(FILL):
+        known.update(series(kind=kind), 0.01, number)
+    assert known.ratio(series(kind=kind), 0.01) == (1.0, limit)
+
+
+def test_a_bounded_number_of_classes() -> None:
+    """Of more than any node has, later ones are not learnt; those that are known are."""
+    known = Baselines(OPTIONS)
+    for number in range(2049):
+        known.update(series(str(number)), 1.0, 0.0)
+    assert len(known) == 2048
+    known.changed = False
+    known.update(series("0"), 1.0, 1.0)
+    assert known.changed
+
+
 def test_other_software_starts_anew(tmp_path: Path) -> None:
     """Baselines of another software version are not used, and a missing file is not an error."""
     replace(tmp_path / "b", learnt([1.0] * 30, stamp="torch 2.12").document(), durable=True)

@@ -1,0 +1,105 @@
+"""What GPUDirect RDMA needs from the host, with each condition on either side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from dshealthd.core.host import Host
+from dshealthd.linux import gpu_direct
+
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15\n"
+CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15\n"
+GPUS = ("0000:19:00.0", "0000:1a:00.0")
+
+
+def machine(
+    directory: Path,
+    files: Mapping[str, str] = MappingProxyType({}),
+    adapter: str = "mlx5_0",
+    gpus: int = 2,
+) -> Host:
+    """Return a machine with two GPUs and an adapter, but for these files of `/proc`."""
+    for address in GPUS[:gpus]:
+        place = directory / "sys/bus/pci/devices" / address
+        (place / "iommu_group").mkdir(parents=True)
+        (place / "class").write_text("0x030200\n")
+        (place / "vendor").write_text("0x10de\n")
+    if adapter:
+        (directory / "sys/class/infiniband" / adapter).mkdir(parents=True)
+    usual = {
+        "cpuinfo": "processor: 0\nflags\t\t: fpu sse2 ht\n",
+        "modules": "nvidia 100 1 - Live 0x0\n",
+        "version": OPEN,
+        "osrelease": "5.15.0-130-generic\n",
+    }
+    (directory / "proc/driver/nvidia").mkdir(parents=True)
+    (directory / "proc/sys/kernel").mkdir(parents=True)
+    places = {"version": "driver/nvidia/version", "osrelease": "sys/kernel/osrelease"}
+    for name, text in (usual | {**files}).items():
+        if text:
+            (directory / "proc" / places.get(name, name)).write_text(text)
+    return Host(procfs=directory / "proc", sysfs=directory / "sys")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "gpus", "cpuinfo", "why"),
+    [
+        ("mlx5_0", 2, "flags\t\t: fpu ht\n", ""),
+        ("mlx5_0", 2, "flags\t\t: fpu hypervisor ht\n", "a virtual machine"),
+        ("mlx5_0", 2, "Features\t: fp asimd\n", "not an x86 machine"),
+        ("mlx5_0", 0, "flags\t\t: fpu\n", "no GPUs"),
+        ("", 2, "flags\t\t: fpu\n", "no GPUs"),
+    ],
+)
+def test_what_is_judged(tmp_path: Path, adapter: str, gpus: int, cpuinfo: str, why: str) -> None:
+    """Machines of their own, with GPUs and adapters."""
+    host = machine(tmp_path, {"cpuinfo": cpuinfo}, adapter, gpus)
+    found = gpu_direct.paths_not_judged(host)
+    assert bool(found) is bool(why)
+    assert found.startswith(why)
+    assert (gpu_direct.gpus_translated(host) is None) is bool(why)
+
+
+@pytest.mark.parametrize(
+    ("files", "reaches"),
+    [
+        ({}, True),
+        ({"osrelease": "5.11.22-7\n"}, False),
+        ({"osrelease": "5.12.0\n"}, True),
+        ({"osrelease": "6.1.0\n"}, True),
+        ({"version": CLOSED}, False),
+        ({"version": CLOSED, "modules": "nvidia_peermem 1 0 - Live 0x0\n"}, True),
+        ({"version": CLOSED, "modules": "nv_peer_mem 1 0 - Live 0x0\n"}, True),
+        ({"version": CLOSED, "modules": "nvidia_peermem_x 1 0 - Live 0x0\n"}, False),
+        ({"version": ""}, None),
+    ],
+)
+def test_peer_memory(tmp_path: Path, files: dict[str, str], *, reaches: bool | None) -> None:
+    """By a module, or as a DMA-BUF of the open driver from Linux 5.12 on."""
+    assert gpu_direct.peer_memory(machine(tmp_path, files)) is reaches
+
+
+@pytest.mark.parametrize(("adapter", "gpus"), [("bnxt_re0", 2), ("", 2), ("mlx5_0", 0)])
+def test_whose_peer_memory_is_not_known(tmp_path: Path, adapter: str, gpus: int) -> None:
+    """Adapters of others have drivers of their own."""
+    assert gpu_direct.peer_memory(machine(tmp_path, {}, adapter, gpus)) is None
+
+
+@pytest.mark.parametrize(
+    ("types", "count"),
+    [(("DMA", "DMA-FQ"), 2), (("identity", "DMA"), 1), (("identity", ""), 0), (("", ""), 0)],
+)
+def test_addresses_that_an_iommu_translates(
+    tmp_path: Path, types: tuple[str, ...], count: int
+) -> None:
+    """Not those that it passes on, nor without one."""
+    host = machine(tmp_path)
+    for address, kind in zip(GPUS, types, strict=True):
+        if kind:
+            place = tmp_path / "sys/bus/pci/devices" / address / "iommu_group/type"
+            place.write_text(f"{kind}\n")
+    assert gpu_direct.gpus_translated(host) == count
