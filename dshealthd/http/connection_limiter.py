@@ -26,11 +26,6 @@ OPEN = gauge(
     "dshealthd_web_connections",
     "Open connections to the agent's own server, TLS handshakes included.",
 )
-LIMIT = gauge(
-    "dshealthd_web_connections_limit",
-    "Connections served at a time: web.max_connections, or less if the limit on open "
-    "files is too low.",
-)
 REFUSED = counter(
     "dshealthd_web_connections_refused_total",
     "Connections closed because they exceeded a limit of the server; replaced: a newer one took "
@@ -271,6 +266,5 @@ class ConnectionLimiter:
     def samples(self) -> Iterator[Sample]:
         """Yield the limiter's metrics: open and refused connections."""
         yield OPEN(float(self.total))
-        yield LIMIT(float(self.limit))
         for reason, count in self.refused.items():
             yield REFUSED(float(count), reason)

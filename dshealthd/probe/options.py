@@ -169,9 +169,6 @@ class ProbeOptions(Section):
     `peer` are set.
     """
 
-    enabled: bool = option(
-        True, "Whether rounds run; if not, calls from other nodes are not answered either."
-    )
     period: Duration = option(
         "10s",
         "Length of an epoch, in which every node has one round. Must be equal on all nodes.",
@@ -197,7 +194,7 @@ class ProbeOptions(Section):
     @property
     def wanted(self) -> bool:
         """Whether probes with other nodes are configured."""
-        return self.enabled and bool(self.members.sources) and bool(self.peer.listen_address)
+        return bool(self.members.sources) and bool(self.peer.listen_address)
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield each probe option with an unusable value, and why."""

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -190,7 +190,7 @@ def serving(
     tls: ssl.SSLContext | None = None,
     more: Mapping[str, Any] = MappingProxyType({}),
     guarded: bool = True,
-    targets: Callable[[], bytes] | None = None,
+    targets: Callable[[], bytes | Awaitable[bytes]] | None = None,
     history: Callable[[], bytes] = lambda: NodeRecord(None).document("n1", (), time.time()),
     trends: Callable[[], bytes] = lambda: Trends().document("n1", time.time(), ()),
     **given: Any,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import os
@@ -36,7 +37,8 @@ SLOW = 1.0
 
 REFUSED = "dshealthd_web_connections_refused_total"
 PLACES = Web().max_connections_per_address
-UNFINISHED = b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nab"
+UNFINISHED = b"GET /api/v1/targets HTTP/1.1\r\nHost: x\r\n\r\n"
+"""A request whose answer never comes, where `endless` makes it."""
 REQUEST = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -60,6 +62,12 @@ def connections(
             with contextlib.suppress(ConnectionError):
                 opened.append(stack.enter_context(served.connect(sources[number % len(sources)])))
         yield opened
+
+
+async def endless() -> bytes:
+    """Make a document that is never done."""
+    await asyncio.Event().wait()
+    return b""
 
 
 def in_progress(served: Served) -> int:
@@ -207,7 +215,7 @@ def test_connections_of_one_address_are_bounded() -> None:
     """Where eight requests of one address are being answered, its next connection is closed at once
     and counted. Other addresses are served, and so is the first one later.
     """
-    with serving() as served:
+    with serving(targets=endless) as served:
         with connections(served, 8, ("127.0.0.3",)) as opened:
             for connection in opened:
                 connection.sendall(UNFINISHED)
@@ -280,7 +288,7 @@ def test_requests_of_many_addresses_do_not_shut_out_a_scrape(
     """
     addresses = tuple(f"127.0.2.{number}" for number in range(1, 33))
     with (
-        serving(max_connections=32, header_timeout=60.0) as served,
+        serving(targets=endless, max_connections=32, header_timeout=60.0) as served,
         connections(served, 32, addresses) as opened,
     ):
         for connection in opened:
@@ -306,7 +314,7 @@ def test_connections_are_bounded_altogether() -> None:
     its address. When one ends, the next is.
     """
     with (
-        serving(max_connections=5) as served,
+        serving(targets=endless, max_connections=5) as served,
         connections(served, 5, ("127.0.0.3", "127.0.0.4")) as opened,
     ):
         for connection in opened:
@@ -349,11 +357,11 @@ def test_client_that_does_not_read_is_closed() -> None:
         until(lambda: served.metric("dshealthd_web_connections") == 0)
 
 
-def test_unfinished_body_is_closed() -> None:
-    """A client that announces a body and does not send it does not keep its connection."""
-    with serving(header_timeout=0.5) as served, served.connect() as connection:
+def test_answer_that_does_not_come_is_given_up() -> None:
+    """A request that is not answered does not keep its connection."""
+    with serving(targets=endless, header_timeout=0.5) as served, served.connect() as connection:
         started = time.monotonic()
-        connection.sendall(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nab")
+        connection.sendall(UNFINISHED)
         assert closed_after(connection) <= 4.0
         assert time.monotonic() - started >= 2.0
         assert served.metric(REFUSED, "response_timeout") == 1
