@@ -24,7 +24,7 @@ _DOCKER = {
     ),
     "network": (
         ("--network", "--net", "-p", "--publish"),
-        "has a network of its own, where other nodes do not reach the ranks",
+        "has a bridge of its own, where other nodes reach no rank: --network=host shares theirs",
     ),
     "shared memory": (("--ipc", "--shm-size", "-v", "--volume", "--mount"), _SHORT),
     "locked memory": (

@@ -12,7 +12,7 @@ from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, ok, unknown, warning
 from dshealthd.doctor.job.agreement import INVARIANTS, OCCUPANCY
 from dshealthd.doctor.job.sources import launcher_command
-from dshealthd.doctor.job.sources.fields import Fields
+from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.job.sources.layout import Layout, torchrun
 from dshealthd.doctor.job.sources.manifest import (
     CONTROLLERS,
@@ -201,7 +201,7 @@ def _invalid(start: PodStart) -> Iterator[str]:
             yield f"the volume {mount.text('name')} of {mount.text('mountPath')} is not declared"
 
 
-def _claims(node: Fields, above: str = "") -> Iterator[str]:
+def _claims(node: ManifestFields, above: str = "") -> Iterator[str]:
     """Yield the names of the volumes that a controller makes from templates of claims."""
     for key, one in node.below():
         if key == "volumeClaimTemplates" or (key, above) == ("templates", "volumeClaimPolicies"):
@@ -235,7 +235,7 @@ def _written(start: PodStart) -> Iterator[str]:
     pod = start.pod
     fixed = set()
     for mount in pod.main.each("volumeMounts"):
-        volume = pod.volumes.get(mount.text("name"), Fields())
+        volume = pod.volumes.get(mount.text("name"), ManifestFields())
         is_fixed = volume.at("persistentVolumeClaim").get("readOnly") is True
         if mount.get("readOnly") is True or is_fixed or "configMap" in volume or "secret" in volume:
             fixed.add(mount.text("mountPath").rstrip("/"))
@@ -250,7 +250,7 @@ def _behind_proxy(start: PodStart) -> Iterator[str]:
     pod = start.pod
     space = pod.object.at("metadata").get("namespace")
     spaces = (one.at("metadata") for one in start.manifest.of_kind("Namespace"))
-    marks = _marks(next((one for one in spaces if one.get("name") == space), Fields()))
+    marks = _marks(next((one for one in spaces if one.get("name") == space), ManifestFields()))
     own = _marks(pod.template.at("metadata"))
     for mesh, (*switches, key) in _MESHES.items():
         pairs = (switch.partition("=") for switch in switches)
@@ -266,7 +266,7 @@ def _behind_proxy(start: PodStart) -> Iterator[str]:
             )
 
 
-def _marks(metadata: Fields) -> Mapping[str, str]:
+def _marks(metadata: ManifestFields) -> Mapping[str, str]:
     """Return the labels and annotations of an object or template."""
     found = {**metadata.at("annotations").texts(), **metadata.at("labels").texts()}
     return {name: value.lower() for name, value in found.items()}
@@ -369,7 +369,7 @@ def _unreachable(start: PodStart) -> Iterator[str]:
         yield from (f"{shown} does not resolve{why}" for why in _unserved(pod, services[domain]))
 
 
-def _unserved(pod: PodTemplate, service: Fields) -> Iterator[str]:
+def _unserved(pod: PodTemplate, service: ManifestFields) -> Iterator[str]:
     """Yield why the Service of the pods' domain gives them no names."""
     spec, domain = service.at("spec"), pod.domain
     if spec.get("clusterIP") != "None":

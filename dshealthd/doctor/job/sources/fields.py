@@ -15,7 +15,7 @@ MAX_SIZE = 1 << 20
 MAX_DEPTH = 64
 
 
-class Fields:
+class ManifestFields:
     """A mapping of a document: what is absent in it, or of another shape, is empty."""
 
     def __init__(self, value: object = None) -> None:
@@ -32,9 +32,9 @@ class Fields:
         """Return a field as it is; None where there is none."""
         return self.value.get(key)
 
-    def at(self, *keys: str) -> Fields:
+    def at(self, *keys: str) -> ManifestFields:
         """Return the mapping below these keys."""
-        return Fields(self.get(keys[0])).at(*keys[1:]) if keys else self
+        return ManifestFields(self.get(keys[0])).at(*keys[1:]) if keys else self
 
     def text(self, key: str) -> str:
         """Return a field as text."""
@@ -51,15 +51,15 @@ class Fields:
         found = self.get(key)
         return found if isinstance(found, list) else []
 
-    def each(self, key: str) -> list[Fields]:
+    def each(self, key: str) -> list[ManifestFields]:
         """Return the mappings in a list."""
-        return [Fields(one) for one in self.listed(key) if isinstance(one, dict)]
+        return [ManifestFields(one) for one in self.listed(key) if isinstance(one, dict)]
 
     def texts(self) -> dict[str, str]:
         """Return all fields as text."""
         return {key: str(value) for key, value in self.value.items()}
 
-    def below(self) -> Iterator[tuple[str, Fields]]:
+    def below(self) -> Iterator[tuple[str, ManifestFields]]:
         """Yield the mappings among the fields, and those in their lists, each with its key."""
         for key in self.value:
             yield from ((key, one) for one in (self.each(key) or [self.at(key)]) if one)

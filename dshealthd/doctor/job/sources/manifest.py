@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.documents import MISSHAPEN
 from dshealthd.doctor.job.sources import launcher_command
-from dshealthd.doctor.job.sources.fields import Fields, plain
+from dshealthd.doctor.job.sources.fields import ManifestFields, plain
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ _OF_NODE = re.compile(r"cpu|memory|ephemeral-storage|(hugepages|requests|limits)
 class PodTemplate:
     """Pods of a job that are made from one template, by their container with most GPUs."""
 
-    object: Fields
+    object: ManifestFields
     """The object whose controller makes them."""
-    template: Fields
+    template: ManifestFields
     """What has their labels and annotations."""
-    spec: Fields
+    spec: ManifestFields
     name: str
     """What the template is of, such as `Worker`."""
     count: int
@@ -89,14 +89,14 @@ class PodTemplate:
         return self.object.at("metadata").text("name")
 
     @property
-    def above(self) -> Fields:
+    def above(self) -> ManifestFields:
         """The specification of the object."""
         return self.object.at("spec")
 
     @cached_property
-    def main(self) -> Fields:
+    def main(self) -> ManifestFields:
         """The container with most GPUs."""
-        containers = self.spec.each("containers") or [Fields()]
+        containers = self.spec.each("containers") or [ManifestFields()]
         return max(containers, key=lambda one: (sum(_gpus(one)), bool(_gpus(one))))
 
     @property
@@ -105,7 +105,7 @@ class PodTemplate:
         return sum(_gpus(self.main))
 
     @property
-    def limits(self) -> Fields:
+    def limits(self) -> ManifestFields:
         """The resources to which the container is limited."""
         return self.main.at("resources", "limits")
 
@@ -139,10 +139,12 @@ class PodTemplate:
             return None  # KubeRay mounts one itself (ray-operator, common/pod.go)
         if SHARED_MEMORY not in mounts:
             return 64 << 20
-        return size(self.volumes.get(mounts[SHARED_MEMORY], Fields()).at("emptyDir"), "sizeLimit")
+        return size(
+            self.volumes.get(mounts[SHARED_MEMORY], ManifestFields()).at("emptyDir"), "sizeLimit"
+        )
 
     @cached_property
-    def volumes(self) -> dict[str, Fields]:
+    def volumes(self) -> dict[str, ManifestFields]:
         """The volumes that it may mount, by name."""
         return {one.text("name"): one for one in self.spec.each("volumes")}
 
@@ -235,9 +237,9 @@ class Manifest:
     """The pods of a manifest, and its other objects."""
 
     pods: tuple[PodTemplate, ...]
-    objects: tuple[Fields, ...] = ()
+    objects: tuple[ManifestFields, ...] = ()
 
-    def of_kind(self, kind: str) -> Iterator[Fields]:
+    def of_kind(self, kind: str) -> Iterator[ManifestFields]:
         """Yield the objects of a kind."""
         return (one for one in self.objects if one.get("kind") == kind)
 
@@ -266,26 +268,26 @@ def parse(text: str) -> dict[str, Any]:
 
 def from_json(document: dict[str, Any]) -> Manifest:
     """Return the manifest whose documents a JSON document has."""
-    objects = tuple(Fields(one) for one in document["documents"])
+    objects = tuple(ManifestFields(one) for one in document["documents"])
     pods = itertools.chain.from_iterable(_pods(one, one, one.text("kind")) for one in objects)
     return Manifest(tuple(itertools.islice(pods, MAX_PODS)), objects)
 
 
 def _pods(
-    whole: Fields,
-    node: Fields,
+    whole: ManifestFields,
+    node: ManifestFields,
     name: str,
     count: int = 1,
     groups: int = 1,
-    above: Fields = Fields(),  # noqa: B008 - it is never changed
+    above: ManifestFields = ManifestFields(),  # noqa: B008 - it is never changed
 ) -> Iterator[PodTemplate]:
     if node.each("containers"):
         yield PodTemplate(whole, above, node, name, count, groups)
         return
     if "resourcesPerNode" in node:  # of a TrainJob; its runtime has the template, with /dev/shm
         container = {**node.value, "resources": node.get("resourcesPerNode")}
-        spec = Fields({"containers": [container], "hostIPC": True})
-        yield PodTemplate(whole, Fields(), spec, name, node.number("numNodes", 1), groups)
+        spec = ManifestFields({"containers": [container], "hostIPC": True})
+        yield PodTemplate(whole, ManifestFields(), spec, name, node.number("numNodes", 1), groups)
         return
     parallelism, replicas = node.number("parallelism", 1), node.number("replicas", 1)
     groups *= replicas if whole.get("kind") == "JobSet" else 1
@@ -298,7 +300,7 @@ def _pods(
         yield from _pods(whole, below, inner, many, groups, node)
 
 
-def size(fields: Fields, key: str) -> int | None:
+def size(fields: ManifestFields, key: str) -> int | None:
     """Return the bytes of a quantity; None without one."""
     match = _SIZE.fullmatch(fields.text(key))
     unit = 1024 if match and match[3] else 1000
@@ -310,7 +312,7 @@ def is_gpu(resource: str) -> bool:
     return resource.endswith("/gpu")
 
 
-def _gpus(container: Fields) -> list[int]:
+def _gpus(container: ManifestFields) -> list[int]:
     """Return how many GPUs of each kind a container asks for; 0 for what is no number."""
     asked = {key: container.at("resources", key).texts() for key in ("requests", "limits")}
     both = {**asked["requests"], **asked["limits"]}

@@ -41,7 +41,7 @@ OWNERS = {
 _MPI = re.compile("mpirun|mpiexec|orterun|prterun")
 
 
-class Fault(NamedTuple):
+class ScriptFault(NamedTuple):
     """Something that a script states in vain."""
 
     text: str
@@ -59,36 +59,36 @@ def faults(
     seen: Sequence[ShellCommand],
     *,
     in_background: bool,
-) -> Iterator[Fault]:
+) -> Iterator[ScriptFault]:
     """Yield the faults of a script with these directives, whose shell runs these commands."""
     if ignored:
         more = f", and {len(ignored) - 1} more" if ignored[1:] else ""
         why = "Slurm ignores #SBATCH after the first command"
-        yield Fault(f":{ignored[0]}{more}: {why}", "#SBATCH", "^#SBATCH", is_critical=False)
+        yield ScriptFault(f":{ignored[0]}{more}: {why}", "#SBATCH", "^#SBATCH", is_critical=False)
     for option, value in directives.items():
         if "$" in value:
-            yield Fault(
+            yield ScriptFault(
                 f": #SBATCH --{option}={value[:60]} is read as it stands: no shell expands lines"
                 " with #SBATCH",
                 *(f"--{option}", f"^#SBATCH.*{option}"),
                 is_critical=option in launcher_command.READ,
             )
     for read, meant in _unread(text).items():
-        yield Fault(
+        yield ScriptFault(
             f" reads {read}, which is never set: ${{{meant}}} is meant",
             *(read, read),
             is_critical=False,
         )
     for above, one in itertools.pairwise(seen):
         if above.end == one.end == "\n" and one.words[0].startswith("-"):  # no pattern of `case`
-            yield Fault(
+            yield ScriptFault(
                 f": bash runs {one.words[0][:60]} as a command: the line before it ends without a"
                 " backslash, or is a comment, so the launch has none of these options",
                 *(one.words[0], one.words[0].partition("=")[0]),
             )
             break
     if "SLURM_OVERLAP" not in text and _waits(directives, seen):
-        yield Fault(
+        yield ScriptFault(
             " starts a step in the background that holds the whole job, GPUs included: the next"
             " srun waits until it ends, unless one of them has --overlap",
             *("--overlap", "srun"),
@@ -97,7 +97,7 @@ def faults(
     names = [one.words[0] for one in seen]
     last = max((at for at, one in enumerate(seen, 1) if one.end == "&"), default=0)
     if in_background and "wait" not in names and {*names[last:]} <= _SAYS:
-        yield Fault(
+        yield ScriptFault(
             " starts the job in the background and ends: Slurm then ends the job; `wait` is"
             " missing",
             *("wait", "&$"),
@@ -106,7 +106,7 @@ def faults(
     traps = [word for one in seen if one.words[0] == "trap" for word in one.words[2:]]
     if problem := _signal(directives, traps, waits="wait" in names or in_background):
         shown = f": --signal={directives['signal']}: {problem}"
-        yield Fault(shown, "--signal", "^#SBATCH.*--signal", is_critical=False)
+        yield ScriptFault(shown, "--signal", "^#SBATCH.*--signal", is_critical=False)
 
 
 def _unread(text: str) -> dict[str, str]:

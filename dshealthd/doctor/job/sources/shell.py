@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -48,9 +49,9 @@ _RANDOM = re.compile(
 """In a command whose output is another each time."""
 _PROCESS = re.compile(r"(?<!\$)\$\$(?![\w${(])")
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_PARENTHESIS = re.compile(
-    r"\\.|'[^']*+'|\"(?:[^\"\\$]++|\\.|\$(?!\())*+\"|(?P<open>\()|(?P<close>\))", re.DOTALL
-)
+_INSIDE = re.compile(r"\\.|'[^']*+'|\"|[$<>]?\(|\)", re.DOTALL)
+"""What opens or closes something in a command whose output is substituted."""
+_IN_QUOTED = re.compile(r"\\.|\"|\$\(", re.DOTALL)
 _VARIABLE = re.compile(
     r"\$(?:(?P<bare>\w+)|\{(?P<count>#?)(?P<name>\w+)(?:\[(?P<at>[@*]|\d{1,4})\])?"
     r"(?P<default>:?-[^${}'\"\\]*)?\})"
@@ -121,6 +122,16 @@ class ShellCommand(NamedTuple):
     """Variables in its words and here-document that are left to another shell."""
 
 
+@dataclass(slots=True)
+class _Substitution:
+    """A command whose output is substituted, so far; or, outside of all, the script."""
+
+    begin: str = ""
+    next: re.Pattern[str] = _SUBSTITUTION
+    depth: int = 0
+    pieces: list[str] = field(default_factory=list)
+
+
 def commands(text: str, variables: Variables) -> Iterator[ShellCommand]:
     """Yield the commands of a script in its order; `variables` always has their values so far.
 
@@ -182,15 +193,24 @@ def _without_substitutions(text: str) -> str:
     """
     text = _PROCESS.sub("${BASHPID}", text)
     text = re.sub(r"`([^`\n]*)`", lambda match: _substituted(match[1]), text)
-    for begin in reversed(list(_SUBSTITUTION.finditer(text))):  # the last has none inside
-        depth = 0
-        for match in _PARENTHESIS.finditer(text, begin.end() - 1):
-            depth += bool(match["open"]) - bool(match["close"])
-            if depth == 0:
-                inside = _substituted(text[begin.end() : match.start()])
-                text = text[: begin.start()] + inside + text[match.end() :]
-                break
-    return text
+    opened = [_Substitution()]
+    at = 0
+    while match := opened[-1].next.search(text, at):
+        inner, found = opened[-1], match[0]
+        inner.pieces.append(text[at : match.start()])
+        at = match.end()
+        if len(found) > 1 and found.endswith("("):
+            opened.append(_Substitution(found, next=_INSIDE))
+            continue
+        if found == '"':
+            inner.next = _INSIDE if inner.next is _IN_QUOTED else _IN_QUOTED
+        inner.depth += (found == "(") - (found == ")")
+        if inner.depth < 0:
+            opened.pop()
+            found = _substituted("".join(inner.pieces))
+        opened[-1].pieces.append(found)
+    opened[-1].pieces.append(text[at:])
+    return "".join(piece for one in opened for piece in (one.begin, *one.pieces))
 
 
 def _substituted(command: str) -> str:

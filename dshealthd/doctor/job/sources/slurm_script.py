@@ -19,7 +19,7 @@ from dshealthd.doctor.job.sources.launcher_command import (
     long_option,
     no_file,
 )
-from dshealthd.doctor.job.sources.script_faults import Fault, faults
+from dshealthd.doctor.job.sources.script_faults import ScriptFault, faults
 from dshealthd.doctor.job.sources.slurm_options import gpus_per_node, tasks_per_node
 from dshealthd.doctor.job.sources.source import training_variables
 from dshealthd.jobs.environment import natural
@@ -65,7 +65,7 @@ class SlurmScript:
     """Options that sbatch does not have."""
     unset: Mapping[str, str] = field(default_factory=dict)
     """Variables that it reads and Slurm does not set, with the option that would."""
-    faults: Sequence[Fault] = ()
+    faults: Sequence[ScriptFault] = ()
     """What it states in vain."""
 
 
@@ -95,11 +95,13 @@ def parse(
 
     `read` returns the text of a file that it runs; empty where there is none.
     """
-    refused: list[Fault] = []
+    refused: list[ScriptFault] = []
     if "\n#SBATCH" in text and "\r\n" in text:
-        refused = [Fault(" contains lines that end with CR LF: sbatch refuses it", "CR LF", "\r$")]
+        refused = [
+            ScriptFault(" contains lines that end with CR LF: sbatch refuses it", "CR LF", "\r$")
+        ]
     elif "\n#SBATCH" in text and not text.startswith("#!"):
-        refused = [Fault(" does not begin with #!: sbatch refuses it", "#!", "^#!")]
+        refused = [ScriptFault(" does not begin with #!: sbatch refuses it", "#!", "^#!")]
     text = text.replace("\r\n", "\n")
     if not text.startswith("#!") and not refused:
         message = "is not a batch script: it does not begin with #!"
@@ -248,5 +250,5 @@ def unset(directives: Mapping[str, str]) -> dict[str, str]:
 def from_json(document: dict[str, Any]) -> SlurmScript:
     """Return the Slurm script whose fields a JSON document has."""
     command = launcher_command.from_json(document["command"])
-    found = [Fault(*one) for one in document["faults"]]
+    found = [ScriptFault(*one) for one in document["faults"]]
     return SlurmScript(**document | {"command": command, "faults": found})
