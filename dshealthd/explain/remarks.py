@@ -248,7 +248,7 @@ _LOGGER = re.compile(
 )
 """What loggers and collectors put before a message: no part of what is quoted."""
 _EMBEDDED = re.compile(
-    r"(?:^|(?<=[\s:|>\]\"'=-]))(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*"
+    r"(?:^|(?<=[\s:|>\]\"'=-]))(?:[A-Za-z_]\w*\.){0,12}(?!LustreError)[A-Z]\w*"
     r"(?:Error|Exception|Interrupt)(?::(?: |$)|$)"
 )
 _PROSE = re.compile(
