@@ -16,6 +16,7 @@ from dshealthd.explain.accusation import ALIKE, ON_ALL, accused, left_silently
 from dshealthd.explain.case import MISMATCH, prepare
 from dshealthd.explain.coverage import ABORTED, TERMINATED
 from dshealthd.explain.events import Event, Place, listed
+from dshealthd.explain.facts import SEVERAL
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
 from dshealthd.explain.names import named, only
 from dshealthd.explain.patterns import advised, load
@@ -132,7 +133,9 @@ def decide(found: Recognized, *, year: int) -> Finding:
     root = ordered[0]
     # Who waits for a peer, or has lost it, is not that peer.
     is_of_peer = root.pattern == STATED and [*ordered, root][1].layer == "communication"
-    if not is_of_peer:
+    if is_of_peer:
+        _follow_end(root, case)
+    else:
         _adopt(root, case)
     verdicts = _judged(case) if root.is_timeout else []
     ranks, proof, says = accused(root, case, verdicts)
@@ -180,6 +183,16 @@ def decide(found: Recognized, *, year: int) -> Finding:
     is_end = root.layer == "launcher" and _wraps(root) and not root.is_crash
     is_end |= root.is_effect or (root.pattern in _OF_LOST_PEERS and not ranks)
     # Who waits says nothing of what it waits for, even if all ranks do.
+    # A code whose only content is that a peer is silent.
+    is_end |= (
+        root.is_hollow
+        and remarks.is_code(root.says)
+        and any(
+            kept.remark.wraps and remarks.is_of_others(kept.event.says)
+            for kept in standing(case, near=root)
+            if kept.event.rank == root.rank
+        )
+    )
     is_mismatch = any(verdict.kind == "mismatch" for verdict in verdicts[:1])
     is_end |= root.pattern in _HANGS and not (ranks or is_mismatch)
     return Finding(
@@ -225,11 +238,17 @@ def _ordered(case: Case) -> list[Event]:
         hollow = ordered[0] if ordered and ordered[0].is_hollow else None
         confirmed = confirmed or bool(hollow or case.found.failures)
         said = standing(case, near=hollow)
+        if hollow is not None and remarks.is_code(hollow.says):  # behind another, it is of that
+            until = min((one.order for one in ordered if one.order > hollow.order), default=1 << 40)
+            said = [kept for kept in said if kept.event.order < until]
         if ordered and ordered[0].layer in {"scheduler", "communication"}:
             said = [kept for kept in said if _may_explain(kept.event, ordered[0], case)]
         stated = cause(case, said, confirmed=confirmed)
         is_end = stated is not None and (stated.is_crash or "how" in stated.fields)
+        if stated is None and hollow is not None:
+            stated = case.explained = _beneath(hollow, case, first)
         if stated is not None and not (is_end and ordered and ordered[0].is_crash):
+            case.explained = case.explained and hollow
             ordered.insert(0, stated)
     elif (beneath := _inner(ordered[0], case) or _beneath(ordered[0], case, first)) is not None:
         case.explained = ordered[0]
@@ -262,7 +281,9 @@ def _wraps(event: Event) -> bool:
 
 def _inner(root: Event, case: Case) -> Event | None:
     """Return what a native library said right before an exception that passes on its code."""
-    if root.pattern != "child-failed/python" or not remarks.is_code(root.says):
+    if root.pattern != "child-failed/python" or not (
+        remarks.is_code(root.says) or remarks.names_source(root.says)
+    ):
         return None
     said = (
         kept.event
@@ -314,15 +335,16 @@ def _is_about(one: Event, root: Event, case: Case, first: order.Span | None) -> 
     if not (root.weak or root.slug in _OF_WHAT_IS_BENEATH):  # it says why itself
         return False
     own = case.identities.host(root.rank) if root.rank is not None else None
-    hosts = {root.host, own} - {None}
-    host = one.host or one.origin.host
-    is_there = host in hosts or any(name in _WORD.findall(one.place.quote) for name in hosts)
-    is_open = not hosts and (case.identities.has_one_host or root.slug == _OF_FILES)
+    hosts = {name.lower() for name in (root.host, own) if name}
+    names = {one.host or one.origin.host or "", *_WORD.findall(one.place.quote)}
+    is_there = not hosts.isdisjoint(map(str.lower, names))
+    is_unknown = not hosts or not (one.host or one.origin.host)
+    is_open = is_unknown and (case.identities.has_one_host or root.slug == _OF_FILES)
     if not (is_there or is_open):
         return False
     when = order.span(root, case) or first
     if not one.exact:
-        return one.origin.host in hosts
+        return one.origin.host is not None and one.origin.host.lower() in hosts
     return order.is_near(one.time, when) if when is not None else is_there
 
 
@@ -355,6 +377,24 @@ def _precedes(event: Event, other: Event) -> bool:
     return event.origin.source == other.origin.source and event.order < other.order
 
 
+def _follow_end(root: Event, case: Case) -> None:
+    """Give a statement of nobody known the rank and host that ended first: what failed first ends
+    before those that waited for it, or lost it.
+    """
+    ends = [
+        one
+        for one in case.causes
+        if one.layer == "launcher"
+        and one.origin.source == root.origin.source
+        and one.order > root.order
+    ]
+    ends.sort(key=lambda one: one.order)
+    waited = [one.order for one in case.causes if one.layer == "communication"]
+    is_nobodys = root.host is None and root.rank is None
+    if is_nobodys and len(ends) > 1 and any(ends[0].order < at < ends[1].order for at in waited):
+        root.rank, root.ranks, root.host = ends[0].rank, ends[0].ranks, ends[0].host
+
+
 def _adopt(root: Event, case: Case) -> None:
     """Give a cause its host by what launchers report, and a statement the only rank.
 
@@ -375,7 +415,9 @@ def _adopt(root: Event, case: Case) -> None:
     ]
     if root.layer == "scheduler":  # which no rank's host explains
         return
-    is_own = root.pattern == STATED  # an exception may be that of all ranks
+    failed = {failure.rank for failure in case.found.failures}
+    # An exception may be that of all ranks.
+    is_own = root.pattern == STATED and case.explained is None and len(failed) < SEVERAL - 1
     if is_own and root.rank is None and len({(event.rank, event.ranks) for event in ends}) == 1:
         root.rank, root.ranks = ends[0].rank, ends[0].ranks
     reported = {event.host for event in ends if not root.origin.labeled or event.rank is None}

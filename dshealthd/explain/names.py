@@ -63,8 +63,8 @@ _BUS = re.compile(r"\bbusId ([0-9a-f]{1,9})\b")
 PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}")
 _ON_NODE = re.compile(
     r"Successfully assigned [\w.-]+/(?P<pod>[\w.-]+) to (?P<node>[\w.-]+)"
-    r"|^(?P<pod_2>[a-z\d][\w.-]{1,62}) +\d+/\d+ +[A-Z]\w+ .{1,80} \d{1,3}(?:\.\d{1,3}){3} +"
-    r"(?P<node_2>[\w.-]{2,62})"
+    r"|^(?P<pod_2>[a-z\d][\w.-]{1,62}) +\d+/\d+ +[A-Z][\w:]+ +\d+(?: \([^)]{1,40}\))? +[\dsmhdy]+ +"
+    r"(?:\d{1,3}(?:\.\d{1,3}){3} +)?(?P<node_2>[\w.-]*\d[\w.-]*)"
 )
 """A pod and its node, as the scheduler says, and in the wide table of kubectl."""
 _BESIDE = re.compile(

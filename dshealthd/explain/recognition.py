@@ -292,7 +292,7 @@ class Reader:
                 facts.finished_at = self._stamp(line)
         if kind.embeds and facts.is_plain and _is_of_service(line):
             return False
-        if kind.embeds and not remarks.is_kernel(place.quote):
+        if kind.embeds:
             for traceback in self._assembler.feed_bare(self._embedded(line, text), place):
                 self._exception(traceback)
             return True

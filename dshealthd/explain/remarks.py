@@ -48,7 +48,7 @@ WORDS = (
     "nresponsive", "ncorrectable", "ssertion", "igquit", "SIGTERM", "SIGKILL", "SIGSEGV",
     "SIGABRT", "SIGQUIT", "non-zero", "closed", "exit code", "xit Code", "eturn code",
     "exited with", "exit status", "blocked for more", "rrImagePull", "Normal ",
-    "xpelled", "xpired", " fault", "t match", "NCCL WARN",
+    "xpelled", "xpired", " fault", "t match", " reset", "imedout", "NCCL WARN",
 )  # fmt: skip
 """Each remark has one of these: what the search through all lines of a log looks for."""
 _LEVEL = re.compile(
@@ -70,7 +70,7 @@ _FAILURES = (
     r"|not enough|out of memory|oom[- ]?kill(?:ed|er|ing)?|evicted|preempted|preemption|back-?off"
     r"|unhealthy|not ready|terminated|\w{0,30}backoff|errimagepull|oomkilled|cancell?ed|unavailable"
     r"|disconnected|mismatch(?:ed|es)?|expelled|expired|do(?:es)?(?:n't| not) match"
-    r"|fault(?:s|ed)?(?! toleran)"
+    r"|(?:engine|gpu|device|controller|adapter|firmware) reset|fault(?:s|ed)?(?! toleran)"
 )
 """Words of failure, which may also be spoken of as possible."""
 _FAILS = re.compile(
@@ -166,9 +166,16 @@ _PROCESSES = (
     r"(?:child(?:ren)?|workers?|engines?|subprocess|process(?:es)?|ranks?|tasks?|actors?|jobs?|step"
     r"|pods?|containers?|scheduler|server|launcher|group)"
 )
+_OF_PEERS = (
+    r"\bpeers?\b|\bremote\b|\breceiver\b|heartbeat|broken pipe|\bbarrier\b|rendezvous"
+    r"|(?:connection|socket) (?:to \S{1,60} )?(?:was )?(?:reset|closed|aborted)"
+    r"|\bNCCL work\b|WorkNCCL|collectives?\b|watchdog thread|ProcessGroup|PyTorch|\[PG |TCPStore"
+)
+"""What a process notices of another."""
 _WRAPS = re.compile(
     # Where else to look.
     r"\bsee (?:the )?(?:\w+ ){0,2}(?:above|below|logs?|stack|trace|root cause)|root cause"
+    r"|\bstack trace\b"
     r"|of the following|(?:reported|described|shown|printed) (?:as )?above"
     r"|for more (?:details|information)"
     # Who failed.
@@ -187,10 +194,7 @@ _WRAPS = re.compile(
     r"|\b(?:internal|unknown|unexpected|inner) (?:error|failure)\b|unexpectedly|terminate called"
     # That the attempts are used up.
     r"|(?:reach|exceed)(?:ed|es|ing)? [^.:]{0,40}\brestarts\b|\w*back-?off\b"
-    # What a process notices of another.
-    r"|\bpeers?\b|\bremote\b|\breceiver\b|heartbeat|broken pipe|\bbarrier\b|rendezvous"
-    r"|connection (?:to \S{1,60} )?(?:was )?(?:reset|closed|aborted)"
-    r"|\bNCCL work\b|WorkNCCL|collectives?\b|watchdog thread|ProcessGroup|PyTorch|\[PG |TCPStore",
+    rf"|{_OF_PEERS}",
     re.IGNORECASE,
 )
 """What speaks of another process, or of a failure as such."""
@@ -234,6 +238,7 @@ _CODE = re.compile(
 """What a call returned."""
 _NATIVE = re.compile(r"[\w./-]{1,200}\.(?:cc?|cpp|cxx|cu|h|hpp|rs|go)(?:::?|\()\d+")
 """A place in the source of a library that is not Python's."""
+_SOURCE = re.compile("^" + _NATIVE.pattern + r"\)?(?:\([\w:~<>]{1,80}\))?:? ")
 _LOGGER = re.compile(
     r"^(?:[^\w(<\[{'\"]{0,3}(?:\[[^\]]{0,60}\]|\([^()]{0,80}\)|<\d>|[\d:.,/TZ+-]{4,35}"
     r"|(?:kern|user|daemon)\s*:|[A-Z][a-z]{2} +\d{1,2}|[\w./-]{1,60}:\d+\]?"
@@ -243,7 +248,7 @@ _LOGGER = re.compile(
 )
 """What loggers and collectors put before a message: no part of what is quoted."""
 _EMBEDDED = re.compile(
-    r"(?:^|(?<=[\s:|>\]\"'=-]))(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*"
+    r"(?:^|(?<=[\s:|>\]\"'=-]))(?:[A-Za-z_]\w*\.){0,12}(?!LustreError)[A-Z]\w*"
     r"(?:Error|Exception|Interrupt)(?::(?: |$)|$)"
 )
 _PROSE = re.compile(
@@ -311,12 +316,17 @@ def is_hollow(text: str) -> bool:
 
 def is_code(text: str) -> bool:
     """Return whether a message passes on what a call returned, whatever it says besides."""
-    return (_CODE.search(text) or _NATIVE.search(text)) is not None
+    return _CODE.search(text) is not None
 
 
 def is_native(quote: str) -> bool:
     """Return whether a line is an error of a library that is not Python's."""
-    return level_of(quote) == "error" or _NATIVE.search(quote) is not None
+    return level_of(quote) == "error" or names_source(quote)
+
+
+def names_source(text: str) -> bool:
+    """Return whether a text names a place in the source of a library that is not Python's."""
+    return _NATIVE.search(text) is not None
 
 
 def is_of_others(text: str) -> bool:
@@ -372,7 +382,7 @@ def read(text: str, level: str, *, of_kernel: bool = False) -> Remark | None:
     told, of_nccl = text, _NCCL in text[:MAX_READ]
     text = text[:MAX_READ].partition(_NCCL)[2] or text[:MAX_READ]
     text = text.partition(" [repeated ")[0]  # Ray's count of equal lines
-    text = _LOGGER.sub("", text.strip(), count=1).strip()
+    text = _SOURCE.sub("", _LOGGER.sub("", text.strip(), count=1).strip(), count=1)
     if _STACK.match(text) or is_orderly(text):
         return None
     exception = _EXCEPTION.search(text)
@@ -401,6 +411,7 @@ def read(text: str, level: str, *, of_kernel: bool = False) -> Remark | None:
         is_hollow(text)
         or text.endswith(":")
         or (event is None and ended(text) is not None)
+        or re.search(_OF_PEERS, text, re.IGNORECASE) is not None
         or (inner is None and (_WRAPS.search(text) or _FIELD.match(text)) is not None)
     )
     wraps = wraps and not of_kernel
@@ -502,7 +513,8 @@ class Statements:
             del self._kept[next(iter(self._kept))]
         self._kept[template] = kept = Statement(remark, event, calm, calm, {event.origin})
         self._last = template
-        self._open = kept if remark.content.endswith(":") else None
+        is_open = remark.content.endswith(":") and "in thread" not in remark.content
+        self._open = kept if is_open else None  # a traceback follows that
 
     def follow(self, text: str, place: Place, own: Remark | None = None) -> bool:
         """Give the next line of the file; return whether it is what a remark announced.

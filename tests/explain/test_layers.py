@@ -149,3 +149,30 @@ def test_a_block_of_ranks_is_named_where_others_did_not_fail(
     lines = [f"[rank{rank}]: ValueError: the tensor is on device 0" for rank in failed]
     ends = [f"srun: error: n-3: task {failed[0]}: Exited with exit code 1"]
     assert explained("[rank0]: hello", "[rank3]: hello", *lines, *ends).ranks == named
+
+
+def test_what_failed_first_ended_first() -> None:
+    """Those that waited for it end after their time-out."""
+    finding = explained(
+        STEP,
+        "slurmstepd: error: pyxis: failed to create user namespace: Permission denied",
+        "srun: error: c0203: tasks 2-3: Exited with exit code 1",
+        "[rank0]: torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for "
+        "clients. 2/4 clients joined.",
+        "srun: error: c0201: tasks 0-1: Exited with exit code 1",
+    )
+    assert (finding.ranks, finding.host) == ((2, 3), "c0203")
+    assert "user namespace" in finding.statement
+
+
+@pytest.mark.parametrize(("minute", "is_reason"), [("16", True), ("47", False)])
+def test_a_driver_s_reset_explains_a_code(minute: str, *, is_reason: bool) -> None:
+    """Of a call that only names it, if it was before; the only host is the kernel's, too."""
+    finding = explained(
+        "2026-09-22 10:16:30 [rank2]: RuntimeError: backend failed with error: 20 (A_DEVICE_LOST)",
+        "2026-09-22 10:16:33 srun: error: n-3: task 2: Exited with exit code 1",
+        "$ dmesg -T",
+        f"[Tue Sep 22 10:{minute}:29 2026] xe 0000:83:00.0: [drm] GT0: Engine reset: engine=ccs",
+    )
+    assert ("Engine reset" in finding.statement) == is_reason
+    assert finding.ranks == (2,)
