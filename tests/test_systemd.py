@@ -228,3 +228,11 @@ def test_status_line() -> None:
     )
     assert first_of("one\ntwo\nthree") == "one (and 2 more)"
     assert first_of("") == ""
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_problems_of_a_status_line_are_bounded(count: int) -> None:
+    """Three of them, of two hundred characters each."""
+    line = status_line(snapshot({}, 100.0), ["x" * 201] * count, "http://node/", 100.0)
+    more = "; 1 more" if count > 3 else ""
+    assert line == "; ".join(["x" * 200] * 3) + f"{more}; starting; http://node/"

@@ -454,3 +454,53 @@ def test_a_back_off_ends(*, early: bool) -> None:
     supervisor._trouble = _Quarantine(fault, 1, 10.0 + early)
     with pytest.raises(Broken) if early else contextlib.nullcontext():
         supervisor._check_usable()
+
+
+@pytest.mark.parametrize(
+    ("reason", "collector", "known", "survey"),
+    [
+        (Reason.TIMEOUT, "paths", False, "part"),
+        (Reason.TIMEOUT, "paths", True, ""),
+        (Reason.CRASHED, "paths", False, ""),
+        (Reason.TIMEOUT, "other", False, ""),
+    ],
+)
+def test_when_the_other_parts_may_hang_too(
+    reason: Reason, collector: str, survey: str, *, known: bool
+) -> None:
+    """One that has newly hung, of a collector whose parts several processes may read at once."""
+    supervisor = Supervisor("test", {}, {}, {}, time.monotonic, parallel=["paths"])
+    if known:
+        supervisor._quarantine["part"] = _Quarantine(Fault("part", reason, ""), 1, 0.0)
+    assert supervisor._news(Broken(reason, "", collector=collector, part="part")) == survey
+
+
+@pytest.mark.parametrize(
+    ("untried", "aside", "sent"), [(1, 0, 0), (2, 0, 2), (9, 0, 8), (9, 5, 3), (9, 8, 0), (9, 9, 0)]
+)
+async def test_eight_scouts_at_a_time(
+    untried: int, aside: int, sent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With those that are still at other parts; none for one part, at which the worker is as
+    fast.
+    """
+    supervisor = Supervisor("test", {}, {"paths": UNHURRIED}, {}, time.monotonic)
+    supervisor._aside.update(f"aside {number}" for number in range(aside))
+    scouts: list[str] = []
+
+    class Process:
+        """A worker that skips what it has not tried yet."""
+
+        async def collect(self, *_: object, last: str) -> dict[str, list[str]]:
+            """Answer up to the last part."""
+            assert last == "hung"
+            return {"untried": [f"part {number}" for number in range(untried)]}
+
+    def scout(part: str, _collector: str) -> tuple[asyncio.Task[None], asyncio.Task[None]]:
+        scouts.append(part)
+        return asyncio.create_task(asyncio.sleep(0)), asyncio.create_task(asyncio.sleep(0))
+
+    monkeypatch.setattr(supervisor, "_send_scout", scout)
+    process: Any = Process()
+    await supervisor._survey(process, ["paths"], "hung")
+    assert len(scouts) == sent

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from dshealthd.cli import main as cli
 from dshealthd.collection.worker import WorkerFormatter
-from dshealthd.core.text import duration, plural, printable, printable_lines
+from dshealthd.core.text import (
+    duration,
+    exclusion,
+    first_of,
+    plural,
+    printable,
+    printable_lines,
+    several,
+)
 
 HOSTILE = "a\x1b]0;owned\x07\x1b[2J\nINFO all is well\u202egpj\u200b\x9b31m\udc80"
 
@@ -122,3 +130,37 @@ def test_plural(number: float, one: str, several: str, text: str) -> None:
 def test_duration(seconds: float, text: str) -> None:
     """A unit is used from two of it on, as a rounded one would say too little."""
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("texts", "text"),
+    [
+        ((), ""),
+        ("cab", "a, b, c"),
+        ("dcab", "a, b, c, and 1 more"),
+        ("edcab", "a, b, c, and 2 more"),
+    ],
+)
+def test_three_are_named(texts: str, text: str) -> None:
+    """In order, with how many more there are."""
+    assert several(tuple(texts)) == text
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [("", ""), ("a", "a"), ("a\nb", "a (and 1 more)"), ("a\nb\nc", "a (and 2 more)")],
+)
+def test_first_of_an_error(error: str, text: str) -> None:
+    """Its first line, and how many follow."""
+    assert first_of(error) == text
+
+
+def test_nodes_to_leave_out() -> None:
+    """Without any there is no option: no scheduler takes an empty list."""
+    assert exclusion(["a", "b"]) == {
+        "nodes": ["a", "b"],
+        "slurm": "--exclude=a,b",
+        "kubernetes": "kubernetes.io/hostname notin (a,b)",
+        "deepspeed": "--exclude=a@b",
+    }
+    assert exclusion([]) == {"nodes": [], "slurm": "", "kubernetes": "", "deepspeed": ""}

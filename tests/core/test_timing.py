@@ -45,6 +45,14 @@ def test_intervals_share_a_grid() -> None:
     assert next_due(1004.999, 5.0) == next_due(1005.1, 5.0) == 1010.0
 
 
+@pytest.mark.parametrize(
+    ("failures", "seconds"), [(1, 1.0), (2, 2.0), (6, 32.0), (7, 60.0), (5000, 60.0)]
+)
+def test_waits_between_retries(failures: int, seconds: float) -> None:
+    """Doubled from a second to a minute, however often it fails."""
+    assert Backoff().after(failures) == seconds
+
+
 def test_an_event_that_came_with_the_end_of_its_time_has_happened() -> None:
     """The loop finds both at once."""
 

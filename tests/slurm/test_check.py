@@ -205,6 +205,14 @@ def test_unknown_node() -> None:
     assert not node_.cluster.changes()
 
 
+def test_node_that_was_renamed() -> None:
+    """The note on its former name is not searched for, and nothing goes wrong."""
+    node_ = Node(node("n1"), node("n2", "idle+drain", REASON, 4e9))
+    times(2, lambda: node_.check(BAD))
+    del node_.cluster.table["n1"]
+    assert node_.check(CLEAN) is NodeCheckResult.CLEAN
+
+
 def test_kept(tmp_path: Path) -> None:
     """The streaks that one run counts the next one finds; a run that fails changes nothing."""
     place = tmp_path / "run"

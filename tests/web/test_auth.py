@@ -13,7 +13,7 @@ from pathlib import Path
 import bcrypt
 import pytest
 
-from dshealthd.web.auth import Authenticator
+from dshealthd.web.auth import Authenticator, problem
 from tests.stopwatch import Stopwatch
 from tests.web.serving import serving
 
@@ -89,6 +89,16 @@ def test_hashes_of_other_tools_are_understood() -> None:
         assert ask({"alice": USERS["alice"].replace("2b", kind, 1)}, basic("alice", b"secret")) == [
             None
         ]
+
+
+@pytest.mark.parametrize(("cost", "allowed"), [(3, False), (4, True), (16, True), (17, False)])
+def test_costs_of_a_login(cost: int, *, allowed: bool) -> None:
+    """From bcrypt's own minimum on, up to some seconds."""
+    hash = hashed(b"secret").replace("$04$", f"${cost:02}$", 1)
+    assert problem(hash) == (
+        None if allowed else f"is a bcrypt hash of cost {cost}; 4 to 16 are supported"
+    )
+    assert problem(hash[:-1]) == "is not a bcrypt hash"
 
 
 async def test_result_is_remembered() -> None:
