@@ -16,8 +16,8 @@ from dshealthd.cli import main as cli
 from dshealthd.collection.worker import WorkerFormatter
 from dshealthd.core.text import (
     duration,
-    exclusion,
     first_of,
+    nodes_to_exclude,
     plural,
     printable,
     printable_lines,
@@ -157,10 +157,10 @@ def test_first_of_an_error(error: str, text: str) -> None:
 
 def test_nodes_to_leave_out() -> None:
     """Without any there is no option: no scheduler takes an empty list."""
-    assert exclusion(["a", "b"]) == {
+    assert nodes_to_exclude(["a", "b"]) == {
         "nodes": ["a", "b"],
         "slurm": "--exclude=a,b",
         "kubernetes": "kubernetes.io/hostname notin (a,b)",
         "deepspeed": "--exclude=a@b",
     }
-    assert exclusion([]) == {"nodes": [], "slurm": "", "kubernetes": "", "deepspeed": ""}
+    assert nodes_to_exclude([]) == {"nodes": [], "slurm": "", "kubernetes": "", "deepspeed": ""}
