@@ -15,6 +15,8 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -658,3 +660,18 @@ def test_closing_again_and_again(machine: Machine, collector: kernel_log.KernelL
     assert len(calls) <= 8
     steps = [lambda: xid(1), lambda: b""]
     assert total(machine.collect(collector, 60.0)) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [(None, "it is not saved"), (OSError(28, "full"), "it is not saved: [Errno 28] full")],
+)
+def test_why_the_state_is_not_saved(
+    error: OSError | None, detail: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is the collector's fault with the error, if there is one, and logged once."""
+    collector: Any = SimpleNamespace(_fault=None)
+    for _ in range(2):
+        kernel_log.KernelLog._troubled(collector, Reason.IO_ERROR, "it is not saved", error)
+    assert collector._fault == Fault("state", Reason.IO_ERROR, detail)
+    assert caplog.messages == [f"kernel_log: {detail}"]

@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
+from dshealthd.collectors.job_hang import BOUND, PHASE_SECONDS
+from dshealthd.collectors.training import HEARD, PHASE, STEP
 from dshealthd.core import schema
+from dshealthd.core.collector import Sample
 from dshealthd.core.schema import SchemaError
 from dshealthd.findings.entry import Entry
-from dshealthd.findings.overview import JobPart, merge_job
+from dshealthd.findings.overview import JobPart, merge_job, overview
+from dshealthd.findings.series import Series
 
 
 @pytest.mark.parametrize(
@@ -52,3 +56,46 @@ def test_texts_of_an_entry(field: str) -> None:
     assert getattr(kind.read(document | {field: "x" * 200}), field) == "x" * 200
     with pytest.raises(SchemaError, match=field):
         kind.read(document | {field: "x" * 201})
+
+
+def shown(*samples: Sample) -> dict[str, Any]:
+    """Return the job with these samples, of which one rank sends heartbeats, at Unix time 1,000."""
+    (job,) = overview(Series((STEP(50.0, "j", "0"), *samples)), "", wall=1000.0)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("ago", "bound", "state"),
+    [
+        (30.0, 30.0, "training"),
+        (30.1, 30.0, "silent"),
+        (60.0, 120.0, "training"),
+        (60.1, 120.0, "silent"),
+    ],
+)
+def test_a_job_that_is_silent(ago: float, bound: float, state: str) -> None:
+    """For half a minute, and for half of what would be overdue."""
+    assert shown(HEARD(1000.0 - ago, "j", "0"), BOUND(bound, "j", "0"))["state"] == state
+    other = STEP(50.0, "j", "1"), HEARD(999.0, "j", "1")
+    assert shown(HEARD(1000.0 - ago, "j", "0"), BOUND(bound, "j", "0"), *other)["state"] == (
+        "training"
+    )
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(4.9, "training"), (5.0, "paused")])
+def test_a_pause_of_a_moment_is_not_shown(seconds: float, state: str) -> None:
+    """From five seconds on, with the phase of the rank that has been in one for longest."""
+    phases = PHASE(1.0, "j", "0", "checkpoint"), PHASE(0.0, "j", "0", "training")
+    job = shown(*phases, PHASE_SECONDS(seconds, "j", "0"), PHASE_SECONDS(1.0, "j", "1"))
+    assert job["state"] == state
+    assert (job["stall"] or {"cause": None})["cause"] == (
+        "checkpoint" if state == "paused" else None
+    )
+
+
+@pytest.mark.parametrize("ranks", [64, 65])
+def test_sixty_four_ranks_are_listed(ranks: int) -> None:
+    """The lowest; all are counted."""
+    (job,) = overview(Series(STEP(50.0, "j", str(rank)) for rank in range(ranks)), "")
+    assert [rank["rank"] for rank in job["ranks"]] == list(range(64))
+    assert job["ranks_here"] == ranks

@@ -8,7 +8,17 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.schema import Array, Choice, Flag, Integer, Number, Plain, Record, misfit
+from dshealthd.core.schema import (
+    MAX_EXACT,
+    Array,
+    Choice,
+    Flag,
+    Integer,
+    Number,
+    Plain,
+    Record,
+    misfit,
+)
 from dshealthd.probe.members.hostlist import is_name
 from dshealthd.probe.observation import MAX_PAIRS, Op, Outcome, RoundKind, Stage, known_reason
 from dshealthd.probe.peers.protocol import SLUG
@@ -231,9 +241,9 @@ METHODS: Mapping[str, Method] = {
                 "key": Text(MAX_KEY),
                 "timeout": Number(0, MAX_WAIT),
             },
-            {"value": Data(MAX_VALUE), "amount": Integer(-(2**53))},
+            {"value": Data(MAX_VALUE), "amount": Integer(-MAX_EXACT)},
         ),
-        Record({}, {"value": Data(MAX_VALUE), "number": Integer(-(2**53)), "flag": Flag()}),
+        Record({}, {"value": Data(MAX_VALUE), "number": Integer(-MAX_EXACT), "flag": Flag()}),
     ),
     "result": Method(  # to the root: a member's workers' results
         Record(

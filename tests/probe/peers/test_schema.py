@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from typing import Any
@@ -150,3 +151,18 @@ def test_own_messages_are_checked_too(value: dict[str, Any]) -> None:
     """What is not declared is not sent either."""
     with pytest.raises(SchemaError):
         dumps(value, Record({"a": Data(3)}))
+
+
+@pytest.mark.parametrize(
+    ("number", "allowed"),
+    [(-(1 << 53), True), (1 << 53, True), (-(1 << 53) - 1, False), ((1 << 53) + 1, False)],
+)
+def test_numbers_of_the_store(number: int, *, allowed: bool) -> None:
+    """What a float has, too, on either side of 0: torch counts down with negative amounts."""
+    key = {"round": "0123456789abcdef", "op": "add", "key": "k", "timeout": 1.0}
+    for kind, value in (
+        (METHODS["store"].request, key | {"amount": number}),
+        (METHODS["store"].answer, {"number": number}),
+    ):
+        with contextlib.nullcontext() if allowed else pytest.raises(SchemaError, match="integer"):
+            kind.read(value, "body")
