@@ -33,10 +33,12 @@ def seconds(stamp: Stamp, year: int) -> float | None:
                 hours, minutes = int(match[8][1:3]), int(match[8][-2:])
                 offset = timedelta(hours=hours, minutes=minutes)
                 zone = timezone(offset if match[8][0] == "+" else -offset)
-            when = datetime(*(int(match[part]) for part in range(1, 7)), tzinfo=zone)  # type: ignore[arg-type,misc]
+            year, *rest = (int(match[part]) for part in range(1, 7))
+            when = datetime(year, *rest, tzinfo=zone)  # type: ignore[arg-type,misc]
             return when.timestamp() + float(f"0.{match[7] or 0}")
         if stamp.form == "glog" and (match := _GLOG.match(stamp.text)):
-            when = datetime(year, *(int(match[part]) for part in range(1, 6)), tzinfo=UTC)  # type: ignore[arg-type,misc]
+            rest = [int(match[part]) for part in range(1, 6)]
+            when = datetime(year, *rest, tzinfo=UTC)  # type: ignore[arg-type,misc]
             return when.timestamp() + float(f"0.{match[6] or 0}")
         if stamp.form == "syslog":
             when = datetime.strptime(f"{year} {stamp.text} +0000", "%Y %b %d %H:%M:%S %z")

@@ -31,7 +31,8 @@ def is_dump(name: str) -> bool:
         return False
     with open_file(name) as file:
         head = file.read(2)
-    return len(head) == 2 and head[0] == 0x80 and head[1] in range(2, 6)  # noqa: PLR2004 - PROTO, version
+    # The opcode PROTO, and its version.
+    return len(head) == 2 and head[0] == 0x80 and head[1] in range(2, 6)  # noqa: PLR2004
 
 
 def rank_of(name: str) -> int | None:

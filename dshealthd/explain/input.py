@@ -336,8 +336,7 @@ def lines(text: str) -> list[str]:
     if isinstance(message, dict) and isinstance(error := message.get("extraInfo"), dict):
         message = error.get("py_callstack")  # torchrun's error file
     if isinstance(message, list):  # journald's form of a message that is not UTF-8
-        # a byte
-        if not all(isinstance(value, int) and 0 <= value < 256 for value in message):  # noqa: PLR2004
+        if not all(isinstance(value, int) and value in range(256) for value in message):
             return [text]
         message = bytes(message).decode("utf-8", "replace")
     if not isinstance(message, str):

@@ -179,8 +179,8 @@ _WRAPS = re.compile(
     r"|of the following|(?:reported|described|shown|printed) (?:as )?above"
     r"|for more (?:details|information)"
     # Who failed.
-    rf"|\b{_PROCESSES}\b[^.:]{{0,40}}\b(?:failed|fails|failures?|died|dead|exited|terminated|killed|crashed"
-    r"|aborted|cancell?ed|stopped|lost|unhealthy|evicted)\b"
+    rf"|\b{_PROCESSES}\b[^.:]{{0,40}}\b(?:failed|fails|failures?|died|dead|exited|terminated|killed"
+    r"|crashed|aborted|cancell?ed|stopped|lost|unhealthy|evicted)\b"
     rf"|\b(?:failed|failure|error|died|exit\w*|killed|terminated|back-off)\b[^.:]{{0,30}}"
     rf"\b{_PROCESSES}\b|^(?:task|step|job|process|rank)s? \S{{1,60}}: |^\*\*\* (?:STEP|JOB) "
     r"|^\S{1,200} FAILED$"

@@ -112,7 +112,8 @@ _CONTINUED = re.compile(r" ?(?:WorkNCCL\(|[a-z(])")
 """How a line begins that continues one of ProcessGroupNCCL's, wherever that was wrapped."""
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LEVELS = frozenset(
-    "trace debug info notice warn warning err error crit critical alert emerg fatal panic".split()  # noqa: SIM905
+    "trace debug info notice warn warning err error crit critical"  # noqa: SIM905
+    " alert emerg fatal panic".split()
 )
 """Levels of loggers, of syslog and of glog."""
 

@@ -15,7 +15,7 @@ def test_nothing_is_written_without_a_page(*, closed: bool) -> None:
     if closed:
         page.close()
     page.write(b"x")
-    page.note(b"x" * 2 * ROOM)
+    page.write_note(b"x" * 2 * ROOM)
     page.wait(1, 1)
     page.describe(1, 600)
     assert not page.is_open

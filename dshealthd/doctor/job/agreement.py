@@ -32,6 +32,18 @@ _RANKS = {
 """Ranks, the variables that are another kind of rank, and of what the job then has several."""
 _IN_SCRIPT = "scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1  # in the script"
 _LISTED = r"\$\{?(SLURM_(?:JOB_|STEP_)?NODELIST|NAMES_OF_ALL_NODES)\b(?!:[\d ]|[^}]*[\[\]])"
+OCCUPANCY = (
+    Invariant(
+        within("processes", operator.le, "GPUs",
+               "{0:process/processes} ({start.layout.source}){start.of_all} for {1:GPU}: ranks"
+               " without a GPU fail with `invalid device ordinal`"), "LOCAL_RANK"),
+    Invariant(
+        within("processes", operator.ge, "GPUs",
+               "{0:process/processes} ({start.layout.source}){start.of_all} for {1:GPU}: idle"
+               " GPUs"),
+        "LOCAL_RANK", make=warning),
+)  # fmt: skip
+"""Processes of a node or pod that have no GPU, and GPUs that have no process."""
 
 
 def _multiple(one: int, other: int) -> bool:
@@ -185,15 +197,3 @@ INVARIANTS = (
     Invariant(_same_port, "--master-port", "torch/distributed/run.py", "dshealthd free-port"),
 )  # fmt: skip
 """In which a start must agree with itself."""
-OCCUPANCY = (
-    Invariant(
-        within("processes", operator.le, "GPUs",
-               "{0:process/processes} ({start.layout.source}){start.of_all} for {1:GPU}: ranks"
-               " without a GPU fail with `invalid device ordinal`"), "LOCAL_RANK"),
-    Invariant(
-        within("processes", operator.ge, "GPUs",
-               "{0:process/processes} ({start.layout.source}){start.of_all} for {1:GPU}: idle"
-               " GPUs"),
-        "LOCAL_RANK", make=warning),
-)  # fmt: skip
-"""Processes of a node or pod that have no GPU, and GPUs that have no process."""

@@ -535,6 +535,7 @@ def test_signal_in_time(tmp_path: Path, limit: str, seconds: int) -> None:
         ("$(hostname)", "$(hostname -I | awk '{print $1}')"),
         ("$(hostname)", "$(scontrol show hostnames | head -n 1)"),
         ("--time", "--tasks-per-node=8 --of-a-plugin --time"),
+        ("trap", "unset SLURM_EXPORT_ENV\ntrap"),
         ("'python", "'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID python"),
         ("JOB_ID'", "JOB_ID'; echo ${SLURM_JOB_ID}_$SLURM_TMPDIR"),
         ("--time", "--mem=0 --time"),

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 Read: TypeAlias = Callable[[str], str]
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _WRAPPERS = frozenset(
-    # easier to read
-    "command exec time nohup env stdbuf nice ionice numactl taskset timeout setsid strace nsys ncu"  # noqa: SIM905
+    "command exec time nohup env stdbuf nice ionice numactl taskset timeout"  # noqa: SIM905
+    " setsid strace nsys ncu"
     " singularity apptainer enroot podman docker conda mamba micromamba uv poetry pixi".split()
 )
 """Programs that run the command among their arguments."""

@@ -141,7 +141,10 @@ def parse(
     carried = {
         name: name in exported or "set -a" in text
         for name in training_variables(launch.variables)
-        if name.isidentifier() and name not in given and not re.search(rf"\$\{{?{name}\b", text)
+        if name.isidentifier()
+        and name not in given
+        and not name.startswith("SLURM_")  # which srun reads itself
+        and not re.search(rf"\$\{{?{name}\b", text)
     }
     left = {
         name: name in exported or "set -a" in text
