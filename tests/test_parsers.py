@@ -135,7 +135,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("probe.peers.key_file", "parse_keys", BYTES),
         ("probe.peers.protocol", "parse_challenge", BYTES),
         ("training.message", "decode", BYTES),
-        ("training.message", "newest", BYTES),
+        ("training.message", "newest_message", BYTES),
         ("web.hostnames", "parse_domains", LINES),
     )
 }
@@ -217,6 +217,7 @@ REFUSALS: dict[tuple[str, str], tuple[str, str]] = {
 }
 """Errors of their own, which their callers take."""
 OURS = {
+    ("core.exposition", "parse_selectors"): "files of this repository",
     ("symptoms.entry", "parse"): "files of this repository",
     ("explain.patterns", "parse"): "files of this repository",
     ("doctor.job.arguments", "parse"): "the user's own arguments",
