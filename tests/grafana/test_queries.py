@@ -74,6 +74,7 @@ SETTLED = (
     "dshealthd:node:severity == 2",
     "dshealthd:node:probe_bus_bandwidth:ratio",
     "dshealthd:node:drift",
+    "dshealthd:job:work_ratio",
     "dshealthd_job_gpus_waiting > 0",
 )
 
