@@ -243,10 +243,9 @@ def _never_well(series: Series) -> Iterator[Sign]:
     boards = {labels["device"]: labels["board"] for labels, _ in series("infiniband_device_info")}
     best = {_pair(labels): value for labels, value in series.peak(name, WEEK)}
     for port, rate in rates.items():
+        board = boards.get(port[0])  # of an unknown kind, no other is known to be like it
         alike = [
-            other
-            for (device, _), other in rates.items()
-            if boards.get(device, "") == boards.get(port[0], "")
+            other for (device, _), other in rates.items() if board and boards.get(device) == board
         ]
         faster = [other for other in alike if other > rate]
         # One that was faster itself is found for that.

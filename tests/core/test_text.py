@@ -157,7 +157,9 @@ def test_first_of_an_error(error: str, text: str) -> None:
 
 def test_nodes_to_leave_out() -> None:
     """Without any there is no option: no scheduler takes an empty list."""
-    names, *options = nodes_to_exclude(["a", "b"]).values()
+    found = nodes_to_exclude(["a", "b"])
+    assert "|".join(found) == "nodes|slurm|kubernetes|deepspeed"
+    names, *options = found.values()
     assert names == ["a", "b"]
     assert options == ["--exclude=a,b", "kubernetes.io/hostname notin (a,b)", "--exclude=a@b"]
-    assert list(nodes_to_exclude([]).values()) == [[], "", "", ""]
+    assert nodes_to_exclude([]) == dict.fromkeys(found, "") | {"nodes": []}

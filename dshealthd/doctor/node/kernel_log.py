@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors.kernel_log import EVENTS
@@ -32,6 +32,7 @@ HOUR = 3600.0
 STEP = 60.0
 """Seconds from one judgment to the next: a minute's lines count together in every rule."""
 SECONDS = 3.0
+"""To read it in: the check has five (`Check.deadline`), and says so if that was not enough."""
 MOST = 200_000
 """Records in the largest usual log (`log_buf_len=16M`)."""
 
@@ -45,12 +46,13 @@ def last_hour(context: NodeContext) -> Iterator[Result]:
         return
     reader, parser = KernelLogReader(device, time.monotonic), kernel_lines.EventParser()
     now = time.clock_gettime(time.CLOCK_MONOTONIC)
-    events: list[Event] = []
+    events: deque[Event] = deque()
     try:
         for record in reader.read(MOST, SECONDS):
             if record.facility == KERNEL and record.timestamp >= now - HOUR:
                 event = parser.event(record.message)
-                events += [] if event is None else [(record.timestamp, event)]
+                if event is not None:
+                    events.append((record.timestamp, event))
     except PermissionError:
         return
     finally:
@@ -60,7 +62,7 @@ def last_hour(context: NodeContext) -> Iterator[Result]:
         yield unknown(f"the log was not read to its end within {SECONDS:g} s")
 
 
-def _judged(events: list[Event], now: float, context: NodeContext) -> Iterator[Result]:
+def _judged(events: deque[Event], now: float, context: NodeContext) -> Iterator[Result]:
     """Yield what rules find at any minute of the hour that ends `now`, as they find it last."""
     limits, node = context.config.section(FindingsOptions).limits, os.uname().nodename
     past, counts, killed = Past(), Counter({(name, ""): 0 for name in kernel_lines.EVENTS}), 0
@@ -69,7 +71,7 @@ def _judged(events: list[Event], now: float, context: NodeContext) -> Iterator[R
     while at < now:
         at += STEP
         while events and events[0][0] <= at:
-            _, event = events.pop(0)
+            _, event = events.popleft()
             counts[event.name, event.device] += event.errors
             killed += event.name == "oom_kill"
         samples = [EVENTS(count, *labels) for labels, count in counts.items()]

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 MAX_SIZE = 1 << 20
 """Maximum fields and characters together; a text of YAML may repeat a part any number of times."""
 MAX_DEPTH = 64
+"""Levels: a JobSet's pods have their deepest field at some twenty; each is a call, of which Python
+allows 1,000.
+"""
 
 
 class ManifestFields:
