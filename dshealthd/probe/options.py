@@ -171,7 +171,8 @@ class ProbeOptions(Section):
 
     period: Duration = option(
         "10s",
-        "Length of an epoch, in which every node has one round. Must be equal on all nodes.",
+        "Length of an epoch, in which every node has one round; a call that nobody answers takes "
+        "2 s of it. Must be equal on all nodes.",
         minimum="1s",
     )
     python: Path | None = option(
