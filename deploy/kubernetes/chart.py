@@ -43,6 +43,7 @@ FLAGS = {
     "probes": "probes",
     "trainings": "trainings",
     "follow": "follow",
+    "launches": "launches",
     "evidence": "evidence",
     "tls": "tls",
 }

@@ -136,8 +136,9 @@ def _samples(document: Mapping[str, Any], now: float) -> list[Sample]:
         every = rank["communicators"]
         for kind, name in (("collective", "collectives"), ("send", "sends")):
             found.append(LAUNCHES(float(sum(one[name] for one in every)), *labels, kind))
-        if every:
-            found.append(AGE(max(0.0, now - max(one["last"] for one in every)), *labels))
+        launched = [one["last"] for one in every if one["last"] is not None]
+        if launched:
+            found.append(AGE(max(0.0, now - max(launched)), *labels))
         compared = [one for one in every if one["behind"] is not None]
         if compared:
             found.append(BEHIND(float(max(one["behind"] for one in compared)), *labels))

@@ -131,9 +131,18 @@ def test_is_what_kustomize_builds(packed: Path) -> None:
 
 
 def test_takes_the_namespace_of_its_release(packed: Path) -> None:
-    """No object, and no name that members are found by, is in a namespace written down."""
+    """No object, and no name that members are found by, is in a namespace written down; those of no
+    namespace have none.
+    """
     (objects,) = rendered(packed, enabled(ALL), namespace="elsewhere")
-    assert {entry["metadata"]["namespace"] for entry in objects.values()} == {"elsewhere"}
+    spaces = {entry["metadata"].get("namespace") for entry in objects.values()}
+    assert spaces == {"elsewhere", None}
+    assert {
+        kind for (kind, _), entry in objects.items() if "namespace" not in entry["metadata"]
+    } == {
+        "MutatingAdmissionPolicy",
+        "MutatingAdmissionPolicyBinding",
+    }
     parts = unhashed(objects)["ConfigMap", "dshealthd"]["data"]
     assert 'dns = "dshealthd-peers"' in parts["probes.toml"]
     assert ".dshealthd.svc" not in json.dumps(list(objects.values()))

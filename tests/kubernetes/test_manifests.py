@@ -20,6 +20,7 @@ from deploy.training import directory
 from dshealthd import __version__
 from dshealthd.config import config
 from dshealthd.evidence.options import EvidenceOptions
+from dshealthd.jobs.launches import OUTPUT
 from dshealthd.probe.options import ProbeOptions
 from tests import yaml_files
 
@@ -60,8 +61,10 @@ def pod(components: tuple[str, ...]) -> Any:
 
 
 def agent(components: tuple[str, ...]) -> Any:
-    """Return the agent's container."""
-    (container,) = pod(components)["containers"]
+    """Return the agent's container, the first, which other objects and parts know it by."""
+    container, *others = pod(components)["containers"]
+    assert container["name"] == "dshealthd"
+    assert [other["name"] for other in others] in ([], ["launches"])
     return container
 
 
@@ -166,12 +169,40 @@ def test_rights_of_the_components() -> None:
         name: context.get("capabilities", {}).get("add", []) for name, context in contexts.items()
     }
     trainings = ["DAC_READ_SEARCH", "KILL", "SETGID", "SETUID", "SYS_PTRACE"]
-    assert {name for name, given in added.items() if given} == {"trainings", "follow", "evidence"}
-    assert added["trainings"] == added["follow"] == trainings
+    on_top = {"follow", "evidence", "launches"}
+    assert {name for name, given in added.items() if given} == {"trainings", *on_top}
+    assert added["trainings"] == added["follow"] == added["launches"] == trainings
     assert added["evidence"] == [*trainings, "SYS_ADMIN"]
     host = {name for name in COMPONENTS if pod((name,)).get("hostPID")}
-    assert host == {"trainings", "follow", "evidence"}
+    assert host == {"trainings", *on_top}
     assert {name for name in COMPONENTS if contexts[name].get("privileged")} == {"kernel-log"}
+
+
+def test_launches_are_counted_beside_the_agent() -> None:
+    """By a container of the agent's image with the rights of the unit and no others, whatever the
+    agent has; the agent reads one directory of it, where it looks for the file by default.
+    """
+    assert {name for name in COMPONENTS if len(pod((name,))["containers"]) > 1} == {"launches"}
+    unit = (ROOT / "systemd/dshealthd-launches.service").read_text(encoding="utf-8")
+    lines = re.findall("^CapabilityBoundingSet=(.*)", unit, re.MULTILINE)
+    rights = sorted(name.removeprefix("CAP_") for line in lines for name in line.split())
+    for components in (("launches",), COMPONENTS):
+        first, second = pod(components)["containers"]
+        assert second["image"] == first["image"]
+        assert second["securityContext"] == {
+            "runAsUser": 0,
+            "runAsGroup": 0,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+            "capabilities": {"drop": ["ALL"], "add": rights},
+        }
+        (mount,) = second["volumeMounts"]
+        assert {**mount, "readOnly": True} in first["volumeMounts"]
+        assert second["args"] == ["launches", f"--output={OUTPUT}"]
+        assert Path(OUTPUT).parent == Path(mount["mountPath"])
+        (volume,) = (one for one in pod(components)["volumes"] if one["name"] == mount["name"])
+        assert volume["emptyDir"]["medium"] == "Memory"
 
 
 @pytest.mark.parametrize("components", OVERLAYS, ids="+".join)
@@ -197,7 +228,7 @@ def test_configuration(components: tuple[str, ...], tmp_path: Path) -> None:
     # its own option
     assert kernel_log.journal is (sources == {"kernel-journal"})  # type: ignore[attr-defined]
     assert loaded.section(EvidenceOptions).enabled is bool(
-        {"trainings", "follow", "evidence"} & set(components)
+        {"trainings", "follow", "evidence", "launches"} & set(components)
     )
     if "probes" in components:
         assert loaded.section(ProbeOptions).peer.listen_address == "10.1.2.3:10062"

@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).with_name("rank.py")
 _numbers = itertools.count(1)
 RAS_PORT = 28028
 GPUS = 8
-
+NO_COLOR = -1
 
 LOOPBACK = {
     "NCCL_SOCKET_IFNAME": "=lo",
@@ -191,13 +191,15 @@ class Job:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def join(self, name: str = "world", members: Iterable[int] | None = None) -> None:
+    def join(
+        self, name: str = "world", members: Iterable[int] | None = None, how: str = "init"
+    ) -> None:
         """Make a communicator of ranks of the job, all by default."""
         chosen = list(range(self.size) if members is None else members)
         unique = self.ranks[chosen[0]].ask("id")
         self._together(
             {
-                rank: f"init {name} {len(chosen)} {number} {unique}"
+                rank: f"{how} {name} {len(chosen)} {number} {unique}"
                 for number, rank in enumerate(chosen)
             }
         )
@@ -210,7 +212,7 @@ class Job:
         self._together(
             {rank: f"split {parent} {name}/{color} {color} 0" for rank, color in chosen.items()}
         )
-        for color in sorted(set(chosen.values())):
+        for color in sorted(set(chosen.values()) - {NO_COLOR}):
             self._open(f"{name}/{color}", [rank for rank in members if chosen[rank] == color])
 
     def launch(self, name: str, operation: str, times: int, ranks: Iterable[int] = ()) -> None:

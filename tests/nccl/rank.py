@@ -3,7 +3,7 @@
 Each line of standard input is a call of NCCL, and is answered by one line, `ok …` or `error …`:
 
     id                          a new unique id, in hexadecimal digits
-    init COMM SIZE RANK ID      ncclCommInitRank
+    init COMM SIZE RANK ID      ncclCommInitRank; config and scalable are its other forms
     split COMM NEW COLOR KEY    ncclCommSplit; COLOR -1 takes no part
     do COMM OPERATION TIMES     a collective, or SendN and RecvN to and from rank N
     sync                        wait for the stream
@@ -44,6 +44,7 @@ class UniqueId(ctypes.Structure):
 
 nccl.ncclGetErrorString.restype = nccl.ncclGetLastError.restype = ctypes.c_char_p
 nccl.ncclCommInitRank.argtypes = [Pointer, ctypes.c_int, UniqueId, ctypes.c_int]
+nccl.ncclCommInitRankConfig.argtypes = [*nccl.ncclCommInitRank.argtypes, Pointer]
 
 
 class Failure(Exception):
@@ -78,6 +79,17 @@ class Rank:
             case ["init", name, size, rank, unique_id]:
                 made, unique = Pointer(), UniqueId.from_buffer_copy(bytes.fromhex(unique_id))
                 check(nccl.ncclCommInitRank(ctypes.byref(made), int(size), unique, int(rank)))
+                self.communicators[name] = made
+            case ["config", name, size, rank, unique_id]:
+                made, unique = Pointer(), UniqueId.from_buffer_copy(bytes.fromhex(unique_id))
+                place = ctypes.byref(made)
+                check(nccl.ncclCommInitRankConfig(place, int(size), unique, int(rank), None))
+                self.communicators[name] = made
+            case ["scalable", name, size, rank, unique_id]:
+                made, unique = Pointer(), UniqueId.from_buffer_copy(bytes.fromhex(unique_id))
+                numbers = (int(size), int(rank), 1)
+                places = (ctypes.byref(made), *numbers, ctypes.byref(unique), None)
+                check(nccl.ncclCommInitRankScalable(*places))
                 self.communicators[name] = made
             case ["split", name, new, color, key]:
                 made, old = Pointer(), self.communicators[name]

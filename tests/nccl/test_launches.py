@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -71,26 +70,48 @@ def test_counts(version: str, make_job: Callable[..., Job], tmp_path: Path) -> N
             )
             assert sum(one["sends"] for one in counted) == (5 if rank.number < 2 else 0)
             compared += sum(one["behind"] == 0 for one in counted)
-        assert compared == SIZE + 2  # of the world and the pair: a split has no name
+        assert compared == SIZE + 2 + SIZE  # of the world, the pair and either half
         job.hold()
         job.launch("world", "AllReduce", 3)
-        assert behind(machine, job) == [0, 0, 0, 0]
+        equal = [[0, 0], [0, 0], [0, 0], [0, 0, 0, 0]]
+        assert machine.behind() == equal
         job.launch("world", "AllReduce", 2, [0, 1, 3])
-        assert behind(machine, job) == [0, 0, 2, 0]
+        assert machine.behind() == [*equal[:3], [0, 0, 2, 0]]
         assert not job.ended()
     finally:
         machine.close()
 
 
-def behind(machine: Machine, job: Job) -> list[Any]:
-    """Return by how many collectives of the world each rank is behind."""
-    found = machine.turn()
-    return [
-        one["behind"]
-        for rank in job.ranks
-        for one in found[rank.pid]["communicators"]
-        if one["size"] == SIZE
-    ]
+@pytest.mark.parametrize("how", ["init", "config", "scalable"])
+def test_parts(how: str, version: str, make_job: Callable[..., Job], tmp_path: Path) -> None:
+    """However the world was joined, each part of it has one name in all its ranks, and its own: of
+    another color, of a later split in the same colors, of a part. Without a color, too, a rank
+    takes part in a split.
+    """
+    job = make_job(version, SIZE)
+    for rank in job.ranks:
+        rank.ask("sync")
+    machine = Machine(tmp_path, [rank.pid for rank in job.ranks])
+    try:
+        machine.turn()
+        job.join(how=how)
+        job.split("one", [0, 0, 1, 1])
+        job.split("two", [0, 0, -1, -1])
+        job.split("three", [7, 7, 1, 1])
+        job.split("part", [0, 0], "one/0")
+        names = ["one/0", "one/1", "two/0", "three/7", "three/1", "part/0"]
+        for name in names:
+            job.launch(name, "AllReduce", 7)
+        assert machine.behind() == [*([[0, 0]] * len(names)), [0, 0, 0, 0]]
+        for number, name in enumerate(names, 1):
+            job.launch(name, "AllReduce", number, job.books[name].members[:1])
+        expected = [*([0, number] for number in range(1, 1 + len(names))), [0, 0, 0, 0]]
+        assert machine.behind() == sorted(expected)
+        job.destroy("three/1", 3)
+        assert [0, 5] not in machine.behind()
+        assert not job.ended()
+    finally:
+        machine.close()
 
 
 def test_the_end_leaves_the_original_bytes(

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 IDLE_FOR = 45.0
 """Seconds for which a rank must have been idle before it counts as the one that others, which wait
-in a collective, wait for. It is to be paged within 90 s: of these, 15 s are the rule's own, 15 s a
-scrape, and some 10 s two checks and the evaluation of rules.
+in a collective, wait for. It is to be paged within 90 s: of these, 10 s are the rule's own, 15 s a
+scrape, and some 15 s two checks, the evaluation of rules and Alertmanager's wait.
 """
 UNEXPLAINED = 90.0
 """Seconds that a hang without a cause on this node must be overdue before it is shown: the time

@@ -32,6 +32,7 @@ _RIGHTS = {
 """Numbers of the capabilities without which other users' ranks or libraries are not found."""
 _HOST_PIDS = 0xEFFFFFFC
 """Inode of the first PID namespace, whose pids programs have (PID_NS_INIT_INO, linux/nsfs.h)."""
+_BEGINNINGS = frozenset((*programs.INIT, *programs.SCALABLE))
 _TRIED = "getppid"
 """A function of libc that does nothing else, to try breakpoints on in this process."""
 
@@ -93,7 +94,8 @@ class Breakpoints:
         """Set breakpoints at functions of a library, given as descriptor, in a process. OSError."""
         path, held = f"/proc/self/fd/{library}", self._links.setdefault(pid, [])
         places: defaultdict[int, list[int]] = defaultdict(list)
-        for name, offset in offsets.items():
+        # Last what begins a communicator: whatever is done with one that was seen is seen as well.
+        for name, offset in sorted(offsets.items(), key=lambda entry: entry[0] in _BEGINNINGS):
             places[self._program(name)].append(offset)
         try:
             for program, where in places.items():
@@ -118,8 +120,11 @@ class Breakpoints:
         """Return the program for a function, loaded on first use: most have it in common."""
         key: object
         make: Callable[[], bytes]
-        if function in programs.INIT:
-            key, make = programs.INIT, lambda: programs.initialize(self.maps)
+        if function in _BEGINNINGS:
+            key = scalable = function in programs.SCALABLE
+            make = lambda: programs.initialize(self.maps, scalable=scalable)  # noqa: E731
+        elif function in programs.SPLIT:
+            key, make = programs.SPLIT, lambda: programs.split(self.maps)
         elif function in programs.DESTROY:
             key, make = programs.DESTROY, lambda: programs.destroy(self.maps)
         else:

@@ -55,8 +55,12 @@ UNORDERED: Mapping[str, int] = {
 }
 """Which ranks launch as often as they have peers; the last three since NCCL 2.29."""
 INIT = ("ncclCommInitRank", "ncclCommInitRankConfig")
+"""Whose unique id is passed by value: above the return address."""
+SCALABLE = ("ncclCommInitRankScalable",)
+"""Whose unique ids are in an array, the same for all ranks; since NCCL 2.23."""
+SPLIT = ("ncclCommSplit",)
 DESTROY = ("ncclCommDestroy", "ncclCommAbort")
-FUNCTIONS = frozenset((*ORDERED, *UNORDERED, *INIT, *DESTROY))
+FUNCTIONS = frozenset((*ORDERED, *UNORDERED, *INIT, *SCALABLE, *SPLIT, *DESTROY))
 
 MAX_PROCESSES = 64
 """Four ranks for each GPU of the largest nodes."""
@@ -70,9 +74,13 @@ RING = 64
 """Latest launches whose times are kept; a power of two."""
 _ID = 40
 """Bytes kept of ncclUniqueId: a random number and the address of the root (NCCL: bootstrap.h)."""
-_COUNT, _SENDS, _FIRST, _LAST, _TIMES = 0, 8, 16, 24, 32
+_COUNT, _SENDS, _FIRST, _LAST, _SPLITS, _TIMES = 0, 8, 16, 24, 32, 40
 _COUNTS = struct.Struct(f"={_TIMES // 8 + RING}Q")
 _INIT = struct.Struct(f"={_ID}sQQQ")
+_SPLIT = struct.Struct(f"=QQi{_ID - 20}x")
+"""What a split has in place of a unique id."""
+_VALUE = -16 - _INIT.size
+"""Where on the stack programs put an `_INIT` together."""
 _KEY = struct.Struct("=QQ")
 _PROCESS = struct.Struct("=QQQ")
 _HITS, _REFUSED, _KEPT = 0, 8, 16
@@ -89,9 +97,22 @@ class Counts(NamedTuple):
     sends: int
     """Sends and receives."""
     first: int
+    """When it was launched in, or split, first."""
     last: int
+    """When it was launched in last; 0 if never."""
     times: dict[int, int]
     """When the latest collectives were launched, by their number from 0."""
+
+
+class Split(NamedTuple):
+    """Where a communicator was split off: what NCCL itself makes the new one's hash of."""
+
+    parent: tuple[int, int]
+    """Address, and `Counts.first`."""
+    number: int
+    """How often this rank had split the parent before. All its ranks do, in one order: those
+    without a color take part, too (NCCL: ncclCommInitChildComm counts them as well)."""
+    color: int
 
 
 class Init(NamedTuple):
@@ -99,9 +120,11 @@ class Init(NamedTuple):
 
     slot: int
     """The address at which NCCL puts the communicator's."""
-    unique: bytes
-    size: int
+    origin: bytes | Split
+    """What all ranks of the communicator have in common, and no other has: a unique id, or where it
+    was split off."""
     rank: int
+    """Its own; of a split it is unknown."""
     at: int
 
 
@@ -160,7 +183,7 @@ class Maps:
         most = 2 * MAX_PROCESSES * MAX_COMMUNICATORS
         for key, value in bpf.entries(self.counts, _KEY.size, _COUNTS.size, most):
             pid, communicator = _KEY.unpack(key)
-            count, sends, first, last, *times = _COUNTS.unpack(value)
+            count, sends, first, last, _, *times = _COUNTS.unpack(value)
             # The oldest few may be overwritten while the kernel copies the value.
             numbers = range(max(0, count - RING + 4), count)
             kept = {each: times[each % RING] for each in numbers}
@@ -172,8 +195,12 @@ class Maps:
         found = []
         for key, value in bpf.entries(self.inits, _KEY.size, _INIT.size, 2 * MAX_INITS):
             pid, slot = _KEY.unpack(key)
-            unique, size, rank, at = _INIT.unpack(value)
-            found.append((pid, Init(slot, unique, size & 0xFFFFFFFF, rank & 0xFFFFFFFF, at)))
+            unique, parent, rank, at = _INIT.unpack(value)
+            origin: bytes | Split = unique
+            if parent:
+                first, number, color = _SPLIT.unpack(unique)
+                origin = Split((parent, first), number, color)
+            found.append((pid, Init(slot, origin, rank & 0xFFFFFFFF, at)))
         return found
 
 
@@ -193,8 +220,8 @@ def _argument(position: int) -> bytes:
     return text + call(bpf.READ_USER)
 
 
-def launch(maps: Maps, argument: int, *, ordered: bool) -> bytes:
-    """Return the program for functions whose communicator is in this argument."""
+def _count(maps: Maps, argument: int) -> bytes:
+    """Point r7 to what is kept of the communicator in this argument, and have the time in r0."""
     refuse = number(1, 1) + increase(8, _REFUSED, 1) + EXIT
     find = pointer(2, 10, -16) + call(bpf.LOOKUP, maps.counts)
     new = load(1, 8, _KEPT)
@@ -204,8 +231,13 @@ def launch(maps: Maps, argument: int, *, ordered: bool) -> bytes:
     new += call(bpf.UPDATE, maps.counts)
     new += if_null(number(1, 1) + increase(8, _KEPT, 1)) + find  # 0: it was added
     text = _enter(maps) + _argument(argument) + find + if_null(new) + if_null(refuse)
-    text += pointer(7, 0) + call(bpf.KTIME) + store(7, _LAST, 0)
-    text += load(1, 7, _FIRST) + op(0x55, 1, off=1) + store(7, _FIRST, 0)
+    text += pointer(7, 0) + call(bpf.KTIME)
+    return text + load(1, 7, _FIRST) + op(0x55, 1, off=1) + store(7, _FIRST, 0)
+
+
+def launch(maps: Maps, argument: int, *, ordered: bool) -> bytes:
+    """Return the program for functions whose communicator is in this argument."""
+    text = _count(maps, argument) + store(7, _LAST, 0)
     if ordered:
         text += load(1, 7, _COUNT) + pointer(2, 1) + op(0x57, 2, imm=RING - 1)
         text += op(0x67, 2, imm=3) + op(0x0F, 2, 7) + store(2, _TIMES, 0)
@@ -215,20 +247,33 @@ def launch(maps: Maps, argument: int, *, ordered: bool) -> bytes:
     return text + EXIT
 
 
-def initialize(maps: Maps) -> bytes:
-    """Return the program that keeps who makes which communicator.
-
-    The unique id is passed by value: above the return address.
-    """
-    value = -16 - _INIT.size
-    text = _enter(maps) + _argument(0)
-    for at, position in ((_ID, 1), (_ID + 8, 2)):  # the size; the rank, third in registers
-        text += load(1, 6, _ARGUMENTS[position]) + store(10, value + at, 1)
-    text += call(bpf.KTIME) + store(10, value + _ID + 16, 0)
-    text += load(3, 6, _STACK) + add(3, 8) + pointer(1, 10, value) + number(2, _ID)
-    text += call(bpf.READ_USER)
-    text += pointer(2, 10, -16) + pointer(3, 10, value) + number(4, 0)
+def _keep(maps: Maps, slot: int) -> bytes:
+    """Keep an initialization, with the slot that is in this argument, and end."""
+    text = _argument(slot) + pointer(2, 10, -16) + pointer(3, 10, _VALUE) + number(4, 0)
     return text + call(bpf.UPDATE, maps.inits) + EXIT
+
+
+def initialize(maps: Maps, *, scalable: bool) -> bytes:
+    """Return the program that keeps who makes which communicator."""
+    text = _enter(maps) + number(1, 0) + store(10, _VALUE + _ID, 1)
+    text += load(1, 6, _ARGUMENTS[2]) + store(10, _VALUE + _ID + 8, 1)  # the rank
+    text += call(bpf.KTIME) + store(10, _VALUE + _ID + 16, 0)
+    unique = load(3, 6, _ARGUMENTS[4]) if scalable else load(3, 6, _STACK) + add(3, 8)
+    text += unique + pointer(1, 10, _VALUE) + number(2, _ID) + call(bpf.READ_USER)
+    return text + _keep(maps, 0)
+
+
+def split(maps: Maps) -> bytes:
+    """Return the program that keeps which communicator is split, and how."""
+    text = _count(maps, 0) + store(10, _VALUE + _ID + 16, 0)
+    text += load(1, 10, -8) + store(10, _VALUE + _ID, 1)
+    text += load(1, 7, _FIRST) + store(10, _VALUE, 1)
+    text += load(1, 7, _SPLITS) + store(10, _VALUE + 8, 1) + add(1, 1) + store(7, _SPLITS, 1)
+    text += load(1, 6, _ARGUMENTS[1]) + store(10, _VALUE + 16, 1)
+    text += number(1, 0)
+    for place in (*range(24, _ID, 8), _ID + 8):
+        text += store(10, _VALUE + place, 1)
+    return text + _keep(maps, 3)
 
 
 def destroy(maps: Maps) -> bytes:

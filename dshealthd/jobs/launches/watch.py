@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from dshealthd.core.collector import Context
     from dshealthd.jobs.launches.breakpoints import Breakpoints
-    from dshealthd.jobs.launches.programs import Counts
+    from dshealthd.jobs.launches.programs import Counts, Init
     from dshealthd.jobs.ranks import Key
 
 BUDGET = 5000.0
@@ -53,9 +53,9 @@ class Followed:
     due: float = 0.0
     """Monotonic time before which it is not tried again."""
     hits: int = 0
-    names: dict[tuple[int, int], tuple[str, int, int]] = field(default_factory=dict)
-    """Name, size and own rank of communicators whose initialization was seen, by address and time
-    of the first launch: an address is used again."""
+    names: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
+    """Names of communicators whose initialization was seen, by address and `Counts.first`: an
+    address is used again. With the rank in that of which the unique id is known."""
 
     @property
     def key(self) -> Key:
@@ -218,25 +218,35 @@ class Launches:
 
     def _name(self, counts: Mapping[tuple[int, int], Counts]) -> None:
         """Name the communicators of which the initialization was seen: the place that NCCL was
-        given now has the communicator's address, and its first launch came later.
+        given now has the communicator's address, and it was used later.
         """
         attached = {one.process.pid: one for one in self._followed.values() if one.attached}
         for one in attached.values():
             current = {(at, of.first) for (pid, at), of in counts.items() if pid == one.process.pid}
             one.names = {known: name for known, name in one.names.items() if known in current}
-        for pid, init in self._breakpoints.maps.initialized():
-            if pid not in attached:
-                continue
-            try:
-                with open(self._context.host.proc(f"{pid}/mem"), "rb", buffering=0) as memory:
-                    memory.seek(init.slot)
-                    (address,) = struct.unpack("=Q", memory.read(8))
-            except (OSError, ValueError, ArithmeticError, struct.error):
-                continue  # the place is gone: the communicator stays without a name
-            found = counts.get((pid, address))
-            if found is not None and found.first > init.at:
-                name = hashlib.sha256(init.unique).hexdigest()[:12], init.size, init.rank
-                attached[pid].names.setdefault((address, found.first), name)
+        made: dict[tuple[int, tuple[int, int]], Init] = {}
+        for pid, init in sorted(self._breakpoints.maps.initialized(), key=lambda each: each[1].at):
+            known = self._made(pid, init, counts) if pid in attached else None
+            if known is not None:  # of two places with one address, the older is of one that ended
+                made.pop((pid, known), None)
+                made[pid, known] = init
+        for (pid, known), init in made.items():  # what is split comes before its parts
+            names = attached[pid].names
+            if known not in names and (name := _origin(init, names)) is not None:
+                names[known] = name
+
+    def _made(
+        self, pid: int, init: Init, counts: Mapping[tuple[int, int], Counts]
+    ) -> tuple[int, int] | None:
+        """Return address and first use of the communicator that an initialization has made."""
+        try:
+            with open(self._context.host.proc(f"{pid}/mem"), "rb", buffering=0) as memory:
+                memory.seek(init.slot)
+                (address,) = struct.unpack("=Q", memory.read(8))
+        except (OSError, ValueError, ArithmeticError, struct.error):
+            return None  # the place is gone: the communicator stays without a name
+        found = counts.get((pid, address))
+        return (address, found.first) if found is not None and found.first > init.at else None
 
     def _document(self, one: Followed, counts: Mapping[tuple[int, int], Counts]) -> dict[str, Any]:
         process = one.process
@@ -256,19 +266,31 @@ class Launches:
             document["refused"] = Obstacle.TOO_MANY_COMMUNICATORS
         for (pid, address), found in counts.items():
             if pid == process.pid:
-                name, size, rank = one.names.get((address, found.first), ("", 0, 0))
+                name, rank = one.names.get((address, found.first), ("", 0))
                 document["communicators"].append(
                     {
                         "name": name,
-                        "size": size,
                         "rank": rank,
                         "collectives": found.collectives,
                         "sends": found.sends,
-                        "last": found.last / 1e9,
+                        "last": found.last / 1e9 if found.last else None,
                         "times": {number: at / 1e9 for number, at in found.times.items()},
                     }
                 )
         return document
+
+
+def _origin(init: Init, names: Mapping[tuple[int, int], tuple[str, int]]) -> tuple[str, int] | None:
+    """Return name and rank of a communicator, given the names of others of the same process; None
+    if it was split from one without.
+    """
+    if isinstance(init.origin, bytes):
+        return hashlib.sha256(init.origin).hexdigest()[:12], init.rank
+    if init.origin.parent not in names:
+        return None
+    name, rank = names[init.origin.parent]
+    text = f"{name}-{init.origin.number}-{init.origin.color}"
+    return hashlib.sha256(text.encode()).hexdigest()[:12], rank
 
 
 def compare(ranks: Sequence[Mapping[str, Any]]) -> None:

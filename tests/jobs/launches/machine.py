@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,15 @@ class Machine:
         found = self.watch.turn()
         compare(found)
         return {rank["pid"]: rank for rank in found}
+
+    def behind(self) -> list[list[int]]:
+        """Return by how many collectives ranks are behind, by communicator that has a name."""
+        named = defaultdict(list)
+        for rank in self.turn().values():
+            for one in rank["communicators"]:
+                if one["behind"] is not None:
+                    named[one["name"]].append(one["behind"])
+        return sorted(sorted(numbers) for numbers in named.values())
 
     def close(self) -> None:
         """Leave all ranks."""

@@ -34,6 +34,10 @@ int ncclCommInitRankConfig(void **made, int size, Id id, int rank, void *config)
     (void)config;
     return ncclCommInitRank(made, size, id, rank);
 }
+int ncclCommInitRankScalable(void **made, int size, int rank, int many, Id *ids, void *config) {
+    (void)many;
+    return ncclCommInitRankConfig(made, size, *ids, rank, config);
+}
 int ncclCommSplit(void *old, int color, int key, void **made, void *config) {
     (void)old, (void)key, (void)config;
     *made = color < 0 ? NULL : calloc(1, 1024);

@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dshealthd.jobs.launches import watch
+from dshealthd.jobs.launches import bpf, watch
 from dshealthd.jobs.launches.obstacle import Obstacle
 from dshealthd.jobs.launches.programs import MAX_COMMUNICATORS
 from tests.jobs.launches import libraries
@@ -91,10 +92,9 @@ def test_counts_are_the_books(start: Callable[..., tuple[Job, Machine]]) -> None
         )
         assert sum(one["sends"] for one in counted) == (7 if rank < 2 else 0)
         assert {one["behind"] for one in counted} == {0}
-        assert {one["rank"] for one in counted if one["size"] == SIZE} == {rank}
-    names = {one["name"] for rank in found.values() for one in rank["communicators"]}
-    assert len(names) == 2
-    assert "" not in names
+    names = [one["name"] for rank in found.values() for one in rank["communicators"]]
+    assert {"", *names} - {""} == set(names)
+    assert sorted(Counter(names).values()) == [2, SIZE]
 
 
 def test_who_skips_is_behind(start: Callable[..., tuple[Job, Machine]]) -> None:
@@ -107,6 +107,97 @@ def test_who_skips_is_behind(start: Callable[..., tuple[Job, Machine]]) -> None:
     job.launch("world", "AllReduce", 4, [0, 2])
     found = machine.turn()
     assert [only(of_rank(job, found, rank))["behind"] for rank in range(SIZE)] == [0, 4, 0]
+
+
+def test_parts(start: Callable[..., tuple[Job, Machine]]) -> None:
+    """What is split off has one name in all its ranks, and no other part has: of another color, of
+    a later split in the same colors, of another parent, or of a part. A rank without a color has
+    taken part; who has split and not launched is behind.
+    """
+    job, machine = start(4)
+    machine.turn()
+    job.join()
+    job.join("other")
+    job.split("one", [0, 0, 1, 1])
+    job.split("two", [0, 0, 1, -1])
+    job.split("three", [0, 0, 1, 1])
+    job.split("four", [0, 0, 1, 1], "other")
+    job.split("part", [0, 0], "one/0")
+    missing = {"one/0": 1, "one/1": 2, "three/0": 3, "three/1": 4, "four/0": 5, "part/0": 6}
+    for name, number in missing.items():
+        job.launch(name, "AllReduce", 7)
+        job.launch(name, "AllReduce", number, job.books[name].members[:1])
+    job.launch("two/0", "AllReduce", 1)
+    job.launch("world", "AllReduce", 8, [0, 1, 3])
+    expected = [[0, 0], [0, 0, 0, 0], [0, 0, 0, 8], *([0, number] for number in range(1, 7))]
+    assert machine.behind() == sorted(expected)
+    assert machine.behind() == sorted(expected)
+    job.destroy_all()
+    job.join("new")
+    job.split("one", [0, 1, 0, 1], "new")
+    job.launch("one/0", "AllReduce", 2, [0])
+    job.launch("one/0", "AllReduce", 1)
+    assert machine.behind() == [[0, 0, 0, 0], [0, 2]]
+
+
+def test_parts_of_what_was_there_before(start: Callable[..., tuple[Job, Machine]]) -> None:
+    """How often it was split before is unknown: its parts are counted, and never compared."""
+    job, machine = start(2)
+    job.join()
+    job.split("before", [0, 0])
+    machine.turn()
+    job.split("after", [0, 0])
+    job.launch("after/0", "AllReduce", 3, [0])
+    job.launch("after/0", "AllReduce", 2)
+    assert machine.behind() == []
+    found = machine.turn()
+    counts = [one["collectives"] for rank in found.values() for one in rank["communicators"]]
+    assert sorted(counts) == [0, 0, 2, 5]
+    last = [one["last"] for rank in found.values() for one in rank["communicators"]]
+    assert last.count(None) == 2
+
+
+def test_while_breakpoints_are_set(
+    start: Callable[..., tuple[Job, Machine]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are set one after another; what a rank makes and launches meanwhile is counted whole, or
+    never compared.
+    """
+    job, machine = start(2)
+    attach = bpf.attach
+    names: list[str] = []
+
+    def and_launch(*arguments: Any) -> int:
+        link = attach(*arguments)
+        names.append(f"c{len(names)}")
+        job.join(names[-1], how="config")
+        job.split(f"{names[-1]}s", [0, 0], names[-1])
+        for name in (names[-1], f"{names[-1]}s/0"):
+            for operation in ("AllReduce", "AllGather", "Reduce"):
+                job.launch(name, operation, 1)
+        return link
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bpf, "attach", and_launch)
+        machine.turn()
+    assert len(names) > 8
+    found = machine.behind()
+    assert found
+    assert not any(map(sum, found))
+
+
+@pytest.mark.parametrize("kind", ["config", "scalable"])
+def test_other_ways_to_begin(kind: str, start: Callable[..., tuple[Job, Machine]]) -> None:
+    """Ranks of one communicator have one name for it however they join."""
+    job, machine = start(2)
+    machine.turn()
+    job.join(how=kind)
+    job.join("other", how=kind)
+    job.split("part", [5, 5])
+    for name, number in (("world", 1), ("other", 2), ("part/5", 3)):
+        job.launch(name, "AllReduce", 7)
+        job.launch(name, "AllReduce", number, [0])
+    assert machine.behind() == [[0, 1], [0, 2], [0, 3]]
 
 
 def test_from_the_middle_nobody_is_named(start: Callable[..., tuple[Job, Machine]]) -> None:
