@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from dshealthd.collectors.job_launches import AGE, BEHIND, FRESH, LATE, LAUNCHES, UNCOUNTED
+from dshealthd.collectors.job_launches import AGE, BEHIND, LATE, LAUNCHES, UNCOUNTED
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.jobs.launches import SCHEMA
 from dshealthd.jobs.launches.obstacle import Obstacle
 from tests.collectors.bench import Bench
+
+FRESH = 30.0
 
 JOB = "slurm-1"
 

@@ -22,10 +22,11 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import CollectionResult
 from dshealthd.jobs.logs import watch
-from dshealthd.jobs.shares import MAX_JOBS
 from tests.agents import running
 from tests.collectors.bench import Bench, reasons, value, values
 from tests.jobs.machines import TORCH, Machine
+
+MAX_JOBS = 16
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a\n"
 LOST = (
@@ -144,7 +145,7 @@ def test_the_last_words_are_read_when_the_rank_has_gone(tmp_path: Path) -> None:
     node.machine.end(50)
     wanted = {("slurm-12", "cuda-oom", "1", os.uname().nodename)}
     assert causes(node.sweep(6.0)) == wanted
-    assert causes(node.sweep(watch.SHOWN_AFTER - 10.0)) == wanted
+    assert causes(node.sweep(900.0 - 10.0)) == wanted
     assert causes(node.sweep(10.0)) == set()
 
 

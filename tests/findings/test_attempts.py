@@ -12,8 +12,8 @@ import pytest
 
 from dshealthd.core import documents
 from dshealthd.findings import attempts as module
-from dshealthd.findings.attempts import AWAY, GONE, MAX_EXPORTED, SPENT, Attempts
-from dshealthd.findings.record import DAY, MAX_RUNS, NodeRecord
+from dshealthd.findings.attempts import SPENT, Attempts
+from dshealthd.findings.record import DAY, NodeRecord
 from dshealthd.jobs.environment import job_name, launch
 from dshealthd.jobs.goodput import Goodput
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
@@ -24,6 +24,11 @@ from dshealthd.training.message import Message, Totals
 from tests.findings.test_judge import Node as Judged
 from tests.findings.test_judge import loaded
 from tests.findings.test_record import fault, kept
+
+AWAY = 60.0
+GONE = 8.0
+MAX_EXPORTED = 32
+MAX_RUNS = 200
 
 NOW = 1_800_000_000.0
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"}

@@ -23,12 +23,14 @@ from dshealthd.probe import service
 from dshealthd.probe.members import local_membership, membership
 from dshealthd.probe.options import MembershipOptions, PeerOptions, ProbeOptions
 from dshealthd.probe.peers.credentials import Credentials
-from dshealthd.probe.slots import JITTER, jitter
+from dshealthd.probe.slots import jitter
 from tests.agents import running
 from tests.probe.peering import KEY, OTHER_KEY, PATIENT, may_block, secret
 from tests.probe.services import NAMES, PERIOD, Agent, agents, snapshot
 from tests.threads import running_threads
 from tests.waiting import eventually
+
+JITTER = 1.0
 
 
 def partners(agent: Agent, epoch: int) -> list[str]:

@@ -19,15 +19,13 @@ from hypothesis import strategies as st
 
 from dshealthd.core.state_file import replace
 from dshealthd.probe.options import BaselineOptions
-from dshealthd.probe.verdicts.baseline import (
-    ENOUGH,
-    FILL,
-    KEPT,
-    SIBLING_RATIO,
-    SPACING,
-    Baselines,
-    TimingClass,
-)
+from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
+
+ENOUGH = 16
+FILL = 64
+KEPT = 256
+SIBLING_RATIO = 0.15
+SPACING = 900.0
 
 OPTIONS = BaselineOptions()
 
