@@ -35,7 +35,13 @@ def rank(number: int, *communicators: Any, refused: str | None = None) -> dict[s
 def collect(directory: Path, *ranks: dict[str, Any], **changes: Any) -> CollectionResult:
     """Return what is collected of a file that is as old as may be, at time 1000."""
     file = directory / "launches.json"
-    document = {"schema": SCHEMA, "at": 1000.0 - FRESH, "refused": None, "detail": "", "ranks": ranks}
+    document = {
+        "schema": SCHEMA,
+        "at": 1000.0 - FRESH,
+        "refused": None,
+        "detail": "",
+        "ranks": ranks,
+    }
     file.write_text(json.dumps({**document, **changes}))
     return Bench("job_launches", directory, file=file).collect()
 
