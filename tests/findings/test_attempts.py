@@ -288,8 +288,9 @@ def test_another_start_within_an_allocation(node: Node) -> None:
         node.check()
     node.check()
     assert [run["card"]["ranks"] for run in node.runs()] == [2, 2]
-    node.check(GONE)
-    node.check()
+    node.check(GONE - 4.0)
+    assert [run["end"] for run in node.runs()] == [None, None]
+    node.check(0.1)
     assert [run["end"] is None for run in node.runs()] == [False, True]
     fail(node, job)
     assert [run["end"] is None for run in node.runs()] == [False, False]
