@@ -147,4 +147,4 @@ def _samples(document: Mapping[str, Any], now: float) -> list[Sample]:
         if whole:
             busiest = max(whole, key=lambda one: (one["collectives"] + one["behind"], one["name"]))
             found.append(LATE(float(busiest["late"]), *labels))
-    return [*found, *(UNCOUNTED(float(n), *which) for which, n in sorted(uncounted.items()))]
+    return [*found, *(UNCOUNTED(float(n), *which) for which, n in uncounted.items())]

@@ -61,7 +61,7 @@ OUTCOMES = {
     errno.ENOBUFS: "no_memory",
 }
 _OTHER, _OK = "other", "ok"
-_LABELS = tuple(sorted({*OUTCOMES.values(), _OTHER, _OK}))
+_LABELS = frozenset((*OUTCOMES.values(), _OTHER, _OK))
 _OWN_LIMITS = (errno.EMFILE, errno.ENFILE)
 
 

@@ -207,7 +207,7 @@ class Training(Collector):
                 heard[job] = max(sender.heard, heard.get(job, 0.0))
                 if message.work_seconds is not None:
                     roles.setdefault((job, role(message)), {})[rank] = sender
-        for labels in sorted(infos):
+        for labels in infos:
             yield INFO(1, *labels)
         for job, at in heard.items():
             yield NODE_HEARD(at, job)

@@ -277,7 +277,7 @@ class Attempts:
             lambda entry: entry[0],
             lambda entry: round(entry[1].begin),
         ):
-            for part, seconds in sorted(_part_seconds(attempt).items()):
+            for part, seconds in _part_seconds(attempt).items():
                 yield SPENT(seconds, job, part)
             yield ATTEMPTS(attempt.earlier + 1.0, job)
 

@@ -230,7 +230,7 @@ class Judge:
         yield from exported(firing)
         yield from self.derived
         yield from self._record.samples(self._lasting(now), self._wall())
-        for finding, count in sorted(self._episodes.begun.items()):
+        for finding, count in self._episodes.begun.items():
             yield BEGUN(float(count), finding)
         yield JUDGED(self._wall() - (now - self._judged))
 

@@ -159,7 +159,7 @@ def adapters(text: str, ports: Ports) -> Iterator[Finding]:
                         if selection.names(entry, *port)
                     }
                 )
-    for problem in sorted(found):
+    for problem in found:
         yield "NCCL_IB_HCA", problem
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import operator
 import statistics
+import sys
 from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -73,8 +74,8 @@ DOUBT = 1.5
 """What ranks differ by contains what their windows differ by, which is not counted twice: once, and
 half as much again, which is one standard deviation of a variance that eight values show.
 """
-HUGE = 700.0
-"""A logarithm that no float exceeds by much: ranks may claim any seconds."""
+HUGE = math.log(sys.float_info.max)
+"""The largest logarithm of a float: ranks may claim any seconds."""
 LOSS = 0.04
 """The share of a step that a job must lose to a slow rank for a ticket, as in `thresholds.yml`."""
 

@@ -110,7 +110,7 @@ class HungJobs:
                 del self._standing[job]
             elif self._monotonic() - at > GAP:  # ranks elsewhere fall silent later, or go on
                 self._seen.discard(job)
-        for job, reason in sorted(by_job.items()):
+        for job, reason in by_job.items():
             room = len(self._waiting) < MAX_WAITING
             if reason in _WITHOUT_CAUSE and job not in self._seen and room:
                 self._seen.add(job)

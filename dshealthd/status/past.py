@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from dshealthd.status.paint import Paint
     from dshealthd.status.query import AgentAnswer
 
-AFTERWARDS = 120.0
-"""Seconds after a job's end within which a finding about it counts as seen during it: logs are read
-later."""
 _LEGEND = ". nothing, w warning, ? unreadable, C critical, blank not watched"
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     Part = tuple[AgentAnswer, Entry, Card]
     """An agent's answer, and what it says of one attempt."""
 
+AFTERWARDS = 120.0
+"""Seconds after a job's end within which a finding about it counts as seen during it: logs are read
+later."""
 _WORST = ("boot", "hung", "killed", "crashed", "failed", "unknown", "terminated", "ended", "")
 """Why an attempt ended, by what its nodes say: the first that one of them says is the cause of what
 others do."""
@@ -93,7 +96,7 @@ def _seen(answer: AgentAnswer, run: Entry) -> Iterator[Entry]:
     """Yield what this node has found about a job during an attempt."""
     for entry in answer.document["entries"]:
         over = entry.end is not None and entry.end < run.begin
-        later = run.end is not None and entry.begin > run.end + past.AFTERWARDS
+        later = run.end is not None and entry.begin > run.end + AFTERWARDS
         if entry.kind == "finding" and entry.job == run.job and not (over or later):
             yield entry
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from dshealthd.collectors.job_launches import AGE, BEHIND, FRESH, LATE, LAUNCHES, UNCOUNTED
+from dshealthd.collectors.job_launches import AGE, BEHIND, LATE, LAUNCHES, UNCOUNTED
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome, CollectionResult
 from dshealthd.jobs.launches import SCHEMA
 from dshealthd.jobs.launches.obstacle import Obstacle
 from tests.collectors.bench import Bench
 
+FRESH = 30.0
 JOB = "slurm-1"
 
 
@@ -32,9 +33,15 @@ def rank(number: int, *communicators: Any, refused: str | None = None) -> dict[s
 
 
 def collect(directory: Path, *ranks: dict[str, Any], **changes: Any) -> CollectionResult:
-    """Return what is collected of a file, at time 1000."""
+    """Return what is collected of a file that is as old as may be, at time 1000."""
     file = directory / "launches.json"
-    document = {"schema": SCHEMA, "at": 1000.0, "refused": None, "detail": "", "ranks": ranks}
+    document = {
+        "schema": SCHEMA,
+        "at": 1000.0 - FRESH,
+        "refused": None,
+        "detail": "",
+        "ranks": ranks,
+    }
     file.write_text(json.dumps({**document, **changes}))
     return Bench("job_launches", directory, file=file).collect()
 

@@ -22,10 +22,11 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import CollectionResult
 from dshealthd.jobs.logs import watch
-from dshealthd.jobs.shares import MAX_JOBS
 from tests.agents import running
 from tests.collectors.bench import Bench, reasons, value, values
 from tests.jobs.machines import TORCH, Machine
+
+MAX_JOBS = 16
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a\n"
 LOST = (
@@ -132,8 +133,13 @@ def test_a_path_that_does_not_name_the_job_is_of_nobody_who_has_two(tmp_path: Pa
     assert (causes(result), states(result)) == (set(), {"ambiguous": 2})
 
 
-def test_the_last_words_are_read_when_the_rank_has_gone(tmp_path: Path) -> None:
-    """On a node's own file system; the cause is told for a while, and then no more."""
+@pytest.mark.parametrize(("seconds", "read"), [(29.0, True), (31.0, False)])
+def test_the_last_words_are_read_when_the_rank_has_gone(
+    tmp_path: Path, seconds: float, *, read: bool
+) -> None:
+    """On a node's own file system, for half a minute; the cause is told for a quarter of an hour,
+    and then no more.
+    """
     node = Node(tmp_path, standard_streams=True)
     node.rootfs.rmdir()
     node.rootfs.symlink_to(node.inside)
@@ -142,10 +148,10 @@ def test_the_last_words_are_read_when_the_rank_has_gone(tmp_path: Path) -> None:
     node.sweep()
     node.write("a.out", OOM)
     node.machine.end(50)
-    wanted = {("slurm-12", "cuda-oom", "1", os.uname().nodename)}
-    assert causes(node.sweep(6.0)) == wanted
-    assert causes(node.sweep(watch.SHOWN_AFTER - 10.0)) == wanted
-    assert causes(node.sweep(10.0)) == set()
+    wanted = {("slurm-12", "cuda-oom", "1", os.uname().nodename)} if read else set()
+    assert causes(node.sweep(seconds)) == wanted
+    assert causes(node.sweep(895.0 - seconds)) == wanted
+    assert causes(node.sweep(6.0)) == set()
 
 
 @root_only

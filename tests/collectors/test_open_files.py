@@ -14,9 +14,10 @@ from dshealthd.collectors.open_files import LIMIT, OPEN, parse_file_nr
 from dshealthd.core.collector import Reason
 from dshealthd.core.host import read
 from dshealthd.core.options import Duration
-from dshealthd.jobs.shares import MAX_JOBS
 from tests.collectors.bench import Bench, named, reasons, values
 from tests.jobs.machines import TORCH, Machine
+
+MAX_JOBS = 16
 
 
 @pytest.fixture

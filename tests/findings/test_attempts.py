@@ -12,8 +12,8 @@ import pytest
 
 from dshealthd.core import documents
 from dshealthd.findings import attempts as module
-from dshealthd.findings.attempts import AWAY, GONE, MAX_EXPORTED, SPENT, Attempts
-from dshealthd.findings.record import DAY, MAX_RUNS, NodeRecord
+from dshealthd.findings.attempts import SPENT, Attempts
+from dshealthd.findings.record import DAY, NodeRecord
 from dshealthd.jobs.environment import job_name, launch
 from dshealthd.jobs.goodput import Goodput
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
@@ -24,6 +24,11 @@ from dshealthd.training.message import Message, Totals
 from tests.findings.test_judge import Node as Judged
 from tests.findings.test_judge import loaded
 from tests.findings.test_record import fault, kept
+
+AWAY = 60.0
+GONE = 8.0
+MAX_EXPORTED = 32
+MAX_RUNS = 200
 
 NOW = 1_800_000_000.0
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"}
@@ -283,8 +288,9 @@ def test_another_start_within_an_allocation(node: Node) -> None:
         node.check()
     node.check()
     assert [run["card"]["ranks"] for run in node.runs()] == [2, 2]
-    node.check(GONE)
-    node.check()
+    node.check(GONE - 4.0)
+    assert [run["end"] for run in node.runs()] == [None, None]
+    node.check(0.1)
     assert [run["end"] is None for run in node.runs()] == [False, True]
     fail(node, job)
     assert [run["end"] is None for run in node.runs()] == [False, False]

@@ -14,9 +14,10 @@ from dshealthd.findings.launches import late_host, ranks_behind
 from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
 from dshealthd.findings.stalls import stalls
-from dshealthd.jobs.hangs.silence import FLOOR
-from dshealthd.jobs.own_work import LOSS
 from tests.findings.test_idleness import JOB, RESTS, gpu, rested
+
+FLOOR = 30.0
+LOSS = 0.04
 
 HERE = RANKS(3, JOB, JOB)
 GPUS = [sample for rank in range(3) for sample in gpu(rank, 1.0)]

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.processes import TrainingProcess
-from dshealthd.jobs.shares import MAX_JOBS, jobs_with_places, share_places
+from dshealthd.jobs.shares import jobs_with_places, share_places
+
+MAX_JOBS = 16
 
 
 class Entry(NamedTuple):

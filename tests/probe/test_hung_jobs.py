@@ -17,15 +17,7 @@ from dshealthd.core.options import Duration
 from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.judge import Standstill
 from dshealthd.jobs.options import HangOptions
-from dshealthd.probe.hung_jobs import (
-    ASKED,
-    GAP,
-    PARTNERS,
-    ROUNDS,
-    STANDING,
-    HungJobs,
-    Neighborhood,
-)
+from dshealthd.probe.hung_jobs import ROUNDS, STANDING, HungJobs, Neighborhood
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.protocol import PeerError
@@ -34,6 +26,10 @@ from tests.jobs.service import configured, jobs
 from tests.probe.peering import PATIENT, Time
 from tests.probe.services import NAMES, Agent, agents, snapshot
 from tests.waiting import eventually
+
+ASKED = 32
+GAP = 60.0
+PARTNERS = 4
 
 ROOT = Path(__file__).parents[2]
 

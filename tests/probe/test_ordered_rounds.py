@@ -15,7 +15,7 @@ from dshealthd.probe import policy as policy_module
 from dshealthd.probe.observation import Observation, Outcome, RoundKind
 from dshealthd.probe.options import PolicyOptions, ProbeOptions
 from dshealthd.probe.peers.messages import Backend
-from dshealthd.probe.policy import ASKED_RATIO, DUTY
+from dshealthd.probe.policy import DUTY
 from dshealthd.probe.rounds.active_round import Decline
 from dshealthd.probe.rounds.plan import ON_DEMAND, WARM_UP, RoundPlan
 from dshealthd.probe.slots import SlotRunner
@@ -23,6 +23,8 @@ from tests.probe.peering import PATIENT
 from tests.probe.played import PlayedWorkers
 from tests.probe.services import NAMES, Agent, agents, snapshot
 from tests.waiting import eventually
+
+ASKED_RATIO = 0.1
 
 PERIOD = 3600.0
 """No scheduled round is due meanwhile."""

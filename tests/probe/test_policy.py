@@ -13,13 +13,10 @@ from dshealthd.core.result import CollectionOutcome, CollectionResult, failed, n
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.probe.options import PolicyOptions
 from dshealthd.probe.policy import (
-    ASKED_RATIO,
-    ASKED_SAVED,
     BUSY,
     DUTY,
     NEVER,
     RELEASED,
-    SAVED,
     TRAINING,
     UNKNOWN,
     GpuOccupancy,
@@ -27,6 +24,10 @@ from dshealthd.probe.policy import (
 )
 from tests.probe.peering import Time
 from tests.probe.services import snapshot
+
+ASKED_RATIO = 0.1
+ASKED_SAVED = 600.0
+SAVED = 120.0
 
 
 def found(*samples: Sample) -> CollectionResult:

@@ -69,7 +69,9 @@ def nodes() -> Iterator[tuple[str, str]]:
             card={"failed": START + 1780},
         )
     )
-    second.add(fault(START + 1779, job="slurm-4711"))
+    # As logs are read later, for two minutes after its end.
+    second.add(fault(START + 1919, job="slurm-4711"))
+    second.add(fault(START + 1921, part="GPU 6", job="slurm-4711"))
     second.add(fault(START + 1779, part="GPU 5", job="slurm-9"))
     steps = {"step_seconds": [1.0, 1.1, 1.2, 9.0]}
     running = [
@@ -116,6 +118,7 @@ def test_history(nodes: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> 
     assert second.endswith("  runs")
     assert "own work not measured" in last
     assert "GPU 5" not in printed
+    assert "GPU 6" not in printed
 
 
 def test_report(nodes: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,9 +116,9 @@ class Suspicions:
 
     def due(self, jobs: Mapping[str, Sequence[RankState]], now: float) -> Iterator[str]:
         """Yield the jobs to report at monotonic time `now`: new suspicions, lasting ones once."""
-        suspected = {job for job, ranks in jobs.items() if suspicious(ranks)}
+        suspected = [job for job, ranks in jobs.items() if suspicious(ranks)]
         self._due = {job: due for job, due in self._due.items() if job in suspected}
-        for job in sorted(suspected):
+        for job in suspected:
             due = self._due.get(job)
             if due is None or now >= due:
                 self._due[job] = now + AGAIN_AFTER if due is None else math.inf

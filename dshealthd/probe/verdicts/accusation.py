@@ -41,7 +41,7 @@ def accusations(
     gpus, adapters = (_parts(own, history, local=local) for local in (True, False))
     if gpus is None or adapters is None:
         whole |= {reason for signal, (_, reason) in own.items() if signal.part}
-    for reason in sorted(whole):
+    for reason in whole:
         yield Suspect(Part.NODE, me, reason)
     if whole or gpus is None or adapters is None:
         return

@@ -254,6 +254,20 @@ def test_states(scene: Scene) -> None:
     assert scene.rank(0).state is ThreadState.UNKNOWN
 
 
+@pytest.mark.parametrize(("seconds", "seen"), [(1.9, False), (2.1, True)])
+def test_a_process_is_checked_once_its_rank_is_silent(
+    scene: Scene, seconds: float, *, seen: bool
+) -> None:
+    """After two seconds; before, only at each fifth check."""
+    scene.process(0, "T")
+    scene.look(seconds)
+    assert (scene.rank(0).state is ThreadState.STOPPED) is seen
+    scene.train(2)
+    assert (scene.rank(0).state is ThreadState.STOPPED) is seen
+    scene.train(1)
+    assert scene.rank(0).state is ThreadState.STOPPED
+
+
 def test_for_how_long_a_process_is_stopped(scene: Scene) -> None:
     """A stop is as long as it was seen, and over once the process goes on."""
     scene.process(0, "T")
@@ -450,12 +464,17 @@ def test_ends_of_a_job_are_forgotten_together(scene: Scene) -> None:
     assert JOB not in scene.watch.jobs()
 
 
-def test_an_end_is_known_while_others_wait_for_the_rank(scene: Scene) -> None:
-    """A rank that has ended remains the culprit for as long as the others wait for it."""
+@pytest.mark.parametrize(("silent", "known"), [(298, False), (301, True)])
+def test_an_end_is_known_while_others_wait_for_the_rank(
+    scene: Scene, silent: int, *, known: bool
+) -> None:
+    """A rank that has ended remains the culprit while another has been silent for five minutes."""
     end(scene, 1, ExitKind.KILLED)
-    for _ in range(2 * round(KEPT)):
+    for second in range(round(KEPT) + 2):
+        if second < KEPT + 2 - silent:
+            scene.step(0)
         scene.look()
-    assert [rank.ended for rank in scene.watch.jobs()[JOB]] == [None, ExitKind.KILLED]
+    assert (len(scene.watch.jobs()[JOB]) == 2) is known
 
 
 def test_a_job_that_goes_on(scene: Scene) -> None:

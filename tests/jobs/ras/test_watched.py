@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from dshealthd.core.host import Host
 from dshealthd.jobs.ras.question import Loaded
 from dshealthd.jobs.ras.status import Communicator, Status
 from dshealthd.jobs.ras.watched import WatchedJob
@@ -11,11 +16,11 @@ LOADED = Loaded(frozenset({"2.30.7"}), (4000,), "")
 STARTS = frozenset({(4000, 1)})
 
 
-def idle(*answers: tuple[float, int]) -> list[int | None]:
+def idle(*answers: tuple[float, int], job: WatchedJob | None = None) -> list[int | None]:
     """Return the answers without progress after each answer: when it was asked for, and its
     count.
     """
-    job, found = WatchedJob(), []
+    job, found = job or WatchedJob(), []
     for at, count in answers:
         job.record_loaded(LOADED, STARTS, at)
         world = Communicator(name="a b", size=2, states={}, marks={0: count})
@@ -42,3 +47,17 @@ def test_early_answers_count_for_the_time_that_they_stand_for() -> None:
 def test_early_progress_counts_at_once() -> None:
     """That a job moves again is said, however soon after the last answer."""
     assert idle((0, 1), (15, 1), (18, 2), (23, 2)) == [None, 1, 0, 1]
+
+
+@pytest.mark.parametrize(("still", "rarely"), [(0, True), (1, False), (40, False), (41, True)])
+def test_how_often_a_job_is_asked(tmp_path: Path, still: int, *, rarely: bool) -> None:
+    """Rarely while it makes progress, and again after ten minutes without, as a dead one has."""
+    fields = ["S", *["0"] * 18, "1", *["0"] * 30]
+    (tmp_path / "4000").mkdir()
+    (tmp_path / "4000" / "stat").write_text(f"4000 (python) {' '.join(fields)}\n")
+    job, looks = WatchedJob(), 2 + still
+    idle(*((INTERVAL * look, min(look, 1)) for look in range(looks)), job=job)
+    now = INTERVAL * (looks - 1)
+    assert job.due(Host(procfs=tmp_path), now + INTERVAL, 300.0) is not rarely
+    assert job.due(Host(procfs=tmp_path), now + 299.0, 300.0)
+    assert job.due(Host(procfs=tmp_path), now + 298.9, 300.0) is not rarely

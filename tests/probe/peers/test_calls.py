@@ -15,9 +15,8 @@ from dshealthd.core.options import Errors, decode
 from dshealthd.core.schema import SchemaError
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
-from dshealthd.probe.peers.guard import COUNTED, PeerLimits
-from dshealthd.probe.peers.messages import MAX_PAYLOAD
-from dshealthd.probe.peers.protocol import MAX_MESSAGE, Hello, Refusal, to_frame
+from dshealthd.probe.peers.guard import PeerLimits
+from dshealthd.probe.peers.protocol import Hello, Refusal, to_frame
 from tests.probe.peering import (
     CHALLENGE,
     OTHER_KEY,
@@ -38,6 +37,10 @@ from tests.probe.peering import (
     talking,
 )
 from tests.waiting import eventually
+
+COUNTED = 5.0
+MAX_MESSAGE = 65_536
+MAX_PAYLOAD = 48_000
 
 BODY = json.dumps({"clock": 1.5, "payload": "cGluZw=="}).encode()
 BUSY, DEFECT = "busy_gpu", "where it went wrong"

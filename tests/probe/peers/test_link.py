@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.protocol import (
-    MAX_MESSAGE,
     FrameError,
     Frames,
     Hello,
@@ -21,6 +20,8 @@ from dshealthd.probe.peers.protocol import (
     to_frame,
 )
 from tests.probe.peering import CHALLENGE, KEY, calling, fails, impersonating, keyed, ping, secret
+
+MAX_MESSAGE = 65_536
 
 HELLO = Hello("a", "b", CHALLENGE)
 

@@ -11,7 +11,6 @@ import pytest
 
 from dshealthd.probe.peers.guard import PeerLimits
 from dshealthd.probe.peers.protocol import Hello, to_frame
-from dshealthd.probe.peers.server import HANDLER_TIMEOUT
 from tests.probe.peering import (
     CHALLENGE,
     PING,
@@ -23,6 +22,8 @@ from tests.probe.peering import (
 )
 from tests.suspension import Suspension, turns
 from tests.waiting import eventually
+
+HANDLER_TIMEOUT = 25.0
 
 HEADER_TIMEOUT = 600.0
 LIMITS = PeerLimits(patience=HEADER_TIMEOUT)

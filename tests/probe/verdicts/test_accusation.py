@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dshealthd.probe.observation import Part, RoundKind
-from dshealthd.probe.verdicts.accusation import _WAIT, Verdicts, _gpu_is_well, accusations
+from dshealthd.probe.verdicts.accusation import Verdicts, _gpu_is_well, accusations
 from dshealthd.probe.verdicts.signals import (
     Cause,
     Investigation,
@@ -14,6 +14,8 @@ from dshealthd.probe.verdicts.signals import (
     Signal,
     SignalHistory,
 )
+
+WAIT = 60.0
 
 ADAPTER = Signal("fabric", "nccl", "all_reduce", 1, "0")
 GPU = Signal("local", "nccl", "matrix_product", 1, "0")
@@ -47,8 +49,8 @@ def test_local_rounds(*, at: float, bad: bool, expected: bool | None) -> None:
 def test_no_local_round() -> None:
     """It is waited for, unless it was refused or should have run long ago."""
     rounds = history()
-    assert _gpu_is_well("0", rounds, DECIDED + _WAIT) is None
-    assert _gpu_is_well("0", rounds, DECIDED + _WAIT + 1) is False
+    assert _gpu_is_well("0", rounds, DECIDED + WAIT) is None
+    assert _gpu_is_well("0", rounds, DECIDED + WAIT + 1) is False
     investigation = rounds[ADAPTER].investigation
     assert investigation is not None
     investigation.home_refused = True

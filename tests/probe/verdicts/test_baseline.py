@@ -19,15 +19,13 @@ from hypothesis import strategies as st
 
 from dshealthd.core.state_file import replace
 from dshealthd.probe.options import BaselineOptions
-from dshealthd.probe.verdicts.baseline import (
-    ENOUGH,
-    FILL,
-    KEPT,
-    SIBLING_RATIO,
-    SPACING,
-    Baselines,
-    TimingClass,
-)
+from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
+
+ENOUGH = 16
+FILL = 64
+KEPT = 256
+SIBLING_RATIO = 0.15
+SPACING = 900.0
 
 OPTIONS = BaselineOptions()
 
@@ -70,13 +68,11 @@ def test_ratio_is_to_the_median_and_the_limit_follows_the_deviation() -> None:
     assert 1.12 < other.limit < 1.25
 
 
-def test_few_values_widen_the_limit() -> None:
-    """The same deviation gives a higher limit if it is estimated from fewer values."""
-    values = jittered(1.0, 0.05, 8) * 32
-    few, many = learnt(values[:ENOUGH]).ratio(series(), 1.0), learnt(values).ratio(series(), 1.0)
-    assert few is not None
-    assert many is not None
-    assert few.limit > many.limit * 1.02
+@pytest.mark.parametrize(("number", "limit"), [(ENOUGH, 1.7135), (FILL, 1.5676)])
+def test_few_values_widen_the_limit(number: int, limit: float) -> None:
+    """It is 3.5 standard deviations, and a deviation is less certain that few values show."""
+    reading = learnt([0.9, 1.1] * (number // 2)).ratio(series(), 1.0)
+    assert reading == pytest.approx((1.0, limit), abs=1e-3)
 
 
 def test_values_span_days() -> None:
@@ -131,10 +127,9 @@ def test_new_part_is_judged_by_its_siblings() -> None:
     for part in "012":
         assert known.ratio(series("7"), 2.0) is None
         for number in range(ENOUGH):
-            known.update(series(part), 1.0, number)
+            known.update(series(part), 0.9 + 0.2 * (number % 2), number)
     reading = known.ratio(series("7"), 2.0)
-    assert reading is not None
-    assert reading.ratio == pytest.approx(2 / (1 + SIBLING_RATIO))
+    assert reading == pytest.approx((2 / (1 + SIBLING_RATIO), 2.0703), abs=1e-3)
     assert known.ratio(series(""), 2.0) is None
 
 

@@ -132,6 +132,12 @@ def test_one_side(rounds: tuple[Measurement, ...], near: int, far: int, found: C
     assert cause(*rounds, near=near, far=far) is found
 
 
+@pytest.mark.parametrize(("bads", "found"), [(14, Cause.NOTHING), (15, Cause.SELF)])
+def test_the_last_sixteen_rounds_count(bads: int, found: Cause) -> None:
+    """Of two good rounds before, the first is forgotten with the seventeenth."""
+    assert cause(good("n3"), good("f2"), *(5 * INSIDE)[:bads]) is found
+
+
 @pytest.mark.parametrize(
     ("number", "asked", "found"),
     [

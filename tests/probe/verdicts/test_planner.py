@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from dshealthd.probe.verdicts.planner import PlanningInput, plan
-from dshealthd.probe.verdicts.signals import REACH
-from tests.probe.verdicts.test_pairs import company, suspicion
+from dshealthd.probe.observation import HARD
+from dshealthd.probe.verdicts.company import Company
+from dshealthd.probe.verdicts.pairs import PairSuspicion
+from dshealthd.probe.verdicts.planner import PlanningInput, early, plan
+from dshealthd.probe.verdicts.signals import REACH, Signal, SignalHistory
+from tests.probe.verdicts.test_explanation import bad
+from tests.probe.verdicts.test_pairs import ECHO, TIMED, company, met, suspicion
+
+
+def planned(known: Company, pair: PairSuspicion, epoch: int = 6) -> tuple[str, ...]:
+    """Return the members of the extra round that a suspicion of a pair needs next."""
+    state = PlanningInput(known, {}, {"peer": pair}, {}, (), epoch=epoch, now=0.0)
+    step = next(plan(state), None)
+    return step.confirmation.members if step else ()
 
 
 @pytest.mark.parametrize(("sought", "itself"), [(5, False), (6, True)])
@@ -16,6 +27,37 @@ def test_call_of_an_unreached_peer(sought: int, *, itself: bool) -> None:
     """
     pair = suspicion(REACH, 3)
     pair.words, pair.sought = {"a": (5, True)}, sought
-    state = PlanningInput(company(), {}, {"peer": pair}, {}, (), epoch=6, now=0.0)
-    caller, called = next(plan(state)).confirmation.members
+    caller, called = planned(company(), pair)
     assert (caller == "me", called) == (itself, "peer")
+
+
+@pytest.mark.parametrize(
+    ("signal", "ill", "expected"),
+    [(ECHO, 2, "me"), (ECHO, 3, ""), (REACH, 2, "another"), (REACH, 3, "me")],
+)
+def test_a_pair_of_a_node_that_is_ill_with_others(signal: Signal, ill: int, expected: str) -> None:
+    """From three bad rounds with others on, nobody else is asked about the pair, and a slow one
+    runs no more.
+    """
+    known, ratio = company(), HARD if signal == REACH else 10.0
+    for number, name in enumerate("abcde"):
+        met(known, name, ratio if number < ill else 1.0)
+    caller = (*planned(known, suspicion(signal, 3, ratio)), "")[0]
+    assert (caller if caller in {"me", ""} else "another") == expected
+
+
+@pytest.mark.parametrize(("epoch", "due"), [(2, False), (3, True), (-1, True)])
+def test_recheck_of_an_accused_link(epoch: int, *, due: bool) -> None:
+    """Three epochs after the last one, or once the clock was set back."""
+    pair = suspicion(ECHO, 6, 10.0)
+    pair.accused, pair.checked = "slow", 0
+    assert (planned(company(), pair, epoch) == ("me", "peer")) is due
+
+
+@pytest.mark.parametrize(("turned", "before", "soon"), [(1, 2, False), (2, 0, True)])
+def test_parts_that_turn_slow_at_once(turned: int, before: int, *, soon: bool) -> None:
+    """Two others whose last round is their first slow one may make it the whole node."""
+    histories = [SignalHistory(TIMED._replace(part=str(part))) for part in range(4)]
+    for number, history in enumerate(histories[1 : 1 + turned + before]):
+        history.recent.extend([bad("f1"), bad("f2")][number < turned :])
+    assert early(TIMED, {history.signal: history for history in histories}) is soon

@@ -18,7 +18,10 @@ from typing import Any
 import pytest
 
 from dshealthd.probe.workers import launch, worker
-from dshealthd.probe.workers.store import MAX_KEY, MAX_VALUE, LocalStore, StoreError
+from dshealthd.probe.workers.store import LocalStore, StoreError
+
+MAX_KEY = 256
+MAX_VALUE = 45_000
 
 
 @pytest.fixture(scope="module")
