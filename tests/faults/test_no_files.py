@@ -18,18 +18,32 @@ from tests.agents import RunningAgent, Scrape, running
 CONFIG = """
 [collectors.memory]
 interval = "200ms"
-[collectors.pressure]
-interval = "200ms"
 [collectors.kernel]
 interval = "200ms"
-"""
-WORKERS = """
 [collectors.network]
 interval = "200ms"
-[collectors.memory]
-interval = "200ms"
 """
-"""A collector in a worker, and one in the agent itself."""
+"""Two collectors in the agent itself, and one in a worker."""
+UP = "dshealthd_collector_up"
+SUCCESS = "dshealthd_collector_last_success_timestamp_seconds"
+
+
+@pytest.fixture(scope="module")
+def running_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
+    """Run one agent for all tests: after each fault it is as it was before."""
+    with running(tmp_path_factory.mktemp("agent"), CONFIG) as agent:
+        yield agent
+
+
+@pytest.fixture
+def agent(running_agent: RunningAgent) -> Iterator[RunningAgent]:
+    """Give the agent when all is well, and see that it has lived through the test."""
+    running_agent.wait(
+        lambda s: all(s.value(UP, collector=name) == 1 for name in ("memory", "kernel", "network")),
+        70.0,
+    )
+    yield running_agent
+    assert running_agent.process.poll() is None
 
 
 @contextlib.contextmanager
@@ -68,36 +82,29 @@ def traced(pid: int) -> bool:
         return any(line.split()[1] != "0" for line in status if line.startswith("TracerPid:"))
 
 
-def test_25_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
+def test_25_a_file_that_cannot_be_opened(agent: RunningAgent, tmp_path: Path) -> None:
     """Its collector is down with a reason and without values; others stay fresh, and it returns."""
-    with running(tmp_path, CONFIG) as agent:
-        agent.wait(lambda s: s.value("dshealthd_collector_up", collector="memory") == 1)
-        inject = ("-P", "/proc/meminfo", "-e", "inject=open,openat:error=ENFILE")
-        with injected(agent, tmp_path / "seen", "open,openat", *inject):
-            scrape = agent.wait(
-                lambda s: (
-                    s.value("dshealthd_collector_failing", collector="memory", reason="io_error")
-                    == 1
-                )
+    inject = ("-P", "/proc/meminfo", "-e", "inject=open,openat:error=ENFILE")
+    with injected(agent, tmp_path / "seen", "open,openat", *inject):
+        scrape = agent.wait(
+            lambda s: (
+                s.value("dshealthd_collector_failing", collector="memory", reason="io_error") == 1
             )
-            assert not scrape.all("dshealthd_memory_available_bytes")
-            assert "Too many open files in system" in agent.get("/api/v1/status")
-            name = "dshealthd_collector_last_success_timestamp_seconds"
-            before = agent.scrape().value(name, collector="kernel")
-            agent.wait(lambda s: (s.value(name, collector="kernel") or 0) > (before or 0))
-        agent.wait(lambda s: s.value("dshealthd_collector_up", collector="memory") == 1)
+        )
+        assert not scrape.all("dshealthd_memory_available_bytes")
+        assert "Too many open files in system" in agent.get("/api/v1/status")
+        before = agent.scrape().value(SUCCESS, collector="kernel")
+        agent.wait(lambda s: (s.value(SUCCESS, collector="kernel") or 0) > (before or 0))
+    agent.wait(lambda s: s.value(UP, collector="memory") == 1)
 
 
-def test_25_connections_that_cannot_be_accepted(tmp_path: Path) -> None:
+def test_25_connections_that_cannot_be_accepted(agent: RunningAgent, tmp_path: Path) -> None:
     """A connection that the kernel refuses to hand over waits, and is answered when it does."""
-    with running(tmp_path, CONFIG) as agent:
-        agent.wait(lambda s: s.value("dshealthd_collector_up", collector="memory") == 1)
-        inject = ("-e", "inject=accept,accept4:error=ENFILE:when=1..5")
-        with injected(agent, tmp_path / "seen", "accept,accept4", *inject):
-            for _ in range(5):
-                assert "dshealthd_collector_up" in agent.get("/metrics", 10.0)
-        assert agent.process.poll() is None
-        assert agent.scrape().seconds < 1.0
+    inject = ("-e", "inject=accept,accept4:error=ENFILE:when=1..5")
+    with injected(agent, tmp_path / "seen", "accept,accept4", *inject):
+        for _ in range(5):
+            assert UP in agent.get("/metrics", 10.0)
+    assert agent.scrape().seconds < 1.0
 
 
 def cannot_start(agent: RunningAgent, scrape: Scrape) -> bool:
@@ -113,51 +120,41 @@ def cannot_start(agent: RunningAgent, scrape: Scrape) -> bool:
 
 
 @pytest.mark.parametrize("call", ["socketpair", "memfd_create", "pipe2", "pidfd_open"])
-def test_25_a_worker_that_cannot_be_started(tmp_path: Path, call: str) -> None:
+def test_25_a_worker_that_cannot_be_started(agent: RunningAgent, tmp_path: Path, call: str) -> None:
     """Whichever descriptor is refused, its collectors say why and others stay fresh; later it
     starts.
     """
-    up = {"collector": "network"}
-    with running(tmp_path, WORKERS) as agent:
-        agent.wait(lambda s: s.value("dshealthd_collector_up", **up) == 1)
-        inject = ("-e", f"inject={call}:error=ENFILE")
-        with injected(agent, tmp_path / "seen", call, *inject):
-            agent.wait(lambda s: cannot_start(agent, s))
-            why = "cannot be started: the node is out of file descriptors (fs.file-max)"
-            assert why in agent.get("/api/v1/status")
-            name = "dshealthd_collector_last_success_timestamp_seconds"
-            before = agent.scrape().value(name, collector="memory") or 0.0
-            agent.wait(lambda s: (s.value(name, collector="memory") or 0.0) > before)
-        agent.wait(lambda s: s.value("dshealthd_collector_up", **up) == 1, 70.0)
-        assert agent.process.poll() is None
+    inject = ("-e", f"inject={call}:error=ENFILE")
+    with injected(agent, tmp_path / "seen", call, *inject):
+        agent.wait(lambda s: cannot_start(agent, s))
+        why = "cannot be started: the node is out of file descriptors (fs.file-max)"
+        assert why in agent.get("/api/v1/status")
+        before = agent.scrape().value(SUCCESS, collector="memory") or 0.0
+        agent.wait(lambda s: (s.value(SUCCESS, collector="memory") or 0.0) > before)
+    agent.wait(lambda s: s.value(UP, collector="network") == 1, 70.0)
 
 
-def test_25_a_source_that_cannot_be_looked_for(tmp_path: Path) -> None:
+def test_25_a_source_that_cannot_be_looked_for(agent: RunningAgent, tmp_path: Path) -> None:
     """The agent cannot tell whether there is a source: it lives on, and the worker still reads
     it.
     """
-    name = "dshealthd_collector_last_success_timestamp_seconds"
-    with running(tmp_path, WORKERS) as agent:
-        agent.wait(lambda s: s.value("dshealthd_collector_up", collector="network") == 1)
-        inject = ("-P", "/sys/class/net", "-e", "inject=open,openat:error=ENFILE")
-        with injected(agent, tmp_path / "seen", "open,openat", *inject):
-            before = agent.scrape().value(name, collector="network") or 0.0
-            agent.wait(lambda s: (s.value(name, collector="network") or 0.0) > before + 1.0)
-        assert agent.process.poll() is None
+    inject = ("-P", "/sys/class/net", "-e", "inject=open,openat:error=ENFILE")
+    with injected(agent, tmp_path / "seen", "open,openat", *inject):
+        before = agent.scrape().value(SUCCESS, collector="network") or 0.0
+        agent.wait(lambda s: (s.value(SUCCESS, collector="network") or 0.0) > before + 1.0)
 
 
-def test_25_metrics_about_the_agent_itself(tmp_path: Path) -> None:
+def test_25_metrics_about_the_agent_itself(agent: RunningAgent, tmp_path: Path) -> None:
     """What a scrape cannot read of the agent's own process is absent, not zero; the rest is
     there.
     """
     affected = {"process_resident_memory_bytes", "process_open_fds"}
-    with running(tmp_path, WORKERS) as agent:
-        before = agent.wait(lambda s: s.value("dshealthd_collector_up", collector="network") == 1)
-        assert all(before.value(name) for name in affected)
-        calls = "open,openat,stat,newfstatat"
-        paths = ("-P", "/proc/self/statm", "-P", "/proc/self/fd")
-        inject = ("-e", f"inject={calls}:error=ENFILE")
-        with injected(agent, tmp_path / "seen", calls, *paths, *inject):
-            scrape = agent.wait(lambda s: affected.isdisjoint(s.series))
-            assert scrape.series.keys() >= before.series.keys() - affected
-        agent.wait(lambda s: all(s.value(name) for name in affected))
+    before = agent.scrape()
+    assert all(before.value(name) for name in affected)
+    calls = "open,openat,stat,newfstatat"
+    paths = ("-P", "/proc/self/statm", "-P", "/proc/self/fd")
+    inject = ("-e", f"inject={calls}:error=ENFILE")
+    with injected(agent, tmp_path / "seen", calls, *paths, *inject):
+        scrape = agent.wait(lambda s: affected.isdisjoint(s.series))
+        assert scrape.series.keys() >= before.series.keys() - affected
+    agent.wait(lambda s: all(s.value(name) for name in affected))

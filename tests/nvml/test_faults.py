@@ -101,12 +101,20 @@ def node(
         yield Node(agent, gpus)
 
 
-@pytest.fixture
-def healthy(tmp_path: Path) -> Iterator[Node]:
-    """Give a node that shows all its GPUs."""
-    with node(tmp_path) as made:
-        made.until_gpus(*range(8))
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """Run one node for all tests after whose fault it is as it was before."""
+    with node(tmp_path_factory.mktemp("node")) as made:
         yield made
+
+
+@pytest.fixture
+def healthy(lasting: Node) -> Node:
+    """Give a node that shows all its GPUs and has no stuck worker."""
+    lasting.gpus.clear_faults()
+    lasting.until_gpus(*range(8))
+    lasting.agent.wait(lambda s: s.value("dshealthd_worker_stuck", worker="device") == 0)
+    return lasting
 
 
 def test_01_call_that_never_returns(healthy: Node) -> None:
@@ -281,6 +289,8 @@ def test_12_count_changes_and_order(healthy: Node) -> None:
     (missing,) = before.keys() - after.keys()
     assert scrape.value("dshealthd_gpu_up", uuid=missing) == 0
     assert scrape.value("dshealthd_gpus_expected") == 8
+    healthy.gpus.unset(None, "order")
+    healthy.until_gpus(*range(8))
 
 
 def by_uuid(scrape: Scrape) -> dict[str, float]:
@@ -292,11 +302,9 @@ def by_uuid(scrape: Scrape) -> dict[str, float]:
     }
 
 
-def test_13_driver_unloads(healthy: Node, tmp_path: Path) -> None:
+def test_13_driver_unloads(healthy: Node) -> None:
     """The driver goes away: every handle is released, and after it is back the samples return."""
     healthy.gpus.watch()
-    device_file = tmp_path / "nvidia0"
-    device_file.touch()
     healthy.gpus.set(None, "no_driver", 1)
     healthy.agent.wait(
         lambda s: s.value("dshealthd_collector_up", collector="gpu") != 1 and not s.all(TEMPERATURE)
@@ -326,9 +334,9 @@ def test_13_operator_releases_the_gpus(tmp_path: Path) -> None:
 
 def test_14_sentinels(healthy: Node) -> None:
     """What the driver marks as not available is absent."""
-    for key in ("memory_used", "temperature", "power_usage", "temperature_memory"):
-        with contextlib.suppress(KeyError):
-            healthy.gpus.set(1, key, "na")
+    keys = ("memory_used", "temperature", "power_usage")
+    for key in keys:
+        healthy.gpus.set(1, key, "na")
     scrape = healthy.agent.wait(lambda s: not s.all("dshealthd_gpu_power_watts", gpu="1"))
     assert not scrape.all("dshealthd_gpu_memory_used_bytes", gpu="1")
     assert scrape.all("dshealthd_gpu_power_watts", gpu="0")
@@ -343,32 +351,34 @@ def test_14_sentinels(healthy: Node) -> None:
         value == value and abs(value) < 2**62 and value not in {2**32 - 1, 2**32}  # noqa: PLR0124
         for value in gpu_values
     )
+    for key in keys:
+        healthy.gpus.unset(1, key)
+    healthy.until_gpus(*range(8))
 
 
-def test_15_frozen_counters(tmp_path: Path) -> None:
+def test_15_frozen_counters(healthy: Node) -> None:
     """A GPU whose counters stand still although it draws power is reported as frozen, not as
     healthy.
     """
-    with node(tmp_path) as made:
-        made.until_gpus(*range(8))
-        made.gpus.set(4, "frozen", 1)
-        made.until_gpus(0, 1, 2, 3, 5, 6, 7)
-        scrape = made.agent.wait(lambda s: s.value("dshealthd_gpu_up", gpu="4") == 0)
-        assert scrape.value("dshealthd_collector_failing", collector="gpu", reason="frozen") == 1
-        made.gpus.set(4, "frozen", 0)
-        made.until_gpus(*range(8))
+    healthy.gpus.set(4, "frozen", 1)
+    healthy.until_gpus(0, 1, 2, 3, 5, 6, 7)
+    scrape = healthy.agent.wait(lambda s: s.value("dshealthd_gpu_up", gpu="4") == 0)
+    assert scrape.value("dshealthd_collector_failing", collector="gpu", reason="frozen") == 1
+    healthy.gpus.set(4, "frozen", 0)
+    healthy.until_gpus(*range(8))
 
 
-def test_46_sigterm_with_a_blocked_worker(healthy: Node, tmp_path: Path) -> None:
+def test_46_sigterm_with_a_blocked_worker(tmp_path: Path) -> None:
     """SIGTERM ends the agent within 20 s, also while one worker hangs in a call and another cannot
     be killed.
     """
-    with frozen.mounted(tmp_path) as mount:
+    with frozen.mounted(tmp_path) as mount, node(tmp_path) as ending:
+        ending.until_gpus(*range(8))
         mount.freeze()
-        healthy.gpus.fault("dstate", f"{mount.directory}/x", gpu=3)
-        healthy.agent.wait(lambda s: s.value("dshealthd_worker_stuck", worker="device") == 1)
-        healthy.gpus.fault("hang", gpu=4)
+        ending.gpus.fault("dstate", f"{mount.directory}/x", gpu=3)
+        ending.agent.wait(lambda s: s.value("dshealthd_worker_stuck", worker="device") == 1)
+        ending.gpus.fault("hang", gpu=4)
         time.sleep(0.3)
-        assert seconds_to_end(healthy.agent.process) < 20
-        assert healthy.agent.process.wait() == 0
+        assert seconds_to_end(ending.agent.process) < 20
+        assert ending.agent.process.wait() == 0
         mount.thaw()
