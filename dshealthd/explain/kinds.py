@@ -42,6 +42,8 @@ class Kind:
     """The text without its digits."""
     level: str
     """One of `remarks.level_of`."""
+    of_kernel: bool
+    """Whether the kernel wrote it."""
     near: tuple[Pattern, ...]
     """Patterns that may match the text."""
     near_named: tuple[Pattern, ...]
@@ -83,22 +85,24 @@ class Kinds:
 
     def __init__(self, patterns: Patterns) -> None:
         self._patterns = patterns
-        self._known: dict[tuple[bytes, bytes, str, str, bool], Kind] = {}
+        self._known: dict[tuple[bytes, bytes, str, str, bool, bool], Kind] = {}
         self._size = 0
 
-    def of(self, line: Line, level: str) -> Kind:
-        """Return the kind of a line."""
-        key = same_digits(line.text), same_digits(line.named), line.level, level, line.prefixed
+    def of(self, line: Line, quote: str) -> Kind:
+        """Return the kind of a line; `quote` is how it stands in its file."""
+        level, of_kernel = remarks.level_of(quote, line.level), remarks.is_kernel(quote)
+        text, named = same_digits(line.text), same_digits(line.named)
+        key = text, named, line.level, level, of_kernel, line.prefixed
         found = self._known.get(key)
         if found is None:
             self._size += len(key[0]) + len(key[1]) + _OVERHEAD
             if self._size > MAX_REMEMBERED:
                 self._known.clear()
                 self._size = len(key[0]) + len(key[1]) + _OVERHEAD
-            found = self._known[key] = self._read(line, level)
+            found = self._known[key] = self._read(line, level, of_kernel=of_kernel)
         return found
 
-    def _read(self, line: Line, level: str) -> Kind:
+    def _read(self, line: Line, level: str, *, of_kernel: bool) -> Kind:
         text = line.text[:MAX_MATCHED]
         template = bare(text)
         near, is_remark = self._patterns.kind(template)
@@ -109,6 +113,7 @@ class Kinds:
         return Kind(
             template=template,
             level=level,
+            of_kernel=of_kernel,
             near=near,
             near_named=near_named,
             is_remark=is_remark or remarks.is_of_shell(text),

@@ -130,6 +130,11 @@ class Recognizer:
         self.found.events.append(event)
         return event
 
+    def subordinate(self, event: Event) -> None:
+        """Turn a cause into a consequence; the next event of its pattern is one of its own."""
+        event.role = "consequence"
+        self._kept.pop((event.pattern, event.origin), None)
+
 
 class Reader:
     """Reader of one log.
@@ -255,7 +260,7 @@ class Reader:
         kind: Kind | None = None if shape is None else shape.kind
         if kind is not None:
             return kind
-        kind = self._parent.kinds.of(line, remarks.level_of(place.quote, line.level))
+        kind = self._parent.kinds.of(line, place.quote)
         # A number of syslog's tells the level of a line.
         if shape is not None and not place.quote.startswith("<"):
             shape.kind = kind
@@ -353,13 +358,12 @@ class Reader:
     def _state(self, line: Line, text: str, kind: Kind, place: Place) -> None:
         """Keep what a line says of a failure, or count it as healthy."""
         facts = self._facts
-        of_kernel = remarks.is_kernel(place.quote)
         is_beneath = (
-            of_kernel
+            kind.of_kernel
             or (facts.is_plain and _is_of_service(line))
             or (bool(facts.headings) and facts.headings[-1][1].is_foreign)
         )
-        remark = remarks.read(text, kind.level, of_kernel=of_kernel)
+        remark = remarks.read(text, kind.level, of_kernel=kind.of_kernel)
         if facts.statements.follow(text, place, remark):
             return
         if remark is None:
@@ -476,9 +480,12 @@ class Reader:
             fields = {"exception": name, "message": text.partition(":")[2].strip()[:200]}
             fields |= {key: value for key, value in ended.items() if key in _PYTHON.names}
         if traceback.chained and previous is not None and previous.role == "cause":
-            if not previous.weak or chosen.weak or chosen.role != "cause":
-                return  # raised while the first was handled: the first is the cause
-            previous.role = "consequence"
+            # Raised while the first was handled, which is the cause unless this one says more.
+            says_more = previous.weak and not chosen.weak
+            says_more |= previous.is_hollow and not remarks.is_hollow(text)
+            if chosen.role != "cause" or not says_more:
+                return
+            self._parent.subordinate(previous)
         event = self._keep(chosen, fields, line, place, traceback)
         if event.place is place:
             self._last[line.origin] = event
