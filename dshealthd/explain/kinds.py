@@ -6,7 +6,6 @@ is read from each of them.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,13 +24,6 @@ MAX_REMEMBERED = 1 << 22
 """Maximum bytes of the kinds that are remembered; beyond it, all are forgotten."""
 _OVERHEAD = 1 << 9
 """Bytes that a kind needs beside its line."""
-GRADIENTS = re.compile(
-    r"(?:^.*:|#\d+ )(?:backward|_engine_run_backward|finalize_backward|allreduce_\w+|average_tensor"
-    r"|reduce_\w*grad\w*|all_reduce_grad\w*|finish_grad_sync|__?reduce\w*|buffered_allreduce\w*"
-    r"|reduce_ready_partitions\w*)(?:$| from )",
-    re.MULTILINE,
-)
-"""A frame of a traceback, or of ProcessGroupNCCL's `Stack trace of the failed collective`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +51,6 @@ class Kind:
     begins: bool
     """Whether a traceback or a launcher's summary begins with it."""
     is_stack: bool
-    in_gradients: bool
     opens: bool
     """Whether it is part of a traceback whose end must follow."""
     ranks: bool
@@ -123,7 +114,6 @@ class Kinds:
             is_detail=names.is_detail(text),
             begins=begins(line),
             is_stack=text.startswith("frame #"),
-            in_gradients=text.startswith("#") and GRADIENTS.match(text) is not None,
             opens=HEAD in text or text.startswith('  File "'),
             ranks="rank" in text or "orld" in text or "WORLD" in text,
             heads=names.heading(text) is not None,

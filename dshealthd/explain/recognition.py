@@ -13,7 +13,7 @@ from dshealthd.explain import names, remarks
 from dshealthd.explain import patterns as known
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.facts import MAX_STREAMS, Bounded, Recognized, SourceFacts
-from dshealthd.explain.kinds import GRADIENTS, Kind, Kinds
+from dshealthd.explain.kinds import Kind, Kinds
 from dshealthd.explain.names import NAMES_RANKS, Details, process, spoken_rank
 from dshealthd.explain.prefilter import Need, bare
 from dshealthd.explain.reading import PATTERN as STATED
@@ -42,6 +42,13 @@ MAX_PARTS = 1000
 _HEAD = re.compile(r"==> (\S.{0,250}) <==")
 """What `tail` and `head` print before each of several files."""
 _BLANK = ("", " ", "\t")
+_GRADIENTS = re.compile(
+    r"^.*:(?:backward|_engine_run_backward|finalize_backward|allreduce_\w+|average_tensor"
+    r"|reduce_\w*grad\w*|all_reduce_grad\w*|finish_grad_sync|__?reduce\w*|buffered_allreduce\w*"
+    r"|reduce_ready_partitions\w*)$",
+    re.MULTILINE,
+)
+"""A frame in which gradients are reduced."""
 
 
 class Recognizer:
@@ -279,8 +286,6 @@ class Reader:
         self._found.learn(line, ranks=kind.ranks, pairs=kind.pairs, launches=kind.launches)
         if (kind.begins or self._summary.is_open) and self._summary.take(line, place):
             return True
-        if kind.in_gradients:
-            self._found.ledger.in_gradients = True
         consumed = False
         if kind.begins or self._assembler.expects(line.origin):
             consumed, done = self._assembler.feed(line, place)
@@ -449,7 +454,7 @@ class Reader:
             event.is_hollow = pattern.weak and remarks.is_hollow(traceback.text)
         # Ranks that run different collectives do not merely take long.
         is_compared = bool(self._found.ledger.running)
-        if is_watchdog and traceback and not is_compared and GRADIENTS.search(traceback.stack):
+        if is_watchdog and traceback and not is_compared and _GRADIENTS.search(traceback.stack):
             event.slug = "gradient-sync-timeout"
         return self._parent.keep(event)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dshealthd.explain import input as logs
-from dshealthd.explain.causality import Finding
+from dshealthd.explain.finding import Finding
 from tests.explain.explaining import explained_paths, explained_text
 
 TRACEBACK = (
