@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dshealthd.core.collector import Context
     from dshealthd.core.host import Host
-    from dshealthd.explain.causality import Finding
+    from dshealthd.explain.finding import Finding
 
 FAILURE = gauge(
     "dshealthd_job_failure_info",

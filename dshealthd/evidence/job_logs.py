@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 from dshealthd.core.text import printable_lines
 from dshealthd.explain import answer, patterns
 from dshealthd.explain import input as logs
-from dshealthd.explain.causality import decide
+from dshealthd.explain.finding import decide
 from dshealthd.explain.recognition import Recognizer
 from dshealthd.jobs.logs import files
 from dshealthd.linux import privileges

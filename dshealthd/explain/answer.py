@@ -9,9 +9,9 @@ from dshealthd.core.text import nodes_to_exclude, plural
 from dshealthd.explain.patterns import heading
 
 if TYPE_CHECKING:
-    from dshealthd.explain.causality import Finding
     from dshealthd.explain.events import Event, Place
     from dshealthd.explain.facts import Recognized
+    from dshealthd.explain.finding import Finding
 
 SCHEMA = 1
 """Version of the JSON; raised when a key changes its meaning or is removed."""

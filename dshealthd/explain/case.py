@@ -101,6 +101,10 @@ class Case:
         finished = self.when(facts.finished_at)
         return finished is not None and finished - event.time > clocks.UNCERTAINTY
 
+    def is_foreign(self, event: Event) -> bool:
+        """Return whether others than the job say it, where somebody put it."""
+        return self.identities.above(event.origin.source, event.order).is_foreign
+
     def later(self, event: Event, other: Event) -> float | None:
         """Return by how many seconds one event is later than another at least; 0 is a tie.
 

@@ -1,496 +1,76 @@
-"""Causality: which event is the cause of a failure, and which only follow from it.
+"""Causality: which event is the cause of a failure.
 
-`order` says which event comes first; those that follow from the cause form its chain.
+`order` says which event comes first. If that one only says that something failed or ended, what
+stands near it or beneath it says why.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from pathlib import PurePath
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dshealthd.core.text import plural
 from dshealthd.explain import order, remarks
-from dshealthd.explain.accusation import ALIKE, ON_ALL, accused, left_silently
-from dshealthd.explain.case import MISMATCH, prepare
-from dshealthd.explain.coverage import ABORTED, TERMINATED
-from dshealthd.explain.events import Event, Place, listed
-from dshealthd.explain.facts import SEVERAL
-from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
-from dshealthd.explain.names import named, only
-from dshealthd.explain.patterns import advised, load
 from dshealthd.explain.reading import PATTERN as STATED
-from dshealthd.explain.reading import WORTH_READING, cause, standing, worth_reading
-from dshealthd.explain.remarks import NOTES, SAYS, STATES
+from dshealthd.explain.reading import cause, standing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dshealthd.explain.case import Case
-    from dshealthd.explain.facts import Recognized
+    from dshealthd.explain.events import Event
 
-MAX_CHAIN = 40
-ENDED_BY_WATCHDOG = "and a rank that waits for another one ends the same way"
-FROM_BEFORE = "the logs of all ranks from before the first of these lines"
-AND_AFTER = "what these logs say after the last of these lines, or the logs of all ranks"
-
-_NOTICED = re.compile(r"watchdog at work|Timeout at NCCL work")
-"""Words of a watchdog that saw a collective fail; it also prints its state now and then."""
-_PEER_LOST = "nccl-remote-error"
-_OF_LOST_PEERS = {f"{_PEER_LOST}/{name}" for name in ("nccl", "gloo", "store")}
+OF_LOST_PEERS = {f"nccl-remote-error/{name}" for name in ("nccl", "gloo", "store")}
 """Reports that a peer is gone: how it ended, or what cut it off, only its own log can say."""
-_HANGS = {f"nccl-timeout/{name}" for name in ("watchdog", "dump-signal", "heartbeat", "gloo")}
-_OF_NO_RANK = {"symmetric", "mismatch"}
-"""Kinds of verdicts that have a first step although they name no culprit."""
 _LOOPBACK = "rendezvous-unreachable/loopback"
-_WORD = re.compile(r"[\w.-]+")
 _OF_FILES = "checkpoint-path"
-_OF_WHAT_IS_BENEATH = {_OF_FILES, "bad-link", "cuda-fault", "nvml-broken"}
+_OF_WHAT_IS_BENEATH = {_OF_FILES, "bad-link"}
 """Failures of files and devices, as a program sees them."""
+_WORD = re.compile(r"[\w.-]+")
 _NUMBER = re.compile(r"(?<![\w.])\d{3,10}(?![\w.])")
-_OF_THE_JOB = {"host-memory-pressure"}
-"""Slugs of faults that the job brings along to any node."""
-_NO_NODE = re.compile(r"[\d.]+|[\da-f:]*:[\da-f:.]*|[\da-f]{12}|localhost\S*|\S*container\S*")
-"""An address or a container's number, which no scheduler knows a node by."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Finding:
-    """The answer."""
-
-    outcome: str
-    """found, undecided or nothing."""
-    slug: str = ""
-    title: str = ""
-    """What it is in a few words; empty where the slug's title fits."""
-    statement: str = ""
-    step: str = ""
-    """What to do first about this very cause; empty if nothing is known to be right."""
-    root: Event | None = None
-    ranks: tuple[int, ...] = ()
-    """The culprits; empty if no rank is to blame."""
-    host: str | None = None
-    gpu: int | None = None
-    device: str | None = None
-    """The device that the line of the cause names."""
-    pod: str | None = None
-    position: str = ""
-    """Where in the model's layout the process stands, as SGLang's `TP0`."""
-    pid: int | None = None
-    is_symmetric: bool = False
-    """Whether all ranks had the same error, or hung in the same operation."""
-    time: float | None = None
-    proof: tuple[Place, ...] = ()
-    against: tuple[str, ...] = ()
-    """Why other candidates are not the cause."""
-    missing: tuple[str, ...] = ()
-    """Information that would decide or confirm it."""
-    chain: tuple[Event, ...] = ()
-    verdicts: tuple[GroupVerdict, ...] = ()
-    is_first: bool = True
-    """Whether no line of failure stands before it that no pattern knows."""
-
-    @property
-    def excluded(self) -> tuple[str, ...]:
-        """The nodes to leave out of the next attempt: those whose own part failed."""
-        root, host = self.root, self.host
-        if root is None or host is None or root.layer != "hardware" or root.weak:
-            return ()
-        is_node = host != self.pod and _NO_NODE.fullmatch(host) is None
-        return (host,) if is_node and root.slug not in _OF_THE_JOB else ()
-
-    @property
-    def sureness(self) -> str:
-        """How sure the cause is, in words that tests calibrate; empty if there is none.
-
-        A message that is known says why, one that is only quoted may be of anything. What is
-        missing, a line of failure before it that no pattern knows, and one who only sees a process
-        end or a peer fall silent leave room for another cause.
-        """
-        if self.outcome != "found":
-            return ""
-        if self.root is not None and self.root.pattern in {STATED, "child-failed/python"}:
-            return "possible"
-        is_seen_by_others = self.slug == "child-failed" or (
-            self.root is not None and self.root.layer == "communication"
-        )
-        is_open = self.missing or is_seen_by_others or not self.is_first
-        return "likely" if is_open else "certain"
-
-    @property
-    def is_known(self) -> bool:
-        """Whether a pattern knows the cause; if not, it is quoted from the log as it is."""
-        return self.root is None or self.root.pattern != STATED
-
-
-def decide(found: Recognized, *, year: int) -> Finding:
-    """Return the cause of the failure that all logs together show."""
-    case = prepare(found, year=year)
-    ordered = _ordered(case)
-    if not ordered:
-        return _without_cause(case)
-    root = ordered[0]
-    # Who waits for a peer, or has lost it, is not that peer.
-    is_of_peer = root.pattern == STATED and [*ordered, root][1].layer == "communication"
-    if is_of_peer:
-        _follow_end(root, case)
-    else:
-        _adopt(root, case)
-    verdicts = _judged(case) if root.is_timeout else []
-    ranks, proof, says = accused(root, case, verdicts)
-    if case.explained is not None:  # whom what lies beneath it struck
-        ranks = ranks or accused(case.explained, case, verdicts)[0]
-    proof = proof or (root.place,)
-    if is_of_peer and root.rank is None:
-        ranks = ()
-    if root.pattern == STATED:
-        proof = (*proof, *(event.place for event in worth_reading(standing(case))))[:WORTH_READING]
-    slug = root.slug
-    # Ranks report this error when they have lost another one: a rank that left silently is the one
-    # they lost, and so the cause.
-    if slug == _PEER_LOST and (left := left_silently(case)) is not None:
-        slug, root = left.slug, left
-        says = f"{left.says}, and only {listed(ranks)} reported no error" if ranks else left.says
-        proof = (left.place, *proof)
-    if root.pattern == "address-in-use/store" and not ranks:
-        ranks = (0,)  # its node holds the store
-    if slug == "nccl-timeout" and found.ledger.in_gradients:
-        slug = "gradient-sync-timeout"
-    if root.layer == "launcher" and not ranks and not root.first:
-        case.missing.append("the log of the rank that failed first: no log here has its error")
-    chain = sorted(
-        (event for event in (*case.causes, *case.consequences) if event is not root),
-        key=lambda event: (event.time is None, event.time or 0.0, event.order),
-    )
-    _argue(root, ordered, case)
-    host, gpu = _whereabouts(root, ranks, case)
-    beside = _beside(root, ranks)
-    host = host or beside.get("host")
-    is_peers = not ranks and any(
-        event.slug == _PEER_LOST and event.order <= root.order
-        for event in (*case.causes, *case.consequences)
-        if root.pattern in _OF_LOST_PEERS or root.layer == "launcher"
-    )
-    # A collector's name of a pod; of all; of who only noticed that another is gone.
-    if host == beside.get("pod") or says.endswith((ON_ALL, ALIKE)) or is_peers:
-        host = None
-    if gpu is None and "gpu" in beside:
-        gpu = int(beside["gpu"])
-    if root.is_effect:
-        case.missing.append(_sender(host))
-    is_symmetric = not ranks and any(verdict.kind == "symmetric" for verdict in verdicts)
-    is_end = root.layer == "launcher" and _wraps(root) and not root.is_crash
-    is_end |= root.is_effect or (root.pattern in _OF_LOST_PEERS and not ranks)
-    # Who waits says nothing of what it waits for, even if all ranks do.
-    # A code whose only content is that a peer is silent.
-    is_end |= (
-        root.is_hollow
-        and remarks.is_code(root.says)
-        and any(
-            kept.remark.wraps and remarks.is_of_others(kept.event.says)
-            for kept in standing(case, near=root)
-            if kept.event.rank == root.rank
-        )
-    )
-    is_mismatch = any(verdict.kind == "mismatch" for verdict in verdicts[:1])
-    is_end |= root.pattern in _HANGS and not (ranks or is_mismatch)
-    return Finding(
-        outcome="undecided" if is_end else "found",
-        slug=slug,
-        title=root.title,
-        statement=says,
-        step=_step(root, ranks, host, verdicts),
-        root=root,
-        ranks=ranks,
-        host=host,
-        gpu=gpu,
-        device=_device(root) or beside.get("device"),
-        pod=beside.get("pod"),
-        position=beside.get("position", ""),
-        pid=int(beside["pid"]) if "pid" in beside else None,
-        is_symmetric=is_symmetric or says.endswith(ON_ALL),
-        time=root.time,
-        proof=proof,
-        against=tuple(case.against[:6]),
-        missing=tuple(dict.fromkeys(case.missing)),
-        chain=tuple(chain[:MAX_CHAIN]),
-        verdicts=tuple(verdicts),
-        is_first=not any(
-            kept.remark.weight >= STATES and not kept.remark.wraps and _precedes(kept.event, root)
-            for kept in standing(case)
-        ),
-    )
-
-
-def _ordered(case: Case) -> list[Event]:
+def candidates(case: Case) -> list[Event]:
     """Return what may be the cause, in the order of causes."""
     first = _first_failure(case)
-    for event in case.recovered:
-        # What others than the job say stands where somebody put it.
-        is_foreign = case.identities.above(event.origin.source, event.order).is_foreign
-        if is_foreign and event.exact and first is not None and order.is_near(event.time, first):
-            case.causes.append(event)
-    ordered = sorted(case.causes, key=lambda event: order.key(event, first, case))
-    if not ordered or _wraps(ordered[0]):
-        # That a process ended is no cause: what it said before is.
-        confirmed = any(_is_telling(event, case) for event in (*ordered, *case.consequences))
-        hollow = ordered[0] if ordered and ordered[0].is_hollow else None
-        confirmed = confirmed or bool(hollow or case.found.failures)
-        said = standing(case, near=hollow)
-        if hollow is not None and remarks.is_code(hollow.says):  # behind another, it is of that
-            until = min((one.order for one in ordered if one.order > hollow.order), default=1 << 40)
-            said = [kept for kept in said if kept.event.order < until]
-        if ordered and ordered[0].layer in {"scheduler", "communication"}:
-            said = [kept for kept in said if _may_explain(kept.event, ordered[0], case)]
-        stated = cause(case, said, confirmed=confirmed)
-        is_end = stated is not None and (stated.is_crash or "how" in stated.fields)
-        if stated is None and hollow is not None:
-            stated = case.explained = _beneath(hollow, case, first)
-        if stated is not None and not (is_end and ordered and ordered[0].is_crash):
-            case.explained = case.explained and hollow
-            ordered.insert(0, stated)
-    elif (beneath := _inner(ordered[0], case) or _beneath(ordered[0], case, first)) is not None:
-        case.explained = ordered[0]
-        ordered.insert(0, beneath)
-    if ordered and ordered[0].pattern == "rendezvous-unreachable/gloo":
-        # With the loopback address, a single node works.
-        ordered[:0] = [one for one in case.found.events if one.pattern == _LOOPBACK][:1]
-    return ordered
-
-
-def _sender(host: str | None) -> str:
-    """Return which logs say who ended a process by a signal, and why."""
-    node = host or "the process's node"
-    return f"the kernel's log of {node} and the scheduler's at that time: who sent the signal, why"
-
-
-def _wraps(event: Event) -> bool:
-    """Return whether an event says that something ended or failed, but not why."""
-    if event.layer == "launcher":
-        return not event.first
-    if event.is_hollow or (event.layer == "scheduler" and event.signal):
-        return True
-    if event.pattern in _OF_LOST_PEERS or event.pattern in _HANGS:  # why the peer went, or is late
-        return True
-    if event.slug == "ranks-stuck-at-init":  # why those that are missing did not start
-        return True
-    # NCCL's own words of an error say why.
-    return event.layer == "communication" and event.weak and "error" not in event.fields
-
-
-def _inner(root: Event, case: Case) -> Event | None:
-    """Return what a native library said right before an exception that passes on its code."""
-    if root.pattern != "child-failed/python" or not (
-        remarks.is_code(root.says) or remarks.names_source(root.says)
-    ):
-        return None
-    said = (
-        kept.event
-        for kept in standing(case, near=root)
-        if kept.remark.weight >= SAYS and not kept.remark.wraps
-    )
-    ranks = {None, root.rank}
-    before = [one for one in said if _precedes(one, root) and one.rank in ranks]
-    native = [one for one in before if remarks.is_native(one.place.quote)]
-    return min(native, key=lambda one: one.order, default=None)
-
-
-def _beneath(root: Event, case: Case, first: order.Span | None) -> Event | None:
-    """Return what a layer beneath the program said of what then failed in it.
-
-    The kernel, a service of the node or the scheduler explains a program's failure if it names the
-    program's process, or speaks of its node shortly before.
-    """
-    if (
-        root.layer == "hardware"
-        or remarks.is_kernel(root.place.quote)
-        or (root.layer == "scheduler" and not root.signal)
-    ):
-        return None
-    said = (
-        kept.event
-        for kept in standing(case)
-        if kept.remark.weight >= SAYS and not kept.remark.wraps
-    )
-    found = [
-        one
-        for one in (*case.causes, *said)
-        if (one.layer == "hardware" or remarks.is_kernel(one.place.quote))
-        and one is not root
-        and _is_about(one, root, case, first)
+    # What others than the job say stands where somebody put it.
+    case.causes += [
+        event
+        for event in case.recovered
+        if case.is_foreign(event)
+        and event.exact
+        and first is not None
+        and order.is_near(event.time, first)
     ]
-    one = min(found, key=lambda one: (one.pattern == STATED, one.time or 0.0), default=None)
-    if one is None:
-        return None
-    own = case.identities.host(root.rank) if root.rank is not None else None
-    return replace(one, rank=None, ranks=(), host=root.host or own or one.host)
+    found = sorted(case.causes, key=lambda event: order.key(event, first, case))
+    root = found[0] if found else None
+    if root is None or _wraps(root):
+        why = _stated(found, case)
+        if why is None and root is not None and root.is_hollow:
+            why = _beneath(root, case, first)
+            case.explained = why and root
+    else:
+        why = _inner(root, case) or _beneath(root, case, first)
+        case.explained = why and root
+    if why is not None:
+        found.insert(0, why)
+    if found and found[0].pattern == "rendezvous-unreachable/gloo":
+        # With the loopback address, a single node works.
+        found[:0] = [one for one in case.found.events if one.pattern == _LOOPBACK][:1]
+    return found
 
 
-def _is_about(one: Event, root: Event, case: Case, first: order.Span | None) -> bool:
-    """Return whether what is beneath the program speaks of the process or node that failed."""
-    numbers = set(_NUMBER.findall(one.place.quote))
-    if numbers & _pids(root, case):
-        return True
-    if not (root.weak or root.slug in _OF_WHAT_IS_BENEATH):  # it says why itself
+def is_telling(event: Event, case: Case) -> bool:
+    """Return whether a consequence shows that something failed: not at the end of a good run."""
+    facts = case.found.sources[event.origin.source]
+    if event.weak and (facts.finished or facts.alive > event.last_order):
         return False
-    own = case.identities.host(root.rank) if root.rank is not None else None
-    hosts = {name.lower() for name in (root.host, own) if name}
-    names = {one.host or one.origin.host or "", *_WORD.findall(one.place.quote)}
-    is_there = not hosts.isdisjoint(map(str.lower, names))
-    is_unknown = not hosts or not (one.host or one.origin.host)
-    is_open = is_unknown and (case.identities.has_one_host or root.slug == _OF_FILES)
-    if not (is_there or is_open):
-        return False
-    when = order.span(root, case) or first
-    if not one.exact:
-        return one.origin.host is not None and one.origin.host.lower() in hosts
-    return order.is_near(one.time, when) if when is not None else is_there
+    return not (case.is_over(event) or event.pattern.endswith(("/ended-by-launcher", "/exit")))
 
 
-def _pids(root: Event, case: Case) -> set[str]:
-    """Return the processes that a failure names, or that its rank had."""
-    pids = {root.fields.get("pid"), root.origin.pid and str(root.origin.pid)}
-    pids |= {str(one.pid) for one in case.found.failures if one.rank == root.rank is not None}
-    return {pid for pid in pids if pid}
-
-
-def _may_explain(event: Event, noticed: Event, case: Case) -> bool:
-    """Return whether a line may say why a peer was lost, or a job ended: it stands before the
-    report of that, or another rank says it that has lost nobody.
-    """
-    if _precedes(event, noticed) or (event.layer == "hardware" and _is_sooner(event, noticed)):
-        return True
-    reporters = {one.rank for one in case.causes if one.pattern == noticed.pattern}
-    return noticed.layer == "communication" and event.rank not in {None, *reporters}
-
-
-def _is_sooner(event: Event, other: Event) -> bool:
-    """Return whether a line was written shortly before another, wherever it stands."""
-    if not event.exact or event.time is None or other.time is None:
-        return False
-    return order.is_near(event.time, (other.time, other.time)) and event.time <= other.time
-
-
-def _precedes(event: Event, other: Event) -> bool:
+def precedes(event: Event, other: Event) -> bool:
     """Return whether a line stands before another in the same file."""
     return event.origin.source == other.origin.source and event.order < other.order
-
-
-def _follow_end(root: Event, case: Case) -> None:
-    """Give a statement of nobody known the rank and host that ended first: what failed first ends
-    before those that waited for it, or lost it.
-    """
-    ends = [
-        one
-        for one in case.causes
-        if one.layer == "launcher"
-        and one.origin.source == root.origin.source
-        and one.order > root.order
-    ]
-    ends.sort(key=lambda one: one.order)
-    waited = [one.order for one in case.causes if one.layer == "communication"]
-    is_nobodys = root.host is None and root.rank is None
-    if is_nobodys and len(ends) > 1 and any(ends[0].order < at < ends[1].order for at in waited):
-        root.rank, root.ranks, root.host = ends[0].rank, ends[0].ranks, ends[0].host
-
-
-def _adopt(root: Event, case: Case) -> None:
-    """Give a cause its host by what launchers report, and a statement the only rank.
-
-    Not by what else the logs say of hosts: ranks need not follow one another on a host (Slurm
-    distributes them cyclically, too), and a host whose lines are here need not be the cause's.
-    """
-    if root.layer == "hardware" and root.host is None and remarks.is_kernel(root.place.quote):
-        # A kernel's log is of one machine, which the file may have its name from.
-        stem = PurePath(case.found.sources[root.origin.source].name).name.partition(".")[0]
-        hosts = {event.origin.host for event in case.found.events}
-        root.host = stem if stem in hosts else None
-    ends = [
-        event
-        for event in (*case.causes, *case.consequences)
-        if event.layer == "launcher"
-        and event.origin.source == root.origin.source
-        and (event.host is not None or event.rank is not None)
-    ]
-    if root.layer == "scheduler":  # which no rank's host explains
-        return
-    failed = {failure.rank for failure in case.found.failures}
-    # An exception may be that of all ranks.
-    is_own = root.pattern == STATED and case.explained is None and len(failed) < SEVERAL - 1
-    if is_own and root.rank is None and len({(event.rank, event.ranks) for event in ends}) == 1:
-        root.rank, root.ranks = ends[0].rank, ends[0].ranks
-    reported = {event.host for event in ends if not root.origin.labeled or event.rank is None}
-    reported |= {failure.host for failure in case.found.failures if root.layer == "hardware"}
-    hosts = {case.identities.name(host) for host in reported if host}
-    if root.host is None and case.identities.has_one_host:
-        root.host = only(hosts)
-
-
-def _step(
-    root: Event, ranks: Sequence[int], host: str | None, verdicts: Sequence[GroupVerdict]
-) -> str:
-    """Return the first step for a cause with its values filled in; empty if none is known."""
-    values = {**root.fields, "log": root.place.file, "line": str(root.place.line)}
-    if len(ranks) == 1:
-        values["rank"] = str(ranks[0])
-    if host is not None:
-        values["host"] = host
-    if frame := root.own_frame:
-        values["frame"] = f"{frame.file}:{frame.line}"
-    if not root.is_timeout:
-        return advised(root.steps, values)
-    steps = load().hang
-    for verdict in verdicts:
-        if verdict.culprits == tuple(ranks) and (ranks or verdict.kind in _OF_NO_RANK):
-            return advised(steps[verdict.kind], {**values, "operation": verdict.operation})
-    return advised(steps["missing"] if ranks else root.steps or steps["unknown"], values)
-
-
-def _beside(root: Event, ranks: Sequence[int]) -> dict[str, str]:
-    """Return what the root's line and the lines beside it name, unless others are to blame."""
-    is_others = ranks and root.rank is not None and root.rank not in ranks
-    if is_others or (root.pattern == MISMATCH and not ranks):
-        return {}
-    found = named(root.place.quote)
-    if root.origin.pid is not None:
-        found.setdefault("pid", str(root.origin.pid))
-    return {
-        **found,
-        **{key: root.fields[key] for key in ("host", "pid", "pod", "device") if key in root.fields},
-    }
-
-
-def _device(root: Event) -> str | None:
-    """Return the device that a line of the kernel names: of NVIDIA's driver it is a GPU."""
-    address = root.fields.get("pci")
-    if address is None:
-        return f"AMD GPU node-{root.fields['agent']}" if "agent" in root.fields else None
-    is_gpu = any(word in root.place.quote for word in ("NVRM", "nvidia ", "GPU"))
-    return f"GPU {address}" if is_gpu else f"PCI device {address}"
-
-
-def _judged(case: Case) -> list[GroupVerdict]:
-    return judge_groups(case.found.ledger, case.world, case.seen, case.coverage)
-
-
-def _whereabouts(root: Event, ranks: Sequence[int], case: Case) -> tuple[str | None, int | None]:
-    """Return host and GPU of the culprits, not those of a rank that reports them."""
-    if root.pattern == MISMATCH and not ranks:
-        return None, None
-    own = root
-    hosts = {case.identities.host(rank) for rank in ranks}
-    if ranks and root.rank is not None and root.rank not in ranks:
-        found = next((event for event in case.found.events if event.rank in ranks), None)
-        if found is None:
-            return only(hosts), None
-        own = found
-    if case.identities.has_one_host:
-        hosts -= {None}
-    gpu = int(own.fields["gpu"]) if "gpu" in own.fields else own.origin.gpu
-    if not ranks and root.slug == _PEER_LOST:
-        gpu = None  # it is the GPU of the rank that noticed the failure
-    return own.host or only(hosts), gpu
 
 
 def _first_failure(case: Case) -> order.Span | None:
@@ -499,9 +79,7 @@ def _first_failure(case: Case) -> order.Span | None:
     times = []
     for event in case.causes:
         is_job = event.layer in {"program", "communication", "launcher"}
-        if not is_job or "pci" in event.fields or remarks.is_kernel(event.place.quote):
-            continue
-        if event.time is None:
+        if not is_job or event.time is None or remarks.is_kernel(event.place.quote):
             continue
         times.append(event.time)
         earlier = first.setdefault(event.origin.source, event)
@@ -511,106 +89,107 @@ def _first_failure(case: Case) -> order.Span | None:
     return (min(times), min(span[1] for span in spans if span)) if times else None
 
 
-def _argue(root: Event, ordered: Sequence[Event], case: Case) -> None:
-    said = {root.slug}
-    for event in ordered[1:]:
-        if event.slug in said:
-            continue
-        said.add(event.slug)
-        later = case.later(event, root)
-        if order.explains(root, event):
-            is_earlier = later is not None and later < 0
-            reason = "explains less" if is_earlier else "is a consequence"
-        elif later is not None and later > 0:
-            reason = f"came at least {later:.1f} s later"
-        elif later == 0.0 and event.layer == root.layer:
-            reason = "is a tie: the clocks do not show which came first"
-        else:
-            reason = "came later or explains less"
-        case.against.append(f"{event.says} ({_where(event)}): {reason}")
-    for event in case.recovered[:2]:
-        case.against.append(f"{event.says} ({_where(event)}): the job continued after it")
-
-
-def _where(event: Event) -> str:
+def _wraps(event: Event) -> bool:
+    """Return whether an event says that something ended or failed, but not why."""
     return (
-        f"rank {event.rank}" if event.rank is not None else f"{event.place.file}:{event.place.line}"
+        event.is_hollow
+        or (event.layer == "launcher" and not event.first)
+        or (event.layer == "scheduler" and event.signal > 0)
+        or event.pattern in OF_LOST_PEERS  # why the peer went
+        or event.slug == "ranks-stuck-at-init"  # why those that are missing did not start
+        # NCCL's own words of an error say why.
+        or (event.layer == "communication" and event.weak and "error" not in event.fields)
     )
 
 
-def _without_cause(case: Case) -> Finding:
-    """Return the answer if only consequences, or nothing, were found."""
-    ended = [one for one in case.consequences if "exit" in one.fields and not case.is_over(one)]
-    if ended:
-        ended.sort(key=lambda event: (event.pattern != "child-failed/signal", event.time or 0.0))
-        code = int(ended[0].fields["exit"])
-        own = ended[0].rank if code not in {ABORTED, TERMINATED} else None
-        says = ended[0].says + (f", {ENDED_BY_WATCHDOG}" if code == ABORTED else "")
-        ranks = () if own is None else (own,)
-        whose = "logs of the ranks" if ended[0].rank is None else f"log of rank {ended[0].rank}"
-        case.missing.append(f"the {whose}: a launcher only reports that one failed")
-        if ended[0].is_effect:
-            case.missing.append(_sender(ended[0].host))
-        return Finding(
-            outcome="undecided" if ended[0].is_effect or not ended[0].signal else "found",
-            slug="child-failed", title=ended[0].title, statement=says,
-            root=ended[0], step=_step(ended[0], ranks, ended[0].host, []), ranks=ranks,
-            host=ended[0].host, time=ended[0].time,
-            proof=(ended[0].place,), missing=tuple(case.missing),
-            chain=tuple(case.consequences[:MAX_CHAIN]),
-        )  # fmt: skip
-    hung = [verdict for verdict in _judged(case) if verdict.culprits or verdict.kind == "symmetric"]
-    if hung and case.found.ledger.has_dumps:
-        return Finding(
-            outcome="found", slug="nccl-timeout", ranks=hung[0].culprits, proof=hung[0].proof[:4],
-            is_symmetric=hung[0].kind == "symmetric",
-            statement=hung[0].text,
-            missing=("the logs of the ranks: did the job hang at all, and why?",),
-            verdicts=tuple(hung),
-        )  # fmt: skip
-    telling = [event for event in case.consequences if _is_telling(event, case)]
-    # What is no mere hint says more, and so does what came first.
-    telling.sort(key=lambda event: (event.weak, event.layer == "launcher"))
-    if telling:
-        says = f"these logs show only what followed from a failure: {telling[0].says}"
-        return _undecided(
-            case, says, telling, FROM_BEFORE, _step(telling[0], (), telling[0].host, [])
-        )
-    if said := worth_reading([kept for kept in standing(case) if kept.remark.weight != NOTES]):
-        says = f"nothing says what happened; {plural(len(said), 'line')} may speak of a failure"
-        return _undecided(case, says, said, AND_AFTER)
-    if noticed := [event for event in case.found.events if _NOTICED.search(event.place.quote)]:
-        says = f"torch's watchdog saw a collective fail: {noticed[0].says}"
-        return _undecided(case, says, noticed, FROM_BEFORE, advised(load().hang["unknown"], {}))
-    for cut in [
-        source.unfinished for source in case.found.sources if source.unfinished is not None
-    ]:
-        return Finding(
-            outcome="undecided",
-            statement="these logs have a traceback without the exception that ends it",
-            step=f"read that log on from {cut.file}:{cut.line}: the line that ends the traceback "
-            "names the exception",
-            proof=(cut,), missing=(f"the end of the traceback at {cut.file}:{cut.line}",),
-            chain=tuple(case.recovered[:MAX_CHAIN]),
-        )  # fmt: skip
-    return Finding(outcome="nothing", chain=tuple(case.recovered[:MAX_CHAIN]))
+def _stated(found: Sequence[Event], case: Case) -> Event | None:
+    """Return the remark that says why what wraps the cause failed or ended; None if none does."""
+    root = found[0] if found else None
+    said = standing(case, near=root if root is not None and root.is_hollow else None)
+    if root is not None and root.is_hollow:  # `_beneath` reads the others
+        said = [kept for kept in said if not remarks.is_kernel(kept.event.place.quote)]
+    if root is not None and root.layer in {"scheduler", "communication"}:
+        said = [kept for kept in said if _may_explain(kept.event, root, case)]
+    confirmed = any(is_telling(event, case) for event in (*found, *case.consequences))
+    why = cause(case, said, confirmed=confirmed)
+    is_end = why is not None and "how" in why.fields
+    return None if is_end and root is not None and root.is_crash else why
 
 
-def _undecided(
-    case: Case, says: str, events: Sequence[Event], missing: str, step: str = ""
-) -> Finding:
-    """Return the answer that some lines deserve to be read."""
-    return Finding(
-        outcome="undecided", statement=says, step=step, missing=(missing,),
-        proof=tuple(event.place for event in events[:WORTH_READING]),
-        chain=tuple((case.consequences or case.recovered)[:MAX_CHAIN]),
-    )  # fmt: skip
+def _may_explain(event: Event, noticed: Event, case: Case) -> bool:
+    """Return whether a line may say why a peer was lost, or a job ended: it stands or was before
+    the report of that, or another rank says it that has lost nobody.
+    """
+    if precedes(event, noticed) or (case.later(event, noticed) or 0.0) < 0:
+        return True
+    reporters = {one.rank for one in case.causes if one.pattern == noticed.pattern}
+    return noticed.layer == "communication" and event.rank not in {None, *reporters}
 
 
-def _is_telling(event: Event, case: Case) -> bool:
-    """Return whether a consequence shows that something failed: not at the end of a good run."""
-    facts = case.found.sources[event.origin.source]
-    is_hint = event.weak or event.layer == "program"
-    if case.is_over(event) or (is_hint and (facts.finished or facts.alive > event.last_order)):
+def _inner(root: Event, case: Case) -> Event | None:
+    """Return what a native library said right before an exception that passes on its code."""
+    if root.pattern != "child-failed/python" or not (
+        remarks.is_code(root.says) or remarks.names_source(root.says)
+    ):
+        return None
+    native = (
+        kept.event
+        for kept in standing(case, near=root)
+        if not kept.remark.wraps
+        and precedes(kept.event, root)
+        and remarks.is_native(kept.event.place.quote)
+    )
+    return min(native, key=lambda one: one.order, default=None)
+
+
+def _beneath(root: Event, case: Case, first: order.Span | None) -> Event | None:
+    """Return what a layer beneath the program said of what then failed in it.
+
+    The kernel, a service of the node or the scheduler explains a program's failure if it names the
+    program's process, or speaks of its node shortly before.
+    """
+    if root.layer == "hardware":
+        return None
+    found = [
+        one
+        for one in (*case.causes, *(kept.event for kept in standing(case)))
+        if (one.layer == "hardware" or remarks.is_kernel(one.place.quote))
+        and one is not root
+        and _is_about(one, root, case, first)
+    ]
+    one = min(found, key=lambda one: (one.pattern == STATED, one.time or 0.0), default=None)
+    if one is None:
+        return None
+    return replace(one, rank=None, ranks=(), host=_host(root, case) or one.host)
+
+
+def _host(event: Event, case: Case) -> str | None:
+    """Return the host of an event, or else that of its rank."""
+    if event.host is not None or event.rank is None:
+        return event.host
+    return case.identities.host(event.rank)
+
+
+def _is_about(one: Event, root: Event, case: Case, first: order.Span | None) -> bool:
+    """Return whether what is beneath the program speaks of the process or node that failed."""
+    if not _pids(root, case).isdisjoint(_NUMBER.findall(one.place.quote)):
+        return True
+    if not (root.weak or root.slug in _OF_WHAT_IS_BENEATH):  # it says why itself
         return False
-    return not event.pattern.endswith(("/ended-by-launcher", "/exit"))
+    own = _host(root, case)
+    speaker = one.host or one.origin.host
+    names = {speaker or "", *_WORD.findall(one.place.quote)}
+    is_there = own is not None and own.lower() in map(str.lower, names)
+    is_unknown = own is None or speaker is None
+    is_open = is_unknown and (case.identities.has_one_host or root.slug == _OF_FILES)
+    if not (is_there or is_open):
+        return False
+    when = order.span(root, case) or first
+    return is_there if when is None or not one.exact else order.is_near(one.time, when)
+
+
+def _pids(root: Event, case: Case) -> set[str]:
+    """Return the processes that a failure names, or that its rank had."""
+    pids = {root.fields.get("pid"), str(root.origin.pid)}
+    pids |= {str(one.pid) for one in case.found.failures if one.rank == root.rank is not None}
+    return {pid for pid in pids if pid}

@@ -13,8 +13,8 @@ from dshealthd.core import documents
 from dshealthd.core.text import print_lines, printable
 from dshealthd.explain import answer, dumps
 from dshealthd.explain import input as logs
-from dshealthd.explain.causality import Finding, decide
 from dshealthd.explain.events import Place
+from dshealthd.explain.finding import Finding, decide
 from dshealthd.explain.recognition import Recognizer
 from dshealthd.symptoms import runbooks
 

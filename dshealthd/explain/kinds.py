@@ -6,7 +6,6 @@ is read from each of them.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,13 +24,6 @@ MAX_REMEMBERED = 1 << 22
 """Maximum bytes of the kinds that are remembered; beyond it, all are forgotten."""
 _OVERHEAD = 1 << 9
 """Bytes that a kind needs beside its line."""
-GRADIENTS = re.compile(
-    r"(?:^.*:|#\d+ )(?:backward|_engine_run_backward|finalize_backward|allreduce_\w+|average_tensor"
-    r"|reduce_\w*grad\w*|all_reduce_grad\w*|finish_grad_sync|__?reduce\w*|buffered_allreduce\w*"
-    r"|reduce_ready_partitions\w*)(?:$| from )",
-    re.MULTILINE,
-)
-"""A frame of a traceback, or of ProcessGroupNCCL's `Stack trace of the failed collective`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +34,8 @@ class Kind:
     """The text without its digits."""
     level: str
     """One of `remarks.level_of`."""
+    of_kernel: bool
+    """Whether the kernel wrote it."""
     near: tuple[Pattern, ...]
     """Patterns that may match the text."""
     near_named: tuple[Pattern, ...]
@@ -57,7 +51,6 @@ class Kind:
     begins: bool
     """Whether a traceback or a launcher's summary begins with it."""
     is_stack: bool
-    in_gradients: bool
     opens: bool
     """Whether it is part of a traceback whose end must follow."""
     ranks: bool
@@ -83,22 +76,24 @@ class Kinds:
 
     def __init__(self, patterns: Patterns) -> None:
         self._patterns = patterns
-        self._known: dict[tuple[bytes, bytes, str, str, bool], Kind] = {}
+        self._known: dict[tuple[bytes, bytes, str, str, bool, bool], Kind] = {}
         self._size = 0
 
-    def of(self, line: Line, level: str) -> Kind:
-        """Return the kind of a line."""
-        key = same_digits(line.text), same_digits(line.named), line.level, level, line.prefixed
+    def of(self, line: Line, quote: str) -> Kind:
+        """Return the kind of a line; `quote` is how it stands in its file."""
+        level, of_kernel = remarks.level_of(quote, line.level), remarks.is_kernel(quote)
+        text, named = same_digits(line.text), same_digits(line.named)
+        key = text, named, line.level, level, of_kernel, line.prefixed
         found = self._known.get(key)
         if found is None:
             self._size += len(key[0]) + len(key[1]) + _OVERHEAD
             if self._size > MAX_REMEMBERED:
                 self._known.clear()
                 self._size = len(key[0]) + len(key[1]) + _OVERHEAD
-            found = self._known[key] = self._read(line, level)
+            found = self._known[key] = self._read(line, level, of_kernel=of_kernel)
         return found
 
-    def _read(self, line: Line, level: str) -> Kind:
+    def _read(self, line: Line, level: str, *, of_kernel: bool) -> Kind:
         text = line.text[:MAX_MATCHED]
         template = bare(text)
         near, is_remark = self._patterns.kind(template)
@@ -109,6 +104,7 @@ class Kinds:
         return Kind(
             template=template,
             level=level,
+            of_kernel=of_kernel,
             near=near,
             near_named=near_named,
             is_remark=is_remark or remarks.is_of_shell(text),
@@ -118,7 +114,6 @@ class Kinds:
             is_detail=names.is_detail(text),
             begins=begins(line),
             is_stack=text.startswith("frame #"),
-            in_gradients=text.startswith("#") and GRADIENTS.match(text) is not None,
             opens=HEAD in text or text.startswith('  File "'),
             ranks="rank" in text or "orld" in text or "WORLD" in text,
             heads=names.heading(text) is not None,

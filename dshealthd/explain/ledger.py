@@ -87,7 +87,6 @@ class Ledger:
     """Ranks that torch's own desync report, or a barrier, names."""
     running: dict[int, tuple[str, Place]] = field(default_factory=dict)
     """What each rank was running, if torch's wrapper compared it with another rank's."""
-    in_gradients: bool = False
     has_dumps: bool = False
     """Whether any flight recorder was read."""
     _pending: dict[tuple[Origin, int], GroupMember] = field(default_factory=dict)

@@ -158,7 +158,8 @@ def _is_death(event: Event, case: Case) -> bool:
 
 def _comes_after(event: Event, case: Case) -> bool:
     """Return whether the scheduler ended a job that had already failed, so it is not the cause."""
-    if remarks.is_row(event.place.quote):  # of a table whose order and ages say nothing of the time
+    # What a command printed of others, or a row of a table, says nothing of the time by its place.
+    if case.is_foreign(event) or remarks.is_row(event.place.quote):
         return False
     for other in case.causes:
         if other.layer in {"scheduler", "launcher"} or other.role == "loss" or other is event:

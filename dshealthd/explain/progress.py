@@ -17,6 +17,7 @@ _FINISHED = re.compile(
     r"|`Trainer\.fit` stopped: |exits successfully|\b[Ff]inished training\b"
     r"|\bexiting program (?:after|at) (?:iteration )?\d"  # Megatron-LM
     r"|^\d+(?:_\d+)?\s(?:.*\s)?COMPLETED\s+0:0\b"  # a whole job's row of Slurm's `sacct`
+    r"|\b[Jj]ob \S{1,80} succeeded$"  # Ray, and Kubernetes' controllers
 )
 _NCCL_TRACE = re.compile(r"NCCL INFO [\w/.]{1,80}:\d+ -> \d")
 """Where an error was passed up within NCCL."""
@@ -24,7 +25,7 @@ _NCCL_TRACE = re.compile(r"NCCL INFO [\w/.]{1,80}:\d+ -> \d")
 
 def is_end(text: str) -> bool:
     """Return whether a line says that the training has ended well."""
-    is_likely = "rain" in text or "exit" in text or "COMPLETED" in text
+    is_likely = "rain" in text or "exit" in text or "COMPLETED" in text or "succeeded" in text
     return is_likely and _FINISHED.search(text) is not None
 
 

@@ -13,7 +13,7 @@ from dshealthd.explain import names, remarks
 from dshealthd.explain import patterns as known
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.facts import MAX_STREAMS, Bounded, Recognized, SourceFacts
-from dshealthd.explain.kinds import GRADIENTS, Kind, Kinds
+from dshealthd.explain.kinds import Kind, Kinds
 from dshealthd.explain.names import NAMES_RANKS, Details, process, spoken_rank
 from dshealthd.explain.prefilter import Need, bare
 from dshealthd.explain.reading import PATTERN as STATED
@@ -42,6 +42,13 @@ MAX_PARTS = 1000
 _HEAD = re.compile(r"==> (\S.{0,250}) <==")
 """What `tail` and `head` print before each of several files."""
 _BLANK = ("", " ", "\t")
+_GRADIENTS = re.compile(
+    r"^.*:(?:backward|_engine_run_backward|finalize_backward|allreduce_\w+|average_tensor"
+    r"|reduce_\w*grad\w*|all_reduce_grad\w*|finish_grad_sync|__?reduce\w*|buffered_allreduce\w*"
+    r"|reduce_ready_partitions\w*)$",
+    re.MULTILINE,
+)
+"""A frame in which gradients are reduced."""
 
 
 class Recognizer:
@@ -129,6 +136,11 @@ class Recognizer:
         self._kept[key] = event
         self.found.events.append(event)
         return event
+
+    def subordinate(self, event: Event) -> None:
+        """Turn a cause into a consequence; the next event of its pattern is one of its own."""
+        event.role = "consequence"
+        self._kept.pop((event.pattern, event.origin), None)
 
 
 class Reader:
@@ -255,7 +267,7 @@ class Reader:
         kind: Kind | None = None if shape is None else shape.kind
         if kind is not None:
             return kind
-        kind = self._parent.kinds.of(line, remarks.level_of(place.quote, line.level))
+        kind = self._parent.kinds.of(line, place.quote)
         # A number of syslog's tells the level of a line.
         if shape is not None and not place.quote.startswith("<"):
             shape.kind = kind
@@ -274,8 +286,6 @@ class Reader:
         self._found.learn(line, ranks=kind.ranks, pairs=kind.pairs, launches=kind.launches)
         if (kind.begins or self._summary.is_open) and self._summary.take(line, place):
             return True
-        if kind.in_gradients:
-            self._found.ledger.in_gradients = True
         consumed = False
         if kind.begins or self._assembler.expects(line.origin):
             consumed, done = self._assembler.feed(line, place)
@@ -353,13 +363,12 @@ class Reader:
     def _state(self, line: Line, text: str, kind: Kind, place: Place) -> None:
         """Keep what a line says of a failure, or count it as healthy."""
         facts = self._facts
-        of_kernel = remarks.is_kernel(place.quote)
         is_beneath = (
-            of_kernel
+            kind.of_kernel
             or (facts.is_plain and _is_of_service(line))
             or (bool(facts.headings) and facts.headings[-1][1].is_foreign)
         )
-        remark = remarks.read(text, kind.level, of_kernel=of_kernel)
+        remark = remarks.read(text, kind.level, of_kernel=kind.of_kernel)
         if facts.statements.follow(text, place, remark):
             return
         if remark is None:
@@ -445,7 +454,7 @@ class Reader:
             event.is_hollow = pattern.weak and remarks.is_hollow(traceback.text)
         # Ranks that run different collectives do not merely take long.
         is_compared = bool(self._found.ledger.running)
-        if is_watchdog and traceback and not is_compared and GRADIENTS.search(traceback.stack):
+        if is_watchdog and traceback and not is_compared and _GRADIENTS.search(traceback.stack):
             event.slug = "gradient-sync-timeout"
         return self._parent.keep(event)
 
@@ -476,9 +485,12 @@ class Reader:
             fields = {"exception": name, "message": text.partition(":")[2].strip()[:200]}
             fields |= {key: value for key, value in ended.items() if key in _PYTHON.names}
         if traceback.chained and previous is not None and previous.role == "cause":
-            if not previous.weak or chosen.weak or chosen.role != "cause":
-                return  # raised while the first was handled: the first is the cause
-            previous.role = "consequence"
+            # Raised while the first was handled, which is the cause unless this one says more.
+            says_more = previous.weak and not chosen.weak
+            says_more |= previous.is_hollow and not remarks.is_hollow(text)
+            if chosen.role != "cause" or not says_more:
+                return
+            self._parent.subordinate(previous)
         event = self._keep(chosen, fields, line, place, traceback)
         if event.place is place:
             self._last[line.origin] = event

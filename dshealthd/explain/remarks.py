@@ -124,7 +124,8 @@ _EXCEPTION = re.compile(
     r"|\btask \S{1,40}:\d+ blocked for more than "
 )
 _BY = "|".join(
-    rf"{word} signal:? ?\(?(?P<signal_{number}>\d+|sig[a-z]+)"
+    rf"{word} signal:? ?\(?(?P<signal_{number}>\d+|sig[a-z]+|killed|terminated|aborted"
+    r"|segmentation fault|bus error)"
     for number, word in enumerate(("on", "by", "with", "got", "received"))
 )
 _ENDED = re.compile(
@@ -248,7 +249,7 @@ _LOGGER = re.compile(
 )
 """What loggers and collectors put before a message: no part of what is quoted."""
 _EMBEDDED = re.compile(
-    r"(?:^|(?<=[\s:|>\]\"'=-]))(?:[A-Za-z_]\w*\.){0,12}(?!LustreError)[A-Z]\w*"
+    r"(?:^|(?<=[\s:|>\]\"'=-]))(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*"
     r"(?:Error|Exception|Interrupt)(?::(?: |$)|$)"
 )
 _PROSE = re.compile(

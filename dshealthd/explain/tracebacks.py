@@ -31,7 +31,7 @@ _IGNORED = "Exception ignored in"
 _FRAME = re.compile(r'\s+File "([^"\n]{1,400})", line (\d{1,9})(?:, in (.{1,200}))?')
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]{0,200}(?::(?: |$)|$)")
 _BARE = re.compile(
-    r"(?!LustreError)(?:[A-Za-z_]\w*\.){0,12}(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit)"
+    r"(?:[A-Za-z_]\w*\.){0,12}(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit)"
     r"|OSError|Exception)(?:: .*|:?$)"
 )
 _OTHERWISE = re.compile(

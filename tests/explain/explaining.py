@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dshealthd.explain import command
-from dshealthd.explain.causality import Finding
+from dshealthd.explain.finding import Finding
 from dshealthd.explain.input import Raw
 from dshealthd.explain.recognition import Recognizer
 

@@ -17,7 +17,7 @@ import pytest
 
 from dshealthd.explain import command
 from dshealthd.explain import input as logs
-from dshealthd.explain.causality import Finding
+from dshealthd.explain.finding import Finding
 from dshealthd.explain.patterns import load
 from dshealthd.explain.recognition import Recognizer
 from dshealthd.explain.templates import Templates

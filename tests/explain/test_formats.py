@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dshealthd.explain import input as logs
-from dshealthd.explain.causality import Finding
+from dshealthd.explain.finding import Finding
 from tests.explain.explaining import explained_paths, explained_text
 
 TRACEBACK = (
@@ -144,8 +144,8 @@ def test_an_abort_follows_from_the_exception_that_nobody_caught(tmp_path: Path) 
     )
     assert explained(tmp_path, text).slug == "nccl-all-reduce-failed"
     alone = explained(tmp_path, "Fatal Python error: Aborted\n")
-    assert alone.slug == "child-failed"
-    assert "aborted" in alone.statement
+    assert alone.outcome == "undecided"
+    assert alone.proof[0].quote == "Fatal Python error: Aborted"
 
 
 @pytest.mark.parametrize(

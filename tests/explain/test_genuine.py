@@ -10,7 +10,7 @@ import lzma
 from pathlib import Path
 from typing import Any
 
-from dshealthd.explain.causality import Finding
+from dshealthd.explain.finding import Finding
 from tests.explain import genuine
 from tests.explain.explaining import explained_paths
 from tests.explain.variants import Variant, variants

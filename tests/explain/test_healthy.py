@@ -203,6 +203,15 @@ def test_an_exception_that_python_ignores_is_no_cause(tmp_path: Path) -> None:
     assert explained_text(tmp_path, broken).slug == "checkpoint-path"
 
 
+@pytest.mark.parametrize(
+    ("end", "outcome"), [("Job 'raysubmit_a1' succeeded", "nothing"), ("it succeeded", "found")]
+)
+def test_a_job_that_succeeded_had_no_failure(tmp_path: Path, end: str, outcome: str) -> None:
+    """What was wrong before ended nothing, however few lines came after it."""
+    text = f"step 8 | loss 2.1\nValueError: shard 7 has no rows, skipped\n{end}\n"
+    assert explained_text(tmp_path, text).outcome == outcome
+
+
 def test_a_needle_in_much_noise_is_found_whatever_finder_looks(tmp_path: Path) -> None:
     """The finder leaves out lines, and never one that matters."""
     text = noise(6_000, 9)

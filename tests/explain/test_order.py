@@ -211,6 +211,19 @@ def test_a_row_of_events_is_not_later_than_the_lines_before_it() -> None:
     assert (finding.slug, finding.host, finding.ranks) == ("job-ended", "ip-77.internal", ())
 
 
+@pytest.mark.parametrize(
+    ("command", "slug"),
+    [("$ kubectl -n a describe workload b", "job-ended"), ("step 2 | loss 2.1", "disk-full")],
+)
+def test_what_a_command_printed_is_not_later_than_the_lines_before_it(
+    command: str, slug: str
+) -> None:
+    """Somebody asked for it when all was over; what the job's own log has there came later."""
+    full = "[rank2]: OSError: [Errno 28] No space left on device: '/ckpt/a'"
+    told = "    Message:  Preempted to accommodate a workload due to reclamation within the cohort"
+    assert explained("step 1 | loss 2.1", full, command, told).slug == slug
+
+
 def test_a_line_without_a_stamp_is_no_older_than_the_lines_before_it() -> None:
     """Not as old as the last stamp of its own process, which may have been silent for hours."""
     finding = explained(

@@ -284,6 +284,19 @@ def test_the_innermost_content_is_quoted(lines: list[str], quoted: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("first", "quoted"),
+    [("TimeoutError", "CommError: no answer within 90 s from the tracker at t.py:7 in f"),
+     ("TimeoutError: the tracker is asleep", "TimeoutError: the tracker is asleep at t.py:7 in f")],
+)  # fmt: skip
+def test_of_a_chain_the_first_that_says_something_is_quoted(first: str, quoted: str) -> None:
+    """What was raised while handling a bare exception often says why that was raised."""
+    frames = ["Traceback (most recent call last):", '  File "t.py", line 7, in f']
+    then = ["", "The above exception was the direct cause of the following exception:", ""]
+    last = "CommError: no answer within 90 s from the tracker"
+    assert explained(*STEPS, *frames, first, *then, *frames, last).statement == quoted
+
+
+@pytest.mark.parametrize(
     "text", ["Permission denied", "No space left on device", "шина отвалилась", "key not in map"]
 )
 def test_a_message_that_says_why_is_not_hollow(text: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dshealthd.explain import command
-from dshealthd.explain.causality import Finding
+from dshealthd.explain.finding import Finding
 from tests.nccl import build
 from tests.nccl.job import Job
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core import documents
 from dshealthd.core.result import fault_of
-from dshealthd.explain.causality import Finding, decide
+from dshealthd.explain.finding import Finding, decide
 from dshealthd.explain.recognition import Recognizer
 from dshealthd.explain.tail import Tail
 from dshealthd.jobs.logs import files
