@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.explain import order, remarks
-from dshealthd.explain.accusation import ALIKE, ON_ALL, accused, left_silently
+from dshealthd.explain.accusation import ALIKE, ON_ALL, accused, are_alike, left_silently
 from dshealthd.explain.case import MISMATCH, prepare
 from dshealthd.explain.coverage import ABORTED, TERMINATED
 from dshealthd.explain.events import Event, Place, listed
@@ -142,7 +142,7 @@ def decide(found: Recognized, *, year: int) -> Finding:
     if case.explained is not None:  # whom what lies beneath it struck
         ranks = ranks or accused(case.explained, case, verdicts)[0]
     proof = proof or (root.place,)
-    if is_of_peer and root.rank is None:
+    if is_of_peer and root.rank is None and root.host is None:
         ranks = ()
     if root.pattern == STATED:
         proof = (*proof, *(event.place for event in worth_reading(standing(case))))[:WORTH_READING]
@@ -167,14 +167,9 @@ def decide(found: Recognized, *, year: int) -> Finding:
     host, gpu = _whereabouts(root, ranks, case)
     beside = _beside(root, ranks)
     host = host or beside.get("host")
-    is_peers = not ranks and any(
-        event.slug == _PEER_LOST and event.order <= root.order
-        for event in (*case.causes, *case.consequences)
-        if root.pattern in _OF_LOST_PEERS or root.layer == "launcher"
-    )
-    # A collector's name of a pod; of all; of who only noticed that another is gone.
-    if host == beside.get("pod") or says.endswith((ON_ALL, ALIKE)) or is_peers:
-        host = None
+    if _is_shared(root, ranks, says, case) or host == beside.get("pod"):
+        host = None  # a collector's name of a pod is no host's
+    host = host and (case.identities.name(host) or host)
     if gpu is None and "gpu" in beside:
         gpu = int(beside["gpu"])
     if root.is_effect:
@@ -221,6 +216,25 @@ def decide(found: Recognized, *, year: int) -> Finding:
             for kept in standing(case)
         ),
     )
+
+
+def _is_shared(root: Event, ranks: Sequence[int], says: str, case: Case) -> bool:
+    """Return whether no single host is a cause's: where all ranks, or several hosts, say the same,
+    where one only waits, or noticed that another is gone, and where its ranks are on several.
+    """
+    if len({case.identities.host(rank) for rank in ranks} - {None}) > 1:
+        return True
+    if says.endswith((ON_ALL, ALIKE)):
+        return True
+    if ranks:
+        return False
+    hosts = {one.host for one in case.causes if are_alike(one, root)} - {None}
+    is_end = root.pattern in _OF_LOST_PEERS or root.layer == "launcher"
+    is_peers = is_end and any(
+        event.slug == _PEER_LOST and event.order <= root.order
+        for event in (*case.causes, *case.consequences)
+    )
+    return len(hosts) > 1 or is_peers or root.is_timeout
 
 
 def _ordered(case: Case) -> list[Event]:
