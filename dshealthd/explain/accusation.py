@@ -6,9 +6,11 @@ import signal
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import clocks
+from dshealthd.explain.case import MISMATCH, are_near
 from dshealthd.explain.events import listed
 from dshealthd.explain.facts import SEVERAL
 from dshealthd.explain.group_verdicts import MAX_SIZE
+from dshealthd.explain.names import named, ranks_in
 from dshealthd.explain.prefilter import bare
 
 if TYPE_CHECKING:
@@ -24,13 +26,12 @@ ALIKE = " alike)"
 """The end of a statement on a cause that several ranks report alike."""
 _QUOTED = {"child-failed/python", "child-failed/stated"}
 """What no pattern knows."""
-_OF_PEERS = {
-    "nccl-remote-error",
-    "nccl-timeout",
-    "gradient-sync-timeout",
-    "nccl-all-reduce-failed",
-    "ranks-stuck-at-init",
-}
+_ENDED = "child-failed/exit"
+"""An exception with which a process ends."""
+_OF_RANKS = {"program", "communication"}
+_LOST = {"nccl-remote-error", "nccl-timeout", "gradient-sync-timeout", "ranks-stuck-at-init"}
+"""Failures of which another rank is the cause."""
+_OF_PEERS = {*_LOST, "nccl-all-reduce-failed"}
 """Failures that a rank reports although another one may be the cause."""
 
 
@@ -38,10 +39,11 @@ def accused(
     root: Event, case: Case, verdicts: Sequence[GroupVerdict]
 ) -> tuple[tuple[int, ...], tuple[Place, ...], str]:
     """Return the culprit ranks of a failure, the proof, and the statement."""
-    alike = [event for event in case.causes if _are_alike(event, root)]
+    alike = [event for event in case.causes if are_alike(event, root)]
     same = sorted({event.rank for event in alike if event.rank is not None})
     places = tuple(event.place for event in alike[:3])
-    proof = [root.place]
+    own = tuple(event.place for event in alike if event.rank == root.rank is not None)
+    proof = list(dict.fromkeys((root.place, *own)))[:3]
     if root.layer != "communication":
         if root.ranks:
             is_all = len(root.ranks) >= (case.world or len(case.seen) + 1)
@@ -49,10 +51,13 @@ def accused(
             return () if is_all else root.ranks, (root.place,), root.says
         if root.pattern == "child-failed/signal":
             return () if root.rank is None else (root.rank,), (root.place,), root.says
-        if root.layer == "program" and len(same) > 1 and _tied(alike):
-            if len(same) >= (case.world or max(case.seen) + 1):
+        told = {rank for one in case.causes for rank in ranks_in(one.fields.get("message", ""))}
+        is_told = told >= {root.rank}  # a rank passes on the exceptions of those that it lists
+        same = sorted(told) if is_told else same
+        if root.layer == "program" and (is_told or (len(same) > 1 and _tied(alike))):
+            if len(same) > 1 and len(same) >= (case.world or max(case.seen) + 1):
                 return (), places, f"{root.says}{ON_ALL}"
-            if _is_common(same, case):
+            if not is_told and _is_common(same, case):
                 return (), places, f"{root.says} ({listed(same)}{ALIKE}"
             return tuple(same), places, root.says
         ranks = [] if root.role == "loss" else _of_one(root, alike, case)
@@ -65,7 +70,7 @@ def accused(
             return (), places, f"{root.says} ({listed(same)})"
         return tuple(same), places, root.says
     if root.is_timeout:
-        named = sorted({rank for rank, _ in case.found.ledger.named})
+        missed = sorted({rank for rank, _ in case.found.ledger.named})
         for verdict in verdicts:
             if verdict.kind == "symmetric":
                 case.missing.append("fabric and GPU counters: the fault is inside the collective")
@@ -76,14 +81,17 @@ def accused(
                 return (), verdict.proof, text
             if verdict.culprits:
                 return verdict.culprits, (*verdict.proof, *proof)[:4], verdict.text
-        if named:
+        if missed:
             places = tuple(place for _, place in case.found.ledger.named[:2])
-            return tuple(named), places, f"{root.says}; {listed(named)} did not take part"
+            return tuple(missed), places, f"{root.says}; {listed(missed)} did not take part"
         if (blocked := _blocked_alone(alike, case)) is not None:
             own = tuple(event.place for event in alike if event.rank == blocked)
             return (blocked,), own[:4], f"rank {blocked}: {root.says}"
         if verdicts:
             return _without_culprit(case, verdicts[0])
+    is_own = root.pattern != MISMATCH and root.slug not in _OF_PEERS
+    if is_own and (struck := _struck(root, case)):
+        return tuple(struck), tuple(proof), root.says
     absent = absent_ranks(case)
     if absent:
         text = f"{root.says}; only {listed(absent)} reported no failure"
@@ -102,7 +110,7 @@ def _without_culprit(case: Case, verdict: GroupVerdict) -> tuple[tuple[()], tupl
     return (), verdict.proof[:3], verdict.says
 
 
-def _are_alike(event: Event, root: Event) -> bool:
+def are_alike(event: Event, root: Event) -> bool:
     """Return whether two events are of one kind; what no pattern knows must have the same words."""
     if (event.slug, event.layer, event.role) != (root.slug, root.layer, root.role):
         return False
@@ -126,22 +134,15 @@ def _is_common(ranks: Sequence[int], case: Case) -> bool:
 
 
 def _of_one(root: Event, alike: Sequence[Event], case: Case) -> list[int]:
-    """Return the rank that a cause is of: its own, or else that which failed first on its host, or
-    by torchrun's summary.
+    """Return the ranks that a cause is of: its own, or else those that failed on its host, or the
+    first of torchrun's summary.
     """
     if root.rank is not None:
         return [root.rank]
+    if struck := _struck(root, case):
+        return struck
     if root.layer in {"hardware", "scheduler"}:
-        of_host = (
-            event
-            for event in case.causes
-            if event.layer == "program"
-            and event.rank is not None
-            and root.host is not None
-            and case.identities.host(event.rank) == root.host
-        )
-        first = min(of_host, key=lambda event: (event.time or 0.0, event.order), default=None)
-        return [] if first is None or first.rank is None else [first.rank]
+        return []
     several = {failure.rank for failure in case.found.failures if (failure.exit or 0) > 0}
     if len(several) > 1 and sum(event.count for event in alike) > 1:
         return []  # each of these ranks may have printed it
@@ -150,7 +151,31 @@ def _of_one(root: Event, alike: Sequence[Event], case: Case) -> list[int]:
         failure for failure in case.found.failures if failure.root and pid in {None, failure.pid}
     ]
     failed = min(found, key=lambda failure: failure.time, default=None)
-    return [] if failed is None or failed.rank is None else [failed.rank]
+    if failed is None or failed.rank is None:
+        return []
+    is_there = root.host is None or case.identities.is_on(failed.rank, root.host)
+    return [failed.rank] if is_there else []
+
+
+def _struck(root: Event, case: Case) -> list[int]:
+    """Return the ranks that a host's failure struck: those whose process its kernel names, or else
+    that failed on it, not only by losing a peer; empty if these are all ranks.
+    """
+    identities = case.identities
+    if root.host is None:
+        return []
+    beneath = (one for one in case.told if one.layer == "hardware" and are_near(one, root))
+    pids = (named(one.place.quote).get("pid") for one in beneath)
+    named_ranks = {identities.of_pid(int(pid)) for pid in pids if pid} - {None}
+    failed = {
+        event.rank
+        for event in (*case.causes, *case.consequences)
+        if event is not root and event.rank is not None and event.slug not in _LOST
+        and (event.layer in _OF_RANKS or (event.frames and event.pattern != _ENDED))
+    }  # fmt: skip
+    there = {rank for rank in failed if identities.is_on(rank, root.host)}
+    ranks = {rank for rank in named_ranks or there if rank is not None}
+    return [] if ranks >= case.seen else sorted(ranks)
 
 
 def _blocked_alone(events: Sequence[Event], case: Case) -> int | None:

@@ -13,7 +13,7 @@ from dshealthd.explain.coverage import Coverage
 from dshealthd.explain.events import Event, Origin, Stamp
 from dshealthd.explain.facts import Recognized
 from dshealthd.explain.identities import Identities
-from dshealthd.explain.names import first_node
+from dshealthd.explain.names import first_node, numbers
 from dshealthd.explain.patterns import load, said
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 NEAR = 50
 """Lines within which two messages may be about one fault."""
-MAX_TASKS = 10_000
-"""Maximum number of tasks in one of srun's messages."""
 CLEARED_AFTER = 10
 """Lines of progress after an error that show it ended nothing; ranks print a few more."""
 _QUOTES_COMMANDS = {"child-failed/deepspeed-launcher", "child-failed/summary"}
@@ -66,6 +64,12 @@ class Case:
         """Return the time of a stamp in seconds; None if it is not a date and time."""
         seconds = clocks.seconds(stamp, self.year)
         return seconds if seconds is None or not clocks.is_local(stamp) else seconds - self.offset
+
+    @property
+    def told(self) -> list[Event]:
+        """All events, and what no pattern knows."""
+        stated = (kept.event for facts in self.found.sources for kept in facts.statements)
+        return [*self.found.events, *stated]
 
     @property
     def enough(self) -> int:
@@ -136,8 +140,7 @@ def _place(case: Case, year: int) -> None:
     """Work out rank, host and time of every event."""
     found = case.found
     identities = case.identities
-    stated = (kept.event for facts in found.sources for kept in facts.statements)
-    events = [*found.events, *stated]
+    events = case.told
     stamps = [event.stamp for event in events if event.stamp]
     stamps += [stamp for facts in found.sources for stamp in facts.last_stamp.values()]
     year = case.year = clocks.year_of(stamps, year)
@@ -154,7 +157,7 @@ def _place(case: Case, year: int) -> None:
             both = {int(fields["rank"]), int(fields["rank_other"])}
             # Ranks of a group, if the one that names them is neither.
             event.ranks = tuple(sorted(both)) if event.rank in both else ()
-        tasks = _numbers(fields.get("tasks", fields.get("task", "")))
+        tasks = numbers(fields.get("tasks", fields.get("task", "")))
         if event.rank is None and tasks and not identities.is_node(event.origin.source, tasks[0]):
             event.rank, event.ranks = tasks[0], tasks
         if event.rank is None and "pid" in fields:
@@ -163,15 +166,17 @@ def _place(case: Case, year: int) -> None:
         if event.rank is None:  # a launcher may print again below what a rank had printed before
             again = identities.above(event.origin.source, event.last_order)
             event.rank = again.rank if above.rank is None else above.rank
+        before = identities.before(event.place.quote)
+        identities.place(event.rank, before)
         event.host = (
             fields.get("host")
-            or event.origin.host
-            or identities.before(event.place.quote)
+            or identities.home(event.origin)
+            or before
+            or (identities.host(event.rank) if event.rank is not None else None)
             or above.host
         )
-        if event.host in found.nodes:
-            event.fields = {**fields, "pod": event.host}
-            event.host = found.nodes[event.host]
+        if event.host and (node := identities.node(event.host)) != event.host:
+            event.fields, event.host = {**fields, "pod": event.host}, node
         if event.rank is None and "pci" in fields:
             event.rank = identities.of_gpu(event.host, fields["pci"])
         identities.place(None, fields.get("host"))
@@ -184,9 +189,12 @@ def _place(case: Case, year: int) -> None:
         if event.rank is not None:
             case.seen |= {event.rank, *event.ranks}
     for kept in (kept for facts in found.sources for kept in facts.statements):
-        who = {identities.rank(origin) for origin in kept.origins}
-        if len(who) > 1 and None not in who:
+        by = {origin: identities.rank(origin) for origin in kept.origins}
+        who = {rank for origin, rank in by.items() if rank is not None or origin.labeled}
+        if len(who) > 1 and None not in by.values():
             kept.event.ranks = tuple(sorted(rank for rank in who if rank is not None))
+        elif None in who:  # whose it is, besides, is unknown
+            kept.event.rank = None
     for failure in found.failures:
         if failure.rank is not None:
             case.seen.add(failure.rank)
@@ -218,12 +226,16 @@ def _merge(events: Sequence[Event]) -> None:
                 first.says = said(first.texts, first.fields) + first.whence
             first.host = first.host or event.host
             first.last_order = event.last_order
-            if first.rank is None:
+            if first.rank is None and first.layer == event.layer:
                 first.rank, first.ranks = event.rank, event.ranks
         ranked = [event for event in about if event.rank is not None]
         if len({event.rank for event in ranked}) == 1:
             for event in about:
-                if event.rank is None and _agree(event, ranked[0]):
+                if (
+                    event.rank is None
+                    and event.layer == ranked[0].layer
+                    and _agree(event, ranked[0])
+                ):
                     event.rank = ranked[0].rank
 
 
@@ -241,16 +253,6 @@ def _agree(one: Event, other: Event) -> bool:
         and (one.rank is None or other.rank is None or one.rank == other.rank)
         and (one.host is None or other.host is None or one.host == other.host)
     )
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list such as `1-3,5`; too many are not ranks, so empty."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if first.isdecimal():
-            found += range(int(first), min(int(last or first), int(first) + MAX_TASKS) + 1)
-    return tuple(found) if len(found) <= MAX_TASKS else ()
 
 
 def _signals(case: Case) -> None:

@@ -23,7 +23,12 @@ _WORLD = re.compile(
 )
 _OWN_RANK = re.compile(r"\[(?:rank|Rank|RANK)[ :]?(\d{1,6})\]")
 """A rank that a process puts before its lines."""
-_NCCL_RANK = re.compile(r"NCCL INFO .*\brank (\d{1,6}) nranks \d{1,6}\b")
+_OF_WORLD = re.compile(
+    r"(?<![\w-])(?<!parallel )(?<!local )(?<!node )(?<!group )(?<![DTPE]P )(?:global_)?"
+    r"(?i:rank)\W{1,3}(?P<rank>\d{1,6})"
+    r"(?:/| of |[^\n]{0,40}?\b(?:nranks|(?i:world)(?:[_ ](?i:size))?)\W{1,3})(?P<world>\d{1,6})\b"
+)
+"""What a process says of itself: its rank, beside the number of ranks."""
 
 MAX_KNOWN = 100_000
 """Maximum number of ranks, processes and tasks that are remembered."""
@@ -141,8 +146,12 @@ class Recognized:
     failures: list[Failure] = field(default_factory=list)
     sources: list[SourceFacts] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
-    ranks_by_pid: dict[tuple[int, int], int] = field(default_factory=lambda: Bounded(MAX_KNOWN))
-    """Rank by source and pid."""
+    ranks_by_pid: dict[tuple[int, str | None, int], tuple[int, int]] = field(
+        default_factory=lambda: Bounded(MAX_KNOWN)
+    )
+    """The number of ranks, and the rank, by source, host and pid."""
+    ranks_by_source: dict[int, set[int]] = field(default_factory=lambda: Bounded(MAX_KNOWN))
+    """Ranks of which a source's lines say that they are their own."""
     ranks_by_prefix: dict[tuple[int, int], set[int]] = field(
         default_factory=lambda: Bounded(MAX_KNOWN)
     )
@@ -193,21 +202,39 @@ class Recognized:
         if ranks:
             if match := _WORLD.search(text):
                 self.world = max(self.world or 0, int(match[1]))
-            if "nranks" in text and origin.pid is not None and (match := _NCCL_RANK.search(text)):
-                self.ranks_by_pid.setdefault((source, origin.pid), int(match[1]))
+            match = _OF_WORLD.search(text)
+            if match and int(match["rank"]) < int(match["world"]) > 1:
+                self._introduce(origin, int(match["rank"]), int(match["world"]))
             if origin.pid is not None and (match := _OWN_RANK.match(text)):
                 own = self.ranks_by_prefix.setdefault((source, origin.pid), set())
                 if len(own) < SEVERAL:
                     own.add(int(match[1]))
         if pairs:
-            rank = None if origin.pid is None else self.ranks_by_pid.get((source, origin.pid))
-            seat = names.seat(text, origin, rank)
-            if seat is not None:
+            for seat in names.seats(text, origin, self.rank_of(origin)):
                 self.seats[seat] = None
-            elif on := names.node_of(text):
+            if on := names.node_of(text):
                 self.nodes.setdefault(*on)
         if launches and not ranks:
             facts.is_launcher = True
+
+    def _introduce(self, origin: Origin, rank: int, world: int) -> None:
+        """Learn the rank of the process that says it; in a part of the job it has another one."""
+        if origin.pid is None:
+            ranks = self.ranks_by_source.setdefault(origin.source, set())
+            if len(ranks) < SEVERAL:
+                ranks.add(rank)
+            return
+        key = origin.source, origin.host and names.short(origin.host), origin.pid
+        if world > self.ranks_by_pid.get(key, (0, 0))[0]:
+            self.ranks_by_pid[key] = world, rank
+
+    def rank_of(self, origin: Origin) -> int | None:
+        """Return the rank that a line's process has said; None if it has not."""
+        if origin.pid is None:
+            return None
+        host = origin.host and names.short(origin.host)
+        known = self.ranks_by_pid.get((origin.source, host, origin.pid))
+        return None if known is None else known[1]
 
     def _meet(self, origin: Origin, source: int) -> None:
         if origin.rank is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.explain import order, remarks
-from dshealthd.explain.accusation import ALIKE, ON_ALL, accused, left_silently
+from dshealthd.explain.accusation import ALIKE, ON_ALL, accused, are_alike, left_silently
 from dshealthd.explain.case import MISMATCH, prepare
 from dshealthd.explain.causality import OF_LOST_PEERS, candidates, is_telling, precedes
 from dshealthd.explain.coverage import ABORTED, TERMINATED
@@ -131,7 +131,7 @@ def decide(found: Recognized, *, year: int) -> Finding:
     ranks, proof, says = accused(root, case, verdicts)
     if case.explained is not None:  # whom what lies beneath it struck
         ranks = ranks or accused(case.explained, case, verdicts)[0]
-    if is_of_peer and root.rank is None:
+    if is_of_peer and root.rank is None and root.host is None:
         ranks = ()
     proof = proof or (root.place,)
     if root.pattern == STATED:
@@ -148,12 +148,9 @@ def decide(found: Recognized, *, year: int) -> Finding:
     beside = _beside(root, ranks)
     host, gpu = _whereabouts(root, ranks, case)
     host = host or beside.get("host")
-    if (
-        host == beside.get("pod")  # a collector's name of a pod
-        or says.endswith((ON_ALL, ALIKE))
-        or (not ranks and _only_noticed(root, case))
-    ):
-        host = None
+    if _is_shared(root, ranks, says, case) or host == beside.get("pod"):
+        host = None  # a collector's name of a pod is no host's
+    host = host and (case.identities.name(host) or host)
     if root.is_effect:
         case.missing.append(_sender(host))
     chain = sorted(
@@ -206,6 +203,20 @@ def _says_no_reason(root: Event, ranks: Sequence[int], case: Case) -> bool:
             )
         )
     )
+
+
+def _is_shared(root: Event, ranks: Sequence[int], says: str, case: Case) -> bool:
+    """Return whether no single host is a cause's: where all ranks, or several hosts, say the same,
+    where one only waits, or noticed that another is gone, and where its ranks are on several.
+    """
+    if len({case.identities.host(rank) for rank in ranks} - {None}) > 1:
+        return True
+    if says.endswith((ON_ALL, ALIKE)):
+        return True
+    if ranks:
+        return False
+    hosts = {one.host for one in case.causes if are_alike(one, root)} - {None}
+    return len(hosts) > 1 or root.is_timeout or _only_noticed(root, case)
 
 
 def _only_noticed(root: Event, case: Case) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from dshealthd.explain.names import PCI, Heading, only, short
+from dshealthd.explain.names import PCI, Heading, numbers, only, short
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,12 +32,20 @@ class Identities:
         """The rank of local rank 0, by host, by file and task, and by folder of a node's torchrun;
         several if a file holds the output of several nodes."""
         self._ranks: dict[object, set[int]] = defaultdict(set)
-        """Ranks by pid, and by the host and the PCI address of their GPU."""
+        """Ranks by pid, by the host and the PCI address of their GPU, and by their log."""
         self._hosts: dict[int, set[str]] = defaultdict(set)
         """Hosts by rank."""
         self._names: dict[str, str] = {}
         """Names of hosts that stand where only a host can stand, by their first part."""
         self._launched: set[str] = set()
+        self._tasks: dict[tuple[int, int], set[str]] = defaultdict(set)
+        """Hosts by file and task of srun."""
+        for event in found.events:
+            if "host" in event.fields:
+                for number in numbers(event.fields.get("tasks", event.fields.get("task", ""))):
+                    self._tasks[event.origin.source, number].add(event.fields["host"])
+        for host in (*found.nodes.values(), *chain(*self._tasks.values())):
+            self.place(None, host)
         self._homes = {
             short(origin.host)
             for facts in found.sources
@@ -44,15 +53,29 @@ class Identities:
             if origin.local is not None and origin.host is not None
         }
         """Hosts of lines with a rank within the node."""
-        for (_, pid), rank in found.ranks_by_pid.items():
-            self._ranks[pid].add(rank)
+        for (_, _, pid), (_, own) in found.ranks_by_pid.items():
+            self._ranks[pid].add(own)
         for (_, pid), ranks in found.ranks_by_prefix.items():
             self._ranks[pid] |= ranks
+        alone = {key: ranks for key, ranks in found.ranks_by_source.items() if len(ranks) == 1}
+        if len(set().union(*alone.values())) > 1:  # each of several logs is of one rank
+            self._ranks |= {("log", source): ranks for source, ranks in alone.items()}
         for (source, task, local), ranks in found.ranks_by_local.items():
             first = {rank - local for rank in ranks}
             self._first[source, task] |= first
             if match := self._folder(source):
                 self._first[match["node"]] |= first
+        self._learn_failures()
+        for facts in found.sources:
+            for origin in facts.origins:
+                self.place(self.rank(origin), self.home(origin))
+            for _, heading in facts.headings:
+                self.place(None, heading.host)
+        self._learn_seats()
+
+    def _learn_failures(self) -> None:
+        """Learn what launchers' summaries say of ranks and hosts."""
+        found = self._found
         pids: dict[tuple[int, int | None], int | None] = {}
         has_restarts = any(
             pids.setdefault((failure.source, failure.rank), failure.pid) != failure.pid
@@ -75,17 +98,20 @@ class Identities:
                 of = seat.origin
                 key = short(seat.host) if seat.host else (of.source, of.task)
                 self._first[key].add(seat.rank - seat.local)
-        for facts in found.sources:
-            for origin in facts.origins:
-                self.place(self.rank(origin), origin.host)
-            for _, heading in facts.headings:
-                self.place(None, heading.host)
+
+    def _learn_seats(self) -> None:
+        """Learn what single lines say of where a rank runs."""
+        found = self._found
         for seat in found.seats:
             origin = seat.origin._replace(rank=seat.rank, local=seat.local, host=seat.host)
             own = self.rank(origin)
             self.place(own, seat.host)
             if own is None:
                 continue
+            if seat.log is not None:
+                for number, facts in enumerate(found.sources):
+                    if f"/{facts.name}".endswith(f"/{seat.log}"):
+                        self._ranks["log", number].add(own)
             if seat.pid is not None:
                 self._ranks[seat.pid].add(own)
             if seat.pci is not None:
@@ -95,12 +121,21 @@ class Identities:
 
     def place(self, rank: int | None, host: str | None) -> None:
         """Note that a host has this name, and that a rank runs there if one is given."""
-        host = self._found.nodes.get(host, host) if host else None
+        host = self.node(host) if host else None
         if host is None or host.startswith("localhost"):
             return
         self._names.setdefault(short(host), host)
         if rank is not None:
             self._hosts[rank].add(short(host))
+
+    def node(self, name: str) -> str:
+        """Return the node of a pod; a name that is no pod's as it is.
+
+        A job's pod is called by its host name, and five characters that make it unique.
+        """
+        nodes = self._found.nodes
+        pods = [pod for pod in nodes if pod[:-6] == name and pod[-6] == "-"]
+        return nodes.get(only(pods) or name, name)
 
     def _folder(self, source: int) -> re.Match[str] | None:
         return _TORCHRUN_FOLDER.match(self._found.sources[source].name)
@@ -130,7 +165,7 @@ class Identities:
             is_one = len(found.launchers) < 2 and len(self._homes) < 2  # noqa: PLR2004
             return origin.local if is_one else None
         if origin.pid is not None:
-            known = found.ranks_by_pid.get((origin.source, origin.pid))
+            known = found.rank_of(origin)
             if known is not None:
                 return known
             own = found.ranks_by_prefix.get((origin.source, origin.pid), set())
@@ -138,7 +173,12 @@ class Identities:
                 return next(iter(own))
         if origin.task is not None and not self.is_node(origin.source, origin.task):
             return origin.task
-        return None
+        return only(self._ranks.get(("log", origin.source), set()))
+
+    def home(self, origin: Origin) -> str | None:
+        """Return the host that a line comes from, by its prefixes; None if unknown."""
+        task = (origin.source, -1 if origin.task is None else origin.task)
+        return origin.host or only(self._tasks.get(task, set()))
 
     def of_pid(self, pid: int) -> int | None:
         """Return the rank of a process that another line names; None if unknown or ambiguous."""
@@ -163,13 +203,17 @@ class Identities:
         return len(self._launched) == 1
 
     def name(self, host: str) -> str | None:
-        """Return the name of a host as it is used first; None if it says nothing."""
+        """Return the name by which a scheduler knows a host, or else its first; None if unknown."""
         return self._names.get(short(host))
 
     def host(self, rank: int) -> str | None:
         """Return the host of a rank; None if unknown, or if it was started again elsewhere."""
         name = only(self._hosts.get(rank, set()))
         return None if name is None else self._names[name]
+
+    def is_on(self, rank: int, host: str) -> bool:
+        """Return whether a rank is known to run on a host."""
+        return short(host) == only(self._hosts.get(rank, set()))
 
     def share_a_host(self, ranks: Iterable[int]) -> bool:
         """Return whether ranks are on one host, and others elsewhere."""

@@ -38,7 +38,7 @@ _SKIPPED = (".pt", ".pth", ".bin", ".safetensors", ".so", ".py", ".pyc", ".png",
 
 
 _PIPES = ("/dev/stdin", "/dev/fd/")
-_MESSAGES = ("log", "MESSAGE", "message", "msg")
+_MESSAGES = ("log", "MESSAGE", "message", "msg", "line")
 _TIMES = ("time", "timestamp", "@timestamp", "ts", "__REALTIME_TIMESTAMP")
 _HOSTS = ("_HOSTNAME", "hostname", "host", "node")
 _RANKS = ("rank", "global_rank", "RANK")
@@ -342,8 +342,9 @@ def lines(text: str) -> list[str]:
     if not isinstance(message, str):
         return [text]
     when = _time(next((record[name] for name in _TIMES if name in record), None))
-    inner = record.get("kubernetes")  # as Fluent Bit adds it
-    where = {**record, **inner} if isinstance(inner, dict) else record
+    where = dict(record)
+    for inner in (record.get("kubernetes"), record.get("labels")):  # as Fluent Bit and Loki add
+        where |= inner if isinstance(inner, dict) else {}
     host = next((where[name] for name in _HOSTS if name in where), None)
     prefix = f"{when} " if when else ""
     if when and isinstance(host, str) and host.replace("-", "").replace(".", "").isalnum():

@@ -23,20 +23,24 @@ _SPOKEN = re.compile(
 )
 """A rank in the text of a line; that in another group than the default one is not the job's."""
 _SAID = re.compile(
-    r"(?:(?:^|[:(,|] ?|\b(?:on|process|[Gg]lobal) )[Rr]ank[ =]|\brank=)"
+    r"(?:(?:^|[:(,|=] *|\b(?:on|with|process|[Gg]lobal|MCW|[Ww]orker|[Cc]ontainer) )"
+    r"(?:[Rr]ank|RANK)(?:[ =]| id[:=])|\brank=)"
     r"(?P<rank>\d{1,6})\b(?![-.]\d|,? (?:and|or|to) )"
 )
 _ANY_RANK = re.compile(r"\branks?\b", re.IGNORECASE)
 """A line that speaks of one rank alone speaks of its own, unless it is sent to or from it."""
 MAX_HEADING = 200
 """Maximum characters of what stands over a part of a text."""
+MAX_LISTED = 10_000
+"""Maximum number of ranks or tasks in one line."""
 NAMES_RANKS = frozenset({"rank", "local", "task", "tasks", "culprit", "culprits"})
 """Fields of patterns that say which ranks a line is about."""
 _NAMES = re.compile(
-    r"\b(?:[Nn]ode|[Hh]ost(?:name)?|instance)(?: ?[:=] ?| |/)['\"]?"
+    r"\b(?:[Nn]ode|[Hh]ost(?:name)?|instance|(?i:running) (?i:on|at))(?: ?[:=] ?| |/)['\"]?"
     r"(?P<host>[A-Za-z\d][\w.-]{1,62}[A-Za-z\d])"
     r"|\b(?:[Nn]ode )?(?:ip|IP)(?: ?[:=] ?| |\[)['\"]?(?P<address>\d{1,3}(?:\.\d{1,3}){3})\b"
     r"|\b(?:pid|PID)(?: ?[:=] ?| )(?P<pid>\d{2,10})\b"
+    r"|\b(?:to|task) [\w.-]{1,15}:(?P<pid_3>\d{2,10})\b"
     r"|\[(?P<pid_2>\d{2,10})\](?::| trap| general) [^\n]{0,40}(?:segfault|ip|sp)\b"
     r"|\b(?:GPU |GPU|cuda:|Device:|device |DEVICE\[)(?P<gpu>\d{1,2})\b(?!\.\d|,\d| "
     r"?(?:[KMG]i?B|%|x\b))"
@@ -54,6 +58,16 @@ _KEYS = {
 }  # fmt: skip
 """Keys in a block of `key: value` lines, as Ray and kubectl print them, and whose name each has."""
 _LOCAL = re.compile(r"\blocal(?:[_-]?rank)?[ =:'\",]{1,4}(\d{1,4})\b")
+_LOG = re.compile(r"\blog(?:[ _-]?file)?[ :=]{1,2}(?P<log>[\w./-]{1,250}\w)")
+_HOST = r"(?!\d+[^\w.-])[A-Za-z\d][\w.-]{0,62}[A-Za-z\d]"
+_RANKS = r"\d{1,6}(?:-\d{1,6})?(?:, ?\d{1,6}(?:-\d{1,6})?){0,1000}"
+_LISTED = re.compile(rf"\branks\W{{1,3}}(?:\w+\()?\[(?P<ranks>{_RANKS})\]")
+_ROSTER = re.compile(
+    rf"(?P<host>{_HOST})[ :=(]{{1,3}}ranks?[ :=\[]{{1,3}}(?P<ranks>{_RANKS})(?![\w.])"
+    rf"|['\"](?P<host_2>{_HOST})['\"]: \[(?P<ranks_2>{_RANKS})\]"
+    rf"|(?<=[(, ])(?P<ranks_3>\d{{1,6}}): (?P<host_3>{_HOST})(?=[,)])"
+)
+"""A host and the ranks on it, of which a launcher lists several in a line."""
 _RUN = re.compile(
     r"(?:(?:on )?[A-Za-z_][\w-]*(?:[=:] ?| )['\"]?[\w.:-]*\d[\w.:-]*['\"]?[,;:|()\[\] ]*){2,12}"
 )
@@ -68,13 +82,15 @@ _ON_NODE = re.compile(
 )
 """A pod and its node, as the scheduler says, and in the wide table of kubectl."""
 _BESIDE = re.compile(
-    r"[Rr]ank\b.*\b(?:pid|PID|node|host|busId)|(?:pid|node|host|process).*[Rr]ank\b"
+    r"[Rr]ank\b.*\b(?:pid|PID|node|host|busId|log|bound)|(?:pid|node|host|process).*[Rr]ank\b"
+    r"|RANK .*PID|[Rr]ank.*(?:\(: |\{['\"]| \w.*\|.*[Rr]ank )"
 )
 _ROW = re.compile(r"Successfully assigned |^\S+ +/ +[A-Z]")
 """Lines without their digits that may say what belongs together: a rank and more, or a pod."""
 _HEADING = re.compile(
     r"(?:=+>|>{2,}|\#{1,6}|==|[-=*#]{3,}) ?(?P<title>[\w\[(/.].*)"
-    r"|(?P<prompt>\[[\w.@-]{2,60} [^\]]{1,80}\]|[\w.-]+@[\w.-]+:\S{1,80}|)[$#] (?P<command>\w.*)"
+    r"|(?P<prompt>\[[\w.@-]{2,60} [^\]]{1,80}\]|[\w.-]+@[\w.-]+:\S{1,80}|[\w.-]*\d[\w.-]*|)[$#] "
+    r"(?P<command>\w.*)"
     r"|(?:ok|changed|fatal|failed|unreachable|skipping): \[(?P<host>[\w.-]+)\]"
     r"|(?P<host_2>[\w.-]+) \| (?:CHANGED|FAILED|SUCCESS|UNREACHABLE)\b"
     r"|(?P<alone>[\w.-]*\d[\w.-]*):?$"
@@ -137,6 +153,8 @@ class Seat(NamedTuple):
     pid: int | None = None
     host: str | None = None
     pci: str | None = None
+    log: str | None = None
+    """The file to which it writes."""
 
 
 def may_pair(template: str) -> bool:
@@ -146,34 +164,78 @@ def may_pair(template: str) -> bool:
     return (_BESIDE.search(template) or _ROW.search(template)) is not None
 
 
-def seat(text: str, origin: Origin, rank: int | None = None) -> Seat | None:
-    """Return where a line says that a rank runs; None if it names no rank or nothing beside it.
+def seats(text: str, origin: Origin, rank: int | None = None) -> list[Seat]:
+    """Return where a line says that ranks run; empty if it names no rank or nothing beside one.
 
     `rank` is that of its process, if known.
     """
+    if (hosts := _roster(text)) is not None:
+        first: dict[str, int] = {}
+        for one, host in hosts.items():
+            first.setdefault(host, one)
+        # Where several on a host follow one another, these are all of it.
+        return [
+            Seat(origin, one, one - first[host] if one + 1 in hosts else None, host=host)
+            for one, host in hosts.items()
+        ]
     local = _LOCAL.search(text)
     said = None if "[PG " in text else _SAID.search(text)
     if rank is None and said is not None:
         rank = int(said["rank"])
     if rank is None and local is None:
-        return None
+        return []
     begin = said.start("rank") if said else local.start(1) if local else 0
     beside = (run[0] for run in _RUN.finditer(text) if run.start() <= begin < run.end())
     found = named(next(beside, ""))
     pid = _PROCESS.search(text)
     bus = _BUS.search(text)
+    log = _LOG.search(text)
     pci = found.get("device", "")
     if bus:  # NCCL's form: an address without its separators, and zeros
         digits = bus[1].zfill(9)
         pci = f"{digits[:4]}:{digits[4:6]}:{digits[6:8]}"
-    return Seat(
-        origin,
-        rank,
-        int(local[1]) if local else None,
-        int(pid[1]) if pid else int(found["pid"]) if "pid" in found else origin.pid,
-        found.get("host", origin.host),
-        match[0] if (match := PCI.match(pci)) else None,
-    )
+    return [
+        Seat(
+            origin,
+            rank,
+            int(local[1]) if local else None,
+            int(pid[1]) if pid else int(found["pid"]) if "pid" in found else origin.pid,
+            found.get("host", origin.host),
+            match[0] if (match := PCI.match(pci)) else None,
+            log["log"] if log else None,
+        )
+    ]
+
+
+def _roster(text: str) -> dict[int, str] | None:
+    """Return the hosts of all ranks that a line lists; None if it lists no two hosts, or if one
+    rank is on several: then its numbers are others.
+    """
+    hosts: dict[int, str] = {}
+    for match in _ROSTER.finditer(text):
+        host, ranks = (text for text in match.groups() if text)
+        if match["ranks_3"]:
+            host, ranks = ranks, host
+        for rank in numbers(ranks):
+            if not is_name_of_host(host) or hosts.setdefault(rank, host) != host:
+                return None
+    return hosts if len(set(hosts.values())) > 1 else None
+
+
+def ranks_in(text: str) -> tuple[int, ...]:
+    """Return the ranks that a message lists as those it is about; empty without a list."""
+    match = _LISTED.search(text)
+    return numbers(match["ranks"]) if match else ()
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list such as `1-3,5`; too many are not ranks, so empty."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdecimal():
+            found += range(int(first), min(int(last or first), int(first) + MAX_LISTED) + 1)
+    return tuple(found) if len(found) <= MAX_LISTED else ()
 
 
 class Heading(NamedTuple):
@@ -233,7 +295,7 @@ class Details:
     def __init__(self) -> None:
         self._fields: dict[str, str] = {}
         self._is_over = False
-        self._described: dict[str, str] = {}
+        self.described: dict[str, str] = {}
         """The pod and the node that `kubectl describe` begins with."""
 
     def feed(self, text: str, *, is_detail: bool) -> None:
@@ -253,9 +315,9 @@ class Details:
         if name is not None and len(self._fields) < len(_KEYS):
             self._fields.setdefault(name, value)
         if match["key"] == "Namespace":
-            self._described = dict(self._fields)
-        elif self._described and match["key"] == "Node" and name is not None:
-            self._described.setdefault(name, value)
+            self.described = dict(self._fields)
+        elif self.described and match["key"] == "Node" and name is not None:
+            self.described.setdefault(name, value)
 
     @property
     def fields(self) -> dict[str, str]:
@@ -264,4 +326,4 @@ class Details:
         # any word may precede a colon
         if len(fields) < 2 or ("pod" in fields and "host" not in fields):  # noqa: PLR2004
             fields = {}
-        return {**self._described, **fields}
+        return {**self.described, **fields}

@@ -281,6 +281,9 @@ class Reader:
             self._begins_in_stack = True
         self._order += 1
         self._details.feed(text, is_detail=kind.is_detail)
+        described = self._details.described
+        if kind.is_detail and {"pod", "host"} <= described.keys():
+            self._found.nodes.setdefault(described["pod"], described["host"])
         if kind.heads and (heading := names.heading(text)):
             self._head(heading)
         self._found.learn(line, ranks=kind.ranks, pairs=kind.pairs, launches=kind.launches)

@@ -186,8 +186,8 @@ _WRAPS = re.compile(
     rf"\b{_PROCESSES}\b|^(?:task|step|job|process|rank)s? \S{{1,60}}: |^\*\*\* (?:STEP|JOB) "
     r"|^\S{1,200} FAILED$"
     # What was done about it.
-    r"|shut(?:ting)? ?down|terminating|exiting|killing|aborting|stopping|tearing down|cancel|ended"
-    r"|gave up|sig(?:term|quit|kill|int|abrt)"
+    r"|shut(?:ting)? ?down|terminating|exiting|killing|abort(?:ing|ed by)|stopping|tearing down"
+    r"|cancel|ended|gave up|sig(?:term|quit|kill|int|abrt)"
     # That something failed, or had one, but not what.
     r"|^(?:timed out|times out|died|lost|killed|terminated|exceeded|refused|denied|aborted)\b"
     r"|(?:error|exception) (?:has )?"

@@ -6,7 +6,7 @@ Prefixes nest (`3: [default1]:[rank13]:[E1122 04:44:58.499 …] `), so they are 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -58,7 +58,7 @@ _DIGIT = re.compile(
     # loguru
     r"|[ ]\|[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]*\|[ ][\w.<>]{1,100}:[\w.<>]{1,60}:\d+[ ]-"
     r"|[ ]-[ ][\w.]{1,80}[ ]-[ ](?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]-)?"  # logging
-    r"(?:[ ][-:])?[ ]?"
+    r"(?:[ ][-:|])?[ ]?"
     rf"(?:(?P<named>[\w.-]+)[ ](?P<tag>(?!{_CLASS})[\w.@-]+(?:\[\d+\])?):[ ](?:\[[ "
     r"]*\d+\.\d+\][ ])?)?"
 )
@@ -80,7 +80,11 @@ _RAY = re.compile(
 _LABEL = re.compile(r"\b(?:host(?:name)?|node(?:_name)?|pod)=\"?(?P<host>[\w.-]{2,63})")
 """What a collector such as Loki says of a line's origin, before its text."""
 _TASK = re.compile(r"[ ]*(?P<task>\d{1,6}):(?:[ ]|$)")
-_NODE = re.compile(r"(?P<host>[A-Za-z][\w.-]*[\w]):(?:[ ]|$)")
+_NODE = re.compile(
+    r"\[?(?P<host>[A-Za-z][\w.-]*\w)"
+    r"(?::|\]|(?: \S{1,63})? [|>]| (?P<container>[a-z][a-z\d-]{1,62}))(?:[ ]|$)"
+)
+"""A node or pod before every line, as pdsh, compose, stern and loggers of launchers put it."""
 _ENOUGH = 4
 """A file must have more lines than this to tell host names from other words before a colon."""
 _NUMBERS = frozenset({"rank", "local", "task", "pid", "gpu", "launcher"})
@@ -95,9 +99,9 @@ _FULL = 2
 wrapped."""
 _NUMBER = re.compile(r"\d+")
 _ANCHOR = re.compile(
-    r"\[(?:rank|default)\d{1,6}\]:|Traceback \(most recent call last\)|\[[EWIF]\d{3,4} \d\d:"
-    r"|\[[EWIF] [\w.]{1,80}:\d+\]|(?<![\w.-])[\w.-]{1,80}:\d+:\d+ (?:\[\d+\] )?.{0,60}NCCL "
-    r"(?:WARN|INFO)"
+    r"\[(?:rank|default)\d{1,6}\]:|\[\d+,\d+\]<std|Traceback \(most recent call last\)"
+    r"|\[[EWIF]\d{3,4} \d\d:|\[[EWIF] [\w.]{1,80}:\d+\]"
+    r"|(?<![\w.-])[\w.-]{1,80}:\d+:\d+ (?:\[\d+\] )?.{0,60}NCCL (?:WARN|INFO)"
 )
 """How lines begin that no collector writes: what stands before is a prefix, known or not."""
 _REST = re.compile(r"[ ,.;:)]?[a-z0-9]")
@@ -219,14 +223,16 @@ class Splitter:
         self.is_stamped = len(sample) > _ENOUGH and stamps >= 0.9 * len(sample)
         tasks = sum(_TASK.match(line) is not None for line in sample)
         self.has_tasks = len(sample) > 1 and tasks >= _SAMPLE * len(sample)
-        nodes = Counter(
-            match["host"]
-            for line in sample
-            if (match := _NODE.match(line)) and is_name_of_host(match["host"])
-        )
-        # A single name before every line may be that of the program.
-        if len(nodes) > 1 and sum(nodes.values()) >= max(_ENOUGH, _SAMPLE * len(sample)):
-            self.nodes = frozenset(map(same_digits, nodes))
+        columns: dict[str | None, Counter[str]] = defaultdict(Counter)
+        for line in sample:
+            stamp = _DIGIT.match(line)
+            match = _NODE.match(line, stamp.end() if stamp else 0)
+            if match and is_name_of_host(match["host"]):
+                columns[match["container"]][match["host"]] += 1
+        for nodes in columns.values():
+            # A single name before every line may be that of the program.
+            if len(nodes) > 1 and sum(nodes.values()) >= max(_ENOUGH, _SAMPLE * len(sample)):
+                self.nodes = frozenset(map(same_digits, nodes))
 
     def follow(self, lead: str, origin: Origin) -> Origin:
         """Take a text, whatever its numbers, for what stands before the next lines, too; return the
@@ -362,16 +368,14 @@ class Splitter:
     def _prefix(self, text: str) -> re.Match[str] | None:
         """Return the prefix that a line begins with; its first character tells which it may be."""
         head = text[:1]
-        if head == "[":
-            return _BRACKET.match(text)
+        if head == "[" and (match := _BRACKET.match(text)):
+            return match
         if head == "(":
             return _RAY.match(text)
         if self.has_tasks and (match := _TASK.match(text)):
             return match
         if head.isdigit():
             return _DIGIT.match(text) or _LETTER.match(text)
-        if not head.isalpha():
-            return None
         match = _LETTER.match(text) or (_NODE.match(text) if self.nodes else None)
         if match and match.re is _NODE and same_digits(match["host"]) not in self.nodes:
             return None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.explain.events import Frame, Place, Stamp
 from dshealthd.explain.facts import MAX_FAILURES, Bounded, Failure
+from dshealthd.explain.names import short
 from dshealthd.explain.streams import HEAD, Line
 
 if TYPE_CHECKING:
@@ -154,7 +155,8 @@ class Assembler:
             if text.startswith(_LINKS):
                 self._chained[key] = True
                 return True, self._finish(key)
-            if self._continues(closing, line, opened):
+            is_same = place == closing.place and HEAD not in text  # one record of a logger
+            if is_same or self._continues(closing, line, opened):
                 closing.message.append(text)
                 return True, []
             done = self._finish(key)
@@ -312,7 +314,10 @@ class LauncherSummary:
             if len(self._found.failures) < MAX_FAILURES:
                 self._found.failures.append(failure)
             if failure.rank is not None:
-                self._found.ranks_by_pid[self._source, failure.pid] = failure.rank
+                host = failure.host and short(failure.host)
+                for name in {host, None}:  # its lines may not name the host
+                    key = self._source, name, failure.pid
+                    self._found.ranks_by_pid[key] = MAX_FAILURES, failure.rank
                 self._found.see(failure.rank)
         elif match[1] == "traceback" and "Traceback" in value:
             origin = line.origin._replace(rank=failure.rank, host=failure.host)

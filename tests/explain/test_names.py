@@ -275,3 +275,151 @@ def test_a_pid_has_the_rank_that_another_file_gives_it() -> None:
     kernel = killed + " total-vm:9kB, anon-rss:8123kB, file-rss:0kB"
     finding = explained_files({"job.out": [spawned], "kern.log": [kernel]})
     assert (finding.ranks, finding.host) == ((2,), "gpu-1")
+
+
+LISTS = (
+    "[launch] node gpu-12 rank 0-7 | gpu-13 rank 8-15",
+    "[launch] global_rank_mapping={'gpu-12': [6, 7, 8], 'gpu-13': [9, 10, 11]}",
+    "[launch] 2 rank(s) failed (3: gpu-12, 9: gpu-13), tearing down",
+    "[launch] GPUs of no rank={'gpu-12': [8, 9, 10], 'gpu-13': [8, 9, 10]}",
+    "[launch] node gpu-13 rank 8-15",
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "host"),
+    list(zip(LISTS, ("gpu-13", "gpu-13", "gpu-13", None, None), strict=True)),
+)
+def test_a_launcher_lists_hosts_and_their_ranks(line: str, host: str | None) -> None:
+    """Two hosts at least, and no rank on two of them: else the numbers are others."""
+    assert explained(line, "[rank9]: " + OOM).host == host
+
+
+def test_a_process_has_the_rank_of_its_place_in_a_list() -> None:
+    """A launcher numbers the processes of a node; another one says which ranks these are."""
+    finding = explained(
+        "gpu-13: [launch] ranks: {'gpu-12': [0, 1, 2, 3], 'gpu-13': [4, 5, 6, 7]}",
+        "gpu-13: process 7711 spawned with ['train.py', '--local_rank=1']",
+        "gpu-12: step 1",
+        "gpu-12: step 2",
+        "gpu-12: [rank2]: RuntimeError: the loader stopped",
+        "gpu-13$ dmesg",
+        "[Mon Jan  5 10:00:00 2026] EDAC MC4: 1 UE memory read error on DIMM#0 (page:0x5d rank:0)",
+        "[Mon Jan  5 10:00:00 2026] Memory failure: 0x5d: Sending SIGBUS to python3:7711 due to "
+        "hardware memory corruption",
+    )
+    assert (finding.ranks, finding.host) == ((5,), "gpu-13")
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("out/worker_5.log", (5,)), ("out/worker_6.log", ()), ("worker_5.log", ())]
+)
+def test_a_log_is_of_the_rank_that_a_launcher_gave_it(name: str, ranks: tuple[int, ...]) -> None:
+    """Any number may stand in the name of a file."""
+    finding = explained(
+        "Start worker with rank id:5, log file:out/worker_5.log. RANK_ID=5 is exported.",
+        f"==> {name} <==",
+        "RuntimeError: the image cannot be read",
+    )
+    assert finding.ranks == ranks
+
+
+def test_an_exception_that_ranks_pass_on_is_of_the_rank_that_it_names() -> None:
+    """Whoever else prints it; none is named if all are."""
+    full = "[rank{}]: OSError: [Errno 28] No space left on device"
+    passed = "[rank0]: SaveError: SaveError ranks:dict_keys([{}])"
+    lines = ["WORLD_SIZE=8", *(full.format(rank) for rank in (0, 2, 6))]
+    assert explained(*lines).ranks == ()
+    assert explained(*lines, passed.format("6")).ranks == ()
+    assert explained(*lines, passed.format("0, 6")).ranks == (0, 6)
+    assert explained(lines[3], lines[1], passed.format("6")).ranks == (6,)
+    assert explained(*lines, passed.format("0, 1, 2, 3, 4, 5, 6, 7")).ranks == ()
+
+
+GONE = "Oct  2 18:02:11 gpu-13 kernel: NVRM: Xid (PCI:0000:dc:00): 79, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    ("others", "ranks"),
+    [
+        (("gpu-12: [rank1]: ncclRemoteError: Connection closed by remote peer",), (8, 11)),
+        (("gpu-13: [rank9]: step 1",), (8, 11)),
+        ((), ()),
+    ],
+)
+def test_what_failed_on_a_host_struck_the_ranks_that_failed_there(
+    others: tuple[str, ...], ranks: tuple[int, ...]
+) -> None:
+    """None of them alone where these are all ranks."""
+    lines = [f"gpu-13: [rank{rank}]: RuntimeError: no device {rank}" for rank in (8, 11)]
+    before = [f"gpu-{n}: a line of the launcher" for n in (12, 13, 12, 13)]
+    finding = explained(*before, *others, *lines, "$ ssh gpu-13 journalctl -k", GONE)
+    assert (finding.ranks, finding.host) == (ranks, "gpu-13")
+
+
+@pytest.mark.parametrize(
+    ("form", "host"),
+    [
+        ("2026-01-05T10:00:00.1Z | {} | {}", "job-pod-1"),
+        ("{} train > {}", "job-pod-1"),
+        ("{} trainer {}", "job-pod-1"),
+        ("[{}] {}", "job-pod-1"),
+        ("[rank{:.0s}3] {}", None),
+    ],
+)
+def test_a_collector_puts_a_pod_before_each_line(form: str, host: str | None) -> None:
+    """Two of them at least: a single name may be the program's."""
+    said = [("job-pod-0", "step 1"), ("job-pod-1", "step 1")] * 3
+    said += [("job-pod-1", "ValueError: a wrong label")]
+    assert explained(*(form.format(pod, text) for pod, text in said)).host == host
+    assert explained(*(form.format("job-pod-1", text) for _, text in said)).host is None
+
+
+def test_a_pod_is_known_by_its_host_name_too() -> None:
+    """Kubernetes appends five characters to it where a job makes pods."""
+    pod = "Successfully assigned ml/trainer-0-x7k2m to gpu-12"
+    lines = ("trainer-0:77:78 [3] NCCL INFO " + COMM.format(3, "dc000"), "[rank3]: " + OOM)
+    assert explained(pod, *lines).host == "gpu-12"
+    assert explained(pod.replace("-x7k2m", "-10-x7k2m"), *lines).host == "trainer-0"
+
+
+def test_where_several_hosts_say_the_same_none_is_named() -> None:
+    """None of them is known to be the first."""
+    lines = [f"srun: error: gpu-{n}: task {n}: Exited with exit code 1" for n in (12, 13)]
+    assert explained("torchrun", lines[0]).host == "gpu-12"
+    assert explained("torchrun", *lines).host is None
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks"),
+    [
+        ("rank 3 in world size 8 is assigned", (3,)),
+        ("Process rank: 3, world size: 8, device: cuda:3", (3,)),
+        ("train.py: rank 3/8 local_rank 3", (3,)),
+        ("[info] RANK=3 LOCAL_RANK=3 WORLD_SIZE=8", (3,)),
+        ("tensor parallel rank 3/8 is ready", ()),
+        ("rank 3 has 8 shards", ()),
+        ("rank 9/8", ()),
+    ],
+)
+def test_a_process_says_which_rank_it_is(line: str, ranks: tuple[int, ...]) -> None:
+    """Its pid, or a log of its own, shows whose the other lines are."""
+    other = "rank 0 in world size 8 is assigned"
+    one, two = "==> a.log <==", "==> b.log <=="
+    assert explained(one, other, two, line, "ValueError: a wrong label").ranks == ranks
+    assert explained(one, line, two, line, "ValueError: a wrong label").ranks == ()
+    assert explained(f"(W pid=77) {line}", "(W pid=77) ValueError: a wrong label").ranks == ranks
+
+
+def test_a_pid_is_of_a_host() -> None:
+    """In every container it is 1."""
+    lines = [f"pod-{n}:1:8 [0] NCCL INFO " + COMM.format(n, "dc000") for n in (2, 3)]
+    error = "pod-3:1:8 [0] init.cc:77 NCCL WARN Cuda failure 'out of memory'"
+    assert explained(*lines, error).ranks == (3,)
+
+
+def test_a_host_has_its_shortest_name() -> None:
+    """A scheduler knows it by that one."""
+    summary = "srun: error: gpu-3: task 3: Exited with exit code 1"
+    assert explained("gpu-3.cluster:77:78 [3] NCCL INFO " + COMM.format(3, "dc000"),
+                     "[rank3]: " + OOM, summary).host == "gpu-3"  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dshealthd.jobs.launches import bpf, watch
+from dshealthd.jobs.launches import bpf
 from dshealthd.jobs.launches.obstacle import Obstacle
 from tests.jobs.launches import libraries
 from tests.jobs.launches.machine import Machine
