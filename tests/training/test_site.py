@@ -75,7 +75,8 @@ def test_training_is_followed(
     switch: Switch, agents_end: AgentsEnd, tmp_path: Path, how: str
 ) -> None:
     """Each rank reports from its first step on, whether torchrun starts it or another, and leaves
-    no file.
+    no file. Not where a release's FSDP 2 fails here without us, for want of a CUDA driver, which it
+    takes even on a mesh of CPUs.
     """
     before = sorted(switch.directory.rglob("*"))
     environ, port = variables(tmp_path, switch), str(free_port())
@@ -88,6 +89,12 @@ def test_training_is_followed(
         environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         environs = [{**environ, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
     ended = agents_end.watch([str(switch.python), *command], *environs, cwd=tmp_path)
+    if how == "fsdp2" and any(one.returncode for one in ended):
+        port = str(free_port())
+        alone = [{**each, "PYTHONPATH": "", "MASTER_PORT": port} for each in environs]
+        ended_alone = agents_end.watch([str(switch.python), *command], *alone, cwd=tmp_path)
+        if all(one.returncode and "CUDA" in one.stderr for one in ended_alone):
+            pytest.skip(f"FSDP 2 of torch {TORCH.version} takes a CUDA driver, without us too")
     said = "".join(one.stderr for one in ended)
     assert {one.returncode for one in ended} == {0}, said
     assert not re.search("dshealthd|Traceback", said)

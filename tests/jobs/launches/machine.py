@@ -50,13 +50,15 @@ class Machine:
         return {rank["pid"]: rank for rank in found}
 
     def behind(self) -> list[list[int]]:
-        """Return by how many collectives ranks are behind, by communicator that has a name."""
+        """Return by how many collectives ranks are behind, in their order, of each communicator
+        that has a name.
+        """
         named = defaultdict(list)
-        for rank in self.turn().values():
+        for rank in sorted(self.turn().values(), key=lambda each: each["rank"]):
             for one in rank["communicators"]:
                 if one["behind"] is not None:
                     named[one["name"]].append(one["behind"])
-        return sorted(sorted(numbers) for numbers in named.values())
+        return sorted(named.values())
 
     def close(self) -> None:
         """Leave all ranks."""

@@ -130,7 +130,7 @@ def test_parts(start: Callable[..., tuple[Job, Machine]]) -> None:
         job.launch(name, "AllReduce", number, job.books[name].members[:1])
     job.launch("two/0", "AllReduce", 1)
     job.launch("world", "AllReduce", 8, [0, 1, 3])
-    expected = [[0, 0], [0, 0, 0, 0], [0, 0, 0, 8], *([0, number] for number in range(1, 7))]
+    expected = [[0, 0], [0, 0, 0, 0], [0, 0, 8, 0], *([0, number] for number in range(1, 7))]
     assert machine.behind() == sorted(expected)
     assert machine.behind() == sorted(expected)
     job.destroy_all()
