@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 ROUNDS = 3
 """Probe rounds that are shown."""
 _WIDTHS = (6, 7, 10, 14, 7, 0)
-_DIGITS = 10
-"""Digits of a number that is no GPU's; Python refuses to convert some thousand."""
 
 
 def node(answer: AgentAnswer, paint: Paint) -> Iterator[str]:
@@ -92,8 +90,8 @@ def _finding(finding: Finding, answer: AgentAnswer, paint: Paint) -> Iterator[st
 
 def _gpus(document: Mapping[str, Any]) -> Iterator[str]:
     series = of_document(document)
-    for labels, up in sorted(series("gpu_up"), key=lambda one: _number(one.labels.get("gpu", "?"))):
-        gpu = labels.get("gpu", "?")
+    by_gpu = ((point.labels.get("gpu", "?"), point.value) for point in series("gpu_up"))
+    for gpu, up in sorted(by_gpu, key=lambda each: (len(each[0]), each[0])):  # as numbers sort
         if not up:
             yield f"GPU {printable(gpu)}  not readable"
             continue
@@ -144,7 +142,3 @@ def _probes(probe: Mapping[str, Any]) -> Iterator[str]:
 
 def _figure(value: float | None, unit: str, factor: float = 1) -> str:
     return "unknown" if value is None else f"{value * factor:.0f} {unit}".rstrip()
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdecimal() and len(text) < _DIGITS else 1 << 30

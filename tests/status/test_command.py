@@ -34,6 +34,7 @@ from dshealthd.findings.idleness import IDLE
 from dshealthd.http import client
 from dshealthd.http.client import Client
 from dshealthd.http.exchange import Request
+from dshealthd.status.text import _gpus
 from tests.http import impostors
 from tests.singular import ONE_OF_MANY
 from tests.status_documents import document, finding, job, rank
@@ -628,3 +629,11 @@ def test_members_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixtu
     file.write_text(f'[probe.members]\nhostfile = "{tmp_path}/none"\n')
     assert run("status", "--members", "--config.file", str(file)) == 3
     assert f"{tmp_path}/none" in capsys.readouterr().err
+
+
+def test_gpus_are_in_the_order_of_their_numbers() -> None:
+    """Whatever an agent calls them."""
+    labels = [{"gpu": gpu} for gpu in ("10", "9", "9" * 5000, "x", "2")]
+    samples = [{"labels": of_gpu, "value": 0} for of_gpu in labels]
+    lines = [*_gpus({"metrics": {"dshealthd_gpu_up": {"samples": samples}}})]
+    assert [line.split()[1][:3] for line in lines] == ["2", "9", "x", "10", "999"]
