@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 import sys
 import tempfile
 import time
@@ -32,6 +33,7 @@ LONG = 64
 """Seconds; tests of a file that takes as many are taken one by one, unless they share a fixture."""
 WAITING = 3
 """Workers beyond one for each processor: so many files wait rather than compute."""
+IMPORTS_TORCH = re.compile(r'\b(?:Lazy|import_module|importorskip)\("torch"')
 FIRST = "gw0"
 """The worker that collects before the others do."""
 COLLECTS = 120.0
@@ -130,7 +132,7 @@ def divisible(root: Path, file: str) -> bool:
 @functools.cache
 def imports_torch(root: Path, file: str) -> bool:
     """Tell whether a file's tests use torch in their own process."""
-    return 'Lazy("torch")' in (root / file).read_text(encoding="utf-8")
+    return bool(IMPORTS_TORCH.search((root / file).read_text(encoding="utf-8")))
 
 
 def longest(root: Path, file: str) -> int:
