@@ -16,6 +16,7 @@ from hypothesis.internal.conjecture import providers
 
 from dshealthd.agent import logs
 from tests.schedule import (
+    await_first,
     pytest_addoption,
     pytest_collection_modifyitems,
     pytest_ignore_collect,
@@ -23,6 +24,7 @@ from tests.schedule import (
     pytest_sessionfinish,
     pytest_xdist_auto_num_workers,
     pytest_xdist_make_scheduler,
+    tell_others,
 )
 
 __all__ = [
@@ -67,13 +69,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-def pytest_collection() -> None:
+def pytest_collection(session: pytest.Session) -> None:
     """Search for no garbage while tests are collected: there is none among so many new objects."""
+    await_first(session.config)
     gc.disable()
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Search the tests and modules for garbage never again."""
+    tell_others(session.config, collected=True)
     gc.freeze()
     gc.enable()
 

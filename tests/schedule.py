@@ -10,7 +10,10 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 import sys
+import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -30,6 +33,11 @@ LONG = 64
 """Seconds; tests of a file that takes as many are taken one by one, unless they share a fixture."""
 WAITING = 3
 """Workers beyond one for each processor: so many files wait rather than compute."""
+IMPORTS_TORCH = re.compile(r'\b(?:Lazy|import_module|importorskip)\("torch"')
+FIRST = "gw0"
+"""The worker that collects before the others do."""
+COLLECTS = 120.0
+"""Seconds for which they wait for it at most."""
 HEADER = """\
 # Seconds that files of tests take, as the next power of two: the slow ones begin first.
 # Written by `./dev test --record-durations`; a file that is missing runs after these.
@@ -91,6 +99,29 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SlowFir
     return SlowFirst(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+def await_first(config: pytest.Config) -> None:
+    """Have the other workers collect after the first one: in a fresh checkout each would rewrite
+    the asserts of every file, fifteen seconds of CPU, that the first leaves compiled for them.
+    """
+    worker = getattr(config, "workerinput", {"workerid": FIRST})
+    end = time.monotonic() + COLLECTS
+    while worker["workerid"] != FIRST and time.monotonic() < end and not _mark(worker).exists():
+        time.sleep(0.05)
+
+
+def tell_others(config: pytest.Config, *, collected: bool) -> None:
+    """Leave a mark while the first worker has collected."""
+    worker = getattr(config, "workerinput", {"workerid": ""})
+    if worker["workerid"] == FIRST and collected:
+        _mark(worker).touch()
+    elif worker["workerid"] == FIRST:
+        _mark(worker).unlink(missing_ok=True)
+
+
+def _mark(worker: dict[str, str]) -> Path:
+    return Path(tempfile.gettempdir(), f"collected-{worker['testrunuid']}")
+
+
 @functools.cache
 def divisible(root: Path, file: str) -> bool:
     """Tell whether a file takes long and has no fixture that several of its tests share."""
@@ -101,7 +132,7 @@ def divisible(root: Path, file: str) -> bool:
 @functools.cache
 def imports_torch(root: Path, file: str) -> bool:
     """Tell whether a file's tests use torch in their own process."""
-    return 'Lazy("torch")' in (root / file).read_text(encoding="utf-8")
+    return bool(IMPORTS_TORCH.search((root / file).read_text(encoding="utf-8")))
 
 
 def longest(root: Path, file: str) -> int:
@@ -146,5 +177,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the table, if asked to."""
     config = session.config
+    tell_others(config, collected=False)
     if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
         TABLE.write_text(rendered(dict(_taken)), encoding="utf-8")

@@ -8,18 +8,36 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from bench.processes import free_port
 from dshealthd.agent.agent import Agent
 from dshealthd.collectors.job_activity import FILES
 from dshealthd.config import config
 from dshealthd.core.result import CollectionOutcome, CollectionResult
-from tests.agents import running, seconds_to_end
+from tests.agents import RunningAgent, running, seconds_to_end
 from tests.findings.test_judge import Node, loaded
 
 FAST = "[collectors.memory]\ninterval = '100ms'\n"
+TOTAL = "dshealthd_memory_total_bytes"
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
+    """Run one agent for all tests that leave it as it was."""
+    with running(tmp_path_factory.mktemp("agent"), FAST) as agent:
+        agent.wait(lambda s: s.value(TOTAL))
+        yield agent
+
+
+def reload(agent: RunningAgent, text: str) -> None:
+    """Give an agent another configuration."""
+    agent.log.with_name("dshealthd.toml").write_text(text, encoding="utf-8")
+    agent.process.send_signal(signal.SIGHUP)
 
 
 def test_serves_this_machine_until_it_is_stopped(tmp_path: Path) -> None:
@@ -68,43 +86,36 @@ def test_first_answer_has_what_an_earlier_agent_found(tmp_path: Path) -> None:
         assert "DshealthdHostLimitNear" in {found["alert"] for found in document["findings"]}
 
 
-def test_reload(tmp_path: Path) -> None:
+def test_reload(lasting: RunningAgent) -> None:
     """SIGHUP applies a good file and keeps the old configuration in force after a bad one, which a
     metric and the log say.
     """
-    with running(tmp_path, FAST) as agent:
-        agent.wait(lambda s: s.value("dshealthd_memory_total_bytes"))
-        file = tmp_path / "dshealthd.toml"
+    successful = "dshealthd_config_last_reload_successful"
+    reload(lasting, "[collectors.memory]\nintervall = '1s'\n")
+    scrape = lasting.wait(lambda s: s.value(successful) == 0)
+    assert scrape.value(TOTAL)
+    lasting.wait_log("collectors.memory.intervall: unknown key; did you mean interval?")
 
-        file.write_text("[collectors.memory]\nintervall = '1s'\n", encoding="utf-8")
-        agent.process.send_signal(signal.SIGHUP)
-        scrape = agent.wait(lambda s: s.value("dshealthd_config_last_reload_successful") == 0)
-        assert scrape.value("dshealthd_memory_total_bytes")
-        agent.wait_log("collectors.memory.intervall: unknown key; did you mean interval?")
-
-        file.write_text("[collectors.memory]\nenabled = false\n", encoding="utf-8")
-        agent.process.send_signal(signal.SIGHUP)
-        scrape = agent.wait(lambda s: s.value("dshealthd_config_last_reload_successful") == 1)
-        assert not scrape.all("dshealthd_memory_total_bytes")
-        assert not scrape.all("dshealthd_collector_up", collector="memory")
+    reload(lasting, "[collectors.memory]\nenabled = false\n")
+    scrape = lasting.wait(lambda s: s.value(successful) == 1)
+    assert not scrape.all(TOTAL)
+    assert not scrape.all("dshealthd_collector_up", collector="memory")
+    reload(lasting, FAST)
+    lasting.wait(lambda s: s.value(TOTAL))
 
 
-def test_a_change_taken_back_needs_no_restart(tmp_path: Path) -> None:
+def test_a_change_taken_back_needs_no_restart(lasting: RunningAgent) -> None:
     """What takes effect at a restart is compared with what runs, not with the file before."""
-    with running(tmp_path, FAST) as agent:
-        file = tmp_path / "dshealthd.toml"
-        agent.wait(lambda s: s.value("dshealthd_memory_total_bytes"))
 
-        def reloads() -> int:
-            return agent.log.read_text().count("configuration reloaded")
+    def reloads() -> int:
+        return lasting.log.read_text().count("configuration reloaded")
 
-        for text in ("[web]\nmax_connections = 9\n", "", ""):
-            before = reloads()
-            file.write_text(text, encoding="utf-8")
-            agent.process.send_signal(signal.SIGHUP)
-            agent.wait(lambda _: reloads() > before)  # noqa: B023 - called in this turn only
-        said = agent.log.read_text().count("web.max_connections has changed and takes effect")
-        assert said == 1
+    for text in ("[web]\nmax_connections = 9\n", "", FAST):
+        before = reloads()
+        reload(lasting, text)
+        lasting.wait(lambda _: reloads() > before)  # noqa: B023 - called in this turn only
+    said = lasting.log.read_text().count("web.max_connections has changed and takes effect")
+    assert said == 1
 
 
 def test_a_job_is_at_work_by_the_limits_of_the_configuration(tmp_path: Path) -> None:
@@ -129,62 +140,44 @@ def test_a_job_is_at_work_by_the_limits_of_the_configuration(tmp_path: Path) -> 
     assert asyncio.run(seen()) == "it reads or writes files"
 
 
-def test_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
+def test_port_in_use_is_a_clear_error(lasting: RunningAgent) -> None:
     """A second agent on the same port ends with status 1 and one line that names the address."""
-    with running(tmp_path, FAST) as agent:
-        command = [
-            sys.executable,
-            "-m",
-            "dshealthd",
-            "run",
-            "--web.listen-address",
-            f"127.0.0.1:{agent.port}",
-        ]
-        second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    address = f"127.0.0.1:{lasting.port}"
+    command = [sys.executable, "-m", "dshealthd", "run", "--web.listen-address", address]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert second.returncode == 1
     message = (
-        f"dshealthd: cannot serve on 127.0.0.1:{agent.port}: Address already in use; find "
+        f"dshealthd: cannot serve on {address}: Address already in use; find "
         "the listener with `ss -ltnp`, or set another port with --web.listen-address"
     )
     assert message in second.stderr.splitlines()
-    assert second.stderr.count(str(agent.port)) == 1
+    assert second.stderr.count(str(lasting.port)) == 1
     assert "Traceback" not in second.stderr
 
 
-def test_only_an_end_by_sigterm_is_recorded_as_a_stop(tmp_path: Path) -> None:
-    """The next agent takes an end as a crash unless the one before it was told to stop."""
+def test_goes_on_after_sigstop(lasting: RunningAgent) -> None:
+    """After 3 s of SIGSTOP the agent goes on by itself. Samples are there again within two
+    seconds.
+    """
+    lasting.wait(lambda s: s.value(TOTAL))
+    lasting.process.send_signal(signal.SIGSTOP)
+    time.sleep(3)
+    lasting.process.send_signal(signal.SIGCONT)
+    scrape = lasting.wait(lambda s: s.value("dshealthd_collector_up", collector="memory") == 1, 2.0)
+    assert scrape.value(TOTAL)
+
+
+def test_killed_and_stopped(tmp_path: Path) -> None:
+    """An agent that was killed leaves its port free, and its successor serves on it at once. The
+    next agent takes an end as a crash unless the one before it was told to stop.
+    """
     file = tmp_path / "state" / "findings.json"
+    port = free_port()  # one that no other process is given meanwhile
     for end, stopped in ((signal.SIGKILL, False), (signal.SIGTERM, True)):
-        with running(tmp_path, FAST) as agent:
+        with running(tmp_path, FAST, port=port) as agent:
+            assert agent.port == port
             agent.wait(lambda s: s.value("dshealthd_findings_judged_timestamp_seconds"))
             agent.wait(lambda _: file.exists() and not json.loads(file.read_bytes())["stopped"])
             agent.process.send_signal(end)
             agent.process.wait(60)
         assert json.loads(file.read_bytes())["stopped"] is stopped
-
-
-def test_port_binds_again_after_sigkill(tmp_path: Path) -> None:
-    """An agent that was killed leaves its port free, and its successor serves on it at once."""
-    port = free_port()  # one that no other process is given meanwhile
-    with running(tmp_path, FAST, port=port) as agent:
-        agent.wait(lambda s: s.value("dshealthd_memory_total_bytes"))
-        agent.process.kill()
-        agent.process.wait(60)
-    with running(tmp_path, FAST, port=port) as successor:
-        assert successor.port == port
-        successor.wait(lambda s: s.value("dshealthd_memory_total_bytes"))
-
-
-def test_goes_on_after_sigstop(tmp_path: Path) -> None:
-    """After 3 s of SIGSTOP the agent goes on by itself. Samples are there again within two
-    seconds.
-    """
-    with running(tmp_path, "[collectors.memory]\ninterval = '200ms'\n") as agent:
-        agent.wait(lambda s: s.value("dshealthd_memory_total_bytes"))
-        agent.process.send_signal(signal.SIGSTOP)
-        time.sleep(3)
-        agent.process.send_signal(signal.SIGCONT)
-        scrape = agent.wait(
-            lambda s: s.value("dshealthd_collector_up", collector="memory") == 1, 2.0
-        )
-        assert scrape.value("dshealthd_memory_total_bytes")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from typing import Any
 
 import pytest
 
 from dshealthd.jobs.environment import Visible, visible
+from tests.training.lazy import Lazy
 
 LISTS = (
     *(
@@ -32,23 +31,13 @@ LISTS = (
 )
 
 
-def test_as_torch_reads_them() -> None:
+def test_as_torch_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """For each of these lists torch sees the same GPUs."""
-    pytest.importorskip("torch", reason="takes torch")
-    program = (
-        "import os, sys, torch.cuda\nfor text in sys.argv[1:]:\n    "
-        "os.environ['CUDA_VISIBLE_DEVICES'] = text\n    "
-        "print(*torch.cuda._parse_visible_devices(), sep=',')"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", program, *LISTS],
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=200,
-        env=os.environ,
-    )
-    assert answer.stdout.splitlines() == [",".join(visible(text, None).devices) for text in LISTS]
+    torch: Any = Lazy("torch")
+    for text in LISTS:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
+        seen = list(map(str, torch.cuda._parse_visible_devices()))
+        assert seen == list(visible(text, None).devices), text
 
 
 @pytest.mark.parametrize(("text", "seen"), [

@@ -26,12 +26,12 @@ WOKEN = (
 """Pages that Alertmanager does not hold back, whose inhibition is tested by itself."""
 
 
-def upgrade(at_a_time: int, *, announced: bool) -> Series:
+def upgrade(at_a_time: int, *, announced: bool, nodes: int = NODES) -> Series:
     """Return the series of an upgrade, so many nodes at a time."""
-    rounds = NODES // at_a_time
+    rounds = nodes // at_a_time
     minutes = OUT * rounds + 10
     series = Series(minutes)
-    for number in range(NODES):
+    for number in range(nodes):
         target = {
             "exporter": "dshealthd",
             "job": "dshealthd",
@@ -55,7 +55,7 @@ def upgrade(at_a_time: int, *, announced: bool) -> Series:
                 ],
             )
         for peer in range(1, 1 + PEERS):
-            other = (number + peer) % NODES
+            other = (number + peer) % nodes
             accuser = target | {"instance": f"10.0.0.{other}:10061", "node": f"n{other}"}
             suspect = {"kind": "node", "component": f"n{number}", "reason": "unreachable"}
             series.put(
@@ -98,5 +98,5 @@ def test_an_upgrade_in_maintenance_wakes_nobody(at_a_time: int, tmp_path: Path) 
 
 @pytest.mark.timeout(900)
 def test_an_upgrade_without_it_pages(tmp_path: Path) -> None:
-    """The same without maintenance is as many pages as nodes: the test above can fail."""
-    assert woken(upgrade(10, announced=False), tmp_path) >= NODES
+    """A smaller one without maintenance is as many pages as nodes: the test above can fail."""
+    assert woken(upgrade(10, announced=False, nodes=30), tmp_path) >= 30

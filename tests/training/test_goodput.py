@@ -20,7 +20,9 @@ from tests.training.trainings import training
 # Its import here would take seconds, and in each worker of the tests.
 if importlib.util.find_spec("torch") is None:
     pytest.skip("takes torch", allow_module_level=True)
-pytestmark = pytest.mark.timeout(600)
+# Played ranks show that shares, steps made again and restarts are reckoned rightly, in every run of
+# the tests (tests/jobs/test_goodput.py, tests/findings/test_attempts.py).
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
 SPENT = re.compile(r"rank (\d) attempt (\d) spent (\{.*\})")
 
@@ -46,7 +48,6 @@ def shares(times: dict[str, float]) -> dict[str, float]:
     return {part: seconds / sum(known.values()) for part, seconds in known.items()}
 
 
-@pytest.mark.lab
 @pytest.mark.parametrize(
     ("script", "arguments", "untouched"),
     [
