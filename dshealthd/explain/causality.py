@@ -63,7 +63,8 @@ def candidates(case: Case) -> list[Event]:
 def is_telling(event: Event, case: Case) -> bool:
     """Return whether a consequence shows that something failed: not at the end of a good run."""
     facts = case.found.sources[event.origin.source]
-    if event.weak and (facts.finished or facts.alive > event.last_order):
+    is_hint = event.weak or event.layer == "program"
+    if is_hint and (facts.finished or facts.alive > event.last_order):
         return False
     return not (case.is_over(event) or event.pattern.endswith(("/ended-by-launcher", "/exit")))
 

@@ -11,7 +11,7 @@ from dshealthd.explain import input as logs
 from dshealthd.explain import names
 from dshealthd.explain.events import Event, Origin, Place, Stamp
 from dshealthd.explain.ledger import Ledger
-from dshealthd.explain.remarks import Statements
+from dshealthd.explain.statements import Statements
 
 if TYPE_CHECKING:
     from dshealthd.explain.streams import Line

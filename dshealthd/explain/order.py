@@ -25,8 +25,6 @@ NCCL notice a closed connection at once."""
 BEFORE, AFTER = 900.0, 120.0
 """Seconds before and after the first failure in which a hardware fault may be its cause: a watchdog
 waits 600 s, and the kernel log is written a little later than the fault."""
-_DEATHS = {"child-failed/killed", "child-failed/ray"}
-"""Reports of processes that something else ended."""
 _LAYERS = {
     "hardware": 1,
     "program": 2,
@@ -86,8 +84,7 @@ def key(event: Event, first: Span | None, case: Case) -> tuple[object, ...]:
     is_program = where == _LAYERS["program"]
     return (
         where, weak and not is_program, not event.first,
-        weak and is_program and _is_of_others(event),
-        weak and is_program and (event.bare or event.is_hollow),
+        _is_of_others(event), weak and (event.bare or event.is_hollow),
         event.time is None, event.time or 0.0, weak, event.origin.source, event.order,
     )  # fmt: skip
 
@@ -152,7 +149,7 @@ def _is_death(event: Event, case: Case) -> bool:
 
     Watchdogs, and launchers once a rank has failed, end the rest with signals, too.
     """
-    is_signal = event.pattern in _DEATHS or event.is_crash
+    is_signal = event.is_crash or event.pattern == "child-failed/ray"
     return is_signal and case.timed_out.get(event.origin.source, event.order) >= event.order
 
 

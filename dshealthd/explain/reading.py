@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dshealthd.explain.case import Case
     from dshealthd.explain.events import Event
-    from dshealthd.explain.remarks import Statement
+    from dshealthd.explain.statements import Statement
 
 CHATTER = 3
 """Times that a remark is made, with healthy lines in between, that show it to be chatter."""

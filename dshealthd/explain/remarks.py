@@ -8,16 +8,8 @@ and is content, which says what happened, or a wrapper, which says that somethin
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
-
-from dshealthd.explain.events import Event, Origin
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dshealthd.explain.events import Place
+from typing import NamedTuple
 
 DEALT, HINTS, NOTES, SAYS, LOGS, STATES = range(6)
 """Weights: a failure that was dealt with; a warning; what NCCL warns of without words of failure,
@@ -27,10 +19,6 @@ MAX_CONTENT = 200
 """Maximum characters quoted as a cause."""
 MAX_BEFORE = 200
 """Maximum characters before an exception that loggers and collectors put there."""
-MAX_SHAPES = 300
-"""Maximum number of different remarks kept of a file; the latest ones are those near its end."""
-MAX_ORIGINS = 100
-"""Maximum number of processes that are known to have made a remark."""
 MAX_CHAIN = 20
 """Maximum number of reasons in a chain that are read."""
 MAX_READ = 1000
@@ -108,8 +96,6 @@ _ORDERLY = re.compile(
 _NEGATED = re.compile(
     r"\b(?:not|fail\w*|unable|cannot|never|without|instead of)\b|n't\b|un$", re.IGNORECASE
 )
-_IGNORED = re.compile(r"\W*(?:ignor|skipp)(?:ed|ing)\W*")
-"""A line that says that the one before it was dealt with, as Ansible prints it."""
 _SPENT = re.compile(
     r"retr(?:y|ies)\b.{0,20}(?:exceed|exhaust|fail|limit|left)"
     r"|(?:exceed|exhaust|after|max).{0,30}retr",
@@ -148,13 +134,11 @@ _AFTER_TYPE = (
     r"\s+(?P<reason>[A-Z][A-Za-z]{3,40})\s+"
     r"(?:(?:[\dsmhd]+|<\w+>)(?: \(x\d+ over \w+\))?\s+\S+|[\w.-]+/\S+)\s+(?P<message>\S.*)"
 )
-_EVENT = re.compile(r"(?:^|\s)Warning" + _AFTER_TYPE)
+EVENT = re.compile(r"(?:^|\s)Warning" + _AFTER_TYPE)
 """A row of Kubernetes' events that warns."""
 _ROW = re.compile(r"(?:^|\s)(?:Warning|Normal)" + _AFTER_TYPE)
-_WENT_ON = re.compile(r"(?:^|\s)Normal\s+(?:Scheduled|Pulled|Created|Started)\s")
+WENT_ON = re.compile(r"(?:^|\s)Normal\s+(?:Scheduled|Pulled|Created|Started)\s")
 """A row that shows that a pod got on."""
-_TABLE = 20
-"""Maximum lines between two rows about one pod: the API server forgets events after an hour."""
 _STACK = re.compile(
     r"\s*(?:Exception raised from |frame #|#\d+ |File \"|raise\b|return\b|await\b|with\b|assert\b"
     r"|@|\^+|~+|[\w.]+ = |[\w.]+\((?:.*\))?$)"
@@ -215,7 +199,7 @@ _WHY = re.compile(
 )
 """Why something ended, behind that it did."""
 _LETTERS = re.compile(r"[A-Za-z]{3,}")
-_FIELD = re.compile(r"[A-Z][\w -]{0,60}: {2,}\S")
+FIELD = re.compile(r"[A-Z][\w -]{0,60}: {2,}\S")
 """A field and its value, as `kubectl describe` pads them: settings and states, no content."""
 _GENERIC = frozenset(
     """error errors fail failed fails failure failing exception exceptions fatal abort aborted
@@ -299,7 +283,7 @@ def may_be(template: str) -> bool:
         _EXCEPTION.search(text) is not None
         or _NCCL in text
         or (_fails(text) and level_of(text) != "calm")
-        or _WENT_ON.search(text) is not None
+        or WENT_ON.search(text) is not None
     )
 
 
@@ -387,7 +371,7 @@ def read(text: str, level: str, *, of_kernel: bool = False) -> Remark | None:
     if _STACK.match(text) or is_orderly(text):
         return None
     exception = _EXCEPTION.search(text)
-    event = _EVENT.search(text)
+    event = EVENT.search(text)
     end = ended(text)
     is_plain = exception is None and end is None and event is None
     fails = _fails(text)
@@ -413,7 +397,7 @@ def read(text: str, level: str, *, of_kernel: bool = False) -> Remark | None:
         or text.endswith(":")
         or (event is None and ended(text) is not None)
         or re.search(_OF_PEERS, text, re.IGNORECASE) is not None
-        or (inner is None and (_WRAPS.search(text) or _FIELD.match(text)) is not None)
+        or (inner is None and (_WRAPS.search(text) or FIELD.match(text)) is not None)
     )
     wraps = wraps and not of_kernel
     if wraps and '"' in told:  # what a command printed, in a structured report of its end
@@ -437,7 +421,7 @@ def _reason(text: str) -> str:
         says_why = _fails(rest) or rest.startswith(("no ", "not ", "missing "))
         if says_why and _fails(text[: colon.start()]) and not _says_nothing(rest):
             found = rest
-    return "" if _FIELD.match(text) else found
+    return "" if FIELD.match(text) else found
 
 
 def _why(text: str) -> str:
@@ -451,88 +435,3 @@ def _why(text: str) -> str:
 
 def _says_nothing(text: str) -> bool:
     return is_hollow(text) or ended(text) is not None or _WRAPS.search(text) is not None
-
-
-@dataclass(slots=True)
-class Statement:
-    """A remark, where it was made, and what came before and after it."""
-
-    remark: Remark
-    event: Event
-    calm: int
-    """Healthy lines of the file before its last occurrence."""
-    first_calm: int
-    origins: set[Origin]
-    """Who made it, the first ones."""
-
-
-class Statements:
-    """Collector of the remarks in one file."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, Statement] = {}
-        self._last: str | None = None
-        """The template of the remark that the line before was."""
-        self._open: Statement | None = None
-        """A remark that ends in a colon, so that the next line is its content."""
-
-    def __iter__(self) -> Iterator[Statement]:
-        """Iterate over the statements in the order of their last occurrence."""
-        return iter(self._kept.values())
-
-    def forget(self, usual: Statements) -> None:
-        """Drop the remarks that a healthy run makes, too."""
-        for template in usual._kept:
-            self._kept.pop(template, None)
-
-    def again(self, template: str, place: Place, order: int, calm: int, origin: Origin) -> bool:
-        """Count a remark if a line of the same template has made it before; return whether."""
-        kept = self._kept.pop(template, None)
-        if kept is None:
-            return False
-        kept.event.count += 1
-        kept.event.last, kept.event.last_order = place, order
-        kept.calm = calm
-        if len(kept.origins) < MAX_ORIGINS:
-            kept.origins.add(origin)
-        self._kept[template] = kept
-        return True
-
-    def settle(self, text: str, order: int) -> None:
-        """Drop what a pod failed at if its row of events shows that it got on."""
-        if _WENT_ON.search(text) is None:
-            return
-        for template, kept in list(self._kept.items()):
-            row = _EVENT.search(kept.event.place.quote)
-            is_step = row is not None and re.fullmatch(r"Failed\w+", row["reason"]) is not None
-            if is_step and order - kept.event.last_order <= _TABLE:
-                del self._kept[template]
-
-    def add(self, template: str, remark: Remark, event: Event, calm: int) -> None:
-        """Keep a remark; `template` is its line without digits."""
-        if len(self._kept) >= MAX_SHAPES:
-            del self._kept[next(iter(self._kept))]
-        self._kept[template] = kept = Statement(remark, event, calm, calm, {event.origin})
-        self._last = template
-        is_open = remark.content.endswith(":") and "in thread" not in remark.content
-        self._open = kept if is_open else None  # a traceback follows that
-
-    def follow(self, text: str, place: Place, own: Remark | None = None) -> bool:
-        """Give the next line of the file; return whether it is what a remark announced.
-
-        `own` is what it says of a failure by itself, which may be worth more, or only wrap others.
-        """
-        if self._last is not None and _IGNORED.fullmatch(text):
-            self._kept.pop(self._last, None)
-        opened, self._open, self._last = self._open, None, None
-        if opened is None or _FIELD.match(text := text.strip()):
-            return False
-        if own is not None and (own.wraps or own.weight > opened.remark.weight):
-            return False
-        if " " not in text or text[-1] == ":" or is_hollow(text):
-            return False
-        content = f"{opened.remark.content} {text}"[:MAX_CONTENT]
-        opened.remark = Remark(opened.remark.weight, content, wraps=False)
-        opened.event.says = opened.remark.content
-        opened.event.place = place
-        return True
