@@ -198,6 +198,11 @@ class Identities:
             self._launched.add(short(host))
 
     @property
+    def firsts(self) -> set[int]:
+        """The first rank of each node, where its launcher says which one that is."""
+        return set().union(*(found for found in self._first.values() if len(found) == 1))
+
+    @property
     def has_one_host(self) -> bool:
         """Whether launchers and schedulers name a single host."""
         return len(self._launched) == 1

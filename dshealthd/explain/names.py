@@ -49,6 +49,8 @@ _NAMES = re.compile(
     r"|\bpods?(?:[ /]|=\"?)(?P<pod>[a-z\d][a-z\d.-]{1,62}+)(?![\w'])"
     r"|\b(?P<position>(?:DP|TP|PP|EP)\d{1,3}(?:[ _](?:DP|TP|PP|EP)\d{1,3}){0,3})(?=[\] )])"
 )
+_BOUND = re.compile(r"\b[Bb]ind (?:to|on) (?!0\.|127\.)(\d{1,3}(?:\.\d{1,3}){3})\b")
+"""An address that a process binds, which is its own."""
 _DETAIL = re.compile(
     r"\s{0,40}(?P<key>[A-Za-z_][\w .-]{0,30}?)\s{0,4}:\s{1,30}['\"]?(?P<value>[^\s'\"]{1,100})"
 )
@@ -132,6 +134,12 @@ def named(text: str) -> dict[str, str]:
             continue
         found["host" if name == "address" else name].add(value)
     return {name: values.pop() for name, values in found.items() if len(values) == 1}
+
+
+def bound(text: str) -> str | None:
+    """Return the address of its own that a process says it binds; None if it says none."""
+    match = _BOUND.search(text)
+    return match[1] if match else None
 
 
 def short(host: str) -> str:
