@@ -227,6 +227,8 @@ def _roster(text: str) -> dict[int, str] | None:
         for rank in numbers(ranks):
             if not is_name_of_host(host) or hosts.setdefault(rank, host) != host:
                 return None
+        if len(hosts) > MAX_LISTED:
+            return None
     return hosts if len(set(hosts.values())) > 1 else None
 
 
@@ -243,7 +245,9 @@ def numbers(text: str) -> tuple[int, ...]:
         first, _, last = part.strip().partition("-")
         if first.isdecimal():
             found += range(int(first), min(int(last or first), int(first) + MAX_LISTED) + 1)
-    return tuple(found) if len(found) <= MAX_LISTED else ()
+        if len(found) > MAX_LISTED:
+            return ()
+    return tuple(found)
 
 
 class Heading(NamedTuple):

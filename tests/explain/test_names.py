@@ -462,3 +462,21 @@ def test_ranks_side_by_side_on_a_host_are_to_blame_if_its_first_did_not_fail() -
     for local, ranks in ((1, (5, 6, 7)), (0, ())):
         entry = f"  rank      : 5 (local_rank: {local})"
         assert explained(*lines, *summary, entry, *end).ranks == ranks
+
+
+def test_tasks_that_ended_before_any_lost_a_peer_ended_of_the_same() -> None:
+    """Those that ended after it may have ended of that."""
+    ended = "srun: error: gpu-{}: tasks {}: Exited with exit code 1"
+    lost = "5: torch.distributed.DistNetworkError: Connection reset by peer"
+    lines = [*(f"{task}: step 1" for task in range(8)), "2: slurmstepd: error: no such container"]
+    first, last = ended.format(12, "0-3"), ended.format(13, "4-7")
+    finding = explained(*lines, first, lost, last)
+    assert (finding.ranks, finding.host) == ((0, 1, 2, 3), "gpu-12")
+    assert explained(*lines, lost, first, last).ranks == (2,)
+
+
+def test_a_list_of_too_many_ranks_is_none() -> None:
+    """A line must not cost more than its length."""
+    many = ", ".join(["0-9999"] * 500)
+    line = f"ranks: {{'gpu-12': [{many}], 'gpu-13': [4, 5, 6]}}"
+    assert explained(line, "[rank5]: " + OOM).host is None
