@@ -128,7 +128,10 @@ def _is_common(ranks: Sequence[int], case: Case) -> bool:
     not if all of them are on one host, and other ranks are elsewhere.
     """
     # On a single host, those next to each other that failed where others did not.
-    is_block = ranks[-1] - ranks[0] < len(ranks) and not case.seen <= set(ranks)
+    is_block = ranks[-1] - ranks[0] < len(ranks) and not {
+        *case.identities.firsts,
+        *case.seen,
+    } <= set(ranks)
     is_block &= case.identities.has_one_host
     return len(ranks) >= SEVERAL and not (is_block or case.identities.share_a_host(ranks))
 
@@ -144,8 +147,9 @@ def _of_one(root: Event, alike: Sequence[Event], case: Case) -> list[int]:
     if root.layer in {"hardware", "scheduler"}:
         return []
     several = {failure.rank for failure in case.found.failures if (failure.exit or 0) > 0}
-    if len(several) > 1 and sum(event.count for event in alike) > 1:
-        return []  # each of these ranks may have printed it
+    others = [one for one in case.causes if one.frames and not one.origin.labeled]
+    if sum(one.count for one in (alike if len(several) > 1 else others)) > 1:
+        return []  # each of these ranks, or another process, may have printed it
     pid = root.origin.pid
     found = [
         failure for failure in case.found.failures if failure.root and pid in {None, failure.pid}

@@ -13,7 +13,7 @@ from dshealthd.explain.coverage import Coverage
 from dshealthd.explain.events import Event, Origin, Stamp
 from dshealthd.explain.facts import Recognized
 from dshealthd.explain.identities import Identities
-from dshealthd.explain.names import first_node, numbers
+from dshealthd.explain.names import bound, first_node, numbers
 from dshealthd.explain.patterns import load, said
 
 if TYPE_CHECKING:
@@ -172,6 +172,7 @@ def _place(case: Case, year: int) -> None:
             fields.get("host")
             or identities.home(event.origin)
             or before
+            or bound(event.place.quote)
             or (identities.host(event.rank) if event.rank is not None else None)
             or above.host
         )

@@ -121,18 +121,12 @@ def decide(found: Recognized, *, year: int) -> Finding:
     if not ordered:
         return _without_cause(case)
     root = ordered[0]
-    # Who waits for a peer, or has lost it, is not that peer.
-    is_of_peer = root.pattern == STATED and [*ordered, root][1].layer == "communication"
-    if is_of_peer:
-        _follow_end(root, case)
-    else:
-        _adopt(root, case)
+    _follow_end(root, case)
+    _adopt(root, case)
     verdicts = _judged(case) if root.is_timeout else []
     ranks, proof, says = accused(root, case, verdicts)
     if case.explained is not None:  # whom what lies beneath it struck
         ranks = ranks or accused(case.explained, case, verdicts)[0]
-    if is_of_peer and root.rank is None and root.host is None:
-        ranks = ()
     proof = proof or (root.place,)
     if root.pattern == STATED:
         proof = (*proof, *(event.place for event in worth_reading(standing(case))))[:WORTH_READING]
@@ -234,14 +228,15 @@ def _sender(host: str | None) -> str:
 
 
 def _follow_end(root: Event, case: Case) -> None:
-    """Give a statement of nobody known the rank and host that ended first: what failed first ends
-    before those that waited for it, or lost it.
+    """Give a statement the ranks that ended first, and their host: what failed first ends before
+    those that waited for it, or lost it.
     """
     ends = [one for one in case.causes if one.layer == "launcher" and precedes(root, one)]
     ends.sort(key=lambda one: one.order)
     waited = [one.order for one in case.causes if one.layer == "communication"]
-    is_nobodys = root.host is None and root.rank is None
-    if is_nobodys and len(ends) > 1 and any(ends[0].order < at < ends[1].order for at in waited):
+    is_first = len(ends) > 1 and any(ends[0].order < at < ends[1].order for at in waited)
+    is_there = root.host in {None, ends[0].host} if is_first else False
+    if root.pattern == STATED and is_there and root.rank in {None, *ends[0].ranks}:
         root.rank, root.ranks, root.host = ends[0].rank, ends[0].ranks, ends[0].host
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from itertools import chain
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from dshealthd.explain.names import PCI, Heading, numbers, only, short
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from dshealthd.explain.facts import Recognized
 
 _BEFORE = re.compile(r"\[?([\w][\w.-]*\w)[\]@ ]")
+_MADE_FOR_A_JOB = re.compile(r"-[a-z\d]{5}$")
 _TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
 
 
@@ -38,6 +40,11 @@ class Identities:
         self._names: dict[str, str] = {}
         """Names of hosts that stand where only a host can stand, by their first part."""
         self._launched: set[str] = set()
+        self._pods: dict[str, set[str]] = defaultdict(set)
+        """Pods by their host name."""
+        for pod in found.nodes:
+            if _MADE_FOR_A_JOB.search(pod):
+                self._pods[pod[:-6]].add(pod)
         self._tasks: dict[tuple[int, int], set[str]] = defaultdict(set)
         """Hosts by file and task of srun."""
         for event in found.events:
@@ -102,6 +109,9 @@ class Identities:
     def _learn_seats(self) -> None:
         """Learn what single lines say of where a rank runs."""
         found = self._found
+        logs: dict[str, list[int]] = defaultdict(list)
+        for number, facts in enumerate(found.sources):
+            logs[PurePath(facts.name).name].append(number)
         for seat in found.seats:
             origin = seat.origin._replace(rank=seat.rank, local=seat.local, host=seat.host)
             own = self.rank(origin)
@@ -109,8 +119,8 @@ class Identities:
             if own is None:
                 continue
             if seat.log is not None:
-                for number, facts in enumerate(found.sources):
-                    if f"/{facts.name}".endswith(f"/{seat.log}"):
+                for number in logs.get(PurePath(seat.log).name, ()):
+                    if f"/{found.sources[number].name}".endswith(f"/{seat.log}"):
                         self._ranks["log", number].add(own)
             if seat.pid is not None:
                 self._ranks[seat.pid].add(own)
@@ -133,9 +143,8 @@ class Identities:
 
         A job's pod is called by its host name, and five characters that make it unique.
         """
-        nodes = self._found.nodes
-        pods = [pod for pod in nodes if pod[:-6] == name and pod[-6] == "-"]
-        return nodes.get(only(pods) or name, name)
+        pod = only(self._pods.get(name, set())) or name
+        return self._found.nodes.get(pod, name)
 
     def _folder(self, source: int) -> re.Match[str] | None:
         return _TORCHRUN_FOLDER.match(self._found.sources[source].name)
@@ -196,6 +205,11 @@ class Identities:
         self.place(None, host)
         if host is not None:
             self._launched.add(short(host))
+
+    @property
+    def firsts(self) -> set[int]:
+        """The first rank of each node, where its launcher says which one that is."""
+        return set().union(*(found for found in self._first.values() if len(found) == 1))
 
     @property
     def has_one_host(self) -> bool:

@@ -49,6 +49,8 @@ _NAMES = re.compile(
     r"|\bpods?(?:[ /]|=\"?)(?P<pod>[a-z\d][a-z\d.-]{1,62}+)(?![\w'])"
     r"|\b(?P<position>(?:DP|TP|PP|EP)\d{1,3}(?:[ _](?:DP|TP|PP|EP)\d{1,3}){0,3})(?=[\] )])"
 )
+_BOUND = re.compile(r"\b[Bb]ind (?:to|on) (?!0\.|127\.)(\d{1,3}(?:\.\d{1,3}){3})\b")
+"""An address that a process binds, which is its own."""
 _DETAIL = re.compile(
     r"\s{0,40}(?P<key>[A-Za-z_][\w .-]{0,30}?)\s{0,4}:\s{1,30}['\"]?(?P<value>[^\s'\"]{1,100})"
 )
@@ -132,6 +134,12 @@ def named(text: str) -> dict[str, str]:
             continue
         found["host" if name == "address" else name].add(value)
     return {name: values.pop() for name, values in found.items() if len(values) == 1}
+
+
+def bound(text: str) -> str | None:
+    """Return the address of its own that a process says it binds; None if it says none."""
+    match = _BOUND.search(text)
+    return match[1] if match else None
 
 
 def short(host: str) -> str:
@@ -219,6 +227,8 @@ def _roster(text: str) -> dict[int, str] | None:
         for rank in numbers(ranks):
             if not is_name_of_host(host) or hosts.setdefault(rank, host) != host:
                 return None
+        if len(hosts) > MAX_LISTED:
+            return None
     return hosts if len(set(hosts.values())) > 1 else None
 
 
@@ -235,7 +245,9 @@ def numbers(text: str) -> tuple[int, ...]:
         first, _, last = part.strip().partition("-")
         if first.isdecimal():
             found += range(int(first), min(int(last or first), int(first) + MAX_LISTED) + 1)
-    return tuple(found) if len(found) <= MAX_LISTED else ()
+        if len(found) > MAX_LISTED:
+            return ()
+    return tuple(found)
 
 
 class Heading(NamedTuple):

@@ -423,3 +423,60 @@ def test_a_host_has_its_shortest_name() -> None:
     summary = "srun: error: gpu-3: task 3: Exited with exit code 1"
     assert explained("gpu-3.cluster:77:78 [3] NCCL INFO " + COMM.format(3, "dc000"),
                      "[rank3]: " + OOM, summary).host == "gpu-3"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("Cannot bind to 192.0.2.7:30050", "192.0.2.7"),
+        ("Cannot bind to 127.0.0.1:30050", "gpu-12"),
+        ("Cannot connect to 192.0.2.7:30050", "gpu-12"),
+    ],
+)
+def test_an_address_that_a_process_binds_is_its_own(text: str, host: str) -> None:
+    """A launcher's host is that of another process then."""
+    summary = "srun: error: gpu-12: task 0: Exited with exit code 1"
+    assert explained(f"OSError: {text}", "torchrun", summary).host == host
+
+
+def test_more_exceptions_than_failed_ranks_may_be_of_other_processes() -> None:
+    """A launcher reports its own ranks only."""
+    summary = [
+        "Root Cause (first observed failure):",
+        "  time      : 2026-01-05_10:00:00",
+        "  host      : gpu-12",
+        "  rank      : 2 (local_rank: 2)",
+        "  exitcode  : 1 (pid: 77)",
+    ]
+    raised = ["Traceback (most recent call last):", '  File "a.py", line 1, in f']
+    one, two = [*raised, "ValueError: a label"], [*raised, "OSError: no server"]
+    assert explained(*one, *summary).ranks == (2,)
+    assert explained(*one, *two, *summary).ranks == ()
+
+
+def test_ranks_side_by_side_on_a_host_are_to_blame_if_its_first_did_not_fail() -> None:
+    """A launcher's summary shows which rank that is, although nothing else names it."""
+    lines = [f"[rank{rank}]: ValueError: a wrong label" for rank in (5, 6, 7)]
+    summary = ["Root Cause (first observed failure):", "  host      : gpu-12", ""]
+    end = ["  exitcode  : 1 (pid: 77)"]
+    for local, ranks in ((1, (5, 6, 7)), (0, ())):
+        entry = f"  rank      : 5 (local_rank: {local})"
+        assert explained(*lines, *summary, entry, *end).ranks == ranks
+
+
+def test_tasks_that_ended_before_any_lost_a_peer_ended_of_the_same() -> None:
+    """Those that ended after it may have ended of that."""
+    ended = "srun: error: gpu-{}: tasks {}: Exited with exit code 1"
+    lost = "5: torch.distributed.DistNetworkError: Connection reset by peer"
+    lines = [*(f"{task}: step 1" for task in range(8)), "2: slurmstepd: error: no such container"]
+    first, last = ended.format(12, "0-3"), ended.format(13, "4-7")
+    finding = explained(*lines, first, lost, last)
+    assert (finding.ranks, finding.host) == ((0, 1, 2, 3), "gpu-12")
+    assert explained(*lines, lost, first, last).ranks == (2,)
+
+
+def test_a_list_of_too_many_ranks_is_none() -> None:
+    """A line must not cost more than its length."""
+    many = ", ".join(["0-9999"] * 500)
+    line = f"ranks: {{'gpu-12': [{many}], 'gpu-13': [4, 5, 6]}}"
+    assert explained(line, "[rank5]: " + OOM).host is None
