@@ -20,7 +20,7 @@ from dshealthd.cli import main as cli
 from dshealthd.config import config
 from dshealthd.config.config import Config
 from dshealthd.evidence.command import _from_agent
-from dshealthd.http.client import Access, Impostor, identify, local
+from dshealthd.http.client import Access, Impostor, _reachable, identify, local
 from dshealthd.http.exchange import Unreachable
 from tests import no_netlink
 from tests.http.impostors import impostor, saying, serving
@@ -211,3 +211,11 @@ def test_tls_of_the_local_agent_is_verified_with_authorities_alone(tmp_path: Pat
         context = local(configured(1), given)._request.tls
         assert context is not None
         assert context.verify_mode is mode
+
+
+@pytest.mark.parametrize(("listens", "reached"), [
+    (None, "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("::2", "::2"), ("n1", "n1"),
+])  # fmt: skip
+def test_where_this_nodes_agent_is_reached(listens: str | None, reached: str) -> None:
+    """At loopback, where it listens on all addresses."""
+    assert _reachable(listens) == reached

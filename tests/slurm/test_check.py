@@ -225,6 +225,8 @@ def test_kept(tmp_path: Path) -> None:
         raise KeyError
     with locked_streaks(place, 0) as streaks:
         assert streaks.bad == {"gpu-lost gpu=3": 2}
+        streaks.count_bad(["gpu-lost gpu=3", "gpu-lost gpu=5"])
+        assert streaks.longest == 3
         streaks.count_bad(["gpu-lost gpu=4"])
         assert streaks.longest == 1
 

@@ -109,6 +109,18 @@ def test_client_of_an_address(host: str, client: str) -> None:
     assert client_of(host) == client
 
 
+def test_who_may_take_the_place_of_another() -> None:
+    """A known client always, another one unless sixteen connections are being closed; the last
+    4,096 are known.
+    """
+    gate = ConnectionLimiter(limit=2, limit_per_address=1)
+    for number in range(4097):
+        gate.know(f"client {number}")
+    for closing, may in ((15, [True, True]), (16, [False, True])):
+        gate.closing = closing
+        assert [gate._may_evict(client) for client in ("client 0", "client 1")] == may
+
+
 def test_gate_forgets_clients_that_have_gone() -> None:
     """What the gate remembers is bounded by the connections that are open."""
     gate = ConnectionLimiter(limit=2, limit_per_address=1)

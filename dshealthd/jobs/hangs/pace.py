@@ -9,18 +9,17 @@ from dshealthd.core import documents, schema
 from dshealthd.core.host import read
 from dshealthd.core.state_writer import StateFile
 from dshealthd.jobs.hangs.watch import SavedRank
+from dshealthd.jobs.heartbeats.reader import MAX_SENDERS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.core.host import Host
 
-MAX_RANKS = 256
-"""As many as can send heartbeats at a time."""
 SAVE = 10.0
 """Seconds between two writes while there are ranks."""
 _LIMIT = 1 << 20
-"""Most bytes of the file: 4 KiB for each of MAX_RANKS."""
+"""Most bytes of the file: 4 KiB for each of MAX_SENDERS."""
 
 
 @dataclass(slots=True)
@@ -47,12 +46,12 @@ class Pace:
         if (document := await self._file.load()) is None:
             return []
         found: SavedRanks = schema.of(SavedRanks).read(document, self._file.place)
-        return found.ranks[:MAX_RANKS] if found.boot_id == self._boot_id else []
+        return found.ranks[:MAX_SENDERS] if found.boot_id == self._boot_id else []
 
     def keep(self, ranks: list[SavedRank], now: float, *, at_once: bool = False) -> None:
         """Write the ranks in the background, if it is time; `now` is monotonic."""
         if (now - self._saved < SAVE and not at_once) or not (ranks or self._kept):
             return
         self._saved, self._kept = now, bool(ranks)
-        saved = schema.of(SavedRanks).write(SavedRanks(self._boot_id, ranks[:MAX_RANKS]))
+        saved = schema.of(SavedRanks).write(SavedRanks(self._boot_id, ranks[:MAX_SENDERS]))
         self._file.save(documents.dumps(saved, separators=documents.COMPACT))

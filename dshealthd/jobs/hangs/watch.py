@@ -18,6 +18,7 @@ from dshealthd.jobs.hangs.judge import NOTICE, UNEXPLAINED
 from dshealthd.jobs.hangs.silence import FLOOR, SHOWN, SUSPECTED, SilenceBaseline
 from dshealthd.jobs.hangs.states import STOPPED, RankState, operation
 from dshealthd.jobs.heartbeats.identity import Identity
+from dshealthd.jobs.heartbeats.reader import MAX_SENDERS
 from dshealthd.jobs.shares import share_places
 from dshealthd.linux.activity import (
     Activity,
@@ -59,12 +60,6 @@ one that has stopped to compute is soon seen to be idle.
 """
 WAITING = KEPT / 2
 """Seconds of silence from which a living rank counts as waiting for those that have ended."""
-MAX_ENDED = 256
-"""Most ranks whose end is reported at a time, as many as can send heartbeats at a time.
-
-Creating such processes costs a user nothing, and what is kept of each includes its environment,
-which may be 252 KiB.
-"""
 
 Place = tuple[str, int]
 """Job and rank."""
@@ -337,7 +332,10 @@ class RankWatch:
         watched.checks = first, middle, now
 
     def _forget_ends(self) -> None:
-        """Forget the ends of each job that are too old, and those beyond `MAX_ENDED`.
+        """Forget the ends of each job that are too old, and those beyond `MAX_SENDERS`.
+
+        Creating such processes costs a user nothing, and what is kept of each includes its
+        environment, which may be 252 KiB.
 
         Users take turns, then jobs, the latest first.
         """
@@ -358,11 +356,11 @@ class RankWatch:
                 if place[0] in over:
                     self._forget(place)
             ended = [entry for entry in ended if entry[0][0] not in over]
-        if len(ended) <= MAX_ENDED:
+        if len(ended) <= MAX_SENDERS:
             return
         kept = share_places(
             ended,
-            MAX_ENDED,
+            MAX_SENDERS,
             lambda entry: entry[1].who.process.user,
             lambda entry: entry[0][0],
             lambda entry: -round(entry[1].ended_at),

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from dshealthd.probe.observation import Observation, Outcome, RoundKind
+from dshealthd.probe.observation import Observation, Outcome, RoundKind, Stage
+from dshealthd.probe.peers.messages import Backend
+from dshealthd.probe.rounds.conclusion import MemberResult, combine
+from dshealthd.probe.rounds.plan import RoundPlan
+from dshealthd.probe.workers.job import RankResult
 from tests.probe.company import Companion, all_have, company, ended
 
 Change = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
@@ -90,3 +94,20 @@ async def test_earlier_version_is_declined(tmp_path: Path) -> None:
         assert report is not None
         assert report.observation.outcome is Outcome.DECLINED
         assert report.observation.reason == "version_differs"
+
+
+def test_one_starved_worker_of_a_member() -> None:
+    """As the others wait for it, what they look like says nothing."""
+    plan = RoundPlan(
+        epoch=0, kind=RoundKind.RAIL, backend=Backend.NCCL, members=("a", "b"), digest="", ranks=2
+    )
+    ends = [(Outcome.HUNG, "deadline")] * 4
+    ends[1] = Outcome.INCONCLUSIVE, "starved"
+    ranks = [
+        RankResult(rank=rank, outcome=outcome, stage=Stage.SIZES, reason=reason)
+        for rank, (outcome, reason) in enumerate(ends)
+    ]
+    shares = {"a": MemberResult((*ranks[:2],)), "b": MemberResult((*ranks[2:],))}
+    for me in "ab":
+        found = combine(plan, me, shares)
+        assert (found.outcome, found.reason) == (Outcome.INCONCLUSIVE, "starved")

@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,6 +112,17 @@ def test_checksum(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reasons(error: Exception, slug: str) -> None:
     """What libraries say in words becomes one of a few slugs."""
     assert worker.reason(error) == slug
+
+
+def test_versions_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of ranks with other software do not compare: the round ends, and says with which."""
+    theirs, job = ["gloo torch 2.13"], {"rank": 0, "size": 2, "backend": "gloo"}
+    store = SimpleNamespace(set=lambda *_: None, get=lambda _: theirs[0].encode())
+    monkeypatch.setattr(worker, "versions", lambda _job: "gloo torch 2.13")
+    worker.synchronize(store, job)
+    theirs[0] = "gloo torch 2.12"
+    with pytest.raises(worker.VersionsDiffer, match=r"rank 0 has .*, rank 1 gloo torch 2\.12"):
+        worker.synchronize(store, job)
 
 
 @pytest.fixture
