@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -49,35 +50,31 @@ def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield program.parent
 
 
-@pytest.mark.parametrize("declined", [False, True])
-def test_ranks_over_ssh(
-    switch: Switch, ssh: Path, agents_end: AgentsEnd, tmp_path: Path, *, declined: bool
-) -> None:
-    """The launcher passes the switch on, to both hosts; and not that of a user who declines, whose
-    variable it leaves behind.
-    """
-    (tmp_path / "hostfile").write_text("".join(f"{host} slots=1\n" for host in HOSTS))
+def launch(
+    switch: Switch, ssh: Path, folder: Path, end: AgentsEnd, *words: str, **more: str
+) -> str:
+    """Run a script on the hosts of a hostfile by DeepSpeed's launcher; return what is printed."""
     # What the tests need beyond the switch; a user's own is read here too.
-    (tmp_path / ".deepspeed_env").write_text(
-        f"ENDS={tmp_path / 'ends'}\nDS_ACCELERATOR=cpu\nOMP_NUM_THREADS=1\n"
+    (folder / ".deepspeed_env").write_text(
+        f"ENDS={folder / 'ends'}\nDS_ACCELERATOR=cpu\nOMP_NUM_THREADS=1\n"
     )
-    (tmp_path / "ends").mkdir()
+    (folder / "ends").mkdir()
     environ = {
         "PATH": f"{ssh}:{os.environ['PATH']}",
-        "HOME": str(tmp_path),
+        "HOME": str(folder),
         "DS_ACCELERATOR": "cpu",
         "PYTHONPATH": f"/mine:{switch.archive}",
-        **({"DSHEALTHD_HEARTBEAT": "0"} if declined else {}),
+        **more,
     }
     command = [str(switch.python), "-m", "deepspeed.launcher.runner", "--launcher", PDSH]
-    command += ["--hostfile", "hostfile", "--no_local_rank"]
+    command += ["--hostfile", "hostfile", "--no_local_rank", "--force_multi"]
     command += ["--master_addr", HOSTS[0], "--master_port", str(free_port())]
     # A session of its own, and never SIGINT or SIGTERM: at either the launcher runs `pkill -f`.
-    with (tmp_path / "said").open("wb") as file:
+    with (folder / "said").open("wb") as file:
         launcher = subprocess.Popen(
-            [*command, str(SCRIPT), "ddp", str(STEPS)],
+            [*command, *words],
             env=environ,
-            cwd=tmp_path,
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -86,15 +83,31 @@ def test_ranks_over_ssh(
     deadline = time.monotonic() + 240
     try:
         while launcher.poll() is None:
-            assert time.monotonic() < deadline, (tmp_path / "said").read_text()
-            agents_end.release(tmp_path / "ends")
+            assert time.monotonic() < deadline, (folder / "said").read_text()
+            end.release(folder / "ends")
             time.sleep(0.1)
     finally:
         if launcher.poll() is None:
             os.killpg(launcher.pid, signal.SIGKILL)
             launcher.wait(60)
-    said = (tmp_path / "said").read_text()
+    said = (folder / "said").read_text()
     assert launcher.returncode == 0, said
+    return said
+
+
+def test_ranks_over_ssh(switch: Switch, ssh: Path, agents_end: AgentsEnd, tmp_path: Path) -> None:
+    """The launcher passes the switch on, to both hosts."""
+    (tmp_path / "hostfile").write_text("".join(f"{host} slots=1\n" for host in HOSTS))
+    said = launch(switch, ssh, tmp_path, agents_end, str(SCRIPT), "ddp", str(STEPS))
     assert said.count(" loss ") == len(HOSTS) * STEPS
-    followed = [] if declined else [STEPS] * len(HOSTS)
-    assert [message.step for message in agents_end.messages()] == followed
+    assert [message.step for message in agents_end.messages()] == [STEPS] * len(HOSTS)
+
+
+def test_who_declines(switch: Switch, ssh: Path, agents_end: AgentsEnd, tmp_path: Path) -> None:
+    """The switch of a user who declines is not passed on: their variable is left behind."""
+    (tmp_path / "hostfile").write_text(f"{HOSTS[0]} slots=1\n")
+    (tmp_path / "rank.py").write_text("import os; print('rank of', os.environ['PYTHONPATH'])")
+    said = launch(switch, ssh, tmp_path, agents_end, "rank.py", DSHEALTHD_HEARTBEAT="0")
+    (paths,) = re.findall(r"rank of (\S+)", said)
+    assert "/mine" in paths.split(":")
+    assert switch.archive not in paths.split(":")
