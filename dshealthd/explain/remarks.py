@@ -87,7 +87,7 @@ _HANDLED = re.compile(
     re.IGNORECASE,
 )
 _ORDERLY = re.compile(
-    r"\bintended|graceful|\bas requested|by (?:an? |the )?user request|exit_actor|idle for"
+    r"\bintended|graceful|\bas requested|by (?:an? |the )?user request"
     r"|references to [^.]{1,40} removed|\b(?:normal|clean)(?:ly)? (?:exit|shut|terminat|stop)"
     r"|scal(?:e|ed|ing)[ -]down|\bexit(?:ed)?[ _]?(?:with )?(?:code|status)?[ =:]{1,3}0\b(?![.x])",
     re.IGNORECASE,
