@@ -154,7 +154,7 @@ _PROCESSES = (
 _OF_PEERS = (
     r"\bpeers?\b|\bremote\b|\breceiver\b|heartbeat|broken pipe|\bbarrier\b|rendezvous"
     r"|(?:connection|socket) (?:to \S{1,60} )?(?:was )?(?:reset|closed|aborted)"
-    r"|\bNCCL work\b|WorkNCCL|collectives?\b|watchdog thread|ProcessGroup|PyTorch|\[PG |TCPStore"
+    r"|\bNCCL work\b|WorkNCCL|collectives?\b|watchdog thread|ProcessGroup|\[PG |TCPStore"
 )
 """What a process notices of another."""
 _WRAPS = re.compile(
