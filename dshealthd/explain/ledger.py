@@ -23,9 +23,7 @@ _GROUP = re.compile(
     r"]?(?:\((?P<name>[^)]*)\))?[ ]?Rank (?P<rank>\d{1,6})\]"
 )
 _GROUP_RANK = re.compile(r"\[Rank (?P<rank>\d{1,6})\]")
-_SEQUENCE = re.compile(
-    r"(?:work sequence id|watchdog at work|at NCCL work): (?P<sequence>\d{1,18})\b"
-)
+_SEQUENCE = re.compile(r"at (?:NCCL )?work(?: sequence id)?: (?P<sequence>\d{1,18})\b")
 _REPORT = "Watchdog caught"
 _TERMINATING = "Terminating the process after"
 """The last message of a heartbeat monitor."""

@@ -87,7 +87,7 @@ _HANDLED = re.compile(
     re.IGNORECASE,
 )
 _ORDERLY = re.compile(
-    r"\bintended|graceful|\bas requested|by (?:an? |the )?user request|exit_actor|idle for"
+    r"\bintended|graceful|\bas requested|by (?:an? |the )?user request"
     r"|references to [^.]{1,40} removed|\b(?:normal|clean)(?:ly)? (?:exit|shut|terminat|stop)"
     r"|scal(?:e|ed|ing)[ -]down|\bexit(?:ed)?[ _]?(?:with )?(?:code|status)?[ =:]{1,3}0\b(?![.x])",
     re.IGNORECASE,
@@ -154,7 +154,7 @@ _PROCESSES = (
 _OF_PEERS = (
     r"\bpeers?\b|\bremote\b|\breceiver\b|heartbeat|broken pipe|\bbarrier\b|rendezvous"
     r"|(?:connection|socket) (?:to \S{1,60} )?(?:was )?(?:reset|closed|aborted)"
-    r"|\bNCCL work\b|WorkNCCL|collectives?\b|watchdog thread|ProcessGroup|PyTorch|\[PG |TCPStore"
+    r"|\bNCCL work\b|WorkNCCL|collectives?\b|watchdog thread|ProcessGroup|\[PG |TCPStore"
 )
 """What a process notices of another."""
 _WRAPS = re.compile(
