@@ -223,6 +223,9 @@ def _is_shared(root: Event, ranks: Sequence[int], says: str, case: Case) -> bool
     if ranks:
         return False
     hosts = {one.host for one in case.causes if are_alike(one, root)} - {None}
+    is_programs = root.pattern == STATED and root.layer == "program"
+    if is_programs and remarks.is_of_others(root.place.quote):  # it speaks of another process
+        return True
     is_end = root.pattern in _OF_LOST_PEERS or root.layer == "launcher"
     is_peers = is_end and any(
         event.slug == _PEER_LOST and event.order <= root.order

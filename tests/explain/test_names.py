@@ -507,3 +507,19 @@ def test_the_only_rank_that_failed_of_its_own_is_that_of_a_host_s_fault(
     fault = "Oct  2 18:02:11 gpu-13 kernel: nvme nvme2: Disabling device after reset failure: -19"
     finding = explained(*lines, "$ ssh gpu-13 journalctl -k", fault)
     assert (finding.ranks, finding.host) == (ranks, "gpu-13")
+
+
+@pytest.mark.parametrize(
+    ("said", "host"),
+    [
+        ("fatal: no free port for the controller", "job-pod-1"),
+        ("fatal: another task died, reason: no answer of the controller", None),
+    ],
+)
+def test_who_speaks_of_another_process_is_not_the_host_of_the_cause(
+    said: str, host: str | None
+) -> None:
+    """What no pattern knows may be of the other one."""
+    lines = [f"[job-pod-{n}] step {step}" for step in range(3) for n in (0, 1)]
+    finding = explained(*lines, f"[job-pod-1] {said}")
+    assert (finding.outcome, finding.host) == ("found", host)
