@@ -178,6 +178,8 @@ def _struck(root: Event, case: Case) -> list[int]:
         and (event.layer in _OF_RANKS or (event.frames and event.pattern != _ENDED))
     }  # fmt: skip
     there = {rank for rank in failed if identities.is_on(rank, root.host)}
+    if root.layer == "hardware" and len(failed) == 1 and not any(map(identities.host, failed)):
+        there = failed
     ranks = {rank for rank in named_ranks or there if rank is not None}
     return [] if ranks >= case.seen else sorted(ranks)
 

@@ -30,7 +30,8 @@ LAYERS = ("hardware", "scheduler", "program", "communication", "launcher")
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "/bin/", "pydantic/")
 
 _LEVELS_LIKE = re.compile(
-    r"\d+(?:[.:]\d+){0,2}|(?:rank|default|epoch|step|iter)[-_]?\d+|v\d[\w.]*|[\w.-]*\.(?:py|cc?|cpp|cu|h|so|log|json|out|yaml)(?:[:.]\d+)*"
+    r"\d+(?:[.:]\d+){0,2}|(?:rank|default|epoch|step|iter)[-_]?\d+"
+    r"|v\d[\w.]*|[\w.-]*\.(?:py|cc?|cpp|cu|h|so|log|json|out|yaml)(?:[:.]\d+)*"
 )
 """Numbers, ranks, steps, releases and files, at the place of a host's name."""
 

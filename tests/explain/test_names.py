@@ -480,3 +480,46 @@ def test_a_list_of_too_many_ranks_is_none() -> None:
     many = ", ".join(["0-9999"] * 500)
     line = f"ranks: {{'gpu-12': [{many}], 'gpu-13': [4, 5, 6]}}"
     assert explained(line, "[rank5]: " + OOM).host is None
+
+
+LOST = (
+    "[rank2]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, remote process "
+    "exited or there was a network error, NCCL version 2.27.3"
+)
+
+
+@pytest.mark.parametrize(
+    ("also", "ranks"),
+    [
+        (LOST, (9,)),
+        ("[rank2]: RuntimeError: another label", ()),
+        ("gpu-12: [rank9]: step 1", ()),
+    ],
+)
+def test_the_only_rank_that_failed_of_its_own_is_that_of_a_host_s_fault(
+    also: str, ranks: tuple[int, ...]
+) -> None:
+    """All others only lost a peer; not if it is known to be on another host."""
+    nodes = [f"gpu-{n}: a line of the launcher" for n in (12, 13)]
+    own = "[rank9]: OSError: [Errno 30] Read-only file system: '/nvme2/mds'"
+    lines = [*nodes, *nodes, also, "[rank1]: step 2", own]
+    lines += [f"gpu-{n}: bye" for n in (12, 13) for _ in range(4)]
+    fault = "Oct  2 18:02:11 gpu-13 kernel: nvme nvme2: Disabling device after reset failure: -19"
+    finding = explained(*lines, "$ ssh gpu-13 journalctl -k", fault)
+    assert (finding.ranks, finding.host) == (ranks, "gpu-13")
+
+
+@pytest.mark.parametrize(
+    ("said", "host"),
+    [
+        ("fatal: no free port for the controller", "job-pod-1"),
+        ("fatal: another task died, reason: no answer of the controller", None),
+    ],
+)
+def test_who_speaks_of_another_process_is_not_the_host_of_the_cause(
+    said: str, host: str | None
+) -> None:
+    """What no pattern knows may be of the other one."""
+    lines = [f"[job-pod-{n}] step {step}" for step in range(3) for n in (0, 1)]
+    finding = explained(*lines, f"[job-pod-1] {said}")
+    assert (finding.outcome, finding.host) == ("found", host)
