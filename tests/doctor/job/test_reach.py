@@ -104,3 +104,11 @@ def test_reach(wrong: str, right: str, words: str) -> None:
     """What cannot arrive is told; what arrives is not."""
     assert words in said(wrong)
     assert not said(right)
+
+
+def test_variable_that_is_unset() -> None:
+    """A variable that a script unsets is none that it has to export."""
+    script = "if a; then\n  unset CUDA_DEVICE_MAX_CONNECTIONS\nfi\n$PREFIX torchrun t.py"
+    parsed = slurm_script.parse(f"#!/bin/bash\n{script}\n")
+    assert parsed.command is not None
+    assert not parsed.carried

@@ -26,7 +26,7 @@ _BUILTINS = frozenset({"cd", "source", ".", "export", "set", "ulimit", "alias", 
 """Commands of a shell, which no other program can run."""
 _STARTERS = frozenset({"srun", "mpirun", "mpiexec", "nohup", "timeout"})
 _CONTAINERS = frozenset({"docker", "podman"})
-_ISOLATES = frozenset({"cleanenv", "e", "containall", "C", "no-eval"}) - {"no-eval"}
+_ISOLATES = frozenset({"cleanenv", "e", "containall", "C"})
 _OPEN_MPI = frozenset({"mca", "x", "bind-to", "map-by", "allow-run-as-root", "oversubscribe"})
 _HOSTS = ("hostfile", "machinefile", "H", "host", "f")
 _MOUNTS = ("v", "volume", "mount", "container-mounts", "bind", "B")

@@ -65,7 +65,7 @@ def _pods(whole: ManifestFields, path: str) -> Iterator[Node]:
         if one.each("containers"):
             yield from _known(Node("PodSpec", at, one))
         else:
-            if key == "metadata":
+            if key == "metadata" and {"name", "labels", "annotations"} & one.value.keys():
                 yield Node("ObjectMeta", at, one)
             yield from _pods(one, at)
 

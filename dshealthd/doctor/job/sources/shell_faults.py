@@ -32,6 +32,8 @@ _FED = re.compile(r"(?:^|\s)-[a-zA-Z]*[nf]\b|/dev/null|&\s*$|<<|--input")
 _READS = re.compile(r"(?<![\\$])\$\{?([A-Za-z]\w{3,})\b(?!:|-|\+|\?)")
 _SETS = re.compile(r"^[ \t]*(?:export[ \t]+|local[ \t]+)?([A-Za-z]\w{3,})=", re.MULTILINE)
 _INITIALIZES = re.compile(r"(?:^|[;&|\s])(?:source|\.|eval|module|ml)\s|\bBASH_ENV\b", re.MULTILINE)
+MAX_NAMES = 128
+"""Names that are compared with each other; scripts of people have some 50."""
 _SAME = 0.88
 """Likeness from which one name is taken for another, misspelt: `launcher_command.MISSPELT`."""
 
@@ -68,8 +70,9 @@ def faults(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
             )
     yield from _inactive(text, seen)
     read, is_set = {*_READS.findall(lines)}, {*_SETS.findall(lines)}
-    for name in sorted(is_set - read):
-        alike = difflib.get_close_matches(name, read, n=1, cutoff=_SAME)
+    known = sorted(read)[:MAX_NAMES]
+    for name in sorted(is_set - read)[:MAX_NAMES]:
+        alike = difflib.get_close_matches(name, known, n=1, cutoff=_SAME)
         if alike and not re.search(rf"(?<![$\w{{]){alike[0]}\b", lines):
             other = alike[0]
             is_given = other in launcher_command.OF_SLURM or shell.GIVEN.match(other)

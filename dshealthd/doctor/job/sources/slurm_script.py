@@ -151,7 +151,7 @@ def parse(
         if name.isidentifier()
         and name not in given
         and not name.startswith("SLURM_")  # which srun reads itself
-        and not re.search(rf"\$\{{?{name}\b", text)
+        and not re.search(rf"\$\{{?{name}\b|\bunset\b[^\n]*\b{name}\b", text)
     }
     left = {
         name: name in exported or "set -a" in text
