@@ -206,6 +206,7 @@ DOCUMENTS_ELSEWHERE = {
     "explain/patterns.py": "files of this repository",
     "doctor/job/sources/deepspeed_config.py": "a file of this repository",
     "doctor/job/sources/launcher_command.py": "a file of this repository",
+    "doctor/job/sources/schema.py": "a file of this repository",
     "jobs/nccl/names.py": "a file of this repository",
     "probe/workers/session.py": "its caller takes documents.MISSHAPEN",
     "probe/workers/worker.py": "the agent's own messages, in a worker",
@@ -239,6 +240,7 @@ NAMED_ELSEWHERE = {
     "explain/patterns.py": "files of this repository",
     "doctor/job/sources/deepspeed_config.py": "a file of this repository",
     "doctor/job/sources/launcher_command.py": "a file of this repository",
+    "doctor/job/sources/schema.py": "a file of this repository",
     "jobs/nccl/names.py": "a file of this repository",
     "symptoms/__init__.py": "files of this repository",
 }

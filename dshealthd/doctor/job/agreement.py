@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import warning
 from dshealthd.doctor.job.containers import lacking
+from dshealthd.doctor.job.facts import RULES
 from dshealthd.doctor.job.options import OPTIONS
 from dshealthd.doctor.job.sources.layout import refusal
 from dshealthd.doctor.job.sources.manifest import INDEX
@@ -94,6 +95,7 @@ def _same_port(start: Start) -> Iterator[str]:
 
 INVARIANTS = (
     *OPTIONS,
+    *RULES,
     Invariant(
         within(
             *("tasks of the job", operator.ge, "nodes of the job"),

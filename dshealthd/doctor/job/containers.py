@@ -6,16 +6,19 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from dshealthd.doctor.job.sources.slurm_options import gpus_per_node
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dshealthd.doctor.job.start import Start
 
-_NVIDIA = re.compile(
-    r"(?:.*:)?(?:nvidia|tesla|titan|[rg]tx|g?[abhklptv]\d)[\w.-]*:\d+", re.IGNORECASE
+_AMD = re.compile(r"rocm|rocr|hip_|rccl|(?<![a-z])(amd|mi\d{2,3}\w?)(?![a-z])", re.IGNORECASE)
+"""Names of AMD's, whose GPUs a container may see without an option."""
+_BRIDGE = (
+    "has a bridge of its own, where other nodes reach the ports that are published, but NCCL takes"
+    " any: --network=host shares theirs"
 )
-"""A request of Slurm for GPUs whose type is NVIDIA's; a container may see AMD's without --rocm."""
-_ASKS = ("gres", "gpus", "gpus-per-node")
 _SHORT = "has 64 MB of shared memory: too few for NCCL between the GPUs of a node"
 _DOCKER = {
     "driver": (
@@ -23,8 +26,8 @@ _DOCKER = {
         "has no GPU in the container, unless the runtime of NVIDIA is its default",
     ),
     "network": (
-        ("--network", "--net", "-p", "--publish"),
-        "has a bridge of its own, where other nodes reach no rank: --network=host shares theirs",
+        ("--network", "--net"),
+        _BRIDGE,
     ),
     "shared memory": (("--ipc", "--shm-size", "-v", "--volume", "--mount"), _SHORT),
     "locked memory": (
@@ -34,7 +37,7 @@ _DOCKER = {
 }
 _APPTAINER = {
     "driver": (
-        ("--nv", "--nvccli"),
+        ("--nv", "--nvccli", "--rocm"),
         "has no driver in the container, unless APPTAINER_NV or apptainer.conf says so",
     )
 }
@@ -53,6 +56,7 @@ def lacking(start: Start) -> Iterator[str]:
     outer = start.find("srun")
     asked = {**start.requested, **(outer.options if outer else {})}
     words = [word for one in start.chain for word in one.wrapper]
+    text = " ".join((*words, *asked.values(), *start.variables, *start.program.variables))
     names = list(map(os.path.basename, words))
     at = next((at for at, one in enumerate(names) if one in RUNTIMES), len(names))
     given = {word.partition("=")[0] for word in words[at:]}
@@ -60,7 +64,7 @@ def lacking(start: Start) -> Iterator[str]:
     if names[at + 1 : at + 2] == ["build"] or any(word.startswith("$") for word in words):
         return
     needed = {
-        "driver": any(_NVIDIA.fullmatch(asked.get(name, "")) for name in _ASKS),
+        "driver": bool(gpus_per_node(asked)) and not _AMD.search(text),
         "network": start.several["nodes"],
         "shared memory": (start.layout.ranks_per_node or 1) > 1,
         "locked memory": any("/dev/infiniband" in word for word in words[at:]),

@@ -190,6 +190,8 @@ class JobContext:
             copies=(nodes or self.layout.nodes or 1) if outer == "srun" else 1,
             pool=slots(self.deepspeed, self.members, self.gpus_per_node),
             strange=self.batch_script.strange if self.batch_script else (),
+            calls=self.batch_script.calls if self.batch_script else (),
+            script=self.batch_script.program if self.batch_script else "",
             unset=self.batch_script.unset if self.batch_script else {},
         )
 

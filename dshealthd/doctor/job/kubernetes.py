@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Result, check_of, ok, unknown, warning
+from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
+from dshealthd.doctor.job import facts
 from dshealthd.doctor.job.agreement import INVARIANTS, OCCUPANCY
+from dshealthd.doctor.job.rules import NAMES
 from dshealthd.doctor.job.sources import launcher_command
 from dshealthd.doctor.job.sources.fields import ManifestFields
 from dshealthd.doctor.job.sources.layout import Layout, torchrun
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 _MPI = ("mpirun", "mpiexec")
 _PROGRAMS = frozenset({"torchrun", "deepspeed", "accelerate", "python", "python3"})
+_REFERENCES = re.compile(r"(?<!\$)\$\((\w+)\)")
+_OF_SHELLS = re.compile(r"(?<!\$)\$\{(\w+)\}")
 _RELEASE = re.compile(r"v?(\d+(?:\.\d+)+)")
 _OF_PODS = re.compile(r"[a-z0-9][a-z0-9-]*-\d+")
 """Names that StatefulSets, indexed Jobs, JobSets and PyTorchJobs give their pods."""
@@ -91,7 +95,15 @@ def _manifest(_context: JobContext, source: Source[Manifest]) -> Iterator[Result
         where = f"{ones[0].kind} {ones[0].job}, {names}"
         remedy = row.remedy if row in NEEDS else ""
         yield row.make(f"{where}: {text}", remedy, component=row.component or names)
-    if not found:
+    refusals = [
+        (f"{whole.text('kind')} {whole.at('metadata').text('name')}", *why)
+        for whole in source.value.objects
+        for why in facts.refused(whole)
+    ]
+    for where, path, text, said in dict.fromkeys(refusals):
+        place = f"{where}, {path}" if path else where
+        yield critical(f"{place}: it is refused: {text}", source=said, component=place)
+    if not found and not refusals:
         gpus = sum(pod.count * pod.gpus for pod in pods)
         count = plural(sum(pod.count for pod in pods), "pod")
         yield ok(f"{source.name}: {count} with {plural(gpus, 'GPU')}")
@@ -113,6 +125,7 @@ def start_of(pod: PodTemplate, manifest: Manifest) -> PodStart:
         pod=pod,
         manifest=manifest,
         command=pod.command,
+        calls=pod.calls,
         layout=layout,
         variables=pod.variables,
         nodes=workers if is_first else None,
@@ -136,10 +149,9 @@ def start_of(pod: PodTemplate, manifest: Manifest) -> PodStart:
 
 
 def _of_mpirun(pod: PodTemplate) -> int | None:
-    words = [word for text in pod.words for word in text.split()]
-    is_mpi = pod.kind == "MPIJob" and any(word.rpartition("/")[2] in _MPI for word in words)
-    at = next((at for at, word in enumerate(words[:-1]) if word in {"-np", "-n", "--np"}), None)
-    return natural(words[at + 1]) if is_mpi and at is not None else None
+    called = [one.options for one in pod.calls if one.program in _MPI and pod.kind == "MPIJob"]
+    counts = (given.get(name, ("",))[0] for given in called for name in ("np", "n", "c"))
+    return next(filter(None, map(natural, counts)), None)
 
 
 def _layout(pod: PodTemplate) -> Layout:
@@ -155,6 +167,34 @@ def _layout(pod: PodTemplate) -> Layout:
     if pod.kind == "PyTorchJob" and not pod.processes and is_python:
         stated = 1  # its operator makes each pod a rank
     return Layout(ranks_per_node=stated, source=pod.kind)
+
+
+def _too_long(start: PodStart) -> Iterator[str]:
+    """Yield a name that the controller makes, and that is longer than one may be."""
+    pod = start.pod
+    pattern, most, what = NAMES.get(pod.kind, ("", 0, ""))
+    if pod.kind == "Job" and not (pod.is_of("batch") and pod.above.get("completionMode")):
+        return
+    last, group = max(pod.count // max(pod.groups, 1), 1) - 1, max(pod.groups, 1) - 1
+    name = pattern.format(job=pod.job, part=pod.name, role=pod.name.lower(), pod=last, group=group)
+    if pod.job and "{" not in pod.job and len(name) > most:
+        yield f"{what}, {name}, has {len(name)} characters: {most} are allowed"
+
+
+def _undefined(start: PodStart) -> Iterator[str]:
+    """Yield a variable whose value refers to one that is not defined before it."""
+    listed = [(one.text("name"), one.text("value")) for one in start.pod.main.each("env")]
+    names = {name for name, _ in listed}
+    before: set[str] = set()
+    for name, value in listed:
+        for other in _REFERENCES.findall(value):
+            if other in names - before and other != name:
+                why = f"is defined after it: $({other}) stays as it is"
+                yield f"{name} refers to {other}, which {why}"
+        for other in _OF_SHELLS.findall(value):
+            if other in names and other != name:
+                yield f"{name} has ${{{other}}} as it stands: Kubernetes expands $({other}) alone"
+        before.add(name)
 
 
 def _refused(start: PodStart) -> Iterator[str]:
@@ -177,24 +217,6 @@ def _invalid(start: PodStart) -> Iterator[str]:
     for key, value in pod.limits.texts().items():
         if is_gpu(key) and re.fullmatch(r"\d*\.\d*[1-9]\d*|\d+m", value):
             yield f"{value} {key} in limits is no whole number"
-    for metadata in (pod.object.at("metadata"), pod.template.at("metadata")):
-        for key in ("labels", "annotations"):
-            for name, value in metadata.at(key).value.items():
-                if not isinstance(value, str):
-                    yield f"the value of {name} in {key} is {value}, not a string: quote it"
-    for one in main.each("env"):
-        if not isinstance(one.get("value"), str | None):
-            yield f"the value of {one.text('name')} is {one.get('value')}, not a string: quote it"
-    for key in ("command", "args"):
-        for word in main.listed(key):
-            if not isinstance(word, str):
-                yield f"{word} in {key} is no string: quote it"
-    masters = pod.above.at("pytorchReplicaSpecs", "Master").number("replicas", 1)
-    if pod.required and masters != 1:
-        yield f"{masters} replicas of Master: there is one"
-    policy = pod.spec.text("restartPolicy") or "Always"
-    if pod.is_of("batch") and pod.kind in {"Job", "CronJob"} and policy == "Always":
-        yield "restartPolicy of a Job must be Never or OnFailure"
     volumes = {*pod.volumes, *_claims(pod.object)}
     for mount in main.each("volumeMounts"):
         if mount.text("name") not in volumes:
@@ -415,6 +437,8 @@ _REFUSED = (
     ("image", _releases),
     ("labels", _unread),
     ("env", _not_given),
+    ("env", _undefined),
+    ("metadata.name", _too_long),
     ("MASTER_ADDR", _unreachable),
     ("slotsPerWorker", within(
         "processes of mpirun", operator.le, "slots", "mpirun -np {0}, but workers have {1:slot}")),

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, critical
+from dshealthd.doctor.job.sources.calls import Call
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 from dshealthd.doctor.job.sources.layout import Layout
 from dshealthd.doctor.job.sources.slurm_options import gpus_per_node
@@ -54,6 +55,10 @@ class Start:
     """Jobs that it is the same in."""
     strange: Sequence[str] = ()
     """Options in its script that sbatch does not have."""
+    calls: Sequence[Call] = ()
+    """Calls of other programs in its script."""
+    script: str = ""
+    """The text of the training's program, if that is there."""
     unset: Mapping[str, str] = field(default_factory=dict)
     """Variables that its script reads and Slurm does not set, with the option that would."""
 

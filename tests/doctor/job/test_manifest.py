@@ -142,9 +142,9 @@ def manifest(tmp_path: Path, text: str) -> JobContext:
         ('gpu: "8"', 'gpu: "8", memory: 1023Mi', CRITICAL, "1023 MiB of memory on a node"),
         ('gpu: "8"', 'gpu: "8", memory: 64', CRITICAL, "one of Kubernetes in bytes"),
         ('gpu: "8"', 'gpu: "8", memory: 2Gi', OK, "2 pods"),
-        ("valueFrom: {}", "value: 29500", CRITICAL, "the value of POD is 29500, not a string"),
+        ("valueFrom: {}", "value: 29500", CRITICAL, "env[POD]: it is refused: value is 29500, not"),
         ("valueFrom: {}", 'value: "29500"', OK, "2 pods"),
-        ("[bash, -c]", "[nice, -n, 7, bash, -c]", CRITICAL, "7 in command is no string: quote it"),
+        ("[bash, -c]", "[nice, -n, 7, bash, -c]", CRITICAL, "with 7, which is no string"),
         ("=c10d", "=c10d --rdzv-id=$SLURM_JOB_ID", CRITICAL, "which only Slurm sets"),
         ('gpu: "8"', 'gpu: "0.5"', CRITICAL, "0.5 nvidia.com/gpu in limits is no whole number"),
         ("emptyDir: {medium: Memory", "persistentVolumeClaim: {claimName: x", OK, "2 pods"),
@@ -219,9 +219,9 @@ def test_other_kinds(tmp_path: Path) -> None:
     right = job.replace("    spec:\n", "    spec:\n      restartPolicy: Never\n")
     (found,) = results("manifest", manifest(tmp_path, right))
     assert (found.outcome, "2 pods" in found.text) == (OK, True), found
-    (found,) = results(
-        "manifest", manifest(tmp_path, right.replace("spec:", "spec:\n  minAvailable: 3", 1))
-    )
+    gang = right.replace("kind:", "apiVersion: batch.volcano.sh/v1alpha1\nkind:", 1)
+    gang = gang.replace("spec:", "spec:\n  minAvailable: 3", 1)
+    (found,) = results("manifest", manifest(tmp_path, gang))
     assert "starts only once 3 pods are placed (minAvailable), but has 2" in found.text
     ray = right.replace("kind: Job", "kind: RayJob").replace("mountPath: /dev/shm", "mountPath: /x")
     assert [one.outcome for one in results("manifest", manifest(tmp_path, ray))] == [OK]

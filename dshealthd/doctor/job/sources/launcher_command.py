@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Read: TypeAlias = Callable[[str], str]
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_WRAPPERS = frozenset(
+WRAPPERS = frozenset(
     "command exec time nohup env stdbuf nice ionice numactl taskset timeout"  # noqa: SIM905
     " setsid strace nsys ncu"
     " singularity apptainer enroot podman docker conda mamba micromamba uv poetry pixi".split()
@@ -425,7 +425,8 @@ def _unwrapped(words: list[str], own: dict[str, str], *, is_task: bool) -> tuple
         own[match[1]] = match[2]
         words.pop(0)
     program = os.path.basename(words.pop(0)) if words else ""
-    if program not in _WRAPPERS and (not is_task or _runs_programs(program)):
+    is_open = program.startswith("$")  # only the shell knows what it is: a wrapper, or variables
+    if program not in WRAPPERS and not is_open and (not is_task or runs_programs(program)):
         return program, words
     for at, word in enumerate(words):
         if program == "env" and (match := _ASSIGNMENT.fullmatch(word)):
@@ -433,9 +434,9 @@ def _unwrapped(words: list[str], own: dict[str, str], *, is_task: bool) -> tuple
         name = os.path.basename(word)
         # a path of another kind is a folder, for example one that a container binds
         is_program = name == word or "/bin/" in word
-        before = words[at - 1] if at and program not in _WRAPPERS else "--"
+        before = words[at - 1] if at and program not in WRAPPERS else "--"
         is_value = before.startswith("-") and "=" not in before and before != "--"
-        if is_program and not is_value and _runs_programs(name):
+        if is_program and not is_value and runs_programs(name):
             return name, words[at + 1 :]
     return program, words
 
@@ -484,15 +485,16 @@ def _is_flag(name: str, following: Sequence[str], program: str) -> bool:
     if name.startswith("no-") or following[0].startswith("-"):
         return True
     word = os.path.basename(following[0])
-    return _runs_programs(word) or word in _WRAPPERS
+    return runs_programs(word) or word in WRAPPERS
 
 
 def _is_word(word: str) -> bool:
     """Return whether a word is neither several nor the name of a program that is known."""
-    return not word.split()[1:] and not _runs_programs(os.path.basename(word))
+    return not word.split()[1:] and not runs_programs(os.path.basename(word))
 
 
-def _runs_programs(name: str) -> bool:
+def runs_programs(name: str) -> bool:
+    """Return whether a name is that of a launcher, a shell or Python."""
     return name in FLAGS or name in _SHELLS or _PYTHON.fullmatch(name) is not None
 
 

@@ -7,6 +7,7 @@ TrainJob and the groups of a LeaderWorkerSet are read by their own fields.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from dataclasses import dataclass
@@ -15,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.documents import MISSHAPEN
 from dshealthd.doctor.job.sources import launcher_command
+from dshealthd.doctor.job.sources.calls import Call, calls
 from dshealthd.doctor.job.sources.fields import ManifestFields, plain
+from dshealthd.doctor.job.sources.shell import ShellCommand
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 
@@ -225,6 +228,13 @@ class PodTemplate:
         return found and launcher_command.with_defaults(
             found, self.variables, is_partial=is_partial
         )
+
+    @cached_property
+    def calls(self) -> Sequence[Call]:
+        """The calls of other programs in its command."""
+        with contextlib.suppress(ValueError, ArithmeticError):  # what is no script has none
+            return list(calls([ShellCommand(tuple(self.words))] if self.words else []))
+        return []
 
     @property
     def is_training(self) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import re
 import signal
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dshealthd.doctor.job.sources import launcher_command
+from dshealthd.doctor.job.sources.script_fault import ScriptFault
 from dshealthd.doctor.job.sources.slurm_options import gpus_per_node
 from dshealthd.jobs.environment import natural
 
@@ -39,17 +40,6 @@ OWNERS = {
 }
 """Variables of others than Slurm, who sets them, and those that Slurm sets in their place."""
 _MPI = re.compile("mpirun|mpiexec|orterun|prterun")
-
-
-class ScriptFault(NamedTuple):
-    """Something that a script states in vain."""
-
-    text: str
-    """What people read behind the name of the script."""
-    component: str
-    at: str = ""
-    """What the line has in which it stands."""
-    is_critical: bool = True
 
 
 def faults(

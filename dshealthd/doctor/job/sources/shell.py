@@ -38,6 +38,10 @@ _TOKEN = re.compile(
 _DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*['\"\\]?(\w+)")
 _PIECE = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)|([^'\"\\]+)", re.DOTALL)
 _SUBSTITUTION = re.compile(r"[$<>]\(")
+_WHERE = re.compile(r"\s*(?:which|command\s+-v|type\s+-p)\s+([\w.-]+)\s*")
+"""A command that prints where a program is."""
+_ECHO = re.compile(r"\s*echo\s+((?!-)[^'\"`|;&<>()\\]*)")
+"""A command that prints its own words."""
 _OWN_NAME = re.compile(r"\s*(?:hostname|uname\s+-n)\b(?!.*\b(?:srun|ssh|scontrol)\b)", re.DOTALL)
 _OWN_FOLDER = re.compile(
     r"\bdirname\b.*(?:BASH_SOURCE|\$0)|^\s*cd\s+[\"']?(?P<path>\.[\w./-]*)[^&;\n]*(?:&&|;)\s*pwd\b"
@@ -60,7 +64,6 @@ _READ = re.compile(r"(?<!\\)\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
 """A variable that a shell reads, unless it has a default."""
 _LEFT = re.compile(r"\\\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
 """One that a backslash leaves to another shell."""
-_SINGLE = re.compile(r"'([^']*)'")
 _ELEMENTS = re.compile(r"\"\$\{(\w+\[@\])\}\"")
 _IN_QUOTES = re.compile(rf"\\(?:\n|(?P<escaped>[$`\"\\]))|{_VARIABLE.pattern}")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
@@ -78,7 +81,7 @@ _CUTS = re.compile(r"(?:echo|printf|cut|head|tail|awk|sed|tr|cat|sort)(?:\s|$)")
 """A program that takes a part of its input."""
 MAX_ARRAY = 1 << 16
 """Maximum characters of an array; the arguments of Megatron are some 4,000."""
-_GIVEN = re.compile(
+GIVEN = re.compile(
     r"\d+|SLURM|PMI|OMPI|PBS|LSB|PET_|VC_|LWS_|JOB|RANK|NODE_RANK|LOCAL_|WORLD_SIZE|MASTER_|CUDA_"
 )
 """Beginnings of variables that a scheduler, an operator or a launcher may set."""
@@ -97,9 +100,10 @@ _BETWEEN = "\0"
 _HEADS = frozenset({"for", "case", "select"})
 """Keywords whose own words are no command."""
 _OPENS = frozenset({"if", "while", "until", "{", *_HEADS})
+_LOOPS = frozenset({"for", "while", "until"})
 _CLOSES = frozenset({"fi", "done", "esac", "}"})
 _KEYWORDS = frozenset({"then", "elif", "else", "do", "!", "time", *_OPENS, *_CLOSES})
-_DECLARES = frozenset({"export", "declare", "readonly", "local", "typeset"})
+DECLARES = frozenset({"export", "declare", "readonly", "local", "typeset"})
 
 Variables = dict[str, str]
 """Variables by name; a `$` stands in what only a shell knows."""
@@ -112,6 +116,7 @@ class ShellCommand(NamedTuple):
     own: Mapping[str, str] = {}
     """Variables set in front of it."""
     is_conditional: bool = False
+    in_loop: bool = False
     end: str = "\n"
     """The operator that ends it."""
     document: str = ""
@@ -138,7 +143,8 @@ def commands(text: str, variables: Variables) -> Iterator[ShellCommand]:
     ValueError, after the commands before it, for what cannot be parsed.
     """
     words: list[str] = []
-    depth, is_chained = 0, False
+    opened: list[str] = []
+    is_chained = False
     found: ShellCommand | None
     extra: dict[str, str] = {}
     for word, kind in _words(_without_substitutions(text)):
@@ -155,16 +161,21 @@ def commands(text: str, variables: Variables) -> Iterator[ShellCommand]:
             continue
         while words and words[0] in _KEYWORDS:
             keyword = words.pop(0)
-            depth = max(0, depth + (keyword in _OPENS) - (keyword in _CLOSES))
+            if keyword in _OPENS:
+                opened.append(keyword)
+            elif keyword in _CLOSES and opened:
+                opened.pop()
             if keyword in _HEADS:
                 if keyword != "case" and words:  # the variable has another value each time
                     variables[words[0]] = _unknown(words[0])
                 words.clear()
-        if found := _run(words, variables, is_conditional=depth > 0 or is_chained):
-            single = " ".join(_SINGLE.findall(" ".join(words)))
+        if found := _run(words, variables, is_conditional=bool(opened) or is_chained):
+            pieces = (one for word in words for one in _PIECE.finditer(word))
+            single = " ".join(one[1] or "" for one in pieces)
             reads = {*_READ.findall(single), *_LEFT.findall(" ".join(words))}
             yield found._replace(
-                is_conditional=depth > 0,
+                is_conditional=bool(opened),
+                in_loop=not _LOOPS.isdisjoint(opened),
                 end=word,
                 document=extra.get("document", ""),
                 target=extra.get("target", ""),
@@ -192,7 +203,7 @@ def _without_substitutions(text: str) -> str:
     starts the job.
     """
     text = _PROCESS.sub("${BASHPID}", text)
-    text = re.sub(r"`([^`\n]*)`", lambda match: _substituted(match[1]), text)
+    text = re.sub(r"`([^`\n]*)`", lambda match: _substituted(match[1], is_quoted=True), text)
     opened = [_Substitution()]
     at = 0
     while match := opened[-1].next.search(text, at):
@@ -207,14 +218,19 @@ def _without_substitutions(text: str) -> str:
         inner.depth += (found == "(") - (found == ")")
         if inner.depth < 0:
             opened.pop()
-            found = _substituted("".join(inner.pieces))
+            is_quoted = opened[-1].next is _IN_QUOTED
+            found = _substituted("".join(inner.pieces), is_quoted=is_quoted)
         opened[-1].pieces.append(found)
     opened[-1].pieces.append(text[at:])
     return "".join(piece for one in opened for piece in (one.begin, *one.pieces))
 
 
-def _substituted(command: str) -> str:
+def _substituted(command: str, *, is_quoted: bool) -> str:
     """Return what stands for the output of a command: a variable of the node where it is one's."""
+    if path := _WHERE.fullmatch(command):
+        return path[1]
+    if said := _ECHO.fullmatch(command):
+        return said[1] if is_quoted else f'"{said[1]}"'
     if kind := _list_of(command):
         return f"${{{kind}}}"
     if _OWN_NAME.match(command):
@@ -292,7 +308,7 @@ def _value(match: re.Match[str], variables: Variables) -> str:
     if name.startswith(_COMPUTED):
         return _computed(bytes.fromhex(name.removeprefix(_COMPUTED)).decode(), variables)
     found = variables.get(name)
-    if found is None and (default is None or _GIVEN.match(name)):
+    if found is None and (default is None or GIVEN.match(name)):
         return match[0]
     if default is not None and (found is None or (not found and default.startswith(":"))):
         return default.lstrip(":").removeprefix("-")
@@ -372,7 +388,9 @@ def _all_expanded(words: Iterable[str], variables: Variables) -> Iterator[str]:
 def _run(words: list[str], variables: Variables, *, is_conditional: bool) -> ShellCommand | None:
     """Assign what a command assigns, or return the command."""
     own: Variables = {}
-    declares = words[:1] and words[0] in _DECLARES
+    declares = words[:1] and words[0] in DECLARES
+    if declares and "=" in words[2:]:
+        return ShellCommand(tuple(words), own, is_conditional)
     at = int(bool(declares))
     while at < len(words) and ((match := _ASSIGNMENT.match(words[at])) or declares):
         if match:

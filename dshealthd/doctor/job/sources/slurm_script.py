@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.doctor.job.sources import launcher_command, shell
+from dshealthd.doctor.job.sources import launcher_command, reach, shell, shell_faults
+from dshealthd.doctor.job.sources.calls import Call, calls
 from dshealthd.doctor.job.sources.launcher_command import (
     ONLY_WITH,
     SHORT,
@@ -19,7 +20,8 @@ from dshealthd.doctor.job.sources.launcher_command import (
     long_option,
     no_file,
 )
-from dshealthd.doctor.job.sources.script_faults import ScriptFault, faults
+from dshealthd.doctor.job.sources.script_fault import ScriptFault
+from dshealthd.doctor.job.sources.script_faults import faults
 from dshealthd.doctor.job.sources.slurm_options import gpus_per_node, tasks_per_node
 from dshealthd.doctor.job.sources.source import training_variables
 from dshealthd.jobs.environment import natural
@@ -40,6 +42,7 @@ ALLOCATION = {
 """Variables that Slurm sets in the script of a job, by what the job requested."""
 _DEFAULTED = re.compile(r"\$\{(\w+):?-")
 _EXPORT = re.compile(r"\b(?:export|(?:declare|typeset)\s+-\w*x\w*)\b([^\n]*)")
+_ASSIGNED = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=", re.MULTILINE)
 _EXPORTED = re.compile(r"(?<!\S)[A-Za-z_]\w*(?==|\s|;|$)")
 
 
@@ -67,6 +70,10 @@ class SlurmScript:
     """Variables that it reads and Slurm does not set, with the option that would."""
     faults: Sequence[ScriptFault] = ()
     """What it states in vain."""
+    calls: Sequence[Call] = ()
+    """Its calls of other programs."""
+    program: str = ""
+    """The text of the training's program, if that is there."""
 
 
 def requested(
@@ -144,13 +151,16 @@ def parse(
         if name.isidentifier()
         and name not in given
         and not name.startswith("SLURM_")  # which srun reads itself
-        and not re.search(rf"\$\{{?{name}\b", text)
+        and not re.search(rf"\$\{{?{name}\b|\bunset\b[^\n]*\b{name}\b", text)
     }
     left = {
         name: name in exported or "set -a" in text
         for name in read_there - given
         if re.search(rf"^[ \t]*(?:export[ \t]+)?{name}=", text, re.MULTILINE)
     }
+    called = list(calls(seen))
+    assigned = {name: name in exported for name in _ASSIGNED.findall(text)}
+    crossing = reach.faults(seen, called, assigned, carried.keys(), is_batch=bool(directives))
     return SlurmScript(
         directives,
         launch.variables,
@@ -160,8 +170,21 @@ def parse(
         tuple(left),
         launcher_command.strange_options(directives, "srun"),
         {name: one for name, one in unset(directives).items() if re.search(rf"\b{name}\b", text)},
-        [*refused, *faults(text, directives, ignored, seen, in_background=launch.is_background)],
+        [
+            *refused,
+            *faults(text, directives, ignored, seen, in_background=launch.is_background),
+            *crossing,
+            *shell_faults.faults(text, seen),
+        ],
+        called,
+        found(_program(launch.command)),
     )
+
+
+def _program(command: LauncherCommand | None) -> str:
+    """Return the program of the training, as far as it is one of Python."""
+    words = list(command.chain())[-1].arguments if command else ()
+    return next((word for word in words if word.endswith(".py")), "")
 
 
 def _continued(
@@ -253,5 +276,8 @@ def unset(directives: Mapping[str, str]) -> dict[str, str]:
 def from_json(document: dict[str, Any]) -> SlurmScript:
     """Return the Slurm script whose fields a JSON document has."""
     command = launcher_command.from_json(document["command"])
-    found = [ScriptFault(*one) for one in document["faults"]]
-    return SlurmScript(**document | {"command": command, "faults": found})
+    found = {
+        "faults": [ScriptFault(*one) for one in document["faults"]],
+        "calls": [Call(*one) for one in document["calls"]],
+    }
+    return SlurmScript(**document | {"command": command} | found)

@@ -1,0 +1,90 @@
+"""What the rules of `rules` are read against: the fields of an object, and what a job starts."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.doctor.job.rules import OF_OBJECTS, OF_PROGRAMS, SLOW, JobRule, broken
+from dshealthd.doctor.job.sources import schema
+from dshealthd.doctor.job.start import Invariant
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dshealthd.doctor.job.rules import Values
+    from dshealthd.doctor.job.sources.fields import ManifestFields
+    from dshealthd.doctor.job.start import Start
+
+_STEP = re.compile(r"\[([^\]]*)\]|([^.\[]+)")
+
+
+def refused(whole: ManifestFields) -> Iterator[tuple[str, str, str]]:
+    """Yield what is refused of an object: where it stands, why, and who says so."""
+    for node in schema.nodes(whole):
+        for text in schema.misfits(node):
+            yield node.path, text, schema.SOURCE
+        for rule in OF_OBJECTS:
+            if rule.subject == node.type and (text := broken(rule, fields(node.fields))):
+                yield node.path, text, rule.source
+
+
+def fields(given: ManifestFields) -> Values:
+    """Return the values of a mapping's fields, by their dotted path."""
+
+    def values(key: str) -> Sequence[str]:
+        found: list[Any] = [given.value]
+        for quoted, plain in _STEP.findall(key):
+            inside = (one.get(quoted or plain) for one in found if isinstance(one, dict))
+            found = [one for some in inside for one in (some if isinstance(some, list) else [some])]
+        return [_text(one) for one in found if one is not None]
+
+    return values
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _programs(start: Start, subject: str) -> list[Mapping[str, Sequence[str]]]:
+    """Return the options of each call of a program."""
+    if subject == "sbatch":
+        asked = {name: [value] for name, value in start.requested.items()}
+        return [{**asked, "program": [""]}] if asked else []
+    if subject == "training":
+        stated = {**start.program.stated} if start.chain else {}
+        return [{name.replace("_", "-"): [value] for name, value in stated.items()}]
+    if subject == "script":
+        return [{"text": [start.script]}] if start.script else []
+    if subject == "environment":
+        return [{}]
+    found: list[Mapping[str, Sequence[str]]] = []
+    for one in start.chain:
+        if subject == ("accelerate" if one.by_accelerate else one.program):
+            options = {name: [value] for name, value in one.options.items()}
+            found.append({**options, "arguments": one.arguments[:1], "program": [""]})
+    return [*found, *(one.options for one in start.calls if one.program == subject)]
+
+
+def _said(rule: JobRule, start: Start) -> Iterator[str]:
+    for options in _programs(start, rule.subject):
+
+        def values(key: str, own: Mapping[str, Sequence[str]] = options) -> Sequence[str]:
+            if key.startswith("$"):
+                found = start.variables.get(key[1:])
+                return [] if found is None else [found]
+            program, colon, name = key.partition(":")
+            for other in _programs(start, program) if colon else ():
+                return other.get(name, ())
+            return () if colon else own.get(key, ())
+
+        if text := broken(rule, values):
+            yield text
+
+
+RULES = tuple(
+    Invariant(partial(_said, rule), rule.subject, rule.source, make=rule.make)
+    for rule in (*OF_PROGRAMS, *SLOW)
+)
+"""The rules of programs, as what a start must agree with."""

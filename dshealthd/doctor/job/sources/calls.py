@@ -1,0 +1,72 @@
+"""The calls of programs in a script that are no launchers of its own, such as `docker run`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.doctor.job.sources import launcher_command, shell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+PROGRAMS = frozenset({"docker", "podman", "apptainer", "singularity", "mpirun", "mpiexec", "ray"})
+_OUTER = launcher_command.WRAPPERS | {"srun", "ssh", "sudo"}
+"""Programs that run another one among their words."""
+
+
+class Call(NamedTuple):
+    """One call of a program."""
+
+    program: str
+    words: Sequence[str]
+    """What stands behind it."""
+    by: str = ""
+    """The program that runs it, if not the shell."""
+    end: str = "\n"
+    """The operator that ends the command."""
+
+    @property
+    def own(self) -> list[str]:
+        """Its words before another program that is known, which has options of its own."""
+        is_own = lambda word: not launcher_command.runs_programs(os.path.basename(word))  # noqa: E731
+        return list(itertools.takewhile(is_own, self.words))
+
+    @property
+    def options(self) -> Mapping[str, list[str]]:
+        """Its options, and its subcommand, with their values."""
+        found: dict[str, list[str]] = {"by": [self.by], "end": [self.end], "program": [""]}
+        if self.words and not self.words[0].startswith("-"):
+            found[self.words[0]] = [""]
+        for word, following in itertools.pairwise([*self.own, "--"]):
+            if not word.startswith("-"):
+                continue
+            name, equals, value = word.lstrip("-").partition("=")
+            value = value if equals or following.startswith("-") else following
+            found.setdefault(name.replace("_", "-"), []).append(value)
+            if name == "tty" or re.fullmatch("-[dit]*t[dit]*", word):
+                found["tty"] = [""]
+        return found
+
+
+def calls(commands: Iterable[shell.ShellCommand], by: str = "", nesting: int = 0) -> Iterator[Call]:
+    """Yield the calls in commands, also in the text of a shell that they run."""
+    for command in commands:
+        words = command.words
+        names = [os.path.basename(word) for word in words]
+        for at, name in enumerate(names):
+            if name in PROGRAMS and (at == 0 or names[0] in _OUTER):
+                outer = next((one for one in reversed(names[:at]) if one in _OUTER), by)
+                yield Call(name, words[at + 1 :], outer, command.end)
+        text = command.document * (names[0] in {"bash", "sh", "ssh"})
+        for at, word in enumerate(words[:-1]):
+            if re.fullmatch("-[a-z]*c", word) and launcher_command.runs_shell([words[at - 1]]):
+                text = words[at + 1]
+        if text and nesting < shell.MAX_NESTING:
+            inside = shell.commands(text, {})
+            try:
+                yield from calls(list(inside), "bash", nesting + 1)
+            except (ValueError, ArithmeticError):
+                continue  # the launch's own reader reports it

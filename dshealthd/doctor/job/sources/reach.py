@@ -1,0 +1,169 @@
+"""What reaches a process that a script starts elsewhere: its variables, files, and its command.
+
+A process gets the variables that the program which starts it passes on: `ssh` none, `docker run`
+and Open MPI on other hosts those that they are told, `srun` what `--export` says, `apptainer` all
+but with `--cleanenv`. In a container it has the paths that are mounted. What stands behind `&&` or
+`;` is no part of its command.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.doctor.job.sources import launcher_command
+from dshealthd.doctor.job.sources.script_fault import ScriptFault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from dshealthd.doctor.job.sources.calls import Call
+    from dshealthd.doctor.job.sources.shell import ShellCommand
+
+_BUILTINS = frozenset({"cd", "source", ".", "export", "set", "ulimit", "alias", "module", "umask"})
+"""Commands of a shell, which no other program can run."""
+_STARTERS = frozenset({"srun", "mpirun", "mpiexec", "nohup", "timeout"})
+_CONTAINERS = frozenset({"docker", "podman"})
+_ISOLATES = frozenset({"cleanenv", "e", "containall", "C"})
+_OPEN_MPI = frozenset({"mca", "x", "bind-to", "map-by", "allow-run-as-root", "oversubscribe"})
+_HOSTS = ("hostfile", "machinefile", "H", "host", "f")
+_MOUNTS = ("v", "volume", "mount", "container-mounts", "bind", "B")
+_MOUNT = re.compile(r"(?:^|,)(?:src|source)=([^,]+).*?(?:dst|destination|target)=([^,]+)")
+
+
+class Crossing(NamedTuple):
+    """A program that starts processes elsewhere, and the variables that it passes on to them."""
+
+    shown: str
+    passes: Callable[[str], bool]
+    remedy: str
+    """How it would pass one on."""
+
+
+def _named(values: Sequence[str]) -> set[str]:
+    return {value.partition("=")[0] for value in values}
+
+
+def crossing(call: Call, *, is_batch: bool) -> Crossing | None:
+    """Return how a call starts processes elsewhere; None where all variables reach them."""
+    given = call.options
+    if call.program in _CONTAINERS and "run" in given and "env-file" not in given:
+        names = _named([*given.get("e", ()), *given.get("env", ())])
+        is_open = any("$" in word for word in call.own if word.startswith("$"))
+        return None if is_open else Crossing(f"{call.program} run", names.__contains__, "-e NAME")
+    if call.program in {"apptainer", "singularity"} and given.keys() & _ISOLATES:
+        names = _named([one for text in given.get("env", ()) for one in text.split(",")])
+        return Crossing(f"{call.program} --cleanenv", names.__contains__, "--env NAME=$NAME")
+    is_spread = any(name in given for name in _HOSTS) and _OPEN_MPI & given.keys()
+    if call.program in {"mpirun", "mpiexec"} and is_spread and not is_batch:
+        names = _named(given.get("x", ()))
+        return Crossing("mpirun", lambda name: name in names or name.startswith("OMPI_"), "-x NAME")
+    return None
+
+
+def faults(
+    seen: Sequence[ShellCommand],
+    found: Sequence[Call],
+    assigned: Mapping[str, bool],
+    needed: Collection[str],
+    *,
+    is_batch: bool,
+) -> Iterator[ScriptFault]:
+    """Yield what does not reach the processes of a script's commands.
+
+    `assigned` are the variables that the script sets, and `needed` those of them that a training
+    needs.
+    """
+    for call in found:
+        trains = any(map(launcher_command.runs_programs, map(os.path.basename, call.words)))
+        way = crossing(call, is_batch=is_batch) if trains else None
+        text = "\n".join(call.words)
+        reads = set(re.findall(r"\$\{?([A-Za-z_]\w*)\b(?!:|-)", text)) & assigned.keys()
+        sets = set(re.findall(r"\b([A-Za-z_]\w*)=", text))
+        lost = [one for one in (*sorted(needed), *sorted(reads)) if way and not way.passes(one)]
+        lost = [one for one in dict.fromkeys(lost) if one not in sets]
+        if way and lost:
+            yield ScriptFault(
+                f" sets {', '.join(lost[:8])}, but {way.shown} does not pass"
+                f" {'it' if len(lost) == 1 else 'them'} on to its processes without {way.remedy}",
+                *(lost[0], call.program),
+            )
+        yield from _unmounted(call.program, call.options, call.words)
+    for at, one in enumerate(seen):
+        yield from _outside(one, seen[at + 1 : at + 2])
+        if one.words[0] == "srun" and (step := launcher_command.parse(one.words, {})):
+            yield from _cut(step.options.get("export", ""))
+            options = {name: [value] for name, value in step.options.items()}
+            yield from _unmounted("srun", options, step.arguments)
+
+
+def _cut(export: str) -> Iterator[ScriptFault]:
+    """Yield a list in `--export`, which srun takes for several entries."""
+    for above, entry in itertools.pairwise(export.split(",")):
+        if "=" in above and "=" not in entry and not re.fullmatch(r"[A-Z_][A-Z0-9_]*|\$.*", entry):
+            yield ScriptFault(
+                f": --export separates its entries at commas: the tasks get {above}, without"
+                f" {entry} and what follows; export the variable, and name it alone",
+                *("--export", "export"),
+            )
+            return
+
+
+def _outside(one: ShellCommand, following: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
+    """Yield a command of a shell that another program is to run, or one behind its `&&`."""
+    program = os.path.basename(one.words[0])
+    if program in _STARTERS:
+        step = launcher_command.parse(one.words, {}) if program == "srun" else None
+        words = step.arguments if step else [w for w in one.words[1:] if not w.startswith("-")]
+        first = words[0] if words else ""
+        if first in _BUILTINS or list(words[:2]) == ["conda", "activate"]:
+            yield ScriptFault(
+                f": {program} cannot run {' '.join(words[:2])[:60]}, a command of a shell: it takes"
+                f" {program} bash -c '...'"
+                + ", and what is behind && runs outside of it"
+                * (one.end == "&&"),
+                *(f"{program} {first}", program),
+            )
+        elif one.end == "&&" and program == "srun" and following and words:
+            behind = os.path.basename(following[0].words[0])
+            if behind == os.path.basename(first) and behind not in {"echo", "test", "mkdir"}:
+                yield ScriptFault(
+                    f": srun runs only what is before &&: {' '.join(following[0].words[:3])[:60]}"
+                    " runs in the script's own shell, on the first node: srun bash -c '... && ...'",
+                    *("&&", "&&"),
+                )
+
+
+def _unmounted(
+    program: str, options: Mapping[str, Sequence[str]], words: Sequence[str]
+) -> Iterator[ScriptFault]:
+    """Yield a path of the host that the processes of a container are given, but which is mounted
+    at another place there.
+    """
+    if program not in {*_CONTAINERS, "srun"}:
+        return  # others have more of the host than is said
+    mounts: dict[str, str] = {}
+    for name in _MOUNTS[: None if program == "srun" else 3]:
+        for text in options.get(name, ()):
+            if match := _MOUNT.search(text):
+                mounts[match[1]] = match[2]
+                continue
+            for one in text.split(",") if program == "srun" else (text,):
+                source, colon, target = one.partition(":")
+                mounts[source.rstrip("/")] = (
+                    target.partition(":")[0].rstrip("/") if colon else source
+                )
+    last = max((at for at, word in enumerate(words) if word in mounts or ":" in word), default=-1)
+    texts = words if program == "srun" else words[last + 1 :]
+    for path in re.findall(r"(?:^|[\s='\"])((?:/|\$\{?\w+\}?/)[\w./-]+)", "\n".join(texts)):
+        inside = [s for s in mounts if s and (path == s or path.startswith(f"{s}/"))]
+        is_seen = any(path == t or path.startswith(f"{t}/") for t in mounts.values() if t)
+        if inside and not is_seen:
+            source = max(inside, key=len)
+            yield ScriptFault(
+                f": the container has no {path[:80]}: {source} is mounted at {mounts[source]}",
+                *(path, source),
+            )
+            return

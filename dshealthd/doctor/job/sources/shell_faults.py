@@ -1,0 +1,142 @@
+"""What a shell does otherwise than a script means: names, brackets, exit statuses, loops."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.job.sources import launcher_command, shell
+from dshealthd.doctor.job.sources.script_fault import ScriptFault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dshealthd.doctor.job.sources.shell import ShellCommand
+
+_ERREXIT = re.compile(r"^\s*set\s+(?:-[a-z]*e|-o errexit)|\A#!.*\s-[a-z]*e", re.MULTILINE)
+_STATUS = re.compile(
+    r"^[ \t]*(?P<launch>(?:srun|torchrun|python3?|deepspeed|accelerate|mpirun|wait)\b(?:[^\n|&]"
+    r"|\\\n|\|(?!\|)|&(?!&))*)\n(?:[ \t]*\n)*[ \t]*(?P<keeps>(?:local\s+)?(?P<name>\w+)=)?"
+    r"[^\n]*\$\?",
+    re.MULTILINE,
+)
+_WHILE_READ = re.compile(
+    r"\bwhile\s+(?:\w+=\S*\s+)?read\b(?![^\n]*-u)[^\n]*\n(?P<body>(?:(?!\bdone\b).)*)\bdone\b",
+    re.DOTALL,
+)
+_TAKES_INPUT = re.compile(
+    r"^[ \t]*(?P<program>ssh|srun)\b(?P<rest>(?:[^\n\\]|\\.)*)$", re.MULTILINE | re.DOTALL
+)
+_FED = re.compile(r"(?:^|\s)-[a-zA-Z]*[nf]\b|/dev/null|&\s*$|<<|--input")
+_READS = re.compile(r"(?<![\\$])\$\{?([A-Za-z]\w{3,})\b(?!:|-|\+|\?)")
+_SETS = re.compile(r"^[ \t]*(?:export[ \t]+|local[ \t]+)?([A-Za-z]\w{3,})=", re.MULTILINE)
+_INITIALIZES = re.compile(r"(?:^|[;&|\s])(?:source|\.|eval|module|ml)\s|\bBASH_ENV\b", re.MULTILINE)
+MAX_NAMES = 128
+"""Names that are compared with each other; scripts of people have some 50."""
+_SAME = 0.88
+"""Likeness from which one name is taken for another, misspelt: `launcher_command.MISSPELT`."""
+
+
+def faults(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
+    """Yield what a shell does otherwise than a script means."""
+    lines = "\n".join(line for line in text.split("\n") if not line.lstrip().startswith("#"))
+    yield from _words(text, seen)
+    yield from _statuses(text)
+    for loop in _WHILE_READ.finditer(lines):
+        for one in _TAKES_INPUT.finditer(loop["body"]):
+            if not _FED.search(one["rest"]):
+                program = one["program"]
+                option = "-n" if program == "ssh" else "--input=none"
+                yield ScriptFault(
+                    f": {program} in a loop of `read` takes the other lines of its input: only the"
+                    f" first is served without {program} {option}",
+                    *(program, program),
+                )
+    for command in seen:
+        found = (
+            launcher_command.parse(command.words, {})
+            if command.in_loop and command.end != "&"
+            else None
+        )
+        inner = found.find("torchrun") if found and command.words[0] in {"ssh", "srun"} else None
+        is_one = command.words[0] == "ssh" or (found and found.options.get("nodes") == "1")
+        ends = command.words[-1].rstrip().endswith("&") or "-f" in command.words
+        if inner and is_one and not ends and (inner.number("nnodes") or 1) > 1:
+            yield ScriptFault(
+                ": the loop waits for each node's torchrun, which waits for the other nodes: & is"
+                " missing behind it, and `wait` behind the loop",
+                *("&", command.words[0]),
+            )
+    yield from _inactive(text, seen)
+    read, is_set = {*_READS.findall(lines)}, {*_SETS.findall(lines)}
+    known = sorted(read)[:MAX_NAMES]
+    for name in sorted(is_set - read)[:MAX_NAMES]:
+        alike = difflib.get_close_matches(name, known, n=1, cutoff=_SAME)
+        if alike and not re.search(rf"(?<![$\w{{]){alike[0]}\b", lines):
+            other = alike[0]
+            is_given = other in launcher_command.OF_SLURM or shell.GIVEN.match(other)
+            if not is_given and other not in {*shell.PER_NODE, "HOME", "USER", "PATH", "PWD"}:
+                yield ScriptFault(
+                    f" sets {name}, which nothing reads, and reads {other}, which nothing sets",
+                    *(other, other),
+                )
+
+
+def _words(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
+    for one in seen:
+        first, *rest = one.words
+        if first in shell.DECLARES or (first.isidentifier() and rest[:1] == ["="]):
+            name = first if rest[:1] == ["="] else rest[rest.index("=") - 1]
+            if re.search(rf"\(\([^)]*\b{re.escape(name)}\s*=", text):
+                continue  # arithmetic
+            yield ScriptFault(
+                f": {name} is not set: a shell allows no blanks around the = of an assignment",
+                *(name, f"{name} *="),
+            )
+        if first.startswith("[") and first not in {"[", "[["} and not one.end.startswith(")"):
+            yield ScriptFault(
+                f": {first[:40]} is no command: [ takes a blank behind it", *("[", first[:2])
+            )
+
+
+def _statuses(text: str) -> Iterator[ScriptFault]:
+    """Yield a status that is read where it is never another."""
+    for match in _STATUS.finditer(text):
+        name, launch, behind = match["name"], match["launch"], text[match.end("launch") :]
+        status = rf"\$\{{?{name}\b" if name else r"\$\?"
+        acts = re.search(rf"{status}\}}?[\"']?\s*(?:\]|-(?:ne|gt|eq|lt)|!=|==)", behind)
+        ends = re.search(rf"\bexit\s+[\"']?{status}", behind)
+        before = text[: match.start()]
+        is_strict = _ERREXIT.search(before) and "set +e" not in before
+        program = launch.split()[0]
+        if "| tee" in launch and "pipefail" not in before and (acts or ends):
+            yield ScriptFault(
+                f": $? is the status of tee, not of {program}: `set -o pipefail` is missing, or"
+                " ${PIPESTATUS[0]}",
+                *("$?", "$?"),
+            )
+        elif is_strict and acts and not re.search(r"\btrap\b.*\b(EXIT|ERR)\b", before):
+            yield ScriptFault(
+                f": `set -e` ends the script where {program} fails, so that what reads its status"
+                " then never runs",
+                *("set -e", "$?"),
+                is_critical=False,
+            )
+
+
+def _inactive(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
+    """Yield an environment of conda that a shell without its functions cannot activate."""
+    at = next((at for at, one in enumerate(seen) if one.words[:2] == ("conda", "activate")), None)
+    is_login = re.match(r"#!.*\s-\w*[li]", text)
+    if (
+        at is not None
+        and not is_login
+        and not _INITIALIZES.search(text.partition("conda activ")[0])
+    ):
+        yield ScriptFault(
+            ": conda activate fails in a shell that has not read conda's functions: source"
+            " .../etc/profile.d/conda.sh before it, or #!/bin/bash -l",
+            *("conda activate", "conda activate"),
+            is_critical=False,
+        )

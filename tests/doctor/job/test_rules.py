@@ -1,0 +1,354 @@
+"""Each row of the table of rules, with a case on either side of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from dshealthd.doctor.job.context import JobContext
+from dshealthd.doctor.job.facts import fields
+from dshealthd.doctor.job.rules import OF_OBJECTS, OF_PROGRAMS, SLOW, JobRule, broken
+from dshealthd.doctor.job.sources import slurm_script
+from dshealthd.doctor.job.sources.fields import ManifestFields
+from dshealthd.doctor.job.sources.source import Source
+from tests.doctor.job.asking import results
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_TEMPLATE = "template: {spec: {restartPolicy: Never, containers: [{name: a}]}}"
+_QUEUE = "metadata: {name: a, labels: {kueue.x-k8s.io/queue-name: q}}"
+OBJECTS: Sequence[tuple[str, str]] = (
+    (
+        "podFailurePolicy: {}\ntemplate: {spec: {restartPolicy: OnFailure}}",
+        "podFailurePolicy: {}\ntemplate: {spec: {restartPolicy: Never}}",
+    ),
+    ("completionMode: Indexed", "completionMode: Indexed\ncompletions: 2"),
+    ("backoffLimitPerIndex: 1", "backoffLimitPerIndex: 1\ncompletionMode: Indexed"),
+    ("maxFailedIndexes: 1", "maxFailedIndexes: 1\nbackoffLimitPerIndex: 1"),
+    ("successPolicy: {}", "successPolicy: {}\ncompletionMode: Indexed"),
+    (
+        "podFailurePolicy: {rules: [{action: FailIndex}]}",
+        "podFailurePolicy: {rules: [{action: FailIndex}]}\nbackoffLimitPerIndex: 1",
+    ),
+    (
+        f"podFailurePolicy: {{rules: [{{onExitCodes: {{containerName: b}}}}]}}\n{_TEMPLATE}",
+        f"podFailurePolicy: {{rules: [{{onExitCodes: {{containerName: a}}}}]}}\n{_TEMPLATE}",
+    ),
+    ("completionMode: indexed", "completionMode: Indexed"),
+    (
+        "spec: {template: {spec: {containers: [{image: a}]}}}",
+        "spec: {template: {spec: {restartPolicy: Never, containers: [{image: a}]}}}",
+    ),
+    ("action: Fail", "action: FailJob"),
+    ("onExitCodes: {}\nonPodConditions: [{type: a}]", "onExitCodes: {}"),
+    ("onExitCodes: {operator: In, values: [0]}", "onExitCodes: {operator: In, values: [1]}"),
+    ("restartPolicy: never", "restartPolicy: Never"),
+    ("dnsPolicy: ClusterFirstWithHostnet", "dnsPolicy: ClusterFirstWithHostNet"),
+    ('dnsPolicy: "None"', 'dnsPolicy: "None"\ndnsConfig: {nameservers: [10.0.0.1]}'),
+    ("containers: [{name: a}, {name: a}]", "containers: [{name: a}, {name: b}]"),
+    ("volumes: [{name: a}, {name: a}]", "volumes: [{name: a}, {name: b}]"),
+    ("shareProcessNamespace: true\nhostPID: true", "hostPID: true"),
+    (
+        "hostNetwork: true\ncontainers: [{ports: [{containerPort: 1, hostPort: 2}]}]",
+        "hostNetwork: true\ncontainers: [{ports: [{containerPort: 2, hostPort: 2}]}]",
+    ),
+    ("{image: a, name: my_trainer}", "{image: a, name: my-trainer}"),
+    ("volumeMounts: [{mountPath: /a}, {mountPath: /a}]", "volumeMounts: [{mountPath: /a}]"),
+    ("imagePullPolicy: ifNotPresent", "imagePullPolicy: IfNotPresent"),
+    ("livenessProbe: {successThreshold: 2}", "livenessProbe: {successThreshold: 1}"),
+    (
+        "securityContext: {privileged: true, allowPrivilegeEscalation: false}",
+        "securityContext: {privileged: true}",
+    ),
+    ("{name: A, value: b, valueFrom: {}}", "{name: A, valueFrom: {}}"),
+    ("value: a", "{name: A, value: a}"),
+    ("fieldPath: metadata.podName", "fieldPath: metadata.labels['a']"),
+    ("name: torch-rendezvous-1", "name: torch-rdzv"),
+    ("name: a", "containerPort: 1"),
+    ("containerPort: 65536", "containerPort: 65535"),
+    ("{operator: Exists, value: a, key: b}", "{operator: Exists, key: b}"),
+    ("{tolerationSeconds: 1, effect: NoSchedule}", "{tolerationSeconds: 1, effect: NoExecute}"),
+    ("effect: Noschedule", "effect: NoSchedule"),
+    ("effect: NoSchedule", "{effect: NoSchedule, operator: Exists}"),
+    ('{requests: {cpu: "9"}, limits: {cpu: "8"}}', '{requests: {cpu: "8"}, limits: {cpu: "8"}}'),
+    ("name: My_Job", "name: my-job"),
+    ("medium: memory", "medium: Memory"),
+    ("clusterIP: none", 'clusterIP: "None"'),
+    *([("metadata: {name: 3d-unet}", "metadata: {name: unet-3d}")] * 5),
+    ("restartPolicy: never", "restartPolicy: ExitCode"),
+    ("trainer: {}", "runtimeRef: {name: torch-distributed}"),
+    *(
+        (f"{key.format('b')}\nreplicatedJobs: [{{name: a}}]", f"{key.format('a')}\n{more}")
+        for key, more in (
+            ("successPolicy: {{targetReplicatedJobs: [{0}]}}", "replicatedJobs: [{name: a}]"),
+            (
+                "failurePolicy: {{rules: [{{targetReplicatedJobs: [{0}]}}]}}",
+                "replicatedJobs: [{name: a}]",
+            ),
+            ("coordinator: {{replicatedJob: {0}}}", "replicatedJobs: [{name: a}]"),
+        )
+    ),
+    (
+        "replicatedJobs: [{name: a, dependsOn: [{name: b}]}]",
+        "replicatedJobs: [{name: a}, {name: c, dependsOn: [{name: a}]}]",
+    ),
+    ("successPolicy: {operator: all}", "successPolicy: {operator: All}"),
+    ("startupPolicy: {startupPolicyOrder: Any}", "startupPolicy: {startupPolicyOrder: AnyOrder}"),
+    (
+        "pytorchReplicaSpecs: {Master: {replicas: 2}}",
+        "pytorchReplicaSpecs: {Master: {replicas: 1}}",
+    ),
+    (
+        "elasticPolicy: {minReplicas: 3, maxReplicas: 2}",
+        "elasticPolicy: {minReplicas: 2, maxReplicas: 2}",
+    ),
+    ("cleanPodPolicy: Never", 'cleanPodPolicy: "None"'),
+    ("mpiReplicaSpecs: {Worker: {}}", "mpiReplicaSpecs: {Launcher: {}}"),
+    ("mpiReplicaSpecs: {Launcher: {replicas: 2}}", "mpiReplicaSpecs: {Launcher: {replicas: 1}}"),
+    ("mpiImplementation: openmpi", "mpiImplementation: OpenMPI"),
+    (
+        "ttlSecondsAfterFinished: 1",
+        "{ttlSecondsAfterFinished: 1, shutdownAfterJobFinishes: true}",
+    ),
+    ("suspend: true", "{suspend: true, shutdownAfterJobFinishes: true}"),
+    ("entrypoint: a", "rayClusterSpec: {}"),
+    ("rayClusterSpec: {}", "entrypoint: a"),
+    ("{backoffLimit: 1, clusterSelector: {a: b}}", "{backoffLimit: 0, clusterSelector: {a: b}}"),
+    ("submissionMode: K8sJob", "submissionMode: K8sJobMode"),
+    (
+        "{submissionMode: SidecarMode, submitterPodTemplate: {}}",
+        "{submissionMode: K8sJobMode, submitterPodTemplate: {}}",
+    ),
+    (f"{_QUEUE}\nspec: {{}}", f"{_QUEUE}\nspec: {{shutdownAfterJobFinishes: true}}"),
+    (f"{_QUEUE}\nspec: {{clusterSelector: {{a: b}}}}", f"{_QUEUE}\nspec: {{}}"),
+    ("{minReplicas: 3, maxReplicas: 2}", "{minReplicas: 2, maxReplicas: 2}"),
+    ("{replicas: 3, maxReplicas: 2}", "{replicas: 2, maxReplicas: 2}"),
+    ("env: [{name: PET_NNODES}]", "env: [{name: NCCL_DEBUG}]"),
+)
+"""A mapping that breaks the row, and one that does not, in the table's order."""
+
+
+@pytest.mark.parametrize(
+    ("rule", "wrong", "right"),
+    [(rule, *case) for rule, case in zip(OF_OBJECTS, OBJECTS, strict=True)],
+    ids=[f"{rule.subject} {rule.when}"[:60] for rule in OF_OBJECTS],
+)
+def test_objects(rule: JobRule, wrong: str, right: str) -> None:
+    """A row speaks of the object that breaks it, not of one that a word changes."""
+    of = {name: fields(ManifestFields(yaml.safe_load(name))) for name in (wrong, right)}
+    assert broken(rule, of[wrong])
+    assert "{" not in broken(rule, of[wrong])
+    assert not broken(rule, of[right])
+
+
+_HEAD = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"
+_TORCHRUN = "torchrun --nproc-per-node=4"
+_MEGATRON = f"{_TORCHRUN} pretrain.py --micro-batch-size 1 --tensor-model-parallel-size 2"
+_TRAINER = f"{_TORCHRUN} train.py --per_device_train_batch_size 1"
+_ACCELERATE = "accelerate launch --num_processes 4"
+_ARRAY = "#SBATCH --array=0-3\n#SBATCH --output="
+_LIGHTNING = "import lightning as L\n"
+_DEVICE = "torch.cuda.set_device(int(os.environ['SLURM_LOCALID']))\n"
+PROGRAMS: Sequence[tuple[str, str]] = (
+    (f"{_ARRAY}run.log\nsrun python train.py", f"{_ARRAY}run-%a.log\nsrun python train.py"),
+    (f"{_ARRAY}run-%A.log\nsrun python train.py", f"{_ARRAY}%A_%a.log\nsrun python train.py"),
+    (
+        f"#SBATCH --job-name=bash\nsrun python train.py\n# {_LIGHTNING}",
+        f"#SBATCH --job-name=unet\nsrun python train.py\n# {_LIGHTNING}",
+    ),
+    (
+        f"#SBATCH --ntasks=8\nsrun python train.py\n# {_LIGHTNING}",
+        f"#SBATCH --ntasks-per-node=8\nsrun python train.py\n# {_LIGHTNING}",
+    ),
+    (
+        "srun --container-image=a.sqsh python train.py",
+        "srun --container-image=./a.sqsh python train.py",
+    ),
+    ("srun --container-env=A=1 python train.py", "srun --container-env=A python train.py"),
+    (
+        "srun --container-mounts='/a:/a /b:/b' python train.py",
+        "srun --container-mounts=/a:/a,/b:/b python train.py",
+    ),
+    (
+        "srun --container-image=nvcr.io/nvidia/pytorch:24.07-py3 python train.py",
+        "srun --container-image='nvcr.io#nvidia/pytorch:24.07-py3' python train.py",
+    ),
+    (
+        f"{_HEAD}srun --gpus-per-task=1 python train.py\n# {_DEVICE}",
+        f"{_HEAD}srun python train.py\n# {_DEVICE}",
+    ),
+    (f"{_TORCHRUN} --rdzv-backend=nccl train.py", f"{_TORCHRUN} --rdzv-backend=c10d train.py"),
+    (f"{_TORCHRUN} -m train.py", f"{_TORCHRUN} -m train"),
+    (f"{_TORCHRUN} --module train.py", f"{_TORCHRUN} --module train"),
+    (f"{_TORCHRUN} python train.py", f"{_TORCHRUN} --no-python python train.py"),
+    (f"{_TORCHRUN} --redirects=all train.py", f"{_TORCHRUN} --redirects=3 train.py"),
+    (f"{_TORCHRUN} --tee=4 train.py", f"{_TORCHRUN} --tee=0:3,1:2 train.py"),
+    (f"{_TORCHRUN} --rdzv-conf=900 train.py", f"{_TORCHRUN} --rdzv-conf=timeout=900 train.py"),
+    (f"{_TORCHRUN} --start-method=threads a.py", f"{_TORCHRUN} --start-method=spawn a.py"),
+    ("deepspeed python train.py", "deepspeed train.py"),
+    ("deepspeed --launcher=openMPI train.py", "deepspeed --launcher=openmpi train.py"),
+    ("deepspeed --no_ssh train.py", "deepspeed --no_ssh --node_rank=0 train.py"),
+    (
+        (
+            f"{_ACCELERATE} --use_fsdp --fsdp_cpu_ram_efficient_loading true"
+            " --fsdp_sync_module_states false train.py"
+        ),
+        (
+            f"{_ACCELERATE} --use_fsdp --fsdp_cpu_ram_efficient_loading true"
+            " --fsdp_sync_module_states true train.py"
+        ),
+    ),
+    (
+        f"{_ACCELERATE} --use_fsdp --fsdp_auto_wrap_policy TRANSFORMER_WRAP train.py",
+        f"{_ACCELERATE} --use_fsdp --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP train.py",
+    ),
+    (
+        f"{_ACCELERATE} --use_fsdp --fsdp_state_dict_type FULL train.py",
+        f"{_ACCELERATE} --use_fsdp --fsdp_state_dict_type FULL_STATE_DICT train.py",
+    ),
+    (
+        f"{_ACCELERATE} --use_fsdp --fsdp_version 2 --fsdp_state_dict_type LOCAL_STATE_DICT a.py",
+        f"{_ACCELERATE} --use_fsdp --fsdp_version 1 --fsdp_state_dict_type LOCAL_STATE_DICT a.py",
+    ),
+    (
+        (
+            f"{_ACCELERATE} --use_fsdp --fsdp_activation_checkpointing true a.py"
+            " --gradient_checkpointing true"
+        ),
+        f"{_ACCELERATE} --use_fsdp --fsdp_activation_checkpointing true a.py",
+    ),
+    (
+        f"{_ACCELERATE} --mixed_precision bfloat16 a.py",
+        f"{_ACCELERATE} --mixed_precision bf16 a.py",
+    ),
+    (f"{_ACCELERATE} python train.py", f"{_ACCELERATE} train.py"),
+    (
+        f"srun {_ACCELERATE} --num_machines 2 --deepspeed_multinode_launcher pdsh a.py",
+        (
+            f"srun {_ACCELERATE} --num_machines 2 --use_deepspeed --deepspeed_multinode_launcher"
+            " standard a.py"
+        ),
+    ),
+    (f"{_HEAD}docker run -it --gpus all a python b.py", f"{_HEAD}docker run -i a python b.py"),
+    ("docker run --gpus device=0,1 a python b.py", "docker run --gpus device=0 a python b.py"),
+    ("srun ray start --address=a:6379 &", "srun ray start --address=a:6379 --block &"),
+    ("srun ray start --head --block\npython a.py", "srun ray start --head --block &\npython a.py"),
+    (
+        f"export CUDA_DEVICE_MAX_CONNECTIONS=8\n{_MEGATRON} --sequence-parallel",
+        f"export CUDA_DEVICE_MAX_CONNECTIONS=1\n{_MEGATRON} --sequence-parallel",
+    ),
+    *(
+        (f"{_MEGATRON} {wrong}", f"{_MEGATRON} {right}")
+        for wrong, right in (
+            (
+                "--num-layers 30 --pipeline-model-parallel-size 4",
+                "--num-layers 32 --pipeline-model-parallel-size 4",
+            ),
+            (
+                "--hidden-size 1000 --num-attention-heads 16",
+                "--hidden-size 1024 --num-attention-heads 16",
+            ),
+            (
+                "--num-experts 6 --expert-model-parallel-size 4 --sequence-parallel",
+                "--num-experts 8 --expert-model-parallel-size 4 --sequence-parallel",
+            ),
+            ("--expert-model-parallel-size 2", "--expert-model-parallel-size 1"),
+            ("--num-experts 8", "--num-experts 8 --sequence-parallel"),
+            (
+                "--seq-length 4097 --max-position-embeddings 4096",
+                "--seq-length 4096 --max-position-embeddings 4096",
+            ),
+            (
+                "--use-distributed-optimizer --overlap-param-gather",
+                "--use-distributed-optimizer --overlap-param-gather --overlap-grad-reduce",
+            ),
+            (
+                "--overlap-grad-reduce --overlap-param-gather",
+                "--overlap-grad-reduce --overlap-param-gather --use-distributed-optimizer",
+            ),
+            ("--tp-comm-overlap", "--tp-comm-overlap --sequence-parallel"),
+            ("--train-iters 9 --train-samples 9", "--train-iters 9"),
+            ("--train-iters 9 --lr-warmup-samples 1", "--train-iters 9 --lr-warmup-samples 0"),
+            ("--train-samples 9 --lr-decay-iters 1", "--train-iters 9 --lr-decay-iters 1"),
+            (
+                "--lr-warmup-fraction .1 --lr-warmup-iters 1",
+                "--lr-warmup-fraction .1 --lr-warmup-iters 0",
+            ),
+            (
+                "--recompute-granularity full",
+                "--recompute-granularity full --recompute-method block",
+            ),
+            (
+                "--recompute-granularity selective --recompute-method block",
+                "--recompute-granularity selective",
+            ),
+            ("--save /a", "--save /a --save-interval 9"),
+            ("--fp16 --bf16", "--bf16"),
+            (
+                "--num-layers-per-virtual-pipeline-stage 2",
+                "--num-layers-per-virtual-pipeline-stage 2 --pipeline-model-parallel-size 2",
+            ),
+        )
+    ),
+    *(
+        (f"{_TRAINER} {wrong}", f"{_TRAINER} {right}")
+        for wrong, right in (
+            ("--fp16 true --bf16 true", "--fp16 false --bf16 true"),
+            (
+                "--load_best_model_at_end true --save_strategy steps --eval_strategy epoch",
+                "--load_best_model_at_end true --save_strategy epoch --eval_strategy epoch",
+            ),
+            (
+                (
+                    "--load_best_model_at_end true --save_strategy steps --save_steps 500"
+                    " --eval_steps 200"
+                ),
+                (
+                    "--load_best_model_at_end true --save_strategy steps --save_steps 400"
+                    " --eval_steps 200"
+                ),
+            ),
+            ("--deepspeed a.json --fsdp full_shard", "--fsdp full_shard"),
+        )
+    ),
+    (
+        f"export HF_HUB_OFFLINE=1\n{_TRAINER} --push_to_hub true",
+        f"export HF_HUB_OFFLINE=0\n{_TRAINER} --push_to_hub true",
+    ),
+    *(
+        (f"export {name}={wrong}\n{_TORCHRUN} a.py", f"export {name}={right}\n{_TORCHRUN} a.py")
+        for name, wrong, right in (
+            ("GLOO_SOCKET_IFNAME", "^docker0", "eth0"),
+            ("TORCH_DISTRIBUTED_DEBUG", "VERBOSE", "DETAIL"),
+            (
+                "PYTORCH_CUDA_ALLOC_CONF",
+                "expandable_segments=True",
+                "max_split_size_mb:128,expandable_segments:True",
+            ),
+            ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:1", "expandable_segments:True"),
+            ("CUDA_LAUNCH_BLOCKING", "1", "0"),
+        )
+    ),
+)
+"""A script that breaks the row, and one that does not, in the table's order."""
+
+
+@pytest.mark.parametrize(
+    ("rule", "wrong", "right"),
+    [(rule, *case) for rule, case in zip((*OF_PROGRAMS, *SLOW), PROGRAMS, strict=True)],
+    ids=[f"{rule.subject} {rule.when}"[:60] for rule in (*OF_PROGRAMS, *SLOW)],
+)
+def test_programs(rule: JobRule, wrong: str, right: str) -> None:
+    """A row speaks of the script that breaks it, not of one that a word changes."""
+    start = rule.text.partition("{")[0][:30] or rule.text.partition("}")[2][:20]
+    for name, text in (("wrong", wrong), ("right", right)):
+        script, _, program = text.partition("\n# ")
+        files = defaultdict(str, {"train.py": program})
+        parsed = slurm_script.parse(f"#!/bin/bash\n{script}\n", {}, files.__getitem__)
+        given = JobContext(script=Source("job", parsed))
+        said = " ".join(one.text for one in results("launcher", given))
+        assert (start in said) == (name == "wrong"), (name, said)
