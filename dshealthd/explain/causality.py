@@ -121,7 +121,8 @@ def _may_explain(event: Event, noticed: Event, case: Case) -> bool:
     """Return whether a line may say why a peer was lost, or a job ended: it stands or was before
     the report of that, or another rank says it that has lost nobody.
     """
-    if precedes(event, noticed) or (case.later(event, noticed) or 0.0) < 0:
+    is_sooner = event.layer == "hardware" and (case.later(event, noticed) or 0.0) < 0
+    if precedes(event, noticed) or is_sooner:
         return True
     reporters = {one.rank for one in case.causes if one.pattern == noticed.pattern}
     return noticed.layer == "communication" and event.rank not in {None, *reporters}
