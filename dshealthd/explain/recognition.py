@@ -50,6 +50,18 @@ _GRADIENTS = re.compile(
 )
 """A frame in which gradients are reduced."""
 
+_PYTHON = known.Pattern(
+    slug="child-failed", name="python", expression=".", need=Need(), source="CPython",
+    names={name: name for name in ("exception", "message", "exit", "signal")}, layer="program",
+    weak=True,
+    title="{exception} in the program", says=("{exception}: {message}", "{exception}"),
+    where="exception", match=(), no_match=(),
+)  # fmt: skip
+_PYTHON_EXIT = replace(_PYTHON, name="exit", role="consequence", layer="launcher")
+_PYTHON_END = replace(_PYTHON, name="ended", role="consequence", layer="launcher")
+"""A process that another one says has ended."""
+_PYTHON_BARE = replace(_PYTHON, step=STEP)
+
 
 class Recognizer:
     """Recognizer that reads logs one after another."""
@@ -524,16 +536,3 @@ def _fullest(pattern: Pattern, text: str) -> re.Match[str] | None:
         if fullest is None or missing < fewest:
             fullest, fewest = match, missing
     return fullest
-
-
-_PYTHON = known.Pattern(
-    slug="child-failed", name="python", expression=".", need=Need(), source="CPython",
-    names={name: name for name in ("exception", "message", "exit", "signal")}, layer="program",
-    weak=True,
-    title="{exception} in the program", says=("{exception}: {message}", "{exception}"),
-    where="exception", match=(), no_match=(),
-)  # fmt: skip
-_PYTHON_EXIT = replace(_PYTHON, name="exit", role="consequence", layer="launcher")
-_PYTHON_END = replace(_PYTHON, name="ended", role="consequence", layer="launcher")
-"""A process that another one says has ended."""
-_PYTHON_BARE = replace(_PYTHON, step=STEP)

@@ -171,7 +171,7 @@ class ProbeOptions(Section):
 
     period: Duration = option(
         "10s",
-        "Length of an epoch, in which every node has one round; a call that nobody answers takes "
+        "Length of an epoch, in which every node has one round; an unanswered call takes "
         "2 s of it. Must be equal on all nodes.",
         minimum="1s",
     )
