@@ -127,6 +127,9 @@ def decide(found: Recognized, *, year: int) -> Finding:
     ranks, proof, says = accused(root, case, verdicts)
     if case.explained is not None:  # whom what lies beneath it struck
         ranks = ranks or accused(case.explained, case, verdicts)[0]
+    # A log that begins with it may have lost what came before, and the line's own beginning.
+    if root.pattern == STATED and root.place.line == 1:
+        ranks = ()
     proof = proof or (root.place,)
     if root.pattern == STATED:
         proof = (*proof, *(event.place for event in worth_reading(standing(case))))[:WORTH_READING]
