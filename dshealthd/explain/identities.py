@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from dshealthd.explain.names import PCI, Heading, numbers, only, short
+from dshealthd.explain.streams import same_digits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -246,10 +247,16 @@ class Identities:
         return Heading()
 
     def known(self, words: Iterable[str]) -> str | None:
-        """Return the only pod, or else the only host, that words name and other lines know."""
+        """Return the only pod, or else the only host, that words name and other lines know. A word
+        of the same form is another host's name, whether or not it is known.
+        """
         words = set(words)
         hosts = {self._names[word] for word in map(short, words) if word in self._names}
-        return only(words & self._found.nodes.keys()) or only(hosts)
+        host = only(hosts)
+        if host is not None:
+            form = same_digits(host)
+            host = only({word for word in map(short, words) if same_digits(word) == form} | hosts)
+        return only(words & self._found.nodes.keys()) or host
 
     def before(self, quote: str) -> str | None:
         """Return the pod or host that a line begins with, if other lines know it."""

@@ -34,7 +34,7 @@ launchers add lines of their own."""
 _CLASS = r"[\w.]{1,120}(?:Error|Exception|Interrupt):"
 """How an exception begins: no program has such a name."""
 _BRACKET = re.compile(
-    r"\[(?:rank(?P<rank>\d{1,6})\]:[ ]?"  # torch >= 2.3, once a process group exists
+    r"\[(?:rank(?P<rank>\d{1,6})\]:?[ ]?"  # torch >= 2.3, once a process group exists
     r"|default(?P<local>\d{1,4})\]:[ ]?"  # torchrun --tee
     r"|(?P<iso>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)"  # logging, DeepSpeed, NCCL
     r"(?:[ ](?:[A-Z]{2}\d{1,4}[ ]?){1,4})?\][ ]?"  # SGLang: ` DP0 TP3`
@@ -82,7 +82,7 @@ _LABEL = re.compile(r"\b(?:host(?:name)?|node(?:_name)?|pod)=\"?(?P<host>[\w.-]{
 _TASK = re.compile(r"[ ]*(?P<task>\d{1,6}):(?:[ ]|$)")
 _NODE = re.compile(
     r"\[?(?P<host>[A-Za-z][\w.-]*\w)"
-    r"(?::|\]|(?: \S{1,63})? [|>]| (?P<container>[a-z][a-z\d-]{1,62}))(?:[ ]|$)"
+    r"(?::|\]|(?: \S{1,63})? [|>]| (?P<container>[a-z][a-z\d-]{1,62}))(?:[ ]|$|(?=\[))"
 )
 """A node or pod before every line, as pdsh, compose, stern and loggers of launchers put it."""
 _ENOUGH = 4

@@ -73,6 +73,7 @@ FAULT = "EXT4-fs error (device nvme0n1): ext4_find_entry:1455: inode #2: comm py
         ("fatal: [gpu-12]: FAILED! => {", "gpu-12"),
         ("gpu-12 | CHANGED | rc=0 >>", "gpu-12"),
         ("## gpu-12 and gpu-13", None),
+        ("## gpu-12 / gpu-19", None),  # of which nothing else is known
         ("## gpu-14", None),
         ("## after the run", None),
         ("[ops@login ~]$ torchrun --master_addr gpu-12 train.py", None),
@@ -364,6 +365,8 @@ def test_what_failed_on_a_host_struck_the_ranks_that_failed_there(
         ("{} train > {}", "job-pod-1"),
         ("{} trainer {}", "job-pod-1"),
         ("[{}] {}", "job-pod-1"),
+        ("[{}][rank3] {}", "job-pod-1"),
+        ("[{}][dmesg] [ 1377.930310] {}", "job-pod-1"),
         ("[rank{:.0s}3] {}", None),
     ],
 )
