@@ -3,23 +3,25 @@
 Quotes, comments and here-documents are read as bash reads them (bash(1), "QUOTING"), and a variable
 or an array that the script sets once, to plain text, has that value. What else a shell would expand
 stays as written, with its `$`, and whatever depends on it is unknown: so does what is quoted, for
-another shell to expand, perhaps one on each node (`PER_NODE`). Conditions are not evaluated and
-functions not called: commands in all branches and functions are returned, marked as conditional.
+another shell to expand, perhaps one on each node (`PER_NODE`). A branch of an `if` whose test is
+known runs or not; functions are not called: commands in functions and all other branches are
+returned, marked as conditional.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import operator
 import re
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.jobs.environment import MAX_VALUE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 MAX_COMMAND = 1 << 21
 """Maximum characters of a command; the kernel runs none that is longer (execve(2))."""
@@ -60,6 +62,7 @@ _VARIABLE = re.compile(
     r"\$(?:(?P<bare>\w+)|\{(?P<count>#?)(?P<name>\w+)(?:\[(?P<at>[@*]|\d{1,4})\])?"
     r"(?P<default>:?-[^${}'\"\\]*)?\})"
 )
+_DEFAULT = re.compile(r"\$\{\w+:?[-+=?]")
 _READ = re.compile(r"(?<!\\)\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
 """A variable that a shell reads, unless it has a default."""
 _LEFT = re.compile(r"\\\$\{?([A-Za-z_]\w*)\b(?!:|-|\+|\?)")
@@ -100,6 +103,13 @@ _BETWEEN = "\0"
 _HEADS = frozenset({"for", "case", "select"})
 """Keywords whose own words are no command."""
 _OPENS = frozenset({"if", "while", "until", "{", *_HEADS})
+_COMPARES: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "==": operator.eq,
+    "!=": operator.ne,
+    **{f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+}
+"""How tests compare texts, and with a dash numbers (bash(1), CONDITIONAL EXPRESSIONS)."""
 _LOOPS = frozenset({"for", "while", "until"})
 _CLOSES = frozenset({"fi", "done", "esac", "}"})
 _KEYWORDS = frozenset({"then", "elif", "else", "do", "!", "time", *_OPENS, *_CLOSES})
@@ -128,6 +138,36 @@ class ShellCommand(NamedTuple):
 
 
 @dataclass(slots=True)
+class _Block:
+    """A compound command that is open."""
+
+    keyword: str
+    runs: bool | None = None
+    """Whether the branch of an `if` runs that is read; None if that is not known, or its condition
+    is read.
+    """
+    others: bool | None = False
+    """Whether one of the branches above runs."""
+    tests: list[bool | None] = field(default_factory=list)
+    """What the commands of its condition say."""
+    in_pattern: bool = False
+    """Whether a pattern of `case` is read, or is next."""
+
+    def enter(self, keyword: str) -> None:
+        """Read its next branch, or the condition of that."""
+        if keyword == "elif":
+            self.runs, self.tests = None, []
+        elif keyword == "!":
+            self.tests.append(None)
+        elif keyword in {"then", "else"} and self.keyword == "if":
+            says = self.tests[0] if len(self.tests) == 1 else None
+            says = True if keyword == "else" else says
+            self.runs = False if self.others or says is False else says
+            self.runs = None if self.others is None and self.runs else self.runs
+            self.others = self.others or self.runs
+
+
+@dataclass(slots=True)
 class _Substitution:
     """A command whose output is substituted, so far; or, outside of all, the script."""
 
@@ -143,7 +183,7 @@ def commands(text: str, variables: Variables) -> Iterator[ShellCommand]:
     ValueError, after the commands before it, for what cannot be parsed.
     """
     words: list[str] = []
-    opened: list[str] = []
+    opened: list[_Block] = []
     is_chained = False
     found: ShellCommand | None
     extra: dict[str, str] = {}
@@ -162,20 +202,34 @@ def commands(text: str, variables: Variables) -> Iterator[ShellCommand]:
         while words and words[0] in _KEYWORDS:
             keyword = words.pop(0)
             if keyword in _OPENS:
-                opened.append(keyword)
+                opened.append(_Block(keyword, in_pattern=keyword == "case"))
             elif keyword in _CLOSES and opened:
                 opened.pop()
+            elif opened:
+                opened[-1].enter(keyword)
             if keyword in _HEADS:
                 if keyword != "case" and words:  # the variable has another value each time
                     variables[words[0]] = _unknown(words[0])
                 words.clear()
-        if found := _run(words, variables, is_conditional=bool(opened) or is_chained):
+        if opened and (opened[-1].in_pattern or ";;" in word or ";&" in word):
+            if opened[-1].in_pattern:
+                words.clear()
+            opened[-1].in_pattern = opened[-1].keyword == "case" and (
+                ";" in word or ")" not in word
+            )
+        if any(block.runs is False for block in opened):
+            words.clear()
+        is_conditional = not all(block.runs for block in opened)
+        if words and opened and opened[-1].runs is None:
+            is_sure = {block.keyword for block in opened} == {"if"} and word in {";", "\n"}
+            opened[-1].tests.append(_tested(words, variables) if is_sure else None)
+        if found := _run(words, variables, is_conditional=is_conditional or is_chained):
             pieces = (one for word in words for one in _PIECE.finditer(word))
             single = " ".join(one[1] or "" for one in pieces)
             reads = {*_READ.findall(single), *_LEFT.findall(" ".join(words))}
             yield found._replace(
-                is_conditional=bool(opened),
-                in_loop=not _LOOPS.isdisjoint(opened),
+                is_conditional=is_conditional,
+                in_loop=any(block.keyword in _LOOPS for block in opened),
                 end=word,
                 document=extra.get("document", ""),
                 target=extra.get("target", ""),
@@ -184,6 +238,27 @@ def commands(text: str, variables: Variables) -> Iterator[ShellCommand]:
         words.clear()
         extra.clear()
         is_chained = word in {"&&", "||"}
+
+
+def _tested(words: Sequence[str], variables: Variables) -> bool | None:
+    """Return what a test of known texts says; None for another."""
+    names = {match["name"] for word in words for match in _VARIABLE.finditer(word)}
+    if words[0] not in {"[", "[[", "test"} or any(
+        _DEFAULT.search(word) and not names <= variables.keys() for word in words
+    ):
+        return None  # the environment may have what it has a default for
+    last = len(words) - (words[0] != "test")
+    found = [one for word in words[1:last] for one in _expanded(word, variables)]
+    if len(found) != last - 1 or any("$" in word for word in found):
+        return None
+    match found:
+        case ["-n" | "-z" as kind, text]:
+            return bool(text) == (kind == "-n")
+        case [one, kind, other] if kind in _COMPARES and not re.search(r"[*?\[]", other):
+            number = int if kind.startswith("-") else str
+            with contextlib.suppress(ValueError):
+                return _COMPARES[kind](number(one), number(other))
+    return None
 
 
 def without_documents(text: str) -> str:

@@ -197,8 +197,7 @@ def _continued(
     try:
         for command in commands:
             seen.append(command)
-            is_line = last is not None and last.end == command.end == "\n"  # no pattern of `case`
-            if last is not None and is_line and command.words[0].startswith("-"):
+            if last is not None and last.end == "\n" and command.words[0].startswith("-"):
                 last = last._replace(words=(*last.words, *command.words))
                 continue
             if last is not None:
