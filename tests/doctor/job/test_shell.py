@@ -31,6 +31,11 @@ SCRIPTS = {
     "function not called": "f() { srun never; }\nfunction g\n{ srun never; }\nsrun now",
     "a command in a variable": 'CMD="torchrun --nnodes 2"; srun $CMD train.py; $CMD x',
     "here": "srun a <<EOF b\ntorchrun no '\nEOF\ncat <<-'E' >/dev/null\n\tsrun \"no\n\tE\nsrun c",
+    "texts of here-documents": (
+        'A=$(cat <<\'E\'\nx "$Y" \'z\'\n\nE\n); srun "$A"; B="$(cat <<-E\n$A "q"\n\tE\n)"\n'
+        "read -r -d '' C <<'E' || srun \"$B\"\n c $D\nE\n"
+        'srun "$C"\ncat <<F | srun\nsrun never\nF\n'
+    ),
     "here string": 'srun a <<< "b c" d',
     "redirections": (
         "srun a 2>&1 >/dev/null b; srun c 2>/dev/null& wait; srun d &>/dev/null; srun 2 >&2"

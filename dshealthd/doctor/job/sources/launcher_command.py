@@ -350,7 +350,7 @@ def _launcher(
     strange = strange_options(options, program)
     inner = None
     if program == "srun" and arguments:
-        started = shell.ShellCommand(tuple(arguments))
+        started = shell.ShellCommand(tuple(arguments), document=command.document)
         passed = options.get("export", "ALL")
         passes_all = "ALL" in passed or "$" in passed
         known = {
