@@ -183,3 +183,10 @@ def test_launch_behind_a_condition_is_named(tmp_path: Path) -> None:
     (found,) = results("launcher", asked(str(script)))
     assert found.outcome is State.UNKNOWN
     assert "which of its launches runs depends on conditions" in found.text
+    text = script.read_text()
+    # which one runs may depend on the nodes, so these do not tell
+    script.write_text(text.replace("srun torchrun a", "torchrun --nnodes=1 a"))
+    assert [one.outcome for one in results("launcher", asked(str(script)))] == [State.UNKNOWN]
+    script.write_text(text.replace(" b.py", " --nproc-per-node=h100:4 b.py"))
+    _, wrong = results("launcher", asked(str(script)))
+    assert "--nproc-per-node of torchrun is 'h100:4'" in wrong.text

@@ -75,6 +75,8 @@ class SlurmScript:
     """Its calls of other programs."""
     program: str = ""
     """The text of the training's program, if that is there."""
+    alternatives: Sequence[LauncherCommand] = ()
+    """Where conditions decide which launch runs: each of them."""
 
 
 def requested(
@@ -184,6 +186,7 @@ def parse(
         ],
         called,
         found(_program(launch.command)),
+        launch.alternatives,
     )
 
 
@@ -284,5 +287,6 @@ def from_json(document: dict[str, Any]) -> SlurmScript:
     found = {
         "faults": [ScriptFault(*one) for one in document["faults"]],
         "calls": [Call(*one) for one in document["calls"]],
+        "alternatives": [*map(launcher_command.from_json, document["alternatives"])],
     }
     return SlurmScript(**document | {"command": command} | found)
