@@ -307,7 +307,7 @@ def _tested(words: Sequence[str], variables: Variables) -> bool | None:
             return bool(text) == (kind == "-n")
         case [one, kind, other] if kind in _COMPARES and not re.search(r"[*?\[]", other):
             number = int if kind.startswith("-") else str
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, ArithmeticError):
                 return _COMPARES[kind](number(one), number(other))
     return None
 
