@@ -44,7 +44,7 @@ from dshealthd.probe.members.membership import Member, parse_hostfile
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
 __all__ = ["JobContext", "add_arguments", "context"]
@@ -194,6 +194,15 @@ class JobContext:
             script=self.batch_script.program if self.batch_script else "",
             unset=self.batch_script.unset if self.batch_script else {},
         )
+
+    @property
+    def alternatives(self) -> Iterator[Start]:
+        """The starts of which conditions choose one, perhaps by the nodes, or for one node."""
+        if self.script is not None and self.batch_script is not None:
+            for one in self.batch_script.alternatives:
+                script = replace(self.batch_script, command=one, directives={}, calls=())
+                other = replace(self, script=replace(self.script, value=script), gpus=None)
+                yield replace(other.start, copies=1)
 
     @cached_property
     def layout(self) -> Layout:

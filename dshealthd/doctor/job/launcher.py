@@ -52,7 +52,10 @@ def _judged(context: JobContext) -> Iterator[Result]:
             yield from _not_known(context, context.script.name, context.batch_script.problem)
         yield from _script(context, context.script.name, context.batch_script)
     start = context.start
-    for row, text in broken(start, INVARIANTS):
+    found = [*broken(start, INVARIANTS)]
+    for one in context.alternatives if context.command is None else ():
+        found += [other for other in broken(one, INVARIANTS) if other not in found]
+    for row, text in found:
         program = start.program.program
         remedy = row.remedy.format(nodes=start.nodes, program=program)
         yield row.make(text, remedy, source=row.source, component=row.component or program)

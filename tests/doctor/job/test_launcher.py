@@ -450,6 +450,19 @@ srun --export=ALL bash -c 'python train.py trainer.num_nodes=2 '"${ARGS[*]}" & w
             "N=2\ncat > n.sh <<'EOF'\necho $N $M ${D:-1}\nEOF\nsrun bash n.sh\nsrun",
             "sets N, but does not pass it on to the ranks: `export` is missing",
         ),
+        *(
+            ("srun", f"N=2\n{text}\nsrun", "sets N, but does not pass it on to the ranks")
+            for text in (
+                "B=$(cat <<'E'\necho $N\nE\n)\nsrun bash -c \"$B\"",
+                'B="$(cat <<E\necho \\$N\nE\n)"\nsrun bash -c "$B"',
+                "read -r -d '' B <<'E' || true\necho $N\nE\nsrun bash -c \"$B\"",
+                'B=\'echo $N\'\nC="$B; date"\nsrun bash -c "$C"',
+                "srun bash -c 'echo $N'",
+                "srun bash <<'E' | tee log\necho $N\nE",
+                "cat <<E | srun bash\necho \\$N\nE",
+                "cat > n.sh <<'E'\necho $N\nE\nsrun ./n.sh",
+            )
+        ),
         ("--export=ALL bash", "--export=NONE bash", "--export=NONE holds for srun, too"),
         ("srun", "srun nvidia-smi dmon &\nsrun", "the next srun waits until it ends"),
         ("1-0", "5", "it comes 300 s before the end of a job that has 300 s"),
@@ -543,6 +556,11 @@ def test_signal_in_time(tmp_path: Path, limit: str, seconds: int) -> None:
         ("=2 '", "=2 trainer.devices=8 '"),
         ("srun", "srun --nodes=2 --gres=gpu:8"),
         ("srun", "export N=2\ncat > n.sh <<'EOF'\necho $N\nEOF\nsrun bash n.sh\nsrun"),
+        ("srun", "N=2\nB=$(cat <<'E'\nN=3\necho $N\nE\n)\nsrun bash -c \"$B\"\nsrun"),
+        ("srun", "N=2\nB='for N in 1 2; do echo $N; done'\nsrun bash -c \"$B\"\nsrun"),
+        ("srun", "B=$(cat <<'E'\nN=3\nE\n)\nsrun bash -c 'echo $N'\nsrun"),
+        ("srun", 'N=2\nB=\'echo $N\'\neval "$B"\nB=$N\nsrun bash -c "$B"\nsrun'),
+        ("srun", 'N=2\nB=$(cat <<E\necho $N\nE\n)\nsrun bash -c "$B"\nsrun'),
         ("srun", "N=2\ncat > n.sh <<EOF\necho $N\nEOF\nsrun bash n.sh\nsrun"),
         ("srun", "srun --overlap nvidia-smi dmon &\nsrun"),
         ("srun", "srun --gres=gpu:0 -c 1 nvidia-smi dmon &\nsrun"),

@@ -31,6 +31,11 @@ SCRIPTS = {
     "function not called": "f() { srun never; }\nfunction g\n{ srun never; }\nsrun now",
     "a command in a variable": 'CMD="torchrun --nnodes 2"; srun $CMD train.py; $CMD x',
     "here": "srun a <<EOF b\ntorchrun no '\nEOF\ncat <<-'E' >/dev/null\n\tsrun \"no\n\tE\nsrun c",
+    "texts of here-documents": (
+        'A=$(cat <<\'E\'\nx "$Y" \'z\'\n\nE\n); srun "$A"; B="$(cat <<-E\n$A "q"\n\tE\n)"\n'
+        "read -r -d '' C <<'E' || srun \"$B\"\n c $D\nE\n"
+        'srun "$C"\ncat <<F | srun\nsrun never\nF\n'
+    ),
     "here string": 'srun a <<< "b c" d',
     "redirections": (
         "srun a 2>&1 >/dev/null b; srun c 2>/dev/null& wait; srun d &>/dev/null; srun 2 >&2"
@@ -40,6 +45,20 @@ SCRIPTS = {
         "if true; then srun a; fi; for i in 1; do srun b; done; while srun c && false; do :; done"
     ),
     "case": "case x in x) srun a;; esac; ! srun b; { srun c; }",
+    "patterns": (
+        "A=x; case $A in\n  (y|srun) srun never;;\n  x | torchrun)\n  srun a; (srun b);;\n"
+        "  -x|[yz]*) ;;\nesac\nsrun c"
+    ),
+    "known tests": (
+        'A=4; B=; if [ -n "$A" ]; then P=8; srun $P; fi\n'
+        'if [[ -z "$A" ]]; then srun no; else srun a; fi\n'
+        "if [ $A -gt 5 ]; then srun no; elif test $A -ne 4; then srun no\n"
+        "else srun b; P=1; fi; srun $P\n"
+        'if [ "$B" != "" ]; then if [ $A = 4 ]; then srun no; fi; elif [ 4 -le $A ]; then srun c\n'
+        "elif [ 1 = 1 ]; then srun no; else srun no; fi; if ! [ $A -eq 4 ]; then srun never; fi\n"
+        "if [ $A = 5 ] || [ $A = 4 ]; then P=2; fi; case $P in 2) srun d;; esac\n"
+        "for A in 5; do if [ $A = 4 ]; then srun never; else srun e; fi; done"
+    ),
     "arithmetic": "((1 < 2)) && srun a; i=3; ((i++)); srun b",
     "own": "export A=1 B=2; C=3 srun $A$B; readonly D=4; declare -x E=5; srun $D $E",
     "arrays": ('A=(a "b c" \'d\'  # e\n f)\nA+=(g=h); B=(); srun "${A[@]}" x ${A[*]} "${B[@]}"'),
@@ -125,6 +144,12 @@ ADDRESS = 'head=$(srun --nodes=1 --ntasks=1 -w "$node" hostname --ip-address)\n'
          "", None),
         ("if [ $N = 1 ]; then P=1; else P=8; fi\nsrun torchrun --nnodes=4 --nproc-per-node=$P x.py",
          "torchrun", None),
+        (('P=4\nif [ -n "$SLURM_NNODES" ]; then P=$SLURM_NNODES; fi\n'
+          "srun torchrun --nnodes=4 --nproc-per-node=$P x.py"), "torchrun", 16),
+        (('P=4\nif [ -n "${OF_USER:-}" ]; then P=8; fi\n'
+          "srun torchrun --nnodes=4 --nproc-per-node=$P x.py"), "torchrun", None),
+        (("f() { srun torchrun --nnodes=4 --nproc-per-node=8 x.py; }\n"
+          "case $X in\na|deepspeed) f;;\nesac"), "torchrun", 32),
         ("for i in 1 2; do srun torchrun --nnodes=4 --nproc-per-node=8 x.py; done", "torchrun", 32),
         (("srun torchrun --nnodes=4 --nproc-per-node=8 x.py\nsrun torchrun --nnodes=4 "
           "'eval"), "torchrun",
@@ -158,3 +183,10 @@ def test_launch_behind_a_condition_is_named(tmp_path: Path) -> None:
     (found,) = results("launcher", asked(str(script)))
     assert found.outcome is State.UNKNOWN
     assert "which of its launches runs depends on conditions" in found.text
+    text = script.read_text()
+    # which one runs may depend on the nodes, so these do not tell
+    script.write_text(text.replace("srun torchrun a", "torchrun --nnodes=1 a"))
+    assert [one.outcome for one in results("launcher", asked(str(script)))] == [State.UNKNOWN]
+    script.write_text(text.replace(" b.py", " --nproc-per-node=h100:4 b.py"))
+    _, wrong = results("launcher", asked(str(script)))
+    assert "--nproc-per-node of torchrun is 'h100:4'" in wrong.text

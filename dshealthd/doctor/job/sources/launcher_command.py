@@ -188,6 +188,8 @@ class CommandLaunch:
     problem: str = ""
     """What could not be parsed, or why the launch is not known; it may hide a launcher."""
     is_background: bool = False
+    alternatives: Sequence[LauncherCommand] = ()
+    """Where conditions decide which one runs: each of them, with its variables."""
 
 
 def no_file(_name: str) -> str:
@@ -213,6 +215,7 @@ def find_launch(
     best, weight, problem, is_conditional = CommandLaunch(), 0, "", False
     seen: list[shell.ShellCommand] = []
     alike: dict[int, LauncherCommand] = {}
+    known: dict[int, Mapping[str, str]] = {}
     try:
         for command in commands:
             seen.append(command)
@@ -229,10 +232,18 @@ def find_launch(
                     problem = "which of its launches runs depends on conditions"
             if found and rank == weight:
                 alike[len(seen) - 1] = found
+                known[len(seen) - 1] = dict(variables)
     except (ValueError, ArithmeticError) as error:
         problem = problem or str(error)
     if best.command is None or (is_conditional and (problem or is_task)):
-        return CommandLaunch(None, dict(variables), problem)
+        return CommandLaunch(
+            None,
+            dict(variables),
+            problem,
+            alternatives=[
+                replace(one, variables={**known[at], **one.variables}) for at, one in alike.items()
+            ],
+        )
     return replace(best, command=replace(best.command, at_once=_at_once(seen, alike)))
 
 
@@ -350,7 +361,7 @@ def _launcher(
     strange = strange_options(options, program)
     inner = None
     if program == "srun" and arguments:
-        started = shell.ShellCommand(tuple(arguments))
+        started = shell.ShellCommand(tuple(arguments), document=command.document)
         passed = options.get("export", "ALL")
         passes_all = "ALL" in passed or "$" in passed
         known = {

@@ -70,7 +70,7 @@ def faults(
             is_critical=False,
         )
     for above, one in itertools.pairwise(seen):
-        if above.end == one.end == "\n" and one.words[0].startswith("-"):  # no pattern of `case`
+        if above.end == "\n" and one.words[0].startswith("-"):
             yield ScriptFault(
                 f": bash runs {one.words[0][:60]} as a command: the line before it ends without a"
                 " backslash, or is a comment, so the launch has none of these options",

@@ -94,7 +94,7 @@ def _words(text: str, seen: Sequence[ShellCommand]) -> Iterator[ScriptFault]:
                 f": {name} is not set: a shell allows no blanks around the = of an assignment",
                 *(name, f"{name} *="),
             )
-        if first.startswith("[") and first not in {"[", "[["} and not one.end.startswith(")"):
+        if first.startswith("[") and first not in {"[", "[["}:
             yield ScriptFault(
                 f": {first[:40]} is no command: [ takes a blank behind it", *("[", first[:2])
             )

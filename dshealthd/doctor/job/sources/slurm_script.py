@@ -5,6 +5,7 @@ Nothing is run: `shell` says what a shell would do.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -74,6 +75,8 @@ class SlurmScript:
     """Its calls of other programs."""
     program: str = ""
     """The text of the training's program, if that is there."""
+    alternatives: Sequence[LauncherCommand] = ()
+    """Where conditions decide which launch runs: each of them."""
 
 
 def requested(
@@ -132,17 +135,21 @@ def parse(
     variables |= _slurm_variables(directives)
     given = frozenset(variables)
     seen: list[shell.ShellCommand] = []
+    same = os.path.normpath
     commands = _continued(shell.commands(text, variables), seen)
 
     def found(name: str) -> str:
         """Return the text of a file that the script writes itself, or that is there."""
-        written = [one.document for one in seen if name == one.target and one.document]
+        files = [one for one in seen if one.document and one.target]
+        written = [one.document for one in files if same(name) == same(one.target)]
         return "".join(written[-1:]) or read(name)
 
     launch = launcher_command.find_launch(commands, variables, read=found)
     steps = [one for one in seen if one.words[0] == "srun"]
-    names = {word for one in steps for word in one.words}
-    read_there = {name for one in seen if one in steps or one.target in names for name in one.reads}
+    names = {same(word) for one in steps for word in one.words}
+    texts = [one for one in steps if launcher_command.runs_shell(one.words)]
+    texts += [one for one in seen if one.target and same(one.target) in names]
+    read_there = {name for one in texts for name in one.reads}
     joined = text.replace("\\\n", " ")
     exported = {name for words in _EXPORT.findall(joined) for name in _EXPORTED.findall(words)}
     carried = {
@@ -153,10 +160,11 @@ def parse(
         and not name.startswith("SLURM_")  # which srun reads itself
         and not re.search(rf"\$\{{?{name}\b|\bunset\b[^\n]*\b{name}\b", text)
     }
+    set_here = {*_ASSIGNED.findall(shell.without_documents(text))}
     left = {
         name: name in exported or "set -a" in text
         for name in read_there - given
-        if re.search(rf"^[ \t]*(?:export[ \t]+)?{name}=", text, re.MULTILINE)
+        if name in set_here
     }
     called = list(calls(seen))
     assigned = {name: name in exported for name in _ASSIGNED.findall(text)}
@@ -178,6 +186,7 @@ def parse(
         ],
         called,
         found(_program(launch.command)),
+        launch.alternatives,
     )
 
 
@@ -197,8 +206,7 @@ def _continued(
     try:
         for command in commands:
             seen.append(command)
-            is_line = last is not None and last.end == command.end == "\n"  # no pattern of `case`
-            if last is not None and is_line and command.words[0].startswith("-"):
+            if last is not None and last.end == "\n" and command.words[0].startswith("-"):
                 last = last._replace(words=(*last.words, *command.words))
                 continue
             if last is not None:
@@ -279,5 +287,6 @@ def from_json(document: dict[str, Any]) -> SlurmScript:
     found = {
         "faults": [ScriptFault(*one) for one in document["faults"]],
         "calls": [Call(*one) for one in document["calls"]],
+        "alternatives": [*map(launcher_command.from_json, document["alternatives"])],
     }
     return SlurmScript(**document | {"command": command} | found)
