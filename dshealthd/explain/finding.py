@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from dshealthd.explain.facts import Recognized
 
 MAX_CHAIN = 40
+"""Events shown of what followed: what a terminal of usual height holds."""
 MAX_AGAINST = 6
+"""Candidates shown that are not the cause, a line each: the answer itself has some six lines."""
 ENDED_BY_WATCHDOG = "and a rank that waits for another one ends the same way"
 FROM_BEFORE = "the logs of all ranks from before the first of these lines"
 AND_AFTER = "what these logs say after the last of these lines, or the logs of all ranks"
@@ -128,7 +130,8 @@ def decide(found: Recognized, *, year: int) -> Finding:
     if case.explained is not None:  # whom what lies beneath it struck
         ranks = ranks or accused(case.explained, case, verdicts)[0]
     # A log that begins with it may have lost what came before, and the line's own beginning.
-    if root.pattern == STATED and root.place.line == 1:
+    is_torn = root.pattern == STATED and root.place.line == 1
+    if is_torn:
         ranks = ()
     proof = proof or (root.place,)
     if root.pattern == STATED:
@@ -147,6 +150,8 @@ def decide(found: Recognized, *, year: int) -> Finding:
     host = host or beside.get("host")
     if _is_shared(root, ranks, says, case) or host == beside.get("pod"):
         host = None  # a collector's name of a pod is no host's
+    if is_torn and root.origin.host is None:
+        host = None
     host = host and (case.identities.name(host) or host)
     if root.is_effect:
         case.missing.append(_sender(host))

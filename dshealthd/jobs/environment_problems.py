@@ -159,7 +159,7 @@ def adapters(text: str, ports: Ports) -> Iterator[Finding]:
                         if selection.names(entry, *port)
                     }
                 )
-    for problem in found:
+    for problem in sorted(found):  # as people read them, the same each time
         yield "NCCL_IB_HCA", problem
 
 

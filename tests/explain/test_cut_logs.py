@@ -221,3 +221,12 @@ def test_a_flight_recorder_that_is_missing_is_no_proof(tmp_path: Path) -> None:
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(data)
     finding = explained_paths(tmp_path)
     assert finding.ranks == ()
+
+
+def test_a_log_that_begins_within_a_line_is_of_no_rank_or_host() -> None:
+    """What a torn line says may be half of a sentence; below another, it is of its rank."""
+    known = "| distributed init (rank 2, local 2, world 8, node gpu-12)\n"
+    line = "panic: the shard is of another size\n"
+    for before, named in (("", ((), None)), ("step 1 | loss 2.5\n", ((2,), "gpu-12"))):
+        finding = explained({"rank0.log": known, "rank2.log": before + line})
+        assert (finding.outcome, finding.ranks, finding.host) == ("found", *named)

@@ -31,8 +31,9 @@ class Call(NamedTuple):
     @property
     def own(self) -> list[str]:
         """Its words before another program that is known, which has options of its own."""
-        is_own = lambda word: not launcher_command.runs_programs(os.path.basename(word))  # noqa: E731
-        return list(itertools.takewhile(is_own, self.words))
+        names = map(os.path.basename, self.words)
+        inner = (at for at, name in enumerate(names) if launcher_command.runs_programs(name))
+        return list(self.words[: next(inner, None)])
 
     @property
     def options(self) -> Mapping[str, list[str]]:
