@@ -97,7 +97,7 @@ _REFUSED = (
     r"status bad (?:operation|parameter|index|input length|output length)\()"
 )
 _MLX5 = rf"mlx5_core (?P<pci>{_PCI}\.\d): (?:\w+:\d+:\(pid \d+\): )?"
-_GROUPS = ("device", "interface", "interface_2", "cpu", "server", "pci")
+_GROUPS = ("device", "interface", "cpu", "server", "pci")
 """Groups that name the device, the most telling first."""
 _PARTITION = re.compile(
     r"((?:nvme\d+(?:c\d+)?n|mmcblk|md|nbd|loop)\d+)p\d+|((?:s|v|h|xv)d[a-z]+)\d+"
@@ -106,21 +106,13 @@ _RECORD = re.compile(
     r"\{(?P<record>\d{1,10})\}\[Hardware Error\]: {1,8}(?:Error \d+, type: (?P<severity>\w+)"
     rf"|section_type: (?P<section>[\w /-]{{1,60}})|device_id: (?P<pci>{_PCI}\.\d))$"
 )
-_PCIE = {
-    "corrected": "pcie_error_corrected",
-    "recoverable": "pcie_error_nonfatal",
-    "fatal": "pcie_error_fatal",
+_SEVERITIES = ("corrected", "recoverable", "fatal")
+_SECTIONS = {
+    "memory error": ("memory_error_corrected", *2 * ("memory_error_uncorrected",)),
+    "processor error": ("machine_check_corrected", *2 * ("machine_check",)),
+    "PCIe error": ("pcie_error_corrected", "pcie_error_nonfatal", "pcie_error_fatal"),
 }
-_MEMORY = {
-    "corrected": "memory_error_corrected",
-    "recoverable": "memory_error_uncorrected",
-    "fatal": "memory_error_uncorrected",
-}
-_PROCESSOR = {
-    "corrected": "machine_check_corrected",
-    "recoverable": "machine_check",
-    "fatal": "machine_check",
-}
+"""Events of a firmware's record by the end of its section's name, one for each severity."""
 
 
 class Xid(NamedTuple):
@@ -183,197 +175,143 @@ def recovery_action(found: Xid) -> str | None:
 
 def link_error(found: Xid) -> LinkError | None:
     """Return the NVLink error in Xid 74, or 144 to 150 (NVLink 5); None for another Xid."""
+    match = None
     if found.code == NVLINK_XID:
         match = _LINK_74.search(found.detail)
-        return (
-            LinkError(
-                _link(match[2]), "nonfatal" if (match[1] or "").lower() == "non-fatal" else "fatal"
-            )
-            if match
-            else None
-        )
-    match = _LINK_5.match(found.detail) if found.code in NVLINK_5_XIDS else None
-    return (
-        LinkError(_link(match[2]), "fatal" if match[1] == "Fatal" else "nonfatal")
-        if match
-        else None
+    elif found.code in NVLINK_5_XIDS:
+        match = _LINK_5.match(found.detail)
+    if match is None:
+        return None
+    link, severity = int(match[2]), (match[1] or "fatal").lower()
+    return LinkError(
+        str(link) if link in _LINKS else "", "fatal" if severity == "fatal" else "nonfatal"
     )
-
-
-def _link(text: str) -> str:
-    return str(int(text)) if int(text) in _LINKS else ""
-
-
-class _Event(NamedTuple):
-    name: str
-    part: str
-    pattern: re.Pattern[str]
-
-
-def _event(name: str, part: str, pattern: str) -> _Event:
-    return _Event(name, part, re.compile(pattern))
 
 
 _TABLE = (
     # memory
-    _event("oom_kill", "Killed process ",
-           (r"(?:(?:Memory cgroup out|Out) of memory(?: \([a-z_]+\))?: )?Killed process "
-            r"(?P<pid>\d+)[ ,]")),
-    _event("allocation_failure", "page allocation failure: order:", (r".{1,64}?: page allocation "
-                                                                     r"failure: order:\d+")),
-    _event("memory_error_corrected", " CE ", _EDAC % "CE"),
-    _event("memory_error_uncorrected", " UE ", _EDAC % "UE"),
-    _event("memory_error_corrected", ": Machine Check", _OF_MEMORY + _CE + _CONTROLLER),
-    _event("memory_error_uncorrected", ": Machine Check", _OF_MEMORY + _UC + _CONTROLLER),
-    _event("machine_check_corrected", ": Machine Check", _OF_CPU + _CE + _ELSEWHERE),
-    _event("machine_check", ": Machine Check", _OF_CPU + _UC + _ELSEWHERE),
-    _event("machine_check_corrected", "_STATUS[", _BANK_AMD + r"CE\|"),
-    _event("machine_check", "_STATUS[", _BANK_AMD + r"(?:UE|-\|[\w|-]{1,80}\bDeferred)\b"),
+    ("oom_kill",
+     r"(?:(?:Memory cgroup out|Out) of memory(?: \([a-z_]+\))?: )?Killed process (?P<pid>\d+)[ ,]"),
+    ("allocation_failure", r".{1,64}?: page allocation failure: order:\d+"),
+    ("memory_error_corrected", _EDAC % "CE"),
+    ("memory_error_uncorrected", _EDAC % "UE"),
+    ("memory_error_corrected", _OF_MEMORY + _CE + _CONTROLLER),
+    ("memory_error_uncorrected", _OF_MEMORY + _UC + _CONTROLLER),
+    ("machine_check_corrected", _OF_CPU + _CE + _ELSEWHERE),
+    ("machine_check", _OF_CPU + _UC + _ELSEWHERE),
+    ("machine_check_corrected", _BANK_AMD + r"CE\|"),
+    ("machine_check", _BANK_AMD + r"(?:UE|-\|[\w|-]{1,80}\bDeferred)\b"),
     # limits
-    _event("open_files_exhausted", "file-max limit ", r"VFS: file-max limit \d+ reached"),
-    _event("time_wait_overflow", "time wait bucket table overflow", (r"TCP: time wait bucket "
-                                                                     r"table overflow")),
-    _event("conntrack_full", "table full, dropping packet",
-           r"nf_conntrack: (?:nf_conntrack: )?table full, dropping packet"),
-    _event("fork_rejected", "fork rejected by pids controller", (r"cgroup: fork rejected by pids "
-                                                                 r"controller in ")),
+    ("open_files_exhausted", r"VFS: file-max limit \d+ reached"),
+    ("time_wait_overflow", r"TCP: time wait bucket table overflow"),
+    ("conntrack_full", r"nf_conntrack: (?:nf_conntrack: )?table full, dropping packet"),
+    ("fork_rejected", r"cgroup: fork rejected by pids controller in "),
     # processors
-    _event("hung_task", "INFO: task ", (r"INFO: task .{1,80}:\d+ .{0,60}?blocked .{0,80}?for "
-                                        r"more than \d+ seconds")),
-    _event("soft_lockup", "BUG: soft lockup", (r"(?:(?:NMI )?watchdog: )?BUG: soft lockup - "
-                                               r"CPU#\d+ stuck for ")),
-    _event("hard_lockup", "hard LOCKUP on cpu",
-           (r"(?:(?:NMI )?watchdog: )?(?:CPU\d+: )?Watchdog detected hard LOCKUP on cpu "
-            r"(?P<cpu>\d{1,5})")),
-    _event("rcu_stall", "detected ", (r"(?:rcu: )?INFO: rcu\w* (?:self-)?detected (?:expedited "
-                                      r")?stall")),
-    _event("kernel_oops", "[#", _OOPS),
+    ("hung_task", r"INFO: task .{1,80}:\d+ .{0,60}?blocked .{0,80}?for more than \d+ seconds"),
+    ("soft_lockup", r"(?:(?:NMI )?watchdog: )?BUG: soft lockup - CPU#\d+ stuck for "),
+    ("hard_lockup",
+     r"(?:(?:NMI )?watchdog: )?(?:CPU\d+: )?Watchdog detected hard LOCKUP on cpu (?P<cpu>\d{1,5})"),
+    ("rcu_stall", r"(?:rcu: )?INFO: rcu\w* (?:self-)?detected (?:expedited )?stall"),
+    ("kernel_oops", _OOPS),
     # Only seen if the machine survives for a moment, as with kernel.panic delays.
-    _event("kernel_panic", "Kernel panic - ", r"Kernel panic - not syncing: "),
-    _event("cpu_throttled", "temperature above threshold",
-           r"(?:mce: )?CPU\d+: (?:Core|Package) temperature above threshold"),
+    ("kernel_panic", r"Kernel panic - not syncing: "),
+    ("cpu_throttled", r"(?:mce: )?CPU\d+: (?:Core|Package) temperature above threshold"),
     # storage
-    _event("io_error", " error, dev ",
-           r"(?:(?:blk_update_request|print_req_error): )?(?:I/O|timeout|protection|recoverable "
-           r"transport|critical (?:medium|target|nexus))"
-           rf" error, dev (?!fd\d){_DISK}, sector \d"),
-    _event("io_error", "Buffer I/O error on dev", (r"Buffer I/O error on dev(?:ice)? "
-                                                   rf"(?!fd\d){_DISK}, logical block \d")),
-    _event("nvme_timeout", "timeout, ", (r"nvme (?P<device>nvme\d+): I/O (?:tag )?\d+ "
-                                         r".{0,80}?timeout, ")),
+    ("io_error",
+     (rf"(?:(?:blk_update_request|print_req_error): )?(?:I/O|timeout|protection|recoverable "
+     rf"transport|critical (?:medium|target|nexus)) error, dev (?!fd\d){_DISK}, sector \d")),
+    ("io_error", rf"Buffer I/O error on dev(?:ice)? (?!fd\d){_DISK}, logical block \d"),
+    ("nvme_timeout", r"nvme (?P<device>nvme\d+): I/O (?:tag )?\d+ .{0,80}?timeout, "),
     # What it does after a time-out; most controllers come back.
-    _event("nvme_timeout", "controller is down", (r"nvme (?P<device>nvme\d+): controller is "
-                                                  r"down; will reset")),
-    _event("nvme_failure", "nvme nvme",
-           r"nvme (?P<device>nvme\d+): (?:Removing after probe failure|Disabling device after "
-           r"reset failure"
-           r"|Device not ready; aborting)"),
-    _event("nvme_path_lost", " path - ",
-           (r"block (?P<device>nvme\d+n\d+): no (?:usable path - requeuing|available path - "
-            r"failing) I/O")),
+    ("nvme_timeout", r"nvme (?P<device>nvme\d+): controller is down; will reset"),
+    ("nvme_failure",
+     (r"nvme (?P<device>nvme\d+): (?:Removing after probe failure|Disabling device after reset "
+     r"failure|Device not ready; aborting)")),
+    ("nvme_path_lost",
+     r"block (?P<device>nvme\d+n\d+): no (?:usable path - requeuing|available path - failing) I/O"),
     # raid0 and linear print no colon between the level and the array's name.
-    _event("raid_disk_failed", ": Disk failure on ",
-           rf"md/(?:raid\d{{0,2}}|linear):?\S{{0,40}}: Disk failure on {_DISK}"),
-    _event("filesystem_error", "EXT4-fs error ", rf"EXT4-fs error \(device {_DISK}\): "),
-    _event("filesystem_error", "EXT4-fs (",
-           rf"EXT4-fs \({_DISK}\): (?:I/O error while writing superblock"
-           r"|previous I/O error to superblock detected"
-           r"|This should not happen!! Data will be lost)"),
-    _event("filesystem_error", "JBD2: Detected IO errors",
-           rf"JBD2: Detected IO errors \d*.{{0,4}}while flushing file data on {_JOURNAL}"),
-    _event("filesystem_error", "Aborting journal on device", (r"Aborting journal on device "
-                                                              rf"{_JOURNAL}\.$")),
-    _event("filesystem_error", "XFS (",
-           rf"XFS \({_DISK}\): (?:Corruption |Internal error |[Mm]etadata "
-           r"(?:CRC|corruption|I/O) error|log I/O error"
-           r"|.{0,60}[Ss]hutting down filesystem|[Ff]ilesystem has been shut down)"),
-    _event("filesystem_error", "BTRFS", rf"BTRFS:? (?:error|critical) \(device {_DISK}"),
-    _event("filesystem_read_only", "forced readonly", (r"BTRFS:? info \(device "
-                                                       rf"{_DISK}.{{0,80}}?\): forced readonly")),
-    _event("filesystem_read_only", "Remounting filesystem read-only",
-           rf"EXT4-fs \({_DISK}\): Remounting filesystem read-only"),
-    _event("nfs_unresponsive", " not responding, ",
-           rf"(?:nfs\w*|lockd|RPC: \w+): server {_SERVER} not responding, "),
-    _event("nfs_state_lost", "reclaim", (r"(?:NFS: )?_{0,2}nfs4_reclaim_\w+: (?:Lock "
-                                         r"reclaim|unhandled)")),
-    _event("nfs_state_lost", "NFS: state manager", (rf"NFS: state manager.{{0,80}} failed on "
-                                                    rf"NFSv4 server {_SERVER}")),
-    _event("lustre_connection_lost", " was lost; in progress operations",
-           (rf"Lustre(?:Error)?: .{{1,160}}?(?: to {_SERVER} \(.{{1,80}})? was lost; in progress "
-            r"operations ")),
+    ("raid_disk_failed", rf"md/(?:raid\d{{0,2}}|linear):?\S{{0,40}}: Disk failure on {_DISK}"),
+    ("filesystem_error", rf"EXT4-fs error \(device {_DISK}\): "),
+    ("filesystem_error",
+     (rf"EXT4-fs \({_DISK}\): (?:I/O error while writing superblock|previous I/O error to "
+     rf"superblock detected|This should not happen!! Data will be lost)")),
+    ("filesystem_error",
+     rf"JBD2: Detected IO errors \d*.{{0,4}}while flushing file data on {_JOURNAL}"),
+    ("filesystem_error", rf"Aborting journal on device {_JOURNAL}\.$"),
+    ("filesystem_error",
+     (rf"XFS \({_DISK}\): (?:Corruption |Internal error |[Mm]etadata (?:CRC|corruption|I/O) error"
+     rf"|log I/O error|.{{0,60}}[Ss]hutting down filesystem|[Ff]ilesystem has been shut down)")),
+    ("filesystem_error", rf"BTRFS:? (?:error|critical) \(device {_DISK}"),
+    ("filesystem_read_only", rf"BTRFS:? info \(device {_DISK}.{{0,80}}?\): forced readonly"),
+    ("filesystem_read_only", rf"EXT4-fs \({_DISK}\): Remounting filesystem read-only"),
+    ("nfs_unresponsive", rf"(?:nfs\w*|lockd|RPC: \w+): server {_SERVER} not responding, "),
+    ("nfs_state_lost", r"(?:NFS: )?_{0,2}nfs4_reclaim_\w+: (?:Lock reclaim|unhandled)"),
+    ("nfs_state_lost", rf"NFS: state manager.{{0,80}} failed on NFSv4 server {_SERVER}"),
+    ("lustre_connection_lost",
+     (rf"Lustre(?:Error)?: .{{1,160}}?(?: to {_SERVER} \(.{{1,80}})? was lost; in progress "
+     rf"operations ")),
     # -19 and -107: the server is gone, or has forgotten this client; -5, -30 and -110 reach the
     # job.
-    _event("lustre_operation_failed", "failed: rc = -",
-           rf"LustreError: \d+-\d+: \S{{1,100}}: operation \w+ to node {_SERVER} failed: "
-           r"rc = -(?:5|19|30|107|108|110)\b"),
-    _event("lustre_evicted", "This client was evicted by ", (rf"LustreError: .{{1,100}}: This "
-                                                             rf"client was evicted by {_SERVER}")),
+    ("lustre_operation_failed",
+     (rf"LustreError: \d+-\d+: \S{{1,100}}: operation \w+ to node {_SERVER} failed: rc = -(?:5|19"
+     rf"|30|107|108|110)\b")),
+    ("lustre_evicted", rf"LustreError: .{{1,100}}: This client was evicted by {_SERVER}"),
     # network
-    _event("link_down", "Link ", rf"{_DEVICE} {_INTERFACE}: (?:NIC )?Link (?:is )?[Dd]own"),
-    _event("link_down", " Link DOWN", rf"{_DEVICE} {_INTERFACE}: Port: \d+ Link DOWN"),
-    _event("transmit_timeout", "NETDEV WATCHDOG: ",
-           rf"(?:{_DEVICE} {_INTERFACE}: NETDEV WATCHDOG: .{{1,80}}"
-           rf"|NETDEV WATCHDOG: {_INTERFACE.replace('interface', 'interface_2')} "
-           rf"\(.{{1,64}}\)): transmit queue \d+ timed out"),
-    _event("adapter_failure", "device's health compromised", _MLX5 + "device's health compromised"),
-    _event("adapter_failure", "Fatal error ", _MLX5 + r"Fatal error \d+ detected"),
-    _event("adapter_command_failed", "op_mod(",
-           _MLX5 + _REFUSED + r"[A-Z0-9_]+\(0x[0-9a-f]+\) op_mod\(0x[0-9a-f]+\) failed, "),
-    _event("adapter_command_timed_out", " timeout. Will cause a leak of a command resource",
-           _MLX5 + r"[A-Z0-9_]+\(0x[0-9a-f]+\) timeout\. Will cause a leak"),
-    _event("adapter_command_failed", ": Failed to process command ",
-           (rf"(?:infiniband|efa) (?:(?P<pci>{_PCI}\.\d) )?(?P<interface>efa_\d+): Failed to "
-            r"process command ")),
-    _event("adapter_overheated", ("High temperature on "
-                                  "sensors"), _MLX5 + "High temperature on sensors"),
-    _event("adapter_power_insufficient", "Detected insufficient power",
-           _MLX5 + "Detected insufficient power on the PCIe slot"),
-    _event("module_error", "Port module event[error]", _MLX5 + (r"Port module event\[error\]: "
-                                                                r"module \d+, ")),
-    _event("module_unplugged", "Cable unplugged", _MLX5 + (r"Port module event: module \d+, "
-                                                           r"Cable unplugged")),
+    ("link_down", rf"{_DEVICE} {_INTERFACE}: (?:NIC )?Link (?:is )?[Dd]own"),
+    ("link_down", rf"{_DEVICE} {_INTERFACE}: Port: \d+ Link DOWN"),
+    ("transmit_timeout",
+     rf"{_DEVICE} {_INTERFACE}: NETDEV WATCHDOG: .{{1,80}}: transmit queue \d+ timed out"),
+    ("transmit_timeout",
+     rf"NETDEV WATCHDOG: {_INTERFACE} \(.{{1,64}}\): transmit queue \d+ timed out"),
+    ("adapter_failure", _MLX5 + "device's health compromised"),
+    ("adapter_failure", _MLX5 + r"Fatal error \d+ detected"),
+    ("adapter_command_failed",
+     _MLX5 + _REFUSED + r"[A-Z0-9_]+\(0x[0-9a-f]+\) op_mod\(0x[0-9a-f]+\) failed, "),
+    ("adapter_command_timed_out", _MLX5 + r"[A-Z0-9_]+\(0x[0-9a-f]+\) timeout\. Will cause a leak"),
+    ("adapter_command_failed",
+     (rf"(?:infiniband|efa) (?:(?P<pci>{_PCI}\.\d) )?(?P<interface>efa_\d+): Failed to process "
+     rf"command ")),
+    ("adapter_overheated", _MLX5 + "High temperature on sensors"),
+    ("adapter_power_insufficient", _MLX5 + "Detected insufficient power on the PCIe slot"),
+    ("module_error", _MLX5 + r"Port module event\[error\]: module \d+, "),
+    ("module_unplugged", _MLX5 + r"Port module event: module \d+, Cable unplugged"),
     # buses and the GPU driver
-    _event("pcie_error_corrected", "severity=Correct", (rf"{_DEVICE}: (?:AER: )?PCIe Bus Error: "
-                                                        r"severity=Correct")),
-    _event("pcie_error_nonfatal", "severity=Uncorrect",
-           rf"{_DEVICE}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Non-Fatal\)"),
-    _event("pcie_error_fatal", "severity=Uncorrect",
-           rf"{_DEVICE}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"),
-    _event("pcie_slot_down", "pciehp: Slot(",
-           (rf"pcieport (?P<pci>{_PCI}\.\d): pciehp: Slot\([\w-]+\): (?:Link Down|Card not "
-            r"present)")),
-    _event("pcie_containment", "DPC: containment event", (rf"pcieport (?P<pci>{_PCI}\.\d): DPC: "
-                                                          r"containment event")),
-    _event("pcie_recovery_failed", "device recovery failed", (rf"{_DEVICE}: (?:AER: )?device "
-                                                              r"recovery failed")),
-    _event("iommu_fault", "fault addr ", (r"DMAR: \[[\w ]+\] Request device "
-                                          r"\[(?P<pci>[0-9a-fx:.]{4,16})\] .{0,20}fault addr ")),
-    _event("iommu_fault", "IO_PAGE_FAULT",
-           (rf"(?:{_DEVICE}: )?AMD-Vi: Event logged \[IO_PAGE_FAULT "
-            rf"(?:device=(?P<device>[0-9a-f:.]{{4,16}}) )?")),
+    ("pcie_error_corrected", rf"{_DEVICE}: (?:AER: )?PCIe Bus Error: severity=Correct"),
+    ("pcie_error_nonfatal",
+     rf"{_DEVICE}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Non-Fatal\)"),
+    ("pcie_error_fatal",
+     rf"{_DEVICE}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"),
+    ("pcie_slot_down",
+     rf"pcieport (?P<pci>{_PCI}\.\d): pciehp: Slot\([\w-]+\): (?:Link Down|Card not present)"),
+    ("pcie_containment", rf"pcieport (?P<pci>{_PCI}\.\d): DPC: containment event"),
+    ("pcie_recovery_failed", rf"{_DEVICE}: (?:AER: )?device recovery failed"),
+    ("iommu_fault",
+     r"DMAR: \[[\w ]+\] Request device \[(?P<pci>[0-9a-fx:.]{4,16})\] .{0,20}fault addr "),
+    ("iommu_fault",
+     (rf"(?:{_DEVICE}: )?AMD-Vi: Event logged \[IO_PAGE_FAULT "
+     rf"(?:device=(?P<device>[0-9a-f:.]{{4,16}}) )?")),
     # The first is printed when the driver probes a GPU, without an Xid.
-    _event("gpu_off_bus", "allen off the bus", (rf"NVRM: (?:GPU (?P<pci>{_PCI}\.\d): GPU has "
-                                                r")?fallen off the bus")),
+    ("gpu_off_bus", rf"NVRM: (?:GPU (?P<pci>{_PCI}\.\d): GPU has )?fallen off the bus"),
     # GSP's heartbeat and its calls: on some releases no Xid follows.
-    _event("gpu_firmware_timeout", "_kgsp",
-           r"NVRM: (?:GPU(?P<gpu>\d+) )?_kgsp(?:IsHeartbeatTimedOut: Heartbeat timed out"
-           r"|RpcRecvPoll: [\w /-]{1,40} heartbeat timed out"
-           r"|Log(?:Rpc|Gsp)Timeout: \*{3,60} GSP Timeout)"),
-    _event("gpu_init_failed", "NVRM: ",
-           rf"NVRM: (?:GPU (?:at PCI:)?(?P<pci>{_PCI})(?:\.\d)?: )?(?:RmInitAdapter failed!"
-           r"|The NVIDIA probe routine failed for \d+ device"
-           r"|GPU does not have the necessary power cables connected)"),
-    _event("nvlink_detect_failed", "RxDetectLinkMask", (r"NVRM: (?:GPU\d+ "
-                                                        r")?\w*PostRxDetectLinkMask\w*: ")),
-    _event("peermem_error", "nvidia-peermem ", r"nvidia-peermem \w+:\d+ ERROR "),
+    ("gpu_firmware_timeout",
+     (r"NVRM: (?:GPU(?P<gpu>\d+) )?_kgsp(?:IsHeartbeatTimedOut: Heartbeat timed out|RpcRecvPoll: "
+     r"[\w /-]{1,40} heartbeat timed out|Log(?:Rpc|Gsp)Timeout: \*{3,60} GSP Timeout)")),
+    ("gpu_init_failed",
+     (rf"NVRM: (?:GPU (?:at PCI:)?(?P<pci>{_PCI})(?:\.\d)?: )?(?:RmInitAdapter failed!|The NVIDIA "
+     rf"probe routine failed for \d+ device|GPU does not have the necessary power cables "
+     rf"connected)")),
+    ("nvlink_detect_failed", r"NVRM: (?:GPU\d+ )?\w*PostRxDetectLinkMask\w*: "),
+    ("peermem_error", r"nvidia-peermem \w+:\d+ ERROR "),
     # The process name, which a user chooses, comes first; the kernel prints all that follows.
-    _event("nccl_segfault", " in libnccl", _SEGFAULT + r"libnccl[\w.-]*\["),
-    _event("cuda_segfault", " in libcuda", _SEGFAULT + r"libcuda[\w.-]*\["),
-    _event("nvidia_version_mismatch", "API mismatch: the client ", (r"NVRM: API mismatch: the "
-                                                                    r"client ")),
+    ("nccl_segfault", _SEGFAULT + r"libnccl[\w.-]*\["),
+    ("cuda_segfault", _SEGFAULT + r"libcuda[\w.-]*\["),
+    ("nvidia_version_mismatch", r"NVRM: API mismatch: the client "),
 )  # fmt: skip
+"""Events, each with an expression for its line; the first that matches decides."""
+_ANY = re.compile("|".join(f"({re.sub(r'[?]P<[a-z]+>', '?:', row[1])})" for row in _TABLE))
+"""All of them at once, in a group each."""
 
-EVENTS = tuple(dict.fromkeys(event.name for event in _TABLE))
+EVENTS = tuple(dict.fromkeys(name for name, _ in _TABLE))
 """Names of events."""
 
 
@@ -398,19 +336,21 @@ def event_expressions(name: str) -> list[str]:
     if name not in EVENTS:
         message = f"{name} is not an event of the kernel log"
         raise ValueError(message)
-    return [event.pattern.pattern for event in _TABLE if event.name == name]
+    return [pattern for event, pattern in _TABLE if event == name]
 
 
 def event(message: str) -> KernelEvent | None:
     """Return the event that a line of the kernel log reports, or None."""
-    for name, part, pattern in _TABLE:
-        if part in message and (match := pattern.match(message)):
-            groups = match.groupdict()
-            device = next((groups[key] for key in _GROUPS if groups.get(key)), "")
-            if partition := _PARTITION.fullmatch(device):
-                device = partition[1] or partition[2]
-            return KernelEvent(name, device, int(groups.get("count") or 1))
-    return None
+    found = _ANY.match(message)
+    if found is None or found.lastindex is None:
+        return None
+    name, pattern = _TABLE[found.lastindex - 1]
+    match = re.match(pattern, message)
+    groups = match.groupdict() if match else {}
+    device = next((groups[key] for key in _GROUPS if groups.get(key)), "")
+    if partition := _PARTITION.fullmatch(device):
+        device = partition[1] or partition[2]
+    return KernelEvent(name, device, int(groups.get("count") or 1))
 
 
 class EventParser:
@@ -437,15 +377,11 @@ class EventParser:
             return None
         if match["record"] != self._record:
             return None
-        section, device = match["section"] or self._section, match["pci"] or ""
-        self._section = section
-        names = {}
-        if section == "memory error":
-            names = _MEMORY
-        elif section.endswith("processor error"):
-            names = _PROCESSOR
-        elif section == "PCIe error" and device:
-            names = _PCIE
-        self._section = "" if names else section
-        name = names.get(self._severity)
-        return None if name is None else KernelEvent(name, device)
+        self._section, device = match["section"] or self._section, match["pci"] or ""
+        kind = next((kind for kind in _SECTIONS if self._section.endswith(kind)), "")
+        if not kind or (kind == "PCIe error" and not device):
+            return None
+        self._section = ""
+        if self._severity not in _SEVERITIES:
+            return None
+        return KernelEvent(_SECTIONS[kind][_SEVERITIES.index(self._severity)], device)
