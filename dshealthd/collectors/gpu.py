@@ -216,7 +216,7 @@ class GpuTelemetry(GpuCollector):
         """Yield the vital signs of one GPU: temperature, power, clocks, memory."""
         labels = gpu.labels
         fields = dict(zip(_FIELDS, device.fields(_ASKED), strict=True))
-        yield from device.constants(self.name, lambda: self._constants(labels, device))
+        yield from self._constants(labels, device)
         yield from self._modes(labels, device)
         yield from self._heat(labels, device, fields)
         yield from self._power(labels, device)
@@ -245,10 +245,8 @@ class GpuTelemetry(GpuCollector):
         for limit, name in _LIMITS.items():
             celsius = device.once("nvmlDeviceGetTemperatureThreshold", name)
             yield from told(LIMIT, celsius, *labels, limit)
-        lowest, highest = device.once("nvmlDeviceGetPowerManagementLimitConstraints") or (
-            None,
-            None,
-        )
+        constraints = device.once("nvmlDeviceGetPowerManagementLimitConstraints")
+        lowest, highest = constraints or (None, None)
         limits = {
             "default": device.once("nvmlDeviceGetPowerManagementDefaultLimit"),
             "min": number(lowest),

@@ -185,9 +185,7 @@ class Nvlink(GpuCollector):
         kinds = device.keep(("links", count), lambda: _kinds(device, count))
         for (version, remote), links in kinds.items():
             yield LINKS(links, *gpu.labels, version, remote)
-        labels = device.keep(
-            ("link labels", count), lambda: [(*gpu.labels, str(link)) for link in range(count)]
-        )
+        labels = [(*gpu.labels, str(link)) for link in range(count)]
         field = _of_links(device, _EACH, count)
         states = [
             device.query("nvmlDeviceGetNvLinkState", link) if state is None else state

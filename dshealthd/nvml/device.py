@@ -20,16 +20,14 @@ from dshealthd.nvml.fields import Batch
 from dshealthd.nvml.values import Fields, number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
 
-    from dshealthd.core.collector import Sample
 
 T = TypeVar("T")
 
-Call = tuple[str | int, ...]
-"""A pynvml function and its arguments after the handle.
-
-A text argument is the name of a pynvml constant.
+Call = tuple[object, ...]
+"""A function of NVML, and what tells its calls apart: of those that pynvml makes, their arguments
+after the handle, of which a text is the name of a pynvml constant.
 """
 _SLOW = 0.5
 """Seconds. A failing call that takes longer has waited for the driver's own timeout.
@@ -83,13 +81,10 @@ class Device:
         self._session_ended = session_ended
         self._monotonic = monotonic
         self._spent: list[float] = []
-        self._slow: dict[Call | Fields, Fault] = {}
-        self._calls: dict[Call, tuple[Any, tuple[Any, ...]] | None] = {}
+        self._slow: dict[object, Fault] = {}
+        self._calls: dict[Call, Callable[[], Any] | None] = {}
+        """Prepared; None for those that this device or pynvml does not support."""
         self._constants: dict[Call, Any] = {}
-        self._without_data = 0
-        """Calls so far that had no data at present."""
-        self._structures: dict[Call, Any] = {}
-        self._batches: dict[Fields, Batch] = {}
 
     def query(self, *call: str | int) -> Any:
         """Return the result of a pynvml function for this device, or None if it has none.
@@ -97,26 +92,15 @@ class Device:
         DeviceError if the device is gone, SourceError or NotAvailable if NVML is. Any other failure
         is noted and returns None; ReadingEnded once such failures took too long.
         """
-        if (fault := self._slow.get(call)) is not None:
-            self.notes.append(fault)
-            return None
-        try:
-            prepared = self._calls[call]
-        except KeyError:
-            named = [_named(name) for name in call]
-            prepared = self._calls[call] = None if None in named else (named[0], tuple(named[1:]))
-        if prepared is None:
-            return None
-        function, arguments = prepared
-        started = self._monotonic()
-        try:
-            value = function(self.handle, *arguments)
-        except pynvml.NVMLError as error:
-            self._failed(error, call, call, started)
-            return None
-        except UnicodeDecodeError as error:
-            self._record(Reason.MALFORMED, f"{call[0]}: {error}")
-            return None
+        if call not in self._calls:
+            function, *arguments = map(_named, call)
+            self._calls[call] = (
+                None
+                if None in (function, *arguments)
+                else functools.partial(function, self.handle, *arguments)
+            )
+        prepared = self._calls[call]
+        value = None if prepared is None else self.perform(call, prepared)
         return number(value) if value.__class__ is int else value
 
     def first(self, *calls: Call) -> Any:
@@ -133,9 +117,7 @@ class Device:
         return None
 
     def once(self, *call: str | int) -> Any:
-        """Return the first result of `ask`, for device properties that are constant between
-        enumerations.
-        """
+        """Return the first result of `query`, for what is constant between enumerations."""
         return self.keep(call, lambda: self.query(*call))
 
     def keep(self, key: Call, make: Callable[[], Any]) -> Any:
@@ -157,55 +139,35 @@ class Device:
             return None
         return int(value)
 
-    def constants(self, name: str, make: Callable[[], Iterable[Sample]]) -> Iterator[Sample]:
-        """Yield the samples that `make` gives for this device, made once between enumerations.
-
-        They are made again after a call that failed or had no data.
-        """
-        if (kept := self._constants.get((name,))) is not None:
-            yield from kept
-            return
-        before = len(self.notes), self._without_data
-        made = []
-        for sample in make():
-            made.append(sample)
-            yield sample
-        if before == (len(self.notes), self._without_data):
-            self._constants[name,] = made
-
     def fill(self, function: str, structure: str) -> Any:
-        """Return a pynvml structure filled by a function that takes it by reference, or None as
-        `ask` does.
+        """Return a pynvml structure filled by a function that takes it by reference; None as
+        `query` does.
         """
-        key = (function, structure)
-        if key not in self._structures:
-            kind = _named(structure)
-            self._structures[key] = kind and kind()
-        filled = self._structures[key]
-        if filled is None:
+        fill, kind = _named(function), _named(structure)
+        if fill is None or kind is None:
             return None
-        if key not in self._calls:
-            made = _named(function)
-            self._calls[key] = made and (made, (ctypes.byref(filled),))
-        return None if self.query(*key) is None else filled
+        filled = kind()
+        code = self.perform((function, structure), lambda: fill(self.handle, ctypes.byref(filled)))
+        return None if code is None else filled
 
-    def perform(self, name: str, call: Callable[[], T]) -> T | None:
-        """Return the result of `call`, which calls the NVML function `name` for this device.
+    def perform(self, key: Call, call: Callable[[], T]) -> T | None:
+        """Return the result of a call of the NVML function that `key` names, for this device.
 
-        None as `ask` does. For functions with more than a handle and a result.
+        None as `query` does. For functions with more than a handle and a result.
         """
-        key: Call = (name,)
         if (fault := self._slow.get(key)) is not None:
             self.notes.append(fault)
             return None
-        if key in self._calls:
+        if self._calls.get(key, call) is None:
             return None
         started = self._monotonic()
         try:
             return call()
         except pynvml.NVMLError as error:
-            self._failed(error, key, key, started)
-            return None
+            self._failed(error, key, started)
+        except UnicodeDecodeError as error:
+            self._record(Reason.MALFORMED, f"{key[0]}: {error}")
+        return None
 
     def inforom_valid(self) -> bool | None:
         """Return whether the infoROM is usable, None if the device does not report it.
@@ -221,24 +183,22 @@ class Device:
                 return False
             return True
 
-        return self.perform("nvmlDeviceGetInforomConfigurationChecksum", read)
+        return self.perform(("nvmlDeviceGetInforomConfigurationChecksum",), read)
 
     def fields(self, fields: Fields) -> list[float | None]:
         """Return the value of each field of this device, None if it has none, in one call."""
-        batch = self._batches.get(fields)
-        if batch is None:
-            # A name that this pynvml lacks becomes field 0, which no driver supports.
-            batch = self._batches[fields] = Batch(
-                [(_named(name) or 0, scope) for name, scope in fields.fields]
-            )
-        if (fault := self._slow.get(fields)) is not None:
-            self.notes.append(fault)
-            return [None] * len(fields.fields)
-        started = self._monotonic()
-        values, failure = batch.read(self.handle)
-        if failure:
-            error = pynvml.NVMLError(failure)
-            self._failed(error, ("nvmlDeviceGetFieldValues",), fields, started)
+        # A name that this pynvml lacks becomes field 0, which no driver supports.
+        batch: Batch = self.keep(
+            (fields,), lambda: Batch([(_named(name) or 0, scope) for name, scope in fields.fields])
+        )
+        values: list[float | None] = [None] * len(fields.fields)
+
+        def read() -> None:
+            values[:], failure = batch.read(self.handle)
+            if failure:
+                raise pynvml.NVMLError(failure)
+
+        self.perform(("nvmlDeviceGetFieldValues", fields), read)
         return values
 
     def of(self, handle: Any) -> Device:
@@ -266,26 +226,22 @@ class Device:
         self.notes.clear()
         self._spent.clear()
 
-    def _failed(
-        self, error: pynvml.NVMLError, call: Call, key: Call | Fields, started: float
-    ) -> None:
+    def _failed(self, error: pynvml.NVMLError, key: Call, started: float) -> None:
         """Handle a failed NVML call: it may concern the call, the device, or NVML as a whole."""
-        code = error.value
+        code, name = error.value, key[0]
         if code in codes.UNSUPPORTED or (
-            code == pynvml.NVML_ERROR_NO_PERMISSION and call[0] in codes.NEED_ROOT
+            code == pynvml.NVML_ERROR_NO_PERMISSION and name in codes.NEED_ROOT
         ):
             # Skipped until the GPUs are listed again: support does not appear later.
-            self._calls[call] = None
+            self._calls[key] = None
         elif code in codes.OF_SESSION:
             raise self._session_ended(error) from error
         elif code in codes.OF_DEVICE:
             raise DeviceError(
-                codes.reason_of_code(code), f"{call[0]}: {codes.describe(error)}"
+                codes.reason_of_code(code), f"{name}: {codes.describe(error)}"
             ) from error
-        elif code in codes.NOTHING_NOW:
-            self._without_data += 1
-        else:
-            self._record(codes.reason_of_code(code), f"{call[0]}: {codes.describe(error)}")
+        elif code not in codes.NOTHING_NOW:
+            self._record(codes.reason_of_code(code), f"{name}: {codes.describe(error)}")
             took = self._monotonic() - started
             self._spent.append(took)
             if took >= _SLOW:
