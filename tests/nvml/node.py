@@ -1,32 +1,32 @@
 """A simulated GPU node: the real collectors in a process of their own, on the genuine pynvml and a
-clock that the test turns.
-
-Run as a module it is that process: one request a line (`{"collect": [NAME, …], "blocked": {PART:
-REASON}, "advance": SECONDS}`), one answer a line: the results by name, and the parts that were
-approached.
+clock that the test turns. It is forked from one that has imported them: most tests need only a few
+milliseconds of it.
 """
 
 from __future__ import annotations
 
-import json
+import ctypes
+import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
+import dshealthd.nvml.session  # noqa: F401 - loaded before the processes are forked
 from dshealthd.config import registry
-from dshealthd.core import wire
 from dshealthd.core.collector import Context, Fault, Reason
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import CollectionResult, attempt
-from tests.nvml.simulator import Simulator
+from tests.nvml.simulator import SONAME, Simulator
 
 GPU_COLLECTORS = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes", "mig")
+KINDS = {name: registry.load(name) for name in GPU_COLLECTORS}
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload([__name__])
 
 
 @dataclass(frozen=True)
@@ -84,23 +84,20 @@ class Node:
         (self.sysfs / "bus/pci/devices").mkdir(parents=True, exist_ok=True)
         if pci:
             self.simulator.pci_sysfs(self.sysfs)
-        self._decoder = wire.Decoder(
-            {name: registry.metrics(registry.load(name)) for name in GPU_COLLECTORS}
+        self._connection, theirs = FORKS.Pipe()
+        self._process = FORKS.Process(
+            target=main, args=(directory, options, self.simulator.environment(), theirs)
         )
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.nvml.node", str(directory), json.dumps(options)],
-            env=os.environ | self.simulator.environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._process.start()
+        theirs.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._process as process:
-            process.kill()
+        self._process.kill()
+        self._process.join()
+        self._connection.close()
 
     def uuid(self, gpu: int) -> str:
         """Return the UUID of a physical GPU."""
@@ -118,32 +115,27 @@ class Node:
         All collectors of GPUs that run as shipped if none is named. `running`: their clock goes on
         during the sweep.
         """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        request = {
-            "collect": names or GPU_COLLECTORS,
-            "advance": advance,
-            "blocked": blocked or {},
-            "running": running,
-        }
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        answer = json.loads(self._process.stdout.readline())
-        return Round(
-            {name: self._decoder.unpack(result) for name, result in answer["results"].items()},
-            answer["approached"],
-            answer["cpu"],
-            answer["news"],
-        )
+        self._connection.send((names or GPU_COLLECTORS, advance, blocked or {}, running))
+        answer: Round = self._connection.recv()
+        return answer
 
-    def close(self) -> int:
+    def close(self) -> int | None:
         """Have the process end as a worker does; return its exit status."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        return self._process.wait(timeout=60)
+        self._connection.close()
+        self._process.join(60)
+        status: int | None = self._process.exitcode
+        return status
 
 
-def main(directory: Path, options: Mapping[str, Mapping[str, object]]) -> None:
-    """Be the process with the collectors."""
+def main(
+    directory: Path,
+    options: Mapping[str, Mapping[str, object]],
+    environment: Mapping[str, str],
+    connection: Connection,
+) -> None:
+    """Be the process with the collectors, until the connection is closed."""
+    os.environ.update(environment)
+    ctypes.CDLL(f"{environment['LD_LIBRARY_PATH']}/{SONAME}")  # by that name it is loaded from here
     clock = [1000.0]
     running_since: float | None = None
     blocked: dict[str, Fault] = {}
@@ -168,36 +160,25 @@ def main(directory: Path, options: Mapping[str, Mapping[str, object]]) -> None:
     )
     context = Context(host=host, monotonic=monotonic, entering=entering, tell=news.append)
     collectors: dict[str, Any] = {}
-    encoder = wire.Encoder()
-    for name in GPU_COLLECTORS:
-        kind = registry.load(name)
+    for name, kind in KINDS.items():
         chosen = {"enabled": True, **options.get(name, {})}
         collectors[name] = kind(decode(kind.Options, chosen, "", Errors()), context)
-    for line in sys.stdin:
-        request = json.loads(line)
-        clock[0] += request["advance"]
+    while True:
+        try:
+            names, advance, hung, running = connection.recv()
+        except EOFError:
+            break
+        clock[0] += advance
         context.sweep += 1
         approached.clear()
         news.clear()
-        blocked = {
-            part: Fault(part, Reason(reason), "hung before")
-            for part, reason in request["blocked"].items()
-        }
+        blocked = {part: Fault(part, reason, "hung before") for part, reason in hung.items()}
         results = {}
         started = time.process_time()
-        running_since = time.monotonic() if request["running"] else None
-        for current in request["collect"]:
+        running_since = time.monotonic() if running else None
+        for current in names:
             results[current] = attempt(collectors[current])
         cpu = time.process_time() - started
         clock[0], running_since = monotonic(), None
-        frames = {
-            name: json.loads(encoder.pack(name, result)[wire.LENGTH.size :])
-            for name, result in results.items()
-        }
-        answer = {"results": frames, "approached": approached, "cpu": cpu, "news": news}
-        print(json.dumps(answer), flush=True)
+        connection.send(Round(results, approached, cpu, news))
     context.close()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
