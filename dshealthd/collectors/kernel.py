@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.core.collector import Collector, CollectorOptions, SourceError, every, gauge
+from dshealthd.core.collector import Collector, every, gauge
 from dshealthd.core.result import read_parsed, read_parts
 from dshealthd.linux.process import uptime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
-    from dshealthd.core.collector import Context, Fault, Metric, Sample
+    from dshealthd.core.collector import Fault, Metric, Sample
     from dshealthd.core.host import Host
-
-T = TypeVar("T")
 
 UPTIME = gauge("dshealthd_uptime_seconds", "Time since boot, including suspension; /proc/uptime.")
 LOAD = gauge(
@@ -67,8 +65,6 @@ SYSCTLS = (
 """Settings that are a single number."""
 _THREAD_LIMITS = frozenset({"kernel.pid_max", "kernel.threads-max"})
 
-_SETTINGS_REFRESH = 60.0
-
 
 class Load(NamedTuple):
     """Contents of `/proc/loadavg`."""
@@ -93,50 +89,26 @@ def parse_cpus(text: str) -> int:
 
 
 class Kernel(Collector):
-    """Reads a few files; cannot hang. Settings are read once a minute."""
+    """Reads a few files; cannot hang."""
 
     Options = every("15s")
-
-    def __init__(self, options: CollectorOptions, context: Context) -> None:
-        super().__init__(options, context)
-        self._settings: dict[str, list[Sample] | SourceError | OSError] = {}
-        self._settings_read = float("-inf")
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the kernel's load and settings, leaving out those that it lacks.
 
         A file that cannot be read is a fault; the others are still read.
         """
-        now = self.context.monotonic()
-        if now - self._settings_read >= _SETTINGS_REFRESH:
-            self._settings.clear()
-            self._settings_read = now
-        settings: dict[str, Callable[[], Iterator[Sample]]] = {
-            "cpu/online": self._cpus,
-            **{_path(name): partial(self._sysctl, name, SYSCTL, name) for name in SYSCTLS},
-            "threads limit": self._threads_limit,
-            "sys/fs/aio-max-nr": lambda: self._sysctl("fs.aio-max-nr", AIO_LIMIT),
-        }
         yield from read_parts(
             {
                 "uptime": self._uptime,
                 "loadavg": self._load,
-                "sys/fs/aio-nr": lambda: self._sysctl("fs.aio-nr", AIO),
-                **{part: partial(self._kept, part, reader) for part, reader in settings.items()},
+                "sys/fs/aio-nr": partial(self._sysctl, "fs.aio-nr", AIO),
+                "cpu/online": self._cpus,
+                **{_path(name): partial(self._sysctl, name, SYSCTL, name) for name in SYSCTLS},
+                "threads limit": self._threads_limit,
+                "sys/fs/aio-max-nr": partial(self._sysctl, "fs.aio-max-nr", AIO_LIMIT),
             }
         )
-
-    def _kept(self, part: str, reader: Callable[[], Iterable[Sample]]) -> list[Sample]:
-        """Return or raise the cached outcome of a reader of kernel settings."""
-        if part not in self._settings:
-            try:
-                self._settings[part] = list(reader())
-            except (SourceError, OSError) as error:
-                self._settings[part] = error
-        found = self._settings[part]
-        if isinstance(found, Exception):
-            raise found
-        return found
 
     def _uptime(self) -> Iterator[Sample]:
         yield UPTIME(uptime(self.host))

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.core.collector import Fault, Sample
-    from dshealthd.linux.sock_diag import TcpSocket
 
 SOCKETS = gauge(
     "dshealthd_tcp_sockets",
@@ -23,19 +22,8 @@ SOCKETS = gauge(
 )
 
 
-def count_states(sockets: list[TcpSocket]) -> dict[TcpState, int]:
-    """Return the number of TCP sockets in each state."""
-    states = Counter(found.state for found in sockets)
-    return {state: states[state] for state in TcpState}
-
-
-def count_stand_ins(sockets: list[TcpSocket]) -> int:
-    """Return the number of TCP sockets in FIN_WAIT2 whose process has closed them.
-
-    `/proc/net/sockstat` counts them under `tw`.
-    """
-    stand_in = TcpState.FIN_WAIT2, TIME_WAIT_TIMER
-    return sum((found.state, found.timer) == stand_in for found in sockets)
+_STAND_IN = TcpState.FIN_WAIT2, TIME_WAIT_TIMER
+"""A socket that its process has closed, which `/proc/net/sockstat` counts under `tw`."""
 
 
 class Tcp(Collector):
@@ -50,9 +38,10 @@ class Tcp(Collector):
         """Yield the number of TCP sockets in every state, including 0."""
         sockets = self.context.shared(Sockets)
         active = sockets.active()
-        counts = count_states(active)
+        counts = Counter(found.state for found in active)
         summary = sockets.summary()
         if summary is not None and not sockets.complete():
-            counts[TcpState.TIME_WAIT] = max(0, summary.time_wait - count_stand_ins(active))
-        for state, count in counts.items():
-            yield SOCKETS(count, state.label)
+            stand_ins = sum((found.state, found.timer) == _STAND_IN for found in active)
+            counts[TcpState.TIME_WAIT] = max(0, summary.time_wait - stand_ins)
+        for state in TcpState:
+            yield SOCKETS(counts[state], state.label)

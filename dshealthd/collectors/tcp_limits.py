@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import (
-    Collector,
-    Fault,
-    NotAvailable,
-    SourceError,
-    every,
-    gauge,
-)
-from dshealthd.core.result import fault_of, read_parsed
+from dshealthd.core.collector import Collector, NotAvailable, every, gauge
+from dshealthd.core.result import read_parsed, read_parts
 from dshealthd.linux.local_network import RANGE, RESERVED, parse_range, parse_reserved
 from dshealthd.linux.tcp_sockets import Sockets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from dshealthd.core.collector import Sample
-
-T = TypeVar("T")
+    from dshealthd.core.collector import Fault, Metric, Sample
 
 PORTS = gauge(
     "dshealthd_tcp_ephemeral_ports",
@@ -65,45 +58,30 @@ class TcpLimits(Collector):
 
         A setting that this kernel lacks is left out.
         """
-        settings = {name: self._setting(name, int) for name in _SETTINGS}
-        ports, reserved = (
-            self._setting(RANGE, parse_range),
-            self._setting(RESERVED, parse_reserved),
-        )
-        found = [
-            setting for setting in (*settings.values(), ports, reserved) if setting is not None
-        ]
-        faults = [fault for fault in found if isinstance(fault, Fault)]
-        yield from faults
+        readers = {name: partial(self._setting, name, metric) for name, metric in _SETTINGS.items()}
+        found = [*read_parts({**readers, RANGE: self._ephemeral})]
         if not found:
             message = f"{self.host.proc('sys/net')} has no TCP settings"
             raise NotAvailable(message)
-        if len(faults) == len(found):
-            raise SourceError(
-                faults[0].reason,
-                f"no setting in {self.host.proc('sys/net')} can be read: {faults[0].detail}",
-            )
-        for name, setting in settings.items():
-            if isinstance(setting, int):
-                yield _SETTINGS[name](setting)
-        if isinstance(ports, range) and not isinstance(reserved, Fault):
-            excepted = reserved or frozenset()
-            yield PORTS(len(ports) - sum(port in ports for port in excepted))
-            yield PORTS_USED(
-                sum(ports[0] <= port <= ports[-1] for port in self._held(ports) - excepted)
-            )
+        yield from found
+
+    def _setting(self, name: str, metric: Metric) -> Iterator[Sample]:
+        with contextlib.suppress(FileNotFoundError):
+            yield metric(read_parsed(self.host.proc(f"sys/{name}"), int))
+
+    def _ephemeral(self) -> Iterator[Sample]:
+        reserved: frozenset[int] = frozenset()
+        with contextlib.suppress(FileNotFoundError):
+            reserved = read_parsed(self.host.proc(f"sys/{RESERVED}"), parse_reserved)
+        try:
+            ports = read_parsed(self.host.proc(f"sys/{RANGE}"), parse_range)
+        except FileNotFoundError:
+            return
+        yield PORTS(len(ports) - sum(port in ports for port in reserved))
+        yield PORTS_USED(sum(port in ports for port in self._held(ports) - reserved))
 
     def _held(self, ports: range) -> set[int]:
         """Return the local ports of all TCP sockets; of those in TIME_WAIT, only ports in range."""
         sockets = self.context.shared(Sockets)
         leftover = sockets.time_wait_ports(ports[0], ports[-1])
         return {*(found.port for found in sockets.active()), *leftover}
-
-    def _setting(self, name: str, parse: Callable[[str], T]) -> T | Fault | None:
-        """Return a TCP sysctl; None if this kernel lacks it, a fault if it cannot be read."""
-        try:
-            return read_parsed(self.host.proc(f"sys/{name}"), parse)
-        except FileNotFoundError:
-            return None
-        except (OSError, SourceError) as error:
-            return fault_of(name, error)

@@ -5,13 +5,11 @@ fabric adapters are connected, like `nvidia-smi topo -m`.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dshealthd.core.host import Host, read, read_existing
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 RELEASE = "/run/dshealthd/release-gpus"
 """While this file exists all GPU collectors are off, so that the driver can be unloaded."""
@@ -43,30 +41,15 @@ class Bus:
         self._host = host
         self._kinds: dict[str, str] = {}
         """Vendor and class of NVIDIA's and AMD's devices by address; "" for those of others."""
-        self._models: dict[str, str] = {}
 
     def models(self) -> set[str]:
-        """Return the device IDs of NVIDIA's GPUs on the bus: several if models differ.
-
-        OSError if the bus cannot be read.
-        """
-        gpus = self.gpus()
-        for address in gpus:
-            if address not in self._models:
-                place = self._host.sys(f"bus/pci/devices/{address}")
-                self._models[address] = read(f"{place}/device").strip()
-        return {self._models[address] for address in gpus}
+        """Return the device IDs of NVIDIA's GPUs on the bus: several if models differ. OSError."""
+        places = (self._host.sys(f"bus/pci/devices/{address}/device") for address in self.gpus())
+        return {read(place).strip() for place in places}
 
     def gpus(self) -> tuple[str, ...]:
-        """Return the addresses of NVIDIA's GPUs, in bus order.
-
-        OSError if the bus cannot be read.
-        """
-        return tuple(
-            address
-            for address in self._devices(NVIDIA, DISPLAY_CLASSES)
-            if self._driver(address) not in PASSED_THROUGH
-        )
+        """Return the addresses of NVIDIA's GPUs, in bus order. OSError if it cannot be read."""
+        return self._of_nvidia(DISPLAY_CLASSES)
 
     def amd_gpus(self) -> tuple[str, ...]:
         """Return the addresses of AMD's GPUs that this system uses, in bus order. OSError."""
@@ -76,10 +59,13 @@ class Bus:
     def switches(self) -> tuple[str, ...]:
         """Return the addresses of NVSwitches, in bus order; empty without a PCI bus. OSError."""
         try:
-            switches = self._devices(NVIDIA, (SWITCH_CLASS,))
+            return self._of_nvidia((SWITCH_CLASS,))
         except FileNotFoundError:
             return ()
-        return tuple(one for one in switches if self._driver(one) not in PASSED_THROUGH)
+
+    def _of_nvidia(self, classes: tuple[str, ...]) -> tuple[str, ...]:
+        found = self._devices(NVIDIA, classes)
+        return tuple(address for address in found if self._driver(address) not in PASSED_THROUGH)
 
     def _devices(self, vendor: str, classes: tuple[str, ...]) -> tuple[str, ...]:
         addresses = os.listdir(self._host.sys("bus/pci/devices"))
@@ -103,11 +89,10 @@ class Bus:
     def _driver(self, address: str) -> str:
         """Return the name of a device's driver; empty if none is bound."""
         try:
-            return os.path.basename(
-                os.readlink(self._host.sys(f"bus/pci/devices/{address}/driver"))
-            )
+            driver = os.readlink(self._host.sys(f"bus/pci/devices/{address}/driver"))
         except OSError:
             return ""
+        return os.path.basename(driver)
 
 
 @functools.cache
@@ -185,23 +170,14 @@ def distance(one: PciDevice, other: PciDevice) -> str:
     PIX: one switch; PXB: several; PHB: a host bridge; NODE: two host bridges of a NUMA node; SYS:
     the link between NUMA nodes.
     """
-    common = _common(one.bridges, other.bridges)
+    pairs = zip(one.bridges, other.bridges, strict=False)
+    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     if common > 1:  # below one root port; a switch has an upstream bridge and one per device
         apart = max(len(one.bridges), len(other.bridges)) - common
         return "PIX" if apart <= 1 else "PXB"
     if common == 1:
         return "PHB"
     return "NODE" if one.numa_node == other.numa_node else "SYS"
-
-
-def _common(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return how many PCI bridges two devices share, from the root complex down."""
-    common = 0
-    for above, beside in zip(one, other, strict=False):
-        if above != beside:
-            break
-        common += 1
-    return common
 
 
 def _device(place: str) -> PciDevice | None:

@@ -20,7 +20,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 TIME_WAIT_TIMER = 3
 """Timer of the small sockets that stand in for a closed one.
@@ -280,37 +280,31 @@ def dump(
     ports: tuple[int, int] | None,
     budget: float,
     cpu_time: Callable[[], float] = time.thread_time,
+    *,
+    moved: bool = False,
 ) -> list[TcpSocket]:
     """Return the sockets of this network namespace, from the kernel over netlink.
 
-    Arguments as for `request`; `budget` is in seconds of this thread's CPU time. A dump never
+    Arguments as for `dump_request`; `budget` is in seconds of this thread's CPU time. A dump never
     waits, so wall time beyond that is a node that has no CPU for the agent, not a slow dump.
 
     Raises OSError, including TimeoutError; Interrupted if the dump was incomplete in three
     attempts; MalformedReply.
     """
     end = cpu_time() + budget
-    return whole(lambda: _dump(states, ports, end, cpu_time))
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(Interrupted):
+            return _dump(states, ports, end, cpu_time, moved=moved)
+    return _dump(states, ports, end, cpu_time, moved=moved)
 
 
-def bytes_moved(
-    states: int, budget: float, cpu_time: Callable[[], float] = time.thread_time
-) -> dict[int, int]:
+def bytes_moved(states: int, budget: float) -> dict[int, int]:
     """Return the bytes that each socket of this network namespace has sent and received, by inode.
 
     Arguments and errors as for `dump`.
     """
-    end = cpu_time() + budget
-    found = whole(lambda: _dump(states, None, end, cpu_time, moved=True))
+    found = dump(states, None, budget, moved=True)
     return {one.inode: one.moved for one in found if one.inode}
-
-
-def whole(attempt: Callable[[], list[TcpSocket]]) -> list[TcpSocket]:
-    """Return the result of a netlink dump; retry an interrupted one, three attempts in all."""
-    for _ in range(_ATTEMPTS - 1):
-        with contextlib.suppress(Interrupted):
-            return attempt()
-    return attempt()
 
 
 def _dump(
@@ -319,41 +313,28 @@ def _dump(
     end: float,
     cpu_time: Callable[[], float],
     *,
-    moved: bool = False,
+    moved: bool,
 ) -> list[TcpSocket]:
     sequence = next(_sequences) & 0xFFFFFFFF
+    found: list[TcpSocket] = []
+    done = False
     # The kernel makes the first datagram during the send and each further one during a receive, so
     # there is never anything to wait for.
     with _diag() as diag:
         diag.sendto(dump_request(states, ports, sequence, moved=moved), (0, 0))
-        return [*receive(lambda: _datagram(diag), sequence, end, cpu_time, moved=moved)]
+        while not done:
+            if cpu_time() > end:
+                message = "the dump of TCP sockets takes too much CPU time"
+                raise TimeoutError(errno.ETIMEDOUT, message)
+            sockets, done = parse(_datagram(diag), sequence, moved=moved)
+            found += sockets
+    return found
 
 
 def _diag() -> socket.socket:
     return socket.socket(
         socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, _SOCK_DIAG
     )
-
-
-def receive(
-    datagram: Callable[[], bytes],
-    sequence: int,
-    end: float,
-    cpu_time: Callable[[], float],
-    *,
-    moved: bool = False,
-) -> Iterator[TcpSocket]:
-    """Yield the sockets in all datagrams of a netlink reply.
-
-    Raises as `parse`, and TimeoutError once `cpu_time` is past `end`.
-    """
-    done = False
-    while not done:
-        if cpu_time() > end:
-            message = "the dump of TCP sockets takes too much CPU time"
-            raise TimeoutError(errno.ETIMEDOUT, message)
-        sockets, done = parse(datagram(), sequence, moved=moved)
-        yield from sockets
 
 
 def _datagram(diag: socket.socket) -> bytes:

@@ -103,7 +103,7 @@ class Device:
         value = None if prepared is None else self.perform(call, prepared)
         return number(value) if value.__class__ is int else value
 
-    def first(self, *calls: Call) -> Any:
+    def first(self, *calls: tuple[str, ...]) -> Any:
         """Return the first result that these pynvml calls give for this device, or None.
 
         List newer names before older ones. A failure is not a fault if a later call succeeds.

@@ -11,7 +11,7 @@ import pytest
 
 from dshealthd.collectors import kernel
 from dshealthd.core.result import CollectionOutcome
-from tests.collectors.bench import Bench, copied, value, write
+from tests.collectors.bench import Bench, copied, value
 
 
 def test_missing_settings(tmp_path: Path) -> None:
@@ -23,18 +23,6 @@ def test_missing_settings(tmp_path: Path) -> None:
     assert (result.outcome, result.faults) == (CollectionOutcome.OK, ())
     names = {sample.metric for sample in result.samples}
     assert names == {kernel.UPTIME, kernel.LOAD, kernel.THREADS}
-
-
-def test_settings_are_read_once_a_minute(tmp_path: Path) -> None:
-    """Settings are kept between reads; what moves is read each time."""
-    base = copied("kernel", tmp_path)
-    bench = Bench("kernel", base)
-    bench.collect()
-    write(base / "proc", {"sys/vm/swappiness": "1", "loadavg": "1.00 1.00 1.00 1/7 1"})
-    result = bench.collect(59.0)
-    assert value(result, kernel.SYSCTL, "vm.swappiness") == 60
-    assert value(result, kernel.THREADS) == 7
-    assert value(bench.collect(1.0), kernel.SYSCTL, "vm.swappiness") == 1
 
 
 @pytest.mark.parametrize(("text", "count"), [("0\n", 1), ("0-1\n", 2), ("0-3,8,10-11\n", 7)])

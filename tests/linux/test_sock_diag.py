@@ -10,8 +10,8 @@ import itertools
 import os
 import socket
 import struct
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Self, cast
 
 import pytest
 from hypothesis import given, settings
@@ -26,8 +26,6 @@ from dshealthd.linux.sock_diag import (
     TcpState,
     dump_request,
     parse,
-    receive,
-    whole,
 )
 
 SEQUENCE = 7
@@ -172,11 +170,20 @@ class Answers:
     """A netlink socket that gives one datagram after another: data, flags, sender's pid."""
 
     def __init__(self, *given: tuple[bytes, int, int]) -> None:
-        self._given = list(given)
+        self.given = list(given)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def sendto(self, _request: bytes, _address: tuple[int, int]) -> None:
+        """Take a request."""
 
     def recvmsg(self, _size: int) -> tuple[bytes, list[Any], int, tuple[int, int]]:
         """Return the next."""
-        data, flags, sender = self._given.pop(0)
+        data, flags, sender = self.given.pop(0)
         return data, [], flags, (sender, 0)
 
 
@@ -214,41 +221,46 @@ def test_a_damaged_reply_ends_in_a_known_error(
     assert len(found) <= len(sockets)
 
 
-def test_a_reply_is_read_to_its_end() -> None:
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answers]:
+    """Return what has dumps answered by these datagrams."""
+
+    def given(*datagrams: bytes) -> Answers:
+        made = Answers(*((data, 0, 0) for data in datagrams))
+        monkeypatch.setattr(sock_diag, "_diag", lambda: made)
+        monkeypatch.setattr(sock_diag, "_sequences", itertools.repeat(SEQUENCE))
+        return made
+
+    return given
+
+
+def test_a_reply_is_read_to_its_end(answers: Callable[..., Answers]) -> None:
     """Datagrams are read until the one that ends the dump, and none after it."""
-    datagrams = iter(
-        [socket_message(ROW) * 2, socket_message(ROW, 8), result(DONE, 0), b"not read"]
-    )
-    assert [*receive(lambda: next(datagrams), SEQUENCE, 1.0, lambda: 0.0)] == [ROW] * 3
-    assert next(datagrams) == b"not read"
+    made = answers(socket_message(ROW) * 2, socket_message(ROW, 8), result(DONE, 0), b"not read")
+    assert sock_diag.dump(EVERY_STATE, None, 1.0) == [ROW] * 3
+    assert [data for data, _, _ in made.given] == [b"not read"]
 
 
-def test_a_dump_past_its_budget_ends() -> None:
+def test_a_dump_past_its_budget_ends(answers: Callable[..., Answers]) -> None:
     """A reply without end stops once its budget is spent, with TimeoutError."""
+    made = answers(*[socket_message(ROW)] * 20)
     clock = itertools.count()
     with pytest.raises(TimeoutError):
-        list(receive(lambda: socket_message(ROW), SEQUENCE, 10.0, lambda: float(next(clock))))
-    assert next(clock) == 12
+        sock_diag.dump(EVERY_STATE, None, 10.0, lambda: float(next(clock)))
+    assert len(made.given) == 10
 
 
-def test_an_interrupted_dump_is_made_again() -> None:
+def test_an_interrupted_dump_is_made_again(answers: Callable[..., Answers]) -> None:
     """Two interruptions are borne; the third is reported, and no part of a dump is taken for the
     whole.
     """
-    made = 0
-
-    def attempt(succeed_at: int) -> list[TcpSocket]:
-        nonlocal made
-        made += 1
-        if made < succeed_at:
-            raise Interrupted
-        return [ROW]
-
-    assert whole(lambda: attempt(3)) == [ROW]
-    made = 0
+    lost, whole = socket_message(ROW) + message(OVERRUN, b""), socket_message(ROW) + result(DONE, 0)
+    answers(lost, lost, whole)
+    assert sock_diag.dump(EVERY_STATE, None, 1.0) == [ROW]
+    made = answers(lost, lost, lost, whole)
     with pytest.raises(Interrupted):
-        whole(lambda: attempt(4))
-    assert made == 3
+        sock_diag.dump(EVERY_STATE, None, 1.0)
+    assert len(made.given) == 1
 
 
 def test_dumps_leave_no_descriptor_behind() -> None:
