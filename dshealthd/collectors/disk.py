@@ -9,13 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dshealthd.core.collector import (
-    Collector,
-    NotAvailable,
-    counter,
-    every,
-    gauge,
-)
+from dshealthd.core.collector import Collector, NotAvailable, counter, every, gauge
 from dshealthd.core.host import lines_of, read_existing
 from dshealthd.core.result import read_parsed
 

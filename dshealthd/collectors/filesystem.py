@@ -14,14 +14,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.collector import (
-    Collector,
-    CollectorOptions,
-    Fault,
-    SourceError,
-    Worker,
-    gauge,
-)
+from dshealthd.core.collector import Collector, CollectorOptions, Fault, SourceError, Worker, gauge
 from dshealthd.core.host import read
 from dshealthd.core.options import Duration, option
 from dshealthd.core.result import fault_of

@@ -148,8 +148,7 @@ class OpenFiles(Collector):
         jobs = shares.jobs_with_places(processes)
         for job, members in jobs.items():
             yield from one_of_many(
-                f"job {job}",
-                functools.partial(self._job, descriptors, job, members, remembered),
+                f"job {job}", functools.partial(self._job, descriptors, job, members, remembered)
             )
 
     def _job(

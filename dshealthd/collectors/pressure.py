@@ -10,12 +10,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import (
-    Collector,
-    NotAvailable,
-    every,
-    gauge,
-)
+from dshealthd.core.collector import Collector, NotAvailable, every, gauge
 from dshealthd.core.host import lines_of
 from dshealthd.core.result import read_parsed
 

@@ -47,10 +47,7 @@ def library(*names: bytes, value: int = 0x1000, count: int | None = None) -> byt
     length = len(symbols) if count is None else count * 24
     entries = [
         struct.pack("<IIQQQQIIQQ", 0, kind, 0, 0, offset, size, link, 0, 0, 0)
-        for kind, offset, size, link in (
-            (3, at_text, len(text), 0),
-            (11, at_symbols, length, 0),
-        )
+        for kind, offset, size, link in ((3, at_text, len(text), 0), (11, at_symbols, length, 0))
     ]
     table = at_symbols + len(symbols)
     header = MAGIC.ljust(32, b"\0") + struct.pack("<QQ", 64, table) + b"\0" * 6

@@ -134,9 +134,7 @@ def test_what_hangs_is_killed_with_what_it_started() -> None:
         time.sleep(0.02)
 
 
-def test_what_has_answered_and_is_slow_to_end_has_answered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_has_answered_and_is_slow_to_end_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is killed, and its answer counts."""
     monkeypatch.setattr(os, "_exit", lambda _status: time.sleep(60))
     watch = Stopwatch()
