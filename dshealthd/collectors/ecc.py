@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import News, counter, gauge
+from dshealthd.core.collector import News
 from dshealthd.nvml.collector import GpuCollector
-from dshealthd.nvml.values import Fields, number, told
+from dshealthd.nvml.values import Fields, gpu_counter, gpu_gauge, number, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,71 +17,59 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Metric, Sample
     from dshealthd.nvml.device import Device, Gpu
 
-_ID = ("gpu", "uuid")
 _COUNTERS = (
     "the volatile counter starts when the driver loads, the aggregate one covers the GPU's lifetime"
 )
-ERRORS = counter(
+ERRORS = gpu_counter(
     "dshealthd_gpu_ecc_errors_total",
     f"ECC errors of the whole GPU; {_COUNTERS}. Absent while ECC is off.",
-    *_ID,
     *("type", "counter"),
 )
-LOCATED = counter(
+LOCATED = gpu_counter(
     "dshealthd_gpu_ecc_location_errors_total",
     f"The same errors by location: sram and dram, or each cache on older GPUs; {_COUNTERS}.",
-    *_ID,
     *("location", "type", "counter"),
 )
-THRESHOLD = gauge(
+THRESHOLD = gpu_gauge(
     "dshealthd_gpu_sram_threshold_exceeded",
     "1 once uncorrectable SRAM errors exceed NVIDIA's threshold for replacing the GPU.",
-    *_ID,
 )
-ROWS = gauge(
+ROWS = gpu_gauge(
     "dshealthd_gpu_remapped_rows",
     "Memory rows remapped to spare rows, by the type of error that caused it; Ampere and later.",
-    *_ID,
     "type",
 )
-ROWS_PENDING = gauge(
+ROWS_PENDING = gpu_gauge(
     "dshealthd_gpu_remapped_rows_pending",
     "1 while a row is waiting for the next GPU reset to be remapped.",
-    *_ID,
 )
-ROWS_FAILED = gauge(
+ROWS_FAILED = gpu_gauge(
     "dshealthd_gpu_remapped_rows_failed",
     "1 once a row could not be remapped because no spare is left: replace the GPU.",
-    *_ID,
 )
-REPAIR_PENDING = gauge(
+REPAIR_PENDING = gpu_gauge(
     "dshealthd_gpu_repair_pending",
     "1 while a memory bank, a memory channel or a TPC is waiting for the next GPU reset to be "
     "repaired; Hopper and later, with recent drivers.",
-    *_ID,
 )
-UNREPAIRABLE = gauge(
+UNREPAIRABLE = gpu_gauge(
     "dshealthd_gpu_memory_unrepairable",
     "1 once the driver reports that the GPU's memory cannot be repaired: replace the GPU. Recent "
     "drivers only.",
-    *_ID,
 )
-INFOROM = gauge(
+INFOROM = gpu_gauge(
     "dshealthd_gpu_inforom_valid",
     "1 if the GPU's infoROM, which stores its remapped rows and error counts, is usable, 0 if it "
     "is corrupted; nvmlDeviceGetInforomConfigurationChecksum, once a minute.",
-    *_ID,
 )
-PAGES = gauge(
+PAGES = gpu_gauge(
     "dshealthd_gpu_retired_pages",
     "Memory pages retired for good, by the type of error that caused it; before Ampere.",
-    *_ID,
     "type",
 )
-PAGES_PENDING = gauge(
+PAGES_PENDING = gpu_gauge(
     "dshealthd_gpu_retired_pages_pending",
     "1 while a page is waiting for the next GPU reset to be retired.",
-    *_ID,
 )
 
 _TYPES = {"corrected": "SBE", "uncorrected": "DBE"}

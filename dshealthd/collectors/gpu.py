@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Fault, News, Reason, counter, gauge
+from dshealthd.core.collector import Fault, News, Reason, gauge
 from dshealthd.nvml.collector import GpuCollector, GpuCollectorOptions
 from dshealthd.nvml.signs import Signs
-from dshealthd.nvml.values import Fields, number, told
+from dshealthd.nvml.values import Fields, gpu_counter, gpu_gauge, number, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from dshealthd.nvml.device import Gpu as Position
     from dshealthd.nvml.session import Session
 
-_ID = ("gpu", "uuid")
 VISIBLE = gauge(
     "dshealthd_gpus_visible",
     "GPUs that NVML lists, including failing ones; compare with dshealthd_gpus_expected.",
@@ -30,111 +29,95 @@ DRIVER = gauge(
     "1; versions of the driver, of the newest CUDA that it supports, and of NVML.",
     *("driver", "cuda", "nvml"),
 )
-UP = gauge(
+UP = gpu_gauge(
     "dshealthd_gpu_up",
     "1 if the GPU could be read, 0 if not: lost, hung, frozen, denied, or gone from NVML's list "
     "since the agent started.",
-    *_ID,
 )
-FAULT = gauge(
+FAULT = gpu_gauge(
     "dshealthd_gpu_fault",
     "1 while the GPU, or a call that reads it, fails for this reason.",
-    *_ID,
     "reason",
 )
-INFO = gauge(
+INFO = gpu_gauge(
     "dshealthd_gpu_info",
     "1; identity of the GPU. gsp is its GSP firmware version, if it runs one.",
-    *_ID,
     *("name", "pci", "serial", "vbios", "gsp"),
 )
-MODE = gauge(
+MODE = gpu_gauge(
     "dshealthd_gpu_mode_info",
     "1; modes of the GPU; a pending mode takes effect at the next reset. Empty where the GPU has "
     "no such mode.",
-    *_ID,
     *("persistence", "compute", "ecc", "ecc_pending", "mig", "mig_pending"),
 )
-TEMPERATURE = gauge(
+TEMPERATURE = gpu_gauge(
     "dshealthd_gpu_temperature_celsius",
     "Temperature of the core and, if it has a sensor, of the memory.",
-    *_ID,
     "sensor",
 )
-LIMIT = gauge(
+LIMIT = gpu_gauge(
     "dshealthd_gpu_temperature_limit_celsius",
     "The GPU's own limits: where it slows down, shuts down, and what core (max_operating) and "
     "memory (memory_max) should not exceed.",
-    *_ID,
     "limit",
 )
-MARGIN = gauge(
+MARGIN = gpu_gauge(
     "dshealthd_gpu_temperature_margin_celsius",
     "Distance to the maximum operating temperature, as measured by the GPU itself; Hopper and "
     "later.",
-    *_ID,
 )
-MARGIN_LIMIT = gauge(
+MARGIN_LIMIT = gpu_gauge(
     "dshealthd_gpu_temperature_margin_limit_celsius",
     "Margin at which the GPU slows down, shuts down, and that core (max_operating) and memory "
     "(memory_max) should keep; NVML fields 193-196. Except for slowdown, only where the GPU "
     "reports no absolute limit.",
-    *_ID,
     "limit",
 )
-MEMORY_USED = gauge(
+MEMORY_USED = gpu_gauge(
     "dshealthd_gpu_memory_used_bytes",
     "Memory in use, excluding what the driver reserves for itself.",
-    *_ID,
 )
-MEMORY_TOTAL = gauge(
-    "dshealthd_gpu_memory_total_bytes", "Total memory, including what the driver reserves.", *_ID
+MEMORY_TOTAL = gpu_gauge(
+    "dshealthd_gpu_memory_total_bytes", "Total memory, including what the driver reserves."
 )
-UTILIZATION = gauge(
+UTILIZATION = gpu_gauge(
     "dshealthd_gpu_utilization_ratio",
     "Share of the last sample period in which a kernel ran; says nothing about how much of the GPU "
     "it used.",
-    *_ID,
 )
-ACTIVITY = gauge(
+ACTIVITY = gpu_gauge(
     "dshealthd_gpu_memory_activity_ratio",
     "Share of the last sample period in which memory was read or written.",
-    *_ID,
 )
-POWER = gauge(
+POWER = gpu_gauge(
     "dshealthd_gpu_power_watts",
     "Power drawn by the board: a one-second average from Ampere on, but the instantaneous value on "
     "GA100 (A100) and before Ampere.",
-    *_ID,
 )
-POWER_LIMIT = gauge(
+POWER_LIMIT = gpu_gauge(
     "dshealthd_gpu_power_limit_watts",
     "Power limit in effect (enforced), factory setting (default), and settable range (min, max).",
-    *_ID,
     "limit",
 )
-ENERGY = counter(
-    "dshealthd_gpu_energy_joules_total", "Energy used since the driver was loaded.", *_ID
+ENERGY = gpu_counter(
+    "dshealthd_gpu_energy_joules_total", "Energy used since the driver was loaded."
 )
-CLOCK = gauge("dshealthd_gpu_clock_hertz", "Current clock, by domain.", *_ID, "domain")
-CLOCK_MAX = gauge("dshealthd_gpu_clock_max_hertz", "Maximum clock, by domain.", *_ID, "domain")
-THROTTLE = gauge(
+CLOCK = gpu_gauge("dshealthd_gpu_clock_hertz", "Current clock, by domain.", "domain")
+CLOCK_MAX = gpu_gauge("dshealthd_gpu_clock_max_hertz", "Maximum clock, by domain.", "domain")
+THROTTLE = gpu_gauge(
     "dshealthd_gpu_throttle_active",
     "1 while the clocks are throttled for this reason; NVML's clock event reasons.",
-    *_ID,
     "reason",
 )
-THROTTLED = counter(
+THROTTLED = gpu_counter(
     "dshealthd_gpu_throttle_seconds_total",
     "Time for which the clocks were throttled for this reason since the driver was loaded.",
-    *_ID,
     "reason",
 )
-RECOVERY = gauge(
+RECOVERY = gpu_gauge(
     "dshealthd_gpu_recovery_action",
     "Recovery action that the driver requests: 0 none, 1 GPU reset, 2 reboot, 3 drain of peers, "
     "4 drain and reset, 5 IMEX domain recovery, 6 bus reset, 7 system reboot.",
-    *_ID,
 )
 
 _LIMITS = {

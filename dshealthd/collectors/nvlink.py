@@ -9,10 +9,10 @@ import functools
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import News, counter, gauge
+from dshealthd.core.collector import News
 from dshealthd.nvml.collector import GpuCollector
 from dshealthd.nvml.signs import LINK_COUNT, LINK_STATE, LINK_UP
-from dshealthd.nvml.values import ALL_LINKS, MAX_LINKS, Fields, told
+from dshealthd.nvml.values import ALL_LINKS, MAX_LINKS, Fields, gpu_counter, gpu_gauge, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,59 +21,49 @@ if TYPE_CHECKING:
     from dshealthd.nvml.collector import SlowGpuCollectorOptions
     from dshealthd.nvml.device import Device, Gpu
 
-_ID = ("gpu", "uuid")
-UP = gauge(
+UP = gpu_gauge(
     "dshealthd_nvlink_up",
     "1 if the link is active or asleep to save power, 0 if not; an unwired link is 0 too.",
-    *_ID,
     "link",
 )
-ERRORS = counter(
+ERRORS = gpu_counter(
     "dshealthd_nvlink_errors_total",
     "Errors of a link by type, summed over links in dshealthd_gpu_nvlink_errors_total; only links "
     "with errors.",
-    *_ID,
     *("link", "type"),
 )
-BER = gauge(
+BER = gpu_gauge(
     "dshealthd_nvlink_effective_bit_error_ratio",
     "Bit errors per bit after correction, on the GPU's worst link; NVLink 5.",
-    *_ID,
 )
-SUMS = counter(
+SUMS = gpu_counter(
     "dshealthd_gpu_nvlink_errors_total",
     "Errors over all links of the GPU, recovered or not. Up to NVLink 4: replay, recovery, crc "
     "(fields 161-163). NVLink 5: receive, link_recovery, retransmit (208, 215, 295). A link "
     "that stops answering keeps its last count.",
-    *_ID,
     "type",
 )
-SPEED = gauge(
+SPEED = gpu_gauge(
     "dshealthd_nvlink_speed_bytes_per_second",
     "Speed of one link in one direction, common to all active links of the GPU.",
-    *_ID,
 )
-TRANSMITTED = counter(
+TRANSMITTED = gpu_counter(
     "dshealthd_nvlink_transmit_bytes_total",
     "Data that the GPU sent over all its links, without protocol overhead.",
-    *_ID,
 )
-RECEIVED = counter(
+RECEIVED = gpu_counter(
     "dshealthd_nvlink_receive_bytes_total",
     "Data that the GPU received over all its links, without protocol overhead.",
-    *_ID,
 )
-LINKS = gauge(
+LINKS = gpu_gauge(
     "dshealthd_nvlinks",
     "Links of the GPU, by version and by type of the remote end.",
-    *_ID,
     *("version", "remote"),
 )
-LINKS_UP = gauge(
+LINKS_UP = gpu_gauge(
     "dshealthd_nvlinks_up",
     "Links of the GPU that are up: the sum of dshealthd_nvlink_up as one series, for fleet "
     "queries.",
-    *_ID,
 )
 
 _WHOLE: Mapping[str, str | tuple[str, int]] = {

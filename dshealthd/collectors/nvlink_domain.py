@@ -15,7 +15,7 @@ from dshealthd.linux import imex
 from dshealthd.linux.daemons import daemon
 from dshealthd.linux.nvswitch import Switches, fabric_manager_enabled
 from dshealthd.nvml.collector import GpuCollector
-from dshealthd.nvml.values import number
+from dshealthd.nvml.values import gpu_gauge, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,31 +24,26 @@ if TYPE_CHECKING:
     from dshealthd.nvml.collector import SlowGpuCollectorOptions
     from dshealthd.nvml.device import Device, Gpu
 
-_ID = ("gpu", "uuid")
-STATE = gauge(
+STATE = gpu_gauge(
     "dshealthd_gpu_fabric_state",
     "Registration with the NVLink fabric: 0 not supported, 1 not started, 2 in progress, 3 "
     "completed. 0 is a fault on GPUs whose NVLink 5 links lead to a switch.",
-    *_ID,
 )
-HEALTHY = gauge(
+HEALTHY = gpu_gauge(
     "dshealthd_gpu_fabric_healthy",
     "1 if the registration with the NVLink fabric succeeded and the fabric reports itself healthy.",
-    *_ID,
 )
-PROBLEM = gauge(
+PROBLEM = gpu_gauge(
     "dshealthd_gpu_fabric_problem",
     "1 for each problem that the NVLink fabric reports for this GPU: registration_failed (NVML's "
     "status), limited_capacity, no_clique (in a fabric of several nodes, clique 0: no other GPU is "
     "reachable), or a bit of NVML's health mask. Absent while there is none.",
-    *_ID,
     "problem",
 )
-DOMAIN = gauge(
+DOMAIN = gpu_gauge(
     "dshealthd_nvlink_domain_info",
     "1; the cluster UUID of the multi-node NVLink fabric that the GPU is registered with, and its "
     "clique there. GPUs with the same UUID and clique reach each other over NVLink.",
-    *_ID,
     *("domain", "clique"),
 )
 MANAGER_RUNNING = gauge(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import counter, gauge
 from dshealthd.nvml.collector import GpuCollector
-from dshealthd.nvml.values import Fields, told
+from dshealthd.nvml.values import Fields, gpu_counter, gpu_gauge, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,47 +13,37 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
     from dshealthd.nvml.device import Device, Gpu
 
-_ID = ("gpu", "uuid")
-WIDTH = gauge("dshealthd_pcie_link_width", "Current lanes of the GPU's PCIe link.", *_ID)
-WIDTH_MAX = gauge(
-    "dshealthd_pcie_link_width_max", "Most lanes that the GPU and its slot support.", *_ID
+WIDTH = gpu_gauge("dshealthd_pcie_link_width", "Current lanes of the GPU's PCIe link.")
+WIDTH_MAX = gpu_gauge(
+    "dshealthd_pcie_link_width_max", "Most lanes that the GPU and its slot support."
 )
-GENERATION = gauge(
+GENERATION = gpu_gauge(
     "dshealthd_pcie_link_generation",
     "Current PCIe generation of the link; an idle GPU lowers it to save power.",
-    *_ID,
 )
-GENERATION_MAX = gauge(
+GENERATION_MAX = gpu_gauge(
     "dshealthd_pcie_link_generation_max",
     "Highest PCIe generation that the GPU and its slot support.",
-    *_ID,
 )
-REPLAYS = counter(
+REPLAYS = gpu_counter(
     "dshealthd_pcie_replays_total",
     "Packets retransmitted after an error on the link, since the driver was loaded.",
-    *_ID,
 )
-ERRORS = counter(
+ERRORS = gpu_counter(
     "dshealthd_pcie_errors_total",
     "Errors at the GPU's end of the link, counted by the GPU: correctable, nonfatal, fatal (NVML "
     "fields 173, 179, 180).",
-    *_ID,
     "type",
 )
-TRANSMITTED = counter(
-    "dshealthd_pcie_transmit_bytes_total",
-    "Bytes that the GPU sent; wraps around on some GPUs.",
-    *_ID,
+TRANSMITTED = gpu_counter(
+    "dshealthd_pcie_transmit_bytes_total", "Bytes that the GPU sent; wraps around on some GPUs."
 )
-RECEIVED = counter(
-    "dshealthd_pcie_receive_bytes_total",
-    "Bytes that the GPU received; wraps around on some GPUs.",
-    *_ID,
+RECEIVED = gpu_counter(
+    "dshealthd_pcie_receive_bytes_total", "Bytes that the GPU received; wraps around on some GPUs."
 )
-THROUGHPUT = gauge(
+THROUGHPUT = gpu_gauge(
     "dshealthd_pcie_throughput_bytes_per_second",
     "Traffic over the last 20 ms, for GPUs and drivers that do not count bytes.",
-    *_ID,
     "direction",
 )
 

@@ -113,81 +113,6 @@ _SECTIONS = {
     "PCIe error": ("pcie_error_corrected", "pcie_error_nonfatal", "pcie_error_fatal"),
 }
 """Events of a firmware's record by the end of its section's name, one for each severity."""
-
-
-class Xid(NamedTuple):
-    """An error reported by the GPU driver."""
-
-    pci_bus_id: str
-    """In sysfs format: 0000:cb:00.0."""
-    code: int
-    detail: str
-    """The rest of the line, whose format depends on the code."""
-
-
-class SXid(NamedTuple):
-    """An error reported by the NVSwitch driver. It spans three lines; only the first is counted."""
-
-    switch: str
-    pci_bus_id: str
-    code: int
-    severity: str
-
-
-class LinkError(NamedTuple):
-    """The NVLink error in an Xid; `link` is "" if the line names none."""
-
-    link: str
-    severity: str
-
-
-def xid(message: str) -> Xid | None:
-    """Return the Xid that a kernel log line reports, if any."""
-    match = _XID.match(message)
-    return Xid(f"{match[1].lower()}.0", int(match[2]), message[match.end() :]) if match else None
-
-
-def xid_expression(codes: str) -> str:
-    """Return an expression for Xids, with the groups `pci`, `code` and, if the line has it, `pid`.
-
-    `codes` is an expression for their numbers.
-    """
-    return _XID_TEXT % codes + r"(?:pid='?(?P<pid>\d+))?"
-
-
-def sxid(message: str) -> SXid | None:
-    """Return the SXid that a kernel log line reports, if any."""
-    match = _SXID.match(message)
-    if not match:
-        return None
-    severity = {"Fatal": "fatal", "Non-fatal": "nonfatal"}.get(match[4], "unknown")
-    return SXid(match[1], match[2], int(match[3]), severity)
-
-
-def recovery_action(found: Xid) -> str | None:
-    """Return what Xid 154 requests, one of `RECOVERY_ACTIONS` or "other"; None for another Xid."""
-    match = _RECOVERY.match(found.detail) if found.code == RECOVERY_XID else None
-    if not match:
-        return None
-    number = int(match[1], 16)
-    return RECOVERY_ACTIONS[number] if number < len(RECOVERY_ACTIONS) else "other"
-
-
-def link_error(found: Xid) -> LinkError | None:
-    """Return the NVLink error in Xid 74, or 144 to 150 (NVLink 5); None for another Xid."""
-    match = None
-    if found.code == NVLINK_XID:
-        match = _LINK_74.search(found.detail)
-    elif found.code in NVLINK_5_XIDS:
-        match = _LINK_5.match(found.detail)
-    if match is None:
-        return None
-    link, severity = int(match[2]), (match[1] or "fatal").lower()
-    return LinkError(
-        str(link) if link in _LINKS else "", "fatal" if severity == "fatal" else "nonfatal"
-    )
-
-
 _TABLE = (
     # memory
     ("oom_kill",
@@ -313,6 +238,79 @@ _ANY = re.compile("|".join(f"({re.sub(r'[?]P<[a-z]+>', '?:', row[1])})" for row 
 
 EVENTS = tuple(dict.fromkeys(name for name, _ in _TABLE))
 """Names of events."""
+
+
+class Xid(NamedTuple):
+    """An error reported by the GPU driver."""
+
+    pci_bus_id: str
+    """In sysfs format: 0000:cb:00.0."""
+    code: int
+    detail: str
+    """The rest of the line, whose format depends on the code."""
+
+
+class SXid(NamedTuple):
+    """An error reported by the NVSwitch driver. It spans three lines; only the first is counted."""
+
+    switch: str
+    pci_bus_id: str
+    code: int
+    severity: str
+
+
+class LinkError(NamedTuple):
+    """The NVLink error in an Xid; `link` is "" if the line names none."""
+
+    link: str
+    severity: str
+
+
+def xid(message: str) -> Xid | None:
+    """Return the Xid that a kernel log line reports, if any."""
+    match = _XID.match(message)
+    return Xid(f"{match[1].lower()}.0", int(match[2]), message[match.end() :]) if match else None
+
+
+def xid_expression(codes: str) -> str:
+    """Return an expression for Xids, with the groups `pci`, `code` and, if the line has it, `pid`.
+
+    `codes` is an expression for their numbers.
+    """
+    return _XID_TEXT % codes + r"(?:pid='?(?P<pid>\d+))?"
+
+
+def sxid(message: str) -> SXid | None:
+    """Return the SXid that a kernel log line reports, if any."""
+    match = _SXID.match(message)
+    if not match:
+        return None
+    severity = {"Fatal": "fatal", "Non-fatal": "nonfatal"}.get(match[4], "unknown")
+    return SXid(match[1], match[2], int(match[3]), severity)
+
+
+def recovery_action(found: Xid) -> str | None:
+    """Return what Xid 154 requests, one of `RECOVERY_ACTIONS` or "other"; None for another Xid."""
+    match = _RECOVERY.match(found.detail) if found.code == RECOVERY_XID else None
+    if not match:
+        return None
+    number = int(match[1], 16)
+    return RECOVERY_ACTIONS[number] if number < len(RECOVERY_ACTIONS) else "other"
+
+
+def link_error(found: Xid) -> LinkError | None:
+    """Return the NVLink error in Xid 74, or 144 to 150 (NVLink 5); None for another Xid."""
+    match = None
+    if found.code == NVLINK_XID:
+        match = _LINK_74.search(found.detail)
+    elif found.code in NVLINK_5_XIDS:
+        match = _LINK_5.match(found.detail)
+    if match is None:
+        return None
+    link, severity = int(match[2]), (match[1] or "fatal").lower()
+    return LinkError(
+        str(link) if link in _LINKS else "", "fatal" if severity == "fatal" else "nonfatal"
+    )
 
 
 class KernelEvent(NamedTuple):

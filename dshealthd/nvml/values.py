@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dshealthd.core.collector import counter, gauge
+
 if TYPE_CHECKING:
     from dshealthd.core.collector import Metric, Sample
 
@@ -22,6 +24,16 @@ MAX_MIG_DEVICES = 64
 """NVML names no maximum; the driver has at most 8 GPU instances of 8 compute instances each."""
 MAX_PROCESSES = 4096
 """NVML names no maximum. Each context takes some 300 MiB, so 192 GB hold about 600."""
+
+
+def gpu_gauge(name: str, text: str, *labels: str) -> Metric:
+    """Return a gauge of each GPU, by its index and UUID."""
+    return gauge(name, text, "gpu", "uuid", *labels)
+
+
+def gpu_counter(name: str, text: str, *labels: str) -> Metric:
+    """Return a counter of each GPU, by its index and UUID."""
+    return counter(name, text, "gpu", "uuid", *labels)
 
 
 def number(value: int | None) -> int | None:
