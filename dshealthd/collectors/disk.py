@@ -56,14 +56,9 @@ _REMOVABLE = ("fd", "sr")
 
 
 class DiskStatistics(NamedTuple):
-    """One line of `/proc/diskstats`."""
+    """One line of `/proc/diskstats`: requests, sectors and milliseconds by operation."""
 
-    reads: int
-    read_sectors: int
-    read_milliseconds: int
-    writes: int
-    written_sectors: int
-    write_milliseconds: int
+    operations: dict[str, tuple[int, int, int]]
     in_flight: int
 
 
@@ -87,9 +82,11 @@ def parse_diskstats(text: str) -> dict[str, DiskStatistics]:
             message = f"not a line of disk statistics: {line[:80]!r}"
             raise ValueError(message)
         numbers = [int(field) for field in fields[3:_FIELDS]]
-        found[fields[2]] = DiskStatistics(
-            numbers[0], numbers[2], numbers[3], numbers[4], numbers[6], numbers[7], numbers[8]
-        )
+        operations = {
+            name: (numbers[at], numbers[at + 2], numbers[at + 3])
+            for name, at in (("read", 0), ("write", 4))
+        }
+        found[fields[2]] = DiskStatistics(operations, numbers[8])
     return found
 
 
@@ -121,10 +118,7 @@ class Disk(Collector):
             yield from self._disk(name, statistics[name])
 
     def _disk(self, name: str, told: DiskStatistics) -> Iterator[Sample]:
-        for operation, requests, sectors, milliseconds in (
-            ("read", told.reads, told.read_sectors, told.read_milliseconds),
-            ("write", told.writes, told.written_sectors, told.write_milliseconds),
-        ):
+        for operation, (requests, sectors, milliseconds) in told.operations.items():
             yield REQUESTS(requests, name, operation)
             yield SECONDS(milliseconds / 1000, name, operation)
             yield BYTES(sectors * _SECTOR, name, operation)

@@ -224,11 +224,8 @@ class Software(Collector):
         for path in map(str, self.options.environments):
             found = self._attempt(f"environment {path}", self._environment, path)
             if found is None:
-                yield Fault(
-                    f"environment {path}",
-                    Reason.NOT_FOUND,
-                    f"there is no Python environment at {path}",
-                )
+                detail = f"there is no Python environment at {path}"
+                yield Fault(f"environment {path}", Reason.NOT_FOUND, detail)
             else:
                 yield from [found] if isinstance(found, Fault) else _show(found, environment=path)
 
@@ -247,16 +244,17 @@ class Software(Collector):
     def _of_job(
         self, job: str, members: list[TrainingProcess], before: Mapping[tuple[int, int], Libraries]
     ) -> Iterator[Sample | Fault]:
-        found = self._attempt(f"job {job}", self._job, f"job {job}", members, before)
-        if found is not None:
-            yield from [found] if isinstance(found, Fault) else _show(found, job=job)
+        if (fault := self.context.entering(f"job {job}")) is not None:
+            yield fault
+        else:
+            yield from _show(self._job(members, before), job=job)
 
     def _job(
-        self, part: str, members: list[TrainingProcess], before: Mapping[tuple[int, int], Libraries]
-    ) -> Versions | Fault:
+        self, members: list[TrainingProcess], before: Mapping[tuple[int, int], Libraries]
+    ) -> Versions:
         """Return the software of the first process of a job that has loaded torch.
 
-        If there is none, the software installed for one of its processes.
+        If there is none, the software installed for one of its processes. OSError, SourceError.
         """
         members = sorted(members, key=lambda process: (process.pid, process.start) not in before)[
             :_PROCESSES
@@ -267,8 +265,7 @@ class Software(Collector):
             try:
                 loaded = before.get(key) or libraries(place)
                 if loaded.replaced is not None:
-                    return Fault(
-                        part,
+                    raise SourceError(
                         Reason.NOT_FOUND,
                         f"{loaded.replaced} was replaced on disk: the version that the job has "
                         "loaded is unknown",
@@ -279,10 +276,8 @@ class Software(Collector):
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended
             if loaded.site is not None:
-                self._loaded[key] = (
-                    # cached: maps are long, and reading them stops the process for a moment
-                    loaded
-                )
+                # Cached: maps are long, and reading them stops the process for a moment.
+                self._loaded[key] = loaded
                 break
         return installed
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dshealthd.core.host import lines_of, read, read_bytes
 from dshealthd.linux.process import TICKS, parse_stat
 from dshealthd.linux.starvation import parse_run_queue
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dshealthd.core.host import Host
 
+T = TypeVar("T")
 
 BUSY = 0.5
 """Share of a core's time from which a rank is at work, unless its GPU waits in a kernel, for which
@@ -133,7 +136,7 @@ def activity(host: Host, pid: int, start: int, thread: int | None = None) -> Act
         of_thread = parse_activity(read_bytes(f"{task}/stat", 4096))
         state = of_thread.state
         if state is ThreadState.SLEEPING:
-            where = _waits_in(f"{task}/wchan")
+            where = _waits_in(task)
             state = (
                 ThreadState.BLOCKED
                 if where.startswith(FILE_SYSTEMS)
@@ -155,15 +158,12 @@ def demands(host: Host, pid: int) -> dict[int, float]:
     """Return the seconds for which each thread of a process ran, or was runnable without a CPU, so
     far; only of those that can be read.
     """
-    found = {}
-    place = host.proc(f"{pid}/task")
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(place)[:MAX_THREADS]:
-            with contextlib.suppress(OSError, ValueError, ArithmeticError):  # it has ended
-                own = host.proc(f"{pid}/task/{thread}")
-                queue = parse_run_queue(read_bytes(f"{own}/schedstat", 4096))
-                found[int(thread)] = queue.running + queue.waiting
-    return found
+
+    def demand(place: str) -> tuple[int, float]:
+        queue = parse_run_queue(read_bytes(f"{place}/schedstat", 4096))
+        return int(os.path.basename(place)), queue.running + queue.waiting
+
+    return dict(_of_threads(host, pid, demand))
 
 
 def busiest(before: Mapping[int, float], after: Mapping[int, float]) -> float:
@@ -179,24 +179,29 @@ def waits_for_storage(host: Host, pid: int) -> bool:
     """Return whether a thread of a process is in uninterruptible sleep, or waits for a file system,
     as one that flushes a file does; False if none can be read.
     """
+
+    def waits(place: str) -> bool:
+        state = parse_activity(read_bytes(f"{place}/stat", 4096)).state
+        return state is ThreadState.BLOCKED or (
+            state is ThreadState.SLEEPING and _waits_in(place).startswith(FILE_SYSTEMS)
+        )
+
+    return any(_of_threads(host, pid, waits))
+
+
+def _of_threads(host: Host, pid: int, read: Callable[[str], T]) -> Iterator[T]:
+    """Yield what `read` returns for the directory of each thread that can be read."""
     place = host.proc(f"{pid}/task")
     with contextlib.suppress(OSError):
         for thread in os.listdir(place)[:MAX_THREADS]:
             with contextlib.suppress(OSError, ValueError, ArithmeticError):  # it has ended
-                own = host.proc(f"{pid}/task/{thread}")
-                state = parse_activity(read_bytes(f"{own}/stat", 4096)).state
-                if state is ThreadState.BLOCKED or (
-                    state is ThreadState.SLEEPING
-                    and _waits_in(f"{own}/wchan").startswith(FILE_SYSTEMS)
-                ):
-                    return True
-    return False
+                yield read(f"{place}/{thread}")
 
 
 def _waits_in(place: str) -> str:
-    """Return the kernel's function in a `/proc/<pid>/wchan`; empty if it is denied."""
+    """Return the kernel's function in which a thread waits; empty if that is denied."""
     try:
-        return read_bytes(place, 256).decode(errors="replace").strip()
+        return read_bytes(f"{place}/wchan", 256).decode(errors="replace").strip()
     except OSError:
         return ""
 

@@ -20,15 +20,28 @@ SYMBOLS_LIMIT = 8 << 20
 _HEADER = 64
 _MAGIC = b"\x7fELF\x02\x01"
 """64-bit little-endian, the only kind that NCCL is built for."""
-_ENTRY = struct.Struct("<IIQQQQ")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
+"""A section's entry; a file that names another size could cause huge reads."""
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _LOAD, _DYNAMIC_SYMBOLS, _FUNCTION = 1, 11, 2
-_ENTRY_SIZE = 64
-"""Bytes of a section entry in 64-bit ELF; a file with another size could cause huge reads."""
 _MAX_SECTIONS = 4096
 """Limit per file; libtorch_cuda.so has some 40."""
+
+
+def _parts(descriptor: int) -> tuple[bytes, list[tuple[int, ...]]]:
+    """Return the header and the sections of an ELF file; no sections if it is not one, or has more
+    than any library. OSError.
+    """
+    header = os.pread(descriptor, _HEADER, 0)
+    if len(header) < _HEADER or not header.startswith(_MAGIC):
+        return header, []
+    (table,) = struct.unpack_from("<Q", header, 40)
+    size, count = struct.unpack_from("<2H", header, 58)
+    if size != _SECTION.size or count > _MAX_SECTIONS or table >= os.fstat(descriptor).st_size:
+        return header, []
+    sections = os.pread(descriptor, size * count, table)
+    return header, [*_SECTION.iter_unpack(sections[: len(sections) // size * size])]
 
 
 def constants(descriptor: int) -> Iterator[bytes]:
@@ -36,21 +49,13 @@ def constants(descriptor: int) -> Iterator[bytes]:
 
     OSError.
     """
-    header = os.pread(descriptor, _HEADER, 0)
-    if len(header) < _HEADER or not header.startswith(_MAGIC):
-        return
-    (table,) = struct.unpack_from("<Q", header, 40)
-    size, count, names = struct.unpack_from("<3H", header, 58)
+    header, sections = _parts(descriptor)
     total = os.fstat(descriptor).st_size
-    if size != _ENTRY_SIZE or count > _MAX_SECTIONS or table >= total:
+    (names,) = struct.unpack_from("<H", header, 62) if sections else (0,)
+    if names >= len(sections) or sections[names][4] > total:
         return
-    sections = os.pread(descriptor, size * count, table)
-    starts = range(0, len(sections) - _ENTRY.size + 1, size)
-    entries = [_ENTRY.unpack_from(sections, start) for start in starts]
-    if names >= len(entries) or entries[names][4] > total:
-        return
-    text = os.pread(descriptor, min(entries[names][5], CHUNK), entries[names][4])
-    for name, _kind, _flags, _address, offset, length in entries:
+    text = os.pread(descriptor, min(sections[names][5], CHUNK), sections[names][4])
+    for name, _, _, _, offset, length, *_ in sections:
         if text[name : name + 8] == b".rodata\0":
             end = min(offset + min(length, SECTION_LIMIT), total)
             for start in range(offset, end, CHUNK):
@@ -72,14 +77,12 @@ def functions(descriptor: int, names: Collection[str]) -> dict[str, Function]:
 
     OSError; struct.error or OverflowError if the file is cut or malformed.
     """
-    header = os.pread(descriptor, _HEADER, 0)
-    if len(header) < _HEADER or not header.startswith(_MAGIC):
+    header, parts = _parts(descriptor)
+    if not parts:
         return {}
-    segments, table = struct.unpack_from("<QQ", header, 32)
-    segment_size, segment_count, size, count = struct.unpack_from("<4H", header, 54)
-    if (segment_size, size) != (_SEGMENT.size, _ENTRY_SIZE):
-        return {}
-    if count > _MAX_SECTIONS or segment_count > _MAX_SECTIONS:
+    (segments,) = struct.unpack_from("<Q", header, 32)
+    segment_size, segment_count = struct.unpack_from("<2H", header, 54)
+    if segment_size != _SEGMENT.size or segment_count > _MAX_SECTIONS:
         return {}
     mapped = [
         (offset, start, length)
@@ -88,7 +91,6 @@ def functions(descriptor: int, names: Collection[str]) -> dict[str, Function]:
         )
         if kind == _LOAD
     ]
-    parts = list(_SECTION.iter_unpack(os.pread(descriptor, size * count, table)))
     found: dict[str, Function] = {}
     tables = [part for part in parts if part[1] == _DYNAMIC_SYMBOLS and part[6] < len(parts)]
     for _, _, _, _, offset, length, link, _, _, _ in tables[:1]:  # no library has more than one

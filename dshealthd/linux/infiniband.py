@@ -87,41 +87,33 @@ class Adapter:
 
         OSError or ValueError if it cannot be read.
         """
-        if place in self.unsupported:
+        if (content := self._content(place)) is None:
             return None
-        try:
-            text = self.read(place)
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                raise
+        if content.startswith(b"N/A"):  # the kernel's text for a driver without this counter
             self.unsupported.add(place)
             return None
-        try:
-            value = integer(place, text)
-        except (ValueError, ArithmeticError):
-            if text.startswith(b"N/A"):  # the kernel's text for a driver without this counter
-                self.unsupported.add(place)
-                return None
-            raise
+        value = integer(place, content)
         return None if value == _UNKNOWN else value
 
     def text(self, path: str) -> str:
-        """Return the line in a file of the adapter.
-
-        "" if there is no such file, or it does not apply.
-        """
-        place = f"{self.place}/{path}"
-        if place in self.unsupported:
-            return ""
+        """Return the line in a file of the adapter; "" if there is none, or it does not apply."""
         try:
-            return self.read(place).decode(errors="replace").strip()
+            content = self._content(f"{self.place}/{path}")
         except FileNotFoundError:
             return ""
+        return (content or b"").decode(errors="replace").strip()
+
+    def _content(self, place: str) -> bytes | None:
+        """Return the content of a file; None if the driver refuses to read it. OSError."""
+        if place in self.unsupported:
+            return None
+        try:
+            return self.read(place)
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
             self.unsupported.add(place)
-            return ""
+            return None
 
     def target(self, path: str) -> str:
         """Return the base name of the target of an adapter's symbolic link; "" if there is none."""
@@ -141,10 +133,8 @@ class Adapter:
 
     def counters(self, port: str) -> Iterator[tuple[str, str]]:
         """Yield name and place of each counter that an adapter's port has."""
-        for directory in (
-            f"{self.place}/ports/{port}/counters",
-            f"{self.place}/ports/{port}/hw_counters",
-        ):
+        for kind in ("counters", "hw_counters"):
+            directory = f"{self.place}/ports/{port}/{kind}"
             for name in sorted(_entries(directory)):
                 yield name, f"{directory}/{name}"
 
