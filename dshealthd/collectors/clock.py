@@ -8,7 +8,6 @@ clock by the maximum error.
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +34,7 @@ MAXIMUM_ERROR = gauge(
 _STA_UNSYNC = 0x0040
 _STA_NANO = 0x2000
 _TIME_ERROR = 5
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Timex(NamedTuple):
@@ -60,21 +60,13 @@ class _Structure(ctypes.Structure):
     )
 
 
-@functools.cache
-def _adjtimex() -> Callable[..., int]:
-    function = ctypes.CDLL(None, use_errno=True).adjtimex
-    function.argtypes = (ctypes.POINTER(_Structure),)
-    function.restype = ctypes.c_int
-    return function
-
-
 def adjtimex() -> Timex:
     """Read the kernel's clock state; with no mode set this changes nothing and needs no privilege.
 
     OSError where a seccomp filter refuses the call.
     """
     structure = _Structure(modes=0)
-    state = _adjtimex()(ctypes.byref(structure))
+    state: int = _libc.adjtimex(ctypes.byref(structure))
     if state < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"adjtimex: {os.strerror(number)}")

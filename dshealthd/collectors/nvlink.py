@@ -125,21 +125,12 @@ class ErrorSums:
         It outlives the worker process; without it sums would change when the worker restarts.
         """
         self._memory = memory
-        self._last: dict[tuple[str, str], tuple[Sequence[float | None], float | None]] = {}
-        """The last counts and sum by GPU and type; counts rarely change."""
 
     def add(self, uuid: str, kind: str, counts: Sequence[float | None]) -> float | None:
         """Return the current sum of one type of NVLink errors; None if no link reports it.
 
         `counts` has one entry per link of the GPU, None if the link does not report it.
         """
-        last_counts, total = self._last.get((uuid, kind), (None, None))
-        if counts != last_counts:
-            total = self._sum(uuid, kind, counts)
-            self._last[uuid, kind] = counts, total
-        return total
-
-    def _sum(self, uuid: str, kind: str, counts: Sequence[float | None]) -> float | None:
         if all(count is None for count in counts):
             return None
         known = self._memory.setdefault(uuid, {})

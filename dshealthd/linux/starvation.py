@@ -93,19 +93,17 @@ def parse_run_queue(data: bytes) -> RunQueue:
     return RunQueue(running / 1e9, waiting / 1e9)
 
 
-def starved_seconds() -> float | None:
-    """Return the seconds that the calling thread was starved (runnable without a CPU) since it
-    started; None if the kernel does not report it.
-    """
-    try:
-        return parse_run_queue(read_bytes("/proc/thread-self/schedstat", 4096)).waiting
-    except (OSError, ValueError, ArithmeticError):
-        return None
-
-
-def run_queue(pid: int) -> RunQueue | None:
-    """Return how long a child ran and waited for a CPU; None if the kernel does not report it."""
+def run_queue(pid: int | str) -> RunQueue | None:
+    """Return how long a process ran and waited for a CPU; None if the kernel does not report it."""
     try:
         return parse_run_queue(read_bytes(f"/proc/{pid}/schedstat", 4096))
     except (OSError, ValueError, ArithmeticError):
         return None
+
+
+def starved_seconds() -> float | None:
+    """Return the seconds that the calling thread was starved (runnable without a CPU) since it
+    started; None if the kernel does not report it.
+    """
+    queue = run_queue("thread-self")
+    return None if queue is None else queue.waiting
