@@ -9,7 +9,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,12 @@ import pytest
 from dshealthd.collectors.gpu import THROTTLE_REASONS
 from dshealthd.core.collector import Reason
 from dshealthd.core.exposition import render
-from tests.nvml.node import GPU_COLLECTORS, Node
+from tests.nvml.node import GPU_COLLECTORS, Node, nodes
+
+node = nodes(gpus=2)
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SERIES = {"h100": 787, "a100": 683, "v100": 675, "b200": 795}
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    """Give two H100."""
-    with Node(tmp_path, gpus=2) as made:
-        yield made
 
 
 SCENES: dict[str, dict[str, int | str]] = {

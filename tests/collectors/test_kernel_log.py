@@ -65,6 +65,7 @@ class Machine:
         self.monotonic = 1000.0
         self.options = kernel_log.KernelLogOptions()
         self.root = base
+        self._made: list[kernel_log.KernelLog] = []
 
     def collector(self, *, state: bool = True) -> kernel_log.KernelLog:
         """Return a new collector, as a new agent makes it."""
@@ -80,7 +81,14 @@ class Machine:
             wall=lambda: 1_700_000_000.0 + self.monotonic,
             state=self.state if state else None,
         )
-        return kernel_log.KernelLog(self.options, context)
+        self._made.append(kernel_log.KernelLog(self.options, context))
+        return self._made[-1]
+
+    def close(self) -> None:
+        """End all agents, and the log."""
+        for collector in self._made:
+            close(collector)
+        os.close(self.end)
 
     def log(self, records: Iterable[bytes]) -> None:
         """Put records into the log; at most 256 before they are read."""
@@ -108,17 +116,14 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
     """Return a machine with an empty log."""
-    machine = Machine(tmp_path)
-    yield machine
-    os.close(machine.end)
+    with contextlib.closing(Machine(tmp_path)) as machine:
+        yield machine
 
 
 @pytest.fixture
-def collector(machine: Machine) -> Iterator[kernel_log.KernelLog]:
+def collector(machine: Machine) -> kernel_log.KernelLog:
     """Return the collector of an agent that has just started there."""
-    made = machine.collector()
-    yield made
-    close(made)
+    return machine.collector()
 
 
 def xid(sequence: int, code: int = 79, gpu: str = "0000:66:00", facility: int = 0) -> bytes:
@@ -173,8 +178,7 @@ def test_golden(machine: Machine) -> None:
     """A realistic log gives exactly the expected exposition."""
     records = (FIXTURE / "kmsg.txt").read_text().replace("\n ", "\0 ").splitlines()
     machine.log(record.replace("\0", "\n").encode() + b"\n" for record in records)
-    with contextlib.closing(machine.collector()) as collector:
-        result = machine.collect(collector)
+    result = machine.collect(machine.collector())
     assert result.outcome is CollectionOutcome.OK
     assert not result.faults
     assert render(result.samples) == (FIXTURE / "expected.prom").read_text()
@@ -207,7 +211,6 @@ def test_the_journal(machine: Machine, tmp_path: Path) -> None:
         found = values(machine.collect(second), kernel_log.XIDS)
         assert found == {("2", "0000:66:00.0", "79"): 2.0, ("0", "0000:1b:00.0", "48"): 1.0}
         assert values(machine.collect(second), kernel_log.EVENTS)["oom_kill", ""] == 0.0
-        close(second)
 
 
 def test_a_journal_that_hangs_is_a_fault(machine: Machine) -> None:
@@ -302,7 +305,6 @@ def test_flood(machine: Machine) -> None:
     assert len(values(result, kernel_log.XIDS)) == len(GPUS) * len(CODES)
     assert {labels[0] for labels in values(result, kernel_log.XIDS)} == {"0", "1", "2", "3"}
     assert (machine.state / "kernel_log.json").stat().st_size < 64 << 10
-    close(collector)
 
 
 def test_series_limit(machine: Machine, collector: kernel_log.KernelLog) -> None:
@@ -353,7 +355,6 @@ def test_restart(machine: Machine) -> None:
     result = machine.collect(second)
     assert values(result, kernel_log.XIDS) == {("2", "0000:66:00.0", "79"): 4}
     assert lost(result) == 0
-    close(second)
 
 
 def test_times(machine: Machine) -> None:
@@ -374,7 +375,6 @@ def test_times(machine: Machine) -> None:
     resumed = values(machine.collect(second), kernel_log.LAST_XID)
     assert resumed["2", "0000:66:00.0", "79"] == 1_700_000_000.0 + machine.monotonic
     assert resumed["2", "0000:66:00.0", "119"] == live["2", "0000:66:00.0", "119"]
-    close(second)
 
 
 def test_last_of_each_kind(machine: Machine, collector: kernel_log.KernelLog) -> None:
@@ -414,7 +414,6 @@ def test_killed(machine: Machine) -> None:
     first._reader.close()
     machine.log([xid(0), xid(1), xid(2), xid(3)])
     assert total(machine.collect(second)) == 4
-    close(second)
 
 
 def test_overwritten_between_agents(machine: Machine) -> None:
@@ -429,7 +428,6 @@ def test_overwritten_between_agents(machine: Machine) -> None:
     machine.log([xid(13)])
     result = machine.collect(second)
     assert (total(result), lost(result)) == (3, 11)
-    close(second)
 
 
 def test_reboot(machine: Machine) -> None:
@@ -446,7 +444,6 @@ def test_reboot(machine: Machine) -> None:
     result = machine.collect(second)
     assert values(result, kernel_log.XIDS) == {("2", "0000:66:00.0", "63"): 1}
     assert not result.faults
-    close(second)
 
 
 def test_state_is_written_rarely(machine: Machine) -> None:
@@ -509,7 +506,6 @@ def test_broken_state(machine: Machine, content: str, caplog: pytest.LogCaptureF
     assert total(result) == 2
     assert not result.faults
     assert machine.saved()["position"] == 2
-    close(collector)
 
 
 def test_position_of_another_log(machine: Machine) -> None:
@@ -523,7 +519,6 @@ def test_position_of_another_log(machine: Machine) -> None:
     machine.log([xid(0), xid(1)])  # the device, opened anew, gives all again
     result = machine.collect(collector)
     assert total(result) == 2
-    close(collector)
 
 
 def test_state_directory_is_missing(machine: Machine) -> None:
@@ -540,7 +535,6 @@ def test_state_directory_is_missing(machine: Machine) -> None:
     machine.state.mkdir()
     assert not machine.collect(collector, 6.0).faults
     assert machine.saved()["position"] == 1
-    close(collector)
 
 
 def test_no_boot_id(machine: Machine) -> None:
@@ -595,7 +589,6 @@ def test_absent(machine: Machine) -> None:
     collector = machine.collector()
     assert "kmsg" in (kernel_log.KernelLog.absent(machine.options, collector.host) or "")
     assert machine.collect(collector).outcome is CollectionOutcome.NOT_AVAILABLE
-    close(collector)
 
 
 @contextlib.contextmanager
@@ -616,9 +609,8 @@ def public() -> Iterator[Machine]:
     """Return a machine whose files every user can find."""
     with tempfile.TemporaryDirectory() as base:
         os.chmod(base, 0o755)
-        machine = Machine(Path(base))
-        yield machine
-        os.close(machine.end)
+        with contextlib.closing(Machine(Path(base))) as machine:
+            yield machine
 
 
 def test_no_permission(public: Machine) -> None:
@@ -635,7 +627,6 @@ def test_no_permission(public: Machine) -> None:
         assert not outcome.samples
     machine.kmsg.chmod(0o600)
     assert machine.collect(collector, 60.0).outcome is CollectionOutcome.OK
-    close(collector)
 
 
 def test_closing_again_and_again(machine: Machine, collector: kernel_log.KernelLog) -> None:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dshealthd.collectors.nvlink import ErrorSums, bit_error_ratio
-from tests.nvml.node import Node
+from tests.nvml.node import Node, nodes
 
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    """Give two H100."""
-    with Node(tmp_path, gpus=2) as made:
-        yield made
+node = nodes(gpus=2)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,10 @@ from bench.processes import free_port
 from dshealthd.core.collector import Reason
 from dshealthd.linux import imex
 from dshealthd.linux.nvswitch import ENABLED, FABRIC_MANAGER, SUBNET_MANAGER
-from tests.nvml.node import Node
+from tests.nvml.node import Node, nodes
 from tests.waiting import until
+
+node = nodes(gpus=2)
 
 DOMAIN = "6f1c2d9a-5b3e-4870-a1b2-c3d4e5f60718"
 
@@ -27,13 +29,6 @@ def kernel(directory: Path) -> None:
     """Have `proc` be the kernel's first PID namespace, in which it starts pid 2."""
     (directory / "proc/2").mkdir(parents=True)
     (directory / "proc/2/comm").write_text("kthreadd\n")
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    """Give two H100."""
-    with Node(tmp_path, gpus=2) as made:
-        yield made
 
 
 @pytest.fixture

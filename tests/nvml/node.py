@@ -9,11 +9,13 @@ import ctypes
 import multiprocessing
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
+
+import pytest
 
 import dshealthd.nvml.session  # noqa: F401 - loaded before the processes are forked
 from dshealthd.config import registry
@@ -61,6 +63,17 @@ class Round:
     def reasons(self, name: str = "gpu") -> dict[str, Reason]:
         """Return the reasons of a collector's faults by part."""
         return {fault.part: fault.reason for fault in self.results[name].faults}
+
+
+def nodes(**how: Any) -> Any:
+    """Return a fixture that gives such a node; arguments as of `Node`."""
+
+    @pytest.fixture
+    def node(tmp_path: Path) -> Iterator[Node]:
+        with Node(tmp_path, **how) as made:
+            yield made
+
+    return node
 
 
 class Node:

@@ -22,30 +22,13 @@ Value = str | int | float
 SOURCE = Path(__file__).with_name("libnvidia_ml_sim.c")
 SONAME = "libnvidia-ml.so.1"
 FLAGS = (
-    *(
-        "-std=gnu11",
-        "-O2",
-        "-g",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-fPIC",
-        "-shared",
-        "-fvisibility=hidden",
-        "-pthread",
-    ),
-    f"-Wl,-soname,{SONAME}",
+    *("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"),
+    *("-fvisibility=hidden", "-pthread", f"-Wl,-soname,{SONAME}"),
     *os.environ.get("NVML_SIM_CFLAGS", "").split(),  # for sanitizers
 )
 FAULTS = ("delay", "crash", "dstate", "hang", "fail")
-PCIE_SPEEDS = (
-    "2.5 GT/s PCIe",
-    "5.0 GT/s PCIe",
-    "8.0 GT/s PCIe",
-    "16.0 GT/s PCIe",
-    "32.0 GT/s PCIe",
-    "64.0 GT/s PCIe",
-)
+PCIE_SPEEDS = ("2.5", "5.0", "8.0", "16.0", "32.0", "64.0")
+"""GT/s of each generation."""
 
 
 def cache_directory() -> Path:
@@ -220,7 +203,7 @@ class Simulator:
             int(self.value(gpu, key), 0) for key in ("pci_device_id", "pci_subsystem_id")
         )
         speed, fastest = (
-            PCIE_SPEEDS[int(self.value(gpu, key)) - 1]
+            f"{PCIE_SPEEDS[int(self.value(gpu, key)) - 1]} GT/s PCIe"
             for key in ("pcie_generation", "pcie_generation_max")
         )
         return {

@@ -4,7 +4,6 @@ again and what is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pynvml
@@ -15,18 +14,11 @@ from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.nvml import codes
 from dshealthd.nvml.session import Session
-from tests.nvml.node import GPU_COLLECTORS, Node
+from tests.nvml.node import GPU_COLLECTORS, Node, nodes
 
-MAX_GPUS = 32
+node = nodes()
 
-REFRESH = 60.0
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    """Give eight H100."""
-    with Node(tmp_path) as made:
-        yield made
+MAX_GPUS, REFRESH = 32, 60.0
 
 
 def others(gpu: int) -> set[str]:
@@ -398,24 +390,10 @@ def test_reading_of_a_collector_is_quarantined(node: Node) -> None:
 def test_sentinels(node: Node) -> None:
     """A value that NVML marks as not available is left out, wherever it stands."""
     for key in (
-        "temperature",
-        "memory_temperature",
-        "memory_used",
-        "power_usage",
-        "energy",
-        "clock_sm",
-        "utilization_gpu",
-    ):
-        node.simulator.set(1, key, "na")
-    for key in (
-        "ecc_volatile_corrected",
-        "sram_volatile_cor",
-        "remapped_correctable",
-        "pcie_replay",
-        "pcie_width",
-        "nvlink_replay",
-        "repair_channel_pending",
-        "unrepairable_memory",
+        *("temperature", "memory_temperature", "memory_used", "power_usage", "energy"),
+        *("clock_sm", "utilization_gpu", "ecc_volatile_corrected", "sram_volatile_cor"),
+        *("remapped_correctable", "pcie_replay", "pcie_width", "nvlink_replay"),
+        *("repair_channel_pending", "unrepairable_memory"),
     ):
         node.simulator.set(1, key, "na")
     node.simulator.set(1, "processes", "77:na, 78:4096")
