@@ -74,13 +74,8 @@ class Adapter:
         Reads only directories, for which the kernel does not call the driver.
         """
         place = os.path.realpath(link)
-        return cls(
-            os.path.basename(link),
-            place,
-            identity(place),
-            tuple(sorted(_entries(f"{place}/ports"))),
-            read,
-        )
+        ports = tuple(_entries(f"{place}/ports"))
+        return cls(os.path.basename(link), place, identity(place), ports, read)
 
     def number(self, place: str) -> int | None:
         """Return the number in a file of the adapter; None if it has none.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,17 @@ def write(base: Path, files: Mapping[str, str]) -> None:
     for path, text in files.items():
         (base / path).parent.mkdir(parents=True, exist_ok=True)
         (base / path).write_text(f"{text}\n")
+
+
+@contextlib.contextmanager
+def child(program: str, *arguments: str, **how: Any) -> Iterator[int]:
+    """Run a program of Python to its end, and keep the process; its pid."""
+    command = [sys.executable, "-c", f"{program}\nprint(flush=True); input()", *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **how) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.communicate(b"\n", timeout=60)
 
 
 class Bench:

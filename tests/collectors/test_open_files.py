@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from dshealthd.collectors.open_files import LIMIT, OPEN, parse_file_nr
 from dshealthd.core.collector import Reason
 from dshealthd.core.host import read
 from dshealthd.core.options import Duration
-from tests.collectors.bench import Bench, named, reasons, values
+from tests.collectors.bench import Bench, child, named, reasons, values
 from tests.jobs.machines import TORCH, Machine
 
 MAX_JOBS = 16
@@ -58,27 +57,16 @@ def test_real_job(real: Bench) -> None:
     memory limits likewise.
     """
     program = (
-        "import os, resource, sys\nlimit, held, locked = map(int, "
-        "sys.argv[1:])\nresource.setrlimit(resource.RLIMIT_NOFILE, (limit, "
-        "limit))\nresource.setrlimit(resource.RLIMIT_MEMLOCK, (locked, locked))\nwhile "
-        "len(os.listdir('/proc/self/fd')) - 1 < held: os.dup(0)\nprint(flush=True); input()"
+        "import os, resource, sys\nlimit, held, locked = map(int, sys.argv[1:])\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))\n"
+        "resource.setrlimit(resource.RLIMIT_MEMLOCK, (locked, locked))\n"
+        "while len(os.listdir('/proc/self/fd')) - 1 < held: os.dup(0)"
     )
-    ranks = []
-    try:
-        for rank, numbers in enumerate((["64", "60", "1048576"], ["1000", "200", "65536"])):
+    with contextlib.ExitStack() as ranks:
+        for rank, numbers in enumerate((("64", "60", "1048576"), ("1000", "200", "65536"))):
             variables = {**os.environ, **TORCH, "RANK": str(rank), "SLURM_JOB_ID": str(os.getpid())}
-            command = [sys.executable, "-c", program, *numbers]
-            ranks.append(
-                subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables
-                )
-            )
-            assert ranks[-1].stdout is not None
-            ranks[-1].stdout.readline()
+            ranks.enter_context(child(program, *numbers, env=variables))
         found = named(real.collect())
-    finally:
-        for child in ranks:
-            child.communicate(b"\n", timeout=60)
     job = f"slurm-{os.getpid()}"
     assert (found["open_files", "job", job], found["open_files_limit", "job", job]) == (60, 64)
     assert found["job_locked_memory_limit_bytes", job] == 65536
@@ -91,22 +79,15 @@ def test_worst_of_all_processes(real: Bench) -> None:
     """A real process that is no training process, near its limit, is the worst of all."""
     program = (
         "import os, resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\ntry:\n    "
-        "while True: os.dup(0)\nexcept OSError: print(flush=True); input()"
+        "while True: os.dup(0)\nexcept OSError: pass"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
+    with child(program):
         found = named(real.collect())
-        child.communicate(b"\n", timeout=60)
     # Or another test's, which is at its limit, too.
     assert found["open_files", "process", ""] == found["open_files_limit", "process", ""] >= 2
     after = named(real.collect())
-    assert (after["open_files", "process", ""], after["open_files_limit", "process", ""]) != (
-        256,
-        256,
-    )
+    shown = after["open_files", "process", ""], after["open_files_limit", "process", ""]
+    assert shown != (256, 256)
 
 
 @pytest.mark.skipif(not os.stat("/proc/self/fd").st_size, reason="takes Linux 6.2")
@@ -115,18 +96,8 @@ def test_a_sandbox_is_not_the_worst_of_all(real: Bench, limit: int) -> None:
     """A process that has lowered its limit below what it has open, to open nothing more, hides no
     other process.
     """
-    program = (
-        "import resource\n"
-        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))\n"
-        "print(flush=True); input()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
+    with child(f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))"):
         found = named(real.collect())
-        child.communicate(b"\n", timeout=60)
     assert found["open_files_limit", "process", ""] > limit
 
 
