@@ -119,9 +119,11 @@ def test_modes_that_change(node: Node) -> None:
     seen = node.collect("gpu")
     ((_, compute, *_, mig, _pending),) = seen.values("gpu_mode_info", gpu="0", uuid=node.uuid(0))
     assert (compute, mig) == ("default", "on")
-    seen = node.collect("gpu", advance=60.0)
-    ((_, compute, *_),) = seen.values("gpu_mode_info", gpu="0", uuid=node.uuid(0))
-    assert compute == "exclusive_process"
+    for mode, name in enumerate(("default", "exclusive_thread", "prohibited", "exclusive_process")):
+        node.simulator.set(0, "compute_mode", mode)
+        seen = node.collect("gpu", advance=60.0)
+        ((_, compute, *_),) = seen.values("gpu_mode_info", gpu="0", uuid=node.uuid(0))
+        assert compute == name
 
 
 @pytest.mark.parametrize(("code", "reasons"), [(999, {"gpu 0": Reason.UNKNOWN_ERROR}), (21, {})])

@@ -108,6 +108,26 @@ def test_nvlink_5_with_the_older_counters(tmp_path: Path) -> None:
     assert len(set(series)) == len(series)
 
 
+def test_links_of_a_gpu(tmp_path: Path) -> None:
+    """The worst link's ratio is the GPU's; those that are up are counted while each tells, and no
+    GPU has more than 36.
+    """
+    with Node(tmp_path, profile="b200", gpus=1) as node:
+        node.simulator.set(0, "nvlink3_effective_ber", 0x50C)
+        node.simulator.set(0, "nvlink4_effective_ber", 0x30B)
+        node.simulator.set(0, "nvlink5_state", 0)
+        seen = node.collect("nvlink")
+        assert seen.value("nvlink_effective_bit_error_ratio") == pytest.approx(3e-11)
+        assert seen.value("nvlinks_up") == 17
+        node.simulator.set(0, "nvlink5_state", "na")
+        seen = node.collect("nvlink")
+        assert len(seen.values("nvlink_up")) == 17
+        assert not seen.values("nvlinks_up")
+        for count, shown in ((36, True), (37, False)):
+            node.simulator.set(0, "nvlink_count", count)
+            assert bool(node.collect("nvlink").values("nvlink_up")) is shown
+
+
 def test_gpu_without_links(node: Node) -> None:
     """A GPU without NVLink has no such series and is no fault."""
     node.simulator.set(None, "nvlink_count", "unsupported")

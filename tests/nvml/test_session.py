@@ -165,8 +165,8 @@ def test_nvml_stays_open_while_all_is_well(node: Node) -> None:
 
 
 def test_frozen_readings(node: Node) -> None:
-    """A GPU whose energy stands still is withheld from every collector after three sweeps and ten
-    seconds, until it moves again.
+    """FAULT 15: a GPU whose energy stands still is withheld from every collector after three sweeps
+    and ten seconds, until it moves again.
     """
     node.collect()
     node.simulator.set(5, "frozen", 1)
@@ -388,7 +388,7 @@ def test_reading_of_a_collector_is_quarantined(node: Node) -> None:
 
 
 def test_sentinels(node: Node) -> None:
-    """A value that NVML marks as not available is left out, wherever it stands."""
+    """FAULT 14: a value that NVML marks as not available is left out, wherever it stands."""
     for key in (
         *("temperature", "memory_temperature", "memory_used", "power_usage", "energy"),
         *("clock_sm", "utilization_gpu", "ecc_volatile_corrected", "sram_volatile_cor"),

@@ -1,0 +1,77 @@
+"""What a failing call of a device costs, and the most that a driver's count may be."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pynvml
+import pytest
+
+from dshealthd.core.collector import Reason, SourceError
+from dshealthd.nvml.device import Device, ReadingEnded
+from dshealthd.nvml.processes import compute_processes
+from tests.jobs.machines import Clock
+
+
+def device(clock: Clock) -> Device:
+    """Return a device that nothing has been asked of."""
+    return Device("gpu 0", None, lambda _: SourceError(Reason.NOT_LOADED, "gone"), clock)
+
+
+def failing(clock: Clock, seconds: float, calls: list[float]) -> NoReturn:
+    """Fail after so many seconds."""
+    clock.now += seconds
+    calls.append(clock.now)
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+
+
+@pytest.mark.parametrize(("seconds", "made"), [(0.4375, 2), (0.5, 1)])
+def test_call_that_fails_slowly(seconds: float, made: int) -> None:
+    """One that fails after half a second waited for the driver, and is not made again; its failure
+    is told in the next reading, too.
+    """
+    clock, calls = Clock(), list[float]()
+    subject = device(clock)
+    for _ in range(2):
+        assert subject.perform(("call",), lambda: failing(clock, seconds, calls)) is None
+        assert [fault.reason for fault in subject.pop_faults()] == [Reason.UNKNOWN_ERROR]
+    assert len(calls) == made
+
+
+@pytest.mark.parametrize("seconds", [0.25, 0.5])
+def test_reading_ends_after_two_seconds_of_failures(seconds: float) -> None:
+    """However many calls they are of; a new reading has two seconds of its own."""
+    clock, calls = Clock(), list[float]()
+    subject = device(clock)
+    for reading in range(2):
+        call = functools.partial(failing, clock, seconds, calls)
+        with pytest.raises(ReadingEnded):
+            any(subject.perform((reading, number), call) for number in range(100))
+        assert len(calls) == (reading + 1) * 2.0 / seconds
+        subject.pop_faults()
+
+
+@pytest.mark.parametrize(("code", "given", "listed"), [
+    (pynvml.NVML_SUCCESS, 4096, 4096),
+    (pynvml.NVML_SUCCESS, 4097, None),
+    (pynvml.NVML_ERROR_INSUFFICIENT_SIZE, 4097, None),
+])  # fmt: skip
+def test_processes_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, code: int, given: int, listed: int | None
+) -> None:
+    """No list is longer than any that a GPU can have; a longer one is malformed."""
+
+    def answer(_handle: object, count: Any, _array: ctypes.Array[Any]) -> int:
+        count._obj.value = given
+        return code
+
+    library = SimpleNamespace(nvmlDeviceGetComputeRunningProcesses_v3=answer)
+    monkeypatch.setattr(pynvml, "nvmlLib", library)
+    subject = device(Clock())
+    pids = compute_processes(subject)
+    assert (None if pids is None else len(pids)) == listed
+    reasons = [fault.reason for fault in subject.pop_faults()]
+    assert reasons == ([] if listed else [Reason.MALFORMED])
