@@ -21,7 +21,7 @@
  *          unsupported         the call answers 3;  error:N  the call answers N
  * Keys     every name in the table DEFAULTS below, and
  *          nvlinkL_state, nvlinkL_replay, ...   one link's value (nvlink_state etc. speak for all links)
- *          migK_memory_used, migK_gi, ...       one MIG device's value
+ *          migK_uuid, migK_gi      one MIG device's value
  *          processes = PID:BYTES[:GI:CI], ...   (BYTES may be na)
  *          order, node, uuid, serial, pci (00000000:18:00.0), fabric_cluster_uuid (32 hex digits)
  *          field.ID = value    overrides one field value; 1.5, nan or inf make it a double
@@ -52,7 +52,6 @@
  *
  * OBSERVE  trace = PATH        one line an init or shutdown that succeeds: "init PID USERS" (users after it)
  *          calls = PATH        one line a call: the symbol
- *          device_file = PATH  held open between first init and last shutdown, as /dev/nvidiactl would be
  *
  * Not here: all that neither the product nor a test asks. Such a symbol is absent, which pynvml reports as
  * FunctionNotFound.
@@ -92,10 +91,8 @@ typedef unsigned long long ull;
     X(INVALID_ARGUMENT, 2, "Invalid Argument") \
     X(NOT_SUPPORTED, 3, "Not Supported") \
     X(NO_PERMISSION, 4, "Insufficient Permissions") \
-    X(ALREADY_INITIALIZED, 5, "Already Initialized") \
     X(NOT_FOUND, 6, "Not Found") \
     X(INSUFFICIENT_SIZE, 7, "Insufficient Size") \
-    X(INSUFFICIENT_POWER, 8, "Insufficient External Power") \
     X(DRIVER_NOT_LOADED, 9, "Driver Not Loaded") \
     X(TIMEOUT, 10, "Timeout") \
     X(IRQ_ISSUE, 11, "Interrupt Request Issue") \
@@ -106,17 +103,8 @@ typedef unsigned long long ull;
     X(RESET_REQUIRED, 16, "GPU requires reset") \
     X(OPERATING_SYSTEM, 17, "The operating system has blocked the request.") \
     X(VERSION_MISMATCH, 18, "Driver/library version mismatch") \
-    X(IN_USE, 19, "In use by another client") \
-    X(MEMORY, 20, "Insufficient Memory") \
     X(NO_DATA, 21, "No data") \
-    X(VGPU_ECC_NOT_SUPPORTED, 22, "vGPU ECC not supported") \
-    X(INSUFFICIENT_RESOURCES, 23, "Insufficient Resources") \
-    X(FREQ_NOT_SUPPORTED, 24, "Frequency not supported") \
     X(ARGUMENT_VERSION_MISMATCH, 25, "Argument version mismatch") \
-    X(DEPRECATED, 26, "Deprecated") \
-    X(NOT_READY, 27, "Not Ready") \
-    X(GPU_NOT_FOUND, 28, "GPU not found") \
-    X(INVALID_STATE, 29, "Invalid state") \
     X(UNKNOWN, 999, "Unknown Error")
 
 #define AS_ENUM(name, code, text) name = code,
@@ -150,8 +138,6 @@ enum { RETURNS(AS_ENUM) };
     D(tlimit_memory_max, "0", NO, NO, "0") \
     D(tlimit_gpu_max, "0", NO, NO, "0") \
     D(power_usage, "300000+5000", "200000+5000", "150000+5000", "400000+5000") \
-    D(power_average, "", "", NO, "") \
-    D(power_instant, "", "", NO, "") \
     D(power_limit_enforced, "700000", "400000", "300000", "1000000") \
     D(power_limit_default, "700000", "400000", "300000", "1000000") \
     D(power_limit_min, "200000", "100000", "150000", "200000") \
@@ -159,14 +145,10 @@ enum { RETURNS(AS_ENUM) };
     D(energy, "1000000000+1000000", "1000000000+1000000", "1000000000+1000000", "1000000000+1000000") \
     D(frozen, "0", "0", "0", "0") \
     D(performance_state, "0", "0", "0", "0") \
-    D(clock_graphics, "1900+5", "1350+5", "1480+5", "1905+5") \
     D(clock_sm, "1900+5", "1350+5", "1480+5", "1905+5") \
     D(clock_memory, "2619", "1593", "877", "3996") \
-    D(clock_video, "1500+5", "1200+5", "1300+5", "1500+5") \
-    D(clock_max_graphics, "1980", "1410", "1530", "1965") \
     D(clock_max_sm, "1980", "1410", "1530", "1965") \
     D(clock_max_memory, "2619", "1593", "877", "3996") \
-    D(clock_max_video, "1545", "1290", "1372", "1545") \
     D(throttle_reasons, "0", "0", "0", "0") \
     D(throttle_supported, "0x1ff", "0x1ff", "0x1ff", "0x1ff") \
     D(violation_power, "1000000+1000", "1000000+1000", "1000000+1000", "1000000+1000") \
@@ -178,7 +160,6 @@ enum { RETURNS(AS_ENUM) };
     D(memory_total, "85520809984", "85899345920", "34359738368", "192265846784") \
     D(memory_reserved, "580911104", "1058013184", "469762048", "631242752") \
     D(memory_used, "10737418240+1073741824", "10737418240+1073741824", "1073741824+1073741824", "10737418240+1073741824") \
-    D(memory_free, "", "", "", "") \
     D(ecc_mode, "1", "1", "1", "1") \
     D(ecc_pending, "1", "1", "1", "1") \
     ECC_DEFAULTS(D, volatile, "0") \
@@ -189,18 +170,11 @@ enum { RETURNS(AS_ENUM) };
     D(sram_volatile_unc_parity, "0", NO, NO, "0") \
     D(sram_volatile_unc_secded, "0", NO, NO, "0") \
     D(sram_volatile_cor, "0", NO, NO, "0") \
-    D(sram_bucket_l2, "0", NO, NO, "0") \
-    D(sram_bucket_sm, "0", NO, NO, "0") \
-    D(sram_bucket_pcie, "0", NO, NO, "0") \
-    D(sram_bucket_mcu, "0", NO, NO, "0") \
-    D(sram_bucket_other, "0", NO, NO, "0") \
     D(sram_threshold_exceeded, "0", NO, NO, "0") \
     D(remapped_correctable, "0+1", "0+1", NO, "0+1") \
     D(remapped_uncorrectable, "0", "0", NO, "0") \
     D(remapped_pending, "0", "0", NO, "0") \
     D(remapped_failure, "0", "0", NO, "0") \
-    D(remapped_correctable_inactive, NO, NO, NO, "0") \
-    D(remapped_uncorrectable_inactive, NO, NO, NO, "0") \
     D(retired_sbe, NO, NO, "0+1", NO) \
     D(retired_dbe, NO, NO, "0", NO) \
     D(retired_pending, NO, NO, "0", NO) \
@@ -231,8 +205,6 @@ enum { RETURNS(AS_ENUM) };
     D(nvlink_replay, "0", "0", "0", NO) \
     D(nvlink_recovery, "0", "0", "0", NO) \
     D(nvlink_crc_flit, "0", "0", "0", NO) \
-    D(nvlink_crc_data, "0", "0", "0", NO) \
-    D(nvlink_ecc, "0", "0", NO, NO) \
     D(nvlink_data_tx, "0~100000", "0~100000", NO, "0~100000") \
     D(nvlink_data_rx, "0~100000", "0~100000", NO, "0~100000") \
     NVLINK5(AS_NVLINK5_DEFAULT, D) \
@@ -246,11 +218,7 @@ enum { RETURNS(AS_ENUM) };
     D(mig_max, "7", "7", "0", "7") \
     D(mig_devices, "0", "0", "0", "0") \
     D(mig_gi, "", "", "", "") \
-    D(mig_uuid, "", "", "", "") \
-    D(mig_memory_total, "10200547328", "10200547328", NO, "23689428992") \
-    D(mig_memory_reserved, "0", "0", "0", "0") \
-    D(mig_memory_used, "13631488", "13631488", NO, "13631488") \
-    D(mig_memory_free, "", "", "", "")
+    D(mig_uuid, "", "", "", "")
 
 #define ECC_DEFAULTS(D, counter, zero) \
     D(ecc_##counter##_corrected, "", "", "", "") \
@@ -293,7 +261,7 @@ static const char *const GB200_VALUES[][2] = {
 };
 static const char *const OTHER_KEYS[] = {
     "gpus", "order", "order_latched", "profile", "node", "uuid", "serial", "pci", "processes",
-    "fabric_cluster_uuid", "no_driver", "trace", "calls", "device_file", "nvml_version", "arbitrary", "device_count",
+    "fabric_cluster_uuid", "no_driver", "trace", "calls", "nvml_version", "arbitrary", "device_count",
 };
 
 /* ---------------------------------------------------------------- scenario and state (all under `lock`) */
@@ -320,7 +288,6 @@ static struct stat scenario_stat;
 static bool scenario_present;
 static bool names_gpus, names_members; /* whether the scenario has values of single GPUs, links, MIG devices */
 static int users;
-static int device_fd = -1;
 static char library_version[NAME];
 static int latched[MAX_GPUS], latched_count;
 static struct device devices[MAX_GPUS][1 + MAX_MIGS];
@@ -730,27 +697,21 @@ static int ecc_sum(const struct device *device, const char *total, ull *out)
     return found;
 }
 
-static int difference(const struct device *device, const char *from, const char *const *parts, size_t count, ull *out)
+static int margin(const struct device *device, ull *out)
 {
-    int rc = value_of(device, from, out);
-    for (size_t i = 0; rc == OK && i < count; i++) {
-        ull part;
-        rc = value_of(device, parts[i], &part);
-        *out = *out == UINT64_MAX || part == UINT64_MAX ? UINT64_MAX : *out - part;
-    }
+    ull temperature;
+    int rc = value_of(device, "temperature", &temperature);
+    if (rc == OK)
+        rc = value_of(device, "threshold_gpu_max", out);
+    *out = *out == UINT64_MAX || temperature == UINT64_MAX ? UINT64_MAX : *out - temperature;
     return rc;
 }
 
 static int derived(const struct device *device, const char *key, ull *out)
 {
-    static const char *const memory[] = {"memory_used", "memory_reserved"}, *const margin[] = {"temperature"};
     char buffer[NAME];
-    if (strcmp(key, "memory_free") == 0)
-        return difference(device, "memory_total", memory, COUNT(memory), out);
     if (strcmp(key, "margin_temperature") == 0)
-        return difference(device, "threshold_gpu_max", margin, COUNT(margin), out);
-    if (strcmp(key, "power_average") == 0 || strcmp(key, "power_instant") == 0)
-        return value_of(device, "power_usage", out);
+        return margin(device, out);
     if (STARTS(key, "ecc_"))
         return ecc_sum(device, key, out);
     return number(device->gpu, text_of(device->gpu, key, buffer, sizeof buffer), out);
@@ -971,8 +932,7 @@ static int enter_initialized(const char *function, int gpu)
 static bool mig_has(const char *function)
 {
     static const char *const names[] = {
-        "nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo*", "nvmlDeviceGet*RunningProcesses*",
-        "nvmlDeviceGetGpuInstanceId",
+        "nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGet*RunningProcesses*", "nvmlDeviceGetGpuInstanceId",
     };
     for (size_t i = 0; i < COUNT(names); i++)
         if (fnmatch(names[i], function, 0) == 0)
@@ -1010,13 +970,10 @@ static int initialize(const char *function)
             rc = VERSION_MISMATCH;
     }
     if (rc == OK && users++ == 0) {
-        const char *path = find("device_file");
         latched_count = order_of(latched);
         for (int gpu = 0; gpu < MAX_GPUS; gpu++)
             for (int mig = 0; mig <= MAX_MIGS; mig++)
                 devices[gpu][mig] = (struct device){gpu, mig - 1};
-        if (path)
-            device_fd = open(path, O_RDONLY | O_CLOEXEC);
     }
     if (rc == OK)
         append(find("trace"), "init %d %d\n", (int)getpid(), users);
@@ -1033,10 +990,7 @@ API int nvmlShutdown(void)
 {
     int rc = enter_initialized(__func__, -1);
     if (rc == OK) {
-        if (--users == 0 && device_fd >= 0) {
-            close(device_fd);
-            device_fd = -1;
-        }
+        users--;
         append(find("trace"), "shutdown %d %d\n", (int)getpid(), users);
     }
     return leave(rc);
@@ -1158,8 +1112,8 @@ API int nvmlDeviceGetHandleByIndex_v2(uint index, struct device **out)
     X(nvmlDeviceGetPowerManagementLimitConstraints, "power_limit_min", "power_limit_max")
 
 /* One argument picks the key. */
-static const char *const CLOCKS[] = {"clock_graphics", "clock_sm", "clock_memory", "clock_video"};
-static const char *const MAX_CLOCKS[] = {"clock_max_graphics", "clock_max_sm", "clock_max_memory", "clock_max_video"};
+static const char *const CLOCKS[] = {"clock_sm", "clock_sm", "clock_memory"};
+static const char *const MAX_CLOCKS[] = {"clock_max_sm", "clock_max_sm", "clock_max_memory"};
 static const char *const SENSORS[] = {"temperature"};
 static const char *const THRESHOLDS[] = {
     "threshold_shutdown", "threshold_slowdown", "threshold_memory_max", "threshold_gpu_max"};
@@ -1383,10 +1337,6 @@ static int fill_memory(const struct device *device, struct memory_v2 *out)
         rc = get_ull(device, "memory_used", &out->used);
     if (rc != OK)
         return rc;
-    const char *own = device->mig < 0 ? lookup(device->gpu, "memory_free")
-                                      : lookup_member(device->gpu, "mig", device->mig, "memory_free");
-    if (own && *own)
-        return number(device->gpu, own, &out->free);
     bool known = out->total != UINT64_MAX && out->reserved != UINT64_MAX && out->used != UINT64_MAX;
     out->free = known ? out->total - out->reserved - out->used : UINT64_MAX;
     return OK;
@@ -1424,12 +1374,6 @@ static int ecc(const struct device *device, uint type, uint counter, const char 
     return get_ull(device, key, out);
 }
 
-API int nvmlDeviceGetTotalEccErrors(const struct device *device, uint type, uint counter, ull *out)
-{
-    int rc = enter_device(__func__, device, out);
-    return leave(rc == OK ? ecc(device, type, counter, "", out) : rc);
-}
-
 API int nvmlDeviceGetMemoryErrorCounter(const struct device *device, uint type, uint counter, uint location, ull *out)
 {
     int rc = enter_device(__func__, device, out);
@@ -1445,10 +1389,9 @@ struct sram_status {
 
 API int nvmlDeviceGetSramEccErrorStatus(const struct device *device, struct sram_status *io)
 {
-    static const char *const keys[11] = {
+    static const char *const keys[] = {
         "sram_aggregate_unc_parity", "sram_aggregate_unc_secded", "sram_aggregate_cor",
-        "sram_volatile_unc_parity", "sram_volatile_unc_secded", "sram_volatile_cor",
-        "sram_bucket_l2", "sram_bucket_sm", "sram_bucket_pcie", "sram_bucket_mcu", "sram_bucket_other"};
+        "sram_volatile_unc_parity", "sram_volatile_unc_secded", "sram_volatile_cor"};
     int rc = enter_device(__func__, device, io);
     if (rc == OK)
         rc = check_version(&io->version, SRAM_V1);
@@ -1478,7 +1421,7 @@ LINK_UINTS(AS_LINK_GETTER)
 
 API int nvmlDeviceGetNvLinkErrorCounter(const struct device *device, uint link, uint counter, ull *out)
 {
-    static const char *const keys[] = {"replay", "recovery", "crc_flit", "crc_data", "ecc"};
+    static const char *const keys[] = {"replay", "recovery", "crc_flit"};
     int rc = enter_device(__func__, device, out);
     if (rc == OK && counter >= COUNT(keys))
         rc = INVALID_ARGUMENT;
@@ -1565,7 +1508,6 @@ static const struct field FIELDS[] = {
     NVLINK5(AS_NVLINK5_FIELD, )
     ONE(230, UINT, "recovery_action")
     ONE(269, ULL, "violation_sw_thermal") ONE(270, ULL, "violation_hw_thermal") ONE(271, ULL, "violation_power_brake")
-    ONE(301, UINT, "remapped_correctable_inactive") ONE(302, UINT, "remapped_uncorrectable_inactive")
     ONE(307, UINT, "repair_bank_pending")
 };
 enum { FIELD_LIMIT = 308 };
