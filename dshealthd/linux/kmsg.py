@@ -84,9 +84,10 @@ class KernelLogReader:
         """Records that were never read: gaps in the numbers."""
         self.drained = False
         """Whether the end of the log has been reached since it was opened."""
+        self.descriptor: int | None = None
+        """Readable while there are new records; None if not open."""
         self._monotonic = monotonic
         self._read = read
-        self._descriptor = -1
         self._newest = -1
         self._failures = 0
         self._retry = 0.0
@@ -99,12 +100,12 @@ class KernelLogReader:
         OSError if the log cannot be opened or read. It is reopened after a back-off; until then,
         `SourceError`.
         """
-        if self._descriptor < 0:
-            self._open()
+        if self.descriptor is None:
+            self.descriptor = self._open()
         until = self._monotonic() + seconds
         for count in range(1, most + 1):
             try:
-                raw = self._read(self._descriptor, BUFFER)
+                raw = self._read(self.descriptor, BUFFER)
             except BlockingIOError:
                 self._failures = 0
                 self.drained = True
@@ -132,11 +133,6 @@ class KernelLogReader:
             if not count % CLOCK_EVERY and self._monotonic() >= until:
                 return
 
-    @property
-    def descriptor(self) -> int | None:
-        """The descriptor of `/dev/kmsg`, readable while it has new records; None if not open."""
-        return self._descriptor if self._descriptor >= 0 else None
-
     def behind(self) -> bool:
         """Return whether all of `/dev/kmsg` was read and ends before the position.
 
@@ -146,22 +142,23 @@ class KernelLogReader:
 
     def close(self) -> None:
         """Close `/dev/kmsg`."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
 
-    def _open(self) -> None:
+    def _open(self) -> int:
         now = self._monotonic()
         if self._trouble is not None and now < self._retry:
             detail = f"{self._trouble}; retry in {self._retry - now:.0f} s"
             raise SourceError(os_reason(self._trouble), detail) from self._trouble
         try:
-            self._descriptor = os.open(self.place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = os.open(self.place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             self._fail(error)
             raise
         self._newest = -1
         self.drained = False
+        return descriptor
 
     def _fail(self, error: OSError) -> None:
         self.close()
