@@ -91,41 +91,30 @@ def test_nothing_is_read_through_an_environment(prefix: Path, put: Callable[[Pat
     assert told(run(prefix)[0]) == {"torch": ["2.3.0"], "python": ["3.11"]}
 
 
-def test_a_crowd_of_distributions(prefix: Path) -> None:
-    """66,000 names of them cost one bounded listing, and give as many series as an honest
-    upgrade.
-    """
-    site = prefix / "lib/python3.11/site-packages"
-    for number in range(66_000):
-        # what it leads to does not matter; directories take a minute to remove
-        (site / f"torch-{number}.0.dist-info").symlink_to("nowhere")
-    result, seconds = run(prefix)
-    assert len(told(result)["torch"]) == MAX_VERSIONS
-    assert seconds < 20
-
-
 @pytest.fixture
 def crowded() -> Iterator[Path]:
-    """The packages of an environment of the user with 66,000 distributions, in memory."""
+    """The packages of an environment of the user with 30,000 distributions, in memory: half as many
+    again as are listed.
+    """
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         os.chmod(name, 0o755)
         site = os.path.join(name, "lib/python3.11/site-packages")
         os.makedirs(site)
-        for number in range(66_000):
+        for number in range(30_000):
             os.mkdir(f"{site}/torch-{number}.0.dist-info")
         os.chown(site, USER, USER)
         yield Path(site)
 
 
 def test_a_crowd_does_not_stop_the_agent(crowded: Path, tmp_path: Path) -> None:
-    """The worker that lists a crowd that keeps changing stays the one that was started first, and
-    everything else that it reads stays fresh.
+    """A crowd that keeps changing costs one bounded listing, and gives as many series as an honest
+    upgrade: the worker stays the one that was started first, and all else that it reads is fresh.
     """
     others = ("network", "open_files", "filesystem")
     config = "".join(f'[collectors.{name}]\ninterval = "500ms"\n' for name in ("software", *others))
     job = f"slurm-{os.getpid()}"
     variables = {**TORCH, "VIRTUAL_ENV": str(crowded.parents[2]), "SLURM_JOB_ID": str(os.getpid())}
-    number = itertools.count(66_000)
+    number = itertools.count(30_000)
 
     def sound(scrape: Scrape) -> bool:
         """Change what is listed, and tell whether the agent knows the job."""
@@ -160,6 +149,8 @@ def test_a_crowd_does_not_stop_the_agent(crowded: Path, tmp_path: Path) -> None:
                     )
                 )
             )
+            torch = last.all("dshealthd_software_info", training_job=job, component="torch")
+            assert len(torch) == MAX_VERSIONS
             assert last.value("dshealthd_worker_starts_total", worker="storage") == 1
             assert last.all("dshealthd_worker_failures_total", worker="storage") == []
         finally:
