@@ -62,14 +62,6 @@ class DiskStatistics(NamedTuple):
     in_flight: int
 
 
-class DiskIdentity(NamedTuple):
-    """What a disk reports about itself."""
-
-    model: str
-    rotational: str
-    """`1` or `0`; empty where the kernel does not say."""
-
-
 def parse_diskstats(text: str) -> dict[str, DiskStatistics]:
     """Return the statistics of each block device, including partitions, by name.
 
@@ -97,7 +89,8 @@ class Disk(Collector):
 
     def __init__(self, options: Any, context: Context) -> None:
         super().__init__(options, context)
-        self._identities: dict[str, DiskIdentity | None] = {}
+        self._identities: dict[str, tuple[str, str] | None] = {}
+        """Model, and `1` if it rotates; None for what is no disk."""
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the requests of each disk.
@@ -124,16 +117,15 @@ class Disk(Collector):
             yield BYTES(sectors * _SECTOR, name, operation)
         yield IN_FLIGHT(told.in_flight, name)
         if identity := self._identities[name]:
-            yield INFO(1, name, identity.model, identity.rotational)
+            yield INFO(1, name, *identity)
 
-    def _identity(self, name: str) -> DiskIdentity | None:
-        """Return the identity of a local disk; None if the device is not a disk."""
+    def _identity(self, name: str) -> tuple[str, str] | None:
         if name.startswith(_REMOVABLE):
             return None
         place = self.host.sys(f"block/{name.replace('/', '!')}")
         if not os.path.isdir(f"{place}/device"):  # a partition, or built on disks
             return None
-        return DiskIdentity(_text(f"{place}/device/model"), _text(f"{place}/queue/rotational"))
+        return _text(f"{place}/device/model"), _text(f"{place}/queue/rotational")
 
 
 def _text(place: str) -> str:

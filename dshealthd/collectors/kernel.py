@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, every, gauge
 from dshealthd.core.result import read_parsed, read_parts
@@ -66,17 +66,10 @@ SYSCTLS = (
 _THREAD_LIMITS = frozenset({"kernel.pid_max", "kernel.threads-max"})
 
 
-class Load(NamedTuple):
-    """Contents of `/proc/loadavg`."""
-
-    averages: tuple[float, float, float]
-    threads: int
-
-
-def parse_loadavg(text: str) -> Load:
-    """Return the kernel's load averages and thread count. ValueError if malformed."""
+def parse_loadavg(text: str) -> tuple[list[float], int]:
+    """Return averages and threads of `/proc/loadavg`. ValueError if malformed."""
     one, five, fifteen, threads, *_ = text.split()
-    return Load((float(one), float(five), float(fifteen)), int(threads.partition("/")[2]))
+    return [float(one), float(five), float(fifteen)], int(threads.partition("/")[2])
 
 
 def parse_cpus(text: str) -> int:
@@ -114,10 +107,10 @@ class Kernel(Collector):
         yield UPTIME(uptime(self.host))
 
     def _load(self) -> Iterator[Sample]:
-        load = read_parsed(self.host.proc("loadavg"), parse_loadavg)
-        for minutes, average in zip(("1", "5", "15"), load.averages, strict=True):
+        averages, threads = read_parsed(self.host.proc("loadavg"), parse_loadavg)
+        for minutes, average in zip(("1", "5", "15"), averages, strict=True):
             yield LOAD(average, minutes)
-        yield THREADS(load.threads)
+        yield THREADS(threads)
 
     def _cpus(self) -> Iterator[Sample]:
         with contextlib.suppress(FileNotFoundError):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, CollectorOptions, gauge
 from dshealthd.core.options import Duration, option
-from dshealthd.linux.process import uptime
+from dshealthd.linux.process import TICKS, uptime
 from dshealthd.linux.sock_diag import TcpState
 from dshealthd.linux.socket_owners import BUDGET, BUDGET_ALONE, Search
 from dshealthd.linux.tcp_sockets import Sockets
@@ -177,7 +177,7 @@ class RendezvousPorts(Collector):
             if (owner := owners.get(inode)) is not None:
                 orphaned = owner.orphaned
                 if not appeared:
-                    age = max(age, since_boot - owner.process.started)
+                    age = max(age, since_boot - owner.process.start / TICKS)
             if orphaned:
                 orphans[port] = max(age, orphans.get(port, 0.0))
             ages["unknown" if orphaned is None else str(orphaned).lower()].append(age)

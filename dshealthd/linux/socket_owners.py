@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read, read_bytes
-from dshealthd.linux.process import TICKS, parse_stat
+from dshealthd.linux.process import parse_stat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from dshealthd.core.host import Host
+    from dshealthd.linux.process import Stat
 
 BUDGET = 0.01
 """Seconds per round: some 2,000 descriptors."""
@@ -23,15 +24,6 @@ BUDGET_ALONE = 1.0
 PATIENCE = 60.0
 """Seconds before an unsuccessful search is retried. Doubled each time, up to sixteen-fold."""
 _SYSTEMD = ("systemd", "init")
-
-
-class ProcessLineage(NamedTuple):
-    """A process at one moment."""
-
-    parent: int
-    """Its parent's pid: 1, or a subreaper's, once the parent is gone."""
-    started: float
-    """Seconds from boot to its start."""
 
 
 def parse_inode(link: str) -> int | None:
@@ -56,7 +48,7 @@ class Owner:
         try:
             self.process = self._read()
             return (
-                self.process.started == self._first.started
+                self.process.start == self._first.start
                 and parse_inode(os.readlink(self._descriptor)) == self._inode
             )
         except (OSError, ValueError, ArithmeticError):
@@ -69,9 +61,8 @@ class Owner:
             return True
         return None if self._parent_started_it is None else not self._parent_started_it
 
-    def _read(self) -> ProcessLineage:
-        stat = parse_stat(read_bytes(self._host.proc(f"{self._pid}/stat"), 4096))
-        return ProcessLineage(stat.parent, stat.start / TICKS)
+    def _read(self) -> Stat:
+        return parse_stat(read_bytes(self._host.proc(f"{self._pid}/stat"), 4096))
 
 
 def started_by(host: Host, pid: int, parent: int) -> bool | None:

@@ -41,13 +41,8 @@ Past the deadline the worker would be killed and the whole GPU quarantined becau
 """
 
 
-class DeviceError(Exception):
+class DeviceError(SourceError):
     """The device as a whole cannot be read: NVML says so, or no vital call answers."""
-
-    def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-        self.detail = detail
 
 
 class ReadingEnded(Exception):

@@ -24,6 +24,7 @@ from dshealthd.core.collector import (
     SourceError,
     read_by,
 )
+from dshealthd.core.result import fault_of
 from dshealthd.core.text import plural
 from dshealthd.linux import pci
 from dshealthd.nvml import codes
@@ -128,7 +129,7 @@ class Session:
                 samples.extend(read(gpu, device))
         except DeviceError as error:
             device.forget_notes()
-            gpu.fault = Fault(gpu.part, error.reason, error.detail)
+            gpu.fault = fault_of(gpu.part, error)
             return [], [gpu.fault]
         return samples, device.pop_faults()
 
