@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.host import integer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 _PAGE = 4096
 _UNKNOWN = (1 << 64) - 1
@@ -130,14 +130,14 @@ class Adapter:
         """Yield name and place of each counter that an adapter's port has."""
         for kind in ("counters", "hw_counters"):
             directory = f"{self.place}/ports/{port}/{kind}"
-            for name in sorted(_entries(directory)):
+            for name in _entries(directory):
                 yield name, f"{directory}/{name}"
 
     def sensors(self) -> Iterator[tuple[str, str]]:
         """Yield name and path of each temperature sensor, in thousandths of a degree Celsius."""
         for hwmon in _entries(f"{self.place}/device/hwmon"):
             directory = f"device/hwmon/{hwmon}"
-            for file in sorted(_entries(f"{self.place}/{directory}")):
+            for file in _entries(f"{self.place}/{directory}"):
                 if file.startswith("temp") and file.endswith("_input"):
                     sensor = file.removesuffix("_input")
                     name = self.text(f"{directory}/{sensor}_label").lower() or sensor
@@ -179,9 +179,9 @@ def identity(place: str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _entries(directory: str) -> Iterable[str]:
-    """Return the names in an adapter's directory; empty if there is no such directory."""
+def _entries(directory: str) -> list[str]:
+    """Return the names in an adapter's directory, sorted; empty if there is no such directory."""
     try:
-        return os.listdir(directory)
+        return sorted(os.listdir(directory))
     except FileNotFoundError:
-        return ()
+        return []

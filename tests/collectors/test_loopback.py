@@ -10,6 +10,7 @@ import resource
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -70,14 +71,24 @@ def test_nothing_is_left_behind() -> None:
         assert not ss()
 
 
-def test_refused() -> None:
-    """A reset in answer to the connection is told as refused."""
-    with network_namespace():
-        reject("reject with tcp reset")
+def used_up() -> None:
+    """Leave one ephemeral port, which the listener takes."""
+    RANGE.write_text("40000 40000")
+
+
+@pytest.mark.parametrize(("prepare", "loopback", "outcome"), [
+    (lambda: reject("reject with tcp reset"), True, "refused"),
+    (lambda: None, False, "unreachable"),
+    (used_up, True, "no_port"),
+])  # fmt: skip
+def test_failure(prepare: Callable[[], None], outcome: str, *, loopback: bool) -> None:
+    """A reset in answer, an interface that is down, and ports that are used up are told apart."""
+    with network_namespace(loopback=loopback):
+        prepare()
         result = Bench("loopback").collect()
         assert not ss()
     assert result.outcome is CollectionOutcome.OK
-    assert outcomes(result) == {"refused": 1}
+    assert outcomes(result) == {outcome: 1}
     assert (value(result, UP), value(result, DURATION)) == (0, None)
 
 
@@ -92,19 +103,6 @@ def test_timed_out() -> None:
     assert outcomes(result) == {"timed_out": 1}
     assert took > 0.09
     assert held_up < 0.5
-
-
-def test_unreachable() -> None:
-    """A loopback interface that is down is told as unreachable."""
-    with network_namespace(loopback=False):
-        assert outcomes(Bench("loopback").collect()) == {"unreachable": 1}
-
-
-def test_no_port() -> None:
-    """A range of ephemeral ports that is used up is told as no_port."""
-    with network_namespace():
-        RANGE.write_text("40000 40000")
-        assert outcomes(Bench("loopback").collect()) == {"no_port": 1}
 
 
 def test_the_agent_s_own_limit_is_no_finding() -> None:

@@ -5,22 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import time
-from collections.abc import Callable
 from typing import NoReturn
 
 import pytest
 
 from dshealthd.linux import sock_diag, socket_owners
 from dshealthd.linux.peer_user import peer_uid
-
-
-def wait(condition: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+from tests.waiting import until
 
 
 def states(client: socket.socket) -> set[str]:
@@ -80,7 +71,7 @@ def test_closed() -> None:
         socket.create_connection(server.getsockname()) as client,
     ):
         server.accept()[0].close()
-        wait(lambda: states(client) == {"05", "08"})  # FIN_WAIT2 and CLOSE_WAIT
+        until(lambda: states(client) == {"05", "08"})  # FIN_WAIT2 and CLOSE_WAIT
         assert peer_uid(client) is None
 
 

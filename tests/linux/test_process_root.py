@@ -13,6 +13,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,6 +140,20 @@ def test_neither_groups_nor_capabilities_of_the_agent_help(place: Path, public_p
         assert fields[0][name] == fields[2][name]
     assert int(fields[1][b"CapEff"].split()[1], 16) == 0
     assert fields[1][b"Uid"].split()[1:] == [b"0", b"0", b"0", b"%d" % USER]
+
+
+@root_only
+def test_own_rights_take_no_capability() -> None:
+    """Root without capabilities, as in a pod, opens files as itself, and as nobody else."""
+    program = (
+        "import os; from dshealthd.linux.credentials import User, assumed\n"
+        "for uid in (0, 1):\n    try:\n"
+        "        with assumed(User(uid, os.getegid(), tuple(os.getgroups()))): print(uid)\n"
+        "    except PermissionError: print('denied')"
+    )
+    bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, "-c", program]
+    done = subprocess.run(bare, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["0", "denied"]
 
 
 @root_only

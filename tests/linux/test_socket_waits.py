@@ -7,8 +7,7 @@ import pty
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.linux.socket_waits import TERMINAL, peers_awaited, ports_served
+from tests.waiting import until
 
 START = """
 import os, select, socket, sys, threading, time
@@ -44,14 +44,6 @@ OTHERS = {
 }
 
 
-def wait(condition: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 @contextmanager
 def waiting(program: str, address: str = "127.0.0.1") -> Iterator[tuple[int, int, socket.socket]]:
     """Yield the pid of a process that waits, and the port and the server's end of its
@@ -67,7 +59,7 @@ def waiting(program: str, address: str = "127.0.0.1") -> Iterator[tuple[int, int
                 assert process.stdout is not None
                 process.stdout.readline()
                 asleep = Path(f"/proc/{process.pid}/stat")
-                wait(lambda: asleep.read_text().rpartition(")")[2].split()[0] == "S")
+                until(lambda: asleep.read_text().rpartition(")")[2].split()[0] == "S")
                 yield process.pid, port, connection
             process.kill()
 
@@ -78,7 +70,7 @@ def test_a_connection(program: str, address: str) -> None:
     """A process that waits for data over TCP tells from whom, however it waits."""
     with waiting(program, address) as (pid, port, _):
         shown = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        wait(
+        until(
             lambda: (
                 {key: str(end) for key, end in peers_awaited(Host(), [pid]).items()} == {pid: shown}
             )
@@ -108,7 +100,7 @@ def test_an_end_that_acknowledges_nothing() -> None:
                 return pid in peers_awaited(Host(), [pid])
             return False
 
-        wait(drained)
+        until(drained)
 
 
 PROMPTS = {
@@ -127,7 +119,7 @@ def test_a_prompt(program: str) -> None:
     try:
         command = [sys.executable, "-c", program]
         with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-            wait(lambda: peers_awaited(Host(), [process.pid]) == {process.pid: TERMINAL})
+            until(lambda: peers_awaited(Host(), [process.pid]) == {process.pid: TERMINAL})
             process.kill()
     finally:
         os.close(ours)
