@@ -32,7 +32,7 @@ from dshealthd.core.collector import (
 from dshealthd.core.host import read
 from dshealthd.core.options import Duration, constant, option
 from dshealthd.core.persistent_counters import OTHER, PersistentCounters, Row
-from dshealthd.core.result import os_reason
+from dshealthd.core.result import fault_of
 from dshealthd.core.state_writer import LatestWriter
 from dshealthd.linux import kernel_lines as lines
 from dshealthd.linux.journal import JournalReader
@@ -251,11 +251,8 @@ class KernelLog(Collector):
             if before != (reader.position, reader.drained):
                 self._known, self._shown = True, None
         if reader.behind():
-            self._troubled(
-                Reason.MALFORMED,
-                "the saved position is beyond the end of the log; counting restarts",
-                None,
-            )
+            what = "the saved position is beyond the end of the log; counting restarts"
+            self._troubled(what, Reason.MALFORMED)
             reader.close()
             self._reader = self._open()
             self._lost_before, self._resumed = 0, False
@@ -357,11 +354,8 @@ class KernelLog(Collector):
         try:
             self._boot_id = read(self.host.proc("sys/kernel/random/boot_id")).strip()
         except OSError as error:
-            self._troubled(
-                os_reason(error),
-                "the position in the log is not kept: the boot ID cannot be read",
-                error,
-            )
+            what = "the position in the log is not kept: the boot ID cannot be read"
+            self._troubled(what, error)
             return
         place = f"{self.context.state}/{self.name}.json"
         write = functools.partial(state_file.replace_in_child, place)
@@ -377,13 +371,9 @@ class KernelLog(Collector):
         except FileNotFoundError:
             return
         except OSError as error:
-            self._troubled(
-                os_reason(error), "the saved position cannot be read; counting restarts", error
-            )
+            self._troubled("the saved position cannot be read; counting restarts", error)
         except (ValueError, ArithmeticError) as error:
-            self._troubled(
-                Reason.MALFORMED, "the saved position is invalid; counting restarts", error
-            )
+            self._troubled("the saved position is invalid; counting restarts", error)
         else:
             self._reader.position = self._saved_position = saved.position
             self._lost_before = saved.lost
@@ -414,7 +404,7 @@ class KernelLog(Collector):
                     self._writer.put(documents.dumps(state, separators=documents.COMPACT).encode())
                 except OSError as error:
                     self._tally.changed = True
-                    self._troubled(os_reason(error), "position in the log cannot be saved", error)
+                    self._troubled("position in the log cannot be saved", error)
                 else:
                     self._saved_position = position
 
@@ -422,16 +412,19 @@ class KernelLog(Collector):
         """Report the outcome of the last write of the kernel log's counts, and a hung write."""
         hung = writer.hung_for()
         if hung > self.options.deadline:
-            self._troubled(Reason.TIMEOUT, "position in the log is not saved: the disk hangs", None)
+            self._troubled("position in the log is not saved: the disk hangs", Reason.TIMEOUT)
         elif writer.error is not None:
             self._tally.changed = True
             error, writer.error = writer.error, None
-            self._troubled(os_reason(error), "position in the log cannot be saved", error)
+            self._troubled("position in the log cannot be saved", error)
         elif writer.written > self._written and not writer.busy:
             self._written, self._fault = writer.written, None
 
-    def _troubled(self, reason: Reason, what: str, error: Exception | None) -> None:
-        detail = f"{what}: {error}" if error is not None else what
-        if self._fault is None or self._fault.detail != detail:
-            log.warning("kernel_log: %s", detail)
-        self._fault = Fault("state", reason, detail)
+    def _troubled(self, what: str, why: Exception | Reason) -> None:
+        if isinstance(why, Reason):
+            fault = Fault("state", why, what)
+        else:
+            fault = fault_of("state", why)._replace(detail=f"{what}: {why}")
+        if fault != self._fault:
+            log.warning("kernel_log: %s", fault.detail)
+        self._fault = fault

@@ -133,12 +133,8 @@ class Session:
             return [], [gpu.fault]
         return samples, device.pop_faults()
 
-    def close(self) -> None:
-        """Release NVML and all handles, so that the driver can be unloaded."""
-        self._shut()
-
-    def _shut(self) -> bool:
-        """Close the NVML session; False if NVML refused."""
+    def close(self) -> bool:
+        """Release NVML and all handles, so that the driver can be unloaded; False if it refuses."""
         self._gpus = []
         if self._open:
             self._open = False
@@ -154,7 +150,7 @@ class Session:
         now = self._context.monotonic()
         # NVML lists GPUs when it is opened: only reopening it reveals one that came back.
         if self._open and now - self._opened_at >= REFRESH and self._amiss():
-            self._shut()
+            self.close()
         try:
             if not self._open:
                 self._start(now)
@@ -171,7 +167,10 @@ class Session:
             self._listed_at = now
             self._gpus = [self._open_gpu(index) for index in range(count)]
         else:
-            self._gpus = [self._again(gpu) for gpu in self._gpus]
+            self._gpus = [
+                Gpu(gpu.index, gpu.uuid, gpu.device) if gpu.device else self._open_gpu(gpu.index)
+                for gpu in self._gpus
+            ]
         self._recognize()
 
     def _counted(self, count: int) -> int:
@@ -234,11 +233,6 @@ class Session:
             gpu.device = Device(gpu.part, handle, self._ended, self._context.monotonic)
         return gpu
 
-    def _again(self, gpu: Gpu) -> Gpu:
-        if gpu.device is None:
-            return self._open_gpu(gpu.index)
-        return Gpu(gpu.index, gpu.uuid, gpu.device)
-
     def _recognize(self) -> None:
         """Give a GPU of the session that could not be opened the UUID last seen at its index."""
         for gpu in self._gpus:
@@ -294,7 +288,7 @@ class Session:
         """
         code = error.value
         # A library that refuses to shut down holds the driver until its process ends.
-        replace = not self._shut() or code == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+        replace = not self.close() or code == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
         expected = self._expected()
         missing = code in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         text = codes.describe(error)

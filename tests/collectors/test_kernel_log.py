@@ -653,16 +653,16 @@ def test_closing_again_and_again(machine: Machine, collector: kernel_log.KernelL
     assert total(machine.collect(collector, 60.0)) == 2
 
 
-@pytest.mark.parametrize(
-    ("error", "detail"),
-    [(None, "it is not saved"), (OSError(28, "full"), "it is not saved: [Errno 28] full")],
-)
+@pytest.mark.parametrize(("why", "reason", "detail"), [
+    (Reason.TIMEOUT, Reason.TIMEOUT, "it is not saved"),
+    (OSError(28, "full"), Reason.IO_ERROR, "it is not saved: [Errno 28] full"),
+])  # fmt: skip
 def test_why_the_state_is_not_saved(
-    error: OSError | None, detail: str, caplog: pytest.LogCaptureFixture
+    why: Exception | Reason, reason: Reason, detail: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is the collector's fault with the error, if there is one, and logged once."""
     collector: Any = SimpleNamespace(_fault=None)
     for _ in range(2):
-        kernel_log.KernelLog._troubled(collector, Reason.IO_ERROR, "it is not saved", error)
-    assert collector._fault == Fault("state", Reason.IO_ERROR, detail)
+        kernel_log.KernelLog._troubled(collector, "it is not saved", why)
+    assert collector._fault == Fault("state", reason, detail)
     assert caplog.messages == [f"kernel_log: {detail}"]

@@ -54,6 +54,24 @@ def test_reading_ends_after_two_seconds_of_failures(seconds: float) -> None:
         subject.pop_faults()
 
 
+@pytest.mark.parametrize(("name", "code", "reasons"), [
+    ("nvmlDeviceGetSramEccErrorStatus", 4, []),
+    ("nvmlDeviceGetSramEccErrorStatus", 999, [Reason.UNKNOWN_ERROR]),
+    ("nvmlDeviceGetPowerUsage", 4, [Reason.PERMISSION_DENIED]),
+    ("nvmlDeviceGetPowerUsage", 3, []),
+    ("nvmlDeviceGetPowerUsage", 21, []),
+])  # fmt: skip
+def test_what_is_no_fault(name: str, code: int, reasons: list[Reason]) -> None:
+    """What is not supported, or has no data now, and a call that some drivers keep for root."""
+
+    def refuse() -> NoReturn:
+        raise pynvml.NVMLError(code)
+
+    subject = device(Clock())
+    assert subject.perform((name,), refuse) is None
+    assert [fault.reason for fault in subject.pop_faults()] == reasons
+
+
 @pytest.mark.parametrize(("code", "given", "listed"), [
     (pynvml.NVML_SUCCESS, 4096, 4096),
     (pynvml.NVML_SUCCESS, 4097, None),
