@@ -16,6 +16,7 @@ from dshealthd.config import registry
 from dshealthd.core.collector import Context, Fault, Metric, Reason
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionResult, attempt
+from tests.environments import wait_for_environment
 
 FIXTURES = Path(__file__).parent / "fixtures"
 Values = dict[tuple[str, ...], float]
@@ -47,6 +48,20 @@ def child(program: str, *arguments: str, **how: Any) -> Iterator[int]:
         process.stdout.readline()
         yield process.pid
         process.communicate(b"\n", timeout=60)
+
+
+@contextlib.contextmanager
+def sleeper(
+    user: int, variables: Mapping[str, str] | None = None, cwd: Path | str = "/"
+) -> Iterator[int]:
+    """Run a process of a user that does nothing, with these variables; its pid."""
+    rights: Any = {} if os.geteuid() else {"user": user, "group": user, "extra_groups": []}
+    with subprocess.Popen(["/bin/sleep", "600"], env=variables, cwd=cwd, **rights) as process:
+        try:
+            wait_for_environment(process.pid)
+            yield process.pid
+        finally:
+            process.kill()
 
 
 class Bench:

@@ -6,7 +6,6 @@ import itertools
 import os
 import resource
 import struct
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 
 from dshealthd.core.result import CollectionOutcome, CollectionResult
 from tests.agents import Scrape, running
-from tests.collectors.bench import Bench
+from tests.collectors.bench import Bench, sleeper
 from tests.jobs.machines import TORCH
 from tests.stopwatch import Stopwatch
 
@@ -39,13 +38,9 @@ def run(prefix: Path) -> tuple[CollectionResult, float]:
     other work.
     """
     variables = {**TORCH, "VIRTUAL_ENV": str(prefix), "SLURM_JOB_ID": str(os.getpid())}
-    command = ["/bin/sleep", "600"]
-    with subprocess.Popen(command, env=variables, user=USER, group=USER, extra_groups=[]) as child:
+    with sleeper(USER, variables):
         watch = Stopwatch()
-        result = Bench("software").collect()
-        seconds = watch.seconds()
-        child.kill()
-    return result, seconds
+        return Bench("software").collect(), watch.seconds()
 
 
 def told(result: CollectionResult) -> dict[str, list[str]]:
@@ -132,29 +127,20 @@ def test_a_crowd_does_not_stop_the_agent(crowded: Path, tmp_path: Path) -> None:
         """Return when each collector of the worker has last read its source."""
         return [scrape.value(SUCCESS, collector=name) or 0.0 for name in ("software", *others)]
 
-    with (
-        running(tmp_path, config) as agent,
-        subprocess.Popen(
-            ["/bin/sleep", "600"], env=variables, user=USER, group=USER, extra_groups=[]
-        ) as rank,
-    ):
-        try:
-            first = successes(agent.wait(lambda scrape: sound(scrape) and all(successes(scrape))))
-            last = agent.wait(
-                lambda scrape: (
-                    sound(scrape)
-                    and all(
-                        now >= then + 10.0
-                        for now, then in zip(successes(scrape), first, strict=True)
-                    )
+    with running(tmp_path, config) as agent, sleeper(USER, variables):
+        first = successes(agent.wait(lambda scrape: sound(scrape) and all(successes(scrape))))
+        last = agent.wait(
+            lambda scrape: (
+                sound(scrape)
+                and all(
+                    now >= then + 10.0 for now, then in zip(successes(scrape), first, strict=True)
                 )
             )
-            torch = last.all("dshealthd_software_info", training_job=job, component="torch")
-            assert len(torch) == MAX_VERSIONS
-            assert last.value("dshealthd_worker_starts_total", worker="storage") == 1
-            assert last.all("dshealthd_worker_failures_total", worker="storage") == []
-        finally:
-            rank.kill()
+        )
+        torch = last.all("dshealthd_software_info", training_job=job, component="torch")
+        assert len(torch) == MAX_VERSIONS
+        assert last.value("dshealthd_worker_starts_total", worker="storage") == 1
+        assert last.all("dshealthd_worker_failures_total", worker="storage") == []
 
 
 def test_versions_are_versions(prefix: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from dshealthd.config import registry
 from dshealthd.linux.mounts import parse_served_by_users
 from tests.agents import Scrape, running
-from tests.environments import wait_for_environment
+from tests.collectors.bench import sleeper
 from tests.fuse import hung_mount
 from tests.jobs.machines import TORCH
 
@@ -54,20 +53,6 @@ def test_mounts_that_users_serve(line: str, served: dict[int, int]) -> None:
     assert parse_served_by_users(text.encode()) == served
 
 
-@contextlib.contextmanager
-def process(**variables: str) -> Iterator[int]:
-    """Run a process of the user with these variables."""
-    command = ["/bin/sleep", "600"]
-    with subprocess.Popen(
-        command, env=variables, user=USER, group=USER, extra_groups=[], cwd="/"
-    ) as child:
-        wait_for_environment(child.pid)
-        try:
-            yield child.pid
-        finally:
-            child.kill()
-
-
 @as_root
 @pytest.mark.parametrize(
     "path", ["mount/env", "mount", "link/env", "up/../mount/env", "relative/x"]
@@ -84,7 +69,7 @@ def test_nothing_there_is_asked(public_path: Path, path: str) -> None:
     with (
         contextlib.ExitStack() as readers,  # ends last: one that hangs ends with the mount alone
         hung_mount(public_path / "mount", USER),
-        process(HOME="/") as pid,
+        sleeper(USER, {"HOME": "/"}) as pid,
     ):
         for name, answer in (("to", "b'content'"), (path, f"is on a FUSE mount of user {USER}")):
             command = [sys.executable, "-c", LOOK, str(pid), str(public_path / name)]
@@ -108,15 +93,12 @@ def test_63_a_hung_mount_of_a_user(public_path: Path) -> None:
     (site / "torch").mkdir(parents=True)
     (site / "torch/version.py").write_text("__version__ = '2.9.1'\n")
     mount = public_path / "mount"
+    hostile = TORCH | {"SLURM_JOB_ID": "63", "VIRTUAL_ENV": str(mount / "env")}
+    hostile["NCCL_INSPECTOR_DUMP_DIR"] = str(mount / "dump")
     with (
         hung_mount(mount, USER),
-        process(
-            **TORCH,
-            SLURM_JOB_ID="63",
-            VIRTUAL_ENV=str(mount / "env"),
-            NCCL_INSPECTOR_DUMP_DIR=str(mount / "dump"),
-        ),
-        process(**TORCH, SLURM_JOB_ID="64", VIRTUAL_ENV=str(public_path / "env")),
+        sleeper(USER, hostile),
+        sleeper(USER, TORCH | {"SLURM_JOB_ID": "64", "VIRTUAL_ENV": str(public_path / "env")}),
         running(public_path, CONFIG) as agent,
     ):
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import gc
 import os
 import pty
@@ -17,7 +18,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,6 +26,7 @@ from dshealthd.linux import process_root
 from dshealthd.linux.credentials import User, assumed, is_secure, parse_user
 from dshealthd.linux.process_root import Root, user_of
 from dshealthd.linux.regular_files import Irregular
+from tests.collectors.bench import sleeper
 
 USER = 4321
 HOST = Host()
@@ -42,15 +43,8 @@ def place(public_path: Path) -> Path:
     return found
 
 
-@contextlib.contextmanager
-def process(cwd: Path | str = "/") -> Iterator[int]:
-    """Run a process of the user that does nothing, and give its pid."""
-    user: Any = {} if os.geteuid() else {"user": USER, "group": USER, "extra_groups": []}
-    with subprocess.Popen(["/bin/sleep", "600"], cwd=cwd, **user) as child:
-        try:
-            yield child.pid
-        finally:
-            child.kill()
+process = functools.partial(sleeper, USER)
+"""Runs a process of the user that does nothing."""
 
 
 @contextlib.contextmanager
@@ -92,7 +86,7 @@ def test_ordinary_files_are_read(place: Path) -> None:
     """Absolute and relative paths, links, directories: as the process itself would read them."""
     (place / "version.py").write_text("cuda = '12.1'")
     (place / "link").symlink_to("version.py")
-    with process(place) as pid, Root.of_process(HOST, pid) as root:
+    with process(cwd=place) as pid, Root.of_process(HOST, pid) as root:
         assert root.read(str(place / "version.py")) == b"cuda = '12.1'"
         assert root.read("link") == b"cuda = '12.1'"
         assert root.link("link") == "version.py"
@@ -107,7 +101,7 @@ def test_a_file_of_root_s_is_not_read_through_a_link(place: Path, public_path: P
     secret.write_text("__version__ = 'of root'")
     secret.chmod(0o600)
     (place / "version.py").symlink_to(secret)
-    with process(place) as pid, Root.of_process(HOST, pid) as root:
+    with process(cwd=place) as pid, Root.of_process(HOST, pid) as root:
         assert attempt(root, "version.py") == errno.EACCES
         with pytest.raises(PermissionError, match=str(secret)):
             root.open(str(secret))
@@ -123,7 +117,7 @@ def test_neither_groups_nor_capabilities_of_the_agent_help(place: Path, public_p
     group = public_path / "group"
     group.touch()
     group.chmod(0o040)
-    with process(place) as pid, Root.of_process(HOST, pid) as root:
+    with process(cwd=place) as pid, Root.of_process(HOST, pid) as root:
         for path in (closed / "file", group):
             assert attempt(root, str(path)) == errno.EACCES
         with pytest.raises(PermissionError):
@@ -186,7 +180,7 @@ def test_what_is_no_file_is_never_opened(place: Path) -> None:
         server.bind(f"/proc/self/fd/{writable}/socket")
         leader, follower = pty.openpty()
         paths = ["fifo", "socket", ".", "/dev/null", "/dev/full", os.ttyname(follower)]
-        with process(place) as pid, Root.of_process(HOST, pid) as root:
+        with process(cwd=place) as pid, Root.of_process(HOST, pid) as root:
             for path in paths:
                 with pytest.raises(Irregular):
                     root.open(path)
@@ -210,7 +204,7 @@ def test_a_terminal_does_not_become_the_controlling_one(place: Path) -> None:
         try:
             os.setsid()
             with (
-                process(place) as pid,
+                process(cwd=place) as pid,
                 Root.of_process(HOST, pid) as root,
                 contextlib.suppress(Irregular),
             ):
@@ -228,7 +222,7 @@ def test_a_terminal_does_not_become_the_controlling_one(place: Path) -> None:
 
 def test_pseudo_files_are_not_read(place: Path) -> None:
     """`/proc/self` would be the reader's own, and reading sysfs may ask a device."""
-    with process(place) as pid, Root.of_process(HOST, pid) as root:
+    with process(cwd=place) as pid, Root.of_process(HOST, pid) as root:
         for path in ("/proc/self/maps", "/proc/self/environ", "/sys/kernel/uevent_seqnum"):
             assert attempt(root, path) in {errno.EINVAL, errno.EACCES}
         assert attempt(root, f"/proc/{pid}/root/etc/passwd") in {errno.ELOOP, errno.EACCES}
@@ -254,7 +248,7 @@ def test_size_is_bounded(place: Path) -> None:
     with sparse.open("wb") as file:
         file.truncate(1 << 40)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with process(place) as pid, Root.of_process(HOST, pid) as root:
+    with process(cwd=place) as pid, Root.of_process(HOST, pid) as root:
         assert len(root.read("sparse", 1 << 20)) == 1 << 20
         assert len(root.read("sparse", 7)) == 7
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
@@ -264,7 +258,7 @@ def test_a_crowded_directory_is_cut(place: Path) -> None:
     """A listing ends at its limit."""
     for number in range(50):
         (place / f"torch-{number}.dist-info").mkdir()
-    with process(place) as pid, Root.of_process(HOST, pid) as root:
+    with process(cwd=place) as pid, Root.of_process(HOST, pid) as root:
         assert len(root.names(".", 20)) == 20
 
 
@@ -314,7 +308,7 @@ def test_a_kernel_without_openat2_is_refused(place: Path, monkeypatch: pytest.Mo
     """Before Linux 5.6 nothing is opened, rather than opened otherwise."""
     (place / "file").touch()
     monkeypatch.setattr(process_root, "_OPENAT2", 99_999)
-    with process(place) as pid, Root.of_process(HOST, pid) as root:
+    with process(cwd=place) as pid, Root.of_process(HOST, pid) as root:
         assert attempt(root, "file") == errno.ENOSYS
 
 
@@ -322,7 +316,7 @@ def test_no_descriptor_is_left(place: Path) -> None:
     """Whatever comes of a look, it leaves nothing open."""
     os.mkfifo(place / "fifo")
     (place / "file").touch()
-    with process(place) as pid:
+    with process(cwd=place) as pid:
         gc.collect()  # what earlier tests have left is closed before, not meanwhile
         before = sorted(os.listdir("/proc/self/fd"))
         for _ in range(3):

@@ -289,6 +289,14 @@ def test_energy_call_that_fails(node: Node) -> None:
     assert seen.value("gpu_temperature_celsius", gpu="3", sensor="core") == 38
 
 
+def test_last_sign_of_life(node: Node) -> None:
+    """Without an energy counter, a GPU is up while one of the calls that every GPU has answers."""
+    node.simulator.set(3, "energy", "unsupported")
+    for call, up in (("Temperature*", 1), ("PowerUsage", 1), ("PerformanceState", 0)):
+        node.simulator.fault("fail", 999, gpu=3, function=f"nvmlDeviceGet{call}")
+        assert node.collect("gpu").value("gpu_up", gpu="3", uuid=node.uuid(3)) == up
+
+
 def test_calls_that_fail_slowly(node: Node) -> None:
     """A call that fails after the driver's timeout is not repeated at every sweep."""
     node.collect()
