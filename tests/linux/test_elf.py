@@ -37,6 +37,19 @@ def test_a_table_of_impossible_sections_is_left(tmp_path: Path, size: int, count
         os.close(descriptor)
 
 
+def test_constants_are_bounded(tmp_path: Path) -> None:
+    """Of a section of 65 MiB, 64 are read."""
+    place, text = tmp_path / "libnccl.so.2", b"\0.rodata\0"
+    header = MAGIC.ljust(40, b"\0") + struct.pack("<Q", 64) + b"\0" * 10
+    header += struct.pack("<3H", 64, 2, 0)
+    for name, offset, size in ((0, 192, len(text)), (1, 4096, 65 << 20)):
+        header += struct.pack("<IIQQQQIIQQ", name, 3, 0, 0, offset, size, 0, 0, 0, 0)
+    place.write_bytes(header + text)
+    os.truncate(place, 4096 + (65 << 20))
+    with place.open("rb") as file:
+        assert sum(map(len, constants(file.fileno()))) == 64 << 20
+
+
 def library(*names: bytes, value: int = 0x1000, count: int | None = None) -> bytes:
     """Return a library of one segment at 0x1000, whose functions are all at one address."""
     text = b"".join(name + b"\0" for name in names)

@@ -143,6 +143,15 @@ def test_what_has_answered_and_is_slow_to_end_has_answered(monkeypatch: pytest.M
     assert watch.seconds() < 30
 
 
+def test_ticks() -> None:
+    """What waits is called back five times a second."""
+    pool, ticks, began = Pool(), list[float](), time.monotonic()
+    pool.start("sleeps", lambda _emit: time.sleep(1.0), 60.0)
+    assert len([*pool.ended(lambda: ticks.append(time.monotonic()))]) == 1
+    pool.close()
+    assert 1 <= len(ticks) <= (time.monotonic() - began) * 5 + 3
+
+
 def test_more_than_run_at_once_wait_their_turn() -> None:
     """A deadline counts from a function's own start, and no more run at a time than asked for."""
 

@@ -34,6 +34,22 @@ async def test_a_loop_that_was_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert early.longest < 0.5
 
 
+async def test_a_loop_is_checked_ten_times_a_second() -> None:
+    """More often would cost what it is to find."""
+
+    class Counted(LoopLag):
+        checks = 0
+
+        def _measure(self) -> None:
+            self.checks += 1
+            super()._measure()
+
+    began = time.monotonic()
+    with Counted() as lag:
+        await asyncio.sleep(0.5)
+    assert 1 <= lag.checks <= (time.monotonic() - began) * 10 + 1
+
+
 @pytest.mark.parametrize(
     ("running", "waiting", "starved"),
     [(0.0, 0.0, False), (0.1, 0.9, False), (0.1, 1.1, True), (5.0, 9.0, False), (3.0, 9.0, True)],
