@@ -337,27 +337,12 @@ def test_ports_are_checked() -> None:
     """A range of ports is written first-last, or as one port."""
     assert parse_ports("29500-29600") == (29500, 29600)
     assert parse_ports("29500") == (29500, 29500)
-    for malformed in (
-        "",
-        "0-5",
-        "5-4",
-        "1023",
-        "1023-2000",
-        "2000-65536",
-        "a-b",
-        "1-2-3",
-        "-5",
-        *UNICODE,
-    ):
+    texts = ("", "0-5", "5-4", "1023", "1023-2000", "2000-65536", "a-b", "1-2-3", "-5")
+    for malformed in (*texts, *UNICODE):
         errors = Errors()
         decode(RendezvousPorts.Options, {"ports": malformed}, "collectors.rendezvous", errors)
-        assert errors == [
-            (
-                f'collectors.rendezvous.ports: "{malformed}" is not a range of ports from 1024 '
-                "to 65535 such as "
-                '"29500-29600"'
-            )
-        ]
+        message = f'"{malformed}" is not a range of ports from 1024 to 65535 such as "29500-29600"'
+        assert errors == [f"collectors.rendezvous.ports: {message}"]
 
 
 def test_connections_are_counted_by_the_orphans_port(proc: Path) -> None:
@@ -380,3 +365,17 @@ def test_connections_are_counted_by_the_orphans_port(proc: Path) -> None:
     assert values["orphan_age_seconds", other] > 0
     process(proc, 4001, 4000, "python3", (700001,), environ="A=1")
     assert ("orphan_age_seconds", other) not in Agent(proc).look()
+
+
+def test_many_listeners(proc: Path) -> None:
+    """The owners of 64 are searched for, and the lowest 16 orphaned ports have series."""
+    heading, line = (proc / "net/tcp").read_text().splitlines(keepends=True)[:2]
+    (proc / "net/tcp6").unlink()
+    ports = range(29510, 29575)  # one more than are followed
+    rows = [line.replace(":733C", f":{port:04X}").replace("595058", f"{port}") for port in ports]
+    (proc / "net/tcp").write_text(heading + "".join(rows))
+    process(proc, 4000, 1, "python3", tuple(ports))
+    values = Agent(proc).look()
+    assert (values["listeners", "true"], values["listeners", "unknown"]) == (64, 1)
+    shown = [int(key[1]) for key in values if key[0] == "orphan_connections"]
+    assert shown == list(range(29510, 29526))

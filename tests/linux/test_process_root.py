@@ -249,17 +249,29 @@ def test_size_is_bounded(place: Path) -> None:
         file.truncate(1 << 40)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with process(cwd=place) as pid, Root.of_process(HOST, pid) as root:
-        assert len(root.read("sparse", 1 << 20)) == 1 << 20
+        assert len(root.read("sparse")) == 1 << 20
         assert len(root.read("sparse", 7)) == 7
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
 
 def test_a_crowded_directory_is_cut(place: Path) -> None:
     """A listing ends at its limit."""
-    for number in range(50):
-        (place / f"torch-{number}.dist-info").mkdir()
+    for number in range(20_001):
+        (place / f"torch-{number}.dist-info").symlink_to("nowhere")
     with process(cwd=place) as pid, Root.of_process(HOST, pid) as root:
+        assert len(root.names(".")) == 20_000
         assert len(root.names(".", 20)) == 20
+
+
+@pytest.mark.parametrize(("links", "error"), [(40, None), (41, errno.ELOOP)])
+def test_links_of_a_path(place: Path, links: int, error: int | None) -> None:
+    """As many are followed as by the kernel, also where each is looked at first."""
+    (place / "0").write_text("end")
+    for number in range(links):
+        (place / str(number + 1)).symlink_to(str(number))
+    own = User(os.geteuid(), os.getegid(), tuple(os.getgroups()))
+    with Root(os.open(place, os.O_PATH | os.O_DIRECTORY), own, "/", {-2: 1}) as root:
+        assert attempt(root, f"/{links}") == error
 
 
 def test_mixed_rights() -> None:
