@@ -63,10 +63,7 @@ class DiskStatistics(NamedTuple):
 
 
 def parse_diskstats(text: str) -> dict[str, DiskStatistics]:
-    """Return the statistics of each block device, including partitions, by name.
-
-    ValueError if malformed.
-    """
+    """Return the statistics of each block device or partition, by name. ValueError if malformed."""
     found = {}
     for line in lines_of(text):
         fields = line.split()
@@ -93,10 +90,7 @@ class Disk(Collector):
         """Model, and `1` if it rotates; None for what is no disk."""
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the requests of each disk.
-
-        Partitions and devices built on disks (RAID, LVM, loop devices) are left out.
-        """
+        """Yield the requests of each disk, not of partitions, RAID, LVM or loop devices."""
         try:
             statistics = read_parsed(self.host.proc("diskstats"), parse_diskstats)
         except FileNotFoundError as error:

@@ -100,9 +100,7 @@ _REST: tuple[tuple[str, Metric, tuple[str, ...]], ...] = (
     ("NVML_FI_DEV_RETIRED_PENDING", PAGES_PENDING, ()),
 )
 _BANKS = "NVML_FI_DEV_PENDING_BANK_REMAPPING"
-"""From driver 615 on. How many rows and banks are remapped but inactive has no consequence that
-NVIDIA names, and is not read.
-"""
+"""From driver 615 on. NVIDIA names no consequence of inactive rows and banks: not read."""
 _ASKED = Fields(*_COUNTS.values(), *(field for field, _, _ in _REST), _BANKS)
 
 

@@ -90,15 +90,10 @@ _REASONS = {
     errno.ESTALE: "stale_handle",
     errno.ETIMEDOUT: "timeout",
 }
-"""Label `reason` by error number; any other number is `io_error`.
-
-A part that hangs adds `timeout`, `stuck` and `crashed`.
-"""
+"""Label `reason`, else `io_error`; of a part that hangs, `timeout`, `stuck` or `crashed`."""
 
 LOCATE = 60.0
-"""Seconds after which a path is resolved again, unless a mount changes earlier: a symbolic link in
-it may point elsewhere.
-"""
+"""Seconds until a path is resolved again, or sooner if a mount changes: links may move."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +140,7 @@ class Filesystem(Collector):
         self._written: dict[str, float | str] = {}
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the space of each configured path, then the results of the write tests.
-
-        A path that fails is left out.
-        """
+        """Yield the space of each path that can be read, then the write tests' results."""
         mounts_fault = self._read_mounts()
         if mounts_fault is not None:
             yield mounts_fault
@@ -196,9 +188,7 @@ class Filesystem(Collector):
         return mount
 
     def _read_mounts(self) -> Fault | None:
-        """Read the host's mounts from process 1, which the agent's own sandbox does not affect;
-        failing that, from the worker.
-        """
+        """Read the host's mounts from process 1, outside the agent's sandbox, or the worker's."""
         try:
             try:
                 text = read(self.host.proc("1/mountinfo"), 1 << 24)
@@ -213,9 +203,7 @@ class Filesystem(Collector):
         return None
 
     def _write_test(self, path: str) -> Iterator[Sample | Fault]:
-        """Yield the result of the write test of one directory, run now if it is due, else the
-        last one.
-        """
+        """Yield the result of a directory's write test, run now if it is due, else the last."""
         now = self.context.monotonic()
         if path not in self._tested or now - self._tested[path] >= self.options.write_interval:
             fault = self.context.entering(WRITE_PART + path)
@@ -237,10 +225,7 @@ class Filesystem(Collector):
             yield WRITE_SECONDS(outcome, path)
 
     def _write(self, directory: str) -> float:
-        """Create, write, sync and remove a test file; return the seconds it took.
-
-        OSError if any step fails.
-        """
+        """Create, write, sync and remove a test file; return the seconds it took. OSError."""
         # One name per node, as nodes may share the directory. The next test removes what a killed
         # worker left behind.
         place = f"{directory}/.dshealthd-write-test-{os.uname().nodename}"

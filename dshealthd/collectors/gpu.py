@@ -158,10 +158,7 @@ _ASKED = Fields(*_FIELDS.values())
 
 
 class GpuTelemetry(GpuCollector):
-    """Reads a GPU's vital signs every few seconds in about twenty calls.
-
-    Constants are read once.
-    """
+    """Reads a GPU's vital signs every few seconds in about twenty calls; constants once."""
 
     Options = GpuCollectorOptions
     vital = True
@@ -186,10 +183,7 @@ class GpuTelemetry(GpuCollector):
             )
 
     def up(self, gpu: Position, faults: list[Fault]) -> Iterator[Sample]:
-        """Yield whether NVML can read a GPU, and if not, why.
-
-        A GPU that is still within its deadline is neither up nor down.
-        """
+        """Yield whether NVML can read a GPU, and why not; nothing within its deadline."""
         if gpu.fault is None or gpu.fault.reason is not Reason.WAITING:
             yield UP(float(gpu.fault is None), *gpu.labels)
         for reason in {fault.reason for fault in faults}:

@@ -165,17 +165,11 @@ _CONGESTION = frozenset((
 ))  # fmt: skip
 _INFO_FILES = {"board": "board_id", "firmware": "fw_ver", "guid": "node_guid", "model": "hca_type"}
 _REFRESH = 300.0
-"""Seconds until a device is described again.
-
-Its network interface and sensors may appear after it, and be renamed.
-"""
+"""Seconds until a device is described again: its interface and sensors may come later."""
 
 
 class CounterSeries(NamedTuple):
-    """A file that holds one number, and the series made from it.
-
-    `per_unit` units of the file make one unit of the metric.
-    """
+    """A file of one number and its series, whose unit is `per_unit` units of the file."""
 
     place: str
     metric: Metric
@@ -202,10 +196,7 @@ class InfinibandOptions(CollectorOptions):
 
 
 class Infiniband(Collector):
-    """Reads some fifty small files per port.
-
-    A failing device, port or file does not affect the others.
-    """
+    """Reads some fifty small files per port; what fails does not affect the others."""
 
     Options = InfinibandOptions
     worker = Worker.FABRIC
@@ -355,10 +346,7 @@ def _describe(device: _Device) -> None:
 
 
 def _readings(adapter: Adapter, port: str) -> Iterator[CounterSeries]:
-    """Yield the counters of an InfiniBand port that this version knows.
-
-    If two files give the same series, the first wins.
-    """
+    """Yield the counters of an InfiniBand port; of two files with one series, the first."""
     seen = set()
     for name, place in adapter.counters(port):
         metric, per_unit = _TRAFFIC.get(name, (None, 1))

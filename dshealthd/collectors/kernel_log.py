@@ -104,10 +104,7 @@ LOST = counter(
 )
 
 _OF_GPU = frozenset({XIDS, LAST_XID, LAST_RECOVERY, NVLINK, LAST_NVLINK})
-"""Metrics whose label `gpu` is looked up when they are exported.
-
-It is not part of the key that they are counted by.
-"""
+"""Metrics whose label `gpu` is looked up on export, and no part of the key they are counted by."""
 _WIDTHS = {metric: len(metric.labels) - (metric in _OF_GPU) for metric in (*_OF_GPU, SXIDS, EVENTS)}
 _SERIES = 500
 """Most series of Xids, SXids and NVLinks; further ones are counted as other."""
@@ -155,9 +152,7 @@ class KernelLogState:
 
 
 class KernelLog(Collector):
-    """Reads a device that never blocks, in the agent; the journal, whose disk may hang, in a
-    worker.
-    """
+    """Reads a device that never blocks, in the agent; the journal in a worker."""
 
     Options = KernelLogOptions
     keeps_state = True
@@ -202,10 +197,7 @@ class KernelLog(Collector):
         return None if os.path.exists(path) else f"there is no {path}"
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Read new records of the kernel log and yield all counts.
-
-        On an error, yield what was counted before it, then raise it.
-        """
+        """Read new records of the kernel log and yield all counts, before raising any error."""
         if self.options.journal and (fault := self.context.entering("journal")) is not None:
             yield from self._samples() if self._known else ()
             yield fault

@@ -76,10 +76,7 @@ class Loopback(Collector):
         self._outcomes: Counter[str] = Counter()
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Connect once over the loopback.
-
-        A failed connection is a finding; SourceError if the agent itself is out of descriptors.
-        """
+        """Connect once over the loopback; a failure is a sample. SourceError: no descriptors."""
         try:
             duration = self._connect()
         except OSError as error:
@@ -95,10 +92,7 @@ class Loopback(Collector):
             yield CONNECTIONS(self._outcomes[label], label)
 
     def _connect(self) -> float:
-        """Return the seconds from connect to accept over the loopback.
-
-        Raises OSError; TimeoutError past the deadline.
-        """
+        """Return the seconds from connect to accept. OSError; TimeoutError past the deadline."""
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(_socket())
             _bind(listener)

@@ -73,10 +73,7 @@ def parse_meminfo(text: str) -> Mapping[str, int]:
 
 
 def parse_oom_kills(text: str) -> int | None:
-    """Return `oom_kill` of `/proc/vmstat`, kills since boot; None if this kernel lacks it.
-
-    ValueError if malformed.
-    """
+    """Return the kills since boot of `/proc/vmstat`, None if it has none. ValueError."""
     found = _OOM_KILLS.search(text)
     return None if found is None else int(found[1])
 

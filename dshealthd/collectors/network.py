@@ -111,10 +111,7 @@ _MAX_SPEED = (1 << 31) - 1
 
 
 def parse_net_dev(text: str) -> dict[str, str]:
-    """Return the lines of `/proc/net/dev` by interface, unparsed.
-
-    Most interfaces may not be wanted.
-    """
+    """Return the lines of `/proc/net/dev` by interface, unparsed: most may not be wanted."""
     lines = (line.partition(":") for line in lines_of(text)[2:])
     return {name.strip(): columns for name, _, columns in lines}
 

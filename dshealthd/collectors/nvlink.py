@@ -104,10 +104,7 @@ def _of_links(device: Device, names: tuple[str, ...], links: int) -> dict[str, l
 
 
 def bit_error_ratio(code: float) -> float:
-    """Return an NVLink's bit error ratio.
-
-    NVML encodes it as mantissa (bits 8-11) and negative decimal exponent (bits 0-7).
-    """
+    """Return an NVLink's bit error ratio: bits 8-11 over 10 to the power of bits 0-7."""
     return (int(code) >> 8 & 0xF) * 10.0 ** -(int(code) & 0xFF)
 
 

@@ -75,10 +75,7 @@ class _Slow:
 
 
 def parse_file_nr(text: str) -> tuple[int, int]:
-    """Return the open files and their maximum from `/proc/sys/fs/file-nr`.
-
-    ValueError if malformed.
-    """
+    """Return open files and their maximum, of `/proc/sys/fs/file-nr`. ValueError if malformed."""
     allocated, _free, most = text.split()
     return int(allocated), int(most)
 

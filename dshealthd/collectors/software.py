@@ -92,10 +92,7 @@ _SYSCTLS = (
     "net/ipv4/tcp_mtu_probing", "net/ipv4/conf/all/arp_ignore", "net/ipv4/conf/all/arp_announce",
     "net/ipv4/conf/all/rp_filter",
 )  # fmt: skip
-"""Settings in tuning guides for DeepSpeed, NCCL and RoCE.
-
-Without those that the kernel derives from the memory size.
-"""
+"""Settings of tuning guides for DeepSpeed, NCCL and RoCE that do not follow the memory's size."""
 _PROCESSES = 8
 """Most processes of a job to search for one that has loaded torch."""
 
@@ -110,9 +107,7 @@ def parse_os_release(text: str) -> str | None:
 
 
 def parse_command_line(text: str) -> str:
-    """Return the kernel's arguments in alphabetical order, without those that name this node's own
-    disks and addresses.
-    """
+    """Return the kernel's arguments, sorted, without those of this node's disks and addresses."""
     return " ".join(
         sorted(
             word
@@ -123,9 +118,7 @@ def parse_command_line(text: str) -> str:
 
 
 def parse_configuration(text: str) -> str:
-    """Return the lines of a settings file in alphabetical order, without comments and empty lines,
-    for its fingerprint.
-    """
+    """Return the lines of a settings file, sorted, without comments, for its fingerprint."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return "\n".join(sorted(line for line in lines if line))
 
@@ -154,10 +147,7 @@ class SoftwareOptions(CollectorOptions):
 
 
 class Software(Collector):
-    """Reads files that may be on a network file system.
-
-    Does not run or import any of the software.
-    """
+    """Reads files, which may be on a network; runs and imports none of the software."""
 
     worker = Worker.STORAGE
 
@@ -169,10 +159,7 @@ class Software(Collector):
         self._loaded: dict[tuple[int, int], Libraries] = {}
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield versions and fingerprints of software.
-
-        Software that is not installed is left out; a failed read is a fault.
-        """
+        """Yield versions and fingerprints of installed software; a failed read is a fault."""
         self._installations.begin()
         known, last = False, None
         for item in itertools.chain(self._node(), self._environments(), self._jobs()):
@@ -284,10 +271,7 @@ class Software(Collector):
     def _attempt(
         self, part: str, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T | Fault | None:
-        """Return the outcome of reading one part of the software.
-
-        None if it does not exist, a fault if it cannot be read.
-        """
+        """Return what reading a part of the software gives: None if absent, else its fault."""
         if (fault := self.context.entering(part)) is not None:
             return fault
         try:
@@ -298,10 +282,7 @@ class Software(Collector):
             return fault_of(part, error)
 
     def _first(self, *paths: str) -> str:
-        """Return the text of the first of these files that exists on the host.
-
-        FileNotFoundError if none does.
-        """
+        """Return the text of the first of these files. FileNotFoundError if there is none."""
         for path in paths[:-1]:
             if (text := read_existing(self.host.root(path))) is not None:
                 return text

@@ -27,9 +27,7 @@ _STAND_IN = TcpState.FIN_WAIT2, TIME_WAIT_TIMER
 
 
 class Tcp(Collector):
-    """Lets the kernel leave out sockets in TIME_WAIT if there are many, and takes their number from
-    the kernel's own count.
-    """
+    """Takes the number of sockets in TIME_WAIT from the kernel's count if there are many."""
 
     # The kernel walks its whole socket table, which `rendezvous` shares at the same interval.
     Options = every("15s")

@@ -54,10 +54,7 @@ class TcpLimits(Collector):
     Options = every("30s")
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield TCP's settings and limits, then the ephemeral ports.
-
-        A setting that this kernel lacks is left out.
-        """
+        """Yield the TCP settings that this kernel has, then the ephemeral ports."""
         readers = {name: partial(self._setting, name, metric) for name, metric in _SETTINGS.items()}
         found = [*read_parts({**readers, RANGE: self._ephemeral})]
         if not found:

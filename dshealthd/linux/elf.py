@@ -11,10 +11,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 20
 SECTION_LIMIT = 64 << 20
-"""Most bytes of constants that are read.
-
-libnccl.so has half a MiB; a PyTorch with NCCL linked in has some ten.
-"""
+"""Most bytes of constants that are read: libnccl.so has half a MiB, PyTorch's NCCL ten."""
 SYMBOLS_LIMIT = 8 << 20
 """Most bytes of symbols: 350,000 of them, which take some 50 ms; libtorch_cuda.so has half."""
 _HEADER = 64
@@ -45,10 +42,7 @@ def _parts(descriptor: int) -> tuple[bytes, list[tuple[int, ...]]]:
 
 
 def constants(descriptor: int) -> Iterator[bytes]:
-    """Yield an ELF file's section `.rodata` in pieces; nothing if the file is not 64-bit ELF.
-
-    OSError.
-    """
+    """Yield a 64-bit ELF file's section `.rodata` in pieces; nothing of others. OSError."""
     header, sections = _parts(descriptor)
     total = os.fstat(descriptor).st_size
     (names,) = struct.unpack_from("<H", header, 62) if sections else (0,)

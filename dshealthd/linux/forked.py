@@ -46,9 +46,7 @@ TICK = 0.2
 _MAX_NAME = 100
 _CHUNK = 1 << 18
 _HEAD = struct.Struct(">II")
-"""Before each part of a process's output: the lengths of a file's name, empty for the answer, and
-of the content.
-"""
+"""Before each part of the output: the lengths of a file's name (0: the answer) and content."""
 
 
 class Missing(Exception):

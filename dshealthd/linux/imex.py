@@ -58,10 +58,7 @@ def channels(host: Host) -> int:
 
 
 def is_listening(host: Host, pid: int, port: int) -> bool:
-    """Return whether any process listens on this TCP port in the network namespace of `pid`.
-
-    OSError, ValueError.
-    """
+    """Return whether this port has a listener in the network of `pid`. OSError, ValueError."""
     return any(
         (found.state, found.port) == (TcpState.LISTEN, port)
         for table in ("tcp", "tcp6")

@@ -62,10 +62,7 @@ class Adapter:
     ports: tuple[str, ...]
     read: Callable[[str], bytes]
     unsupported: set[str] = field(default_factory=set)
-    """Files that the driver refuses to read.
-
-    They are read only once: a restricted function logs each refusal to the kernel log.
-    """
+    """Files that the driver refuses, read once: the kernel logs some refusals."""
 
     @classmethod
     def at(cls, link: str, read: Callable[[str], bytes]) -> Adapter:
@@ -78,10 +75,7 @@ class Adapter:
         return cls(os.path.basename(link), place, identity(place), ports, read)
 
     def number(self, place: str) -> int | None:
-        """Return the number in a file of the adapter; None if it has none.
-
-        OSError or ValueError if it cannot be read.
-        """
+        """Return the number in a file of the adapter, None if it has none. OSError, ValueError."""
         if (content := self._content(place)) is None:
             return None
         if content.startswith(b"N/A"):  # the kernel's text for a driver without this counter
@@ -156,10 +150,7 @@ class PortHistory:
     """Flaps seen in the port's state that `link_downed` may still count."""
 
     def observe(self, *, active: bool, downed: int | None) -> None:
-        """Record a sample of a port, whose `link_downed` was read before its state.
-
-        A flap that both show counts once.
-        """
+        """Record a sample whose `link_downed` was read first: a flap in both counts once."""
         if self.active and not active:
             self.flaps += 1
             self.unconfirmed += 1

@@ -62,9 +62,7 @@ def parse(raw: bytes) -> KernelLogRecord:
 
 
 class KernelLogReader:
-    """Reads a kernel log continuously, every record once, and counts records that were overwritten
-    before they were read.
-    """
+    """Reads a kernel log continuously, every record once, and counts those it has missed."""
 
     def __init__(
         self,
@@ -73,10 +71,7 @@ class KernelLogReader:
         position: int = 0,
         read: Callable[[int, int], bytes] = os.read,
     ) -> None:
-        """Prepare to read from record number `position` on, with a function like read(2).
-
-        Nothing is opened yet.
-        """
+        """Prepare to read from record `position` on, by a function like read(2)."""
         self.place = place
         self.position = position
         """Expected number of the next record."""

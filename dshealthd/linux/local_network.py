@@ -66,10 +66,7 @@ def parse_range(text: str) -> range:
 
 
 def parse_reserved(text: str) -> frozenset[int]:
-    """Return the ports of `ip_local_reserved_ports`, written "8080,9000-9010".
-
-    ValueError if malformed.
-    """
+    """Return the ports of `ip_local_reserved_ports`, such as "8080,9000-9010". ValueError."""
     ports: set[int] = set()
     for part in text.strip().split(","):
         if part:
@@ -92,10 +89,7 @@ def is_of_containers(interface: str) -> bool:
 
 
 def parse_routes(text: str) -> list[tuple[str, ipaddress.IPv4Network]]:
-    """Return interfaces and networks of `/proc/net/route`, without the default route.
-
-    ValueError if malformed.
-    """
+    """Return interfaces and networks of `/proc/net/route` but the default route. ValueError."""
     found = []
     for line in lines_of(text)[1:]:
         fields = line.split()

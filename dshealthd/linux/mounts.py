@@ -27,10 +27,7 @@ class Mount(NamedTuple):
 
 
 def parse_mountinfo(text: str) -> list[Mount]:
-    """Return the mounts in order; a later one covers an earlier one.
-
-    ValueError if malformed; see proc_pid_mountinfo(5).
-    """
+    """Return the mounts, later ones over earlier ones. ValueError. See proc_pid_mountinfo(5)."""
     mounts = []
     for line in lines_of(text):
         place, separator, rest = line.partition(" - ")

@@ -32,10 +32,7 @@ _VIRTUAL = "physfn"
 
 
 class Bus:
-    """The PCI devices of one machine.
-
-    The type of a device never changes, so a scan costs one directory listing.
-    """
+    """The PCI devices of a machine. Types never change: a scan costs one directory listing."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

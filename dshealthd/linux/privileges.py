@@ -48,10 +48,7 @@ def become(user: User, *, keep_ptrace: bool = False) -> None:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this unprivileged process when its parent ends.
-
-    Call it after `become`, which clears the setting.
-    """
+    """Have the kernel kill this process when its parent ends; `become` clears that."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -63,9 +60,7 @@ def limit_memory(memory: int) -> None:
 
 
 def confine(memory: int, seconds: int) -> None:
-    """Forbid this process new files and processes; limit its further memory (bytes) and CPU
-    time.
-    """
+    """Forbid new files and processes; limit further memory (bytes) and CPU time."""
     limit_memory(memory)
     for what, limit in (
         (resource.RLIMIT_CPU, seconds),

@@ -49,10 +49,7 @@ def _limit(data: bytes, name: bytes) -> float:
 
 
 def parse_locked(data: bytes) -> tuple[int, int]:
-    """Return the locked and the pinned memory of `/proc/<pid>/status`, in bytes.
-
-    0 for a process that has released its memory.
-    """
+    """Return the locked and pinned bytes of `/proc/<pid>/status`; 0 without memory."""
     locked, pinned = (
         data.partition(name)[2].split(None, 1)[:1] or [b"0"] for name in (b"\nVmLck:", b"\nVmPin:")
     )
@@ -102,10 +99,7 @@ class Descriptors:
         return parse_limits(read_bytes(f"{self._proc}/{pid}/limits", 8192))
 
     def open_files(self, pid: int | str) -> Usage:
-        """Return the open descriptors of a process and its soft limit.
-
-        Raises as `count` and `limits`.
-        """
+        """Return a process's open descriptors and soft limit, or raise as their readers do."""
         return Usage(self.open_descriptors(pid), self.limits(pid).files)
 
     def worst(self, pids: Iterable[str]) -> tuple[str, Usage] | None:

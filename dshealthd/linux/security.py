@@ -66,10 +66,7 @@ def _rules(place: str) -> str | None:
 
 
 def mode(host: Host) -> str:
-    """Return SELinux's mode: `enforcing`, `permissive`, `disabled`, or `unknown` for other values.
-
-    OSError if it cannot be read.
-    """
+    """Return SELinux's mode: enforcing, permissive, disabled or unknown. OSError."""
     state = read_existing(host.sys("fs/selinux/enforce"))
     if state is None:
         os.stat(host.sys("fs"))  # without sysfs nothing is known

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TIME_WAIT_TIMER = 3
-"""Timer of the small sockets that stand in for a closed one.
-
-These are all sockets in TIME_WAIT, and most in FIN_WAIT2.
-"""
+"""Timer of the small sockets in place of a closed one: TIME_WAIT, and most of FIN_WAIT2."""
 _SOCK_DIAG = 4
 _TCPDIAG_GETSOCK = 18
 _REQUEST_ONE = 0x1
@@ -58,10 +55,7 @@ _sequences = itertools.count(1)
 
 
 class TcpState(enum.IntEnum):
-    """States of a TCP socket by the kernel's numbers.
-
-    A closed socket is in no table, so it is never seen.
-    """
+    """States of a TCP socket by the kernel's numbers, without closed, which no table has."""
 
     ESTABLISHED = 1
     SYN_SENT = 2

@@ -101,10 +101,7 @@ class Search:
         self._again = 0.0
 
     def owners(self, inodes: set[int]) -> dict[int, Owner]:
-        """Return the known owners of these sockets, after searching for the others for a while.
-
-        All other sockets are forgotten.
-        """
+        """Return the known owners of these sockets after a search; forget all other sockets."""
         self._owners = {
             inode: owner
             for inode, owner in self._owners.items()

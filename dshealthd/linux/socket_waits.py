@@ -107,9 +107,7 @@ def _links(host: Host, pid: int) -> Iterator[str]:
 
 
 def _table(host: Host, pids: Iterable[int]) -> Iterator[tuple[str, str, str, str, int]]:
-    """Yield the sockets of the network namespace of these processes: both ends, state, queues,
-    inode.
-    """
+    """Yield the sockets of these processes' network: both ends, state, queues, inode."""
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, ArithmeticError):
             for table in ("tcp", "tcp6"):

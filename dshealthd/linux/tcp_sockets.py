@@ -29,23 +29,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FEW = 1000
-"""Sockets in TIME_WAIT up to which one walk that returns them all costs less than two walks that
-leave most of them out.
-"""
+"""Sockets in TIME_WAIT up to which one walk of all costs less than two that leave most out."""
 HOLD = 15.0
-"""Seconds for which the ports of many sockets in TIME_WAIT are cached.
-
-Each socket stays for 60 s, so none is missed.
-"""
+"""Seconds for which the ports of many sockets in TIME_WAIT, which last 60 s, are cached."""
 BUDGET = 0.1
 """Seconds of CPU time that one dump may take; the agent does nothing else meanwhile."""
 MAX_FROM_FILES = 20_000
 """Sockets above which the files are not read: some 40 ms."""
 RETRY = 600.0
-"""Seconds after which netlink is retried once refused.
-
-Each attempt may make the kernel search for a module.
-"""
+"""Seconds until refused netlink is retried: the kernel may search for a module each time."""
 _LINE = 256
 """Upper bound of the bytes in a line of `/proc/net/tcp6`, usually about 170."""
 
@@ -61,19 +53,13 @@ class SocketCounts(NamedTuple):
     """Counts of `/proc/net/sockstat` and `sockstat6`, for this network namespace."""
 
     time_wait: int
-    """Stand-ins for closed sockets, of both families.
-
-    TIME_WAIT, and FIN_WAIT2 after the process has closed the socket.
-    """
+    """Stand-ins for closed sockets, of both families: TIME_WAIT, and most of FIN_WAIT2."""
     in_use: int
     """All others, of both families."""
 
 
 def parse_sockstat(sockstat: str, sockstat6: str = "") -> SocketCounts:
-    """Return the counts of `/proc/net/sockstat` and `sockstat6`.
-
-    ValueError if they are malformed.
-    """
+    """Return the counts of `/proc/net/sockstat` and `sockstat6`. ValueError if malformed."""
     time_wait: int | None = None
     in_use = 0
     for line in lines_of(sockstat + sockstat6):

@@ -60,10 +60,7 @@ class GpuCollector(Collector):
         return gpus_absent(host)
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield an NVML collector's samples of each GPU, and a fault for each failure.
-
-        SourceError if NVML or every GPU fails.
-        """
+        """Yield each GPU's samples and faults. SourceError if NVML or every GPU fails."""
         session = self.session()
         gpus = session.gpus()
         yield from self.overview(session)

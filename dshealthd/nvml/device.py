@@ -51,10 +51,7 @@ class ReadingEnded(Exception):
 
 @functools.cache
 def _named(name: str | int) -> Any:
-    """Return the pynvml attribute of this name, None if this version lacks it.
-
-    Numbers are returned unchanged.
-    """
+    """Return the pynvml attribute of this name, None if it is lacking; numbers unchanged."""
     return getattr(pynvml, name, None) if isinstance(name, str) else name
 
 
@@ -135,9 +132,7 @@ class Device:
         return int(value)
 
     def fill(self, function: str, structure: str) -> Any:
-        """Return a pynvml structure filled by a function that takes it by reference; None as
-        `query` does.
-        """
+        """Return a pynvml structure that a function fills by reference; None as `query` does."""
         fill, kind = _named(function), _named(structure)
         if fill is None or kind is None:
             return None

@@ -55,10 +55,7 @@ class Batch:
     """Fields of one device that are read together, as far as the device supports them."""
 
     def __init__(self, fields: Sequence[tuple[int, int]]) -> None:
-        """Prepare to read pairs of field and scope.
-
-        The scope is the link's number if the field has one, else 0.
-        """
+        """Prepare to read pairs of field and scope, which is the link's number or 0."""
         self._packed = [_LAYOUT.pack(*field, 0, 0, 0, _UNTOUCHED, 0) for field in fields]
         self._function: Any = getattr(pynvml.nvmlLib, "nvmlDeviceGetFieldValues", None)
         self._supported = [*range(len(fields))] if self._function else []

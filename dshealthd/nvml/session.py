@@ -199,10 +199,7 @@ class Session:
         )
 
     def _amiss(self) -> bool:
-        """Return whether reopening NVML may reveal more than it shows now.
-
-        Not while a GPU is quarantined because it hung.
-        """
+        """Return whether reopening NVML may reveal more; not while a GPU is quarantined."""
         if any(gpu.quarantined for gpu in self._gpus):
             return False
         return any(gpu.fault for gpu in self._gpus) or (self._expected() or 0) > len(self._gpus)
@@ -283,9 +280,7 @@ class Session:
             return None
 
     def _ended(self, error: pynvml.NVMLError) -> SourceError | NotAvailable:
-        """Close NVML after it failed as a whole; return the error, which holds for the rest of the
-        sweep.
-        """
+        """Close NVML after it failed as a whole; return the error for the rest of the sweep."""
         code = error.value
         # A library that refuses to shut down holds the driver until its process ends.
         replace = not self.close() or code == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH

@@ -47,9 +47,7 @@ def told(metric: Metric, value: float | None, *labels: str, scale: float = 1) ->
 
 
 class Fields:
-    """Fields that are read together: names of pynvml constants, or pairs of a name and a scope (a
-    link's number).
-    """
+    """Fields read together: names of pynvml constants, or pairs of a name and a link."""
 
     def __init__(self, *fields: str | tuple[str, int]) -> None:
         """Keep the names; they are looked up in the worker."""
