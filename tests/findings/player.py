@@ -14,8 +14,9 @@ A scene is what the agents of some nodes read, in promtool's notation, and what 
 A scene of hours is judged as seldom as its `judged` says, not at each sample. A scene with `limits`
 has those of the configuration; one with `clock` has nodes whose clock is that far from the right
 one, in seconds: `0x20 3600x20`. Samples without a label `node` are those of the only one; where
-there are several, what is found begins with the node: `a: GpuLost GPU 3`. All findings of a moment
-are listed; a critical one ends with the job that it struck: `GpuLost GPU 3, job llama`.
+there are several, what is found begins with the node: `a: GpuLost GPU 3`. A label with several
+values, `rank="0"|"1"`, is a series for each of them. All findings of a moment are listed; a
+critical one ends with the job that it struck: `GpuLost GPU 3, job llama`.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ _UNIT = {"h": 3600, "m": 60, "s": 1, "d": 86400}
 _SERIES = re.compile(r"([\w:]+)(?:{(.*)})?")
 _ROW = re.compile(r"(\w+(?:{.*})?) (.*)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_VALUE = r'"(?:[^"\\]|\\.)*"'
+_SEVERAL = re.compile(rf"(?<==){_VALUE}(?:\|{_VALUE})+")
 _RUN = re.compile(
     r"(?P<start>[-+]?(?:Inf|NaN|[\d.]+(?:e[-+]?\d+)?)|_)"
     r"(?P<step>[-+][\d.]+(?:e[-+]?\d+)?)?x(?P<times>\d+)"
@@ -201,7 +204,7 @@ def scene(document: Mapping[str, Any]) -> Scene:
     for row in document["samples"]:
         match = _ROW.fullmatch(row)
         assert match is not None, row
-        rows.append((match[1], match[2]))
+        rows += [(series, match[2]) for series in each_series(match[1])]
     pace = seconds(document["judged"]) if "judged" in document else None
     limits = Limits(**document.get("limits", {}))
     return Scene(seconds(document["every"]), rows, document.get("clock", "0"), pace, limits)
@@ -251,6 +254,16 @@ def identity(text: str) -> tuple[str, dict[str, str]]:
         key: value.replace('\\"', '"').replace("\\\\", "\\")
         for key, value in _LABEL.findall(match[2] or "")
     }
+
+
+def each_series(row: str) -> Iterator[str]:
+    """Yield the series of a row: `x{rank="0"|"1"}` is one for each value of the label."""
+    match = _SEVERAL.search(row)
+    if match is None:
+        yield row
+        return
+    for value in re.findall(_VALUE, match[0]):
+        yield from each_series(row[: match.start()] + value + row[match.end() :])
 
 
 def values(text: str) -> Iterator[float | str]:
