@@ -190,18 +190,12 @@ class NodeRecord:
         for kept, most in ((self._days, KEPT / DAY), (self._hours, 2 * HOURS)):
             while len(kept) > most:
                 del kept[next(iter(kept))]
-        repair = next(
-            (
-                labels["reason"]
-                for labels, _ in series("maintenance_info")
-                if labels["reason"].lower().startswith(REPAIRED)
-            ),
-            "",
-        )
+        reasons = (labels["reason"] for labels, _ in series("maintenance_info"))
+        repair = next((why for why in reasons if why.lower().startswith(REPAIRED)), "")
         if repair and repair != self._repair:
             self.add(Entry("repair", repair, repair, wall, wall))
         self._repair = repair
-        driver = next((labels["driver"] for labels, _ in series("gpu_driver_info")), "")
+        driver = series.first("gpu_driver_info").get("driver", "")
         if driver and driver != self._driver:
             if self._driver:
                 says = f"GPU driver {self._driver} became {driver}"

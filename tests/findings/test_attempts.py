@@ -152,8 +152,8 @@ def test_an_attempt_while_it_runs_and_afterwards(node: Node) -> None:
 @pytest.mark.parametrize(("ends", "reason", "says"), [
     ((ExitKind.ENDED, ExitKind.ENDED), "ended", "ended by itself"),
     ((ExitKind.TERMINATED, ExitKind.ENDED), "terminated", "stopped by a signal"),
-    ((ExitKind.FAILED, ExitKind.TERMINATED), "failed", "rank 0 failed"),
-    ((ExitKind.CRASHED, ExitKind.KILLED), "crashed", "rank 0 was ended by a signal of"),
+    ((ExitKind.FAILED, ExitKind.TERMINATED), "failed", "rank 0 ended with an error"),
+    ((ExitKind.CRASHED, ExitKind.KILLED), "crashed", "rank 0 crashed (a signal such"),
     ((ExitKind.UNKNOWN, ExitKind.ENDED), "unknown", "nobody saw how"),
     ((None, ExitKind.ENDED), "unknown", "its heartbeats ended"),
 ])  # fmt: skip
