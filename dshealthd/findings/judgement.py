@@ -188,10 +188,8 @@ def _unread(
     latest: Latest, now: float, node: str, parts: set[str], alerts: set[str]
 ) -> Iterator[Finding]:
     """Yield findings for what a collector could not read, unless a finding covers it already."""
-    if latest.sampled is None:
-        return
     result = latest.result
-    if latest.expired(now):
+    if latest.sampled is not None and latest.expired(now):
         yield unread(
             latest.name, "", Reason.EXPIRED, f"no sample for {now - latest.sampled:.0f} s", node
         )

@@ -51,14 +51,14 @@ class Node:
         """Unix time."""
         return NOW + self.now
 
-    def start(self, rank: int, *, user: int = 7, **variables: str) -> str:
+    def start(self, rank: int, *, user: int = 7, parent: int = 50, **variables: str) -> str:
         """Start a rank's process, in place of what was there; return its job."""
         environment = TORCHRUN | {"RANK": str(rank), "MASTER_PORT": "1"} | variables
         place = launch(environment)
         assert place is not None
         self.pid += 1
         job = job_name(environment, "machine")
-        process = TrainingProcess(self.pid, self.pid, 50, job, place, environment, user=user)
+        process = TrainingProcess(self.pid, self.pid, parent, job, place, environment, user=user)
         sender = SimpleNamespace(message=Message(0, self.now), goodput=Goodput())
         sender.goodput.begin(5.0, self.now, seen=True)
         self.senders[job, rank] = [(Identity(process, (1, 1)), sender)]
@@ -261,6 +261,20 @@ def test_a_restart_by_torchrun_is_the_same_run(node: Node) -> None:
     spent = {sample.labels: sample.value for sample in node.attempts.samples()}
     assert spent[again, "repeated"] == pytest.approx(times["repeated"], abs=0.01)
     assert spent[again,] == 2.0
+
+
+@pytest.mark.parametrize(("launchers", "place"), [(64, 0), (65, -1)])
+def test_sixty_four_torchruns_are_remembered(launchers: int, place: int, node: Node) -> None:
+    """What a torchrun starts anew is the same run, unless as many others have started since."""
+    jobs = []
+    for number in range(launchers):
+        jobs.append(node.start(0, parent=1000 + number, MASTER_PORT=f"{number}"))
+        node.check()
+        node.end(jobs[-1], 0, ExitKind.FAILED)
+        node.check()
+    again = node.start(0, parent=1000, MASTER_PORT="999")
+    node.check()
+    assert node.runs()[-1]["what"] == [*jobs, again][place]
 
 
 def test_a_requeued_job_and_a_name_of_its_users(node: Node) -> None:
