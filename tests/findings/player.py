@@ -53,7 +53,7 @@ Rule = Callable[[Series, float], Iterator[Sign]]
 Row = tuple[str, dict[str, str], list[float | str]]
 """The name, the labels and the values of a series."""
 _UNIT = {"h": 3600, "m": 60, "s": 1, "d": 86400}
-_SERIES = re.compile(r"([\w:]+)(?:{(.*)})?")
+_SERIES = re.compile(r"([\w:-]+)(?:{(.*)})?")
 _ROW = re.compile(r"(\w+(?:{.*})?) (.*)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _VALUE = r'"(?:[^"\\]|\\.)*"'
