@@ -1,8 +1,9 @@
 """The files of `tests/symptoms/*.yml` as promtool reads them, and what they expect of each
 alert.
 
-They are promtool's own, but for two things: a label with several values, `rank="0"|"1"`, is a
-series for each of them, and what has the label `node` alone is of that node's agent.
+They are promtool's own, but for three things: they are about the shipped rules unless they name
+others, a label with several values, `rank="0"|"1"`, is a series for each of them, and what has the
+label `node` alone is of that node's agent.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def rule_groups() -> list[tuple[str, dict[str, Any]]]:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Return a file of scenes with all series and labels, for promtool."""
-    document: dict[str, Any] = yaml_files.load(file)
+    """Return a file of scenes with its rules and all series and labels, for promtool."""
+    document: dict[str, Any] = {"rule_files": [*map(str, RULES)], **yaml_files.load(file)}
     for test in document["tests"]:
         test["input_series"] = [
             {"series": _of_target(series), "values": row["values"]}
