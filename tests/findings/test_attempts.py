@@ -45,20 +45,24 @@ class Node:
         self.states: dict[str, list[Any]] = {}
         self.standstills: dict[str, Any] = {}
         self.pid = 100
+        self.parent = 50
+        """The pid of the launcher."""
 
     @property
     def wall(self) -> float:
         """Unix time."""
         return NOW + self.now
 
-    def start(self, rank: int, *, user: int = 7, parent: int = 50, **variables: str) -> str:
+    def start(self, rank: int, *, user: int = 7, **variables: str) -> str:
         """Start a rank's process, in place of what was there; return its job."""
         environment = TORCHRUN | {"RANK": str(rank), "MASTER_PORT": "1"} | variables
         place = launch(environment)
         assert place is not None
         self.pid += 1
         job = job_name(environment, "machine")
-        process = TrainingProcess(self.pid, self.pid, parent, job, place, environment, user=user)
+        process = TrainingProcess(
+            self.pid, self.pid, self.parent, job, place, environment, user=user
+        )
         sender = SimpleNamespace(message=Message(0, self.now), goodput=Goodput())
         sender.goodput.begin(5.0, self.now, seen=True)
         self.senders[job, rank] = [(Identity(process, (1, 1)), sender)]
@@ -268,11 +272,13 @@ def test_sixty_four_torchruns_are_remembered(launchers: int, place: int, node: N
     """What a torchrun starts anew is the same run, unless as many others have started since."""
     jobs = []
     for number in range(launchers):
-        jobs.append(node.start(0, parent=1000 + number, MASTER_PORT=f"{number}"))
+        node.parent = 1000 + number
+        jobs.append(node.start(0, MASTER_PORT=f"{number}"))
         node.check()
         node.end(jobs[-1], 0, ExitKind.FAILED)
         node.check()
-    again = node.start(0, parent=1000, MASTER_PORT="999")
+    node.parent = 1000
+    again = node.start(0, MASTER_PORT="999")
     node.check()
     assert node.runs()[-1]["what"] == [*jobs, again][place]
 

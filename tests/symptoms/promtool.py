@@ -1,9 +1,10 @@
 """The files of `tests/symptoms/*.yml` as promtool reads them, and what they expect of each
 alert.
 
-They are promtool's own, but for three things: they are about the shipped rules unless they name
-others, a label with several values, `rank="0"|"1"`, is a series for each of them, and what has the
-label `node` alone is of that node's agent.
+They are promtool's own, but for what need not be said: they are about the shipped rules, and their
+samples 5 s apart, unless they say otherwise; what has the label `node` alone is of that node's
+agent; rows may stand for several series, as in the scenes of findings, and an expectation holds at
+each of several times.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests import yaml_files
-from tests.findings.player import each_series, seconds
+from tests.findings.player import EVERY, each_series, seconds
 from tests.symptoms.expression import selectors
 
 ROOT = Path(__file__).parent.parent.parent
@@ -79,6 +80,12 @@ def load(file: Path) -> dict[str, Any]:
     """Return a file of scenes with its rules and all series and labels, for promtool."""
     document: dict[str, Any] = {"rule_files": [*map(str, RULES)], **yaml_files.load(file)}
     for test in document["tests"]:
+        test.setdefault("interval", EVERY)
+        test["promql_expr_test"] = [
+            entry | {"eval_time": at}
+            for entry in test.get("promql_expr_test", ())
+            for at in str(entry["eval_time"]).split()
+        ]
         test["input_series"] = [
             {"series": _of_target(series), "values": row["values"]}
             for row in test["input_series"]
@@ -227,7 +234,7 @@ def rendered(cases: list[tuple[str, float, dict[str, str]]]) -> list[str]:
 def scenes() -> Iterator[list[Expectation]]:
     """Yield what each scene, an element of `tests`, expects."""
     for file in FILES:
-        for scene in yaml_files.load(file)["tests"]:
+        for scene in load(file)["tests"]:
             yield list(_expectations(scene))
 
 
