@@ -314,8 +314,7 @@ class NodeRecord:
 
     def hours(self, open_now: Iterable[Entry], wall: float) -> str:
         """Return the worst of each of the last 24 hours, one character of MARKS each."""
-        recent = [entry for entry in self.shown(wall) if (entry.end or wall) > wall - DAY]
-        strip = _strip([*recent, *open_now], wall, HOUR, HOURS, self._hours)
+        strip = _strip([*self.shown(wall), *open_now], wall, HOUR, HOURS, self._hours)
         return "".join(MARKS[worst] for _, worst in strip)
 
     def save(self, now: float, wall: float, *, last: bool = False) -> None:

@@ -50,6 +50,17 @@ def test_past_of_a_source_that_is_gone() -> None:
     assert (dict(point.labels), point.value) == ({"gpu": "3", "uuid": "u"}, 1.0)
 
 
+def test_what_there_never_was_has_no_past() -> None:
+    """Rules ask for three hundred metrics, of which a node has some."""
+    past = Past()
+    for name in ("test_kept", "test_step"):
+        assert (
+            list(Series([KEPT(7.0, "3")], past=past, now=0.0).highest(name, 60.0))
+            == [({"gpu": "3"}, 7.0)][: name == "test_kept"]
+        )
+    assert len(past.document(0.0)) == 1
+
+
 def test_some() -> None:
     """One value above 0 is enough; 0 is none."""
     assert some([Point({}, 0.0), Point({}, 1.0)])
