@@ -163,11 +163,9 @@ class Collection:
     @property
     def whole(self) -> bool:
         """Whether ranks were found, each one's process could be inspected, and all data fitted."""
-        return (
-            bool(self.findings.ranks)
-            and not any("kernel" in rank.problems for rank in self.findings.ranks)
-            and not self._bundle.full
-        )
+        ranks = self.findings.ranks
+        seen = bool(ranks) and not any("kernel" in rank.problems for rank in ranks)
+        return seen and not self._bundle.full
 
     def _discover(self) -> None:
         """Find the ranks to collect from by their environments.

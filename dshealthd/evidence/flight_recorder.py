@@ -55,11 +55,10 @@ def collect(
     """
     prefix = environment.get(PIPE)
     dumps = next((environment[name] for name in DUMPS if environment.get(name)), None)
-    if not prefix and dumps is None:
-        message = f"its environment sets neither {PIPE} nor {DUMPS[0]}"
-        raise Missing(message)
     if dumps is None:
-        message = f"its environment does not say where dumps go: {DUMPS[0]} is not set"
+        message = f"its environment sets neither {PIPE} nor {DUMPS[0]}"
+        if prefix:
+            message = f"its environment does not say where dumps go: {DUMPS[0]} is not set"
         raise Missing(message)
     root = Root.of_process(host, pid)
     privileges.become(root.owner)
@@ -73,15 +72,10 @@ def collect(
     )
     fresh = not asked and _wait(root, place, before, functools.partial(_stopped, host, pid))
     if not fresh and before is None:
-        raise Missing(
-            asked
-            or (
-                "the process is stopped by a signal and cannot dump"
-                if _stopped(host, pid)
-                else f"no dump appeared within {PATIENCE:g} s: the thread that writes it may be "
-                "hung too"
-            )
-        )
+        late = f"no dump appeared within {PATIENCE:g} s: the thread that writes it may be hung too"
+        if _stopped(host, pid):
+            late = "the process is stopped by a signal and cannot dump"
+        raise Missing(asked or late)
     try:
         descriptor = root.open_kind(
             place, os.O_RDONLY, stat.S_ISREG, "regular file", follow=False, owned=True
@@ -99,15 +93,8 @@ def collect(
             emit(name, read(descriptor, min(_PIECE, written.st_size - start)))
     finally:
         os.close(descriptor)
-    note = (
-        ""
-        if fresh
-        else (
-            f"from {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(written.st_mtime))}, "
-            f"stale: {asked or 'no new dump'}"
-        )
-    )
-    return {"file": name, "note": note}
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(written.st_mtime))
+    return {"file": name, "note": "" if fresh else f"from {when}, stale: {asked or 'no new dump'}"}
 
 
 def _request_dump(root: Root, place: str) -> str:

@@ -17,7 +17,7 @@ from dshealthd.core import background, child, documents, state_file
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.options import encode
 from dshealthd.core.timing import time_limit
-from dshealthd.evidence.bundle import bundles_among, parse_name
+from dshealthd.evidence.bundle import bundles_among
 from dshealthd.evidence.collection_process import CollectionProcess
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.core.host import Host
+    from dshealthd.evidence.bundle import Kept
     from dshealthd.jobs.hangs.judge import Standstill
 
 log = logging.getLogger(__name__)
@@ -121,8 +122,8 @@ class Evidence:
         self._interval = interval
         self._command = command
         self._outcomes: Counter[str] = Counter()
-        self._kept: set[str] | None = None
-        """The names of the bundles on the disk; None while they are unknown."""
+        self._kept: list[Kept] | None = None
+        """The bundles on the disk, oldest first; None while they are unknown."""
         self._first_seen: dict[str, float] = {}
         """When each hung job was first seen hung, by the monotonic clock."""
         self._done: set[str] = set()
@@ -149,7 +150,7 @@ class Evidence:
             self._kept = None
             log.warning("evidence: %s", str(error) or "the disk of path.state is hung")
             return
-        self._kept = {entry.name for entry in bundles_among(names)}
+        self._kept = bundles_among(names)
 
     def update_hangs(self, hangs: Iterable[Standstill]) -> None:
         """Note the hangs that are confirmed now; hangs that are not given are over.
@@ -188,19 +189,14 @@ class Evidence:
         """Yield the metrics of the evidence."""
         for outcome in OUTCOMES:
             yield BUNDLES(self._outcomes[outcome], outcome)
-        if self._kept is None:
-            return
-        newest = {
-            entry.job: entry
-            for name in sorted(self._kept)
-            if (entry := parse_name(name)) is not None
-        }
-        for entry in newest.values():
-            yield INFO(1.0, entry.job, entry.name)
+        newest = {entry.job: entry.name for entry in self._kept or ()}
+        for job, name in newest.items():
+            yield INFO(1.0, job, name)
 
     def status(self) -> dict[str, Any]:
         """Return the evidence part of the status document; the newest bundle first."""
-        bundles = None if self._kept is None else sorted(self._kept, reverse=True)
+        kept = self._kept
+        bundles = None if kept is None else [entry.name for entry in reversed(kept)]
         return {
             "state": "running" if self._running else "ok",
             "directory": str(self.directory),
@@ -232,7 +228,7 @@ class Evidence:
         try:
             async with time_limit(self.options.deadline):
                 answer = await collected()
-            self._kept = set(map(str, answer["kept"]))
+            self._kept = bundles_among(map(str, answer["kept"]))
             return self._count(Taken(str(answer["outcome"]), str(answer["detail"]), bundle))
         except TimeoutError:
             await self.remember()
@@ -263,14 +259,8 @@ class Evidence:
 
         Evidence from the future, after the clock was set back, counts as old enough.
         """
-        last = max(
-            (
-                entry.taken
-                for name in self._kept or ()
-                if (entry := parse_name(name)) is not None and entry.job == job
-            ),
-            default=None,
-        )
+        taken = (entry.taken for entry in self._kept or () if entry.job == job)
+        last = max(taken, default=None)
         return last is None or not 0 <= self._wall() - last < self.options.again_after
 
     async def _collect_waiting(self) -> None:

@@ -89,13 +89,10 @@ def _run(program: int, pid: int) -> tuple[bytes, str]:
             process.kill()
             return b"", f"py-spy printed more than {MAX_OUTPUT >> 20} MiB"
         words = process.stderr.read(1 << 14).decode(errors="replace")
+    if process.returncode == 0:
+        return output, ""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
-    return (
-        output,
-        ""
-        if process.returncode == 0
-        else f"py-spy: {lines[0][:300] if lines else f'status {process.returncode}'}",
-    )
+    return output, f"py-spy: {lines[0][:300] if lines else f'status {process.returncode}'}"
 
 
 def parse(output: bytes) -> list[dict[str, Any]]:
@@ -130,14 +127,7 @@ def write(threads: list[dict[str, Any]]) -> str:
     """Return the stacks as text, innermost frame first."""
     parts = []
     for thread in threads:
-        marks = ", ".join(
-            mark
-            for mark in (
-                "active" if thread["active"] else "idle",
-                "holds the GIL" if thread["gil"] else "",
-            )
-            if mark
-        )
+        marks = ("active" if thread["active"] else "idle") + ", holds the GIL" * thread["gil"]
         parts.append(f"thread {thread['os']} {thread['name']!r} ({marks})\n")
         parts += [
             f"    {printable(name)} ({printable(filename)}:{line})\n"

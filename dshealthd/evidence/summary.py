@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from dshealthd.evidence.findings import CollectedEvidence, RankEvidence
 
@@ -19,7 +19,6 @@ COUNTED = re.compile(
 )
 """Metric families of GPUs, fabric and kernel."""
 MAX_MOVED = 60
-MAX_RANKS = 64
 MAX_ROUNDS = 20
 MAX_MISSING = 40
 _WIDTH = 300
@@ -54,8 +53,13 @@ def changed_metrics(before: str, after: str) -> list[str]:
         if old is not None and old != value:
             risen = name.partition("{")[0].endswith("_total")
             lines.append(f"{name} {old:g} -> {value:g}" + f" (+{value - old:g})" * risen)
-    rest = len(lines) - MAX_MOVED
-    return lines[:MAX_MOVED] + ([f"and {rest} more"] if rest > 0 else [])
+    return _shortened(lines, MAX_MOVED)
+
+
+def _shortened(lines: list[str], most: int) -> list[str]:
+    """Return the first lines, and how many more there are."""
+    rest = len(lines) - most
+    return lines[:most] + ([f"and {rest} more"] if rest > 0 else [])
 
 
 def parse(exposition: str) -> dict[str, float]:
@@ -91,34 +95,20 @@ def _lines(findings: CollectedEvidence) -> Iterator[str]:
             "THE COLLECTION HAS NOT ENDED: it is running or was killed; the files hold what "
             "was collected so far"
         )
-    yield ""
-    yield "What shows the cause"
-    yield from _indented(_blame(findings))
-    yield ""
-    yield f"Ranks on this node: {len(findings.ranks)}"
-    yield from _indented(_rank(findings, rank) for rank in findings.ranks[:MAX_RANKS])
-    yield ""
-    yield f"GPU, fabric and kernel metrics that changed within {findings.interval:.0f} s"
-    yield from _indented(findings.moved or ["none" if findings.interval else "unknown"])
-    yield ""
-    yield "Probe rounds of the last hour"
-    yield from _indented([_round(entry) for entry in findings.rounds[-MAX_ROUNDS:]] or ["none"])
-    yield ""
-    yield "Not collected"
+    yield from _section("What shows the cause", _blame(findings))
+    ranks = [_rank(findings, rank) for rank in findings.ranks]
+    yield from _section(f"Ranks on this node: {len(ranks)}", ranks)
+    moved = findings.moved or ["none" if findings.interval else "unknown"]
+    changed = f"GPU, fabric and kernel metrics that changed within {findings.interval:.0f} s"
+    yield from _section(changed, moved)
+    rounds = [_round(entry) for entry in findings.rounds[-MAX_ROUNDS:]]
+    yield from _section("Probe rounds of the last hour", rounds or ["none"])
     missing = [
         *findings.missing,
         *(_problem(rank, name) for rank in findings.ranks for name in rank.problems),
     ]
-    yield from _indented(
-        [
-            *missing[:MAX_MISSING],
-            *([f"and {len(missing) - MAX_MISSING} more"] if len(missing) > MAX_MISSING else []),
-        ]
-        or ["nothing"]
-    )
-    yield ""
-    yield "Files"
-    yield from _indented(f"{name:34} {meaning}" for name, meaning in FILES)
+    yield from _section("Not collected", _shortened(missing, MAX_MISSING) or ["nothing"])
+    yield from _section("Files", (f"{name:34} {meaning}" for name, meaning in FILES))
 
 
 def _stopped(findings: CollectedEvidence) -> Iterator[str]:
@@ -138,24 +128,20 @@ def _blame(findings: CollectedEvidence) -> Iterator[str]:
     """Yield what shows whom the other ranks wait for, the most reliable first."""
     if findings.case.explanation:
         yield f"cause: {findings.case.explanation}"
-    found = False
-    for line in (
+    shown = [
         *(f"rank {rank} {why}" for rank, why in findings.case.culprits),
         *_stopped(findings),
         *findings.logs,
         *findings.collectives,
         *_by_ras(findings.ras),
         *_by_steps(findings),
-    ):
-        found = True
-        yield line
-    moving = list(_moving(findings))
-    yield from moving
-    if not found and not moving:
-        yield (
-            "no cause found on this node; see the bundles of the job's other nodes, and the "
-            "probes' suspects"
-        )
+        *_moving(findings),
+    ]
+    unknown = (
+        "no cause found on this node; see the bundles of the job's other nodes, and the probes' "
+        "suspects"
+    )
+    yield from shown or [unknown]
 
 
 def _by_ras(ras: Mapping[str, Any] | None) -> Iterator[str]:
@@ -261,7 +247,8 @@ def _round(entry: Mapping[str, Any]) -> str:
     )
 
 
-def _indented(lines: Any) -> Iterator[str]:
+def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
+    yield from ("", title)
     for line in lines:
         yield f"  {line}"
 

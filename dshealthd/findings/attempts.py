@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from dshealthd.core import schema
 from dshealthd.core.collector import gauge
 from dshealthd.findings.entry import Entry
+from dshealthd.findings.jobs import ENDS
 from dshealthd.findings.record import current_boot
 from dshealthd.jobs.environment import RENDEZVOUS, natural, scheduler_job
 from dshealthd.jobs.goodput import Card, Goodput, Slowest, quantiles
@@ -61,12 +62,6 @@ another page is without one for up to 5 s."""
 AWAY = 60.0
 """The same for those of an earlier agent: pages of its ranks are found within 5 s."""
 _RESTARTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
-_ENDS = {
-    ExitKind.KILLED: "was killed (SIGKILL)",
-    ExitKind.CRASHED: "was ended by a signal of an error",
-    ExitKind.FAILED: "failed with an exit status other than 0",
-}
-"""Ends of a rank that end its job, as the rank's verb."""
 _Time = Annotated[float, schema.UNIX_TIME]
 _Natural = Annotated[int, schema.Integer()]
 _PAUSES = {HangClass.SUSPENDED, HangClass.DEBUGGER}
@@ -321,11 +316,11 @@ def _why(attempt: Attempt) -> tuple[str, str, str]:
     if attempt.hang is not None:
         part, says = attempt.hang
         return "hung", part, f"hung: {says}"
-    failed = [member for member in ends if member.how in _ENDS]
+    failed = [member for member in ends if member.how in ENDS]
     if failed:
         first = min(failed, key=lambda member: member.at)
         how = first.how or ExitKind.UNKNOWN
-        return str(how), f"rank {first.rank}", f"rank {first.rank} {_ENDS[how]}"
+        return str(how), f"rank {first.rank}", f"rank {first.rank} {ENDS[how]}"
     if len(ends) < len(members):
         return "unknown", "", "its heartbeats ended"
     if all(member.how is ExitKind.ENDED for member in ends):
@@ -357,7 +352,7 @@ def _card(attempt: Attempt) -> Card:
         attempt.user,
         attempt.world_size,
         first_step=min((one.began for one in accounts if one.began is not None), default=None),
-        failed=min((m.at for m in members if m.how in _ENDS), default=None),
+        failed=min((m.at for m in members if m.how in ENDS), default=None),
         memory_peak_bytes=max((one.peak for one in accounts if one.peak), default=None),
         step_seconds=quantiles(accounts),
         slowest=_slowest(attempt),

@@ -7,18 +7,18 @@ import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.options import Duration
-from dshealthd.findings.finding import Finding, State
+from dshealthd.findings.finding import Finding, Sign, State
 from dshealthd.findings.limits import source
-from dshealthd.findings.series import metric_name
+from dshealthd.findings.series import DEFAULTS, metric_name
 from dshealthd.symptoms import all_symptoms, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dshealthd.findings.finding import Sign
     from dshealthd.findings.limits import Limits
     from dshealthd.symptoms.entry import FindingType
 
+FAILING = "DshealthdCollectorFailing"
 RUNBOOKS = "/runbooks/"
 """URL path under which every agent serves the runbooks, by slug."""
 
@@ -87,23 +87,13 @@ def finding_of(sign: Sign, node: str, limits: Limits, rule: str = "") -> Finding
 
 def unread(source: str, part: str, reason: str, detail: str, node: str) -> Finding:
     """Return the finding that a source, or one part of it, could not be read."""
-    entry = catalogue()["DshealthdCollectorFailing"]
-    labels = {"node": node, "part": part or source, "reason": reason, "training_job": ""}
-    kind = entry.type
-    return Finding(
-        slug=entry.slug,
-        alert=kind.name,
+    sign = Sign(FAILING, reason, part=part or source, source="collector_failing")
+    return dataclasses.replace(
+        finding_of(sign, node, DEFAULTS),
         severity=State.UNKNOWN,
-        component="node",
-        part=part or source,
         origins=(source,),
         summary=f"{part} could not be read" if part else "A source could not be read",
-        reason=reason,
         detail=f"{source}: {detail}",
-        first_step=sentence.text(kind.step, labels, None),
-        runbook=RUNBOOKS + entry.slug,
-        source="dshealthd_collector_failing",
-        hold_seconds=entry.hold_seconds,
     )
 
 
@@ -126,7 +116,7 @@ def part_name(labels: Mapping[str, str], component: str) -> str:
     if labels.get("gpu") and component != "job":
         return f"GPU {labels['gpu']}"
     if labels.get("device"):
-        return f"{labels['device']}/{labels.get('port', '')}"
+        return "/".join(filter(None, (labels["device"], labels.get("port"))))
     if component == "gpu" and labels.get("pci"):
         return f"GPU {labels['pci']}"
     for key in ("path", "training_job", "part", "nvswitch", "file", "worker", "disk"):

@@ -25,12 +25,13 @@ class Figure(NamedTuple):
 
 
 _SENDS, _RECEIVES = (Figure(what, "Gb/s", 8e-9, is_counter=True) for what in ("sends", "receives"))
+_GIB = 2.0**-30
 _ERRORS = Figure("errors", "per minute", 60.0, is_counter=True)
 FIGURES = {
     "dshealthd_gpu_temperature_celsius": Figure("{sensor} temperature", "°C"),
     "dshealthd_gpu_power_watts": Figure("power", "W"),
     "dshealthd_gpu_utilization_ratio": Figure("utilization", "%", 100.0),
-    "dshealthd_gpu_memory_used_bytes": Figure("memory", "GiB", 2.0**-30),
+    "dshealthd_gpu_memory_used_bytes": Figure("memory", "GiB", _GIB),
     "dshealthd_infiniband_port_transmit_bytes_total": _SENDS,
     "dshealthd_infiniband_port_receive_bytes_total": _RECEIVES,
     "dshealthd_infiniband_port_errors_total": _ERRORS,
@@ -39,7 +40,7 @@ FIGURES = {
     "dshealthd_network_transmit_errors_total": _ERRORS,
     "dshealthd_network_receive_errors_total": _ERRORS,
     "dshealthd_job_step_seconds": Figure("step time", "s"),
-    "dshealthd_memory_available_bytes": Figure("available memory", "GiB", 2.0**-30),
+    "dshealthd_memory_available_bytes": Figure("available memory", "GiB", _GIB),
     "dshealthd_load_average": Figure("load over {minutes} min", ""),
     "dshealthd_tcp_sockets": Figure("sockets in {state}", ""),
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.text import plural
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
-from dshealthd.findings.series import each, each_over, flagged, logged
+from dshealthd.findings.series import by, each, each_over, flagged, keyed, logged, some
 from dshealthd.findings.users import Users
 
 if TYPE_CHECKING:
@@ -120,15 +120,6 @@ _XID, _ACTION = "xid_last_timestamp_seconds", "gpu_recovery_action"
 _XID_ACTION = "xid_recovery_action_last_timestamp_seconds"
 
 
-def recent(
-    series: Series, xids: frozenset[str], wall: float
-) -> Iterator[tuple[Mapping[str, str], float]]:
-    """Yield the GPUs' Xids that are recent at Unix time `wall`, and when each was last logged."""
-    for labels, at in series(_XID, xid=xids):
-        if at > wall - series.limits.xid_recent_seconds:
-            yield labels, at
-
-
 def off_bus(series: Series, wall: float) -> list[Point]:
     """Return GPUs off the bus (Xid 79) at Unix time `wall`, and when each Xid was logged.
 
@@ -175,8 +166,7 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
     if expected is not None and visible is not None and expected - visible > len(named):
         missing = expected - visible - len(named)
         # The driver tells of a GPU that it cannot start once, when it is loaded.
-        starts = series("kernel_events_total", event=("gpu_init_failed", "gpu_off_bus"))
-        failed = any(lines > 0 for _, lines in starts)
+        failed = some(series("kernel_events_total", event=("gpu_init_failed", "gpu_off_bus")))
         yield Sign(
             alert,
             "the driver failed to start it" if failed else "on the PCI bus, but not in NVML",
@@ -327,10 +317,7 @@ def _worn(series: Series) -> Iterator[Sign]:
 
 def _other_xids(series: Series, wall: float) -> Iterator[Sign]:
     """Yield GPUs with a recent Xid that no other finding tells of."""
-    fatal = {
-        labels["pci"]: value
-        for labels, value in series("xid_nvlink_last_timestamp_seconds", severity="fatal")
-    }
+    fatal = by(series("xid_nvlink_last_timestamp_seconds", severity="fatal"), "pci", max)
     for labels, at in series(_XID):
         link = labels["xid"] in XIDS_NVLINK and at <= fatal.get(labels["pci"], -math.inf)
         new = at > wall - series.limits.xid_recent_seconds
@@ -347,15 +334,10 @@ def _recurring(series: Series) -> Iterator[Sign]:
     An application's bug would hit its other GPUs, too, and one user's bug is that user's problem.
     """
     name = "xid_errors_total"
-    days = {
-        (labels["gpu"], labels["pci"], labels["xid"]): value
-        for labels, value in series.rise(name, DAY, from_zero=True, xid=XIDS_RECURRING)
-        if value > 0
-    }
+    rises = series.rise(name, DAY, from_zero=True, xid=XIDS_RECURRING)
+    days = keyed((point for point in rises if point.value > 0), "gpu", "pci", "xid")
     hours = series.rise(name, HOUR, from_zero=True, xid=XIDS_RECURRING)
-    jobs = {
-        (labels["gpu"], labels["training_job"]) for labels, _ in series.highest("job_gpu_info", DAY)
-    }
+    jobs = keyed(series.highest("job_gpu_info", DAY), "gpu", "training_job")
     gpus_of = {xid: {gpu for gpu, _, other in days if other == xid} for _, _, xid in days}
     for labels, rise in hours:
         gpu, xid = labels["gpu"], labels["xid"]
@@ -368,11 +350,8 @@ def _recurring(series: Series) -> Iterator[Sign]:
 def driver(series: Series, wall: float) -> Iterator[Sign]:
     """Yield findings for NVML that hangs or fails as a whole, and for GPUs that nobody monitors."""
     broken, unwatched = "DshealthdNvmlBroken", "DshealthdGpusUnwatched"
-    hung = [
-        *series("collector_failing", collector=NVML, reason=HUNG),
-        *(point for point in series("worker_stuck", worker="device") if point.value > 0),
-    ]
-    if hung and not off_bus(series, wall):
+    hung = any(series("collector_failing", collector=NVML, reason=HUNG))
+    if (hung or some(series("worker_stuck", worker="device"))) and not off_bus(series, wall):
         where = sorted(labels["gpu"] for labels, value in series("gpu_fault", reason=HUNG) if value)
         reason = "a call did not return" + (f", at GPU {' '.join(where)}" if where else "")
         yield Sign(broken, reason, source="collector_failing", hold=SECOND_DEADLINE)
@@ -390,22 +369,13 @@ def driver(series: Series, wall: float) -> Iterator[Sign]:
     if amd := series.value("gpus_unmonitored"):
         reason, name = "they are AMD's, which the agent cannot read", "gpus_unmonitored"
         yield Sign(unwatched, reason, part="AMD GPUs", value=amd, source=name)
-    expected = series.value("gpus_expected")
+    name = "gpus_expected"
+    expected = series.value(name)
     if expected and series.value("collector_available", collector="gpu") == 0:
-        yield Sign(
-            unwatched,
-            "released by an operator",
-            part="released GPUs",
-            value=expected,
-            source="gpus_expected",
-            hold=RELEASED,
-        )
-    elif (
-        expected
-        and not any(series("gpu_up"))
-        and not any(series("collector_failing", collector="gpu"))
-    ):
-        yield Sign(unwatched, "no metrics, and no error", value=expected, source="gpus_expected")
+        reason, part = "released by an operator", "released GPUs"
+        yield Sign(unwatched, reason, part=part, value=expected, source=name, hold=RELEASED)
+    elif expected and not any((*series("gpu_up"), *series("collector_failing", collector="gpu"))):
+        yield Sign(unwatched, "no metrics, and no error", value=expected, source=name)
 
 
 def checksums(series: Series, _wall: float) -> Iterator[Sign]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
-from dshealthd.findings.series import each
+from dshealthd.findings.series import by, each, keyed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -55,10 +55,7 @@ def _throttled(series: Series, why: str, *reasons: str) -> Iterator[Sign]:
 def _too_hot(series: Series) -> Iterator[Sign]:
     """Compare temperatures with each GPU's own limits, or with the configured where it has none."""
     name = "gpu_temperature_celsius"
-    limits = {
-        (labels["gpu"], labels["limit"]): value
-        for labels, value in series("gpu_temperature_limit_celsius")
-    }
+    limits = keyed(series("gpu_temperature_limit_celsius"), "gpu", "limit")
     margins = {labels["gpu"] for labels, _ in series("gpu_temperature_margin_celsius")}
     for labels, value in series(name, sensor=("core", "memory")):
         gpu, core = labels["gpu"], labels["sensor"] == "core"
@@ -100,10 +97,7 @@ def _hotter(value: float, limit: float | None, strict: bool) -> bool:  # noqa: F
 def _margins(series: Series) -> Iterator[Sign]:
     """Compare the degrees left to the limit, on GPUs that report margins."""
     name = "gpu_temperature_margin_celsius"
-    limits = {
-        labels["gpu"]: value
-        for labels, value in series("gpu_temperature_margin_limit_celsius", limit="slowdown")
-    }
+    limits = by(series("gpu_temperature_margin_limit_celsius", limit="slowdown"), "gpu")
     for labels, value in series(name):
         limit = limits.get(labels["gpu"])
         slow = limit is not None and value <= limit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.series import RECENT, each, each_over, flagged, logged, over, share
+from dshealthd.findings.series import RECENT, each, each_over, flagged, logged, over, share, some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,12 +148,9 @@ def _limited(series: Series, name: str, **labels: str) -> Iterator[tuple[str, Po
 def sockets(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about sockets that run out, and about a broken loopback."""
     # Where no local port was free, the loopback is not what is broken.
-    no_port = any(
-        value > 0
-        for _, value in series.rise("loopback_connections_total", 300.0, outcome="no_port")
-    )
+    no_port = series.rise("loopback_connections_total", 300.0, outcome="no_port")
     alert, name = "DshealthdLoopbackRefused", "loopback_connect_seconds"
-    if not no_port:
+    if not some(no_port):
         yield from flagged(series, alert, "loopback_up", "fail", at=0.0)
     reason = "take hundreds of times as long as they should"
     slow = each_over(series, alert, series.lowest(name, 60.0), name, name, reason)

@@ -11,7 +11,7 @@ from dshealthd.core.collector import gauge
 from dshealthd.core.text import MOST_NAMED
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
-from dshealthd.findings.series import by, over, short_name
+from dshealthd.findings.series import by, keyed, over, short_name, some
 from dshealthd.findings.settings import likely, ranks_named
 from dshealthd.jobs.hangs.classes import Culprit, HangClass
 
@@ -96,19 +96,15 @@ def _consequence(here: int, size: float | None) -> str:
 def ends(series: Series, wall: float) -> Iterator[Sign]:
     """Yield findings about jobs of which the first rank to end here ended by a failure."""
     events = "kernel_events_total"
-    where = next(
-        (
-            library
-            for event, library in SEGFAULTS.items()
-            if any(lines > 0 for _, lines in series.rise(events, BEFORE_END, event=event))
-        ),
-        "",
+    logged = (
+        library
+        for event, library in SEGFAULTS.items()
+        if some(series.rise(events, BEFORE_END, event=event))
     )
-    killed = any(value > 0 for _, value in series.rise("oom_kills_total", BEFORE_END))
-    reserved = {
-        _rank(labels): value
-        for labels, value in series.highest("job_memory_bytes", BEFORE_END, type="reserved")
-    }
+    where = next(logged, "")
+    killed = some(series.rise("oom_kills_total", BEFORE_END))
+    memory = series.highest("job_memory_bytes", BEFORE_END, type="reserved")
+    reserved = keyed(memory, "training_job", "rank")
     total = max((value for _, value in series("gpu_memory_total_bytes")), default=math.inf)
     ended: dict[str, list[tuple[float, Mapping[str, str]]]] = {}
     alert, name = "DshealthdJobFailed", "job_rank_ended_timestamp_seconds"
@@ -188,8 +184,8 @@ def losses(series: Series, _wall: float) -> Iterator[Sign]:
     series.add([SINCE(at, job, rank) for job, ranks in lost.items() for rank, at in ranks.items()])
     # It moves if not every step reports its loss; then it says nothing.
     name = short_name(SINCE)
-    lowest = {_rank(labels): value for labels, value in series.lowest(name, 120.0)}
-    highest = {_rank(labels): value for labels, value in series.highest(name, 120.0)}
+    lowest = keyed(series.lowest(name, 120.0), "training_job", "rank")
+    highest = keyed(series.highest(name, 120.0), "training_job", "rank")
     for job, ranks in lost.items():
         known = all(
             (job, rank) in lowest and lowest[job, rank] == highest[job, rank] for rank in ranks
@@ -207,10 +203,7 @@ def gradients(series: Series, _wall: float) -> Iterator[Sign]:
     norms = by(finite, "training_job", statistics.median)
     series.add(NORM(norm, job) for job, norm in norms.items())
     limit, name = "gradient_norm_ratio", short_name(NORM)
-    least = {
-        labels["training_job"]: value
-        for labels, value in series.lowest(name, NORM_SECONDS, full=True)
-    }
+    least = by(series.lowest(name, NORM_SECONDS, full=True), "training_job")
     lost = {labels["training_job"] for labels, value in series("job_loss_finite") if not value}
     for labels, usual in series.usual(name, 3600.0, series.limit(limit)):
         job = labels["training_job"]
@@ -232,7 +225,7 @@ def skips(series: Series, _wall: float) -> Iterator[Sign]:
     ratios = {labels["training_job"]: 1.0 for labels, at in series("job_loss_scale") if at == 0}
     decided: set[tuple[str, str]] = set()
     for seconds, fewest in SKIP_WINDOWS:
-        steps = {_rank(labels): rise for labels, rise in series.rise("job_step", seconds)}
+        steps = keyed(series.rise("job_step", seconds), "training_job", "rank")
         for labels, rise in series.rise("job_skipped_steps_total", seconds):
             rank, step = _rank(labels), series.value("job_step", **labels)
             if steps.get(rank, 0.0) <= fewest or rank in decided or step is None:

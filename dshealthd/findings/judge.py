@@ -224,10 +224,10 @@ class Judge:
         """Yield the findings, and when they were judged; until then, those of an earlier agent."""
         now = self._monotonic()
         firing = self._episodes.firing(now)
+        if firing or self._judged is not None:
+            yield from exported(firing)
         if self._judged is None:
-            yield from exported(firing) if firing else ()
             return
-        yield from exported(firing)
         yield from self.derived
         yield from self._record.samples(self._lasting(now), self._wall())
         for finding, count in self._episodes.begun.items():

@@ -89,17 +89,17 @@ def seen(series: Series, *, node: str, name: str, wall: float) -> Judgement:
             try:
                 if (sign := next(signs, None)) is None:
                     break
-                finding = catalogue.finding_of(sign, node, series.limits, _label(rule))
+                finding = catalogue.finding_of(sign, node, series.limits, rule_name(rule))
                 if finding.severity is State.CRITICAL and not finding.training_job:
                     finding = dataclasses.replace(finding, training_job=users.of(sign))
             except Exception:  # noqa: BLE001 - a defect in one rule must not hide what others see
-                failed[_label(rule)] = traceback.format_exc()
+                failed[rule_name(rule)] = traceback.format_exc()
             else:
                 found.setdefault(finding.key, finding)
     return Judgement(found, failed)
 
 
-def _label(rule: Callable[..., Iterator[Sign]]) -> str:
+def rule_name(rule: Callable[..., Iterator[Sign]]) -> str:
     """Return the name of a rule, as its failure is told: `jobs.hangs`."""
     own = getattr(rule, "func", rule)
     return f"{own.__module__.rpartition('.')[2]}.{own.__name__}"
@@ -188,10 +188,8 @@ def _unread(
     latest: Latest, now: float, node: str, parts: set[str], alerts: set[str]
 ) -> Iterator[Finding]:
     """Yield findings for what a collector could not read, unless a finding covers it already."""
-    if latest.sampled is None:
-        return
     result = latest.result
-    if latest.expired(now):
+    if latest.sampled is not None and latest.expired(now):
         yield unread(
             latest.name, "", Reason.EXPIRED, f"no sample for {now - latest.sampled:.0f} s", node
         )

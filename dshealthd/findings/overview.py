@@ -163,9 +163,7 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut, wall: float)
     steps = [rank["step"] for rank in ranks if rank["step"] is not None]
     baseline = [rank["step_seconds"] for rank in ranks if rank["step_seconds"]]
     losses = {point.value for point in series("job_loss_finite", training_job=job)}
-    info: Mapping[str, str] = next(
-        (point.labels for point in series("job_info", training_job=job)), {}
-    )
+    info = series.first("job_info", training_job=job)
     world = info.get("world_size") or series.value("job_world_size", training_job=job)
     evidence = sorted(
         point.labels["bundle"] for point in series("evidence_bundle_info", training_job=job)
@@ -180,9 +178,18 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut, wall: float)
     stall = stall or (None if found else _paused(series, job) or _idle(series, job))
     silent_now = _is_silent(ranks, wall)
     failures = _failures(series, job)
-    process: Mapping[str, str] = next(
-        (point.labels for point in series("job_process_info", training_job=job)), {}
-    )
+    process = series.first("job_process_info", training_job=job)
+    if hang or failures:
+        state = "hung" if hang else "failed"
+    elif found:
+        state = "suspended" if found.reason is HangClass.SUSPENDED else "stalled"
+    elif not steps:
+        state = "stalled" if stall else "no heartbeats"
+    elif stall:
+        state = "paused"
+    else:
+        state = "silent" if silent_now else "training"
+    attempts = series.value("job_attempts", training_job=job)
     return {
         "job": job,
         "script": process.get("script"),
@@ -201,24 +208,8 @@ def _job(series: Series, job: str, bundles: str, left_out: LeftOut, wall: float)
         if baseline and not (found or stall or silent_now)
         else None,
         "loss": "unknown" if not losses else "finite" if losses == {1.0} else "not finite",
-        "state": "hung"
-        if hang
-        else "failed"
-        if failures
-        else "suspended"
-        if found and found.reason is HangClass.SUSPENDED
-        else "stalled"
-        if found or (stall and not steps)
-        else "silent"
-        if silent_now and not stall
-        else "training"
-        if steps and not stall
-        else "paused"
-        if steps
-        else "no heartbeats",
-        "attempts": None
-        if (count := series.value("job_attempts", training_job=job)) is None
-        else int(count),
+        "state": state,
+        "attempts": None if attempts is None else int(attempts),
         "hang": hang,
         "stall": stall,
         "failures": failures,

@@ -190,18 +190,12 @@ class NodeRecord:
         for kept, most in ((self._days, KEPT / DAY), (self._hours, 2 * HOURS)):
             while len(kept) > most:
                 del kept[next(iter(kept))]
-        repair = next(
-            (
-                labels["reason"]
-                for labels, _ in series("maintenance_info")
-                if labels["reason"].lower().startswith(REPAIRED)
-            ),
-            "",
-        )
+        reasons = (labels["reason"] for labels, _ in series("maintenance_info"))
+        repair = next((why for why in reasons if why.lower().startswith(REPAIRED)), "")
         if repair and repair != self._repair:
             self.add(Entry("repair", repair, repair, wall, wall))
         self._repair = repair
-        driver = next((labels["driver"] for labels, _ in series("gpu_driver_info")), "")
+        driver = series.first("gpu_driver_info").get("driver", "")
         if driver and driver != self._driver:
             if self._driver:
                 says = f"GPU driver {self._driver} became {driver}"
@@ -320,8 +314,7 @@ class NodeRecord:
 
     def hours(self, open_now: Iterable[Entry], wall: float) -> str:
         """Return the worst of each of the last 24 hours, one character of MARKS each."""
-        recent = [entry for entry in self.shown(wall) if (entry.end or wall) > wall - DAY]
-        strip = _strip([*recent, *open_now], wall, HOUR, HOURS, self._hours)
+        strip = _strip([*self.shown(wall), *open_now], wall, HOUR, HOURS, self._hours)
         return "".join(MARKS[worst] for _, worst in strip)
 
     def save(self, now: float, wall: float, *, last: bool = False) -> None:

@@ -229,6 +229,10 @@ class Series:
         """Return the value of the first matching series; None if there is none."""
         return next((sample.value for sample in self._with(name, labels)), None)
 
+    def first(self, name: str, **labels: Wanted) -> Mapping[str, str]:
+        """Return the labels of the first matching series; none if there is none."""
+        return next((point.labels for point in self(name, **labels)), {})
+
     def parts(self, name: str, *keys: str, **labels: Wanted) -> set[tuple[str, ...]]:
         """Return the values of the labels `keys` for matching series that are not 0."""
         return {
@@ -329,6 +333,16 @@ def by(
     for labels, value in points:
         values[labels[label]].append(value)
     return {key: combine(found) for key, found in values.items()}
+
+
+def keyed(points: Iterable[Point], *labels: str) -> dict[tuple[str, ...], float]:
+    """Return the values of points by the values of these labels, which no two points share."""
+    return {tuple(point.labels[label] for label in labels): point.value for point in points}
+
+
+def some(points: Iterable[Point]) -> bool:
+    """Return whether a point's value is above 0."""
+    return any(point.value > 0 for point in points)
 
 
 def share(part: float | None, whole: float | None) -> float | None:

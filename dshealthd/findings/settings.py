@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.text import MOST_NAMED, several
 from dshealthd.findings.fabric import fabric_up
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.series import by, some
 from dshealthd.jobs.ras.policy import AskReason, decide
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _wrong(labels: Mapping[str, str]) -> str:
 
 def transports(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs that disable a transport although it would work for them."""
-    nvlink = any(value > 0 for _, value in series("nvlinks_up"))
+    nvlink = some(series("nvlinks_up"))
     fabric = fabric_up(series)
     found: dict[str, dict[str, float]] = {}
     for labels, ranks in series("job_environment_problems", problem="disabled"):
@@ -163,17 +164,16 @@ def _apart(series: Series) -> Iterator[tuple[str, str]]:
 
     Of those, one has rank 0 and lacks ranks; the others wait for a rank 0 that never comes.
     """
-    lowest = _by_run(series, "job_lowest_rank")
-    world, here = _by_run(series, "job_world_size"), _by_run(series, "job_ranks")
+    lowest, world, here = (
+        by(series(name), "run") for name in ("job_lowest_rank", "job_world_size", "job_ranks")
+    )
     incomplete = {run for run in world if here.get(run, 0.0) < world[run]}
     kin: dict[tuple[str, str], set[str]] = {}
     for labels, _ in series("job_rendezvous_kin_info"):
         run, variable = labels["run"], labels["variable"]
         if lowest.get(run) == 0 and (run in incomplete or variable == "WORLD_SIZE"):
             kin.setdefault((variable, labels["kin"]), set()).add(run)
-    connected = any(
-        value > 0 for _, value in series("rendezvous_client_sockets", state="established")
-    )
+    connected = some(series("rendezvous_client_sockets", state="established"))
     steps = {labels["training_job"] for labels, value in series("job_step") if value > 0}
     for labels, _ in series("job_rendezvous_kin_info"):
         job, run, variable = labels["training_job"], labels["run"], labels["variable"]
@@ -184,17 +184,8 @@ def _apart(series: Series) -> Iterator[tuple[str, str]]:
             and job not in steps
         ):
             ranks = {labels["rank"] for labels, _ in series("job_processes", run=run)}
-            yield (
-                job,
-                (
-                    f"{ranks_named(ranks)} {'has' if len(ranks) == 1 else 'have'} another "
-                    f"{variable} than rank 0"
-                ),
-            )
-
-
-def _by_run(series: Series, name: str) -> Mapping[str, float]:
-    return {labels["run"]: value for labels, value in series(name)}
+            have = "has" if len(ranks) == 1 else "have"
+            yield job, f"{ranks_named(ranks)} {have} another {variable} than rank 0"
 
 
 def ranks_named(ranks: Collection[str]) -> str:

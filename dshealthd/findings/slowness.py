@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.collector import gauge
 from dshealthd.findings import fabric, launches
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.series import by, over, short_name
+from dshealthd.findings.series import by, keyed, over, short_name
 from dshealthd.findings.settings import ranks_named
 from dshealthd.findings.stalls import of_gpus
 from dshealthd.jobs.own_work import LOSS, SCALES, NodeRanks, RankFigures, slow_ranks
@@ -50,14 +50,10 @@ def starved(series: Series, _wall: float) -> Iterator[Sign]:
     if now:
         series.add([UTILIZATION(sum(now) / len(now))])
     name = short_name(UTILIZATION)
-    queued = [
-        value
-        for _, value in series.mean(
-            "pressure_stalled_ratio", 600.0, full=True, resource="cpu", tasks="some"
-        )
-    ]
+    of_cpus = {"resource": "cpu", "tasks": "some"}
+    queued = series.mean("pressure_stalled_ratio", 600.0, full=True, **of_cpus)
     limit = "gpu_utilization_training_ratio"
-    waiting = any(ratio > series.limits.cpu_pressure_ratio for ratio in queued)
+    waiting = any(ratio > series.limits.cpu_pressure_ratio for _, ratio in queued)
     computed = next((value for _, value in series.mean(name, 600.0, full=True)), None)
     if now and waiting and computed is not None and computed < series.limit(limit):
         yield _starved(computed, "tasks queue for the CPUs", limit)
@@ -107,10 +103,7 @@ def inputs(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs whose ranks here wait for their input for much of each step."""
     limit = "input_ratio"
     # Medians: an unmarked checkpoint also comes between two steps.
-    steps = {
-        (labels["training_job"], labels["rank"]): value
-        for labels, value in series.median("job_step_seconds", 300.0)
-    }
+    steps = keyed(series.median("job_step_seconds", 300.0), "training_job", "rank")
     here = series.parts("job_step", "training_job", "rank")
     slow: dict[str, list[tuple[float, str]]] = {}
     for labels, value in series.median("job_input_seconds", 300.0):
@@ -154,10 +147,7 @@ def _busy_as_usual(series: Series) -> set[str]:
     """Return the jobs whose GPUs here draw as much power as they used to: they wait for nothing
     new.
     """
-    watts = {
-        (labels["gpu"], labels["uuid"]): value
-        for labels, value in series.mean("gpu_power_watts", POWER_SECONDS)
-    }
+    watts = keyed(series.mean("gpu_power_watts", POWER_SECONDS), "gpu", "uuid")
     jobs: dict[str, list[float]] = {}
     for labels, _ in series("job_gpu_info"):
         gpu = labels["gpu"], labels["uuid"]

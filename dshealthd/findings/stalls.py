@@ -9,6 +9,7 @@ from dshealthd.core.collector import gauge
 from dshealthd.core.text import several
 from dshealthd.findings import launches
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.jobs import ENDS
 from dshealthd.findings.series import by
 from dshealthd.findings.settings import likely
 from dshealthd.findings.work import work
@@ -31,9 +32,7 @@ EXPORTED = (WAITING,)
 TROUBLES = {
     "stopped": "is stopped (SIGSTOP)",
     "blocked": "hangs in kernel I/O",
-    "killed": "was killed (SIGKILL)",
-    "crashed": "crashed (a signal such as SIGSEGV or SIGABRT)",
-    "failed": "ended with an error",
+    **ENDS,
     "ended": "has ended",
     "unknown": "has ended",
 }

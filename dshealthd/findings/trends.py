@@ -16,6 +16,7 @@ from dshealthd.config import registry
 from dshealthd.core import documents
 from dshealthd.core.documents import COMPACT
 from dshealthd.core.text import duration
+from dshealthd.findings.catalogue import part_name
 from dshealthd.findings.figures import CAUSES, FIGURES, Figure
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ class Trends:
     ) -> tuple[FigureHistory, str] | None:
         """Return line and part of a series; None if there is no room for one more."""
         named = dict(zip(metric.dimensions, labels, strict=True))
-        figure, part = FIGURES[metric.name], _part(named)
+        figure, part = FIGURES[metric.name], part_name(named, "")
         key = named.get("uuid") or part, figure.what.format(**named)
         if key not in self._lines:
             if len(self._lines) >= MAX_LINES:
@@ -285,12 +286,3 @@ def _pair(low: float, high: float) -> float | list[float]:
     """Return a point for JSON, to four digits: one number if all readings were equal."""
     low, high = float(f"{low:.4g}"), float(f"{high:.4g}")
     return low if low == high else [low, high]
-
-
-def _part(labels: Mapping[str, str]) -> str:
-    """Return a part as findings name it; empty for the node."""
-    if "gpu" in labels:
-        return f"GPU {labels['gpu']}"
-    if "device" in labels:
-        return "/".join(labels[name] for name in ("device", "port") if name in labels)
-    return labels.get("training_job", "")

@@ -6,15 +6,16 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.findings import gpus
+from dshealthd.findings import agent, gpu_links, gpus
 from dshealthd.findings.finding import State
+from dshealthd.findings.judgement import rule_name
 
 if TYPE_CHECKING:
     from dshealthd.findings.finding import Verdict
 
 _SOURCES = ("gpu", "gpu_bus", "ecc", "kernel_log", "findings")
 """Collectors without which fitness is unknown, as far as they run; and the judgement."""
-_RULES = ("gpus.", "agent.accused")
+_RULES = {rule_name(rule) for rule in (*gpus.RULES, gpu_links.nvlink, agent.suspects_here)}
 """The rules whose findings fail checks, as they are named where a defect has ended one."""
 _UNWATCHED = "DshealthdGpusUnwatched"
 """The finding that GPUs are not monitored: the node may be healthy."""
@@ -93,8 +94,8 @@ def fitness(verdict: Verdict) -> Fitness:
         check = CHECKS.get(finding.alert)
         if check is FitnessCheck.RESET_NEEDED:
             check = BY_REASON.get(finding.reason, check)
-        unread = finding.severity is State.UNKNOWN and any(
-            origin in _SOURCES or origin.startswith(_RULES) for origin in finding.origins
+        unread = finding.severity is State.UNKNOWN and not (
+            _RULES.union(_SOURCES).isdisjoint(finding.origins)
         )
         starting = not finding.alert  # nothing follows from what is not found yet
         if unread or starting or finding.alert == _UNWATCHED:

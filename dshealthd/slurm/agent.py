@@ -54,14 +54,12 @@ def query(config: Config, alerts: Iterable[str]) -> AgentVerdict:
     )
     try:
         return judge(local(config, access, TIMEOUT).status(), frozenset(alerts))
-    except Rejected as error:
-        if error.status != HTTPStatus.UNAUTHORIZED:
-            raise AgentSilent(str(error)) from error
-        what = "rejects" if options.user else "requires a password (401): set"
-        message = f"the agent {what} slurm.user and slurm.password_file"
-        raise AgentSilent(message) from error
     except Unreachable as error:
-        raise AgentSilent(str(error)) from error
+        message = str(error)
+        if isinstance(error, Rejected) and error.status == HTTPStatus.UNAUTHORIZED:
+            what = "rejects" if options.user else "requires a password (401): set"
+            message = f"the agent {what} slurm.user and slurm.password_file"
+        raise AgentSilent(message) from error
 
 
 def judge(document: Mapping[str, Any], alerts: frozenset[str]) -> AgentVerdict:

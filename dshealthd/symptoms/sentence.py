@@ -23,10 +23,6 @@ class SentenceError(ValueError):
     """A sentence has a placeholder that no finding can fill."""
 
 
-def _number(value: float) -> str:
-    return f"{value:.4g}"
-
-
 def percentage(value: float) -> str:
     """Write a ratio as Prometheus' humanizePercentage does."""
     return f"{value * 100:.4g}%"
@@ -70,7 +66,7 @@ def duration(value: float) -> str:
 
 
 FORMS: Mapping[str, tuple[Callable[[float], str], str]] = {
-    "number": (_number, '{{ printf "%.4g" $value }}'),
+    "number": (lambda value: f"{value:.4g}", '{{ printf "%.4g" $value }}'),
     "whole": (lambda value: f"{value:.0f}", '{{ printf "%.0f" $value }}'),
     "percent": (percentage, "{{ $value | humanizePercentage }}"),
     "bytes": (lambda value: f"{humanize1024(value)}B", "{{ $value | humanize1024 }}B"),
@@ -82,28 +78,22 @@ FORMS: Mapping[str, tuple[Callable[[float], str], str]] = {
 def text(sentence: str, labels: Mapping[str, str], value: float | None) -> str:
     """Return the sentence about a finding with these labels and this value, None if unknown."""
 
-    def fill(match: re.Match[str]) -> str:
-        name, form = match.groups()
-        if name != "value":
-            return labels[name]
+    def said(form: str) -> str:
         if value is None:
             return "unknown"
-        one, _, several = (form or "number").partition("|")
+        one, _, several = form.partition("|")
         if several:
             return f"{value:.4g} {one if value == 1 else several}"
         return FORMS[one][0](value)
 
-    return _PLACEHOLDER.sub(fill, _checked(sentence))
+    return _filled(sentence, labels.__getitem__, said)
 
 
 def template(sentence: str) -> str:
     """Return Prometheus' template of the sentence, for an alert with the finding's labels."""
 
-    def fill(match: re.Match[str]) -> str:
-        name, form = match.groups()
-        if name != "value":
-            return f"{{{{ $labels.{name} }}}}"
-        one, _, several = (form or "number").partition("|")
+    def said(form: str) -> str:
+        one, _, several = form.partition("|")
         if several:
             return (
                 f'{{{{ printf "%.4g" $value }}}} {{{{ if eq $value 1.0 }}}}{one}{{{{ else '
@@ -111,7 +101,15 @@ def template(sentence: str) -> str:
             )
         return FORMS[one][1]
 
-    return _PLACEHOLDER.sub(fill, _checked(sentence))
+    return _filled(sentence, lambda name: f"{{{{ $labels.{name} }}}}", said)
+
+
+def _filled(sentence: str, label: Callable[[str], str], value: Callable[[str], str]) -> str:
+    """Return the sentence with each label by its name, and the value by its form."""
+    return _PLACEHOLDER.sub(
+        lambda match: value(match[2] or "number") if match[1] == "value" else label(match[1]),
+        _checked(sentence),
+    )
 
 
 def has_value(sentence: str) -> bool:
@@ -124,14 +122,8 @@ def _checked(sentence: str) -> str:
     for name, form in _PLACEHOLDER.findall(sentence):
         fits = name in LABELS and not form if name != "value" else not form or form in FORMS
         if not fits and not (name == "value" and form.count("|") == 1):
-            message = (
-                f"{{{name}{':' if form else ''}{form}}} is no placeholder: known are "
-                + ", ".join(
-                    (
-                        *(f"{{{label}}}" for label in LABELS),
-                        *(f"{{value:{known}}}" for known in FORMS),
-                    )
-                )
-            )
+            known = [*(f"{{{label}}}" for label in LABELS), *(f"{{value:{one}}}" for one in FORMS)]
+            wrong = f"{{{name}{':' if form else ''}{form}}}"
+            message = f"{wrong} is no placeholder: known are {', '.join(known)}"
             raise SentenceError(message)
     return sentence

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tests.alertmanager.test_inhibition import alert, hang
+from tests.alertmanager.test_inhibition import Labels, alert
 from tests.lab.receiver import FIRING, RESOLVED, Notification, Receiver
 from tests.lab.servers import Server
 
 LONG_AGO = "2026-01-01T00:00:00Z"
 SECONDS = 60.0
 """In which a message comes; the routes of these tests wait a second."""
+
+
+def hang(cause: str, **labels: str) -> Labels:
+    """Return the page of a job that hangs, of a class."""
+    labels |= {"alertname": "DshealthdJobHang", "training_job": "slurm-7", "class": cause}
+    return alert("training-hang", component="job", **labels)
 
 
 def told(receiver: Receiver, job: str) -> Sequence[Notification]:
@@ -57,8 +63,8 @@ def test_cause_that_is_found_after_the_page_updates_it(server: Server, receiver:
     and the end of the second is the end of the page.
     """
     pages = partial(told, receiver, "slurm-7")
-    unknown = {"labels": hang("unknown", "slurm-7")}
-    network = {"labels": hang("network", "slurm-7", node="a", part="a--b")}
+    unknown = {"labels": hang("unknown")}
+    network = {"labels": hang("network", node="a", part="a--b")}
     server.ask("/api/v2/alerts", [unknown])
     assert receiver.wait(lambda: len(pages()) == 1, SECONDS)
     assert shown(pages()[0]) == {("unknown", FIRING)}

@@ -389,9 +389,8 @@ def test_a_rank_that_has_ended_meanwhile_is_said_to_be_gone(node: Node) -> None:
     """The rest of the bundle is made, and it is not whole."""
     with subprocess.Popen(["true"]) as process:
         process.wait()
-    text, _, whole = node.collect(
-        HangCase(job="slurm-7", reason="process", ranks=((5, process.pid),))
-    )
+    ranks = (5, process.pid), (0, node.rank(7))
+    text, _, whole = node.collect(HangCase(job="slurm-7", reason="process", ranks=ranks))
     assert f"rank 5 (pid {process.pid}), the kernel's view: process {process.pid} is gone" in text
     assert not whole
 

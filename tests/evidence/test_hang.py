@@ -63,6 +63,7 @@ def test_a_rank_that_is_stopped_is_named_by_its_bundle(tmp_path: Path) -> None:
             ),
             summary,
         ), summary
+        assert "metrics that changed within 10 s" in summary
         assert len(re.findall(r"Python at \S+script_ddp.py:", summary)) == 2, summary
         for rank in (0, 1):
             assert "script_ddp.py" in (bundle / f"rank-{rank}-{pids[rank]}.stacks.txt").read_text(

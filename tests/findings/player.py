@@ -3,7 +3,6 @@
 A scene is what the agents of some nodes read, in promtool's notation, and what is found when:
 
     - name: a job's process comes to its limit
-      every: 5s
       samples:
         - dshealthd_open_files{scope="job", training_job="run-1"} 200x4 900x12 1020x52
         - dshealthd_open_files_limit{scope="job", training_job="run-1"} 1024x68
@@ -14,8 +13,10 @@ A scene is what the agents of some nodes read, in promtool's notation, and what 
 A scene of hours is judged as seldom as its `judged` says, not at each sample. A scene with `limits`
 has those of the configuration; one with `clock` has nodes whose clock is that far from the right
 one, in seconds: `0x20 3600x20`. Samples without a label `node` are those of the only one; where
-there are several, what is found begins with the node: `a: GpuLost GPU 3`. All findings of a moment
-are listed; a critical one ends with the job that it struck: `GpuLost GPU 3, job llama`.
+there are several, what is found begins with the node: `a: GpuLost GPU 3`. A label with several
+values, `rank="0"|"1"`, is a series for each of them; values joined by `+` go with those of another
+label: `gpu="0"+"1", uuid="A"+"B"`. All findings of a moment are listed; a critical one ends with
+the job that it struck: `GpuLost GPU 3, job llama`. Samples are 5 s apart unless `every` says so.
 """
 
 from __future__ import annotations
@@ -46,15 +47,19 @@ METRICS = {**reference.all_metrics(), CRASHED.name: CRASHED}
 LOOKBACK = 300.0
 """Seconds for which a series lasts after its last value, unless it is `stale`."""
 STALE, MISSING = "stale", "_"
+EVERY = "5s"
 ONLY = "n1"
 """Name of a scene's node where it has only one."""
 Rule = Callable[[Series, float], Iterator[Sign]]
 Row = tuple[str, dict[str, str], list[float | str]]
 """The name, the labels and the values of a series."""
 _UNIT = {"h": 3600, "m": 60, "s": 1, "d": 86400}
-_SERIES = re.compile(r"([\w:]+)(?:{(.*)})?")
+_SERIES = re.compile(r"([\w:-]+)(?:{(.*)})?")
 _ROW = re.compile(r"(\w+(?:{.*})?) (.*)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_VALUE = r'"(?:[^"\\]|\\.)*"'
+_SEVERAL = re.compile(rf"(?<==){_VALUE}(?:\|{_VALUE})+")
+_TOGETHER = re.compile(rf"(?<==){_VALUE}(?:\+{_VALUE})+")
 _RUN = re.compile(
     r"(?P<start>[-+]?(?:Inf|NaN|[\d.]+(?:e[-+]?\d+)?)|_)"
     r"(?P<step>[-+][\d.]+(?:e[-+]?\d+)?)?x(?P<times>\d+)"
@@ -201,10 +206,12 @@ def scene(document: Mapping[str, Any]) -> Scene:
     for row in document["samples"]:
         match = _ROW.fullmatch(row)
         assert match is not None, row
-        rows.append((match[1], match[2]))
+        rows += [(series, match[2]) for series in each_series(match[1])]
     pace = seconds(document["judged"]) if "judged" in document else None
     limits = Limits(**document.get("limits", {}))
-    return Scene(seconds(document["every"]), rows, document.get("clock", "0"), pace, limits)
+    return Scene(
+        seconds(document.get("every", EVERY)), rows, document.get("clock", "0"), pace, limits
+    )
 
 
 def found(played: Scene, times: list[float]) -> dict[float, list[str]]:
@@ -251,6 +258,19 @@ def identity(text: str) -> tuple[str, dict[str, str]]:
         key: value.replace('\\"', '"').replace("\\\\", "\\")
         for key, value in _LABEL.findall(match[2] or "")
     }
+
+
+def each_series(row: str) -> Iterator[str]:
+    """Yield the series of a row, one for each value of a label that has several."""
+    match = _SEVERAL.search(row)
+    if match is None:
+        alike = [re.findall(_VALUE, values) for values in _TOGETHER.findall(row)]
+        for values in zip(*alike, strict=True) if alike else [()]:
+            each = iter(values)
+            yield _TOGETHER.sub(lambda _, each=each: next(each), row)  # type: ignore[misc]
+        return
+    for value in re.findall(_VALUE, match[0]):
+        yield from each_series(row[: match.start()] + value + row[match.end() :])
 
 
 def values(text: str) -> Iterator[float | str]:

@@ -45,6 +45,8 @@ class Node:
         self.states: dict[str, list[Any]] = {}
         self.standstills: dict[str, Any] = {}
         self.pid = 100
+        self.parent = 50
+        """The pid of the launcher."""
 
     @property
     def wall(self) -> float:
@@ -58,7 +60,9 @@ class Node:
         assert place is not None
         self.pid += 1
         job = job_name(environment, "machine")
-        process = TrainingProcess(self.pid, self.pid, 50, job, place, environment, user=user)
+        process = TrainingProcess(
+            self.pid, self.pid, self.parent, job, place, environment, user=user
+        )
         sender = SimpleNamespace(message=Message(0, self.now), goodput=Goodput())
         sender.goodput.begin(5.0, self.now, seen=True)
         self.senders[job, rank] = [(Identity(process, (1, 1)), sender)]
@@ -152,8 +156,8 @@ def test_an_attempt_while_it_runs_and_afterwards(node: Node) -> None:
 @pytest.mark.parametrize(("ends", "reason", "says"), [
     ((ExitKind.ENDED, ExitKind.ENDED), "ended", "ended by itself"),
     ((ExitKind.TERMINATED, ExitKind.ENDED), "terminated", "stopped by a signal"),
-    ((ExitKind.FAILED, ExitKind.TERMINATED), "failed", "rank 0 failed"),
-    ((ExitKind.CRASHED, ExitKind.KILLED), "crashed", "rank 0 was ended by a signal of"),
+    ((ExitKind.FAILED, ExitKind.TERMINATED), "failed", "rank 0 ended with an error"),
+    ((ExitKind.CRASHED, ExitKind.KILLED), "crashed", "rank 0 crashed (a signal such"),
     ((ExitKind.UNKNOWN, ExitKind.ENDED), "unknown", "nobody saw how"),
     ((None, ExitKind.ENDED), "unknown", "its heartbeats ended"),
 ])  # fmt: skip
@@ -261,6 +265,22 @@ def test_a_restart_by_torchrun_is_the_same_run(node: Node) -> None:
     spent = {sample.labels: sample.value for sample in node.attempts.samples()}
     assert spent[again, "repeated"] == pytest.approx(times["repeated"], abs=0.01)
     assert spent[again,] == 2.0
+
+
+@pytest.mark.parametrize(("launchers", "place"), [(64, 0), (65, -1)])
+def test_sixty_four_torchruns_are_remembered(launchers: int, place: int, node: Node) -> None:
+    """What a torchrun starts anew is the same run, unless as many others have started since."""
+    jobs = []
+    for number in range(launchers):
+        node.parent = 1000 + number
+        jobs.append(node.start(0, MASTER_PORT=f"{number}"))
+        node.check()
+        node.end(jobs[-1], 0, ExitKind.FAILED)
+        node.check()
+    node.parent = 1000
+    again = node.start(0, MASTER_PORT="999")
+    node.check()
+    assert node.runs()[-1]["what"] == [*jobs, again][place]
 
 
 def test_a_requeued_job_and_a_name_of_its_users(node: Node) -> None:

@@ -83,6 +83,8 @@ def test_what_a_page_says() -> None:
     spins = [*cpu(1.0, 0), *cpu(0.0, 1), *cpu(1.0, 2)]
     apart = f"{plain}; the GPU of rank 1 runs no kernel, those of the others wait in one"
     assert rested(Idleness(), *spins, *gpu(0, 1.0), *gpu(1, 0.0), *gpu(2, 1.0)) == [apart]
+    two = [*cpu(1.0, 0), *RESTS[2:], *gpu(0, 1.0), *gpu(1, 0.0)]
+    assert rested(Idleness(), *two) == [plain]
     spins[4:] = cpu(0.0, 2)
     assert rested(Idleness(), *spins, *gpu(0, 1.0), *gpu(1, 0.0), *gpu(2, 0.0)) == [plain]
     assert rested(Idleness(), *spins, *gpu(0, 0.0), *gpu(1, 0.0), *gpu(2, 0.0)) == []

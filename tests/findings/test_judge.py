@@ -288,6 +288,8 @@ def test_failed_judgement_is_unknown(node: Node) -> None:
     with pytest.raises(LookupError, match="a defect"):
         node.judge.judge()
     states = [node.judge.verdict.state]
+    node.judge._running = True
+    assert node.judge.status()["state"] == "failing"
     node.now += 60
     assert list(node.judge.samples())[-1].value == judged.value
     node.judge._own = lambda: ()

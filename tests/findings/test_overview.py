@@ -14,6 +14,7 @@ from dshealthd.core.schema import SchemaError
 from dshealthd.findings.entry import Entry
 from dshealthd.findings.overview import JobPart, merge_job, overview
 from dshealthd.findings.series import Series
+from tests.job_states import TOGETHER, WORLD, Part
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,16 @@ def test_figures_of_all_nodes(field: str, values: tuple[Any, ...], whole: object
 def test_only_what_trains_has_a_pace(state: str, pace: float | None) -> None:
     """The last one says nothing of a job that has stopped since."""
     assert merge_job([JobPart(state, "input", steps_per_minute=60.0)]).steps_per_minute == pace
+
+
+@pytest.mark.parametrize(("parts", "state"), TOGETHER)
+def test_nodes_together_know_better(parts: tuple[Part, Part], state: str) -> None:
+    """What all nodes show of a job may say more than the worst of it does."""
+    whole = [
+        JobPart(*one[:2], ranks=one.ranks, world_size=WORLD, step=one.step, step_highest=one.step)
+        for one in parts
+    ]
+    assert merge_job(whole).state == merge_job(whole[::-1]).state == state
 
 
 @pytest.mark.parametrize("field", ["kind", "what", "says", "part", "reason", "job"])

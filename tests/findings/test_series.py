@@ -7,7 +7,7 @@ import weakref
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.past import Past
-from dshealthd.findings.series import Series
+from dshealthd.findings.series import Point, Series, some
 
 STEP = gauge("dshealthd_test_step", "For tests.", "job", "rank")
 KEPT = gauge("dshealthd_test_kept", "For tests.", "gpu")
@@ -48,3 +48,21 @@ def test_past_of_a_source_that_is_gone() -> None:
     renamed = gauge("dshealthd_test_kept", "For tests.", "gpu", "uuid")
     (point,) = Series([renamed(1.0, "3", "u")], past=past, now=4.0).highest("test_kept", 60.0)
     assert (dict(point.labels), point.value) == ({"gpu": "3", "uuid": "u"}, 1.0)
+
+
+def test_what_there_never_was_has_no_past() -> None:
+    """Rules ask for three hundred metrics, of which a node has some."""
+    past = Past()
+    for name in ("test_kept", "test_step"):
+        assert (
+            list(Series([KEPT(7.0, "3")], past=past, now=0.0).highest(name, 60.0))
+            == [({"gpu": "3"}, 7.0)][: name == "test_kept"]
+        )
+    assert len(past.document(0.0)) == 1
+
+
+def test_some() -> None:
+    """One value above 0 is enough; 0 is none."""
+    assert some([Point({}, 0.0), Point({}, 1.0)])
+    assert not some([Point({}, 0.0)])
+    assert not some([])

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from dshealthd.collectors.gpu import MEMORY_USED, POWER, TEMPERATURE
+from dshealthd.collectors.gpu import MEMORY_USED, POWER, TEMPERATURE, UTILIZATION
 from dshealthd.collectors.infiniband import ERRORS, TRANSMIT_BYTES
+from dshealthd.collectors.memory import AVAILABLE
 from dshealthd.collectors.training import STEP_SECONDS
+from dshealthd.config import registry
 from dshealthd.core.collector import Reason, Sample
 from dshealthd.core.result import CollectionOutcome, CollectionResult, failed
 from dshealthd.core.snapshot import Snapshot
@@ -112,6 +114,18 @@ def test_a_counter_becomes_its_rate() -> None:
     for _ in range(4):
         node.read("infiniband", TRANSMIT_BYTES(19 * 15 * 10e9 / 8, "mlx5_0", "1"))
     assert node.line("mlx5_0/1", "sends")["points"][-1] == 0
+
+
+@pytest.mark.parametrize(("sample", "part", "what", "says"), [
+    (MEMORY_USED(3 * 2.0**30, "0", "GPU-a"), "GPU 0", "memory", "3 GiB"),
+    (AVAILABLE(5 * 2.0**30), "", "available memory", "5 GiB"),
+    (UTILIZATION(0.07, "0", "GPU-a"), "GPU 0", "utilization", "7 %"),
+])  # fmt: skip
+def test_units(sample: Sample, part: str, what: str, says: str) -> None:
+    """Bytes are told in GiB, and ratios in percent."""
+    node = Node()
+    node.read(registry.collectors_by_metric()[sample.metric.name], sample)
+    assert node.line(part, what)["says"].startswith(f"{says} in the last")
 
 
 def test_ranks_are_one_line() -> None:

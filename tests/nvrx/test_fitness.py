@@ -193,7 +193,13 @@ def test_node_that_is_still_being_read_is_unknown() -> None:
     assert of(snapshot({**lost, "memory": None}, 100.0, WALL)).fit is False
 
 
-@pytest.mark.parametrize(("rule", "fit"), [("gpus.lost", None), ("storage.paths", True)])
+@pytest.mark.parametrize(("rule", "fit"), [
+    ("gpus.lost", None),
+    ("gpu_links.nvlink", None),
+    ("agent.suspects_here", None),
+    ("gpu_links.nvlink_errors", True),
+    ("storage.paths", True),
+])  # fmt: skip
 def test_a_defect_in_a_rule_that_fitness_goes_by_is_unknown(
     rule: str,
     fit: bool | None,  # noqa: FBT001 - a case

@@ -130,13 +130,16 @@ def test_reason_is_made_of_harmless_characters() -> None:
     assert len(reason.rpartition("=")[2]) == 40
 
 
-def test_refusal() -> None:
-    """An agent that asks for a password says nothing of the node."""
-    with (
-        serving(saying("", "401 Unauthorized")) as port,
-        pytest.raises(AgentSilent, match="401"),
-    ):
+@pytest.mark.parametrize(("status", "says"), [
+    ("401 Unauthorized", "requires a password (401)"),
+    ("503 Service Unavailable", "503"),
+])  # fmt: skip
+def test_refusal(status: str, says: str) -> None:
+    """An agent that asks for a password says nothing of the node, nor does one that fails."""
+    with serving(saying("", status)) as port, pytest.raises(AgentSilent) as silent:
         ask(port)
+    assert says in str(silent.value)
+    assert ("password" in str(silent.value)) == ("401" in status)
 
 
 def test_absent() -> None:

@@ -22,7 +22,7 @@ from dshealthd.config import registry
 from tests.agents import LABEL, SERIES, Scrape
 from tests.lab.node import toml
 from tests.nvml.simulator import Simulator
-from tests.symptoms.promtool import RULES, promtool, pruned
+from tests.symptoms.promtool import promtool, pruned
 
 WELL = 60
 """Minutes without the fault."""
@@ -174,12 +174,8 @@ def fires(
             ],
         }
         file = directory / "chain.json"
-        file.write_text(
-            json.dumps(
-                {"rule_files": list(map(str, RULES)), "evaluation_interval": "1m", "tests": [scene]}
-            ),
-            encoding="utf-8",
-        )
+        document = {"evaluation_interval": "1m", "tests": [scene]}
+        file.write_text(json.dumps(document), encoding="utf-8")
         (directory / "rules").mkdir(exist_ok=True)
         copy = pruned(file, directory / "rules")
         try:

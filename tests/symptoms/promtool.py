@@ -1,5 +1,10 @@
 """The files of `tests/symptoms/*.yml` as promtool reads them, and what they expect of each
 alert.
+
+They are promtool's own, but for what need not be said: they are about the shipped rules, and their
+samples 5 s apart, unless they say otherwise; what has the label `node` alone is of that node's
+agent; rows may stand for several series, as in the scenes of findings, and an expectation holds at
+each of several times.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests import yaml_files
-from tests.findings.player import seconds
+from tests.findings.player import EVERY, each_series, seconds
 from tests.symptoms.expression import selectors
 
 ROOT = Path(__file__).parent.parent.parent
@@ -26,6 +31,8 @@ FILES = sorted(Path(__file__).parent.glob("*.yml"))
 _RECORD = re.compile(r"dshealthd(?::\w+)+")
 _ALERT = re.compile(r'alertname="(\w+)"')
 _NAME = re.compile(r"\bdshealthd(?::\w+)+|\bDshealthd\w+")
+_NODE = re.compile(r'\bnode="([^"]*)"')
+_JOB = re.compile(r"\bjob=")
 _NAMES = re.compile(r'__name__=~"([^"]*)"')
 
 
@@ -69,6 +76,32 @@ def rule_groups() -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
+def load(file: Path) -> dict[str, Any]:
+    """Return a file of scenes with its rules and all series and labels, for promtool."""
+    document: dict[str, Any] = {"rule_files": [*map(str, RULES)], **yaml_files.load(file)}
+    for test in document["tests"]:
+        test.setdefault("interval", EVERY)
+        test["promql_expr_test"] = [
+            entry | {"eval_time": at}
+            for entry in test.get("promql_expr_test", ())
+            for at in str(entry["eval_time"]).split()
+        ]
+        test["input_series"] = [
+            {"series": _of_target(series), "values": row["values"]}
+            for row in test["input_series"]
+            for series in each_series(row["series"])
+        ]
+    return document
+
+
+def _of_target(series: str) -> str:
+    """Return a series with the labels that a scrape of its node adds."""
+    node = _NODE.search(series)
+    if node is None or _JOB.search(series) or not series.startswith(("dshealthd", "up{")):
+        return series
+    return f'{series[:-1]}, job="dshealthd", instance="{node[1]}:1"}}'
+
+
 def whole(scene: dict[str, Any]) -> dict[str, Any]:
     """Return a file with one scene for promtool, played at each minute with all rules as shipped.
 
@@ -96,7 +129,7 @@ def pruned(file: Path, directory: Path) -> Path:
     Nodes judge their series only where a rule reads what they find, and the scene does not say it.
     """
     kept = file.name.startswith("keep-")
-    document = yaml_files.load(file)
+    document = load(file)
     text = json.dumps(document)
     wanted = set(_NAME.findall(text))
     whole = "ALERTS{alertname!=" in text
@@ -201,7 +234,7 @@ def rendered(cases: list[tuple[str, float, dict[str, str]]]) -> list[str]:
 def scenes() -> Iterator[list[Expectation]]:
     """Yield what each scene, an element of `tests`, expects."""
     for file in FILES:
-        for scene in yaml_files.load(file)["tests"]:
+        for scene in load(file)["tests"]:
             yield list(_expectations(scene))
 
 
