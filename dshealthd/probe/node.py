@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from dshealthd.probe.members.local_membership import LocalMembership
 from dshealthd.probe.members.schedule import epoch_at
+from dshealthd.probe.observation import ON_DEMAND, RoundPlan
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.policy import GpuOccupancy, Policy
-from dshealthd.probe.rounds.plan import ON_DEMAND, RoundPlan
 from dshealthd.probe.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:

@@ -20,19 +20,27 @@ from dshealthd.probe.hung_jobs import ANSWER, Neighborhood
 from dshealthd.probe.members.absences import MAINTENANCE
 from dshealthd.probe.members.schedule import Timetable, epoch_at, root_order
 from dshealthd.probe.node import ThisNode
-from dshealthd.probe.observation import Observation, Outcome, Part, PeerReport, RoundKind, Stage
+from dshealthd.probe.observation import (
+    ON_DEMAND,
+    Backend,
+    Observation,
+    Outcome,
+    Part,
+    RoundKind,
+    RoundPlan,
+    RoundResult,
+    Stage,
+)
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.requests import PeerRequests
 from dshealthd.probe.rounds.active_round import Decline, RoundContext, RoundReport
-from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
+from dshealthd.probe.rounds.conclusion import MemberResult, combine
 from dshealthd.probe.rounds.plan import (
     DEADLINES,
-    ON_DEMAND,
-    RoundPlan,
+    gpu_seconds,
     local_job,
     local_plan,
     steps_at,
@@ -362,19 +370,7 @@ class SlotRunner:
             answer = await self.client.call(name, "lead", body, REQUESTED)
         except PeerError as error:
             return error.reason
-        observation = Observation(
-            ON_DEMAND,
-            RoundKind.LIGHT,
-            Backend.AGENT,
-            (name, other),
-            answer["outcome"],
-            answer["stage"],
-            late=tuple(answer["late"]),
-            reason=answer["reason"],
-            told=PeerReport.of(answer["report"]) if "report" in answer else None,
-            at=self._state.wall(),
-        )
-        self._observe(observation)
+        self._observe(replace(answer["observation"], at=self._state.wall()))
         return ""
 
     async def _local(self, epoch: int) -> None:
@@ -408,7 +404,7 @@ class SlotRunner:
             self._state.gpus.used(now - report.seconds, now)
             if observation.timings:
                 self._state.policy.spend(
-                    report.plan.gpu_seconds(observation.timings),
+                    gpu_seconds(report.plan, observation.timings),
                     scheduled=observation.epoch != ON_DEMAND,
                 )
             elif not report.led and observation.outcome is not Outcome.DECLINED:

@@ -19,14 +19,21 @@ import pytest
 
 from dshealthd.linux import starvation
 from dshealthd.probe.members.membership import Member, Membership
-from dshealthd.probe.observation import Observation, Outcome, PeerReport, RoundKind, Stage, Timing
+from dshealthd.probe.observation import (
+    Backend,
+    Observation,
+    Outcome,
+    PeerReport,
+    RoundKind,
+    RoundPlan,
+    Stage,
+    Timing,
+)
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.rounds import leader, light, member
 from dshealthd.probe.rounds.active_round import RoundContext, RoundReport
-from dshealthd.probe.rounds.plan import RoundPlan
 from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.workers.job import RankResult, WorkerJob
 from dshealthd.probe.workers.store import StoreError, StoreHandler

@@ -12,12 +12,18 @@ import pytest
 
 from dshealthd.core.options import Duration
 from dshealthd.probe import policy as policy_module
-from dshealthd.probe.observation import Observation, Outcome, RoundKind
+from dshealthd.probe.observation import (
+    ON_DEMAND,
+    Backend,
+    Observation,
+    Outcome,
+    RoundKind,
+    RoundPlan,
+)
 from dshealthd.probe.options import PolicyOptions, ProbeOptions
-from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.policy import DUTY
 from dshealthd.probe.rounds.active_round import Decline
-from dshealthd.probe.rounds.plan import ON_DEMAND, WARM_UP, RoundPlan
+from dshealthd.probe.rounds.plan import WARM_UP
 from dshealthd.probe.slots import SlotRunner
 from tests.probe.peering import PATIENT
 from tests.probe.played import PlayedWorkers

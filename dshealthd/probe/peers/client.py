@@ -16,7 +16,8 @@ from dshealthd.core.schema import SchemaError
 from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.credentials import Credentials
-from dshealthd.probe.peers.messages import METHODS, KnownReason
+from dshealthd.probe.peers.fields import KnownReason
+from dshealthd.probe.peers.messages import METHODS
 from dshealthd.probe.peers.pool import ConnectionPool, error_meaning
 from dshealthd.probe.peers.protocol import (
     DEFECT,

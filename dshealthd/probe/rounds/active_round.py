@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.linux.starvation import LoopLag
 from dshealthd.probe.node import ThisNode
-from dshealthd.probe.observation import Observation, PeerReport, Stage
+from dshealthd.probe.observation import Observation, PeerReport, RoundPlan, Stage
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.protocol import PeerError, Rejection
 from dshealthd.probe.rounds.conclusion import MemberResult
-from dshealthd.probe.rounds.plan import RoundPlan, job
+from dshealthd.probe.rounds.plan import job
 from dshealthd.probe.workers.store import LocalStore
 from dshealthd.probe.workers.worker_pool import WorkerPool
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.linux.starvation import STARVED
-from dshealthd.probe.observation import FLOOR, Observation, Outcome, Stage, Timing
+from dshealthd.probe.observation import FLOOR, Outcome, RoundResult, Stage, Timing
 from dshealthd.probe.workers.job import OWN, STAGES, RankResult, late
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from dshealthd.probe.observation import PeerReport
+    from dshealthd.probe.observation import RoundPlan
     from dshealthd.probe.peers.protocol import PeerError
-    from dshealthd.probe.rounds.plan import RoundPlan
 
 SILENT = "silent"
 """The reason of a round in which a member's agent went silent."""
@@ -64,65 +63,28 @@ class MemberResult:
 
     def message(self) -> dict[str, Any]:
         """Return the fields of the message that carries a member's result."""
-        return {
-            "ranks": [
-                {
-                    name: getattr(rank, name)
-                    for name in ("rank", "outcome", "stage", "reason", "entered", "left")
-                }
-                for rank in self.ranks
-            ],
-            "timings": timing_fields(merge(self.ranks)),
-        }
+        return {"ranks": self.ranks, "timings": merge(self.ranks)}
 
     @classmethod
     def told(cls, body: Mapping[str, Any]) -> MemberResult:
         """Return a member's result from its message; all timings go to its first rank."""
-        ranks = [RankResult(**fields) for fields in body["ranks"]]
-        if ranks:
-            ranks[0] = replace(ranks[0], timings=timings_of(body["timings"]))
-        return cls(tuple(ranks))
+        first, *others = body["ranks"]
+        return cls((replace(first, timings=body["timings"]), *others))
 
 
-@dataclass(frozen=True, slots=True)
-class RoundResult:
-    """How a round ended, without what its plan already says."""
-
-    outcome: Outcome
-    stage: Stage
-    timings: tuple[Timing, ...] = ()
-    late: tuple[str, ...] = ()
-    reason: str = ""
-
-    def unless_starved(self, *, starved: bool) -> RoundResult:
-        """Return this result, or an inconclusive one if this node was starved of CPU and may have
-        seen only its own delay. A refused connection, a stopped process and a wrong sum look the
-        same to every observer.
-        """
-        by_time = (
-            self.outcome is Outcome.HUNG
-            or (self.outcome is Outcome.UNREACHABLE and self.reason != "no_route")
-            or (self.outcome is Outcome.FAILED and self.reason in _TIMED)
-        )
-        if not starved or not by_time or self.reason in OWN:
-            return self
-        return RoundResult(Outcome.INCONCLUSIVE, self.stage, reason=STARVED)
-
-    def observation(self, plan: RoundPlan, told: PeerReport | None, at: float) -> Observation:
-        """Return the round's result as an observation, with what the other member reported."""
-        return Observation(
-            plan.epoch,
-            plan.kind,
-            plan.backend,
-            plan.members,
-            self.outcome,
-            self.stage,
-            self.timings,
-            self.late,
-            self.reason,
-            told,
-            at,
-        )
+def unless_starved(result: RoundResult, *, starved: bool) -> RoundResult:
+    """Return a result, or an inconclusive one if this node was starved of CPU and may have seen
+    only its own delay. A refused connection, a stopped process and a wrong sum look the same to
+    every observer.
+    """
+    by_time = (
+        result.outcome is Outcome.HUNG
+        or (result.outcome is Outcome.UNREACHABLE and result.reason != "no_route")
+        or (result.outcome is Outcome.FAILED and result.reason in _TIMED)
+    )
+    if not starved or not by_time or result.reason in OWN:
+        return result
+    return RoundResult(Outcome.INCONCLUSIVE, result.stage, reason=STARVED)
 
 
 def conclude_without(name: str, error: PeerError, stage: Stage) -> RoundResult:
@@ -203,13 +165,3 @@ def merge(ranks: Iterable[RankResult]) -> tuple[Timing, ...]:
             if key not in found or timing.seconds > found[key].seconds:
                 found[key] = timing
     return tuple(found.values())
-
-
-def timing_fields(timings: Iterable[Timing]) -> list[dict[str, Any]]:
-    """Return the timings of a conclusion in the peer API's form."""
-    return [asdict(timing) for timing in timings]
-
-
-def timings_of(fields: Iterable[Mapping[str, Any]]) -> tuple[Timing, ...]:
-    """Return the timings in a message, for a round's conclusion."""
-    return tuple(Timing(**entry) for entry in fields)

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.timing import happens
-from dshealthd.probe.observation import Outcome, PeerReport, RoundKind, Stage
+from dshealthd.probe.observation import Outcome, RoundKind, RoundResult, Stage
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.rounds.active_round import DISAGREEMENTS, Decline
 from dshealthd.probe.rounds.conclusion import (
     SILENT,
     MemberResult,
-    RoundResult,
     combine,
     conclude_without,
     merge,
-    timing_fields,
+    unless_starved,
 )
 from dshealthd.probe.rounds.light import measure
 
@@ -60,19 +60,19 @@ async def lead(context: RoundContext, active: ActiveRound) -> RoundResult:
     light = active.plan.kind is RoundKind.LIGHT
     result = await (_light if light else _full)(context, active)
     # Before the member is told: a root starved of CPU sees silence everywhere.
-    result = result.unless_starved(starved=active.lag.starved)
+    result = unless_starved(result, starved=active.lag.starved)
     await _send_conclusion(context, active, result)
     return result
 
 
 async def _invite(context: RoundContext, active: ActiveRound) -> PeerError | None:
     """Invite the member; return the error if it is not ready. Measure its clock."""
-    invitation = {**active.plan.invitation(), "report": context.node.report().message()}
+    invitation = {"plan": active.plan, "report": context.node.report()}
     sent_at, sent = context.wall(), context.monotonic()
     answer = await context.query(active.peer, "invite", invitation, INVITATION)
     if isinstance(answer, PeerError):
         return answer
-    active.report = PeerReport.of(answer["report"])
+    active.report = answer["report"]
     # As in NTP: assume that the clock was read half-way between call and answer. The monotonic
     # clock times the trip, as the wall clock may be set meanwhile.
     active.offset = answer["clock"] - (sent_at + (context.monotonic() - sent) / 2)
@@ -135,18 +135,12 @@ async def _lead_workers(context: RoundContext, active: ActiveRound) -> PeerError
 
 
 async def _send_conclusion(context: RoundContext, active: ActiveRound, result: RoundResult) -> None:
-    timings = result.timings
     if result.outcome is Outcome.OK and active.shares:  # also of parts that only the member has
         timings = merge(rank for share in active.shares.values() for rank in share.ranks)
-    body = {
-        "round": active.plan.round,
-        "outcome": result.outcome,
-        "stage": result.stage,
-        "timings": timing_fields(timings),
-        "late": result.late,
-        "reason": result.reason,
-        **({} if active.offset is None else {"offset": active.offset}),
-    }
+        result = replace(result, timings=timings)
+    body: dict[str, Any] = {"round": active.plan.round, "result": result}
+    if active.offset is not None:
+        body["offset"] = active.offset
     answer = await context.query(active.peer, "conclusion", body, CONCLUSION)
     if isinstance(answer, PeerError) and answer.reason != Decline.ROUND:
         log.debug(

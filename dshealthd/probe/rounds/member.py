@@ -6,18 +6,17 @@ Runs its workers, sends their results to the root, and believes its conclusion.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.timing import time_limit
-from dshealthd.probe.observation import Outcome, RoundKind, Stage
+from dshealthd.probe.observation import Outcome, RoundKind, RoundResult, Stage
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.rounds.conclusion import (
     SILENT,
     MemberResult,
-    RoundResult,
     combine,
     own_timings,
-    timings_of,
 )
 from dshealthd.probe.rounds.remote_store import RemoteStore
 
@@ -88,13 +87,8 @@ def _conclude(me: str, active: ActiveRound) -> RoundResult:
     """Return the root's conclusion."""
     told = active.told.result()
     active.offset = -told["offset"] if "offset" in told else None
-    timings = timings_of(told["timings"])
-    if active.plan.kind is not RoundKind.LIGHT:
-        timings = own_timings(timings, active.shares.get(me))
-    return RoundResult(
-        told["outcome"],
-        told["stage"],
-        timings,
-        tuple(name for name in told["late"] if name in active.plan.members),
-        told["reason"],
-    )
+    result: RoundResult = told["result"]
+    late = tuple(name for name in result.late if name in active.plan.members)
+    if active.plan.kind is RoundKind.LIGHT:
+        return replace(result, late=late)
+    return replace(result, late=late, timings=own_timings(result.timings, active.shares.get(me)))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
 from dshealthd.probe.members.schedule import root_order
-from dshealthd.probe.observation import Outcome, PeerReport, RoundKind
+from dshealthd.probe.observation import ON_DEMAND, Outcome, RoundKind
 from dshealthd.probe.peers.protocol import Refusal
 from dshealthd.probe.rounds import leader, member, remote_store
 from dshealthd.probe.rounds.active_round import (
@@ -23,13 +23,12 @@ from dshealthd.probe.rounds.active_round import (
     RoundContext,
     RoundReport,
 )
-from dshealthd.probe.rounds.conclusion import MemberResult
-from dshealthd.probe.rounds.plan import ON_DEMAND, RoundPlan
+from dshealthd.probe.rounds.conclusion import MemberResult, unless_starved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
 
-    from dshealthd.probe.rounds.conclusion import RoundResult
+    from dshealthd.probe.observation import RoundPlan, RoundResult
 
     Handler = Callable[[str, dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
 
@@ -103,7 +102,7 @@ class Rounds:
     # Taking part
 
     async def _invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        plan = RoundPlan.invited(body)
+        plan: RoundPlan = body["plan"]
         self._check(sender, plan)
         current = self._current
         if current is not None and self._runs_beside(current, plan):
@@ -116,7 +115,7 @@ class Rounds:
         if plan.kind is not RoundKind.LIGHT and (objection := self._node.objection(plan)):
             raise Refusal(objection)
         active = self._begin(plan, led=False, reason="")
-        active.report = PeerReport.of(body["report"])
+        active.report = body["report"]
         if current is not None:
             current.has_given_way, self._current = True, None
         if plan.kind is RoundKind.LIGHT:
@@ -124,10 +123,7 @@ class Rounds:
         else:
             self._current = active
             self._spawn(self._follow(active, member.take_part), plan)
-        return {
-            "report": self._node.report().message(),
-            "clock": self._context.wall(),
-        }
+        return {"report": self._node.report(), "clock": self._context.wall()}
 
     def _check(self, sender: str, plan: RoundPlan) -> None:
         me = self._node.name
@@ -184,7 +180,7 @@ class Rounds:
 
     async def _result(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
         active = self._led(sender, body)
-        if not active.plan.has_ranks(sender, (entry["rank"] for entry in body["ranks"])):
+        if not active.plan.has_ranks(sender, (result.rank for result in body["ranks"])):
             raise Refusal(Decline.MALFORMED)
         # A member repeats its share if the answer was lost. The first one counts: both must reach
         # the same conclusion.
@@ -224,7 +220,7 @@ class Rounds:
             self._current = None
 
     def _end(self, active: ActiveRound, result: RoundResult) -> RoundReport:
-        result = result.unless_starved(starved=active.lag.starved)
+        result = unless_starved(result, starved=active.lag.starved)
         observation = result.observation(active.plan, active.report, self._context.wall())
         report = RoundReport(
             observation,

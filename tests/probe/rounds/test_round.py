@@ -18,12 +18,11 @@ import pytest
 from dshealthd.linux import starvation
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.metrics import STARVED_ROUNDS, RoundMetrics
-from dshealthd.probe.observation import Outcome, RoundKind, Stage
+from dshealthd.probe.observation import ON_DEMAND, Outcome, RoundKind, RoundResult, Stage
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.rounds import leader
 from dshealthd.probe.rounds.active_round import RoundReport
-from dshealthd.probe.rounds.plan import ON_DEMAND
 from dshealthd.probe.workers.job import RankResult, WorkerJob
 from dshealthd.probe.workers.store import StoreHandler
 from dshealthd.probe.workers.worker_pool import WorkerPool
@@ -400,14 +399,7 @@ async def test_messages_of_strangers(tmp_path: Path) -> None:
                 "timeout": 1.0,
             },
             "result": {"round": plan.round, "ranks": (), "timings": ()},
-            "conclusion": {
-                "round": plan.round,
-                "outcome": Outcome.OK,
-                "stage": Stage.DONE,
-                "timings": (),
-                "reason": "",
-                "late": (),
-            },
+            "conclusion": {"round": plan.round, "result": RoundResult(Outcome.OK, Stage.DONE)},
         }
         for method, body in bodies.items():
             with pytest.raises(PeerError, match="unknown_round"):

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dshealthd.probe.observation import Observation, Outcome, RoundKind, Stage
-from dshealthd.probe.peers.messages import Backend
+from dshealthd.probe.observation import (
+    Backend,
+    Observation,
+    Outcome,
+    RoundKind,
+    RoundPlan,
+    Stage,
+    Timing,
+)
 from dshealthd.probe.rounds.conclusion import MemberResult, combine
-from dshealthd.probe.rounds.plan import RoundPlan
 from dshealthd.probe.workers.job import RankResult
 from tests.probe.company import Companion, all_have, company, ended
 
@@ -31,14 +38,9 @@ def alter(faulty: Companion, method: str, change: Change) -> None:
     faulty.client.call = altered  # type: ignore[assignment] # what it sends
 
 
-def saying(**fields: object) -> Change:
-    """Return a change of these fields of a message."""
-    return lambda _peer, body: {**body, **fields}
-
-
-def timing(seconds: float, size: int = 8, part: str = "", op: str = "all_reduce") -> dict[str, Any]:
-    """Return a timing as a message has it."""
-    return {"op": op, "size": size, "seconds": seconds, "bus_bandwidth": 1.0, "part": part}
+def saying(record: str, **fields: Any) -> Change:
+    """Return a change of these fields of a record of a message."""
+    return lambda _peer, body: {**body, record: replace(body[record], **fields)}
 
 
 async def seen(root: Companion, member: Companion, *, light: bool = False) -> Observation:
@@ -53,7 +55,11 @@ async def test_nobody_outside_a_round_is_late(tmp_path: Path) -> None:
     """Whom a root names besides the two of its round counts for nothing."""
     async with company(tmp_path, 2) as (faulty, member):
         late = (member.name, "127.0.0.99")
-        alter(faulty, "conclusion", saying(outcome=Outcome.HUNG, late=late, reason="deadline"))
+        alter(
+            faulty,
+            "conclusion",
+            saying("result", outcome=Outcome.HUNG, late=late, reason="deadline"),
+        )
         ended(await seen(faulty, member), Outcome.HUNG, late=(member.name,))
 
 
@@ -63,7 +69,8 @@ async def test_times_that_cannot_be_speak_against_the_teller(
 ) -> None:
     """A member that tells times below what any transport can do is what is wrong with a round."""
     async with company(tmp_path, 2) as (root, faulty):
-        alter(faulty, "result", saying(timings=[timing(seconds)]))
+        times = (Timing("all_reduce", 8, seconds, 1.0),)
+        alter(faulty, "result", lambda _peer, body: {**body, "timings": times})
         observation = await seen(root, faulty)
         ended(observation, Outcome.FAILED, late=(faulty.name,), reason="implausible")
 
@@ -71,8 +78,8 @@ async def test_times_that_cannot_be_speak_against_the_teller(
 async def test_only_what_this_node_has_timed_counts(tmp_path: Path) -> None:
     """Operations, sizes and parts that another member makes up are nothing to this node."""
     async with company(tmp_path, 2) as (faulty, member):
-        times = [timing(1.0, 8 + number, f"mine{number}") for number in range(100)]
-        alter(faulty, "conclusion", saying(timings=times))
+        times = tuple(Timing("all_reduce", 8 + n, 1.0, 1.0, f"mine{n}") for n in range(100))
+        alter(faulty, "conclusion", saying("result", timings=times))
         observation = await seen(faulty, member)
         assert observation.outcome is Outcome.OK
         assert observation.timings == ()
@@ -89,7 +96,7 @@ async def test_both_ends_know_the_time_of_an_echo(tmp_path: Path) -> None:
 async def test_earlier_version_is_declined(tmp_path: Path) -> None:
     """An agent of an earlier version is not to blame for anything."""
     async with company(tmp_path, 2) as (root, member):
-        alter(root, "invite", saying(version="0.0.9"))
+        alter(root, "invite", saying("plan", version="0.0.9"))
         report = await root.rounds.lead(root.plan(member.name))
         assert report is not None
         assert report.observation.outcome is Outcome.DECLINED

@@ -57,7 +57,7 @@ def reported(peer: str, scores: Mapping[str, float]) -> PeerReport | None:
     pairs = {key[2:]: ratio for key, ratio in own.items() if key.startswith("--")}
     if not own:
         return None
-    return PeerReport(own.get(""), frozenset(parts - {"leaf"}), "leaf" in parts, pairs)
+    return PeerReport(own.get(""), tuple(parts - {"leaf"}), "leaf" in parts, pairs)
 
 
 class Scene:
@@ -280,7 +280,7 @@ def test_slow_rail_is_the_adapter_when_the_gpu_is_well() -> None:
     scene = settled()
     assert scene.run(always(Answer(SLOW, "2")), 2) == (Suspect(Part.NIC, f"{ME}/nic2", "slow"),)
     assert Confirmation((ME,), RoundKind.LOCAL) in scene.asked
-    assert scene.detector.report().parts == {"2"}
+    assert scene.detector.report().parts == ("2",)
 
 
 def test_rail_without_local_round_is_ambiguous() -> None:

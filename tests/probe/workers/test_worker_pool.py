@@ -27,10 +27,15 @@ from dshealthd.findings import gpus
 from dshealthd.findings.series import Series
 from dshealthd.linux import starvation
 from dshealthd.probe.metrics import RoundMetrics
-from dshealthd.probe.observation import Outcome, RoundKind, Stage
-from dshealthd.probe.peers.messages import Backend
-from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
-from dshealthd.probe.rounds.plan import RoundPlan
+from dshealthd.probe.observation import (
+    Backend,
+    Outcome,
+    RoundKind,
+    RoundPlan,
+    RoundResult,
+    Stage,
+)
+from dshealthd.probe.rounds.conclusion import MemberResult, combine
 from dshealthd.probe.workers import fork_server, session
 from dshealthd.probe.workers.job import DeviceSteps, RankResult, RankSpec, WorkerJob, late
 from dshealthd.probe.workers.store import LocalStore
