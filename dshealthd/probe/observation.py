@@ -41,6 +41,10 @@ ON_DEMAND = -1
 EPOCH = Integer(ON_DEMAND)
 CLOCK = Number(0, 1e11)
 """Unix time in seconds."""
+Steps = Annotated[
+    tuple[tuple[int, int], ...], Array(Row((Integer(1, MAX_SIZE), Integer(1, 1000))), 32)
+]
+"""All-reduces: bytes and repetitions of each."""
 
 
 class RoundKind(enum.StrEnum):
@@ -132,10 +136,6 @@ class Timing:
 
 
 Timings = Annotated[tuple[Timing, ...], Array(schema.of(Timing), 128)]
-Steps = Annotated[
-    tuple[tuple[int, int], ...], Array(Row((Integer(1, MAX_SIZE), Integer(1, 1000))), 32)
-]
-"""All-reduces: bytes and repetitions of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ class PeerRequests:
 
     async def _invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
         """Take part in another node's round; in maintenance, only in one on demand."""
-        if body["epoch"] != ON_DEMAND:
+        if body["plan"].epoch != ON_DEMAND:
             self._state.absences.record(
                 sender, 0.0
             )  # a leader of scheduled rounds is not in maintenance

@@ -36,8 +36,8 @@ from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.requests import PeerRequests
-from dshealthd.probe.rounds.active_round import Decline, RoundContext, RoundReport
-from dshealthd.probe.rounds.conclusion import MemberResult, combine
+from dshealthd.probe.rounds.active_round import Decline, RoundReport
+from dshealthd.probe.rounds.conclusion import combine
 from dshealthd.probe.rounds.plan import (
     DEADLINES,
     gpu_seconds,
@@ -100,7 +100,6 @@ class SlotRunner:
             options.policy.confirmations_per_minute, self._confirm, state.monotonic
         )
         self.detector = Detector(self._me, membership.leaves, baselines, state.wall)
-        self.node = ThisNode(state, self.detector, address)
         _, port = listen_address(options.peer.listen_address)
         resolver = Resolver(monotonic=state.monotonic)
         self.client = PeerClient(
@@ -111,10 +110,8 @@ class SlotRunner:
             resolver=resolver,
             monotonic=state.monotonic,
         )
-        context = RoundContext(
-            self.node, self.client, state.worker_pool, state.monotonic, state.wall, state.waited
-        )
-        self.rounds = Rounds(context, self._ended)
+        self.node = ThisNode(state, self.detector, address, self.client)
+        self.rounds = Rounds(self.node, self._ended)
         self.server = PeerServer(
             options.peer,
             self._me,
@@ -370,7 +367,8 @@ class SlotRunner:
             answer = await self.client.call(name, "lead", body, REQUESTED)
         except PeerError as error:
             return error.reason
-        self._observe(replace(answer["observation"], at=self._state.wall()))
+        told, now = answer["observation"], self._state.wall()
+        self._observe(replace(told, epoch=ON_DEMAND, members=(name, other), at=now))
         return ""
 
     async def _local(self, epoch: int) -> None:
@@ -386,7 +384,7 @@ class SlotRunner:
                 work, LocalStore(), lambda _rank, _stage: None
             )
             self._state.metrics.record_checksums(results)
-            findings = combine(plan, self._me, {self._me: MemberResult(tuple(results))})
+            findings = combine(plan, self._me, {self._me: tuple(results)})
         observation = findings.observation(plan, None, self._state.wall())
         self._ended(RoundReport(observation, plan, self._state.monotonic() - begin, led=True))
 

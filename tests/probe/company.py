@@ -13,12 +13,13 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from dshealthd.linux import starvation
 from dshealthd.probe.members.membership import Member, Membership
+from dshealthd.probe.node import ThisNode
 from dshealthd.probe.observation import (
     Backend,
     Observation,
@@ -33,7 +34,7 @@ from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.rounds import leader, light, member
-from dshealthd.probe.rounds.active_round import RoundContext, RoundReport
+from dshealthd.probe.rounds.active_round import RoundReport
 from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.workers.job import RankResult, WorkerJob
 from dshealthd.probe.workers.store import StoreError, StoreHandler
@@ -112,16 +113,26 @@ class FakeWorkers:
         ]
 
 
-class FakeNode:
+class FakeNode(ThisNode):
     """A node as rounds see it."""
 
-    def __init__(self, name: str, names: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        name: str,
+        names: tuple[str, ...],
+        peers: PeerClient,
+        workers: Any,
+        waited: Callable[[], float | None],
+    ) -> None:
         self.name = self.address = name
         self.interface = "lo"
         self.adapters: tuple[str, ...] = ()
         self.names = names
         self.reason = ""
         self.clock_off = 0.0
+        self.peers, self.workers = peers, workers
+        self.monotonic, self.waited = time.monotonic, waited
+        self.wall = lambda: time.time() + self.clock_off
 
     def membership(self) -> Membership:
         """Return the members."""
@@ -153,26 +164,18 @@ class Companion:
         waited: Callable[[], float | None] = lambda: 0.0,
     ) -> None:
         self.name = name
-        self.node = FakeNode(name, names)
-        self.workers = workers
         self.reports: list[RoundReport] = []
         self.client = PeerClient(options, name, lambda peer: (peer, ports[peer]))
-        context = RoundContext(
-            cast("Any", self.node), self.client, workers, time.monotonic, self.wall, waited
-        )
-        self.rounds = Rounds(context, self.reports.append)
+        self.node = FakeNode(name, names, self.client, workers, waited)
+        self.rounds = Rounds(self.node, self.reports.append)
         self.server = PeerServer(options, name, lambda: self.node.names, self.rounds.handlers())
         self._ports = ports
-
-    def wall(self) -> float:
-        """Return this node's idea of the time."""
-        return time.time() + self.node.clock_off
 
     @property
     def fake(self) -> FakeWorkers:
         """The workers, where they are fakes."""
-        assert isinstance(self.workers, FakeWorkers)
-        return self.workers
+        assert isinstance(self.node.workers, FakeWorkers)
+        return self.node.workers
 
     @property
     def observation(self) -> Observation:

@@ -12,6 +12,7 @@ from dshealthd.probe.members.hostlist import is_name
 
 SLUG = re.compile(r"[a-z][a-z0-9_]{0,47}")
 MAX_RANKS_OF_NODE = 64
+RATIO = Number(0, 1e6)
 MAX_SIZE = 1 << 30
 """Bytes of one collective's payload."""
 MAX_PAIRS = 6
@@ -86,7 +87,6 @@ class Ratios(Plain):
         return {NodeName().read(name, place): RATIO.read(one, place) for name, one in value.items()}
 
 
-RATIO = Number(0, 1e6)
 ROUND = Text(64)
 """Random name of a round."""
 VERSION = Text(64)

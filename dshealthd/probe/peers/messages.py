@@ -32,8 +32,8 @@ MAX_PAYLOAD = 48000
 """Bytes of an echo's payload: with base64 and the other fields it fits the largest body."""
 MAX_FINDINGS, MAX_JOBS, MAX_SUMMARY_TEXT = 4, 16, 128
 """Most findings and jobs in a node's summary, and characters of each of its texts."""
-MAX_WAIT = 20.0
-"""Seconds that one operation of the store may wait for its keys."""
+MAX_WAIT = 4.0
+"""Seconds that one operation of the store waits for a key; a longer wait takes several calls."""
 WAITED = Number(0, 1e10)
 """Seconds that an agent has waited for a CPU since it started."""
 RANK_NUMBER = Integer(0, 10**7)
@@ -43,6 +43,39 @@ MAX_OWN_WORK = 16
 """Most of these in a job: four times of four roles."""
 MAX_VARIANCE = 1e3
 """Of logarithms of what takes from an instant to the longest step, whose range is 37."""
+REPORT = schema.of(PeerReport)
+"""What a node reports of itself and of those that it has just met."""
+TIMINGS = schema.of(Timings)
+OWN_WORK = Record(
+    {
+        "over": Text(16),
+        "role": Text(MAX_SUMMARY_TEXT),
+        "ranks": Integer(1, 100_000),
+        "rank": RANK_NUMBER,
+        **dict.fromkeys(("step_seconds", "slow", "usual"), PART_SECONDS),
+        **dict.fromkeys(("between", "within"), Number(0, MAX_VARIANCE)),
+    }
+)
+"""What `jobs.own_work` compares of a node's ranks of a role, over one of its times."""
+JOB = Record(
+    {
+        "job": Text(MAX_SUMMARY_TEXT),
+        "state": Text(16),
+        "ranks": Integer(0, 100_000),
+        "loss": Text(16),
+    },
+    {
+        "world_size": RANK_NUMBER,
+        "step": Integer(0, MAX_COUNT),
+        "step_highest": Integer(0, MAX_COUNT),
+        "steps_per_minute": Number(0, 60 / SHORTEST_STEP),
+        "attempts": Integer(1, 100_000),
+        "cause": Text(16),
+        "culprits": Array(RANK_NUMBER, 8),
+        "own_work": Array(OWN_WORK, MAX_OWN_WORK),
+    },
+)
+"""A node's part of a training job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,43 +110,6 @@ class StoreOp(enum.StrEnum):
     WAIT = "wait"
     CHECK = "check"
     DELETE = "delete"
-
-
-REPORT = schema.of(PeerReport)
-"""What a node reports of itself and of those that it has just met."""
-TIMINGS = schema.of(Timings)
-
-
-OWN_WORK = Record(
-    {
-        "over": Text(16),
-        "role": Text(MAX_SUMMARY_TEXT),
-        "ranks": Integer(1, 100_000),
-        "rank": RANK_NUMBER,
-        **dict.fromkeys(("step_seconds", "slow", "usual"), PART_SECONDS),
-        **dict.fromkeys(("between", "within"), Number(0, MAX_VARIANCE)),
-    }
-)
-"""What `jobs.own_work` compares of a node's ranks of a role, over one of its times."""
-JOB = Record(
-    {
-        "job": Text(MAX_SUMMARY_TEXT),
-        "state": Text(16),
-        "ranks": Integer(0, 100_000),
-        "loss": Text(16),
-    },
-    {
-        "world_size": RANK_NUMBER,
-        "step": Integer(0, MAX_COUNT),
-        "step_highest": Integer(0, MAX_COUNT),
-        "steps_per_minute": Number(0, 60 / SHORTEST_STEP),
-        "attempts": Integer(1, 100_000),
-        "cause": Text(16),
-        "culprits": Array(RANK_NUMBER, 8),
-        "own_work": Array(OWN_WORK, MAX_OWN_WORK),
-    },
-)
-"""A node's part of a training job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,9 +222,12 @@ async def test_one_test_at_a_time(tmp_path: Path) -> None:
     collectives it meets others in light rounds, which it is called to, and which it leads.
     """
     async with company(tmp_path, 3) as (one, two, three):
-        two.fake.silent = True
+        two.fake.silent, pair = True, (two.name, one.name)
+        assert not one.rounds.takes_part_in(EPOCH, pair)
         first = asyncio.create_task(one.rounds.lead(one.plan(two.name)))
         await eventually(lambda: one.fake.runs > 0)
+        assert one.rounds.takes_part_in(EPOCH, pair)
+        assert not one.rounds.takes_part_in(EPOCH + 1, pair)
         observation = (await led(three, one)).observation
         ended(observation, Outcome.DECLINED, reason="already_testing")
         assert await one.rounds.lead(one.plan(three.name)) is None

@@ -1,0 +1,148 @@
+"""When a node's rounds begin, how often they are tried, and what happens beside them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dshealthd.core.options import Duration
+from dshealthd.probe import slots
+from dshealthd.probe.members.schedule import root_order
+from dshealthd.probe.observation import Outcome, RoundKind
+from dshealthd.probe.options import ProbeOptions
+from dshealthd.probe.peers.protocol import PeerError
+from dshealthd.probe.slots import SlotRunner, jitter
+from dshealthd.probe.verdicts.planner import Confirmation
+
+ME, OTHER, THIRD = "a", "b", "c"
+EPOCH = 1000
+PAIR = Confirmation((ME, OTHER), RoundKind.PAIR)
+CALL = Confirmation((OTHER, THIRD), RoundKind.LIGHT)
+
+
+class Played(SlotRunner):
+    """Slots on a clock of their own, whose rounds and calls come to what is set."""
+
+    def __init__(self, period: float = 10.0) -> None:
+        self.now, self.had, self.sleeps = EPOCH * period, Counter[str](), list[float]()
+        self.kinds: list[RoundKind | None] = []
+        self.call_fails: list[str] = []
+        self.deadlines: list[float] = []
+        self.reason = ""
+        """Of the rounds that are led; None of them is where it is empty."""
+        self._me, self._names, self._recent, self._saved = ME, (ME, OTHER), [], 0.0
+        self.detector: Any = SimpleNamespace(withdraw=lambda _: self.had.update(["withdrawn"]))
+        self.credentials: Any = SimpleNamespace(off=False)
+        self.baselines: Any = None
+        self.rounds: Any = SimpleNamespace(takes_part_in=lambda *_: False, busy=False)
+        self.node: Any = SimpleNamespace(epoch=lambda: int(self.now // period))
+        self.client: Any = SimpleNamespace(call=self.call)
+        self._timetable: Any = SimpleNamespace(group_of=lambda *_: ())
+        self._state: Any = SimpleNamespace(
+            options=ProbeOptions(period=Duration(period)),
+            wall=lambda: self.now,
+            monotonic=lambda: self.now,
+            absences=SimpleNamespace(own_end=lambda: 0.0, absent=lambda _: False),
+            gpus=SimpleNamespace(count=lambda: 8),
+            metrics=SimpleNamespace(skip=lambda reason: self.had.update([f"skip {reason}"])),
+            save=self.save,
+        )
+
+    async def call(self, *given: Any) -> dict[str, Any]:
+        """Fail as is set, once each."""
+        self.deadlines.append(given[-1])
+        if self.call_fails:
+            raise PeerError(Outcome.DECLINED, self.call_fails.pop(0))
+        return {"observation": SimpleNamespace()}
+
+    async def save(self, _baselines: object) -> None:
+        """Count."""
+        self.had["saved"] += 1
+
+    async def _lead(self, _epoch: int, _members: Sequence[str], *given: Any) -> Any:
+        self.kinds.append(given[0] if given else None)
+        return (
+            SimpleNamespace(observation=SimpleNamespace(reason=self.reason))
+            if self.reason
+            else None
+        )
+
+    async def _local(self, _epoch: int) -> None:
+        self.had["local"] += 1
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Played:
+    """Slots whose sleeps move their clock."""
+    made = Played()
+
+    async def sleep(seconds: float) -> None:
+        made.sleeps.append(seconds)
+        made.now += seconds
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(slots, "replace", lambda observation, **_: observation)
+    made._observe = lambda *_, **__: made.had.update(["observed"])  # type: ignore[method-assign]
+    return made
+
+
+@pytest.mark.parametrize(("period", "later"), [(10.0, 2.0), (20.0, 2.0), (5.0, 1.0)])
+async def test_who_comes_second_waits(played: Played, period: float, later: float) -> None:
+    """It leads after two seconds of silence, or a fifth of a short period."""
+    played._state.options = ProbeOptions(period=Duration(period))
+    played.now, played.reason = EPOCH * period, "well"
+    pair = (ME, OTHER)
+    await played._in_pair(EPOCH, pair)
+    waits = jitter(EPOCH, pair, period) + later * root_order(pair, EPOCH).index(ME)
+    assert played.sleeps == [pytest.approx(waits)]
+    played.now += period
+    await played._in_pair(EPOCH, pair)
+    assert played.sleeps[1] == 0.0, "it is late"
+
+
+async def test_a_round_is_tried_for_an_epoch(played: Played) -> None:
+    """Eight times while another is in progress; from the middle on an echo will do."""
+    await played._in_pair(EPOCH, (ME, OTHER))
+    assert played.kinds == [None] * 4 + [RoundKind.LIGHT] * 4
+    assert played.sleeps[1:] == [10.0 / 8] * 8
+    assert played.had == {"skip already_testing": 1}
+
+
+async def test_what_is_due_beside_the_rounds(played: Played) -> None:
+    """A local round in one epoch of sixty, and a save of the baselines every five minutes."""
+    for epoch in range(EPOCH, EPOCH + 120):
+        await played._epoch(epoch)
+    assert played.had["local"] == 2
+    played.had.clear()
+    for since in (300.0, 301.0):
+        played._saved = played.now - since
+        await played._epoch(EPOCH)
+        assert played.had["saved"] == (since > 300.0)
+
+
+async def test_an_extra_round_waits_for_another(played: Played) -> None:
+    """Four times for a second and a half; then the detector is told that it is not run."""
+    assert not await played._confirm(PAIR)
+    assert played.sleeps == [1.5] * 4
+    assert played.had == {"withdrawn": 1}
+    played.reason = "well"
+    assert await played._confirm(PAIR)
+
+
+@pytest.mark.parametrize(
+    ("fails", "calls", "run"),
+    [([], 1, True), (["already_testing"], 2, True), (["maintenance"], 1, False)],
+)
+async def test_a_member_that_is_asked_to_call(
+    played: Played, fails: list[str], calls: int, *, run: bool
+) -> None:
+    """It has six seconds, and is asked again while it is in a round."""
+    played.call_fails = fails
+    assert await played._confirm(CALL) is run
+    assert played.deadlines == [6.0] * calls
+    assert played.had == ({"observed": 1} if run else {"withdrawn": 1})
