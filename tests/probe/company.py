@@ -174,8 +174,9 @@ class Companion:
     @property
     def fake(self) -> FakeWorkers:
         """The workers, where they are fakes."""
-        assert isinstance(self.node.workers, FakeWorkers)
-        return self.node.workers
+        workers: Any = self.node.workers
+        assert isinstance(workers, FakeWorkers)
+        return workers
 
     @property
     def observation(self) -> Observation:

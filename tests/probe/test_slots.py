@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +35,7 @@ class Played(SlotRunner):
         self.deadlines: list[float] = []
         self.reason = ""
         """Of the rounds that are led; None of them is where it is empty."""
-        self._me, self._names, self._recent, self._saved = ME, (ME, OTHER), [], 0.0
+        self._me, self._names, self._recent, self._saved = ME, (ME, OTHER), deque(), 0.0
         self.detector: Any = SimpleNamespace(withdraw=lambda _: self.had.update(["withdrawn"]))
         self.credentials: Any = SimpleNamespace(off=False)
         self.baselines: Any = None
@@ -146,3 +146,18 @@ async def test_a_member_that_is_asked_to_call(
     assert await played._confirm(CALL) is run
     assert played.deadlines == [6.0] * calls
     assert played.had == ({"observed": 1} if run else {"withdrawn": 1})
+
+
+async def test_a_light_round_for_a_hung_job(played: Played) -> None:
+    """It is tried eight times, after waits that differ between nodes; not while calls are off or
+    this node is in maintenance.
+    """
+    assert not await played._hold_light_round(OTHER)
+    assert played.kinds == [RoundKind.LIGHT] * 8
+    assert all(0.75 <= seconds < 2.25 for seconds in played.sleeps)
+    played.reason = "well"
+    assert await played._hold_light_round(OTHER)
+    for off, end in ((True, 0.0), (False, 1.0)):
+        played.credentials.off, played._state.absences.own_end = off, lambda end=end: end
+        assert not await played._hold_light_round(OTHER)
+    assert len(played.kinds) == 9
