@@ -389,9 +389,9 @@ class SlotRunner:
         self._ended(RoundReport(observation, plan, self._state.monotonic() - begin, led=True))
 
     def _ended(self, report: RoundReport) -> None:
-        """Process a finished round; one that absent members made fail counts as declined."""
+        """Process a finished round; one that an absent member made fail counts as declined."""
         observation = report.observation
-        if observation.late and all(map(self._state.absences.absent, observation.late)):
+        if any(map(self._state.absences.absent, observation.late)):
             observation = replace(observation, outcome=Outcome.DECLINED, reason=MAINTENANCE)
             report = replace(report, observation=observation)
         self._state.metrics.add(report, self._me)

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dshealthd.core.options import Duration
-from dshealthd.probe import slots
 from dshealthd.probe.members.schedule import root_order
-from dshealthd.probe.observation import Outcome, RoundKind
+from dshealthd.probe.observation import (
+    ON_DEMAND,
+    Backend,
+    Observation,
+    Outcome,
+    Part,
+    RoundKind,
+    RoundPlan,
+    Stage,
+    Suspect,
+    Timing,
+)
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.protocol import PeerError
+from dshealthd.probe.rounds.active_round import RoundReport
 from dshealthd.probe.slots import SlotRunner, jitter
 from dshealthd.probe.verdicts.planner import Confirmation
 
-ME, OTHER, THIRD = "a", "b", "c"
+ME, OTHER, THIRD, GONE = "a", "b", "c", "gone"
 EPOCH = 1000
 PAIR = Confirmation((ME, OTHER), RoundKind.PAIR)
 CALL = Confirmation((OTHER, THIRD), RoundKind.LIGHT)
@@ -35,6 +45,9 @@ class Played(SlotRunner):
         self.deadlines: list[float] = []
         self.reason = ""
         """Of the rounds that are led; None of them is where it is empty."""
+        self.really = False
+        """Whether a round is planned, and not only counted."""
+        self._requested = set()
         self._me, self._names, self._recent, self._saved = ME, (ME, OTHER), deque(), 0.0
         self.detector: Any = SimpleNamespace(withdraw=lambda _: self.had.update(["withdrawn"]))
         self.credentials: Any = SimpleNamespace(off=False)
@@ -47,7 +60,7 @@ class Played(SlotRunner):
             options=ProbeOptions(period=Duration(period)),
             wall=lambda: self.now,
             monotonic=lambda: self.now,
-            absences=SimpleNamespace(own_end=lambda: 0.0, absent=lambda _: False),
+            absences=SimpleNamespace(own_end=lambda: 0.0, absent=lambda name: name == GONE),
             gpus=SimpleNamespace(count=lambda: 8),
             metrics=SimpleNamespace(skip=lambda reason: self.had.update([f"skip {reason}"])),
             save=self.save,
@@ -58,13 +71,15 @@ class Played(SlotRunner):
         self.deadlines.append(given[-1])
         if self.call_fails:
             raise PeerError(Outcome.DECLINED, self.call_fails.pop(0))
-        return {"observation": SimpleNamespace()}
+        return {"observation": observed(RoundKind.LIGHT)}
 
     async def save(self, _baselines: object) -> None:
         """Count."""
         self.had["saved"] += 1
 
-    async def _lead(self, _epoch: int, _members: Sequence[str], *given: Any) -> Any:
+    async def _lead(self, epoch: int, members: Any, *given: Any, **more: Any) -> Any:
+        if self.really:
+            return await super()._lead(epoch, members, *given, **more)
         self.kinds.append(given[0] if given else None)
         return (
             SimpleNamespace(observation=SimpleNamespace(reason=self.reason))
@@ -86,7 +101,6 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Played:
         made.now += seconds
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    monkeypatch.setattr(slots, "replace", lambda observation, **_: observation)
     made._observe = lambda *_, **__: made.had.update(["observed"])  # type: ignore[method-assign]
     return made
 
@@ -161,3 +175,119 @@ async def test_a_light_round_for_a_hung_job(played: Played) -> None:
         played.credentials.off, played._state.absences.own_end = off, lambda end=end: end
         assert not await played._hold_light_round(OTHER)
     assert len(played.kinds) == 9
+
+
+@pytest.mark.parametrize("way", ["had", "in one", "next epoch", "off", "maintenance"])
+async def test_what_ends_the_tries(played: Played, way: str) -> None:
+    """A round of the pair, which the other may have led, or the end of the epoch."""
+    pair = (ME, GONE if way == "maintenance" else OTHER)
+    seen = observed(RoundKind.LIGHT, members=pair, epoch=EPOCH)
+
+    async def sleep(seconds: float) -> None:
+        played.sleeps.append(seconds)
+        if len(played.sleeps) == 2:
+            played._recent.extend([seen] if way == "had" else [])
+            played.now += 10.0 * (way == "next epoch")
+            played.rounds.takes_part_in = lambda *_: way == "in one"
+
+    played.credentials.off = way == "off"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "sleep", sleep)
+        await played._in_pair(EPOCH, pair)
+    assert len(played.kinds) == (way not in {"off", "maintenance"})
+    skips = {"next epoch": "already_testing", "off": "switched_off", "maintenance": "maintenance"}
+    assert played.had == ({f"skip {skips[way]}": 1} if way in skips else {})
+    if way in {"had", "in one"}:
+        await played._in_pair(EPOCH, pair)
+        assert len(played.kinds) == 1, "it is known when the round is due"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "kinds", "backend"),
+    [
+        (0, "pair pair pair pair", "gloo"),
+        (1, "pair pair pair pair", "nccl"),
+        (8, "pair pair rail rail", "nccl"),
+    ],
+)
+async def test_the_kind_of_a_round(played: Played, gpus: int, kinds: str, backend: str) -> None:
+    """By rails in two epochs of four, of which one is inside leaves; an echo where a round may not
+    use the GPUs, with the reason.
+    """
+    led: list[tuple[RoundPlan, str]] = []
+
+    async def lead(plan: RoundPlan, reason: str = "") -> None:
+        led.append((plan, reason))
+
+    played.really, played.rounds.lead = True, lead
+    played._state.gpus.count = lambda: gpus
+    played._state.local_membership = SimpleNamespace(membership=SimpleNamespace(digest="d"))
+    played.node.obstacle = lambda *, scheduled: "" if scheduled else "busy_gpu"
+    for epoch in range(4):
+        await played._lead(epoch, (ME, OTHER))
+    assert " ".join(plan.kind for plan, _ in led) == kinds
+    assert {(plan.backend, plan.ranks) for plan, _ in led} == {(backend, gpus or 1)}
+    await played._lead(ON_DEMAND, (ME, OTHER))
+    await played._lead(0, (ME, OTHER), RoundKind.LIGHT)
+    assert [(plan.kind, reason) for plan, reason in led[4:]] == [
+        (RoundKind.LIGHT, "busy_gpu"),
+        (RoundKind.LIGHT, ""),
+    ]
+
+
+def observed(kind: RoundKind, **given: Any) -> Observation:
+    """Return a round of two nodes that hung, unless it is `given` otherwise."""
+    usual: dict[str, Any] = {"epoch": ON_DEMAND, "backend": "nccl", "members": (ME, OTHER)}
+    usual |= {"outcome": Outcome.HUNG, "stage": Stage.SIZES}
+    return Observation(kind=kind, **(usual | given))
+
+
+TIMES = (Timing("all_reduce", 8, 0.5, 1.0),)
+
+
+@pytest.mark.parametrize(
+    ("given", "led", "charged"),
+    [
+        ({}, False, ["vain 7.0"]),
+        ({}, True, []),
+        ({"outcome": Outcome.DECLINED}, False, []),
+        ({"late": (OTHER,)}, False, ["vain 7.0"]),
+        ({"late": (GONE,)}, False, []),
+        ({"backend": "gloo"}, False, []),
+        ({"timings": TIMES, "outcome": Outcome.OK}, True, ["2.0 False"]),
+        ({"timings": TIMES, "outcome": Outcome.OK, "epoch": 7}, True, ["2.0 True"]),
+    ],
+)
+def test_what_a_round_is_charged(
+    played: Played, given: dict[str, Any], charged: list[str], *, led: bool
+) -> None:
+    """Its own time on the GPUs, or all of it where another node's has hung or failed; nothing where
+    a member in maintenance is to blame. Only a scheduled one is remembered.
+    """
+    seen = observed(RoundKind.PAIR, **given)
+    spent: list[str] = []
+    played._state.metrics.add = lambda *_: None
+    played._state.gpus.used = lambda begin, end: spent.append(f"{end - begin}")
+    played._state.policy = SimpleNamespace(
+        spend=lambda seconds, *, scheduled: spent.append(f"{seconds} {scheduled}"),
+        spend_in_vain=lambda seconds: spent.append(f"vain {seconds}"),
+    )
+    plan = RoundPlan(
+        epoch=seen.epoch,
+        kind=RoundKind.PAIR,
+        backend=Backend.NCCL,
+        members=seen.members,
+        digest="",
+        steps=((8, 1),),
+    )
+    played._ended(RoundReport(seen, plan, 7.0, led=led))
+    assert spent == (["7.0", *charged] if seen.backend == "nccl" else [])
+    assert len(played._recent) == (seen.epoch == 7)
+
+
+def test_who_is_left_out() -> None:
+    """Who is accused as a node or is in maintenance; not the end of a link that is."""
+    played = Played()
+    accused = [(Part.NODE, OTHER), (Part.LINK, THIRD)]
+    played.detector.suspects = lambda: [Suspect(part, name, "slow") for part, name in accused]
+    assert [played._left_out(name) for name in (OTHER, THIRD, GONE)] == [True, False, True]

@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -425,7 +426,7 @@ def test_a_rank_without_a_cpu_is_not_hung(scene: Scene) -> None:
     [
         ("stage:init:exit", "exited", "status 3: going home early"),
         ("stage:init:segv", "killed", "SIGSEGV"),
-        ("stage:init:raise:a defect", "exited", "exited with status 70: Traceback"),
+        ("stage:init:raise:a defect", "exited", "status 70: .*a defect"),
         ("stage:init:nonsense", "malformed", "4294967295 bytes"),
     ],
 )
@@ -433,7 +434,7 @@ def test_failures(scene: Scene, plan: str, reason: str, words: str) -> None:
     """A worker that crashes, leaves or babbles is a failure with its last words."""
     results = scene.play("", plan)
     assert (results[1].outcome, results[1].reason) == (Outcome.FAILED, reason), results
-    assert words in results[1].detail
+    assert re.search(words, results[1].detail)
     assert late(results) == (1,)
 
 
