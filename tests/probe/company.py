@@ -228,6 +228,7 @@ async def company(
     async with contextlib.AsyncExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         give_time(patch, ANSWERS if silent else ANSWERS + SHARE)
+        patch.setattr(leader, "FIRST", 0.2)
         for name in names:
             companion = Companion(
                 name,

@@ -40,9 +40,11 @@ from dshealthd.probe.observation import (
 from dshealthd.probe.rounds.conclusion import combine
 from dshealthd.probe.workers import fork_server, session
 from dshealthd.probe.workers.job import DeviceSteps, RankResult, RankSpec, WorkerJob, late
-from dshealthd.probe.workers.store import LocalStore
+from dshealthd.probe.workers.store import LocalStore, StoreHandler
 from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests import frozen
+from tests.probe.company import NAMES, all_have, company, same
+from tests.probe.peering import PATIENT
 from tests.stopwatch import Stopwatch
 from tests.waiting import eventually
 
@@ -755,3 +757,49 @@ def test_slow_is_not_hung(scene: Scene) -> None:
     assert all(result.timings[0].seconds >= drag / 2 for result in results)
     results = scene.play("", f"drag:{drag}", steps=((8, 60),), warm_up=0, deadlines=deadlines)
     assert Outcome.HUNG in {result.outcome for result in results}
+
+
+class Sabotaged:
+    """Real workers of one pool, which do what a saboteur's plan says."""
+
+    def __init__(self, worker_pool: WorkerPool) -> None:
+        self.worker_pool, self.plan, self.deadline = worker_pool, "", PATIENT
+
+    async def run(
+        self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
+    ) -> list[RankResult]:
+        """Run the workers; in a stage in which one stops, the deadline is short."""
+        rank_specs = tuple(replace(rank_spec, adapter=self.plan) for rank_spec in job.rank_specs)
+        deadlines = {**dict.fromkeys(Stage, PATIENT), Stage.SIZES: self.deadline}
+        return await self.worker_pool.run(
+            replace(job, rank_specs=rank_specs, deadlines=deadlines), store, progress
+        )
+
+
+def test_rounds_between_agents(scene: Scene, tmp_path: Path) -> None:
+    """Real workers meet through the agents of two nodes; one is well, killed or stopped."""
+    workers = {name: Sabotaged(scene.worker_pool) for name in NAMES[:2]}
+
+    async def play() -> None:
+        async with company(tmp_path, 2, workers=workers.__getitem__) as (root, member):
+            for plan, outcome in (
+                ("", Outcome.OK),
+                ("stage:sizes:kill", Outcome.FAILED),
+                ("stage:sizes:stop", Outcome.HUNG),
+                ("stage:store:kill", Outcome.FAILED),
+            ):
+                workers[member.name].plan = plan
+                for one in workers.values():
+                    one.deadline = 3.0 if plan == "stage:sizes:stop" else PATIENT
+                await root.rounds.lead(root.plan(member.name))
+                await all_have([root, member])
+                observation = same([root, member])
+                late = (member.name,) if plan else ()
+                assert (observation.outcome, observation.late) == (outcome, late), observation
+                if not plan:
+                    assert [timing.size for timing in observation.timings] == [8, 4096]
+                    assert all(t.seconds > 0 and t.bus_bandwidth > 0 for t in observation.timings)
+                for companion in (root, member):
+                    companion.reports.clear()
+
+    scene.runner.run(play())
