@@ -78,7 +78,7 @@ def combine(
     of a call to the other member, if it has given no share.
     """
     # First of all: who measures impossible times may have anything else wrong.
-    absurd = sorted(name for name, share in shares.items() if name != me and not plausible(share))
+    absurd = [name for name, share in shares.items() if name != me and not plausible(share)]
     if absurd:
         return RoundResult(Outcome.FAILED, Stage.SIZES, (), tuple(absurd), IMPLAUSIBLE)
     ranks = [rank for share in shares.values() for rank in share]
@@ -101,7 +101,7 @@ def combine(
         # Neither has spoken to the other: this says nothing about what lies between them.
         return RoundResult(Outcome.INCONCLUSIVE, stage, reason=bad[0].reason)
     # If both are late, neither is to blame: both see the same wrong sum.
-    names = tuple(sorted(guilty)) if len(guilty) < len(plan.members) else ()
+    names = tuple(guilty) if len(guilty) < len(plan.members) else ()
     theirs = [rank for rank in bad if owners[rank.rank] in names]
     # A wrong sum is proof. Otherwise the late member's outcomes count: a stopped rank makes others
     # fail or hang too.
