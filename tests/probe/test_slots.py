@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from dshealthd.core.options import Duration
 from dshealthd.probe.members.schedule import root_order
+from dshealthd.probe.node import ThisNode
 from dshealthd.probe.observation import (
     ON_DEMAND,
     Backend,
@@ -23,11 +26,14 @@ from dshealthd.probe.observation import (
     Suspect,
     Timing,
 )
-from dshealthd.probe.options import ProbeOptions
+from dshealthd.probe.options import PolicyOptions, ProbeOptions
 from dshealthd.probe.peers.protocol import PeerError
+from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.rounds.active_round import RoundReport
 from dshealthd.probe.slots import SlotRunner, jitter
 from dshealthd.probe.verdicts.planner import Confirmation
+from tests.probe.peering import Time
+from tests.probe.services import snapshot
 
 ME, OTHER, THIRD, GONE = "a", "b", "c", "gone"
 EPOCH = 1000
@@ -283,6 +289,43 @@ def test_what_a_round_is_charged(
     played._ended(RoundReport(seen, plan, 7.0, led=led))
     assert spent == (["7.0", *charged] if seen.backend == "nccl" else [])
     assert len(played._recent) == (seen.epoch == 7)
+
+
+@pytest.mark.parametrize(
+    "ends", [{"timings": (Timing("all_reduce", 8, 0.01, 1.0),), "outcome": Outcome.OK}, {}]
+)
+def test_a_member_that_orders_round_after_round(played: Played, ends: dict[str, Any]) -> None:
+    """Whether they go well or hang, it gets a tenth of the time on idle GPUs. The share of the
+    schedule is untouched, and so are this node's own confirmations.
+    """
+    clock, shot = Time(), snapshot({"0": 0.0})
+    gpus = GpuOccupancy(shot, time.monotonic)
+    state = played._state
+    state.gpus, state.policy, state.monotonic = gpus, Policy(PolicyOptions(), gpus, clock), clock
+    state.worker_pool = SimpleNamespace(ready=True, no_gpus=lambda _gpus: "")
+    state.local_membership, state.waited = SimpleNamespace(me=ME), None
+    state.metrics.add = lambda *_: None
+    nobody: Any = None
+    node = ThisNode(state, nobody, ("127.0.0.1", "lo"), nobody)
+    seen = observed(RoundKind.PAIR, members=(OTHER, ME), **ends)
+    plan = RoundPlan(
+        epoch=ON_DEMAND,
+        kind=RoundKind.PAIR,
+        backend=Backend.NCCL,
+        members=seen.members,
+        digest="",
+        steps=((8, 997),),
+    )
+    ran = 0
+    for _ in range(200):
+        clock.now += 10.0
+        if (objection := node.objection(plan)) == "":
+            played._ended(RoundReport(seen, plan, 10.0, led=False))
+            ran += 1
+        assert objection in {"", "duty"}
+        assert node.obstacle(scheduled=True) == node.obstacle(scheduled=False) == ""
+    assert ran == 26, "what was saved in ten minutes, and a tenth of these 2,000 seconds"
+    assert node.objection(replace(plan, ranks=2)) in {"duty", "gpus_differ"}
 
 
 def test_who_is_left_out() -> None:
