@@ -88,8 +88,8 @@ async def measure(worker_pool: WorkerPool, world: int, rounds: int) -> Measured:
         ) -> None:
             if stage is Stage.WARM_UP:
                 connected.append(time.perf_counter())
-                parent = worker_pool.parent_pid
-                if number == rounds and len(connected) == world and parent is not None:
+                parent = worker_pool.about["ready"]
+                if number == rounds and len(connected) == world:
                     children = (
                         Path(f"/proc/{parent}/task/{parent}/children")
                         .read_text(encoding="ascii")
@@ -100,7 +100,7 @@ async def measure(worker_pool: WorkerPool, world: int, rounds: int) -> Measured:
                         for child in children
                     )
 
-        before = cpu(worker_pool.parent_pid) if worker_pool.parent_pid is not None else 0.0
+        before = cpu(worker_pool.about["ready"]) if worker_pool.ready else 0.0
         ranks = await worker_pool.run(job, LocalStore(), progress)
         ended = time.perf_counter()
         failed = [rank for rank in ranks if rank.outcome is not Outcome.OK]
@@ -109,7 +109,7 @@ async def measure(worker_pool: WorkerPool, world: int, rounds: int) -> Measured:
         if number:
             result.first.append(1000 * (max(connected) - started))
             result.whole.append(1000 * (ended - started))
-            result.cpu.append(cpu(worker_pool.parent_pid or 0) - before)
+            result.cpu.append(cpu(worker_pool.about["ready"]) - before)
             result.memory += memory
     return result
 
@@ -150,11 +150,10 @@ async def compare(worlds: list[int], rounds: int, program: str) -> None:
             "afresh",
         ]
         print(table([*head, "MiB per worker, forked", "afresh"], rows))
-        if warm.parent_pid is not None:
-            print(
-                f"The parent holds {memory_of(warm.parent_pid, 'Pss:'):.0f} MiB (PSS) "
-                "between rounds, until it is idle."
-            )
+        print(
+            f"The parent holds {memory_of(warm.about['ready'], 'Pss:'):.0f} MiB (PSS) "
+            "between rounds, until it is idle."
+        )
     finally:
         await warm.close()
         await afresh.close()

@@ -4,6 +4,7 @@ each field of each message to the judgement, the documents, the metrics and the 
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import json
 import math
@@ -45,7 +46,8 @@ from dshealthd.jobs.ras.from_json import parse_json
 from dshealthd.jobs.ras.status import MalformedAnswer
 from dshealthd.jobs.service import Jobs
 from dshealthd.nvrx.fitness import fitness
-from dshealthd.probe.peers import messages
+from dshealthd.probe.observation import Timing
+from dshealthd.probe.peers import fields, messages
 from dshealthd.probe.peers.messages import METHODS
 from dshealthd.status import text
 from dshealthd.status.paint import Paint
@@ -256,7 +258,15 @@ def example(kind: schema.Type) -> Any:
         return [example(kind.item) for _ in range(max(1, kind.minimum))]
     if isinstance(kind, schema.Record):
         return {name: example(one) for name, one in {**kind.fields, **kind.optional}.items()}
-    return {messages.NodeName: "n1", messages.KnownReason: "busy", messages.Data: "AA=="}.get(
+    if isinstance(kind, schema.Form):
+        return example(kind.fields)
+    if isinstance(kind, schema.OrNull):
+        return example(kind.kind)
+    if isinstance(kind, schema.Row):
+        return [example(one) for one in kind.items]
+    if isinstance(kind, fields.Ratios):
+        return {"n1": 1.0}
+    return {fields.NodeName: "n1", fields.KnownReason: "busy", messages.Data: "AA=="}.get(
         type(kind), "text"
     )
 
@@ -287,7 +297,9 @@ def changed(value: Any, path: tuple[Any, ...], to: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return what a message holds, without bytes and enumerations."""
+    """Return what a message holds, without bytes, enumerations and records."""
+    if dataclasses.is_dataclass(value):
+        return plain({one.name: getattr(value, one.name) for one in dataclasses.fields(value)})
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, tuple):
@@ -369,7 +381,7 @@ def test_summary_of_a_member_costs_only_its_own_job() -> None:
     (messages.JOB, "step", 0, 10**12),
     (messages.JOB, "step_highest", 0, 10**12),
     (messages.JOB, "steps_per_minute", 0.0, 6e7),
-    (messages.TIMING, "bus_bandwidth", 0.0, 1e14),
+    (schema.of(Timing).fields, "bus_bandwidth", 0.0, 1e14),
 ])  # fmt: skip
 def test_bounds_of_what_members_say(
     record: schema.Record, field: str, least: float, most: float

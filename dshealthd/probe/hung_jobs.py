@@ -154,9 +154,7 @@ class HungJobs:
             return []
         place = names.index(around.me)
         own = _entries(job, self._summary())
-        nodes = max(
-            (entry.get("world_size", 0) // max(entry["ranks"], 1) for entry in own), default=0
-        )
+        nodes = next((entry.get("world_size", 0) // max(entry["ranks"], 1) for entry in own), 0)
         others = [
             name for name in (*names[place + 1 :], *names[:place]) if not around.left_out(name)
         ][: min(ASKED + nodes, MOST_ASKED)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections import Counter, OrderedDict, deque
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import Buckets, counter, gauge, histogram
 from dshealthd.linux.starvation import STARVED
 from dshealthd.probe.observation import Outcome, RoundKind
 from dshealthd.probe.rounds.active_round import DISAGREEMENTS
-from dshealthd.probe.rounds.conclusion import timing_fields
 from dshealthd.probe.rounds.light import PAYLOAD
 from dshealthd.probe.workers.job import BANDWIDTH as LARGE
 from dshealthd.probe.workers.job import GLOO_BANDWIDTH, LATENCY
@@ -249,6 +249,6 @@ def _entry(report: RoundReport, peer: str) -> dict[str, Any]:
         "reason": seen.reason,
         "late": list(seen.late),
         "seconds": round(report.seconds, 4),
-        "timings": timing_fields(seen.timings),
+        "timings": list(map(asdict, seen.timings)),
         "clock_offset_seconds": {} if report.offset is None else {peer: round(report.offset, 6)},
     }

@@ -1,23 +1,27 @@
-"""This node as rounds see it: name, members, clock, GPUs, workers, and its own report."""
+"""This node as rounds see it: name, members, peers, clock, GPUs, workers, and its own report."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dshealthd.probe.members.local_membership import LocalMembership
 from dshealthd.probe.members.schedule import epoch_at
-from dshealthd.probe.options import ProbeOptions
-from dshealthd.probe.policy import GpuOccupancy, Policy
-from dshealthd.probe.rounds.plan import ON_DEMAND, RoundPlan
-from dshealthd.probe.workers.worker_pool import WorkerPool
+from dshealthd.probe.observation import ON_DEMAND
+from dshealthd.probe.peers.protocol import PeerError
+from dshealthd.probe.rounds.plan import job
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dshealthd.probe.members.membership import Membership
-    from dshealthd.probe.observation import PeerReport
+    from dshealthd.probe.observation import PeerReport, RoundPlan, Stage
+    from dshealthd.probe.peers.client import PeerClient
+    from dshealthd.probe.rounds.active_round import ActiveRound
+    from dshealthd.probe.state import ProbeState
     from dshealthd.probe.verdicts.detector import Detector
+    from dshealthd.probe.workers.job import RankResult
+    from dshealthd.probe.workers.store import StoreHandler
+    from dshealthd.probe.workers.worker_pool import WorkerPool
 
 NO_PYTHON = "no_python"
 WARMING_UP = "warming_up"
@@ -31,27 +35,18 @@ PREPARATION = 60.0
 """Timeout in seconds for importing torch from a cold disk."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeState:
-    """What a node has for rounds, whatever its name."""
-
-    options: ProbeOptions
-    local_membership: LocalMembership
-    gpus: GpuOccupancy
-    policy: Policy
-    worker_pool: WorkerPool | None
-    monotonic: Callable[[], float]
-    wall: Callable[[], float]
-
-
 class ThisNode:
-    """This node, with its GPUs and its workers."""
+    """This node, with its GPUs, its workers, and the other nodes' agents."""
 
-    def __init__(self, state: NodeState, detector: Detector, address: tuple[str, str]) -> None:
+    def __init__(
+        self, state: ProbeState, detector: Detector, address: tuple[str, str], peers: PeerClient
+    ) -> None:
         """`address` is this node's numeric address for the workers, and its interface."""
         self.name = state.local_membership.me
         self.address, self.interface = address
         self.adapters = state.options.worker.adapters
+        self.peers, self.workers = peers, state.worker_pool
+        self.monotonic, self.wall, self.waited = state.monotonic, state.wall, state.waited
         self._state, self._detector = state, detector
         self._preparing: asyncio.Task[str] | None = None
         self._trouble = ""
@@ -78,7 +73,7 @@ class ThisNode:
         """Return why this node may not take part in a round with workers now, as a slug. Empty if
         it may. If the worker pool is not prepared yet, start preparing it.
         """
-        worker_pool = self._state.worker_pool
+        worker_pool = self.workers
         if worker_pool is None:
             return NO_PYTHON
         reason = self._state.policy.objection(scheduled=scheduled, asked=asked)
@@ -87,6 +82,36 @@ class ThisNode:
         if not worker_pool.ready:
             return self._prepare(worker_pool)
         return NO_CUDA if worker_pool.no_gpus(self._state.gpus.count()) else ""
+
+    async def query(
+        self, name: str, method: str, body: Mapping[str, Any], deadline: float
+    ) -> dict[str, Any] | PeerError:
+        """Return a peer's answer in an active round, or the error if there is none."""
+        try:
+            return await self.peers.call(name, method, body, deadline)
+        except PeerError as error:
+            return error
+
+    async def absent(self, name: str, deadline: float) -> PeerError | None:
+        """Return why a member's agent does not answer an echo, None if it does."""
+        answer = await self.query(name, "echo", {"clock": self.wall(), "payload": b""}, deadline)
+        return answer if isinstance(answer, PeerError) else None
+
+    async def work(self, active: ActiveRound, store: StoreHandler) -> tuple[RankResult, ...]:
+        """Run this node's workers of the active round, which meet in `store`."""
+        assert self.workers is not None  # noqa: S101 - a node without workers is never ready
+
+        def progress(_rank: int, stage: Stage) -> None:
+            active.stage = stage
+
+        work = job(
+            active.plan,
+            self.name,
+            address=self.address,
+            interface=self.interface,
+            adapters=self.adapters,
+        )
+        return tuple(await self.workers.run(work, store, progress))
 
     async def close(self) -> None:
         """Cancel preparation of the workers if it is in progress."""

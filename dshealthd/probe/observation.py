@@ -1,13 +1,30 @@
-"""The observation of a round: the record that rounds produce and verdicts are drawn from, and
-every known reason for which rounds and calls fail, so that labels stay bounded.
+"""The records of a round: its plan, what members report in it, how it ended, and its observation,
+from which verdicts are drawn. Agents exchange them as they are declared here.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+from dshealthd import __version__
+from dshealthd.core import schema
+from dshealthd.core.schema import Array, Choice, Integer, Number, Row
+from dshealthd.probe.peers.fields import (
+    LATE,
+    MAX_RANKS_OF_NODE,
+    MAX_SIZE,
+    MEMBERS,
+    RATIO,
+    ROUND,
+    VERSION,
+    KnownReason,
+    Ratios,
+    Text,
+)
 
 FLOOR = 1e-6
 """Lower bound in seconds of every timing, about the cost of ten system calls: even the smallest
@@ -19,25 +36,15 @@ FAR_BELOW = 4
 collectives of all pairs take several times as long; meanwhile a node or link that is slower by far
 is accused of that.
 """
-MAX_PAIRS = 6
-"""Most pairs that a report has; only those of this epoch or the last one are reported."""
-OTHER = "other"
-"""A reason from a peer that this release does not know."""
-REASONS = frozenset({
-    OTHER, "already_testing", "answer_not_signed", "bad_answer", "busy", "busy_cpu", "busy_gpu",
-    "clock_differs", "closed", "connect_timeout",
-    "connection_lost", "deadline", "draining", "duty", "ended_early", "error", "exited",
-    "gpu_unknown", "gpus_differ", "implausible", "key", "killed", "maintenance", "malformed",
-    "members_differ", "name_server", "name_timeout", "name_unknown", "no_address", "no_answer",
-    "no_credentials", "no_cuda", "no_python", "no_route", "no_torch", "not_a_member",
-    "not_acknowledged", "not_permitted", "out_of_memory", "own_name", "parent",
-    "peer_error", "policy_never", "rate_limited", "refused", "rejected", "reset",
-    "resting", "silent", "starved", "stopped", "store", "switched_off",
-    "system_error", "timed_out", "timeout", "too_many_calls",
-    "uninterruptible", "unkillable", "unknown_method", "unknown_round",
-    "version_differs", "versions_differ", "warming_up", "writable", "wrong_address",
-    "wrong_data", "wrong_receiver",
-})  # fmt: skip
+ON_DEMAND = -1
+"""The epoch of an unscheduled round: a confirmation, or one that a person requested."""
+EPOCH = Integer(ON_DEMAND)
+CLOCK = Number(0, 1e11)
+"""Unix time in seconds."""
+Steps = Annotated[
+    tuple[tuple[int, int], ...], Array(Row((Integer(1, MAX_SIZE), Integer(1, 1000))), 32)
+]
+"""All-reduces: bytes and repetitions of each."""
 
 
 class RoundKind(enum.StrEnum):
@@ -92,6 +99,15 @@ class Outcome(enum.StrEnum):
     """
 
 
+class Backend(enum.StrEnum):
+    """What a round runs on: a backend of torch.distributed, or none."""
+
+    NCCL = "nccl"
+    GLOO = "gloo"
+    AGENT = "agent"
+    """No backend: a light round, between the agents alone."""
+
+
 class Op(enum.StrEnum):
     """A timed operation; the label `op`."""
 
@@ -106,44 +122,68 @@ class Op(enum.StrEnum):
 class Timing:
     """One operation at one size."""
 
-    op: str
-    """One of `Op`."""
-    size: int
+    op: Annotated[str, Choice(Op)]
+    size: Annotated[int, Integer(0, MAX_SIZE)]
     """Bytes of the payload of each rank."""
-    seconds: float
+    seconds: Annotated[float, Number(0, 1e6)]
     """Median over the repetitions."""
-    bus_bandwidth: float
+    bus_bandwidth: Annotated[float, Number(0, 1e14)]  # fifty times a B200's NVLink bandwidth
     """Bytes per second in nccl-tests' terms. For an all-reduce of n ranks, size / seconds ·
     2(n-1)/n.
     """
-    part: str = ""
+    part: Annotated[str, Text(64)] = ""
     """GPU index or adapter that was timed; empty for the whole member."""
+
+
+Timings = Annotated[tuple[Timing, ...], Array(schema.of(Timing), 128)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPlan:
+    """One round, as its invitation has it."""
+
+    round: Annotated[str, ROUND] = field(default_factory=lambda: secrets.token_hex(8))
+    """Random name that tells the round's messages from those of other rounds."""
+    epoch: Annotated[int, EPOCH]
+    kind: RoundKind
+    backend: Backend
+    members: Annotated[tuple[str, ...], MEMBERS]
+    """Root first; ranks follow this order."""
+    digest: Annotated[str, Text(12)]
+    """Digest of the membership as the root sees it."""
+    steps: Steps = ()
+    ranks: Annotated[int, Integer(1, MAX_RANKS_OF_NODE)] = 1
+    """Ranks of each node; with NCCL they use the GPUs from the first on."""
+    version: Annotated[str, VERSION] = __version__
+    """Members of different versions decline each other's rounds."""
+
+    @property
+    def root(self) -> str:
+        """The member that leads the planned round."""
+        return self.members[0]
+
+    def has_ranks(self, member: str, ranks: Iterable[int]) -> bool:
+        """Return whether these are exactly the ranks that the plan assigns to a member."""
+        first = self.members.index(member) * self.ranks
+        return sorted(ranks) == list(range(first, first + self.ranks))
+
+    def light(self) -> RoundPlan:
+        """Return the plan of the light round that replaces this one if GPUs may not be used."""
+        return replace(self, kind=RoundKind.LIGHT, backend=Backend.AGENT, steps=(), ranks=1)
 
 
 @dataclass(frozen=True, slots=True)
 class PeerReport:
     """A peer's report in a round: on itself, and on the peers that it has just met."""
 
-    node: float | None = None
+    node: Annotated[float | None, schema.OrNull(RATIO)] = None
     """Its own score."""
-    parts: frozenset[str] = frozenset()
+    parts: Annotated[tuple[str, ...], Array(Text(64), 2 * MAX_RANKS_OF_NODE)] = ()
     """Parts of its own that it finds slow."""
     uplink: bool = False
     """Whether its rounds are slow if they leave its leaf, and not if they stay inside."""
-    pairs: Mapping[str, float] = field(default_factory=dict)
+    pairs: Annotated[Mapping[str, float], Ratios()] = field(default_factory=dict)
     """The ratios of its last rounds, by peer."""
-
-    def message(self) -> dict[str, Any]:
-        """Return the report as peers get it."""
-        pairs = [{"peer": peer, "ratio": ratio} for peer, ratio in self.pairs.items()]
-        node = {} if self.node is None else {"node": self.node}
-        return {"parts": sorted(self.parts), "uplink": self.uplink, "pairs": pairs, **node}
-
-    @classmethod
-    def of(cls, message: Mapping[str, Any]) -> PeerReport:
-        """Return the report in a peer's message."""
-        pairs = {pair["peer"]: pair["ratio"] for pair in message["pairs"]}
-        return cls(message.get("node"), frozenset(message["parts"]), message["uplink"], pairs)
 
     def is_well(self, but: str, high: float) -> bool:
         """Return whether most rounds in the report, except those with `but`, were good. True if
@@ -154,28 +194,55 @@ class PeerReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
-    """One round as one member saw it."""
+class RoundResult:
+    """How a round ended, without what its plan already says."""
 
-    epoch: int
-    """Number of the scheduled round; -1 for one on demand."""
-    kind: RoundKind
-    backend: str
-    """`nccl`, `gloo`, or `agent` for a light round."""
-    members: tuple[str, ...]
-    """Names of the nodes that should have taken part, root first; one in a local round."""
     outcome: Outcome
     stage: Stage
-    timings: tuple[Timing, ...] = ()
-    late: tuple[str, ...] = ()
+    timings: Timings = ()
+    late: Annotated[tuple[str, ...], LATE] = ()
     """The member that lagged behind the other when the round ended, whom the outcome implicates;
     empty if neither or both did.
     """
-    reason: str = ""
+    reason: Annotated[str, KnownReason()] = ""
     """Slug of a decline or error, from a bounded set; never free text."""
+
+    def observation(self, plan: RoundPlan, told: PeerReport | None, at: float) -> Observation:
+        """Return the round's result as an observation, with what the other member reported."""
+        return Observation(
+            plan.epoch,
+            plan.kind,
+            plan.backend,
+            plan.members,
+            self.outcome,
+            self.stage,
+            self.timings,
+            self.late,
+            self.reason,
+            told,
+            at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One round as one member saw it."""
+
+    epoch: Annotated[int, EPOCH]
+    """Number of the scheduled round; -1 for one on demand."""
+    kind: RoundKind
+    backend: Annotated[str, Choice(Backend)]
+    members: Annotated[tuple[str, ...], MEMBERS]
+    """Names of the nodes that should have taken part, root first; one in a local round."""
+    outcome: Outcome
+    stage: Stage
+    timings: Timings = ()
+    late: Annotated[tuple[str, ...], LATE] = ()
+    """As in `RoundResult`."""
+    reason: Annotated[str, KnownReason()] = ""
     told: PeerReport | None = None
     """What the other member reported, or the second one if this node is none of them."""
-    at: float = 0.0
+    at: Annotated[float, CLOCK] = 0.0
     """Unix time in seconds of the round's end."""
 
 
@@ -198,8 +265,3 @@ class Suspect:
     """`node-17`, `node-17/gpu3`, `node-17/mlx5_2`, `node-17--node-21` (sorted), `leaf-4`."""
     reason: str
     """`slow`, or an `Outcome` other than ok and declined, or `ambiguous`."""
-
-
-def known_reason(reason: str) -> str:
-    """Return a known reason unchanged and `other` for an unknown one; empty stays empty."""
-    return reason if not reason or reason in REASONS else OTHER

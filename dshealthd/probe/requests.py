@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.probe.members.absences import MAINTENANCE
-from dshealthd.probe.observation import RoundKind
-from dshealthd.probe.peers.messages import Backend
+from dshealthd.probe.observation import ON_DEMAND, RoundKind
 from dshealthd.probe.peers.protocol import Refusal
 from dshealthd.probe.rounds.active_round import Decline
-from dshealthd.probe.rounds.conclusion import timing_fields
-from dshealthd.probe.rounds.plan import ON_DEMAND
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -48,7 +45,7 @@ class PeerRequests:
 
     async def _invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
         """Take part in another node's round; in maintenance, only in one on demand."""
-        if body["epoch"] != ON_DEMAND:
+        if body["plan"].epoch != ON_DEMAND:
             self._state.absences.record(
                 sender, 0.0
             )  # a leader of scheduled rounds is not in maintenance
@@ -62,20 +59,10 @@ class PeerRequests:
             raise Refusal(Decline.MALFORMED)
         if not set(members) <= set(self._state.local_membership.membership.names):
             raise Refusal(Decline.MEMBERS)
-        steps = tuple((step["size"], step["repetitions"]) for step in body["steps"])
-        report = await self._lead(members, kind, steps)
+        report = await self._lead(members, kind, body["steps"])
         if report is None:
             raise Refusal(Decline.TESTING)
-        found = report.observation
-        return {
-            **{
-                name: getattr(found, name)
-                for name in ("kind", "outcome", "stage", "late", "reason")
-            },
-            "backend": Backend(found.backend),
-            "timings": timing_fields(found.timings),
-            **({} if found.told is None else {"report": found.told.message()}),
-        }
+        return {"observation": report.observation}
 
     async def _summarize(self, _sender: str, _body: dict[str, Any]) -> dict[str, Any]:
         return self._state.summary()

@@ -20,19 +20,27 @@ from dshealthd.probe.hung_jobs import ANSWER, Neighborhood
 from dshealthd.probe.members.absences import MAINTENANCE
 from dshealthd.probe.members.schedule import Timetable, epoch_at, root_order
 from dshealthd.probe.node import ThisNode
-from dshealthd.probe.observation import Observation, Outcome, Part, PeerReport, RoundKind, Stage
+from dshealthd.probe.observation import (
+    ON_DEMAND,
+    Backend,
+    Observation,
+    Outcome,
+    Part,
+    RoundKind,
+    RoundPlan,
+    RoundResult,
+    Stage,
+)
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.requests import PeerRequests
-from dshealthd.probe.rounds.active_round import Decline, RoundContext, RoundReport
-from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
+from dshealthd.probe.rounds.active_round import Decline, RoundReport
+from dshealthd.probe.rounds.conclusion import combine
 from dshealthd.probe.rounds.plan import (
     DEADLINES,
-    ON_DEMAND,
-    RoundPlan,
+    gpu_seconds,
     local_job,
     local_plan,
     steps_at,
@@ -92,7 +100,6 @@ class SlotRunner:
             options.policy.confirmations_per_minute, self._confirm, state.monotonic
         )
         self.detector = Detector(self._me, membership.leaves, baselines, state.wall)
-        self.node = ThisNode(state, self.detector, address)
         _, port = listen_address(options.peer.listen_address)
         resolver = Resolver(monotonic=state.monotonic)
         self.client = PeerClient(
@@ -103,10 +110,8 @@ class SlotRunner:
             resolver=resolver,
             monotonic=state.monotonic,
         )
-        context = RoundContext(
-            self.node, self.client, state.worker_pool, state.monotonic, state.wall, state.waited
-        )
-        self.rounds = Rounds(context, self._ended)
+        self.node = ThisNode(state, self.detector, address, self.client)
+        self.rounds = Rounds(self.node, self._ended)
         self.server = PeerServer(
             options.peer,
             self._me,
@@ -362,19 +367,8 @@ class SlotRunner:
             answer = await self.client.call(name, "lead", body, REQUESTED)
         except PeerError as error:
             return error.reason
-        observation = Observation(
-            ON_DEMAND,
-            RoundKind.LIGHT,
-            Backend.AGENT,
-            (name, other),
-            answer["outcome"],
-            answer["stage"],
-            late=tuple(answer["late"]),
-            reason=answer["reason"],
-            told=PeerReport.of(answer["report"]) if "report" in answer else None,
-            at=self._state.wall(),
-        )
-        self._observe(observation)
+        told, now = answer["observation"], self._state.wall()
+        self._observe(replace(told, epoch=ON_DEMAND, members=(name, other), at=now))
         return ""
 
     async def _local(self, epoch: int) -> None:
@@ -390,14 +384,14 @@ class SlotRunner:
                 work, LocalStore(), lambda _rank, _stage: None
             )
             self._state.metrics.record_checksums(results)
-            findings = combine(plan, self._me, {self._me: MemberResult(tuple(results))})
+            findings = combine(plan, self._me, {self._me: tuple(results)})
         observation = findings.observation(plan, None, self._state.wall())
         self._ended(RoundReport(observation, plan, self._state.monotonic() - begin, led=True))
 
     def _ended(self, report: RoundReport) -> None:
-        """Process a finished round; one that absent members made fail counts as declined."""
+        """Process a finished round; one that an absent member made fail counts as declined."""
         observation = report.observation
-        if observation.late and all(map(self._state.absences.absent, observation.late)):
+        if any(map(self._state.absences.absent, observation.late)):
             observation = replace(observation, outcome=Outcome.DECLINED, reason=MAINTENANCE)
             report = replace(report, observation=observation)
         self._state.metrics.add(report, self._me)
@@ -408,7 +402,7 @@ class SlotRunner:
             self._state.gpus.used(now - report.seconds, now)
             if observation.timings:
                 self._state.policy.spend(
-                    report.plan.gpu_seconds(observation.timings),
+                    gpu_seconds(report.plan, observation.timings),
                     scheduled=observation.epoch != ON_DEMAND,
                 )
             elif not report.led and observation.outcome is not Outcome.DECLINED:

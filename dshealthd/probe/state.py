@@ -9,17 +9,24 @@ from typing import Any
 
 from dshealthd.probe.hung_jobs import HungJobs
 from dshealthd.probe.members.absences import Absences
+from dshealthd.probe.members.local_membership import LocalMembership
 from dshealthd.probe.metrics import RoundMetrics
-from dshealthd.probe.node import NodeState
+from dshealthd.probe.options import ProbeOptions
+from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.verdicts.baseline import Baselines
+from dshealthd.probe.workers.worker_pool import WorkerPool
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeState(NodeState):
+class ProbeState:
     """What the slots of this node share with those after a change of its name."""
 
-    waited: Callable[[], float | None]
-    """Returns the seconds that this agent has waited for a CPU."""
+    options: ProbeOptions
+    local_membership: LocalMembership
+    gpus: GpuOccupancy
+    policy: Policy
+    worker_pool: WorkerPool | None
+    """None if all rounds are light."""
     absences: Absences
     hung_jobs: HungJobs
     metrics: RoundMetrics
@@ -28,3 +35,7 @@ class ProbeState(NodeState):
     save: Callable[[Baselines], Coroutine[Any, Any, None]]
     summary: Callable[[], dict[str, Any]]
     """Returns what this node reports about itself; see `fleet.summary`."""
+    monotonic: Callable[[], float]
+    wall: Callable[[], float]
+    waited: Callable[[], float | None]
+    """Returns the seconds that this agent has waited for a CPU."""

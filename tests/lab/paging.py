@@ -35,6 +35,10 @@ QUIET_COLLECTORS = tuple(name for name in COLLECTORS if name != "memory")
 Where another test has the OOM killer end a process, every node would have a ticket for five
 minutes.
 """
+INTERVAL = "2s"
+"""From one sample to the next: less than Prometheus takes from one scrape to the next, and half of
+the CPU that samples of each second take.
+"""
 HANGS = "5s"
 """Deadline for what may hang.
 
@@ -127,6 +131,7 @@ class Paging:
                 gpus=self._gpus,
                 config=lambda node: toml(self._settings(node)),
                 collectors=self._collectors,
+                interval=INTERVAL,
                 start=False,
                 progress=self._progress,
             )

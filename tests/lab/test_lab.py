@@ -1,5 +1,5 @@
-"""The lab does what it says: its nodes, and nothing left of it. What its faults do is seen by the
-scenes that need them.
+"""The lab does what it says: its nodes, and nothing left of it. What its faults do, and what it is
+without namespaces, is seen by the scenes that need them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab import Lab, NotPermitted, faults
+from tests.lab import Lab
 from tests.lab.station import start_time
 from tests.waiting import until
 
-LIMITED = 20
 TEMPERATURE = "dshealthd_gpu_temperature_celsius"
 
 
@@ -187,27 +186,3 @@ def test_failed_start_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="unknown key; did you mean listen_address"), wrong:
         pass
     assert network_of_this_machine() == before
-
-
-def test_loopback(tmp_path: Path) -> None:
-    """Without namespaces agents have addresses of 127.0.0.0/8, and faults of the network are
-    refused.
-    """
-    with Lab(tmp_path, nodes=2, namespaces=False) as lab:
-        one, two = lab.nodes
-        assert one.address.startswith("127.")
-        assert one.address != two.address
-        assert (tmp_path / "hostfile").read_text().split()[::2] == [one.address, two.address]
-        found = lab.wait(
-            lambda scrapes: len(scrapes) == 2 and all(s.all(TEMPERATURE) for s in scrapes.values())
-        )
-        assert found["node-2"].value(TEMPERATURE, gpu="0", sensor="core") == 32
-        for fault in (faults.slow(one, LIMITED), faults.drop(one, two), faults.reset(one)):
-            with pytest.raises(NotPermitted, match="without network namespaces"), fault:
-                pass
-        port = one.agent.port
-        one.kill()
-        one.start()
-        assert one.agent.port == port
-        pids = [node.agent.pid for node in lab.nodes]
-    assert ended(pids)

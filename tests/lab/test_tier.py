@@ -68,7 +68,7 @@ def test_a_busy_node_has_few_series_that_rules_read(tmp_path: Path) -> None:
                 "network": {"include": ["lo"]},
             },
         }
-        return toml(merged(settings(node, period=2.0, full=True), own))
+        return toml(merged(settings(node, period=2.0, full=False), own))
 
     collectors = tuple(registry.all_collectors())
     made = Lab(

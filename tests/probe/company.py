@@ -13,20 +13,28 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from dshealthd.linux import starvation
 from dshealthd.probe.members.membership import Member, Membership
-from dshealthd.probe.observation import Observation, Outcome, PeerReport, RoundKind, Stage, Timing
+from dshealthd.probe.node import ThisNode
+from dshealthd.probe.observation import (
+    Backend,
+    Observation,
+    Outcome,
+    PeerReport,
+    RoundKind,
+    RoundPlan,
+    Stage,
+    Timing,
+)
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.rounds import leader, light, member
-from dshealthd.probe.rounds.active_round import RoundContext, RoundReport
-from dshealthd.probe.rounds.plan import RoundPlan
+from dshealthd.probe.rounds.active_round import RoundReport
 from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.workers.job import RankResult, WorkerJob
 from dshealthd.probe.workers.store import StoreError, StoreHandler
@@ -105,16 +113,26 @@ class FakeWorkers:
         ]
 
 
-class FakeNode:
+class FakeNode(ThisNode):
     """A node as rounds see it."""
 
-    def __init__(self, name: str, names: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        name: str,
+        names: tuple[str, ...],
+        peers: PeerClient,
+        workers: Any,
+        waited: Callable[[], float | None],
+    ) -> None:
         self.name = self.address = name
         self.interface = "lo"
         self.adapters: tuple[str, ...] = ()
         self.names = names
         self.reason = ""
         self.clock_off = 0.0
+        self.peers, self.workers = peers, workers
+        self.monotonic, self.waited = time.monotonic, waited
+        self.wall = lambda: time.time() + self.clock_off
 
     def membership(self) -> Membership:
         """Return the members."""
@@ -146,26 +164,19 @@ class Companion:
         waited: Callable[[], float | None] = lambda: 0.0,
     ) -> None:
         self.name = name
-        self.node = FakeNode(name, names)
-        self.workers = workers
         self.reports: list[RoundReport] = []
         self.client = PeerClient(options, name, lambda peer: (peer, ports[peer]))
-        context = RoundContext(
-            cast("Any", self.node), self.client, workers, time.monotonic, self.wall, waited
-        )
-        self.rounds = Rounds(context, self.reports.append)
+        self.node = FakeNode(name, names, self.client, workers, waited)
+        self.rounds = Rounds(self.node, self.reports.append)
         self.server = PeerServer(options, name, lambda: self.node.names, self.rounds.handlers())
         self._ports = ports
-
-    def wall(self) -> float:
-        """Return this node's idea of the time."""
-        return time.time() + self.node.clock_off
 
     @property
     def fake(self) -> FakeWorkers:
         """The workers, where they are fakes."""
-        assert isinstance(self.workers, FakeWorkers)
-        return self.workers
+        workers: Any = self.node.workers
+        assert isinstance(workers, FakeWorkers)
+        return workers
 
     @property
     def observation(self) -> Observation:
@@ -217,6 +228,7 @@ async def company(
     async with contextlib.AsyncExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         give_time(patch, ANSWERS if silent else ANSWERS + SHARE)
+        patch.setattr(leader, "FIRST", 0.2)
         for name in names:
             companion = Companion(
                 name,

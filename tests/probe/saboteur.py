@@ -9,10 +9,13 @@ thing.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -163,15 +166,27 @@ worker.__dict__.update(
 )
 worker.AgentChannel.stage = stage
 
-match os.environ.get("SABOTEUR", "").split(":"):
-    case ["threads"]:
-        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
-    case ["cuda", *what]:
-        import torch
 
-        worker.__dict__["CUDA_DEADLINE"] = 1.0
-        torch.cuda.init = lambda: act(*what)
-        torch._C._cuda_getDeviceCount = lambda: 4
+def say_what_cuda_does() -> None:
+    """Print what is known of GPUs as CUDA refuses to start, hangs and crashes."""
+    import torch
+
+    worker.__dict__["CUDA_DEADLINE"] = 1.0
+    for what in (("refuse", "The NVIDIA driver is too old"), ("hang",), ("segv",)):
+        torch.cuda.init = functools.partial(act, *what)
+        control, _ = socket.socketpair()
+        print(json.dumps(worker.usable_gpus(control, "")), flush=True)
+
+
+if os.environ.get("SABOTEUR") == "threads":
+    import torch
+
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    torch.cuda.init = lambda: None
+    torch._C._cuda_getDeviceCount = lambda: 4
 
 if __name__ == "__main__":
-    worker.main(sys.argv[1:])
+    if sys.argv[1:] == ["cuda"]:
+        say_what_cuda_does()
+    else:
+        worker.main(sys.argv[1:])

@@ -22,9 +22,9 @@ from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, CollectionResult, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.probe.options import MembershipOptions, PeerOptions, PolicyOptions, ProbeOptions
+from dshealthd.probe.service import ProbeService
 from tests.probe.company import give_time
 from tests.probe.peering import KEY, secret
-from tests.probe.played import PlayedService, PlayedWorkers
 
 PERIOD = 1.0
 BEGIN = 1_800_000_000.2
@@ -88,7 +88,7 @@ class Agent:
             "findings": [],
             "jobs": [],
         }
-        self.service = PlayedService(
+        self.service = ProbeService(
             options,
             host=Host(),
             state=state,
@@ -136,11 +136,9 @@ async def agents(
     keys: Mapping[str, str] | None = None,
     clocks: Mapping[str, float] | None = None,
     begin: float = BEGIN,
-    workers: Callable[[str], PlayedWorkers] | None = None,
 ) -> AsyncIterator[list[Agent]]:
-    """Run the given number of agents, from the time `begin` on. With `workers` their collectives
-    are played, by what it returns for each name. They start shortly after an epoch has begun, so
-    that all take part in the next one.
+    """Run the given number of agents, from the time `begin` on. They start shortly after an epoch
+    has begun, so that all take part in the next one.
     """
     names, port, clock = NAMES[:count], free_port(), Clock(begin)
     started: list[Agent] = []
@@ -163,8 +161,6 @@ async def agents(
             )
             agent = Agent(change(options), state, (shots or {}).get(name) or snapshot(), clock)
             agent.clock_off = (clocks or {}).get(name, 0.0)
-            if workers is not None:
-                agent.service.play(workers(name))
             agent.service.start()
             started.append(agent)
         try:

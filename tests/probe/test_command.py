@@ -198,6 +198,24 @@ def test_gpus_alone_are_all_listed() -> None:
     ]
 
 
+def test_checksums_are_compared_among_gpus() -> None:
+    """Of one GPU nothing is said."""
+    one = {"gpu": "0", "library": "cuBLAS", "checksum": 7}
+    assert local.checksums([one]) == []
+    assert local.checksums([one, one])[0].endswith("equal on 2 GPUs")
+    assert len(local.checksums([one, one | {"checksum": 8}])) == 3
+
+
+def test_a_pair_is_shown_by_its_largest_collective() -> None:
+    """In the matrix, in GB/s."""
+    timings = [{"size": size, "busbw": size * 1e9} for size in (1, 3, 2)]
+    entry = {"members": ["a", "b"], "kind": "pair", "outcome": "ok", "reason": "", "late": []}
+    document = {"kind": "pair", "members": ["a", "b"], "outcome": "ok"}
+    text = pairs.show_pairs(document | {"rounds": [entry | {"timings": timings}]})
+    assert "at 3 bytes" in text
+    assert text.count("3.000") == 2
+
+
 def test_torch_stays_out_of_the_command() -> None:
     """The command itself imports no torch; its workers do."""
     code = (

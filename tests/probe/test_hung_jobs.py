@@ -1,11 +1,8 @@
-"""Light rounds with the other nodes of a hung job: real agents, and a real rank."""
+"""Light rounds with the other nodes of a hung job, whose agents are real."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -16,22 +13,17 @@ import pytest
 from dshealthd.core.options import Duration
 from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.judge import Standstill
-from dshealthd.jobs.options import HangOptions
 from dshealthd.probe.hung_jobs import ROUNDS, STANDING, HungJobs, Neighborhood
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.protocol import PeerError
-from tests.jobs import rank
-from tests.jobs.service import configured, jobs
-from tests.probe.peering import PATIENT, Time
+from tests.probe.peering import Time
 from tests.probe.services import NAMES, Agent, agents, snapshot
 from tests.waiting import eventually
 
 ASKED = 32
 GAP = 60.0
 PARTNERS = 4
-
-ROOT = Path(__file__).parents[2]
 
 
 def hang(job: str, reason: HangClass = HangClass.WAITING) -> Standstill:
@@ -132,51 +124,6 @@ def cut(agent: Agent, peer: str) -> None:
     addresses = pool._addresses
     pool._addresses = lambda name: (name, 1) if name == peer else addresses(name)
     pool.forget(peer)
-
-
-def test_the_service_of_jobs_tells_of_a_hang(tmp_path: Path) -> None:
-    """A real rank of two waits for the other, which is elsewhere: the nodes of its job meet."""
-
-    async def scene() -> None:
-        options = HangOptions(interval=Duration(0.1), floor=Duration(1.0))
-        config = configured(hangs=options)
-        async with (
-            agents(tmp_path, 2, change=unscheduled) as (one, other),
-            jobs(config, one.service.update_hangs) as (service, _),
-        ):
-            process = subprocess.Popen(
-                [sys.executable, rank.__file__],
-                env={
-                    "PATH": os.defpath,
-                    "PYTHONPATH": str(ROOT),
-                    "RANK": "0",
-                    "LOCAL_RANK": "0",
-                    "WORLD_SIZE": "2",
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": "29500",
-                },
-                stdin=subprocess.PIPE,
-                text=True,
-            )
-            try:
-                await eventually(lambda: any(states[0].settled for states in trained(service)))
-                (job,) = service.hangs().jobs
-                give_job([one, other], job)
-                assert process.stdin is not None
-                process.stdin.write("wait\n")
-                process.stdin.flush()
-                await eventually(lambda: led(one) == [(other.name, "ok")])
-                assert service.hangs().standstills[job].reason is HangClass.WAITING
-            finally:
-                process.kill()
-                process.communicate()
-
-    asyncio.run(asyncio.wait_for(scene(), PATIENT))  # heartbeats access the disk
-
-
-def trained(service: Any) -> list[Any]:
-    """Return the states of the ranks of each known job."""
-    return [states for states in service.hangs().jobs.values() if states]
 
 
 class Company:

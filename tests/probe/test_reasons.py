@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from dshealthd.core import schema
 from dshealthd.core.schema import SchemaError
 from dshealthd.probe import node, policy
-from dshealthd.probe.metrics import MEMBER, OPERATION, SKIPS, RoundMetrics
+from dshealthd.probe.metrics import DURATION, MEMBER, OPERATION, SKIPS, RoundMetrics
 from dshealthd.probe.observation import (
-    OTHER,
-    REASONS,
+    Backend,
     Observation,
     Outcome,
     RoundKind,
+    RoundPlan,
     Stage,
     Timing,
-    known_reason,
 )
-from dshealthd.probe.peers.messages import RANK, TIMING, Backend, KnownReason
+from dshealthd.probe.peers.fields import OTHER, REASONS, KnownReason, known_reason
+from dshealthd.probe.peers.messages import METHODS
 from dshealthd.probe.peers.protocol import DEFECT, TIMED_OUT, Rejection
 from dshealthd.probe.rounds import conclusion, remote_store
 from dshealthd.probe.rounds.active_round import Decline, RoundReport
-from dshealthd.probe.rounds.plan import RoundPlan
 from dshealthd.probe.workers import fork_server, job, worker
 
 PROBE = Path(node.__file__).parent
+PLAN = RoundPlan(
+    epoch=1, kind=RoundKind.LIGHT, backend=Backend.AGENT, members=("a", "b"), digest=""
+)
 
 
 def written() -> Iterator[str]:
@@ -76,51 +79,46 @@ def test_unknown_reasons_are_other(said: str, read: str) -> None:
     """An unknown reason becomes `other` wherever a peer gives one."""
     assert known_reason(said) == read
     assert KnownReason().read(said, "the reason") == read
-    assert RANK.fields["reason"].read(said, "reason") == read
+    rank = {"rank": 0, "outcome": "failed", "stage": "init", "reason": said}
+    message = {"round": "x", "ranks": [rank], "timings": []}
+    assert METHODS["result"].request.read(message)["ranks"][0].reason == read
 
 
 def test_operations_are_a_closed_list() -> None:
     """A peer cannot invent timed operations."""
-    with pytest.raises(SchemaError, match="op"):
-        TIMING.fields["op"].read("all_reduce_7", "op")
+    with pytest.raises(SchemaError, match=r"\.op is not a valid Op"):
+        schema.of(Timing).read({**asdict(Timing("all_reduce", 8, 1.0, 1.0)), "op": "all_reduce_7"})
 
 
 def test_series_are_bounded() -> None:
     """A member that declines for a thousand reasons creates one series."""
     metrics = RoundMetrics()
-    plan = RoundPlan(
-        round="x",
-        epoch=1,
-        kind=RoundKind.LIGHT,
-        backend=Backend.AGENT,
-        members=("a", "b"),
-        digest="",
-    )
     declined = Observation(
         1, RoundKind.LIGHT, "agent", ("a", "b"), Outcome.DECLINED, Stage.INVITE, reason=""
     )
     for number in range(1000):
         reason = KnownReason().read(f"because_{number}", "the reason")
-        metrics.add(RoundReport(replace(declined, reason=reason), plan, 0.1, led=True), "a")
+        metrics.add(RoundReport(replace(declined, reason=reason), PLAN, 0.1, led=True), "a")
     skips = [sample for sample in metrics.samples(()) if sample.metric is SKIPS]
     assert [(sample.labels, sample.value) for sample in skips] == [((OTHER,), 1000.0)]
+
+
+def test_durations() -> None:
+    """From an echo's to that of a round which hangs."""
+    metrics = RoundMetrics()
+    seen = Observation(1, RoundKind.LIGHT, "agent", ("a", "b"), Outcome.OK, Stage.DONE)
+    metrics.add(RoundReport(seen, PLAN, 0.1, led=True), "a")
+    bounds = [one.labels[1] for one in metrics.samples(()) if one.metric is DURATION]
+    assert " ".join(bounds[:-3]) == "0.01 0.025 0.05 0.1 0.25 0.5 1.0 2.5 5.0 10.0 30.0"
 
 
 def test_sizes_that_others_choose_are_no_series() -> None:
     """On-demand rounds of other sizes add no series, except among this node's own GPUs."""
     metrics = RoundMetrics()
-    plan = RoundPlan(
-        round="x",
-        epoch=-1,
-        kind=RoundKind.PAIR,
-        backend=Backend.GLOO,
-        members=("b", "a"),
-        digest="",
-    )
     for size, kind in ((8, RoundKind.PAIR), (12345, RoundKind.PAIR), (12346, RoundKind.LOCAL)):
         timings = (Timing("all_reduce", size, 0.001, 1e6),)
         seen = Observation(-1, kind, "gloo", ("b", "a"), Outcome.OK, Stage.DONE, timings)
-        metrics.add(RoundReport(seen, plan, 0.1, led=True), "a")
+        metrics.add(RoundReport(seen, PLAN, 0.1, led=True), "a")
     sizes = {sample.labels[-1] for sample in metrics.samples(()) if sample.metric is OPERATION}
     assert sizes == {"8", "12346"}
 
@@ -130,28 +128,20 @@ def test_the_member_of_the_last_round_is_named_while_it_succeeded() -> None:
     that do not run, name nobody.
     """
     metrics, theirs = RoundMetrics(), RoundMetrics()
-    plan = RoundPlan(
-        round="x",
-        epoch=1,
-        kind=RoundKind.LIGHT,
-        backend=Backend.AGENT,
-        members=("a", "b"),
-        digest="",
-    )
     ok = Observation(1, RoundKind.LIGHT, "agent", ("a", "b"), Outcome.OK, Stage.DONE)
 
     def hashes(of: RoundMetrics, me: str) -> dict[str, float]:
         return {one.labels[0]: one.value for one in of.samples((), me) if one.metric is MEMBER}
 
-    metrics.add(RoundReport(ok, plan, 0.1, led=True), "a")
+    metrics.add(RoundReport(ok, PLAN, 0.1, led=True), "a")
     met = hashes(metrics, "a")
     assert met == {"self": hashes(theirs, "a")["self"], "met": hashes(theirs, "b")["self"]}
     assert met["self"] != met["met"]
     assert hashes(metrics, "") == {}
     for outcome in (Outcome.FAILED, None):
-        metrics.add(RoundReport(ok, plan, 0.1, led=True), "a")
+        metrics.add(RoundReport(ok, PLAN, 0.1, led=True), "a")
         if outcome is None:
             metrics.skip("maintenance")
         else:
-            metrics.add(RoundReport(replace(ok, outcome=outcome), plan, 0.1, led=True), "a")
+            metrics.add(RoundReport(replace(ok, outcome=outcome), PLAN, 0.1, led=True), "a")
         assert hashes(metrics, "a").keys() == {"self"}

@@ -312,6 +312,7 @@ def test_starts_are_spread() -> None:
     assert 0 <= min(moments) < 0.05 * JITTER < 0.95 * JITTER < max(moments) < JITTER
     assert max(sum(int(moment * 100) == slot for moment in moments) for slot in range(100)) <= 20
     assert jitter(7, ("b", "a"), 10.0) == jitter(7, ("a", "b"), 10.0)
+    assert jitter(7, ("a", "b"), 2.5) == jitter(7, ("a", "b"), 5.0) / 2
 
 
 def test_in_the_agent(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from dshealthd.probe.cli.local import local, show_local
 from dshealthd.probe.cli.pairs import probe_pairs, show_pairs
 from dshealthd.probe.observation import Outcome, RoundKind
 from dshealthd.probe.options import ProbeOptions
-from dshealthd.probe.peers.messages import MAX_SIZE
+from dshealthd.probe.peers.fields import MAX_SIZE
 
 if TYPE_CHECKING:
     from pathlib import Path

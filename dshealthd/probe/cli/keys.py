@@ -52,7 +52,7 @@ def keys(loaded: Config, action: str, file: str | None) -> int:
 
 def new(path: Path) -> None:
     """Make a key file; FileExistsError if there is one already, which may be in use."""
-    _write(path, [_key()], 0, os.O_EXCL)
+    _write(path, [_key()], 0)
     print_lines(f"{path}: made")
     show(path)
     print_lines(
@@ -103,14 +103,11 @@ def _read(path: Path) -> tuple[tuple[bytes, ...], int]:
 
 
 def _replace(path: Path, keys: list[bytes], step: int) -> None:
-    owner = os.stat(path)
     temporary = path.with_name(f".{path.name}.new")
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()  # left by an interrupted rotation
     try:
-        _write(temporary, keys, step, os.O_EXCL)
-        if (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
-            os.chown(temporary, owner.st_uid, owner.st_gid)
+        _write(temporary, keys, step)
         temporary.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -118,14 +115,13 @@ def _replace(path: Path, keys: list[bytes], step: int) -> None:
         raise
 
 
-def _write(path: Path, keys: list[bytes], step: int, flags: int) -> None:
-    """Write a key file that only its owner can read, and wait until it is on disk."""
+def _write(path: Path, keys: list[bytes], step: int) -> None:
+    """Write a new key file that only its owner can read, and wait until it is on disk."""
     lines = [b"# dshealthd: the key that all nodes share. Whoever has it speaks for any node."]
     if step:
         lines.append(f"# rotation, {STEPS[step]}".encode())
-    descriptor = os.open(
-        path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600
-    )
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(b"\n".join([*lines, *keys]) + b"\n")
         file.flush()

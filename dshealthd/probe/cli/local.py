@@ -15,7 +15,7 @@ from dshealthd.probe.cli import report
 from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.observation import Outcome, RoundKind, Stage
 from dshealthd.probe.options import ProbeOptions
-from dshealthd.probe.rounds.conclusion import MemberResult, combine
+from dshealthd.probe.rounds.conclusion import combine
 from dshealthd.probe.rounds.plan import PAIR, local_job, local_plan
 from dshealthd.probe.workers.store import LocalStore
 from dshealthd.probe.workers.worker_pool import WorkerPool
@@ -81,7 +81,7 @@ async def local(
     finally:
         await worker_pool.close()
     plan = local_plan(hostname(), gpus)
-    found = combine(plan, plan.root, {plan.root: MemberResult(tuple(results))})
+    found = combine(plan, plan.root, {plan.root: tuple(results)})
     return {
         "kind": RoundKind.LOCAL,
         "backend": job.backend,

@@ -18,12 +18,12 @@ from dshealthd.probe.options import MembershipOptions, ProbeOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.key_file import CredentialError
 from dshealthd.probe.peers.protocol import PeerError
-from dshealthd.probe.rounds.conclusion import timings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dshealthd.config.config import Config
+    from dshealthd.probe.observation import Observation
 
 LEAD = 28.0
 """Timeout in seconds for another agent to lead a round."""
@@ -106,11 +106,7 @@ async def one(
     steps: tuple[tuple[int, int], ...],
 ) -> dict[str, Any]:
     """Have one node lead a round with another, and return the entry of that round."""
-    body = {
-        "members": (leader, member),
-        "kind": kind,
-        "steps": [{"size": size, "repetitions": repetitions} for size, repetitions in steps],
-    }
+    body = {"members": (leader, member), "kind": kind, "steps": steps}
     entry: dict[str, Any] = {
         "members": [leader, member],
         "kind": kind,
@@ -126,8 +122,13 @@ async def one(
             late = [] if error.outcome is Outcome.DECLINED else [leader]
             entry |= {"outcome": error.outcome, "reason": error.reason, "late": late}
         else:
-            timings = [report.timing_fields(timing) for timing in timings_of(answer["timings"])]
-            entry |= {**answer, "late": list(answer["late"]), "timings": timings}
+            found: Observation = answer["observation"]
+            entry |= {
+                **{name: getattr(found, name) for name in ("kind", "backend", "outcome", "stage")},
+                "late": list(found.late),
+                "reason": found.reason,
+                "timings": [report.timing_fields(timing) for timing in found.timings],
+            }
         if entry["reason"] != "already_testing":
             break
         await asyncio.sleep(1.0 + attempt)

@@ -16,7 +16,8 @@ from dshealthd.core.schema import SchemaError
 from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.credentials import Credentials
-from dshealthd.probe.peers.messages import METHODS, KnownReason
+from dshealthd.probe.peers.fields import KnownReason
+from dshealthd.probe.peers.messages import METHODS
 from dshealthd.probe.peers.pool import ConnectionPool, error_meaning
 from dshealthd.probe.peers.protocol import (
     DEFECT,
@@ -90,7 +91,6 @@ class PeerClient:
             options, addresses, resolver or Resolver(monotonic=monotonic), monotonic
         )
         self._turns: dict[str, asyncio.Semaphore] = {}
-        self._callers: Counter[str] = Counter()
         self._calls: Counter[tuple[str, Outcome]] = Counter()
 
     async def call(
@@ -107,8 +107,9 @@ class PeerClient:
             raise SchemaError(problem)
         on_timeout, outcome = TimeoutMeaning(), Outcome.INCONCLUSIVE  # unless it is cancelled
         try:
-            async with time_limit(deadline):
-                content = await self._in_turn(peer, request, on_timeout)
+            turn = self._turns.setdefault(peer, asyncio.Semaphore(MAX_PER_PEER))
+            async with time_limit(deadline), turn:
+                content = await self._exchange(peer, request, on_timeout)
             answer = _read(content, declared.answer)
             outcome = Outcome.OK
         except PeerError as error:
@@ -122,7 +123,8 @@ class PeerClient:
         return answer
 
     def forget(self, peer: str) -> None:
-        """Close the idle connections to a peer, such as one that has left the membership."""
+        """Close the idle connections to a peer that has left the membership."""
+        self._turns.pop(peer, None)
         self._pool.forget(peer)
 
     async def close(self) -> None:
@@ -136,17 +138,6 @@ class PeerClient:
             yield CALLS(float(count), method, outcome)
         yield OPEN(float(len(self._pool)))
         yield OPENED(float(self._pool.opened))
-
-    async def _in_turn(self, peer: str, request: bytes, on_timeout: TimeoutMeaning) -> bytes:
-        turn = self._turns.setdefault(peer, asyncio.Semaphore(MAX_PER_PEER))
-        self._callers[peer] += 1
-        try:
-            async with turn:
-                return await self._exchange(peer, request, on_timeout)
-        finally:
-            self._callers[peer] -= 1
-            if not self._callers[peer]:
-                del self._callers[peer], self._turns[peer]
 
     async def _exchange(self, peer: str, request: bytes, on_timeout: TimeoutMeaning) -> bytes:
         """Return the peer's verified answer to a signed request."""

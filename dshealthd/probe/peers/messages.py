@@ -8,45 +8,34 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.schema import (
-    MAX_EXACT,
-    Array,
-    Choice,
-    Flag,
-    Integer,
-    Number,
-    Plain,
-    Record,
-    misfit,
+from dshealthd.core import schema
+from dshealthd.core.schema import MAX_EXACT, Array, Choice, Flag, Integer, Number, Record, misfit
+from dshealthd.probe.observation import (
+    CLOCK,
+    Observation,
+    PeerReport,
+    RoundKind,
+    RoundPlan,
+    RoundResult,
+    Steps,
+    Timings,
 )
-from dshealthd.probe.members.hostlist import is_name
-from dshealthd.probe.observation import MAX_PAIRS, Op, Outcome, RoundKind, Stage, known_reason
-from dshealthd.probe.peers.protocol import SLUG
+from dshealthd.probe.peers.fields import MAX_RANKS_OF_NODE, MEMBERS, ROUND, VERSION, Text
+from dshealthd.probe.workers.job import RankResult
 from dshealthd.probe.workers.store import MAX_KEY, MAX_VALUE
 from dshealthd.training.message import INSTANT, LONGEST_STEP, MAX_COUNT, SHORTEST_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MAX_RANKS_OF_NODE = 64
-MAX_SIZE = 1 << 30
-"""Bytes of one collective's payload."""
 MAX_PAYLOAD = 48000
 """Bytes of an echo's payload: with base64 and the other fields it fits the largest body."""
 MAX_FINDINGS, MAX_JOBS, MAX_SUMMARY_TEXT = 4, 16, 128
 """Most findings and jobs in a node's summary, and characters of each of its texts."""
-MAX_WAIT = 20.0
-"""Seconds that one operation of the store may wait for its keys."""
-EPOCH = Integer(-1)
-CLOCK = Number(0, 1e11)
-"""Unix time in seconds."""
-SECONDS = Number(0, 1e6)
-RATIO = Number(0, 1e6)
+MAX_WAIT = 4.0
+"""Seconds that one operation of the store waits for a key; a longer wait takes several calls."""
 WAITED = Number(0, 1e10)
 """Seconds that an agent has waited for a CPU since it started."""
-MAX_BANDWIDTH = 1e14
-"""Bytes per second: fifty times a B200's NVLink bandwidth."""
-STEP = Record({"size": Integer(1, MAX_SIZE), "repetitions": Integer(1, 1000)})
 RANK_NUMBER = Integer(0, 10**7)
 """The largest jobs have 10^5 ranks."""
 PART_SECONDS = Number(INSTANT, LONGEST_STEP)
@@ -54,127 +43,9 @@ MAX_OWN_WORK = 16
 """Most of these in a job: four times of four roles."""
 MAX_VARIANCE = 1e3
 """Of logarithms of what takes from an instant to the longest step, whose range is 37."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeName(Plain):
-    """A node's name, which is only compared with those of the membership."""
-
-    def read(self, value: object, place: str) -> str:
-        """Return the node's name that the schema allows."""
-        if not isinstance(value, str) or not is_name(value):
-            misfit(place, "is not a valid node name")
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class KnownReason(Plain):
-    """A slug that this release knows as a reason, or nothing; any other slug becomes `other`."""
-
-    def read(self, value: object, place: str) -> str:
-        """Return the reason that the schema allows."""
-        if not isinstance(value, str) or (value and SLUG.fullmatch(value) is None):
-            misfit(place, "is not a slug")
-        return known_reason(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Text(Plain):
-    """Printable ASCII of a bounded length."""
-
-    maximum: int
-
-    def read(self, value: object, place: str) -> str:
-        """Return the text that the schema allows."""
-        if (
-            not isinstance(value, str)
-            or len(value) > self.maximum
-            or not value.isascii()
-            or not (value.isprintable())
-        ):
-            misfit(place, f"is not printable ASCII text of at most {self.maximum} characters")
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Bytes; base64 in JSON."""
-
-    maximum: int
-
-    def read(self, value: object, place: str) -> bytes:
-        """Return the bytes that the schema allows."""
-        try:
-            data = base64.b64decode(value, validate=True) if isinstance(value, str) else None
-        except (binascii.Error, ValueError, ArithmeticError):
-            data = None
-        if data is None or len(data) > self.maximum:
-            misfit(place, f"is not base64 of at most {self.maximum} bytes")
-        return data
-
-    def write(self, value: Any, place: str) -> str:
-        """Return the base64 text of bytes that the schema allows."""
-        if not isinstance(value, bytes) or len(value) > self.maximum:
-            misfit(place, f"is not bytes, at most {self.maximum} of them")
-        return base64.b64encode(value).decode()
-
-
-MEMBERS = Array(NodeName(), 2, 2)
-LATE = Array(NodeName(), 2)
-
-
-class Backend(enum.StrEnum):
-    """What a round runs on: a backend of torch.distributed, or none."""
-
-    NCCL = "nccl"
-    GLOO = "gloo"
-    AGENT = "agent"
-    """No backend: a light round, between the agents alone."""
-
-
-class StoreOp(enum.StrEnum):
-    """Operations of a rendezvous store."""
-
-    SET = "set"
-    GET = "get"
-    ADD = "add"
-    WAIT = "wait"
-    CHECK = "check"
-    DELETE = "delete"
-
-
-ROUND = Text(64)
-REPORT = Record(
-    {
-        "parts": Array(Text(64), 2 * MAX_RANKS_OF_NODE),
-        "uplink": Flag(),
-        "pairs": Array(Record({"peer": NodeName(), "ratio": RATIO}), MAX_PAIRS),
-    },
-    {"node": RATIO},
-)
-"""What a node reports of itself and of those that it has just met: `observation.PeerReport`."""
-VERSION = Text(64)
-RANK = Record(
-    {
-        "rank": Integer(0, 2 * MAX_RANKS_OF_NODE),
-        "outcome": Choice(Outcome),
-        "stage": Choice(Stage),
-        "reason": KnownReason(),
-        "entered": Integer(),
-        "left": Integer(),
-    }
-)
-TIMING = Record(
-    {
-        "op": Choice(Op),
-        "size": Integer(0, MAX_SIZE),
-        "seconds": SECONDS,
-        "bus_bandwidth": Number(0, MAX_BANDWIDTH),
-        "part": Text(64),
-    }
-)
-
-
+REPORT = schema.of(PeerReport)
+"""What a node reports of itself and of those that it has just met."""
+TIMINGS = schema.of(Timings)
 OWN_WORK = Record(
     {
         "over": Text(16),
@@ -208,6 +79,40 @@ JOB = Record(
 
 
 @dataclass(frozen=True, slots=True)
+class Data:
+    """Bytes; base64 in JSON."""
+
+    maximum: int
+
+    def read(self, value: object, place: str) -> bytes:
+        """Return the bytes that the schema allows."""
+        try:
+            data = base64.b64decode(value, validate=True) if isinstance(value, str) else None
+        except (binascii.Error, ValueError, ArithmeticError):
+            data = None
+        if data is None or len(data) > self.maximum:
+            misfit(place, f"is not base64 of at most {self.maximum} bytes")
+        return data
+
+    def write(self, value: Any, place: str) -> str:
+        """Return the base64 text of bytes that the schema allows."""
+        if not isinstance(value, bytes) or len(value) > self.maximum:
+            misfit(place, f"is not bytes, at most {self.maximum} of them")
+        return base64.b64encode(value).decode()
+
+
+class StoreOp(enum.StrEnum):
+    """Operations of a rendezvous store."""
+
+    SET = "set"
+    GET = "get"
+    ADD = "add"
+    WAIT = "wait"
+    CHECK = "check"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
 class Method:
     """A request and its answer."""
 
@@ -217,20 +122,7 @@ class Method:
 
 METHODS: Mapping[str, Method] = {
     "invite": Method(
-        Record(
-            {
-                "round": ROUND,
-                "epoch": EPOCH,
-                "kind": Choice(RoundKind),
-                "backend": Choice(Backend),
-                "members": MEMBERS,
-                "digest": Text(12),
-                "steps": Array(STEP, 32),
-                "ranks": Integer(1, MAX_RANKS_OF_NODE),
-                "version": VERSION,
-                "report": REPORT,
-            }
-        ),
+        Record({"plan": schema.of(RoundPlan), "report": REPORT}),
         Record({"report": REPORT, "clock": CLOCK}),
     ),
     "store": Method(
@@ -249,46 +141,19 @@ METHODS: Mapping[str, Method] = {
         Record(
             {
                 "round": ROUND,
-                "ranks": Array(RANK, MAX_RANKS_OF_NODE),
-                "timings": Array(TIMING, 128),
+                "ranks": Array(schema.of(RankResult), MAX_RANKS_OF_NODE),
+                "timings": TIMINGS,
             }
         ),
         Record({}),
     ),
     "conclusion": Method(  # from the root: the round is over
-        Record(
-            {
-                "round": ROUND,
-                "outcome": Choice(Outcome),
-                "stage": Choice(Stage),
-                "timings": Array(TIMING, 128),
-                "late": LATE,
-                "reason": KnownReason(),
-            },
-            {"offset": Number(-1e11, 1e11)},
-        ),
+        Record({"round": ROUND, "result": schema.of(RoundResult)}, {"offset": Number(-1e11, 1e11)}),
         Record({}),
     ),
     "lead": Method(  # on demand: the receiver is the first of the members
-        Record(
-            {
-                "members": MEMBERS,
-                "kind": Choice(RoundKind),
-                "steps": Array(STEP, 32),
-            }
-        ),
-        Record(
-            {
-                "kind": Choice(RoundKind),
-                "backend": Choice(Backend),
-                "outcome": Choice(Outcome),
-                "stage": Choice(Stage),
-                "timings": Array(TIMING, 128),
-                "late": LATE,
-                "reason": KnownReason(),
-            },
-            {"report": REPORT},
-        ),
+        Record({"members": MEMBERS, "kind": Choice(RoundKind), "steps": schema.of(Steps)}),
+        Record({"observation": schema.of(Observation)}),
     ),
     "absent": Method(
         Record({"end": CLOCK}), Record({})

@@ -25,11 +25,11 @@ from typing import NamedTuple
 
 from dshealthd.probe.members.hostlist import is_name
 from dshealthd.probe.observation import Outcome
+from dshealthd.probe.peers.fields import SLUG
 
 SCHEME = "dshealthd2"
 MAX_MESSAGE = 65536
 """Bytes of a request or an answer, without its MAC."""
-SLUG = re.compile(r"[a-z][a-z0-9_]{0,47}")
 OK = "ok"
 TIMED_OUT = "timed_out"
 DEFECT = "peer_error"

@@ -1,25 +1,16 @@
-"""An active round as one agent sees it: its state, what it needs of its node, and its report."""
+"""An active round as one agent sees it, and its report."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.linux.starvation import LoopLag
-from dshealthd.probe.node import ThisNode
-from dshealthd.probe.observation import Observation, PeerReport, Stage
-from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.protocol import PeerError, Rejection
-from dshealthd.probe.rounds.conclusion import MemberResult
-from dshealthd.probe.rounds.plan import RoundPlan, job
+from dshealthd.probe.observation import Observation, PeerReport, RoundPlan, Stage
+from dshealthd.probe.peers.protocol import Rejection
+from dshealthd.probe.workers.job import RankResult
 from dshealthd.probe.workers.store import LocalStore
-from dshealthd.probe.workers.worker_pool import WorkerPool
-
-if TYPE_CHECKING:
-    from dshealthd.probe.workers.job import RankResult
-    from dshealthd.probe.workers.store import StoreHandler
 
 
 class Decline:
@@ -73,7 +64,7 @@ class ActiveRound:
     reason: str = ""
     """Why the round is a light one."""
     store: LocalStore = field(default_factory=LocalStore)
-    shares: dict[str, MemberResult] = field(default_factory=dict)
+    shares: dict[str, tuple[RankResult, ...]] = field(default_factory=dict)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the root has the member's share."""
     told: asyncio.Future[dict[str, Any]] = field(
@@ -100,49 +91,4 @@ class ActiveRound:
     @property
     def decided(self) -> bool:
         """Whether one of the members' results already names a fault and a member."""
-        return any(share.own_finding for share in self.shares.values())
-
-
-@dataclass(frozen=True, slots=True)
-class RoundContext:
-    """What a node uses to lead rounds and take part in them."""
-
-    node: ThisNode
-    peers: PeerClient
-    workers: WorkerPool | None
-    """None if all rounds are light."""
-    monotonic: Callable[[], float]
-    wall: Callable[[], float]
-    waited: Callable[[], float | None]
-    """Returns the seconds for which this agent has waited for a CPU."""
-
-    async def query(
-        self, name: str, method: str, body: Mapping[str, Any], deadline: float
-    ) -> dict[str, Any] | PeerError:
-        """Return a peer's answer in an active round, or the error if there is none."""
-        try:
-            return await self.peers.call(name, method, body, deadline)
-        except PeerError as error:
-            return error
-
-    async def absent(self, name: str, deadline: float) -> PeerError | None:
-        """Return why a member's agent does not answer an echo, None if it does."""
-        answer = await self.query(name, "echo", {"clock": self.wall(), "payload": b""}, deadline)
-        return answer if isinstance(answer, PeerError) else None
-
-    async def work(self, active: ActiveRound, store: StoreHandler) -> tuple[RankResult, ...]:
-        """Run this node's workers of the active round, which meet in `store`."""
-        node = self.node
-        assert self.workers is not None  # noqa: S101 - a node without workers is never ready
-
-        def progress(_rank: int, stage: Stage) -> None:
-            active.stage = stage
-
-        work = job(
-            active.plan,
-            node.name,
-            address=node.address,
-            interface=node.interface,
-            adapters=node.adapters,
-        )
-        return tuple(await self.workers.run(work, store, progress))
+        return any(rank.own_finding for share in self.shares.values() for rank in share)

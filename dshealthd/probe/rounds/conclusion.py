@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dshealthd.linux.starvation import STARVED
-from dshealthd.probe.observation import FLOOR, Observation, Outcome, Stage, Timing
-from dshealthd.probe.workers.job import OWN, STAGES, RankResult, late
+from dshealthd.probe.observation import FLOOR, Outcome, RoundResult, Stage, Timing
+from dshealthd.probe.workers.job import OWN, STAGES, late
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from dshealthd.probe.observation import PeerReport
+    from dshealthd.probe.observation import RoundPlan
     from dshealthd.probe.peers.protocol import PeerError
-    from dshealthd.probe.rounds.plan import RoundPlan
+    from dshealthd.probe.workers.job import RankResult
 
 SILENT = "silent"
 """The reason of a round in which a member's agent went silent."""
@@ -37,92 +36,28 @@ FASTEST = 1e13
 """Bytes per second that no collective reaches: five times a B200's NVLink bandwidth."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemberResult:
-    """The result of one member's workers: its share of the round."""
-
-    ranks: tuple[RankResult, ...]
-
-    @property
-    def well(self) -> bool:
-        """Whether all of the member's workers succeeded."""
-        return all(rank.outcome is Outcome.OK for rank in self.ranks)
-
-    @property
-    def own_finding(self) -> bool:
-        """Whether one of the member's workers reports a fault of its own."""
-        return any(rank.own_finding for rank in self.ranks)
-
-    @property
-    def plausible(self) -> bool:
-        """Whether a transport can reach the member's times."""
-        return all(
-            timing.seconds >= max(FLOOR, timing.size / FASTEST)
-            for rank in self.ranks
-            for timing in rank.timings
-        )
-
-    def message(self) -> dict[str, Any]:
-        """Return the fields of the message that carries a member's result."""
-        return {
-            "ranks": [
-                {
-                    name: getattr(rank, name)
-                    for name in ("rank", "outcome", "stage", "reason", "entered", "left")
-                }
-                for rank in self.ranks
-            ],
-            "timings": timing_fields(merge(self.ranks)),
-        }
-
-    @classmethod
-    def told(cls, body: Mapping[str, Any]) -> MemberResult:
-        """Return a member's result from its message; all timings go to its first rank."""
-        ranks = [RankResult(**fields) for fields in body["ranks"]]
-        if ranks:
-            ranks[0] = replace(ranks[0], timings=timings_of(body["timings"]))
-        return cls(tuple(ranks))
+def plausible(share: Iterable[RankResult]) -> bool:
+    """Return whether a transport can reach a member's times."""
+    return all(
+        timing.seconds >= max(FLOOR, timing.size / FASTEST)
+        for rank in share
+        for timing in rank.timings
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class RoundResult:
-    """How a round ended, without what its plan already says."""
-
-    outcome: Outcome
-    stage: Stage
-    timings: tuple[Timing, ...] = ()
-    late: tuple[str, ...] = ()
-    reason: str = ""
-
-    def unless_starved(self, *, starved: bool) -> RoundResult:
-        """Return this result, or an inconclusive one if this node was starved of CPU and may have
-        seen only its own delay. A refused connection, a stopped process and a wrong sum look the
-        same to every observer.
-        """
-        by_time = (
-            self.outcome is Outcome.HUNG
-            or (self.outcome is Outcome.UNREACHABLE and self.reason != "no_route")
-            or (self.outcome is Outcome.FAILED and self.reason in _TIMED)
-        )
-        if not starved or not by_time or self.reason in OWN:
-            return self
-        return RoundResult(Outcome.INCONCLUSIVE, self.stage, reason=STARVED)
-
-    def observation(self, plan: RoundPlan, told: PeerReport | None, at: float) -> Observation:
-        """Return the round's result as an observation, with what the other member reported."""
-        return Observation(
-            plan.epoch,
-            plan.kind,
-            plan.backend,
-            plan.members,
-            self.outcome,
-            self.stage,
-            self.timings,
-            self.late,
-            self.reason,
-            told,
-            at,
-        )
+def unless_starved(result: RoundResult, *, starved: bool) -> RoundResult:
+    """Return a result, or an inconclusive one if this node was starved of CPU and may have seen
+    only its own delay. A refused connection, a stopped process and a wrong sum look the same to
+    every observer.
+    """
+    by_time = (
+        result.outcome is Outcome.HUNG
+        or (result.outcome is Outcome.UNREACHABLE and result.reason != "no_route")
+        or (result.outcome is Outcome.FAILED and result.reason in _TIMED)
+    )
+    if not starved or not by_time or result.reason in OWN:
+        return result
+    return RoundResult(Outcome.INCONCLUSIVE, result.stage, reason=STARVED)
 
 
 def conclude_without(name: str, error: PeerError, stage: Stage) -> RoundResult:
@@ -136,61 +71,55 @@ def conclude_without(name: str, error: PeerError, stage: Stage) -> RoundResult:
 def combine(
     plan: RoundPlan,
     me: str,
-    shares: Mapping[str, MemberResult],
+    shares: Mapping[str, tuple[RankResult, ...]],
     error: PeerError | None = None,
 ) -> RoundResult:
     """Return the conclusion of a round for the node `me`, from its members' shares. `error` is that
     of a call to the other member, if it has given no share.
     """
     # First of all: who measures impossible times may have anything else wrong.
-    absurd = sorted(name for name, share in shares.items() if name != me and not share.plausible)
+    absurd = [name for name, share in shares.items() if name != me and not plausible(share)]
     if absurd:
         return RoundResult(Outcome.FAILED, Stage.SIZES, (), tuple(absurd), IMPLAUSIBLE)
-    ranks = [rank for share in shares.values() for rank in share.ranks]
+    ranks = [rank for share in shares.values() for rank in share]
     stage = min((rank.stage for rank in ranks), key=STAGES.index, default=Stage.INVITE)
     starved = {
-        name
-        for name, share in shares.items()
-        if any(rank.reason == STARVED for rank in share.ranks)
+        name for name, share in shares.items() if any(rank.reason == STARVED for rank in share)
     }
-    if me in starved or (starved and error is None):
-        own_finding = any(share.own_finding for share in shares.values())
-        if not own_finding:
-            # A starved member and one that waited for it may look late to each other.
-            return RoundResult(Outcome.INCONCLUSIVE, stage, reason=STARVED)
+    waited = me in starved or (starved and error is None)
+    if waited and not any(rank.own_finding for rank in ranks):
+        # A starved member and one that waited for it may look late to each other.
+        return RoundResult(Outcome.INCONCLUSIVE, stage, reason=STARVED)
     if error is not None:
         return conclude_without(next(name for name in plan.members if name != me), error, stage)
     bad = [rank for rank in ranks if rank.outcome is not Outcome.OK]
     if not bad:
-        return RoundResult(Outcome.OK, Stage.DONE, own_timings(merge(ranks), shares.get(me)))
-    owners = {rank.rank: member for member, share in shares.items() for rank in share.ranks}
+        return RoundResult(Outcome.OK, Stage.DONE, own_timings(merge(ranks), shares.get(me, ())))
+    owners = {rank.rank: member for member, share in shares.items() for rank in share}
     guilty = {owners[rank] for rank in late(ranks)}
     if len(guilty) > 1 and all(rank.stage is Stage.IMPORT for rank in bad):
         # Neither has spoken to the other: this says nothing about what lies between them.
         return RoundResult(Outcome.INCONCLUSIVE, stage, reason=bad[0].reason)
     # If both are late, neither is to blame: both see the same wrong sum.
-    names = tuple(sorted(guilty)) if len(guilty) < len(plan.members) else ()
+    names = tuple(guilty) if len(guilty) < len(plan.members) else ()
     theirs = [rank for rank in bad if owners[rank.rank] in names]
     # A wrong sum is proof. Otherwise the late member's outcomes count: a stopped rank makes others
     # fail or hang too.
     telling = [rank for rank in bad if rank.outcome is Outcome.CORRUPTED] or theirs or bad
     for outcome in _MOST_CERTAIN:
         if found := [rank for rank in telling if rank.outcome is outcome]:
-            first = min(
-                [rank for rank in found if rank in theirs] or found, key=lambda rank: rank.progress
-            )
+            first = min(found, key=lambda rank: rank.progress)
             return RoundResult(outcome, first.stage, (), names, first.reason)
     # Of the first rank, whichever share came first here: both members conclude the same.
     reason = min(bad, key=lambda rank: rank.rank).reason
     return RoundResult(Outcome.INCONCLUSIVE, stage, reason=reason)
 
 
-def own_timings(timings: Iterable[Timing], mine: MemberResult | None) -> tuple[Timing, ...]:
+def own_timings(timings: Iterable[Timing], mine: Iterable[RankResult]) -> tuple[Timing, ...]:
     """Return the timings of parts that this node has timed too: another node's parts have other
     names.
     """
-    ranks = () if mine is None else mine.ranks
-    timed = {(t.op, t.size, t.part) for rank in ranks for t in rank.timings}
+    timed = {(t.op, t.size, t.part) for rank in mine for t in rank.timings}
     return tuple(t for t in timings if (t.op, t.size, t.part) in timed)
 
 
@@ -203,13 +132,3 @@ def merge(ranks: Iterable[RankResult]) -> tuple[Timing, ...]:
             if key not in found or timing.seconds > found[key].seconds:
                 found[key] = timing
     return tuple(found.values())
-
-
-def timing_fields(timings: Iterable[Timing]) -> list[dict[str, Any]]:
-    """Return the timings of a conclusion in the peer API's form."""
-    return [asdict(timing) for timing in timings]
-
-
-def timings_of(fields: Iterable[Mapping[str, Any]]) -> tuple[Timing, ...]:
-    """Return the timings in a message, for a round's conclusion."""
-    return tuple(Timing(**entry) for entry in fields)

@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.timing import happens
-from dshealthd.probe.observation import Outcome, PeerReport, RoundKind, Stage
+from dshealthd.probe.observation import Outcome, RoundKind, RoundResult, Stage
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.rounds.active_round import DISAGREEMENTS, Decline
 from dshealthd.probe.rounds.conclusion import (
     SILENT,
-    MemberResult,
-    RoundResult,
     combine,
     conclude_without,
     merge,
-    timing_fields,
+    unless_starved,
 )
 from dshealthd.probe.rounds.light import measure
 
 if TYPE_CHECKING:
-    from dshealthd.probe.rounds.active_round import ActiveRound, RoundContext
+    from dshealthd.probe.node import ThisNode
+    from dshealthd.probe.rounds.active_round import ActiveRound
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +43,10 @@ CONCLUSION = 2.0
 """Seconds for the member to acknowledge the conclusion."""
 
 
-async def lead(context: RoundContext, active: ActiveRound) -> RoundResult:
+async def lead(node: ThisNode, active: ActiveRound) -> RoundResult:
     """Lead a round and return its result, which counts for nothing if it has given way."""
     active.inviting = True
-    error = await _invite(context, active)
+    error = await _invite(node, active)
     active.inviting = False
     if active.has_given_way:
         return RoundResult(Outcome.DECLINED, Stage.INVITE, reason=Decline.TESTING)
@@ -54,50 +54,48 @@ async def lead(context: RoundContext, active: ActiveRound) -> RoundResult:
         return conclude_without(active.peer, error, Stage.INVITE)
     if error is not None:
         if error.reason in DISAGREEMENTS:
-            await _light(context, active)  # by how much the clocks differ
+            await _light(node, active)  # by how much the clocks differ
         active.plan = active.plan.light()
         return RoundResult(Outcome.DECLINED, Stage.INVITE, (), (active.peer,), error.reason)
     light = active.plan.kind is RoundKind.LIGHT
-    result = await (_light if light else _full)(context, active)
+    result = await (_light if light else _full)(node, active)
     # Before the member is told: a root starved of CPU sees silence everywhere.
-    result = result.unless_starved(starved=active.lag.starved)
-    await _send_conclusion(context, active, result)
+    result = unless_starved(result, starved=active.lag.starved)
+    await _send_conclusion(node, active, result)
     return result
 
 
-async def _invite(context: RoundContext, active: ActiveRound) -> PeerError | None:
+async def _invite(node: ThisNode, active: ActiveRound) -> PeerError | None:
     """Invite the member; return the error if it is not ready. Measure its clock."""
-    invitation = {**active.plan.invitation(), "report": context.node.report().message()}
-    sent_at, sent = context.wall(), context.monotonic()
-    answer = await context.query(active.peer, "invite", invitation, INVITATION)
+    invitation = {"plan": active.plan, "report": node.report()}
+    sent_at, sent = node.wall(), node.monotonic()
+    answer = await node.query(active.peer, "invite", invitation, INVITATION)
     if isinstance(answer, PeerError):
         return answer
-    active.report = PeerReport.of(answer["report"])
+    active.report = answer["report"]
     # As in NTP: assume that the clock was read half-way between call and answer. The monotonic
     # clock times the trip, as the wall clock may be set meanwhile.
-    active.offset = answer["clock"] - (sent_at + (context.monotonic() - sent) / 2)
+    active.offset = answer["clock"] - (sent_at + (node.monotonic() - sent) / 2)
     return None
 
 
-async def _light(context: RoundContext, active: ActiveRound) -> RoundResult:
+async def _light(node: ThisNode, active: ActiveRound) -> RoundResult:
     try:
-        echoes = await measure(
-            context.peers, active.peer, context.monotonic, context.wall, context.waited
-        )
+        echoes = await measure(node.peers, active.peer, node.monotonic, node.wall, node.waited)
     except PeerError as error:
         return conclude_without(active.peer, error, Stage.SIZES)
     active.offset = echoes.offset
     return RoundResult(Outcome.OK, Stage.DONE, echoes.timings, (), active.reason)
 
 
-async def _full(context: RoundContext, active: ActiveRound) -> RoundResult:
-    me = context.node.name
-    error = await _lead_workers(context, active)
+async def _full(node: ThisNode, active: ActiveRound) -> RoundResult:
+    me = node.name
+    error = await _lead_workers(node, active)
     if error is not None:
         return conclude_without(active.peer, error, active.stage)
     if not await happens(active.arrived, FIRST):
         # Do not wait for a member whose agent has stopped answering.
-        error = await context.absent(active.peer, PRESENCE)
+        error = await node.absent(active.peer, PRESENCE)
         # If this node has found itself at fault, the member is waiting for it, and learns of it
         # from the conclusion.
         if error is None and not active.decided and not await happens(active.arrived, SHARE):
@@ -105,12 +103,12 @@ async def _full(context: RoundContext, active: ActiveRound) -> RoundResult:
     return combine(active.plan, me, active.shares, error)
 
 
-async def _lead_workers(context: RoundContext, active: ActiveRound) -> PeerError | None:
+async def _lead_workers(node: ThisNode, active: ActiveRound) -> PeerError | None:
     """Run this node's workers until they end, the member finds itself at fault, or its agent is
     gone. Return the error then: no workers will meet, and this node is free for another round.
     """
     working = asyncio.create_task(
-        context.work(active, active.store), name=f"workers of round {active.plan.round}"
+        node.work(active, active.store), name=f"workers of round {active.plan.round}"
     )
     arrival = asyncio.create_task(active.arrived.wait())
     pending: set[asyncio.Task[Any]] = {working, arrival}
@@ -120,13 +118,13 @@ async def _lead_workers(context: RoundContext, active: ActiveRound) -> PeerError
                 pending, timeout=FIRST, return_when=asyncio.FIRST_COMPLETED
             )
             if not ended and arrival in pending:
-                error = await context.absent(active.peer, PRESENCE)
+                error = await node.absent(active.peer, PRESENCE)
                 # Silence may be a lost packet; a refused connection means that no agent runs.
                 if error is not None and error.outcome is Outcome.REFUSED:
                     return error
         await asyncio.wait({working}, timeout=FIRST)
         if working.done():
-            active.shares[context.node.name] = MemberResult(working.result())
+            active.shares[node.name] = working.result()
         return None
     finally:
         for task in (working, arrival):
@@ -134,20 +132,14 @@ async def _lead_workers(context: RoundContext, active: ActiveRound) -> PeerError
         await asyncio.gather(working, arrival, return_exceptions=True)
 
 
-async def _send_conclusion(context: RoundContext, active: ActiveRound, result: RoundResult) -> None:
-    timings = result.timings
+async def _send_conclusion(node: ThisNode, active: ActiveRound, result: RoundResult) -> None:
     if result.outcome is Outcome.OK and active.shares:  # also of parts that only the member has
-        timings = merge(rank for share in active.shares.values() for rank in share.ranks)
-    body = {
-        "round": active.plan.round,
-        "outcome": result.outcome,
-        "stage": result.stage,
-        "timings": timing_fields(timings),
-        "late": result.late,
-        "reason": result.reason,
-        **({} if active.offset is None else {"offset": active.offset}),
-    }
-    answer = await context.query(active.peer, "conclusion", body, CONCLUSION)
+        timings = merge(rank for share in active.shares.values() for rank in share)
+        result = replace(result, timings=timings)
+    body: dict[str, Any] = {"round": active.plan.round, "result": result}
+    if active.offset is not None:
+        body["offset"] = active.offset
+    answer = await node.query(active.peer, "conclusion", body, CONCLUSION)
     if isinstance(answer, PeerError) and answer.reason != Decline.ROUND:
         log.debug(
             "round %s: %s did not accept its conclusion: %s",

@@ -11,7 +11,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.probe.observation import Outcome, Timing
+from dshealthd.probe.observation import FLOOR, Outcome, Timing
 from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ async def measure(
     for payload, counting in ((b"", trips), (PAYLOAD, transfers)):
         size = len(payload)
         if counting:
-            seconds = statistics.median_low(counting)
-            timings.append(Timing(OP, size, seconds, 2 * size / max(seconds, 1e-9)))
+            seconds = max(FLOOR, statistics.median_low(counting))
+            timings.append(Timing(OP, size, seconds, 2 * size / seconds))
     offset = min(echoes, key=lambda result: result.seconds).offset
     return Echoes(tuple(timings), offset)
 

@@ -6,23 +6,23 @@ Runs its workers, sends their results to the root, and believes its conclusion.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.timing import time_limit
-from dshealthd.probe.observation import Outcome, RoundKind, Stage
+from dshealthd.probe.observation import Outcome, RoundKind, RoundResult, Stage
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.rounds.conclusion import (
     SILENT,
-    MemberResult,
-    RoundResult,
     combine,
+    merge,
     own_timings,
-    timings_of,
 )
 from dshealthd.probe.rounds.remote_store import RemoteStore
 
 if TYPE_CHECKING:
-    from dshealthd.probe.rounds.active_round import ActiveRound, RoundContext
+    from dshealthd.probe.node import ThisNode
+    from dshealthd.probe.rounds.active_round import ActiveRound
 
 HANDING_IN = 2.0
 """Seconds for the root to acknowledge a share."""
@@ -34,19 +34,17 @@ REPEAT = 3.0
 """Seconds after which a member that waits for the conclusion sends its share again."""
 
 
-async def take_part(context: RoundContext, active: ActiveRound) -> RoundResult:
+async def take_part(node: ThisNode, active: ActiveRound) -> RoundResult:
     """Run this node's workers, send the root their results, and return the conclusion."""
-    me, plan = context.node.name, active.plan
-    store = RemoteStore(context.peers, plan.root, plan.round, context.monotonic)
-    working = asyncio.create_task(
-        context.work(active, store), name=f"workers of round {plan.round}"
-    )
+    me, plan = node.name, active.plan
+    store = RemoteStore(node.peers, plan.root, plan.round, node.monotonic)
+    working = asyncio.create_task(node.work(active, store), name=f"workers of round {plan.round}")
     try:
         both: set[asyncio.Future[Any]] = {working, active.told}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
-            active.shares[me] = MemberResult(working.result())
-            error = await _hand_in(context, active)
+            active.shares[me] = working.result()
+            error = await _hand_in(node, active)
             if error is not None:
                 outcome = Outcome.HUNG if error.outcome is Outcome.DECLINED else error.outcome
                 return combine(plan, me, active.shares, PeerError(outcome, error.reason))
@@ -56,30 +54,31 @@ async def take_part(context: RoundContext, active: ActiveRound) -> RoundResult:
         await asyncio.gather(working, return_exceptions=True)
 
 
-async def await_light(context: RoundContext, active: ActiveRound) -> RoundResult:
+async def await_light(node: ThisNode, active: ActiveRound) -> RoundResult:
     """Wait, as a member, for a light round's end; its echoes are answered like any others."""
     try:
         async with time_limit(LIGHT_ROUND):
             await asyncio.shield(active.told)
     except TimeoutError:
         return RoundResult(Outcome.HUNG, Stage.SIZES, (), (active.plan.root,), SILENT)
-    return _conclude(context.node.name, active)
+    return _conclude(node.name, active)
 
 
-async def _hand_in(context: RoundContext, active: ActiveRound) -> PeerError | None:
+async def _hand_in(node: ThisNode, active: ActiveRound) -> PeerError | None:
     """Send this node's share to the root until it says that the round is over. Repeat it, because
     the root may be gone or may have restarted. Return the error if it does not answer.
     """
-    share = {"round": active.plan.round, **active.shares[context.node.name].message()}
-    end = context.monotonic() + ROUND
+    ranks = active.shares[node.name]
+    share = {"round": active.plan.round, "ranks": ranks, "timings": merge(ranks)}
+    end = node.monotonic() + ROUND
     while not active.told.done():
-        answer = await context.query(active.plan.root, "result", share, HANDING_IN)
+        answer = await node.query(active.plan.root, "result", share, HANDING_IN)
         if active.told.done():
             break
         if isinstance(answer, PeerError):
             return answer
         await asyncio.wait({active.told}, timeout=REPEAT)
-        if context.monotonic() > end:
+        if node.monotonic() > end:
             return PeerError(Outcome.HUNG, SILENT)
     return None
 
@@ -88,13 +87,10 @@ def _conclude(me: str, active: ActiveRound) -> RoundResult:
     """Return the root's conclusion."""
     told = active.told.result()
     active.offset = -told["offset"] if "offset" in told else None
-    timings = timings_of(told["timings"])
-    if active.plan.kind is not RoundKind.LIGHT:
-        timings = own_timings(timings, active.shares.get(me))
-    return RoundResult(
-        told["outcome"],
-        told["stage"],
-        timings,
-        tuple(name for name in told["late"] if name in active.plan.members),
-        told["reason"],
+    result: RoundResult = told["result"]
+    late = tuple(name for name in result.late if name in active.plan.members)
+    if active.plan.kind is RoundKind.LIGHT:
+        return replace(result, late=late)
+    return replace(
+        result, late=late, timings=own_timings(result.timings, active.shares.get(me, ()))
     )

@@ -1,14 +1,11 @@
-"""The plan of a round: agreed on by its invitation, and turned into a node's job for workers."""
+"""What a round runs: its collectives, its deadlines, and each node's job for its workers."""
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from dshealthd import __version__
-from dshealthd.probe.observation import RoundKind, Stage
-from dshealthd.probe.peers.messages import Backend
+from dshealthd.probe.observation import ON_DEMAND, Backend, RoundKind, RoundPlan, Stage
 from dshealthd.probe.workers.job import (
     BANDWIDTH,
     GLOO_BANDWIDTH,
@@ -19,12 +16,10 @@ from dshealthd.probe.workers.job import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from dshealthd.probe.observation import Timing
+    from dshealthd.probe.observation import Steps, Timing
 
-ON_DEMAND = -1
-"""The epoch of an unscheduled round: a confirmation, or one that a person requested."""
 PAIR = 2
 """Members of a round between nodes."""
 WARM_UP = 2
@@ -37,63 +32,6 @@ DEADLINES: Mapping[Stage, float] = {
     Stage.VERIFY: 8.0,
 }
 """Seconds that a worker may stay in a stage."""
-
-
-Steps = tuple[tuple[int, int], ...]
-"""All-reduces: bytes and repetitions of each."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundPlan:
-    """One round."""
-
-    round: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Random name that tells the round's messages from those of other rounds."""
-    epoch: int
-    kind: RoundKind
-    backend: Backend
-    members: tuple[str, ...]
-    """Root first; ranks follow this order."""
-    digest: str
-    """Digest of the membership as the root sees it."""
-    steps: Steps = ()
-    ranks: int = 1
-    """Ranks of each node; with NCCL they use the GPUs from the first on."""
-    version: str = __version__
-    """Members of different versions decline each other's rounds."""
-
-    @property
-    def root(self) -> str:
-        """The member that leads the planned round."""
-        return self.members[0]
-
-    def has_ranks(self, member: str, ranks: Iterable[int]) -> bool:
-        """Return whether these are exactly the ranks that the plan assigns to a member."""
-        first = self.members.index(member) * self.ranks
-        return sorted(ranks) == list(range(first, first + self.ranks))
-
-    def light(self) -> RoundPlan:
-        """Return the plan of the light round that replaces this one if GPUs may not be used."""
-        return replace(self, kind=RoundKind.LIGHT, backend=Backend.AGENT, steps=(), ranks=1)
-
-    def invitation(self) -> dict[str, Any]:
-        """Return the message with the plan that invites a member."""
-        steps = [{"size": size, "repetitions": repetitions} for size, repetitions in self.steps]
-        return {**asdict(self), "steps": steps}
-
-    @classmethod
-    def invited(cls, body: Mapping[str, Any]) -> RoundPlan:
-        """Return the plan of an invitation."""
-        steps = tuple((step["size"], step["repetitions"]) for step in body["steps"])
-        names = {known.name for known in fields(cls)} - {"steps"}
-        return cls(steps=steps, **{name: body[name] for name in names})
-
-    def gpu_seconds(self, timings: Sequence[Timing]) -> float:
-        """Return the seconds of each GPU for these operations, untimed ones included."""
-        repetitions = dict(self.steps)
-        return sum(
-            timing.seconds * (repetitions.get(timing.size, 1) + WARM_UP + 1) for timing in timings
-        )
 
 
 def local_plan(me: str, gpus: int, epoch: int = ON_DEMAND) -> RoundPlan:
@@ -165,4 +103,12 @@ def local_job(gpus: int, steps: Steps, deadlines: Mapping[Stage, float]) -> Work
         warm_up=WARM_UP,
         device_steps=DeviceSteps() if gpus else None,
         deadlines=deadlines,
+    )
+
+
+def gpu_seconds(plan: RoundPlan, timings: Sequence[Timing]) -> float:
+    """Return the seconds of each GPU for these operations, untimed ones included."""
+    repetitions = dict(plan.steps)
+    return sum(
+        timing.seconds * (repetitions.get(timing.size, 1) + WARM_UP + 1) for timing in timings
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.probe.observation import Outcome
+from dshealthd.probe.peers.messages import MAX_WAIT
 from dshealthd.probe.peers.protocol import PeerError, Refusal
 from dshealthd.probe.workers.store import LocalStore, StoreError
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
     from dshealthd.probe.peers.client import PeerClient
 
-TURN = 4.0
-"""Seconds that one call waits for a key; a longer wait takes several calls."""
 MARGIN = 2.0
 """Seconds that a call may take beyond its wait."""
 TIMED_OUT = "timeout"
@@ -51,7 +50,7 @@ class RemoteStore:
             body["amount"] = value
         end = self._monotonic() + timeout
         while True:
-            turn = max(0.0, min(TURN, end - self._monotonic()))
+            turn = max(0.0, min(MAX_WAIT, end - self._monotonic()))
             try:
                 answer = await self._peers.call(
                     self._root, "store", {**body, "timeout": turn}, turn + MARGIN
@@ -73,7 +72,7 @@ async def serve(store: LocalStore, body: Mapping[str, Any]) -> dict[str, Any]:
     """Carry out a member's operation on the store and return the answer. Raises Refusal."""
     value = body.get("value", body.get("amount"))
     try:
-        found = await store(body["op"], body["key"], value, min(TURN, body["timeout"]))
+        found = await store(body["op"], body["key"], value, body["timeout"])
     except TimeoutError as error:
         raise Refusal(TIMED_OUT) from error
     except StoreError as error:

@@ -9,27 +9,27 @@ GPUs now, the root leads a light round instead. One that falls silent is late.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
 from dshealthd.probe.members.schedule import root_order
-from dshealthd.probe.observation import Outcome, PeerReport, RoundKind
+from dshealthd.probe.observation import ON_DEMAND, Outcome, RoundKind
 from dshealthd.probe.peers.protocol import Refusal
 from dshealthd.probe.rounds import leader, member, remote_store
 from dshealthd.probe.rounds.active_round import (
     WHOLE,
     ActiveRound,
     Decline,
-    RoundContext,
     RoundReport,
 )
-from dshealthd.probe.rounds.conclusion import MemberResult
-from dshealthd.probe.rounds.plan import ON_DEMAND, RoundPlan
+from dshealthd.probe.rounds.conclusion import unless_starved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
 
-    from dshealthd.probe.rounds.conclusion import RoundResult
+    from dshealthd.probe.node import ThisNode
+    from dshealthd.probe.observation import RoundPlan, RoundResult
 
     Handler = Callable[[str, dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
 
@@ -42,9 +42,9 @@ MAX_WAITING = 32
 class Rounds:
     """The rounds of one node."""
 
-    def __init__(self, context: RoundContext, done: Callable[[RoundReport], None]) -> None:
+    def __init__(self, node: ThisNode, done: Callable[[RoundReport], None]) -> None:
         """Call `done` once at the end of each round that this node leads or takes part in."""
-        self._context, self._node, self._done = context, context.node, done
+        self._node, self._done = node, done
         self._current: ActiveRound | None = None
         self._parts: dict[str, ActiveRound] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -91,7 +91,7 @@ class Rounds:
         if not beside:
             self._current = active
         try:
-            result = await leader.lead(self._context, active)
+            result = await leader.lead(self._node, active)
         finally:
             self._leave(active)
         if active.has_given_way:
@@ -103,7 +103,7 @@ class Rounds:
     # Taking part
 
     async def _invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        plan = RoundPlan.invited(body)
+        plan: RoundPlan = body["plan"]
         self._check(sender, plan)
         current = self._current
         if current is not None and self._runs_beside(current, plan):
@@ -116,7 +116,7 @@ class Rounds:
         if plan.kind is not RoundKind.LIGHT and (objection := self._node.objection(plan)):
             raise Refusal(objection)
         active = self._begin(plan, led=False, reason="")
-        active.report = PeerReport.of(body["report"])
+        active.report = body["report"]
         if current is not None:
             current.has_given_way, self._current = True, None
         if plan.kind is RoundKind.LIGHT:
@@ -124,10 +124,7 @@ class Rounds:
         else:
             self._current = active
             self._spawn(self._follow(active, member.take_part), plan)
-        return {
-            "report": self._node.report().message(),
-            "clock": self._context.wall(),
-        }
+        return {"report": self._node.report(), "clock": self._node.wall()}
 
     def _check(self, sender: str, plan: RoundPlan) -> None:
         me = self._node.name
@@ -169,10 +166,10 @@ class Rounds:
     async def _follow(
         self,
         active: ActiveRound,
-        follow: Callable[[RoundContext, ActiveRound], Coroutine[Any, Any, RoundResult]],
+        follow: Callable[[ThisNode, ActiveRound], Coroutine[Any, Any, RoundResult]],
     ) -> None:
         try:
-            result = await follow(self._context, active)
+            result = await follow(self._node, active)
         finally:
             self._leave(active)
         self._end(active, result)
@@ -184,11 +181,13 @@ class Rounds:
 
     async def _result(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
         active = self._led(sender, body)
-        if not active.plan.has_ranks(sender, (entry["rank"] for entry in body["ranks"])):
+        if not active.plan.has_ranks(sender, (result.rank for result in body["ranks"])):
             raise Refusal(Decline.MALFORMED)
         # A member repeats its share if the answer was lost. The first one counts: both must reach
         # the same conclusion.
-        active.shares.setdefault(sender, MemberResult.told(body))
+        first, *others = body["ranks"]
+        share = replace(first, timings=body["timings"]), *others
+        active.shares.setdefault(sender, share)
         active.arrived.set()
         return {}
 
@@ -200,8 +199,8 @@ class Rounds:
         return {}
 
     async def _echo(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        answer = {"clock": self._context.wall(), "payload": body["payload"]}
-        waited = self._context.waited()
+        answer = {"clock": self._node.wall(), "payload": body["payload"]}
+        waited = self._node.waited()
         return answer if waited is None else answer | {"waited": waited}
 
     def _led(self, sender: str, body: Mapping[str, Any]) -> ActiveRound:
@@ -214,7 +213,7 @@ class Rounds:
     # Rounds in progress
 
     def _begin(self, plan: RoundPlan, *, led: bool, reason: str) -> ActiveRound:
-        active = self._parts[plan.round] = ActiveRound(plan, self._context.monotonic(), led, reason)
+        active = self._parts[plan.round] = ActiveRound(plan, self._node.monotonic(), led, reason)
         return active
 
     def _leave(self, active: ActiveRound) -> None:
@@ -224,12 +223,12 @@ class Rounds:
             self._current = None
 
     def _end(self, active: ActiveRound, result: RoundResult) -> RoundReport:
-        result = result.unless_starved(starved=active.lag.starved)
-        observation = result.observation(active.plan, active.report, self._context.wall())
+        result = unless_starved(result, starved=active.lag.starved)
+        observation = result.observation(active.plan, active.report, self._node.wall())
         report = RoundReport(
             observation,
             active.plan,
-            self._context.monotonic() - active.started,
+            self._node.monotonic() - active.started,
             active.led,
             active.offset,
         )

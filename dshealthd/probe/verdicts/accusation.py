@@ -77,12 +77,10 @@ def _parts(
     """Return the parts accused by local rounds, or by all others. None if so many are accused or
     above the usual that the node as a whole is at fault.
     """
-    known = {s.part: s for s in history if s.part and s.local is local}
+    known = {s.part for s in history if s.part and s.local is local}
     accused = {s.part: found for s, found in own.items() if s.part and s.local is local}
     uneasy = {
-        s.part
-        for s, entry in history.items()
-        if s.part in known and s.local is local and entry.uneasy()
+        s.part for s, entry in history.items() if s.part and s.local is local and entry.uneasy()
     }
     many = len(known) > 1 and 2 * len(accused.keys() | uneasy) >= max(len(known), 4)
     return None if accused and many else accused

@@ -7,7 +7,8 @@ import zlib
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.probe.observation import HARD, MAX_PAIRS
+from dshealthd.probe.observation import HARD
+from dshealthd.probe.peers.fields import MAX_PAIRS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

@@ -20,13 +20,10 @@ if TYPE_CHECKING:
 
 CONFIRMATIONS = counter(
     "dshealthd_probe_confirmations_total",
-    "Extra rounds requested to confirm or clear a suspicion; dropped: too many in a minute, or the "
-    "queue was full.",
+    "Extra rounds requested to confirm or clear a suspicion; dropped: too many in a minute.",
     "result",
 )
 
-MAX_PENDING = 8
-"""Maximum queued rounds; each takes some 1.5 s, so any further one would run into the next slot."""
 MINUTE = 60.0
 """Seconds within which at most `per_minute` rounds are accepted."""
 
@@ -44,7 +41,7 @@ class Confirmations:
         self._per_minute = per_minute
         self._run = run
         self._monotonic = monotonic
-        self._pending: asyncio.Queue[Confirmation] = asyncio.Queue(MAX_PENDING)
+        self._pending: asyncio.Queue[Confirmation] = asyncio.Queue()
         self._begun: deque[float] = deque()
         self._results: Counter[str] = Counter()
 
@@ -53,7 +50,7 @@ class Confirmations:
         now = self._monotonic()
         while self._begun and now - self._begun[0] > MINUTE:
             self._begun.popleft()
-        if len(self._begun) >= self._per_minute or self._pending.full():
+        if len(self._begun) >= self._per_minute:
             self._results["dropped"] += 1
             return False
         self._begun.append(now)

@@ -503,10 +503,12 @@ class Detector:
             histories = self._history.values()
             self._told = PeerReport(
                 self.score(flagged=True),
-                frozenset(
-                    entry.signal.word
-                    for entry in histories
-                    if entry.signal.word and (entry.suspicious() or entry.investigation)
+                tuple(
+                    {
+                        entry.signal.word: None
+                        for entry in histories
+                        if entry.signal.word and (entry.suspicious() or entry.investigation)
+                    }
                 ),
                 any(entry.leaves_badly() for entry in histories),
                 self._company.told(self._epoch),

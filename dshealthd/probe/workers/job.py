@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from dshealthd.core.schema import Integer, transient
 from dshealthd.probe.observation import Outcome, Stage, Timing
+from dshealthd.probe.peers.fields import MAX_RANKS_OF_NODE, KnownReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -103,13 +105,13 @@ class Checksum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """How one worker ended."""
+    """How one worker ended. The root gets it without what is `transient`."""
 
-    rank: int
+    rank: Annotated[int, Integer(0, 2 * MAX_RANKS_OF_NODE)]
     outcome: Outcome
     stage: Stage
     """The stage in which it ended; `done` after all of them."""
-    reason: str = ""
+    reason: Annotated[str, KnownReason()] = ""
     """Slug: `deadline`, `stopped` (by a signal), `uninterruptible` (hangs in the kernel),
     `unkillable`, `killed`, `exited`, `wrong_data`,
     `versions_differ`, `refused`, `connection_lost`, `no_route`, `no_address`, `timeout`, `store`,
@@ -117,16 +119,16 @@ class RankResult:
     `no_python`, `no_torch`, `writable`, `busy` (its predecessor cannot be killed),
     `starved` (this node got too little CPU to tell).
     """
-    detail: str = ""
+    detail: str = transient(default="")
     """Free text, for a person."""
-    timings: tuple[Timing, ...] = ()
-    entered: int = 0
+    timings: tuple[Timing, ...] = transient(default=())
+    entered: Annotated[int, Integer()] = 0
     """Collectives that it entered."""
-    left: int = 0
+    left: Annotated[int, Integer()] = 0
     """Collectives that it left (on a GPU: that it queued)."""
-    part: str = ""
+    part: str = transient(default="")
     """The part that the rank's timings measure, as in `RankSpec.part`."""
-    checksum: Checksum | None = None
+    checksum: Checksum | None = transient(default=None)
     """None if the device's libraries do not promise equal bits or the rank did not get that far."""
 
     @property

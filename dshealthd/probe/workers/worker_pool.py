@@ -152,8 +152,8 @@ class WorkerPool:
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """Versions (`torch`, `cuda`, `python`) of the pool's environment, and how many `gpus` it
-        can use; empty without a fork server that is ready.
+        """Versions (`torch`, `cuda`, `python`) of the pool's environment, how many `gpus` it can
+        use, and the fork server's pid (`ready`); empty without one that is ready.
         """
         return self._parent.about if self._parent is not None else {}
 
@@ -188,11 +188,6 @@ class WorkerPool:
         yield PARENT_UP(float(self._parent is not None and self._parent.usable))
         for device, worker in self._stuck.items():
             yield STUCK(float(not worker.ended.is_set()), device)
-
-    @property
-    def parent_pid(self) -> int | None:
-        """The pid of the pool's fork server, or None if there is none."""
-        return self._parent.pid if self._parent is not None and self._parent.usable else None
 
     async def _ready(self, deadline: float) -> ForkServer:
         async with self._starting:

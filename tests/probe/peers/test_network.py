@@ -222,4 +222,3 @@ async def test_cancelled_call(key: Path) -> None:
             await call
         await eventually(lambda: node.metric("connections") == 0)
         assert metric(client, "client_connections") == 0
-        assert not client._turns

@@ -15,16 +15,20 @@ from dshealthd.core.schema import (
     Array,
     Choice,
     Flag,
+    Form,
     Integer,
     Number,
+    OrNull,
     Record,
+    Row,
     SchemaError,
     Type,
     dumps,
     loads,
 )
-from dshealthd.probe.observation import REASONS, Stage
-from dshealthd.probe.peers.messages import METHODS, Data, KnownReason, NodeName, Text
+from dshealthd.probe.observation import Stage
+from dshealthd.probe.peers.fields import RATIO, REASONS, KnownReason, NodeName, Ratios, Text
+from dshealthd.probe.peers.messages import METHODS, Data
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -49,6 +53,10 @@ VALUES: dict[type, Any] = {
         min_size=kind.minimum,
         max_size=min(kind.maximum, max(kind.minimum, 3)),
     ).map(tuple),
+    Form: lambda kind: values(kind.fields).map(lambda fields: kind.made(**fields)),
+    OrNull: lambda kind: st.none() | values(kind.kind),
+    Ratios: lambda _: st.dictionaries(values(NodeName()), values(RATIO), max_size=6),
+    Row: lambda kind: st.tuples(*map(values, kind.items)),
     Record: lambda kind: st.fixed_dictionaries(
         {name: values(inner) for name, inner in kind.fields.items()},
         optional={name: values(inner) for name, inner in kind.optional.items()},
@@ -131,6 +139,9 @@ def test_any_bytes_are_a_message_or_refused(body: bytes) -> None:
     (Data(3), "A"),
     (Data(3), "AA==\n"),
     (Data(3), 3),
+    (Ratios(), [["a", 1.0]]),
+    (Ratios(), {"a b": 1.0}),
+    (Ratios(), {"a": -1.0}),
     (Array(Flag(), 1), [True, True]),
     (Array(Flag(), 2, 2), [True]),
     (Array(Flag(), 2), [1]),

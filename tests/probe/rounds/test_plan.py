@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dshealthd.probe.observation import Backend
 from dshealthd.probe.options import ProbeOptions
-from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.rounds.plan import WARM_UP, steps_at
 from dshealthd.probe.workers.job import BANDWIDTH, GLOO_BANDWIDTH, LATENCY
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dshealthd.probe.observation import Observation, Outcome, RoundKind, Stage
-from dshealthd.probe.peers.messages import Backend
-from dshealthd.probe.rounds.conclusion import MemberResult, combine
-from dshealthd.probe.rounds.plan import RoundPlan
+from dshealthd.probe.observation import (
+    Backend,
+    Observation,
+    Outcome,
+    RoundKind,
+    RoundPlan,
+    Stage,
+    Timing,
+)
+from dshealthd.probe.rounds.conclusion import combine, plausible
 from dshealthd.probe.workers.job import RankResult
 from tests.probe.company import Companion, all_have, company, ended
 
@@ -31,14 +38,9 @@ def alter(faulty: Companion, method: str, change: Change) -> None:
     faulty.client.call = altered  # type: ignore[assignment] # what it sends
 
 
-def saying(**fields: object) -> Change:
-    """Return a change of these fields of a message."""
-    return lambda _peer, body: {**body, **fields}
-
-
-def timing(seconds: float, size: int = 8, part: str = "", op: str = "all_reduce") -> dict[str, Any]:
-    """Return a timing as a message has it."""
-    return {"op": op, "size": size, "seconds": seconds, "bus_bandwidth": 1.0, "part": part}
+def saying(record: str, **fields: Any) -> Change:
+    """Return a change of these fields of a record of a message."""
+    return lambda _peer, body: {**body, record: replace(body[record], **fields)}
 
 
 async def seen(root: Companion, member: Companion, *, light: bool = False) -> Observation:
@@ -53,26 +55,39 @@ async def test_nobody_outside_a_round_is_late(tmp_path: Path) -> None:
     """Whom a root names besides the two of its round counts for nothing."""
     async with company(tmp_path, 2) as (faulty, member):
         late = (member.name, "127.0.0.99")
-        alter(faulty, "conclusion", saying(outcome=Outcome.HUNG, late=late, reason="deadline"))
+        alter(
+            faulty,
+            "conclusion",
+            saying("result", outcome=Outcome.HUNG, late=late, reason="deadline"),
+        )
         ended(await seen(faulty, member), Outcome.HUNG, late=(member.name,))
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1e-8])
-async def test_times_that_cannot_be_speak_against_the_teller(
-    tmp_path: Path, seconds: float
-) -> None:
+async def test_times_that_cannot_be_speak_against_the_teller(tmp_path: Path) -> None:
     """A member that tells times below what any transport can do is what is wrong with a round."""
     async with company(tmp_path, 2) as (root, faulty):
-        alter(faulty, "result", saying(timings=[timing(seconds)]))
+        times = (Timing("all_reduce", 8, 0.0, 1.0),)
+        alter(faulty, "result", lambda _peer, body: {**body, "timings": times})
         observation = await seen(root, faulty)
         ended(observation, Outcome.FAILED, late=(faulty.name,), reason="implausible")
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds", "possible"),
+    [(8, 0.99e-6, False), (8, 1.01e-6, True), (10**9, 0.99e-4, False), (10**9, 1.01e-4, True)],
+)
+def test_what_no_transport_can_do(size: int, seconds: float, *, possible: bool) -> None:
+    """A microsecond, or ten terabytes a second."""
+    timings = (Timing("all_reduce", size, seconds, 1.0),)
+    rank = RankResult(rank=0, outcome=Outcome.OK, stage=Stage.DONE, timings=timings)
+    assert plausible([rank]) is possible
 
 
 async def test_only_what_this_node_has_timed_counts(tmp_path: Path) -> None:
     """Operations, sizes and parts that another member makes up are nothing to this node."""
     async with company(tmp_path, 2) as (faulty, member):
-        times = [timing(1.0, 8 + number, f"mine{number}") for number in range(100)]
-        alter(faulty, "conclusion", saying(timings=times))
+        times = tuple(Timing("all_reduce", 8 + n, 1.0, 1.0, f"mine{n}") for n in range(100))
+        alter(faulty, "conclusion", saying("result", timings=times))
         observation = await seen(faulty, member)
         assert observation.outcome is Outcome.OK
         assert observation.timings == ()
@@ -89,7 +104,7 @@ async def test_both_ends_know_the_time_of_an_echo(tmp_path: Path) -> None:
 async def test_earlier_version_is_declined(tmp_path: Path) -> None:
     """An agent of an earlier version is not to blame for anything."""
     async with company(tmp_path, 2) as (root, member):
-        alter(root, "invite", saying(version="0.0.9"))
+        alter(root, "invite", saying("plan", version="0.0.9"))
         report = await root.rounds.lead(root.plan(member.name))
         assert report is not None
         assert report.observation.outcome is Outcome.DECLINED
@@ -107,7 +122,7 @@ def test_one_starved_worker_of_a_member() -> None:
         RankResult(rank=rank, outcome=outcome, stage=Stage.SIZES, reason=reason)
         for rank, (outcome, reason) in enumerate(ends)
     ]
-    shares = {"a": MemberResult((*ranks[:2],)), "b": MemberResult((*ranks[2:],))}
+    shares = {"a": (*ranks[:2],), "b": (*ranks[2:],)}
     for me in "ab":
         found = combine(plan, me, shares)
         assert (found.outcome, found.reason) == (Outcome.INCONCLUSIVE, "starved")

@@ -55,6 +55,8 @@ def test_no_local_round() -> None:
     assert investigation is not None
     investigation.home_refused = True
     assert _gpu_is_well("0", rounds, DECIDED) is False
+    rounds[ADAPTER._replace(size=2)] = history()[ADAPTER]
+    assert _gpu_is_well("0", rounds, DECIDED) is False, "for one of its sizes"
 
 
 def accused(gpus: int, slow: int, uneasy: int = 0) -> list[tuple[Part, str]]:

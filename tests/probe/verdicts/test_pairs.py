@@ -274,6 +274,6 @@ def test_a_report_is_as_long_as_peers_read() -> None:
         met(known, peer, 1.0 + number / 100, number)
     pairs = known.told(1)
     assert list(pairs) == ["b", "c", "d", "e", "peer", "f"]
-    assert PeerReport.of(REPORT.read(PeerReport(pairs=pairs).message(), "report")).pairs == pairs
+    assert REPORT.read(REPORT.write(PeerReport(pairs=pairs), "report"), "report").pairs == pairs
     with pytest.raises(SchemaError, match="pairs"):
-        REPORT.read(PeerReport(pairs=pairs | {"a": 1.0}).message(), "report")
+        REPORT.write(PeerReport(pairs=pairs | {"a": 1.0}), "report")

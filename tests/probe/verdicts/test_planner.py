@@ -31,6 +31,14 @@ def test_call_of_an_unreached_peer(sought: int, *, itself: bool) -> None:
     assert (caller == "me", called) == (itself, "peer")
 
 
+@pytest.mark.parametrize(("bads", "again"), [(4, True), (5, False)])
+def test_calls_of_an_epoch_until_the_link_is_known(bads: int, *, again: bool) -> None:
+    """Once others have said that they reach it, until enough calls have failed."""
+    pair = suspicion(REACH, bads)
+    pair.words, pair.checked = {"a": (6, True), "b": (6, True)}, 6
+    assert planned(company(), pair) == (("me", "peer") if again else ())
+
+
 @pytest.mark.parametrize(
     ("signal", "ill", "expected"),
     [(ECHO, 2, "me"), (ECHO, 3, ""), (REACH, 2, "another"), (REACH, 3, "me")],

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -27,15 +29,22 @@ from dshealthd.findings import gpus
 from dshealthd.findings.series import Series
 from dshealthd.linux import starvation
 from dshealthd.probe.metrics import RoundMetrics
-from dshealthd.probe.observation import Outcome, RoundKind, Stage
-from dshealthd.probe.peers.messages import Backend
-from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
-from dshealthd.probe.rounds.plan import RoundPlan
+from dshealthd.probe.observation import (
+    Backend,
+    Outcome,
+    RoundKind,
+    RoundPlan,
+    RoundResult,
+    Stage,
+)
+from dshealthd.probe.rounds.conclusion import combine
 from dshealthd.probe.workers import fork_server, session
 from dshealthd.probe.workers.job import DeviceSteps, RankResult, RankSpec, WorkerJob, late
-from dshealthd.probe.workers.store import LocalStore
+from dshealthd.probe.workers.store import LocalStore, StoreHandler
 from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests import frozen
+from tests.probe.company import NAMES, all_have, company, same
+from tests.probe.peering import PATIENT
 from tests.stopwatch import Stopwatch
 from tests.waiting import eventually
 
@@ -71,8 +80,8 @@ class Scene:
     @property
     def parent(self) -> int:
         """The pid of the fork server, which must run."""
-        assert self.worker_pool.parent_pid is not None
-        return self.worker_pool.parent_pid
+        pid: int = self.worker_pool.about["ready"]
+        return pid
 
     def play(self, *plans: str, **changes: object) -> list[RankResult]:
         """Run one round of as many ranks as there are plans."""
@@ -179,7 +188,7 @@ def conclude(results: list[RankResult]) -> RoundResult:
     plan = RoundPlan(
         round="x", epoch=1, kind=RoundKind.PAIR, backend=Backend.GLOO, members=("a", "b"), digest=""
     )
-    shares = {name: MemberResult((one,)) for name, one in zip("ab", results, strict=True)}
+    shares = {name: (one,) for name, one in zip("ab", results, strict=True)}
     return combine(plan, "a", shares)
 
 
@@ -215,6 +224,7 @@ def test_healthy(scene: Scene) -> None:
     results = scene.play(*[""] * world)
     assert outcomes(results) == [(Outcome.OK, "")] * world, results
     assert not late(results)
+    assert scene.worker_pool.about["cuda"] != "None"
     for rank, result in enumerate(results):
         assert result.stage is Stage.DONE
         assert [stage for seen, stage in scene.seen if seen == rank] == [
@@ -418,7 +428,7 @@ def test_a_rank_without_a_cpu_is_not_hung(scene: Scene) -> None:
     [
         ("stage:init:exit", "exited", "status 3: going home early"),
         ("stage:init:segv", "killed", "SIGSEGV"),
-        ("stage:init:raise:a defect", "exited", "a defect"),
+        ("stage:init:raise:a defect", "exited", "status 70: .*a defect"),
         ("stage:init:nonsense", "malformed", "4294967295 bytes"),
     ],
 )
@@ -426,7 +436,7 @@ def test_failures(scene: Scene, plan: str, reason: str, words: str) -> None:
     """A worker that crashes, leaves or babbles is a failure with its last words."""
     results = scene.play("", plan)
     assert (results[1].outcome, results[1].reason) == (Outcome.FAILED, reason), results
-    assert words in results[1].detail
+    assert re.search(words, results[1].detail)
     assert late(results) == (1,)
 
 
@@ -489,29 +499,22 @@ def test_both_fail_before_they_meet(scene: Scene) -> None:
     assert (found.outcome, found.late) == (Outcome.INCONCLUSIVE, ())
 
 
-@pytest.mark.parametrize(
-    ("what", "gpus", "words"),
-    [
-        ("", 8, "torch can use 4 of 8 GPUs"),
-        ("refuse:The NVIDIA driver is too old", 8, "0 of 8 GPUs: The NVIDIA driver is too old"),
-        ("hang", 8, "CUDA does not start within 1 s"),
-        ("segv", 8, "starting CUDA ended the process: status -11"),
-    ],
-)
-def test_gpus_that_torch_cannot_use(what: str, gpus: int, words: str) -> None:
-    """Whether torch can use the node's GPUs is known before a round chooses NCCL, with the text of
-    what is wrong; workers on CPUs run all the same.
+def test_cuda_that_does_not_start() -> None:
+    """A driver that refuses, hangs or crashes leaves no GPU to use, with the text of what is wrong,
+    and the fork server as it was.
     """
-
-    async def play(worker_pool: WorkerPool) -> None:
-        assert await worker_pool.prepare(150.0) == ""
-        assert words in worker_pool.no_gpus(gpus)
-        assert bool(worker_pool.no_gpus(4)) == bool(what)
-        assert worker_pool.problem(gpus) == worker_pool.no_gpus(gpus)
-        assert worker_pool.problem(0) == ""
-        assert outcomes(await worker_pool.run(job(""), LocalStore(), ignore)) == [(Outcome.OK, "")]
-
-    alone(play, environment={"SABOTEUR": f"cuda:{what}"})
+    done = subprocess.run(
+        [sys.executable, SABOTEUR, "cuda"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=dict(fork_server.ENVIRONMENT),
+    )
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        {"gpus": 0, "no_gpus": "The NVIDIA driver is too old"},
+        {"gpus": 0, "no_gpus": "CUDA does not start within 1 s"},
+        {"gpus": 0, "no_gpus": "starting CUDA ended the process: status -11"},
+    ]
 
 
 def test_listeners(scene: Scene) -> None:
@@ -571,16 +574,24 @@ def test_nothing_inherited(scene: Scene) -> None:
 
 
 def test_threads_at_import() -> None:
-    """Where importing torch leaves threads, workers are started afresh, and work."""
+    """Where importing torch leaves threads, workers are started afresh, and work. How many of the
+    node's GPUs torch can use is known before a round chooses NCCL. The parent goes when no round
+    has come for a while.
+    """
 
     async def play(worker_pool: WorkerPool) -> None:
         assert await worker_pool.prepare(150.0) == ""
-        assert worker_pool.no_gpus(1)
+        assert worker_pool.ready
+        assert worker_pool.no_gpus(4) == worker_pool.problem(0) == ""
+        assert worker_pool.no_gpus(8) == worker_pool.problem(8) == "torch can use 4 of 8 GPUs"
+        parent = worker_pool.about["ready"]
+        assert len(os.listdir(f"/proc/{parent}/task")) == 2
         results = await worker_pool.run(job(""), LocalStore(), ignore)
         assert outcomes(results) == [(Outcome.OK, "")], results
-        assert len(os.listdir(f"/proc/{worker_pool.parent_pid}/task")) == 2
+        await eventually(lambda: not alive(parent))
+        assert worker_pool.about == {}
 
-    alone(play, environment={"SABOTEUR": "threads"})
+    alone(play, idle_seconds=1.0, environment={"SABOTEUR": "threads"})
 
 
 def test_whole_group_is_killed(scene: Scene, tmp_path: Path) -> None:
@@ -605,21 +616,6 @@ def test_cancelled(scene: Scene) -> None:
 
     scene.runner.run(play())
     assert outcomes(scene.play("", "")) == [(Outcome.OK, "")] * 2
-
-
-def test_idle(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parent goes when no round has come for a while, and the next round brings another."""
-    with monkeypatch.context() as patch:
-        patch.setattr(scene.worker_pool, "_idle_seconds", 0.3)
-        scene.play("", "")
-        first = scene.parent
-        scene.runner.run(eventually(lambda: not alive(first)))
-    assert scene.worker_pool.parent_pid is None
-    assert scene.runner.run(scene.worker_pool.prepare(60.0)) == ""
-    assert scene.worker_pool.ready
-    assert scene.worker_pool.about["torch"]
-    assert outcomes(scene.play("", "")) == [(Outcome.OK, "")] * 2
-    assert scene.parent != first
 
 
 def test_parent_dies(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -652,7 +648,7 @@ def test_agent_dies(tmp_path: Path) -> None:
         "dshealthd.probe.workers.worker_pool import WorkerPool\nfrom "
         "tests.probe.workers.test_worker_pool import job\n"
         f"pool = WorkerPool(sys.executable, 60.0, time.monotonic, program={SABOTEUR!r})\n"
-        "progress = lambda rank, stage: print(pool.parent_pid, stage, flush=True)\n"
+        "progress = lambda rank, stage: print(pool.about.get('ready'), stage, flush=True)\n"
         "asyncio.run(pool.run(job('', 'stage:sizes:stop'), LocalStore(), progress))\n",
         encoding="utf-8",
     )
@@ -712,7 +708,9 @@ def test_other_environment(tmp_path: Path) -> None:
     async def works(worker_pool: WorkerPool) -> None:
         results = await worker_pool.run(job("", ""), LocalStore(), ignore)
         assert outcomes(results) == [(Outcome.OK, "")] * 2, results
-        assert os.path.realpath(f"/proc/{worker_pool.parent_pid}/exe") == os.path.realpath(python)
+        assert os.path.realpath(f"/proc/{worker_pool.about['ready']}/exe") == os.path.realpath(
+            python
+        )
 
     async def refused(worker_pool: WorkerPool) -> None:
         results = await worker_pool.run(job("", ""), LocalStore(), ignore)
@@ -759,3 +757,49 @@ def test_slow_is_not_hung(scene: Scene) -> None:
     assert all(result.timings[0].seconds >= drag / 2 for result in results)
     results = scene.play("", f"drag:{drag}", steps=((8, 60),), warm_up=0, deadlines=deadlines)
     assert Outcome.HUNG in {result.outcome for result in results}
+
+
+class Sabotaged:
+    """Real workers of one pool, which do what a saboteur's plan says."""
+
+    def __init__(self, worker_pool: WorkerPool) -> None:
+        self.worker_pool, self.plan, self.deadline = worker_pool, "", PATIENT
+
+    async def run(
+        self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
+    ) -> list[RankResult]:
+        """Run the workers; in a stage in which one stops, the deadline is short."""
+        rank_specs = tuple(replace(rank_spec, adapter=self.plan) for rank_spec in job.rank_specs)
+        deadlines = {**dict.fromkeys(Stage, PATIENT), Stage.SIZES: self.deadline}
+        return await self.worker_pool.run(
+            replace(job, rank_specs=rank_specs, deadlines=deadlines), store, progress
+        )
+
+
+def test_rounds_between_agents(scene: Scene, tmp_path: Path) -> None:
+    """Real workers meet through the agents of two nodes; one is well, killed or stopped."""
+    workers = {name: Sabotaged(scene.worker_pool) for name in NAMES[:2]}
+
+    async def play() -> None:
+        async with company(tmp_path, 2, workers=workers.__getitem__) as (root, member):
+            for plan, outcome in (
+                ("", Outcome.OK),
+                ("stage:sizes:kill", Outcome.FAILED),
+                ("stage:sizes:stop", Outcome.HUNG),
+                ("stage:store:kill", Outcome.FAILED),
+            ):
+                workers[member.name].plan = plan
+                for one in workers.values():
+                    one.deadline = 3.0 if plan == "stage:sizes:stop" else PATIENT
+                await root.rounds.lead(root.plan(member.name))
+                await all_have([root, member])
+                observation = same([root, member])
+                late = (member.name,) if plan else ()
+                assert (observation.outcome, observation.late) == (outcome, late), observation
+                if not plan:
+                    assert [timing.size for timing in observation.timings] == [8, 4096]
+                    assert all(t.seconds > 0 and t.bus_bandwidth > 0 for t in observation.timings)
+                for companion in (root, member):
+                    companion.reports.clear()
+
+    scene.runner.run(play())

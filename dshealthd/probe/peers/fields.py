@@ -1,0 +1,99 @@
+"""The fields of messages between agents: the types of their values beside those of `core.schema`,
+and every known reason for which rounds and calls fail, so that labels stay bounded.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dshealthd.core.schema import Array, Number, Plain, misfit
+from dshealthd.probe.members.hostlist import is_name
+
+SLUG = re.compile(r"[a-z][a-z0-9_]{0,47}")
+MAX_RANKS_OF_NODE = 64
+RATIO = Number(0, 1e6)
+MAX_SIZE = 1 << 30
+"""Bytes of one collective's payload."""
+MAX_PAIRS = 6
+"""Most pairs that a report has; only those of this epoch or the last one are reported."""
+OTHER = "other"
+"""A reason from a peer that this release does not know."""
+REASONS = frozenset({
+    OTHER, "already_testing", "answer_not_signed", "bad_answer", "busy", "busy_cpu", "busy_gpu",
+    "clock_differs", "closed", "connect_timeout",
+    "connection_lost", "deadline", "draining", "duty", "ended_early", "error", "exited",
+    "gpu_unknown", "gpus_differ", "implausible", "key", "killed", "maintenance", "malformed",
+    "members_differ", "name_server", "name_timeout", "name_unknown", "no_address", "no_answer",
+    "no_credentials", "no_cuda", "no_python", "no_route", "no_torch", "not_a_member",
+    "not_acknowledged", "not_permitted", "out_of_memory", "own_name", "parent",
+    "peer_error", "policy_never", "rate_limited", "refused", "rejected", "reset",
+    "resting", "silent", "starved", "stopped", "store", "switched_off",
+    "system_error", "timed_out", "timeout", "too_many_calls",
+    "uninterruptible", "unkillable", "unknown_method", "unknown_round",
+    "version_differs", "versions_differ", "warming_up", "writable", "wrong_address",
+    "wrong_data", "wrong_receiver",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class NodeName(Plain):
+    """A node's name, which is only compared with those of the membership."""
+
+    def read(self, value: object, place: str) -> str:
+        """Return the node's name that the schema allows."""
+        if not isinstance(value, str) or not is_name(value):
+            misfit(place, "is not a valid node name")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class KnownReason(Plain):
+    """A slug that this release knows as a reason, or nothing; any other slug becomes `other`."""
+
+    def read(self, value: object, place: str) -> str:
+        """Return the reason that the schema allows."""
+        if not isinstance(value, str) or (value and SLUG.fullmatch(value) is None):
+            misfit(place, "is not a slug")
+        return known_reason(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Plain):
+    """Printable ASCII of a bounded length."""
+
+    maximum: int
+
+    def read(self, value: object, place: str) -> str:
+        """Return the text that the schema allows."""
+        if (
+            not isinstance(value, str)
+            or len(value) > self.maximum
+            or not value.isascii()
+            or not (value.isprintable())
+        ):
+            misfit(place, f"is not printable ASCII text of at most {self.maximum} characters")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Ratios(Plain):
+    """Ratios of the last rounds with a few nodes, by name."""
+
+    def read(self, value: object, place: str) -> dict[str, float]:
+        """Return the ratios that the schema allows."""
+        if not isinstance(value, dict) or len(value) > MAX_PAIRS:
+            misfit(place, f"is not an object of at most {MAX_PAIRS} ratios")
+        return {NodeName().read(name, place): RATIO.read(one, place) for name, one in value.items()}
+
+
+ROUND = Text(64)
+"""Random name of a round."""
+VERSION = Text(64)
+MEMBERS = Array(NodeName(), 2, 1)
+LATE = Array(NodeName(), 2)
+
+
+def known_reason(reason: str) -> str:
+    """Return a known reason unchanged and `other` for an unknown one; empty stays empty."""
+    return reason if not reason or reason in REASONS else OTHER

@@ -1,0 +1,336 @@
+"""When a node's rounds begin, how often they are tried, and what happens beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dshealthd.core.options import Duration
+from dshealthd.probe.members.schedule import root_order
+from dshealthd.probe.node import ThisNode
+from dshealthd.probe.observation import (
+    ON_DEMAND,
+    Backend,
+    Observation,
+    Outcome,
+    Part,
+    RoundKind,
+    RoundPlan,
+    Stage,
+    Suspect,
+    Timing,
+)
+from dshealthd.probe.options import PolicyOptions, ProbeOptions
+from dshealthd.probe.peers.protocol import PeerError
+from dshealthd.probe.policy import GpuOccupancy, Policy
+from dshealthd.probe.rounds.active_round import RoundReport
+from dshealthd.probe.slots import SlotRunner, jitter
+from dshealthd.probe.verdicts.planner import Confirmation
+from tests.probe.peering import Time
+from tests.probe.services import snapshot
+
+ME, OTHER, THIRD, GONE = "a", "b", "c", "gone"
+EPOCH = 1000
+PAIR = Confirmation((ME, OTHER), RoundKind.PAIR)
+CALL = Confirmation((OTHER, THIRD), RoundKind.LIGHT)
+
+
+class Played(SlotRunner):
+    """Slots on a clock of their own, whose rounds and calls come to what is set."""
+
+    def __init__(self, period: float = 10.0) -> None:
+        self.now, self.had, self.sleeps = EPOCH * period, Counter[str](), list[float]()
+        self.kinds: list[RoundKind | None] = []
+        self.call_fails: list[str] = []
+        self.deadlines: list[float] = []
+        self.reason = ""
+        """Of the rounds that are led; None of them is where it is empty."""
+        self.really = False
+        """Whether a round is planned, and not only counted."""
+        self._requested = set()
+        self._me, self._names, self._recent, self._saved = ME, (ME, OTHER), deque(), 0.0
+        self.detector: Any = SimpleNamespace(withdraw=lambda _: self.had.update(["withdrawn"]))
+        self.credentials: Any = SimpleNamespace(off=False)
+        self.baselines: Any = None
+        self.rounds: Any = SimpleNamespace(takes_part_in=lambda *_: False, busy=False)
+        self.node: Any = SimpleNamespace(epoch=lambda: int(self.now // period))
+        self.client: Any = SimpleNamespace(call=self.call)
+        self._timetable: Any = SimpleNamespace(group_of=lambda *_: ())
+        self._state: Any = SimpleNamespace(
+            options=ProbeOptions(period=Duration(period)),
+            wall=lambda: self.now,
+            monotonic=lambda: self.now,
+            absences=SimpleNamespace(own_end=lambda: 0.0, absent=lambda name: name == GONE),
+            gpus=SimpleNamespace(count=lambda: 8),
+            metrics=SimpleNamespace(skip=lambda reason: self.had.update([f"skip {reason}"])),
+            save=self.save,
+        )
+
+    async def call(self, *given: Any) -> dict[str, Any]:
+        """Fail as is set, once each."""
+        self.deadlines.append(given[-1])
+        if self.call_fails:
+            raise PeerError(Outcome.DECLINED, self.call_fails.pop(0))
+        return {"observation": observed(RoundKind.LIGHT)}
+
+    async def save(self, _baselines: object) -> None:
+        """Count."""
+        self.had["saved"] += 1
+
+    async def _lead(self, epoch: int, members: Any, *given: Any, **more: Any) -> Any:
+        if self.really:
+            return await super()._lead(epoch, members, *given, **more)
+        self.kinds.append(given[0] if given else None)
+        return (
+            SimpleNamespace(observation=SimpleNamespace(reason=self.reason))
+            if self.reason
+            else None
+        )
+
+    async def _local(self, _epoch: int) -> None:
+        self.had["local"] += 1
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Played:
+    """Slots whose sleeps move their clock."""
+    made = Played()
+
+    async def sleep(seconds: float) -> None:
+        made.sleeps.append(seconds)
+        made.now += seconds
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    made._observe = lambda *_, **__: made.had.update(["observed"])  # type: ignore[method-assign]
+    return made
+
+
+@pytest.mark.parametrize(("period", "later"), [(10.0, 2.0), (20.0, 2.0), (5.0, 1.0)])
+async def test_who_comes_second_waits(played: Played, period: float, later: float) -> None:
+    """It leads after two seconds of silence, or a fifth of a short period."""
+    played._state.options = ProbeOptions(period=Duration(period))
+    played.now, played.reason = EPOCH * period, "well"
+    pair = (ME, OTHER)
+    await played._in_pair(EPOCH, pair)
+    waits = jitter(EPOCH, pair, period) + later * root_order(pair, EPOCH).index(ME)
+    assert played.sleeps == [pytest.approx(waits)]
+    played.now += period
+    await played._in_pair(EPOCH, pair)
+    assert played.sleeps[1] == 0.0, "it is late"
+
+
+async def test_a_round_is_tried_for_an_epoch(played: Played) -> None:
+    """Eight times while another is in progress; from the middle on an echo will do."""
+    await played._in_pair(EPOCH, (ME, OTHER))
+    assert played.kinds == [None] * 4 + [RoundKind.LIGHT] * 4
+    assert played.sleeps[1:] == [10.0 / 8] * 8
+    assert played.had == {"skip already_testing": 1}
+
+
+async def test_what_is_due_beside_the_rounds(played: Played) -> None:
+    """A local round in one epoch of sixty, and a save of the baselines every five minutes."""
+    for epoch in range(EPOCH, EPOCH + 120):
+        await played._epoch(epoch)
+    assert played.had["local"] == 2
+    played.had.clear()
+    for since in (300.0, 301.0):
+        played._saved = played.now - since
+        await played._epoch(EPOCH)
+        assert played.had["saved"] == (since > 300.0)
+
+
+async def test_an_extra_round_waits_for_another(played: Played) -> None:
+    """Four times for a second and a half; then the detector is told that it is not run."""
+    assert not await played._confirm(PAIR)
+    assert played.sleeps == [1.5] * 4
+    assert played.had == {"withdrawn": 1}
+    played.reason = "well"
+    assert await played._confirm(PAIR)
+
+
+@pytest.mark.parametrize(
+    ("fails", "calls", "run"),
+    [([], 1, True), (["already_testing"], 2, True), (["maintenance"], 1, False)],
+)
+async def test_a_member_that_is_asked_to_call(
+    played: Played, fails: list[str], calls: int, *, run: bool
+) -> None:
+    """It has six seconds, and is asked again while it is in a round."""
+    played.call_fails = fails
+    assert await played._confirm(CALL) is run
+    assert played.deadlines == [6.0] * calls
+    assert played.had == ({"observed": 1} if run else {"withdrawn": 1})
+
+
+async def test_a_light_round_for_a_hung_job(played: Played) -> None:
+    """It is tried eight times, after waits that differ between nodes; not while calls are off or
+    this node is in maintenance.
+    """
+    assert not await played._hold_light_round(OTHER)
+    assert played.kinds == [RoundKind.LIGHT] * 8
+    assert all(0.75 <= seconds < 2.25 for seconds in played.sleeps)
+    played.reason = "well"
+    assert await played._hold_light_round(OTHER)
+    for off, end in ((True, 0.0), (False, 1.0)):
+        played.credentials.off, played._state.absences.own_end = off, lambda end=end: end
+        assert not await played._hold_light_round(OTHER)
+    assert len(played.kinds) == 9
+
+
+@pytest.mark.parametrize("way", ["had", "in one", "next epoch", "off", "maintenance"])
+async def test_what_ends_the_tries(played: Played, way: str) -> None:
+    """A round of the pair, which the other may have led, or the end of the epoch."""
+    pair = (ME, GONE if way == "maintenance" else OTHER)
+    seen = observed(RoundKind.LIGHT, members=pair, epoch=EPOCH)
+
+    async def sleep(seconds: float) -> None:
+        played.sleeps.append(seconds)
+        if len(played.sleeps) == 2:
+            played._recent.extend([seen] if way == "had" else [])
+            played.now += 10.0 * (way == "next epoch")
+            played.rounds.takes_part_in = lambda *_: way == "in one"
+
+    played.credentials.off = way == "off"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "sleep", sleep)
+        await played._in_pair(EPOCH, pair)
+    assert len(played.kinds) == (way not in {"off", "maintenance"})
+    skips = {"next epoch": "already_testing", "off": "switched_off", "maintenance": "maintenance"}
+    assert played.had == ({f"skip {skips[way]}": 1} if way in skips else {})
+    if way in {"had", "in one"}:
+        await played._in_pair(EPOCH, pair)
+        assert len(played.kinds) == 1, "it is known when the round is due"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "kinds", "backend"),
+    [
+        (0, "pair pair pair pair", "gloo"),
+        (1, "pair pair pair pair", "nccl"),
+        (8, "pair pair rail rail", "nccl"),
+    ],
+)
+async def test_the_kind_of_a_round(played: Played, gpus: int, kinds: str, backend: str) -> None:
+    """By rails in two epochs of four, of which one is inside leaves; an echo where a round may not
+    use the GPUs, with the reason.
+    """
+    led: list[tuple[RoundPlan, str]] = []
+
+    async def lead(plan: RoundPlan, reason: str = "") -> None:
+        led.append((plan, reason))
+
+    played.really, played.rounds.lead = True, lead
+    played._state.gpus.count = lambda: gpus
+    played._state.local_membership = SimpleNamespace(membership=SimpleNamespace(digest="d"))
+    played.node.obstacle = lambda *, scheduled: "" if scheduled else "busy_gpu"
+    for epoch in range(4):
+        await played._lead(epoch, (ME, OTHER))
+    assert " ".join(plan.kind for plan, _ in led) == kinds
+    assert {(plan.backend, plan.ranks) for plan, _ in led} == {(backend, gpus or 1)}
+    await played._lead(ON_DEMAND, (ME, OTHER))
+    await played._lead(0, (ME, OTHER), RoundKind.LIGHT)
+    assert [(plan.kind, reason) for plan, reason in led[4:]] == [
+        (RoundKind.LIGHT, "busy_gpu"),
+        (RoundKind.LIGHT, ""),
+    ]
+
+
+def observed(kind: RoundKind, **given: Any) -> Observation:
+    """Return a round of two nodes that hung, unless it is `given` otherwise."""
+    usual: dict[str, Any] = {"epoch": ON_DEMAND, "backend": "nccl", "members": (ME, OTHER)}
+    usual |= {"outcome": Outcome.HUNG, "stage": Stage.SIZES}
+    return Observation(kind=kind, **(usual | given))
+
+
+TIMES = (Timing("all_reduce", 8, 0.5, 1.0),)
+
+
+@pytest.mark.parametrize(
+    ("given", "led", "charged"),
+    [
+        ({}, False, ["vain 7.0"]),
+        ({}, True, []),
+        ({"outcome": Outcome.DECLINED}, False, []),
+        ({"late": (OTHER,)}, False, ["vain 7.0"]),
+        ({"late": (GONE,)}, False, []),
+        ({"backend": "gloo"}, False, []),
+        ({"timings": TIMES, "outcome": Outcome.OK}, True, ["2.0 False"]),
+        ({"timings": TIMES, "outcome": Outcome.OK, "epoch": 7}, True, ["2.0 True"]),
+    ],
+)
+def test_what_a_round_is_charged(
+    played: Played, given: dict[str, Any], charged: list[str], *, led: bool
+) -> None:
+    """Its own time on the GPUs, or all of it where another node's has hung or failed; nothing where
+    a member in maintenance is to blame. Only a scheduled one is remembered.
+    """
+    seen = observed(RoundKind.PAIR, **given)
+    spent: list[str] = []
+    played._state.metrics.add = lambda *_: None
+    played._state.gpus.used = lambda begin, end: spent.append(f"{end - begin}")
+    played._state.policy = SimpleNamespace(
+        spend=lambda seconds, *, scheduled: spent.append(f"{seconds} {scheduled}"),
+        spend_in_vain=lambda seconds: spent.append(f"vain {seconds}"),
+    )
+    plan = RoundPlan(
+        epoch=seen.epoch,
+        kind=RoundKind.PAIR,
+        backend=Backend.NCCL,
+        members=seen.members,
+        digest="",
+        steps=((8, 1),),
+    )
+    played._ended(RoundReport(seen, plan, 7.0, led=led))
+    assert spent == (["7.0", *charged] if seen.backend == "nccl" else [])
+    assert len(played._recent) == (seen.epoch == 7)
+
+
+@pytest.mark.parametrize(
+    "ends", [{"timings": (Timing("all_reduce", 8, 0.01, 1.0),), "outcome": Outcome.OK}, {}]
+)
+def test_a_member_that_orders_round_after_round(played: Played, ends: dict[str, Any]) -> None:
+    """Whether they go well or hang, it gets a tenth of the time on idle GPUs. The share of the
+    schedule is untouched, and so are this node's own confirmations.
+    """
+    clock, shot = Time(), snapshot({"0": 0.0})
+    gpus = GpuOccupancy(shot, time.monotonic)
+    state = played._state
+    state.gpus, state.policy, state.monotonic = gpus, Policy(PolicyOptions(), gpus, clock), clock
+    state.worker_pool = SimpleNamespace(ready=True, no_gpus=lambda _gpus: "")
+    state.local_membership, state.waited = SimpleNamespace(me=ME), None
+    state.metrics.add = lambda *_: None
+    nobody: Any = None
+    node = ThisNode(state, nobody, ("127.0.0.1", "lo"), nobody)
+    seen = observed(RoundKind.PAIR, members=(OTHER, ME), **ends)
+    plan = RoundPlan(
+        epoch=ON_DEMAND,
+        kind=RoundKind.PAIR,
+        backend=Backend.NCCL,
+        members=seen.members,
+        digest="",
+        steps=((8, 997),),
+    )
+    ran = 0
+    for _ in range(200):
+        clock.now += 10.0
+        if (objection := node.objection(plan)) == "":
+            played._ended(RoundReport(seen, plan, 10.0, led=False))
+            ran += 1
+        assert objection in {"", "duty"}
+        assert node.obstacle(scheduled=True) == node.obstacle(scheduled=False) == ""
+    assert ran == 26, "what was saved in ten minutes, and a tenth of these 2,000 seconds"
+    assert node.objection(replace(plan, ranks=2)) in {"duty", "gpus_differ"}
+
+
+def test_who_is_left_out() -> None:
+    """Who is accused as a node or is in maintenance; not the end of a link that is."""
+    played = Played()
+    accused = [(Part.NODE, OTHER), (Part.LINK, THIRD)]
+    played.detector.suspects = lambda: [Suspect(part, name, "slow") for part, name in accused]
+    assert [played._left_out(name) for name in (OTHER, THIRD, GONE)] == [True, False, True]
