@@ -37,7 +37,7 @@ LEAST = 1e-3
 PAGE, POSITION_AT, PASS_BIT, STEP_BIT = 1024, 752, 2, 18
 """Agents read pages of other releases: what is where in them stays."""
 
-MESSAGE = Message(7, 100.0, stage=StepStage.INPUT, forward_pass=1, forward_passes=3)
+MESSAGE = Message(7, 100.0, forward_passes=3)
 
 
 @pytest.fixture
@@ -80,12 +80,15 @@ def test_position_says_how_far_the_process_is() -> None:
     (word(9, 1, 2), -1.0),
 ])  # fmt: skip
 def test_what_is_no_position(position: tuple[float, ...]) -> None:
-    """A package that writes none, and words older than the message or out of range: it counts."""
+    """Words that are not written yet, older than the message or out of range: it counts alone."""
     assert newest_message(page(MESSAGE, *position)) == MESSAGE
-    start = MESSAGE._replace(sent=0.0)
-    assert newest_message(page(start, *(position if position[1:] != (101.0,) else ()))).stage == (
-        StepStage.FORWARD if position[1:] == (math.nextafter(100.0, 0.0),) else StepStage.INPUT
-    )
+
+
+def test_position_of_the_time_of_the_message() -> None:
+    """Counts, as it is written first; without a time it is none, whatever the message says."""
+    forward = word(9, 1, StepStage.FORWARD)
+    assert newest_message(page(MESSAGE, forward, 100.0)).stage == StepStage.FORWARD
+    assert not newest_message(page(MESSAGE._replace(sent=0.0), forward, 0.0)).stage
 
 
 STORES = """
