@@ -32,6 +32,7 @@ from dshealthd.core.result import fault_of, one_of_many
 from dshealthd.jobs import environment_problems as problems
 from dshealthd.jobs.environment import (
     NCCL_COMMON,
+    digest,
     held_gpus,
     launched_by,
     natural,
@@ -43,7 +44,7 @@ from dshealthd.jobs.nccl.release import MappedReleases, UnknownRelease
 from dshealthd.jobs.nccl.settings import parse_configuration
 from dshealthd.jobs.network_devices import NetworkDevices
 from dshealthd.jobs.processes import ProcessTable
-from dshealthd.jobs.ranks import Ranks, digest
+from dshealthd.jobs.ranks import Ranks
 from dshealthd.jobs.shares import MAX_JOBS, MAX_RANKS, share_places
 from dshealthd.linux.pci import bus
 from dshealthd.linux.process import parse_stat

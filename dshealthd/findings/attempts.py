@@ -16,11 +16,10 @@ from dshealthd.core import schema
 from dshealthd.core.collector import gauge
 from dshealthd.findings.entry import Entry
 from dshealthd.findings.record import current_boot
-from dshealthd.jobs.environment import RENDEZVOUS, natural, scheduler_job
+from dshealthd.jobs.environment import RENDEZVOUS, digest, natural, scheduler_job
 from dshealthd.jobs.goodput import Card, Goodput, Slowest, quantiles
 from dshealthd.jobs.hangs.classes import HangClass
 from dshealthd.jobs.hangs.exits import ExitKind
-from dshealthd.jobs.ranks import digest
 from dshealthd.jobs.shares import share_places
 
 if TYPE_CHECKING:

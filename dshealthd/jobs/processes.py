@@ -189,6 +189,15 @@ def training_process(
     )  # fmt: skip
 
 
+def read_process(host: Host, pid: int, stat: Stat, machine: str) -> TrainingProcess | None:
+    """Return the training process of this `stat`; None if it is none.
+
+    Raises OSError. Blocks while the process hangs in a driver.
+    """
+    environment = parse_environ(read_bytes(host.proc(f"{pid}/environ"), ENVIRON_LIMIT))
+    return training_process(host, pid, stat, environment, machine)
+
+
 def boot_id(host: Host) -> str:
     """Return the id of this machine's boot, to name jobs; empty if unknown."""
     try:

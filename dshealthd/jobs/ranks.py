@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dshealthd.jobs.environment import MPI_JOBS, RENDEZVOUS, is_loopback, scheduler_job
+from dshealthd.jobs.environment import MPI_JOBS, RENDEZVOUS, digest, is_loopback, scheduler_job
 from dshealthd.jobs.processes import TrainingProcess
 
 if TYPE_CHECKING:
@@ -20,15 +20,6 @@ if TYPE_CHECKING:
 
 Key = tuple[int, int]
 """Pid and start time, which identify a process uniquely."""
-
-
-def digest(*parts: str) -> int:
-    """Return a 48-bit digest: a number that a float holds exactly."""
-    import hashlib  # loads OpenSSL: half a MiB in each worker that reads ranks
-
-    return int.from_bytes(
-        hashlib.blake2b("\0".join(parts).encode(errors="replace"), digest_size=6).digest(), "big"
-    )
 
 
 @dataclass(slots=True)

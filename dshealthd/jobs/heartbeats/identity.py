@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from dshealthd.core.host import read_bytes
-from dshealthd.jobs.environment import parse_environ
-from dshealthd.jobs.processes import ENVIRON_LIMIT, TrainingProcess, boot_id, training_process
+from dshealthd.jobs.processes import TrainingProcess, boot_id, read_process
 from dshealthd.linux.credentials import parse_real_user
 from dshealthd.linux.process import parse_stat
 
@@ -54,8 +53,7 @@ def identify(host: Host, pid: int, user: int) -> Answer:
         stat = parse_stat(read_bytes(f"{place}/stat", 4096))
         if parse_real_user(read_bytes(f"{place}/status", 8192)) != user:
             return UnidentifiedSender.GONE  # the pid was reused
-        environment = parse_environ(read_bytes(f"{place}/environ", ENVIRON_LIMIT))
-        process = training_process(host, pid, stat, environment, boot_id(host))
+        process = read_process(host, pid, stat, boot_id(host))
         # Once more: everything read in between belongs to one process only if both ends agree.
         if parse_stat(read_bytes(f"{place}/stat", 4096)).image != stat.image:
             return UnidentifiedSender.GONE
