@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.core.collector import Context, Fault
-    from dshealthd.jobs.processes import TrainingProcess
-    from dshealthd.jobs.ranks import Key
+    from dshealthd.jobs.processes import Key, TrainingProcess
     from dshealthd.training.saved import Saved
 
 FREE = gauge(
@@ -79,7 +78,7 @@ class JobCheckpoint(Collector):
         until = self.context.monotonic() + BUDGET
         processes = self.context.shared(ProcessTable).refresh()
         first = [process for process in processes if process.launch.rank == 0]
-        keys = {(process.pid, process.start) for process in first}
+        keys = {process.key for process in first}
         self._watches = {key: watch for key, watch in self._watches.items() if key in keys}
         for job, members in shares.jobs_with_places(first).items():
             part = f"checkpoints of {job}"
@@ -94,7 +93,7 @@ class JobCheckpoint(Collector):
         if (found := self._reporter(members)) is None:
             return
         process, page = found
-        clock, key = self.context.monotonic, (process.pid, process.start)
+        clock, key = self.context.monotonic, process.key
         watch = self._watches.setdefault(key, CheckpointWatch())
         try:
             if (saved := _last_save(page)) is not None:

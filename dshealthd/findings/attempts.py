@@ -272,9 +272,7 @@ class Attempts:
         for job, attempt in share_places(
             jobs.items(),
             MAX_EXPORTED,
-            lambda entry: entry[1].user,
-            lambda entry: entry[0],
-            lambda entry: round(entry[1].begin),
+            lambda entry: (entry[1].user, entry[0], entry[1].begin),
         ):
             for part, seconds in _part_seconds(attempt).items():
                 yield SPENT(seconds, job, part)

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import read_bytes
-from dshealthd.jobs.processes import UNINTERRUPTIBLE, ProcessTable, read_process, with_owners
-from dshealthd.linux.process import parse_stat
+from dshealthd.jobs.processes import (
+    UNINTERRUPTIBLE,
+    ProcessTable,
+    read_process,
+    read_stat,
+    with_owners,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,7 +39,7 @@ class GpuRanks:
         unknown, machine = 0, self._context.shared(ProcessTable).machine
         for pid in sorted(set(pids)):
             try:
-                stat = parse_stat(read_bytes(self._context.host.proc(f"{pid}/stat"), 4096))
+                stat = read_stat(self._context.host, pid)
                 key = pid, stat.start
                 if key not in self._known and (
                     stat.state == UNINTERRUPTIBLE

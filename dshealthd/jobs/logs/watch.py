@@ -132,9 +132,7 @@ class LogWatch:
         placed = share_places(
             enumerate(self._jobs.values()),
             MAX_JOBS,
-            lambda entry: entry[1].user,
-            lambda entry: entry[1].name,
-            lambda entry: entry[0],
+            lambda entry: (entry[1].user, entry[1].name, entry[0]),
         )
         self._jobs = {job.name: job for _, job in sorted(placed, key=itemgetter(0))}
 
