@@ -184,7 +184,7 @@ def test_search_for_the_model_leaves_other_threads_alone() -> None:
     thread.start()
     try:
         begun.wait()
-        assert all(find(optimizer) is model for _ in range(30))
+        assert all(find(optimizer) is model for _ in range(10))
     finally:
         ends.set()
         thread.join()
