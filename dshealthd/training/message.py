@@ -199,31 +199,17 @@ def encode(message: Message) -> bytes:
         norm, memory, communication, wait, work, source, pipeline_stage, _forward_pass,
         forward_passes, totals, evaluation, _collective, _thread, _timeout,
     ) = message  # fmt: skip
-    known = 0
-    if last is not None:
-        known = _STEP_SECONDS
-    if skipped is not None:
-        known |= _SKIPPED
-    if finite is not None:
-        known |= _LOSS | _LOSS_FINITE if finite else _LOSS
-    if scale is not None:
-        known |= _LOSS_SCALE
-    if norm is not None:
-        known |= _GRADIENT_NORM
-    if memory is not None:
-        known |= _MEMORY
-    if communication is not None:
-        known |= _COMMUNICATION
-    if inputs is not None:
-        known |= _INPUT
-    if work is not None:
-        known |= _OWN | _ON_DEVICE if source else _OWN
-    if pipeline_stage is not None:
-        known |= _PIPELINE
-    if totals is not None:
-        known |= _TOTALS
-    if evaluation is not None:
-        known |= _EVALUATION
+    known = _LOSS_FINITE if finite else 0
+    if work is not None and source:
+        known |= _ON_DEVICE
+    for bit, value in (
+        (_STEP_SECONDS, last), (_SKIPPED, skipped), (_LOSS, finite), (_LOSS_SCALE, scale),
+        (_GRADIENT_NORM, norm), (_MEMORY, memory), (_COMMUNICATION, communication),
+        (_INPUT, inputs), (_OWN, work), (_PIPELINE, pipeline_stage), (_TOTALS, totals),
+        (_EVALUATION, evaluation),
+    ):  # fmt: skip
+        if value is not None:
+            known |= bit
     allocated, reserved, peak = memory or (0, 0, 0)
     body = _BODY.pack(
         phase, known, step, skipped or 0, nonfinite, sent, last or 0.0, mean or 0.0,
