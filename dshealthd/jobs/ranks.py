@@ -70,9 +70,7 @@ class Run:
             if variable == "MASTER_ADDR" and is_loopback(address) and 0 in self.ranks:
                 continue
             rest = [
-                f"{name}={value}"
-                for name, value in sorted(self.rendezvous.items())
-                if name != variable
+                f"{name}={value}" for name, value in self.rendezvous.items() if name != variable
             ]
             first = self.processes[0]
             here = (

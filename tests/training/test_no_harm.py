@@ -156,9 +156,16 @@ def test_default_device_is_the_programs(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("torch.empty", empty)  # pinned memory needs a GPU
     readback = Readback()
     with torch.device("meta"):
-        readback._copy(loss, 0.0)
+        readback._copy(loss, 1.0)
     assert made[0].device.type == "cpu"
     assert readback.poll() == 2.5
+    # The next copy is a tenth of a second later.
+    other: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"), numel=lambda: 1)
+    readback.offer(other, 1.09)
+    assert readback.poll() is None
+    other.detach = loss.new_tensor(3.5).detach
+    readback.offer(other, 1.1)
+    assert readback.poll() == 3.5
 
 
 def test_search_for_the_model_leaves_other_threads_alone() -> None:
