@@ -14,6 +14,7 @@ from dshealthd.jobs.hangs.judge import Standstill, judge
 from dshealthd.jobs.hangs.states import NO_WORK, RankState, Work
 from dshealthd.linux.activity import ThreadState
 from dshealthd.training.message import Phase, StepStage
+from tests.jobs.standstills import rank_state
 
 TIMEOUT = 600
 IDLE_FOR = 45.0
@@ -25,20 +26,7 @@ FLOOR = 30.0
 UNKNOWN = 1800.0
 
 INPUT, FORWARD, BACKWARD = StepStage.INPUT, StepStage.FORWARD, StepStage.BACKWARD
-WAITS = RankState(
-    rank=0,
-    pid=100,
-    start=7,
-    step=50,
-    phase=Phase.TRAINING,
-    stage=BACKWARD,
-    silence=31.0,
-    bound=30.0,
-    state=ThreadState.SLEEPING,
-    world_size=3,
-    cpu=0.01,
-    thread_cpu=0.0,
-)
+WAITS = rank_state(31.0, world_size=3, cpu=0.01, thread_cpu=0.0)
 HOLD = TIMEOUT - NOTICE - FLOOR
 """Seconds that ranks may be overdue while nothing is known."""
 ALL = frozenset({0, 1, 2})
