@@ -458,7 +458,7 @@ def test_suspicion_brings_a_query_forward(node: Node) -> None:
 
 def test_documented_pace() -> None:
     """docs/jobs.md has the pace of queries that the options and the job's memory have."""
-    text = (Path(__file__).parents[3] / "docs/jobs.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs/jobs.md").read_text(encoding="utf-8")
     table = text.partition("## How often NCCL's RAS is queried")[2]
     options = NcclRasOptions()
     rarely, closely = float(options.healthy_interval), float(options.interval)
