@@ -132,6 +132,9 @@ def test_other_imports_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     hook.remove()
     assert list(finders) == others
     assert sys.meta_path == others
+    # Where there is no torch, that is what the program is told.
+    monkeypatch.setattr(watch, "MODULE", "no_such_module")
+    assert hook.find_spec("no_such_module", None) is None
 
 
 def test_default_device_is_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,18 +19,14 @@ import pytest
 from dshealthd.jobs.launches import bpf
 from dshealthd.jobs.launches.obstacle import Obstacle
 from tests.jobs.launches import libraries
-from tests.jobs.launches.machine import Machine
+from tests.jobs.launches.machine import MARKS, Machine
 from tests.jobs.launches.service import run, text_of, wait, wait_for_original_text
 from tests.nccl import job as job_module
 from tests.nccl.job import Job
 
 MAX_COMMUNICATORS = 64
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root may set breakpoints"),
-    pytest.mark.skipif(os.uname().machine != "x86_64", reason="not written for this machine"),
-    pytest.mark.timeout(300),
-]
+pytestmark = MARKS
 SIZE = 3
 PTRACE_SEIZE = 0x4206
 RIGHTS = "bpf", "perfmon", "sys_ptrace", "dac_read_search", "setuid", "setgid"

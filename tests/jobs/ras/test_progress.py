@@ -7,8 +7,6 @@ from dshealthd.jobs.ras.from_json import parse_json
 from tests.jobs.ras import server as ras_server
 from tests.jobs.ras.server import Communicator, document
 
-MAX_SIZES = 8
-
 
 def ranks(*counts: int) -> list[ras_server.Rank]:
     """Return ranks that have launched so many all-reduces."""
