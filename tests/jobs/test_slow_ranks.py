@@ -207,7 +207,7 @@ def test_a_hung_job_has_no_slow_rank(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("model", "nodes", "per_node"),
-    [("mixed", 8, 8), ("rollouts", 8, 8), ("drift", 2, 2), ("drift", 1, 4), ("quiet", 1, 2)],
+    [("mixed", 8, 8), ("drift", 2, 2), ("drift", 1, 4), ("quiet", 1, 2)],
 )
 def test_the_simulation_sees_what_the_rules_see(
     tmp_path: Path, model: str, nodes: int, per_node: int
